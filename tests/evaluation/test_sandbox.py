@@ -294,3 +294,8 @@ def test_a_verdict_without_the_nonce_does_not_count(monkeypatch, tmp_path):
 
 def test_a_program_may_begin_with_a_byte_order_mark():
     assert run_program("\ufeffprint(3)").output == "3\n"
+
+
+def test_a_reason_is_one_line_that_commands_no_terminal():
+    reason = run_program(r"""raise ValueError("one\ntwo\x1b[31m")""").reason
+    assert reason.startswith("ValueError: one two") and reason.isprintable()

@@ -75,13 +75,13 @@ def test_half_precision_is_read_as_float32_and_says_how_far_it_is_off(folder, tm
     assert abs(len(find_sinks(bundle)) - len(find_sinks(trace))) <= 0.01 * len(find_sinks(trace))
 
 
-def test_the_card_commands_no_terminal(folder, tmp_path):
+def test_the_card_commands_no_terminal_and_no_page(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "t")
     path = tmp_path / "t" / "manifest.json"
     manifest = json.loads(path.read_text())
-    path.write_text(json.dumps(with_checksum({**manifest, "command": "a\x1b[31m\nb"})))
+    path.write_text(json.dumps(with_checksum({**manifest, "command": "a\x1b[31m\nb <script>"})))
     write_bundle(open_trace(tmp_path / "t"), tmp_path / "b")
-    assert r"| command | a\x1b[31m b |" in (tmp_path / "b" / "README.md").read_text()
+    assert r"| command | a\x1b[31m b &lt;script> |" in (tmp_path / "b" / "README.md").read_text()
 
 
 def test_the_card_says_what_made_it(folder, tmp_path):

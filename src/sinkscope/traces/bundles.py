@@ -211,4 +211,4 @@ def _card(trace: Trace, precision: Precision, errors: Mapping[str, float]) -> st
 
 def _cell(value: Any) -> str:
     """Return a value as the cell of a Markdown table."""
-    return printable(" ".join(str(value).replace("|", "\\|").split()))
+    return printable(" ".join(str(value).replace("|", "\\|").replace("<", "&lt;").split()))

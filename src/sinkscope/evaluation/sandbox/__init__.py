@@ -28,7 +28,7 @@ from math import ceil
 from pathlib import Path
 
 from sinkscope.argument_types import check_argument
-from sinkscope.documents import shown
+from sinkscope.documents import printable, shown
 from sinkscope.errors import CallError, EvaluationError
 
 LEAST_MEMORY_MB = 64
@@ -124,7 +124,7 @@ def run_program(
         result = run_program(f"{source}\n{tests}", timeout_s=timeout_s, memory_mb=memory_mb, without=without)
         return replace(result, reason=result.reason + INSIDE)
     reason, output = (verdict[name].encode(errors="backslashreplace").decode() for name in ("reason", "output"))  # lone surrogates
-    return ProgramResult(verdict["passed"] is True, " ".join(reason.splitlines()), output, not_enforced)
+    return ProgramResult(verdict["passed"] is True, printable(" ".join(reason.splitlines())), output, not_enforced)
 
 
 def _did_not_start(reason: str) -> EvaluationError:
