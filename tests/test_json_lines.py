@@ -17,9 +17,7 @@ def test_a_small_file_that_unpacks_to_a_huge_one_is_refused(tmp_path, monkeypatc
     monkeypatch.setattr(json_lines, "UNPACKED", 1 << 16)
     path = tmp_path / "rows.jsonl.gz"
     path.write_bytes(gzip.compress(b"{}\n" + b" " * (1 << 22)))
-    with pytest.raises(
-        CallError, match=r"rows: expected at most [0-9,]+ bytes of JSON lines in a gzip file of this size, found more; unpack it"
-    ):
+    with pytest.raises(CallError, match=r"rows: expected at most [0-9,]+ bytes of JSON lines in [0-9,]+ of gzip, found more; unpack it"):
         json_lines.read_lines(path, "rows", "get it again", CallError)
     path.write_bytes(gzip.compress(b"{}\n" * 999))
     assert json_lines.read_lines(path, "rows", "get it again", CallError) == "{}\n" * 999

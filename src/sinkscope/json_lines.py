@@ -13,6 +13,7 @@ LARGEST = 1 << 32
 """Bytes of the largest file that is read, and of what it holds unpacked."""
 PACKED, UNPACKED = 128, 1 << 26
 """How many times larger than its gzip file text may be, and from how many bytes on; text that says something is 5 to 50 times larger."""
+PIECE = 1 << 22
 _BLANK = re.compile(r"\s*")
 _GZIP = b"\x1f\x8b"
 _OTHERS = {b"BZh": "bzip2", b"PK\x03\x04": "a zip archive", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "Zstandard", b"PAR1": "Parquet"}
@@ -46,15 +47,22 @@ def read_lines(path: Path, where: str, advice: str, failure: Failure) -> str:
     """
     content = read_bytes(path, failure, advice, LARGEST)
     if content.startswith(_GZIP):
-        most = min(LARGEST, max(UNPACKED, PACKED * len(content)))
+        packed = io.BytesIO(content)
+        parts: list[bytes] = []
+        size = 0
         try:
-            with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-                content = file.read(most + 1)
+            with gzip.GzipFile(fileobj=packed) as file:
+                while part := file.read(PIECE):
+                    parts.append(part)
+                    size += len(part)
+                    if size > (most := min(LARGEST, max(UNPACKED, PACKED * packed.tell()))):
+                        raise failure(
+                            f"{where}: expected at most {most:,} bytes of JSON lines in {packed.tell():,} of gzip, found more; unpack it"
+                        )
         except (OSError, EOFError, zlib.error) as error:
             how = "one that ends early" if isinstance(error, EOFError) else "a damaged one"
             raise failure(f"{where}: expected a whole gzip file, found {how}; get it again, or unpack it") from error
-        if len(content) > most:
-            raise failure(f"{where}: expected at most {most:,} bytes of JSON lines in a gzip file of this size, found more; unpack it")
+        content = b"".join(parts)
     if other := next((name for start, name in _OTHERS.items() if content.startswith(start)), None):
         first = "write its rows as such lines" if other == "Parquet" else "unpack it"
         raise failure(f"{where}: expected JSON lines, plain or in gzip, found {other}; {first} first")

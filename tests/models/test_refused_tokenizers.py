@@ -400,6 +400,16 @@ def test_a_template_may_leave_out_spaces_and_earlier_turns(tmp_path):
     assert model.chat(turns) == model.encode("w3\nw4")
 
 
+@pytest.mark.parametrize("found", [5, ["w1", 5], [["w1"]]])
+def test_special_tokens_that_are_no_texts_are_refused_by_their_file(tmp_path, found):
+    folder = save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>")
+    (folder / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": found}))
+    with pytest.raises(
+        ModelError, match=r"special_tokens_map.json: additional_special_tokens: expected tokens as text, found (5|\['w1'\])"
+    ):
+        sinkscope.load(str(folder))
+
+
 def test_a_tokenizer_that_draws_at_random_is_refused(tmp_path):
     folder = save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>")
     core = json.loads((folder / "tokenizer.json").read_text())

@@ -126,7 +126,12 @@ def _check_files(folder: Path) -> None:
         check_text(path)
         read_text(path, ModelError, "save it as UTF-8 or fetch it again", most=LARGEST_TEXT)
     if (folder / SPECIAL).exists():
-        _check_tokens(_read_object(folder / SPECIAL), f"{folder}/{SPECIAL}")
+        special = _read_object(folder / SPECIAL)
+        for name, found in special.items():
+            for one in found if isinstance(found, list) else [found]:
+                if not (one is None or isinstance(one, str | Mapping)):
+                    raise ModelError(f"{folder}/{SPECIAL}: {name}: expected tokens as text, found {shown(one)}; fetch the file again")
+        _check_tokens(special, f"{folder}/{SPECIAL}")
     if (folder / ADDED).exists():
         _read_numbers(folder / ADDED)
     if (folder / CORE).exists():
