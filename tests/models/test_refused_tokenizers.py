@@ -400,14 +400,29 @@ def test_a_template_may_leave_out_spaces_and_earlier_turns(tmp_path):
     assert model.chat(turns) == model.encode("w3\nw4")
 
 
-@pytest.mark.parametrize("found", [5, ["w1", 5], [["w1"]]])
-def test_special_tokens_that_are_no_texts_are_refused_by_their_file(tmp_path, found):
+@pytest.mark.parametrize(
+    ("name", "found", "message"),
+    [
+        ("additional_special_tokens", ["w1", 5], "a list of texts, found 5"),
+        ("additional_special_tokens", "w1", "a list of texts, found 'w1'"),
+        ("extra_special_tokens", {"w1": 3}, "a list of texts, found 3"),
+        ("bos_token", 5, "the text of a token, found 5"),
+        ("bos_token", {"content": 5}, r"the text of a token, found \{'content': 5\}"),
+        ("unk_token", ["w1"], r"the text of a token, found \['w1'\]"),
+    ],
+)
+def test_special_tokens_that_are_no_texts_are_refused_by_their_file(tmp_path, name, found, message):
     folder = save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>")
-    (folder / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": found}))
-    with pytest.raises(
-        ModelError, match=r"special_tokens_map.json: additional_special_tokens: expected tokens as text, found (5|\['w1'\])"
-    ):
+    (folder / "special_tokens_map.json").write_text(json.dumps({name: found}))
+    with pytest.raises(ModelError, match=f"special_tokens_map.json: {name}: expected {message}; fetch the file again"):
         sinkscope.load(str(folder))
+
+
+def test_special_tokens_may_be_texts_or_objects(tmp_path):
+    folder = save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>")
+    special = {"eos_token": {"content": "<|end|>"}, "bos_token": None, "additional_special_tokens": ["w1", "w2"]}
+    (folder / "special_tokens_map.json").write_text(json.dumps(special))
+    assert sinkscope.load(str(folder)).encode("w3") == [3]
 
 
 def test_a_tokenizer_that_draws_at_random_is_refused(tmp_path):

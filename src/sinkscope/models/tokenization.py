@@ -46,7 +46,8 @@ def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> A
         raise
     except Exception as error:  # the tokenizers library raises nothing narrower
         names = [CORE] if (folder / CORE).exists() else [name for name in (VOCABULARY, MERGES, PIECES) if (folder / name).exists()]
-        files = " and ".join([*names, SETTINGS])
+        more = [name for name in (SPECIAL, ADDED) if (folder / name).exists()]
+        files = " and ".join([*names, SETTINGS, *more])
         raise ModelError(
             f"{folder}: expected a tokenizer in {files}, found none that loads ({first_line(error)}); fetch the files again"
         ) from error
@@ -128,9 +129,13 @@ def _check_files(folder: Path) -> None:
     if (folder / SPECIAL).exists():
         special = _read_object(folder / SPECIAL)
         for name, found in special.items():
-            for one in found if isinstance(found, list) else [found]:
-                if not (one is None or isinstance(one, str | Mapping)):
-                    raise ModelError(f"{folder}/{SPECIAL}: {name}: expected tokens as text, found {shown(one)}; fetch the file again")
+            listed = name.endswith("special_tokens")
+            ones = found.values() if listed and isinstance(found, Mapping) else found if listed and isinstance(found, list) else [found]
+            for one in ones:
+                text = one.get("content") if isinstance(one, Mapping) else one
+                if not (one is None or isinstance(text, str)) or (listed and isinstance(found, str)):
+                    expected = "a list of texts" if listed else "the text of a token"
+                    raise ModelError(f"{folder}/{SPECIAL}: {name}: expected {expected}, found {shown(one)}; fetch the file again")
         _check_tokens(special, f"{folder}/{SPECIAL}")
     if (folder / ADDED).exists():
         _read_numbers(folder / ADDED)
