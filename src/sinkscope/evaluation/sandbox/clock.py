@@ -59,7 +59,8 @@ class Clock:
         """
         used, left = time.process_time(), min(self._processor_left(), self.left)
         seconds = int(max(used + 1, used + left))
-        if self.processes and seconds < resource.getrlimit(resource.RLIMIT_CPU)[1]:
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        if self.processes and (hard == resource.RLIM_INFINITY or seconds < hard):
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
 
     def _processor_left(self) -> float:
