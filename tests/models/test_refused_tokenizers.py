@@ -352,7 +352,7 @@ def test_nothing_is_said_of_a_length_that_the_tokenizer_was_made_for(tmp_path):
         (
             "{% set all = namespace(text='a') %}{% for i in range(99) %}{% set all.text = all.text ~ all.text %}{% endfor %}",
             ModelError,
-            "expected a prompt within 512 MB, found none",
+            "expected a prompt within (512 MB|2 seconds), found none",
         ),
         ("{{ messages[0]['content'] + 1 }}", CallError, "messages: expected a conversation that the chat template of .* can write"),
         (
