@@ -420,7 +420,12 @@ def test_special_tokens_that_are_no_texts_are_refused_by_their_file(tmp_path, na
 
 def test_special_tokens_may_be_texts_or_objects(tmp_path):
     folder = save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>")
-    special = {"eos_token": {"content": "<|end|>"}, "bos_token": None, "additional_special_tokens": ["w1", "w2"]}
+    special = {
+        "eos_token": {"content": "<|end|>"},
+        "bos_token": None,
+        "additional_special_tokens": ["w1", "w2"],
+        "extra_special_tokens": None,
+    }
     (folder / "special_tokens_map.json").write_text(json.dumps(special))
     assert sinkscope.load(str(folder)).encode("w3") == [3]
 

@@ -24,6 +24,7 @@ TEMPLATES = "additional_chat_templates"
 PROBE = "Q: Tom has 7 apples.\nA: é …"
 """Text that every tokenizer is tried on."""
 MOST_LONGER = 1000
+"""How many times as long, in characters, a normalizer or decoder may make a text."""
 _KEYS = frozenset(("content", "single_word", "lstrip", "rstrip", "normalized", "special", "__type"))
 """What an added token may say of itself."""
 
@@ -105,6 +106,20 @@ def _check_tokens(tokens: Mapping[str, Any], file: str) -> None:
             raise ModelError(f"{file}: {name}: expected the keys {', '.join(sorted(_KEYS))}, found {shown(unknown[0])}; remove it")
 
 
+def _check_special(tokens: Mapping[str, Any], file: str) -> None:
+    """Raise an error for special tokens that are neither texts nor objects with one; some fields hold several of them."""
+    for name, found in tokens.items():
+        several = name.endswith("special_tokens")
+        if several and not isinstance(found, list | Mapping | None):
+            raise ModelError(f"{file}: {name}: expected a list of texts, found {shown(found)}; fetch the file again")
+        for one in found.values() if several and isinstance(found, Mapping) else (found or ()) if several else [found]:
+            text = one.get("content") if isinstance(one, Mapping) else one
+            if not (one is None or isinstance(text, str)):
+                expected = "a list of texts" if several else "the text of a token"
+                raise ModelError(f"{file}: {name}: expected {expected}, found {shown(one)}; fetch the file again")
+    _check_tokens(tokens, file)
+
+
 def _check_template(template: Any, file: str) -> None:
     """Raise an error for a chat template that is neither text nor a list of texts by name."""
     if template is None or isinstance(template, str):
@@ -127,16 +142,7 @@ def _check_files(folder: Path) -> None:
         check_text(path)
         read_text(path, ModelError, "save it as UTF-8 or fetch it again", most=LARGEST_TEXT)
     if (folder / SPECIAL).exists():
-        special = _read_object(folder / SPECIAL)
-        for name, found in special.items():
-            listed = name.endswith("special_tokens")
-            ones = found.values() if listed and isinstance(found, Mapping) else found if listed and isinstance(found, list) else [found]
-            for one in ones:
-                text = one.get("content") if isinstance(one, Mapping) else one
-                if not (one is None or isinstance(text, str)) or (listed and isinstance(found, str)):
-                    expected = "a list of texts" if listed else "the text of a token"
-                    raise ModelError(f"{folder}/{SPECIAL}: {name}: expected {expected}, found {shown(one)}; fetch the file again")
-        _check_tokens(special, f"{folder}/{SPECIAL}")
+        _check_special(_read_object(folder / SPECIAL), f"{folder}/{SPECIAL}")
     if (folder / ADDED).exists():
         _read_numbers(folder / ADDED)
     if (folder / CORE).exists():
@@ -176,8 +182,7 @@ def _lengthens(rule: Any) -> float:
             if isinstance(pattern, dict) and isinstance(content, str):
                 replaced = pattern.get("String")
                 shortest = len(replaced) if isinstance(replaced, str) and replaced else 1
-                times *= min(max(1.0, len(content) / shortest), float(LARGEST_TEXT))
-                times = min(times, 1e300)
+                times *= max(1.0, len(content) / shortest)
     return times
 
 
