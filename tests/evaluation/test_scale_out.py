@@ -189,6 +189,16 @@ def test_local_jobs_end_with_the_command_and_print_nothing(tmp_path, send):
     assert (one.returncode, err) == ((-signal.SIGKILL, "") if killed else (130, "sinkscope: error: interrupted\n"))
 
 
+def test_a_local_job_watches_before_it_loads_what_it_needs(tmp_path):
+    """Else an interrupted call would wait until torch is loaded; ``held`` is free here, so the process ends though its work would not."""
+    code = (
+        "import functools, pickle, sys, time; from pathlib import Path; from sinkscope.evaluation.bound_job import run_bound; "
+        f"assert 'torch' not in sys.modules; run_bound(pickle.dumps(functools.partial(time.sleep, 600)), Path({str(tmp_path / 'held')!r}))"
+    )
+    (tmp_path / "held").touch()
+    assert subprocess.run([sys.executable, "-c", code], env=environment(), timeout=100).returncode == 130
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 def test_a_job_that_fails_is_named_with_its_own_reason(diffusion_folder, tmp_path):
     pytest.importorskip("submitit")

@@ -537,6 +537,15 @@ def test_a_numbered_trace_without_its_manifest_is_refused_by_name(tmp_path, read
         read(tmp_path)
 
 
+def test_numbered_traces_are_read_beside_a_numbered_folder_that_no_recording_wrote(tmp_path):
+    """`export --out FOLDER/000002` may have made it."""
+    for number in range(2):
+        write_trace(tmp_path / f"{number:06d}", make_steps(1))
+    (tmp_path / "000002").mkdir()
+    (tmp_path / "000002" / "000000.parquet").write_bytes(b"PAR1")
+    assert [trace.folder.name for trace in open_traces(tmp_path)] == ["000000", "000001"]
+
+
 def test_a_link_to_a_trace_that_is_gone_is_refused(tmp_path):
     write_trace(tmp_path / "000000", make_steps(1))
     (tmp_path / "000001").symlink_to(tmp_path / "gone")

@@ -1,11 +1,11 @@
 """Runs an evaluation as jobs of a cluster, through submitit: job i of N does share i of N in its own process, with its own model."""
 
 import contextlib
-import os
+import functools
+import pickle
 import re
 import signal
 import tempfile
-import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import CallError, EvaluationError
+from sinkscope.evaluation.bound_job import run_bound
 from sinkscope.evaluation.results import Result
 from sinkscope.evaluation.task_plans import Request, make_plans
 from sinkscope.models.outline import outline
@@ -23,16 +24,8 @@ GRACE = 10.0
 """Seconds that an interrupted call waits for its local jobs to end."""
 
 
-def run_share(
-    model: str, device: str, dtype: str | None, arguments: Mapping[str, Any], share: Share | None = None, held: Path | None = None
-) -> list[Result]:
-    """Load a model and evaluate it; ``cuda`` under torchrun is the process's own device.
-
-    Args:
-        held: a lock; this process ends when nobody holds it any more.
-    """
-    if held is not None:
-        threading.Thread(target=_end_with, args=(held,), daemon=True).start()
+def run_share(model: str, device: str, dtype: str | None, arguments: Mapping[str, Any], share: Share | None = None) -> list[Result]:
+    """Load a model and evaluate it; ``cuda`` under torchrun is the process's own device."""
     from sinkscope.evaluation.running import evaluate
     from sinkscope.models import load
     from sinkscope.models.devices import own_device
@@ -77,7 +70,9 @@ def run_in_jobs(
         shares = [Share(index, jobs) for index in range(jobs)]
         try:
             with _without_interrupts(), executor.batch():
-                running += [executor.submit(run_share, model, device, dtype, dict(arguments), share, held) for share in shares]
+                for share in shares:
+                    work = pickle.dumps(functools.partial(run_share, model, device, dtype, dict(arguments), share))
+                    running.append(executor.submit(run_bound, work, held))
         except (OSError, RuntimeError) as error:
             raise EvaluationError(f"{jobs} jobs could not be submitted on {cluster} ({_last_line(error)}); see --job-options") from error
         for job in running:
@@ -102,17 +97,6 @@ def _lock_of(running: Sequence[Any]) -> Iterator[Path]:
         end = time.monotonic() + GRACE
         while time.monotonic() < end and not all(job.done() for job in running):
             time.sleep(0.05)
-
-
-def _end_with(held: Path) -> None:
-    """End this process when nobody holds a lock any more."""
-    import filelock
-
-    while held.exists():
-        with contextlib.suppress(filelock.Timeout, OSError), filelock.FileLock(held, blocking=False):
-            break
-        time.sleep(0.2)
-    os._exit(130)
 
 
 @contextlib.contextmanager

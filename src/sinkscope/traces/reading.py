@@ -16,7 +16,7 @@ from sinkscope.counts import counted
 from sinkscope.documents import check_fields, describe, exists, files_in, read_json_object
 from sinkscope.errors import CallError, MissingTensorError, TraceError
 from sinkscope.notebook_card import card
-from sinkscope.traces.format import ASIDE, DRIFT, FORMAT, MANIFEST, MOVING, NAMELESS, PART_GLOB, attends_elsewhere, hidden_rules
+from sinkscope.traces.format import ASIDE, DRIFT, FORMAT, MANIFEST, MOVING, NAMELESS, PART_GLOB, RECORDED, attends_elsewhere, hidden_rules
 from sinkscope.traces.part_checks import check_shapes
 from sinkscope.traces.part_files import Part, read_part, same_trace
 from sinkscope.traces.top_columns import TOPPED, TopArray
@@ -267,10 +267,10 @@ def expect_steps(trace: Any, purpose: str) -> None:
 def trace_folders(path: Path) -> list[Path]:
     """Return the folders of the traces at ``path``: itself, or its numbered folders.
 
-    An empty one is left out: a recording that was stopped has left it.
+    One that is empty is left out, because a recording that was stopped has left it; so is one with nothing that a recording writes.
 
     Raises:
-        TraceError: one trace and numbered ones, or a numbered folder that cannot be read, or holds files but no manifest.
+        TraceError: one trace and numbered ones, or a numbered folder that cannot be read, or holds files of a trace but no manifest.
     """
     alone = exists(path / MANIFEST)
     numbered = [one for one in files_in(path, "[0-9]*", TraceError) if one.name.isdecimal()]
@@ -280,7 +280,7 @@ def trace_folders(path: Path) -> list[Path]:
     if alone:
         return [path]
     for one in numbered if found else ():
-        if one not in found and (one.is_symlink() or files_in(one, "*", TraceError)):
+        if one not in found and (one.is_symlink() or any(RECORDED.fullmatch(file.name) for file in files_in(one, "*", TraceError))):
             raise TraceError(
                 f"{one}: expected {MANIFEST} in it, as in the other {len(found)} of {path}, found none; a trace was damaged there: record "
                 "it again, or take the folder away"

@@ -28,6 +28,7 @@ from sinkscope.traces.format import (
     MOVING,
     PART,
     PART_GLOB,
+    RECORDED,
     attends_elsewhere,
     write_manifest,
 )
@@ -189,8 +190,6 @@ def _is_drift(path: Path) -> bool:
     return found is None or {"format", "lags", "sampler"} <= found.keys()
 
 
-_FILES = r"manifest\.json|steps-\d+\.safetensors|map-[-\d]+\.safetensors|statistics\.safetensors|drift\.json|drift-by-layer\.(png|pdf|csv)"
-_RECORDED = re.compile(rf"({_FILES})(\.\d+\.writing)?|\.lock")
 _ITEM = re.compile(r"\d+\.safetensors(\.\d+\.writing)?")
 
 
@@ -198,7 +197,7 @@ def _not_recorded(folder: Path, deep: bool = True) -> Path | None:
     """Return a file or folder that no recording wrote, None where there is none; ``deep`` allows numbered traces."""
     for path in (folder / name for name in names_in(folder)):
         if path.is_symlink() or not path.is_dir():
-            fits = _RECORDED.fullmatch(path.name) is not None
+            fits = RECORDED.fullmatch(path.name) is not None
         elif path.name in (ASIDE, MOVING):
             fits = True
         elif path.name == "items":
