@@ -14,7 +14,8 @@ import pytest
 from processes import ALIKE, environment
 
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.evaluation import evaluate, jobs, read_results, running
+from sinkscope.evaluation import evaluate, read_results, running
+from sinkscope.evaluation.bound_job import run_share
 from sinkscope.evaluation.jobs import run_in_jobs
 from sinkscope.work_items import Share
 
@@ -190,12 +191,13 @@ def test_local_jobs_end_with_the_command_and_print_nothing(tmp_path, send):
 
 
 def test_a_local_job_watches_before_it_loads_what_it_needs(tmp_path):
-    """Else an interrupted call would wait until torch is loaded; ``held`` is free here, so the process ends though its work would not."""
+    """Else an interrupted call would wait until torch is loaded. The loading, for which another module stands, does not end here."""
     code = (
-        "import functools, pickle, sys, time; from pathlib import Path; from sinkscope.evaluation.bound_job import run_bound; "
-        f"assert 'torch' not in sys.modules; run_bound(pickle.dumps(functools.partial(time.sleep, 600)), Path({str(tmp_path / 'held')!r}))"
+        "import sys, time, types; from pathlib import Path; from sinkscope.evaluation.bound_job import run_share; "
+        "assert 'torch' not in sys.modules; sys.modules['sinkscope.evaluation.running'] = running = types.ModuleType('running'); "
+        f"running.__getattr__ = lambda name: time.sleep(600); run_share('m', 'cpu', None, {{}}, None, Path({str(tmp_path / 'free')!r}))"
     )
-    (tmp_path / "held").touch()
+    (tmp_path / "free").touch()
     assert subprocess.run([sys.executable, "-c", code], env=environment(), timeout=100).returncode == 130
 
 
@@ -270,5 +272,5 @@ def test_a_process_of_torchrun_takes_its_own_device(monkeypatch, tmp_path):
             monkeypatch.delenv("LOCAL_RANK", raising=False)
         else:
             monkeypatch.setenv("LOCAL_RANK", local)
-        jobs.run_share("m", device, None, {})
+        run_share("m", device, None, {})
     assert asked == ["cuda:3", "cuda:0", "cuda", "cpu"]

@@ -1,8 +1,6 @@
 """Runs an evaluation as jobs of a cluster, through submitit: job i of N does share i of N in its own process, with its own model."""
 
 import contextlib
-import functools
-import pickle
 import re
 import signal
 import tempfile
@@ -13,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.evaluation.bound_job import run_bound
-from sinkscope.evaluation.results import Result
+from sinkscope.evaluation.bound_job import run_share
 from sinkscope.evaluation.task_plans import Request, make_plans
 from sinkscope.models.outline import outline
 from sinkscope.work_items import Share
@@ -22,15 +19,6 @@ from sinkscope.work_items import Share
 LOGS = "lock.jobs"  # named like a lock, so that the folder still counts as an evaluation
 GRACE = 10.0
 """Seconds that an interrupted call waits for its local jobs to end."""
-
-
-def run_share(model: str, device: str, dtype: str | None, arguments: Mapping[str, Any], share: Share | None = None) -> list[Result]:
-    """Load a model and evaluate it; ``cuda`` under torchrun is the process's own device."""
-    from sinkscope.evaluation.running import evaluate
-    from sinkscope.models import load
-    from sinkscope.models.devices import own_device
-
-    return evaluate(load(model, dtype=dtype, device=own_device(device)), **arguments, share=share)
 
 
 def run_in_jobs(
@@ -70,9 +58,7 @@ def run_in_jobs(
         shares = [Share(index, jobs) for index in range(jobs)]
         try:
             with _without_interrupts(), executor.batch():
-                for share in shares:
-                    work = pickle.dumps(functools.partial(run_share, model, device, dtype, dict(arguments), share))
-                    running.append(executor.submit(run_bound, work, held))
+                running += [executor.submit(run_share, model, device, dtype, dict(arguments), share, held) for share in shares]
         except (OSError, RuntimeError) as error:
             raise EvaluationError(f"{jobs} jobs could not be submitted on {cluster} ({_last_line(error)}); see --job-options") from error
         for job in running:
