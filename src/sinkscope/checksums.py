@@ -86,14 +86,15 @@ def compare_sealed(path: Path, failure: Failure, advice: str = "") -> None:
 
 
 def compare_update(path: Path, update: int, failure: Failure) -> None:
-    """Compare the update that a sealed file holds with the one that its name says; files of earlier versions hold none.
+    """Compare the update that a file holds with the one that its name says; files of earlier versions hold neither it nor a checksum.
 
     Raises:
-        failure: it holds another one.
+        failure: it holds another one, or is sealed and holds none.
     """
     with path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    found = header.get("__metadata__", {}).get("update", str(update))
+    held = header.get("__metadata__", {})
+    found = held.get("update", "none" if SHA256 in held else str(update))
     if found != str(update):
         raise failure(f"{path}: expected update {update}, as its name says, found {found[:20]}; give it the name that it had")
 

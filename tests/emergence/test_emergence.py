@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -390,7 +391,7 @@ def test_train_watches_and_gives_the_same_weights(run, tmp_path):
 
 def test_watching_a_finished_training_is_refused_unless_its_moments_are_there(run, tmp_path):
     call = ("train", "lab-nulls-autoregressive-1", "--updates", "2", "--out", tmp_path / "run")
-    found = f"found {tmp_path / 'run'} finished and {tmp_path / 'run/watch'} without update"
+    found = f"found {tmp_path / 'run'} after update 2 and {tmp_path / 'run/watch'} without update"
     assert run(*call)[0] == 0
     status, out, err = run(*call, "--watch", "2")
     assert (status, out) == (2, "") and f"--watch 2: expected a training that is still to come, {found} 0; train into another folder" in err
@@ -400,6 +401,43 @@ def test_watching_a_finished_training_is_refused_unless_its_moments_are_there(ru
     assert "without update 1" in run(*call, "--watch", "1")[2]
     status, _, err = run(*call[:3], "3", *call[4:], "--watch", "1")
     assert status == 1 and "updates" in err and "--watch" not in err  # another run is told as that
+
+
+def test_a_watch_that_begins_in_the_middle_is_refused(run, tmp_path, monkeypatch):
+    """Else the same command would be refused once it is finished."""
+    from sinkscope.lab import training
+
+    call = ("train", "lab-nulls-autoregressive-1", "--updates", "300", "--out", tmp_path / "run")
+    write = training.save_state
+
+    def stop(*state):
+        write(*state)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "save_state", stop)
+    monkeypatch.setattr(training, "_objective", lambda recipe, network, *_: lambda *_: sum(one.sum() for one in network.parameters()))
+    assert run(*call)[0] == 130
+    status, out, err = run(*call, "--watch", "100")
+    assert (status, out) == (2, "") and re.search(r"found \S+ after update \d+ and \S+ without update 0", err)
+    assert not (tmp_path / "run/watch").exists()
+
+
+def test_runs_are_told_apart_by_as_many_folders_as_it_takes():
+    from sinkscope.commands.watch_training import _shortest
+
+    places = ["/a/run/watch", "/b/run/watch", "/c/other"]
+    assert [_shortest(one, places) for one in places] == ["a/run/watch", "b/run/watch", "other"]
+    assert [_shortest(one, ["/w", "/x/w"]) for one in ("/w", "/x/w")] == ["/w", "x/w"]
+
+
+def test_weights_that_are_not_the_ones_of_their_run_are_refused(run, tmp_path):
+    from sinkscope.lab.snapshots import open_run
+
+    for seed in (0, 1):
+        run("train", "lab-nulls-autoregressive-1", "--updates", "1", "--seed", str(seed), "--out", tmp_path / f"run{seed}")
+    shutil.copy(tmp_path / "run1/model.safetensors", tmp_path / "run0/model.safetensors")
+    with pytest.raises(TrainingError, match=r"model\.safetensors: expected the bytes whose sha256 its recipe\.json gives"):
+        open_run(tmp_path / "run0")
 
 
 @pytest.mark.parametrize(

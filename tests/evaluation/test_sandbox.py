@@ -1,6 +1,7 @@
 """Honest programs, programs that end early, and forged success."""
 
 import functools
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -27,6 +28,20 @@ def test_a_lone_surrogate_in_an_error_is_escaped():
     assert (raised.passed, raised.reason) == (False, "ValueError: \\ud800")
     asserted = run_program("def f(x):\n    return x", tests="assert f(1) == 2, chr(0xdfff)", function="f")
     assert not asserted.passed and asserted.reason.encode()
+
+
+def test_an_empty_set_is_no_literal():
+    """Python's own reading of literals takes ``set()`` for one."""
+    result = run_program("def f(): return set()\nassert f() == set() and [f()] == [set()] and {'a': f()} == {'a': set()}")
+    assert (result.passed, result.reason) == (True, "ran to its end, 3 assertions held")
+
+
+def test_a_umask_that_allows_nothing_does_not_keep_it_from_starting():
+    before = os.umask(0o777)
+    try:
+        assert run_program("open('a', 'w').write('1')\nassert open('a').read() == '1'").passed
+    finally:
+        os.umask(before)
 
 
 def test_the_standard_library_and_the_own_folder_can_be_used():
@@ -203,6 +218,7 @@ assert f() == 987654321
         ({"source": b"1"}, "source: expected a program as text, found bytes"),
         ({"source": "1", "timeout_s": 0}, "timeout_s: expected seconds above 0, found 0"),
         ({"source": "1", "timeout_s": float("nan")}, "timeout_s: expected seconds above 0, found nan"),
+        ({"source": "1", "memory_mb": 2**25}, "memory_mb: expected at most 16,777,216, found 33554432"),
         ({"source": "1", "memory_mb": 3}, "memory_mb: expected at least 64, since Python itself needs some, found 3"),
     ],
 )

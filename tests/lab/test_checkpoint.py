@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file
 
 import sinkscope
-from sinkscope.errors import CallError, TrainingError
+from sinkscope.errors import CallError, ModelError, TrainingError
 from sinkscope.lab import checkpoint
 from sinkscope.lab.canvases import CanvasMix
 from sinkscope.lab.checkpoint import train_checkpoint
@@ -52,6 +52,27 @@ def test_a_finished_checkpoint_is_not_trained_again(tmp_path, monkeypatch):
     assert (tmp_path / "model.safetensors").read_bytes() == before
     with pytest.raises(TrainingError, match="seed 0 → 1"):
         train_checkpoint(dataclasses.replace(TINY, seed=1), tmp_path)
+
+
+def test_a_finished_checkpoint_that_lacks_a_file_is_told(tmp_path):
+    train_checkpoint(TINY, tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        train_checkpoint(TINY, tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"config\.json"):
+        train_checkpoint(TINY, tmp_path)
+
+
+def test_a_compiler_that_is_missing_is_told(tmp_path, monkeypatch):
+    from torch._inductor import exc
+
+    def objective(*_):
+        raise exc.InvalidCxxCompiler
+
+    monkeypatch.setattr("sinkscope.lab.training._objective", lambda *_: objective)
+    with pytest.raises(TrainingError, match=r"expected layers that torch compiles, found that it fails \(.*\); install a C\+\+ compiler"):
+        train(dataclasses.replace(TINY, compile=True), tmp_path)
 
 
 @pytest.mark.parametrize("renamed", [0, 1, 3])

@@ -184,6 +184,9 @@ def test_shards_are_folded_where_the_embedding_was(tmp_path):
         sizes += sum(tensor.nbytes for tensor in stored.values())
     assert written["metadata"]["total_size"] == sizes
     assert_close(logits(sinkscope.load(str(out))), logits(sinkscope.load(str(folder))), terms=TERMS)
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index | {"metadata": {"total_size": "x"}}))
+    out = fold(str(folder), tmp_path / "folded again")
+    assert json.loads((out / "model.safetensors.index.json").read_text())["metadata"] == {"total_size": "x"}
 
 
 def test_a_folded_causal_model_writes_the_same(tmp_path, question):

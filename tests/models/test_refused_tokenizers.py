@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import resource
 import subprocess
 import sys
 
@@ -335,6 +334,8 @@ def test_nothing_is_said_of_a_length_that_the_tokenizer_was_made_for(tmp_path):
 
 # Conversations
 
+LIMITS = "chat_template of its tokenizer: expected a prompt within 2 seconds, 512 MB and 10,000,000 letters, found none"
+
 
 @pytest.mark.parametrize(
     ("template", "kind", "message"),
@@ -342,23 +343,27 @@ def test_nothing_is_said_of_a_length_that_the_tokenizer_was_made_for(tmp_path):
         ("w1 \n{% for %}", ModelError, "chat_template of its tokenizer: expected Jinja, found a mistake in line 2"),
         ("{{ raise_exception('roles must alternate') }}", CallError, r"messages: .* found one that it refuses \(roles must alternate\)"),
         ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", CallError, r"found one that it refuses \(maximum recursion depth"),
-        (
-            "{{ 'a' * 10**15 }}",
-            ModelError,
-            r"chat_template of its tokenizer: expected no powers of numbers \(\*\*\), which may take for ever",
-        ),
-        ("{{ 'a' * 1000000000000000 }}", ModelError, "chat_template of its tokenizer: expected a prompt within 512 MB, found none"),
-        ("{% set n = 4000000000 %}{{ 'a' * n }}", ModelError, "expected a prompt within 512 MB, found none"),
+        ("{{ 'a' * 10**15 }}", ModelError, LIMITS),
+        ("{% set x = 9 ** (9 ** 9) %}", ModelError, LIMITS),
+        ("{{ 'a' * 1000000000000000 }}", ModelError, LIMITS),
+        ("{% set n = 4000000000 %}{{ 'a' * n }}", ModelError, LIMITS),
+        ("{{ 'a' * 20000000 }}", ModelError, LIMITS),
         (
             "{% set all = namespace(text='a') %}{% for i in range(99) %}{% set all.text = all.text ~ all.text %}{% endfor %}",
             ModelError,
-            "expected a prompt within (512 MB|2 seconds), found none",
+            LIMITS,
+        ),
+        (
+            "{% set a = namespace(l=[], r=[]) %}{% for i in range(40) %}{% set a.l = [a.l, a.l] %}{% set a.r = [a.r, a.r] %}{% endfor %}"
+            "{{ a.l == a.r }}",
+            ModelError,
+            LIMITS,
         ),
         ("{{ messages[0]['content'] + 1 }}", CallError, "messages: expected a conversation that the chat template of .* can write"),
         (
             "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
             ModelError,
-            "expected a prompt within 2 seconds",
+            LIMITS,
         ),
         ("hello", ModelError, "chat_template of its tokenizer: expected it to write the question, found a prompt without it, 'hello'"),
         ("{{ ['w1', 'w2'] | random }}", ModelError, "expected the same prompt each time, found one that draws at random"),
@@ -370,13 +375,26 @@ def test_a_conversation_that_the_template_cannot_write(template, kind, message, 
         sinkscope.load(str(tmp_path)).chat([{"role": "user", "content": "w3"}])
 
 
-def test_stars_that_are_no_power_stay(tmp_path):
-    template = "{% macro f(a, b) %}{{ a }} {{ b }}{% endmacro %}{{ f(messages[0]['content'], **{'b': 'w4'}) }}{# 2 ** 3 #}"
+def test_a_template_may_compute_and_the_next_one_is_rendered_after_one_that_was_ended(tmp_path):
+    template = "{% if messages[0]['content'] == 'w1' %}{% set x = 9 ** (9 ** 9) %}{% endif %}{{ messages[0]['content'] }} w{{ 2 ** 2 }}"
     save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>", template=template)
-    limits = resource.getrlimit(resource.RLIMIT_AS)
     model = sinkscope.load(str(tmp_path))
-    assert model.chat([{"role": "user", "content": "w3"}]) == model.encode("w3 w4")
-    assert resource.getrlimit(resource.RLIMIT_AS) == limits
+    ask = [{"role": "user", "content": "w3"}]
+    assert model.chat(ask) == model.encode("w3 w4")
+    with pytest.raises(ModelError, match=LIMITS):
+        model.chat([{"role": "user", "content": "w1"}])
+    assert model.chat(ask) == model.encode("w3 w4")
+    child = os.fork()
+    if not child:  # a forked process has a process of its own for templates, and does not read the answers of this one
+        os._exit(0 if model.chat(ask) == model.encode("w3 w4") else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert model.chat(ask) == model.encode("w3 w4")
+
+
+def test_messages_are_plain_data(tmp_path):
+    save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>", template="{{ messages[0]['content'] }}")
+    with pytest.raises(CallError, match="messages: expected texts, numbers, lists and objects, found something else"):
+        sinkscope.load(str(tmp_path)).chat([{"role": "user", "content": "w3", "more": object()}])
 
 
 def test_parts_are_for_templates_that_know_them(tmp_path):
@@ -445,7 +463,7 @@ def test_a_tokenizer_that_makes_a_text_endless_is_refused(tmp_path, part, patter
     folder = save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>")
     core = json.loads((folder / "tokenizer.json").read_text())
     double = {"type": "Replace", "pattern": pattern, "content": content * (2 if pattern == {"Regex": ""} else 1)}
-    for count, refused in ((9, False), (60, True)):
+    for count, refused in ((6, False), (60, True)):
         core[part] = {"type": "Sequence", f"{part}s": [{"type": "Sequence", f"{part}s": [double] * count}]}
         (folder / "tokenizer.json").write_text(json.dumps(core))
         expected = (
@@ -456,6 +474,31 @@ def test_a_tokenizer_that_makes_a_text_endless_is_refused(tmp_path, part, patter
                 sinkscope.load(str(folder))
         else:
             sinkscope.load(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("part", "rules"),
+    [
+        ("normalizer", {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 40}),
+        ("normalizer", {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"Regex": "(?=z)"}, "content": "z"}] * 40}),
+        (
+            "pre_tokenizer",
+            {
+                "type": "Sequence",
+                "pretokenizers": [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}] * 40,
+            },
+        ),
+    ],
+    ids=["bytes", "empty matches", "pieces"],
+)
+def test_a_tokenizer_whose_rules_double_a_text_unseen_is_tried_first(tmp_path, part, rules):
+    folder = save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>")
+    core = json.loads((folder / "tokenizer.json").read_text())
+    core[part] = rules
+    (folder / "tokenizer.json").write_text(json.dumps(core))
+    expected = r"tokenizer\.json: expected a tokenizer that reads 1,0\d\d letters within 2 seconds and 1024 MB, found none"
+    with pytest.raises(ModelError, match=expected):
+        sinkscope.load(str(folder))
 
 
 def test_a_list_of_no_templates_is_none(tmp_path):

@@ -290,6 +290,36 @@ def test_what_torch_refuses_is_said_without_its_advice(content, message, tmp_pat
     assert not re.search(r"weights_only|WeightsUnpickler|\x1b|\n", str(refused.value))
 
 
+def test_an_archive_that_torch_would_unpack_for_ever_is_refused(tmp_path):
+    import zipfile
+
+    file = tmp_path / "model.pth"
+    torch.save({"a": torch.ones(2)}, file)
+    with zipfile.ZipFile(file) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    for kind, message in (
+        (zipfile.ZIP_DEFLATED, "found it compressed"),
+        (zipfile.ZIP_STORED, "a list of tensors, at most 8 MB, found 10 MB"),
+    ):
+        with zipfile.ZipFile(file, "w", kind) as archive:
+            for name, content in parts.items():
+                archive.writestr(name, content + b" " * (10 << 20) * name.endswith("data.pkl"))
+        with pytest.raises(ModelError, match=rf"data\.pkl: expected .*{message}"):
+            read_tensors(file)
+
+
+def test_a_layer_of_a_number_that_none_has_is_a_strange_tensor(tmp_path):
+    weights = lit_gpt_weights("none") | {f"transformer.h.{'9' * 5000}.norm_1.weight": torch.ones(24)}
+    with pytest.raises(ModelError, match=r"found transformer\.h\.9{60,80} beside them"):
+        convert_weights(weights, "model.pth", SHAPE.n_head)
+
+
+def test_the_advice_for_what_is_no_tensor_fits_the_file(tmp_path):
+    torch.save({"a": torch.ones(2), "step": 5}, tmp_path / "model.pth")
+    with pytest.raises(ModelError, match=r"found step \(int\) beside them; .*\{name: one for name, one in state\.items\(\) if torch"):
+        read_tensors(tmp_path / "model.pth")
+
+
 def test_safetensors_by_a_name_in_capitals(tmp_path):
     (tmp_path / "MODEL.SAFETENSORS").write_bytes(SAFE)
     assert [*read_tensors(tmp_path / "MODEL.SAFETENSORS")] == ["lm_head.weight"]

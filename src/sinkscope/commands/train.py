@@ -45,7 +45,7 @@ class Train(Command):
     def run(self) -> None:
         from sinkscope.lab.checkpoint import train_checkpoint
         from sinkscope.lab.recipes import RECIPES
-        from sinkscope.lab.run_folder import WEIGHTS
+        from sinkscope.lab.run_folder import WEIGHTS, check_recipe, saved_update
         from sinkscope.models.sink_token import variant_of
 
         expect_one_process("train")
@@ -64,10 +64,11 @@ class Train(Command):
         texts = read_data(self.data)
         command = " ".join(["sinkscope", *sys.argv[1:]])
         watch = None if self.watch is None else _watch(recipe, texts, self.out / "watch", self.watch)
-        finished = (self.out / WEIGHTS).exists()
+        if self.watch is not None:
+            check_recipe(dataclasses.replace(recipe, data=None if texts is None else texts.fingerprint), self.out)
+        if self.watch is not None and (done := recipe.updates if (self.out / WEIGHTS).exists() else saved_update(self.out)):
+            _check_watched(self.out / "watch", self.watch, done)
         trained = train_checkpoint(recipe, self.out, texts=texts, device=self.device, command=command, watch=watch)
-        if finished and self.watch is not None:
-            _check_watched(self.out / "watch", self.watch, recipe.updates)
         print(trained)
 
 
@@ -90,14 +91,15 @@ def held_out(recipe: Any, texts: Any, count: int) -> list[Any]:
     return hold_out(*held_out_rows(recipe, tokenizer, texts, count), mask_id=mask_id, shift=recipe.objective == "shifted_diffusion")
 
 
-def _check_watched(folder: Path, every: int, updates: int) -> None:
-    """Raise CallError where the watch of a finished training lacks moments that are asked for."""
+def _check_watched(folder: Path, every: int, done: int) -> None:
+    """Raise CallError where the watch of a training that has come to an update lacks moments that are asked for."""
     from sinkscope.emergence.storage import measured_updates
 
-    if missing := sorted({*range(0, updates + 1, every)} - measured_updates(folder)):
+    if missing := sorted({*range(0, done + 1, every)} - measured_updates(folder)):
         raise CallError(
-            f"--watch {every}: expected a training that is still to come, found {folder.parent} finished and {folder} without update "
-            f"{missing[0]}; train into another folder, or measure snapshots, which recipes on text keep: sinkscope watch-training"
+            f"--watch {every}: expected a training that is still to come, found {folder.parent} after update {done} and {folder} "
+            f"without update {missing[0]}; train into another folder, or measure snapshots, which recipes on text keep: sinkscope "
+            "watch-training"
         )
 
 

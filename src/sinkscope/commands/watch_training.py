@@ -53,7 +53,7 @@ class WatchTraining(Command):
         places = [os.path.realpath(folder) for folder in self.runs]
         if twice := [place for place in places if places.count(place) > 1]:
             raise CallError(f"expected each folder once, found {twice[0]} twice")
-        names = [_name_of(place, with_parent=names.count(name) > 1) for place, name in zip(places, names, strict=True)]
+        names = [_shortest(place, places) for place in places]
         for folder, is_done in zip(self.runs, already, strict=True):
             if not is_done and _is_measured(folder / "watch"):
                 note(f"{folder / 'watch'} holds what was measured while {folder} trained; here its snapshots are measured")
@@ -112,11 +112,16 @@ def _is_measured(folder: Path) -> bool:
     return True
 
 
-def _name_of(run: Path | str, with_parent: bool = False) -> str:
-    """Return the name of the folder of a run, behind links, with that of the folder around it where one name occurs twice."""
-    place = os.path.realpath(run)
-    name = os.path.basename(place)
-    return os.path.join(os.path.basename(os.path.dirname(place)), name) if with_parent else name
+def _name_of(run: Path) -> str:
+    """Return the name of the folder of a run, behind links."""
+    return os.path.basename(os.path.realpath(run))
+
+
+def _shortest(place: str, places: list[str]) -> str:
+    """Return the end of a path with as many folders as tell it from the others."""
+    parts = Path(place).parts
+    ends = ((parts[-count:], [Path(one).parts[-count:] for one in places]) for count in range(1, len(parts)))
+    return os.path.join(*next((end for end, all_ends in ends if all_ends.count(end) == 1), parts))
 
 
 def _told_apart(runs: list[Any], folders: list[str]) -> list[Any]:

@@ -22,6 +22,7 @@ from sinkscope.lab.training import Watch, train
 from sinkscope.locks import claimed_folder
 from sinkscope.models.devices import find_device
 from sinkscope.models.loading import quiet
+from sinkscope.models.outline import outline
 
 
 @checked
@@ -42,6 +43,7 @@ def train_checkpoint(
         CallError: a value of the recipe is out of bounds, the folder holds files of something else, another process writes into it, or a
             device cannot be used.
         TrainingError: the folder holds a run of another recipe, or cannot be written.
+        ModelError: the run is finished, and a file of its checkpoint beside the weights is missing or damaged.
     """
     find_device(device)
     out = Path(out)
@@ -50,7 +52,9 @@ def train_checkpoint(
             here = out.absolute()  # a watch may change the current folder
             recipe = dataclasses.replace(recipe, data=None if texts is None else texts.fingerprint)
             check_recipe(recipe, out)
-            if not (here / WEIGHTS).exists():
+            if (here / WEIGHTS).exists():
+                outline(str(here))  # what else a checkpoint needs must be there as well
+            else:
                 network = train(recipe, here, texts=texts, device=device, watch=watch)
                 _save(network, choose_tokenizer(recipe, texts), here, command)
             (here / STATE).unlink(missing_ok=True)  # a kill may have come between the last rename and this

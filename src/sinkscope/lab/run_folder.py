@@ -33,6 +33,8 @@ LATER_OF_CANVASES = ("templates",)
 
 
 ADVICE = "delete the folder or choose another"
+_ANEW = f"delete {STATE} to begin anew"
+_NO_STATE = "expected the state of this run, found a file that is damaged or of another network"
 UNFINISHED_CHECKPOINT = "checkpoint.writing"
 _FINISHED = "weights_sha256"
 
@@ -70,11 +72,47 @@ def check_recipe(recipe: Recipe, out: Path) -> None:
 def _check_checkpoint(stored: Mapping[str, Any], out: Path, names: Sequence[str]) -> None:
     """Raise TrainingError where a folder has weights or a config.json that its run did not write."""
     if _FINISHED in stored and WEIGHTS in names:
-        compare_file(out / WEIGHTS, stored[_FINISHED], TrainingError, f"its {RECIPE}", ADVICE)
+        check_finished(stored, out)
     elif "command" not in stored:  # which a run adds when it is finished
         strange = [name for name in (WEIGHTS, "config.json") if name in names]
         if strange and not (out / UNFINISHED_CHECKPOINT).exists():
             raise TrainingError(f"{out}: expected a run that is not finished, found {strange[0]}, which it did not write; {ADVICE}")
+
+
+def check_finished(stored: Mapping[str, Any], out: Path) -> None:
+    """Compare the weights of a finished run with what its recipe says of them; recipes of earlier versions say nothing.
+
+    Raises:
+        TrainingError: they are others.
+    """
+    if _FINISHED in stored:
+        compare_file(out / WEIGHTS, stored[_FINISHED], TrainingError, f"its {RECIPE}", ADVICE)
+
+
+def saved_update(out: Path) -> int:
+    """Return the update from which a run that was killed resumes; 0 where it begins anew.
+
+    Raises:
+        TrainingError: its state is damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    path = out / STATE
+    if not exists(path):
+        return 0
+    check_regular(path, TrainingError, _ANEW)
+    try:
+        with safe_open(path, "pt") as state:
+            return _update_of(state, path)
+    except SafetensorError as error:
+        raise TrainingError(f"{path}: {_NO_STATE}; {_ANEW}") from error
+
+
+def _update_of(state: Any, path: Path) -> int:
+    update = (state.metadata() or {}).get("update", "")
+    if not re.fullmatch(r"[0-9]{1,9}", update):
+        raise TrainingError(f"{path}: update: expected a whole number, found {update[:60]!r}; {_ANEW}")
+    return int(update)
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
@@ -126,29 +164,25 @@ def load_state(out: Path, network: Any, optimiser: torch.optim.Optimizer) -> int
     """Set a network and its optimiser to the last saved state; return its number of updates, 0 where there is none."""
     from safetensors import SafetensorError, safe_open
 
-    path, advice = out / STATE, f"delete {STATE} to begin anew"
+    path = out / STATE
     if not exists(path):
         return 0
-    check_regular(path, TrainingError, advice)
-    compare_sealed(path, TrainingError, advice)
+    check_regular(path, TrainingError, _ANEW)
+    compare_sealed(path, TrainingError, _ANEW)
     try:
         with safe_open(path, "pt") as state, torch.no_grad():
-            update = (state.metadata() or {}).get("update", "")
-            if not re.fullmatch(r"[0-9]{1,9}", update):
-                raise TrainingError(f"{path}: update: expected a whole number, found {update[:60]!r}; {advice}")
+            update = _update_of(state, path)
             for name, parameter in network.named_parameters():
                 tensors = {kind: state.get_tensor(f"{kind}.{name}") for kind in ("weight", "step", "exp_avg", "exp_avg_sq")}
                 for kind, tensor in tensors.items():
                     if kind != "step" and tensor.shape != parameter.shape:
                         found, expected = tuple(tensor.shape), tuple(parameter.shape)
-                        raise TrainingError(f"{path}: {kind}.{name}: expected shape {expected}, found {found}; {advice}")
+                        raise TrainingError(f"{path}: {kind}.{name}: expected shape {expected}, found {found}; {_ANEW}")
                 parameter.copy_(tensors.pop("weight"))
                 optimiser.state[parameter] = {kind: tensor.to(parameter.device) for kind, tensor in tensors.items()}
     except SafetensorError as error:
-        raise TrainingError(
-            f"{path}: expected the state of this run, found a file that is damaged or of another network; {advice}"
-        ) from error
-    return int(update)
+        raise TrainingError(f"{path}: {_NO_STATE}; {_ANEW}") from error
+    return update
 
 
 def save_snapshot(out: Path, network: Any, update: int) -> None:

@@ -15,7 +15,7 @@ from sinkscope.lab.canvases import PROMPT, CanvasMix
 from sinkscope.lab.corpus import Corpus
 from sinkscope.lab.nulls import NullTask
 from sinkscope.lab.recipes import Architecture, Recipe
-from sinkscope.lab.run_folder import RECIPE, SNAPSHOTS, WEIGHTS, read_recipe
+from sinkscope.lab.run_folder import RECIPE, SNAPSHOTS, WEIGHTS, check_finished, read_recipe
 from sinkscope.lab.starting_network import build_network
 from sinkscope.lab.texts import Texts
 from sinkscope.lab.training import source_of
@@ -47,14 +47,16 @@ def open_run(folder: str | Path) -> TrainingRun:
 
     Raises:
         CallError: it holds no run, or a run without snapshots.
-        TrainingError: its recipe is damaged or of another version.
+        TrainingError: its recipe is damaged or of another version, or its finished weights are another run's.
     """
     folder = Path(folder)
     if not (folder / RECIPE).exists():
         raise CallError(f"{folder}: expected the folder of a training run, with its {RECIPE}; `sinkscope train` makes one")
-    recipe = recipe_from(read_recipe(folder / RECIPE), str(folder / RECIPE))
+    stored = read_recipe(folder / RECIPE)
+    recipe = recipe_from(stored, str(folder / RECIPE))
     found = {int(match[1]): path for path in files_in(folder / SNAPSHOTS, "*", TrainingError) if (match := _NAME.fullmatch(path.name))}
     if (folder / WEIGHTS).exists():
+        check_finished(stored, folder)
         found[recipe.updates] = folder / WEIGHTS
     if not found:
         raise CallError(f"{folder}: expected snapshots of a training run, found none yet; recipes on text write them")

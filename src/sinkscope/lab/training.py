@@ -6,8 +6,8 @@ and n; `run_folder` keeps them.
 
 import json
 import math
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from sinkscope.argument_types import checked
-from sinkscope.errors import TrainingError
+from sinkscope.errors import TrainingError, first_line
 from sinkscope.lab.canvases import Canvases, draw_canvases
 from sinkscope.lab.corpus import Corpus, draw_windows
 from sinkscope.lab.nulls import draw_nulls
@@ -102,13 +102,15 @@ def _train(
             for group in optimiser.param_groups:
                 group["lr"] = rate
             optimiser.zero_grad(set_to_none=True)  # of what a watch has computed
-            loss = objective(draw(recipe.seed, update), update)
+            with _compiling(recipe):
+                loss = objective(draw(recipe.seed, update), update)
             if not loss.requires_grad:
                 raise TrainingError(
                     f"{recipe.name}, update {update + 1}: expected weights that are trained, found requires_grad False on all of them; let "
                     "the watch leave them as they are"
                 )
-            loss.backward()
+            with _compiling(recipe):
+                loss.backward()
             norm = nn.utils.clip_grad_norm_(network.parameters(), recipe.clip)
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
@@ -130,6 +132,24 @@ def _train(
                 _check_finite({"update": done, "loss": loss.item(), "gradient_norm": float(norm)}, recipe)
                 save_state(out, network, optimiser, done)
     return network
+
+
+@contextmanager
+def _compiling(recipe: Recipe) -> Iterator[None]:
+    """Turn what the compiler of the layers raises in the body into one message.
+
+    Raises:
+        TrainingError: they cannot be compiled.
+    """
+    try:
+        yield
+    except Exception as error:  # its stages have errors of their own kinds
+        if not recipe.compile or not type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
+            raise
+        raise TrainingError(
+            f"{recipe.name}: expected layers that torch compiles, found that it fails ({first_line(error)}); install a C++ compiler, or "
+            "leave out --compile"
+        ) from error
 
 
 def _check_finite(row: dict[str, Any], recipe: Recipe) -> None:

@@ -71,7 +71,7 @@ def _write(folder: Path, out: Path, variant: SinkToken, constants: dict[str, tor
     written = {home: sealed(content)}
     if index is not None:
         index["weight_map"] |= dict.fromkeys(constants, home)
-        if "total_size" in index.get("metadata", {}):
+        if isinstance(index["metadata"].get("total_size"), int):
             index["metadata"]["total_size"] += sum(one.nbytes for one in constants.values()) - removed.nbytes
         written[INDEX] = [f"{json.dumps(index, indent=2)}\n".encode()]
     config = read_config(folder) | {KEY: variant.as_config()}

@@ -11,7 +11,7 @@ import re
 import shutil
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ HEADS = {256: 4, 384: 6, 512: 8, 576: 9, 640: 10, 768: 12, 896: 14, 1024: 16}
 HEADS |= {1280: 10, 1408: 11, 1536: 12, 1792: 14, 2048: 16, 2176: 17}
 """Attention heads of the published shapes by their width; the 75M model has 8 heads on a width of 640."""
 POSITIONS, ROPE_THETA, NORM_EPS = 2048, 10000.0, 1e-5
-BLOCK = r"transformer\.h\.(\d+)\."
+BLOCK = r"transformer\.h\.(\d{1,6})\."
 PLAIN = {
     "norm_1.weight": "input_layernorm.weight",
     "attn.proj.weight": "self_attn.o_proj.weight",
@@ -50,6 +50,8 @@ PLAIN = {
 """Tensors of a block that only get another name."""
 ZIP, MAGIC = b"PK\x03\x04", bytes.fromhex("6cfc9c46f9206aa85019")
 """How files of torch.save begin: today's zip archives, and the number that stands first in the older pickles."""
+LARGEST_LIST = 8 << 20
+"""Bytes of the pickle that lists the tensors of an archive; one takes about 200."""
 FUSED, PACKED = "attn.attn.weight", "mlp.swiglu.w12.weight"
 TOKENIZER_FILES = (CORE, SETTINGS, SPECIAL, ADDED, PIECES)
 
@@ -142,6 +144,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
             return load_file(file)
         except SafetensorError as error:
             raise ModelError(f"{file}: expected safetensors, found something else: {_beginning(file)}; fetch it again") from error
+    _check_archive(file)
     try:
         with warnings.catch_warnings(action="ignore"):  # torch warns of pickles that it did not write; they are refused below
             found: Any = torch.load(file, map_location="cpu", weights_only=True)
@@ -156,10 +159,11 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     others = {name: type(value).__name__ for name, value in found.items() if not isinstance(value, Tensor)}
     if others:
         shown = ", ".join(f"{name} ({kind})" for name, kind in list(others.items())[:4])
-        key = json.dumps(next((name for name, value in found.items() if isinstance(value, Mapping)), "model"))[:60]
-        raise ModelError(
-            f"{file}: expected tensors only, found {shown} beside them; keep its weights alone: torch.save(state[{key}], FILE)"
+        inner = next((name for name, value in found.items() if isinstance(value, Mapping)), None)
+        weights = (
+            "{name: one for name, one in state.items() if torch.is_tensor(one)}" if inner is None else f"state[{json.dumps(inner)[:60]}]"
         )
+        raise ModelError(f"{file}: expected tensors only, found {shown} beside them; keep its weights alone: torch.save({weights}, FILE)")
     for name, tensor in found.items():
         kinds = {"meta": tensor.is_meta, "nested": tensor.is_nested, "quantised": tensor.is_quantized}
         kind = next((name for name, is_one in kinds.items() if is_one), str(tensor.layout).removeprefix("torch."))
@@ -170,6 +174,16 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
             shape = " × ".join(map(str, tensor.shape))
             raise ModelError(f"{file}: {name}: expected {shape} values, found {held}, which it repeats; save tensor.contiguous() of it")
     return dict(found)
+
+
+def _check_archive(file: Path) -> None:
+    """Raise an error for an archive that torch would unpack for ever: torch.save compresses nothing, and its list of tensors is short."""
+    for part in _parts(file):
+        if part.compress_type != zipfile.ZIP_STORED:
+            raise ModelError(f"{file}: {part.filename[:80]}: expected what torch.save wrote, found it compressed; save it with torch.save")
+        if Path(part.filename).name == "data.pkl" and part.file_size > LARGEST_LIST:
+            most = f"at most {LARGEST_LIST >> 20} MB"
+            raise ModelError(f"{file}: {part.filename[:80]}: expected a list of tensors, {most}, found {part.file_size >> 20} MB")
 
 
 def _beginning(file: Path) -> str:
@@ -193,7 +207,7 @@ def _refused(file: Path, error: Exception) -> str:
         head = opened.read(len(ZIP) + len(MAGIC) + 2)
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < file.stat().st_size:
         return f"expected a file that torch.save wrote, found safetensors; name it {file.stem}.safetensors"
-    parts = _names_in_archive(file) if head.startswith(ZIP) else set()
+    parts = {Path(part.filename).name for part in _parts(file)} if head.startswith(ZIP) else set()
     if "constants.pkl" in parts:
         return "expected tensors by name, found a program of TorchScript; save its weights, torch.jit.load(FILE).state_dict()"
     if parts and "data.pkl" not in parts:
@@ -205,13 +219,13 @@ def _refused(file: Path, error: Exception) -> str:
     return "expected a whole torch file, found one that is damaged or cut short; fetch it again"
 
 
-def _names_in_archive(file: Path) -> set[str]:
-    """Return the names of the files in a zip archive, without folders; none where it is damaged."""
+def _parts(file: Path) -> list[zipfile.ZipInfo]:
+    """Return the files in a zip archive; none where it is damaged, or is none."""
     try:
         with zipfile.ZipFile(file) as archive:
-            return {Path(name).name for name in archive.namelist()}
+            return archive.infolist()
     except Exception:  # zipfile has no single exception for archives that it cannot read
-        return set()
+        return []
 
 
 def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -239,7 +253,7 @@ def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None
                     f"{where}: expected a tensor {name}, found {prefix}{name}; remove {prefix!r}: "
                     f"torch.save({{name.removeprefix({prefix!r}): tensor for name, tensor in state.items()}}, FILE)"
                 )
-            raise ModelError(f"{where}: expected a tensor {name}, found none; it holds {', '.join(sorted(weights)[:3])} …")
+            raise ModelError(f"{where}: expected a tensor {name}, found none; it holds {_few(weights)} …")
         return left[name]
 
     def take(name: str, *shape: int | None) -> Tensor:
@@ -261,7 +275,7 @@ def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None
         )
     layers = 1 + max((int(found[1]) for name in weights if (found := re.match(BLOCK, name))), default=-1)
     if not layers:
-        raise ModelError(f"{where}: expected tensors transformer.h.0.…, found {', '.join(sorted(weights)[:3])} …")
+        raise ModelError(f"{where}: expected tensors transformer.h.0.…, found {_few(weights)} …")
     heads = heads or _published_heads(width, layers, where)
     if width % heads:
         raise ModelError(f"{where}: expected a number of heads that divides the width {width}, found {heads}")
@@ -293,13 +307,17 @@ def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None
                 shape = next((shape for part, shape in shapes.items() if part in name), (width, width))
                 tensors[ours + renamed] = take(theirs + name, *shape)
     if left:
-        raise ModelError(f"{where}: expected only the tensors of paper 2's models, found {', '.join(sorted(left)[:3])} beside them")
+        raise ModelError(f"{where}: expected only the tensors of paper 2's models, found {_few(left)} beside them")
     variant = SinkToken(token_id=vocabulary + 1) if extra == 2 else SinkToken(kind="gate") if gated else None
     if extra == 2:
         tensors["model.sink_token.embedding"] = table[vocabulary + 1 :]
     shape = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers}
     shape |= {"num_attention_heads": heads, "num_key_value_heads": groups, "vocab_size": vocabulary + 1}
     return _config(shape, variant, str(head.dtype).removeprefix("torch.")), tensors
+
+
+def _few(names: Iterable[str]) -> str:
+    return ", ".join(name[:80] for name in sorted(names)[:3])
 
 
 def split_fused(fused: Tensor, heads: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:

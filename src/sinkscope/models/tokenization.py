@@ -1,6 +1,8 @@
 """The tokenizer of a checkpoint folder, made from its data files; code in the folder is never run."""
 
 import contextlib
+import os
+import string
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from sinkscope.models.families import FAMILIES
 from sinkscope.models.family import Family
 from sinkscope.models.fetched_files import check_fetched, check_text
 from sinkscope.models.folders import LARGEST_TEXT
+from sinkscope.models.forked_trial import ends_within
 from sinkscope.models.layouts import STOCK
 from sinkscope.models.panics import panics_as_errors
 
@@ -23,6 +26,9 @@ SPECIAL, ADDED, TEMPLATE = "special_tokens_map.json", "added_tokens.json", "chat
 TEMPLATES = "additional_chat_templates"
 PROBE = "Q: Tom has 7 apples.\nA: é …"
 """Text that every tokenizer is tried on."""
+TRIAL = (PROBE + string.printable) * 8
+"""Text with every letter that a rule may double."""
+TRIAL_S, TRIAL_MB = 2.0, 1024
 MOST_LONGER = 1000
 """How many times as long, in characters, a normalizer or decoder may make a text."""
 _KEYS = frozenset(("content", "single_word", "lstrip", "rstrip", "normalized", "special", "__type"))
@@ -42,7 +48,7 @@ def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> A
     try:
         with panics_as_errors():
             tokenizer = _build(folder, config, settings)
-            _try(tokenizer)
+            _try(tokenizer, folder)
     except ModelError:
         raise
     except Exception as error:  # the tokenizers library raises nothing narrower
@@ -216,8 +222,16 @@ def _build(folder: Path, config: Mapping[str, Any], settings: Mapping[str, Any])
     return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
 
 
-def _try(tokenizer: Any) -> None:
-    """Encode and decode some text, since some rules of tokenizer.json make the library panic only then."""
+def _try(tokenizer: Any, folder: Path) -> None:
+    """Encode and decode some text: some rules of tokenizer.json double a text again and again, or make the library panic, only then."""
+
+    def read_much() -> None:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # in the process of the trial; the library's threads are not there
+        tokenizer.decode(tokenizer(TRIAL).input_ids)
+
+    if not ends_within(TRIAL_S, TRIAL_MB, read_much):
+        expected = f"expected a tokenizer that reads {len(TRIAL):,} letters within {TRIAL_S:g} seconds and {TRIAL_MB} MB"
+        raise ModelError(f"{folder}/{CORE}: {expected}, found none; fetch the file again")
     with contextlib.suppress(Exception):  # what it does not know is told by `Model.encode`, for the text itself
         tokenizer.decode(tokenizer(PROBE).input_ids)
 

@@ -31,7 +31,7 @@ from sinkscope.argument_types import check_argument
 from sinkscope.documents import printable, shown
 from sinkscope.errors import CallError, EvaluationError
 
-LEAST_MEMORY_MB = 64
+LEAST_MEMORY_MB, MOST_MEMORY_MB = 64, 1 << 24
 GRACE_S = 60.0  # for the confinement and for compiling; the program's own clock runs in the supervisor
 LONGEST_S = 86_400
 BY_THE_CLOCK = 10  # times the CPU time: on a busy machine a right answer is late, not wrong
@@ -81,7 +81,7 @@ def run_program(
         function: the name of the one function of the program that ``tests`` call.
         timeout_s: seconds of CPU time, rounded up, of the program, its tests and the comparisons together; ten times as many by the
             clock, for programs that wait.
-        memory_mb: megabytes of address space, at least 64.
+        memory_mb: megabytes of address space, 64 to 16,777,216.
         without: measures to leave out, to test what the others prevent: ``namespaces``, ``own root``, ``other user``,
             ``landlock``, ``seccomp``, ``process limit``, ….
 
@@ -105,6 +105,8 @@ def run_program(
         raise CallError(f"timeout_s: expected at most {LONGEST_S:,} seconds, found {timeout_s:g}")
     if memory_mb < LEAST_MEMORY_MB:
         raise CallError(f"memory_mb: expected at least {LEAST_MEMORY_MB}, since Python itself needs some, found {memory_mb}")
+    if memory_mb > MOST_MEMORY_MB:
+        raise CallError(f"memory_mb: expected at most {MOST_MEMORY_MB:,}, found {shown(memory_mb)}")
     nonce, clock_s = secrets.token_hex(16), BY_THE_CLOCK * timeout_s
     with _box() as box:
         limits = [box, str(memory_mb), str(ceil(timeout_s)), str(clock_s), "1" if tests else "", ",".join(without)]
@@ -137,6 +139,7 @@ def _box() -> Iterator[str]:
     """Make an empty folder, and remove it whatever a program has put there."""
     box = tempfile.mkdtemp(prefix="sinkscope-")
     try:
+        os.chmod(box, 0o700)  # whatever the umask is
         yield box
     finally:
         remove_folder(box)
