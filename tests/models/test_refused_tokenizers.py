@@ -376,7 +376,8 @@ def test_a_conversation_that_the_template_cannot_write(template, kind, message, 
 
 
 def test_a_template_may_compute_and_the_next_one_is_rendered_after_one_that_was_ended(tmp_path):
-    template = "{% if messages[0]['content'] == 'w1' %}{% set x = 9 ** (9 ** 9) %}{% endif %}{{ messages[0]['content'] }} w{{ 2 ** 2 }}"
+    long = "{% set n = messages[0]['content'] | length %}{% set x = 9 ** (n * 10 ** 8) %}"
+    template = f"{{% if messages[0]['content'] == 'w1' %}}{long}{{% endif %}}{{{{ messages[0]['content'] }}}} w{{{{ 2 ** 2 }}}}"
     save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>", template=template)
     model = sinkscope.load(str(tmp_path))
     ask = [{"role": "user", "content": "w3"}]
