@@ -196,6 +196,14 @@ def test_a_hub_that_is_not_there(hub, monkeypatch):
     assert "http://127.0.0.1:9 could not be reached" in refusal(NAME)
 
 
+def test_a_cache_that_was_damaged(hub, monkeypatch):
+    sinkscope.load(NAME)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    folder = hub.cache / "models--lab--model"
+    (folder / "refs/main").write_bytes(b"\xff\xfe\0")
+    assert f"expected the hub's own files in {folder}, found one that is damaged; delete that folder" in refusal(NAME)
+
+
 def test_weights_that_are_not_in_the_cache(hub, monkeypatch):
     identify(NAME)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

@@ -144,6 +144,9 @@ def _told(name: str, revision: str | None) -> Iterator[None]:
         raise ModelError(f"{name}: the connection to {hub} failed ({_reason(error)}); {again}") from error
     except (json.JSONDecodeError, errors.FileMetadataError) as error:
         raise ModelError(no_hub) from error
+    except UnicodeDecodeError as error:
+        cache = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
+        raise ModelError(f"{name}: expected the hub's own files in {cache}, found one that is damaged; delete that folder") from error
     except (NotADirectoryError, PermissionError, FileExistsError) as error:
         raise ModelError(f"{name}: the hub's folder on this machine cannot be used ({_line(error)}); set HF_HOME to another one") from error
     except OSError as error:
