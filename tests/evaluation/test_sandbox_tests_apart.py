@@ -129,7 +129,7 @@ def test_an_honest_program_is_judged_as_in_one_process(body, test):
         ("    import os; os._exit(0)\n", "left before its end (exit status 0)"),
         ("    return x + 0.5\ndel f\n", "NameError: name 'f' is not defined"),
         ("    return x +\n", "SyntaxError: invalid syntax (<unknown>, line 3)"),
-        ("    class Own(Exception): pass\n    raise Own('x')\n", "Exception: Own: x; last call: f(1), which raised it"),
+        ("    class Own(Exception): pass\n    raise Own('x')\n", "Own: x; last call: f(1), which raised it"),
         ("    return [0] * 3_000_000\n", "a value is larger than 4 MB"),
     ],
 )
@@ -203,3 +203,20 @@ def test_tests_and_their_function_come_together(tests, function):
         run_program("", tests=tests, function=function)
     wanted = "tests, function: expected tests and the name of the function they call, or neither"
     assert str(error.value) == f"{wanted}, found function={function!r}"
+
+
+@pytest.mark.parametrize(
+    ("raises", "expected"),
+    [
+        ("b'\\xff'.decode()", "except ValueError as error:\n    assert (type(error), error.start) == (UnicodeDecodeError, 0)"),
+        ("{}[1]", "except LookupError as error:\n    assert error.args == (1,)"),
+        ("{}['a']", "except KeyError as error:\n    assert str(error) == repr('a')"),
+        ("raise Own('bad', 2)", "except ValueError as error:\n    assert (type(error).__name__, error.args) == ('Own', ('bad', 2))"),
+        ("raise Own(object())", "except ValueError as error:\n    assert 'object' in str(error)"),
+        ("next(iter([]))", "except StopIteration:\n    pass"),
+    ],
+)
+def test_an_exception_of_the_program_is_of_the_class_that_its_tests_expect(raises, expected):
+    program = f"class Own(ValueError): pass\ndef f():\n    {raises}"
+    result = run_program(program, tests=f"try:\n    f()\n    assert False\n{expected}", function="f")
+    assert (result.passed, result.reason) == (True, "ran to its end, the tests held in 1 calls")

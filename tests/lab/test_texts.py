@@ -174,6 +174,7 @@ def test_the_command_takes_data_and_a_variant(poem, tmp_path, monkeypatch, capsy
         ("rows.json", '[{"text": "one"}]', "a JSON document"),
         ("rows.txt", '{"text": "one"}\n{"text": "two"}\n', "JSON lines"),
         ("rows.json", '\n{"prompt": "1", "answer": "2"}\n{"prompt": "3", "answer": "4"}', "JSON lines"),
+        ("rows.json", '{"instruction": "1"}\n{"instruction": "2"}\n', "JSON lines"),
     ],
 )
 def test_json_is_no_plain_text(tmp_path, name, content, found):

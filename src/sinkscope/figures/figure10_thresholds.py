@@ -45,7 +45,8 @@ class Thresholds(Figure):
             axes.set_xticks(range(0, 11, 2))
             axes.grid(axis="y", color="#dddddd", linewidth=0.5)
         lowest = min(float(not_sinks(one).min()) for one in subjects) * 100
-        grid[0].set_ylim(lowest - 0.05 * (100 - lowest), 100 + 0.06 * (100 - lowest))
+        span = max(100 - lowest, 1)
+        grid[0].set_ylim(lowest - 0.05 * span, 100 + 0.06 * span)
         _mark(grid, subjects[-1].summary.excess)
         grid[0].set_ylabel("tokens that are not sinks, %")
         handles, labels = grid[0].get_legend_handles_labels()

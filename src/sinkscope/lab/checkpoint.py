@@ -69,6 +69,8 @@ def train_checkpoint(
 def _save(network: Any, tokenizer: Any, out: Path, command: str) -> None:
     """Write the checkpoint into another folder, then move its files, the weights last."""
     beside = out / UNFINISHED_CHECKPOINT
+    if beside.is_symlink() or beside.is_file():
+        beside.unlink()
     shutil.rmtree(beside, ignore_errors=True)
     with quiet():
         network.to("cpu", torch.bfloat16).save_pretrained(beside)

@@ -83,7 +83,7 @@ def _refuse_binary(text: str, path: Path) -> None:
 def _refuse_json(text: str, path: Path) -> None:
     """Raise CallError for a file of plain text that is a JSON document, or whose first line is a document of JSON lines."""
     whole, row = _json(text), _json(text.lstrip().partition("\n")[0])
-    is_row = isinstance(row, dict) and ("text" in row or {"prompt", "answer"} <= row.keys())
+    is_row = isinstance(row, dict) and (path.suffix == ".json" or "text" in row or {"prompt", "answer"} <= row.keys())
     if whole is not None or is_row:
         raise CallError(
             f"{path}: expected plain text, found {'JSON lines' if whole is None else 'a JSON document'}; write one document a line, "

@@ -103,7 +103,16 @@ def _answer(request: dict[str, Any], namespace: dict[str, Any]) -> dict[str, Any
         _flush()
         return {}
     except BaseException as error:  # SystemExit and KeyboardInterrupt end a program too
-        return {"error": _describe_error(error)}
+        return {"error": _describe_error(error), "raised": _pack_error(error)}
+
+
+def _pack_error(error: BaseException) -> Any:
+    """Return the arguments of an exception and the names of its classes, as far as they are plain data."""
+    kinds = [kind.__name__ for kind in type(error).__mro__ if getattr(builtins, kind.__name__, None) is kind]
+    try:
+        return {"kinds": kinds, "arguments": pack(list(error.args))}
+    except Exception:  # a class of the program may do anything
+        return {"kinds": kinds}
 
 
 def _call(function: Callable[..., Any], arguments: tuple[list[Any], dict[str, Any]]) -> dict[str, Any]:
@@ -160,7 +169,7 @@ def serve_tests(lines: Any, replies: int) -> None:
         _send(replies, {"call": arguments})
         reply = _receive(lines)
         if "error" in reply:
-            raise _as_exception(str(reply["error"]))
+            raise _as_exception(reply)
         for mine, theirs in zip(positional, unpack(reply.get("arguments")) or (), strict=False):
             _update(mine, theirs)
         value = unpack_reply(reply)
@@ -180,15 +189,22 @@ def serve_tests(lines: Any, replies: int) -> None:
     _send(replies, verdict)
 
 
-def _as_exception(description: str) -> Exception:
-    """Return what a program raised, for tests that expect it; of an exception of its own class only the text is left."""
-    name, _, text = description.partition(": ")
-    kind = getattr(builtins, name, None)
-    if isinstance(kind, type) and issubclass(kind, Exception):
-        try:
-            return kind(text) if text else kind()
-        except TypeError:  # one that wants more than a text
-            pass
+def _as_exception(reply: dict[str, Any]) -> Exception:
+    """Return what a program raised, for tests that expect it; one of its own class becomes one of the class that it is built on."""
+    raised, description = reply.get("raised"), str(reply["error"])
+    if not isinstance(raised, dict):
+        return Exception(description)
+    own, _, text = description.partition(": ")
+    arguments = [text] * bool(text)
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
+        found = unpack(raised.get("arguments"))
+        arguments = found if isinstance(found, list) else arguments
+    kinds = raised.get("kinds")
+    for name in kinds if isinstance(kinds, list) else ():
+        kind = getattr(builtins, str(name), None)
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            with contextlib.suppress(Exception):  # one that wants other arguments
+                return (kind if kind.__name__ == own else type(own, (kind,), {}))(*arguments)
     return Exception(description)
 
 

@@ -228,7 +228,7 @@ def run_tests(tests: str, function: str, worker: "Worker", tester: "Worker") -> 
         error = str(reply.get("error", ""))[:500]
         if error.startswith("SystemExit"):
             raise ProgramFailed(f"left before its end ({error})")
-        tester.tell({"error": error} if error else reply)
+        tester.tell(reply | {"error": error} if error else reply)
         calls, last = calls + 1, (heard["call"], reply)
     if "unsendable" in heard:
         raise TestsNeedTheProgram(str(heard["unsendable"]))
