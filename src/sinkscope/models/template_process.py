@@ -66,7 +66,7 @@ class _Renderer:
 
     def _start(self) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
-            [sys.executable, "-I", "-X", "utf8", "-c", _START, json.dumps(sys.path)],
+            [sys.executable or "python3", "-I", "-X", "utf8", "-c", _START, json.dumps(sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
