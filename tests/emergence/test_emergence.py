@@ -373,6 +373,10 @@ def test_a_run_is_measured_from_its_snapshots_and_while_it_trains(kind, corpus, 
     first = network_at(open_run(tmp_path / "run"), 0, corpus.tokenizer())
     assert any((mine != theirs).any() for mine, theirs in zip(last.parameters(), first.parameters(), strict=True))
     snapshot = tmp_path / "run/snapshots/update-000000.safetensors"
+    hidden = snapshot.rename(tmp_path / "hidden")
+    status, _, err = run(*call[:-3], tmp_path / "fewer", *call[-2:])
+    assert status == 0 and "expected snapshots of updates 0 too, as its recipe says, found none; they are left out" in err
+    hidden.rename(snapshot)
     renamed = snapshot.rename(snapshot.with_name("update-000003.safetensors"))
     with pytest.raises(TrainingError, match=r"update-000003\.safetensors: expected update 3, as its name says, found 0; give it the name"):
         network_at(open_run(tmp_path / "run"), 3, corpus.tokenizer())

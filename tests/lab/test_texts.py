@@ -187,3 +187,13 @@ def test_json_is_no_plain_text(tmp_path, name, content, found):
 def test_text_that_begins_like_json_is_text(tmp_path, text):
     (tmp_path / "notes.txt").write_text(text)
     assert read_texts(tmp_path / "notes.txt").documents[0].text
+
+
+def test_a_text_without_spaces_is_cut_for_its_tokenizer(tmp_path):
+    """Its time grows with the square of a word: a genome in one line would take hours."""
+    (tmp_path / "genome.txt").write_text("ACGT" * 50_000 + "\n\nTwo words")
+    tokenizer = train_tokenizer(read_texts(tmp_path / "genome.txt"), 300)
+    pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("A" * 450 + " two words")
+    assert [end - start for _, (start, end) in pieces] == [200, 200, 50, 4, 6]
+    text = "G" * 777 + " two words"
+    assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text

@@ -81,6 +81,9 @@ class WatchTraining(Command):
 
         run, texts = open_run(folder), read_data(self.data)
         check_data(run, texts)
+        last = max(run.weights)
+        if missing := [str(update) for update in run.recipe.snapshots if update < last and update not in run.weights]:
+            note(f"{folder}: expected snapshots of updates {', '.join(missing[:5])} too, as its recipe says, found none; they are left out")
         tokenizer, canvases = choose_tokenizer(run.recipe, texts), held_out(run.recipe, texts, self.canvases)
         out = self.out / _name_of(folder)
         with show_progress(len(run.weights), folder.name, "snapshots") as bar:
