@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from processes import ALIKE, environment
@@ -188,6 +189,39 @@ def test_local_jobs_end_with_the_command_and_print_nothing(tmp_path, send):
         _, err = one.communicate(timeout=20)  # the pipe is the job's too, and ends with it
     killed = one.returncode == -signal.SIGKILL
     assert (one.returncode, err) == ((-signal.SIGKILL, "") if killed else (130, "sinkscope: error: interrupted\n"))
+
+
+def test_a_job_that_comes_to_its_limit_of_time_says_which_option_raises_it(tmp_path, monkeypatch):
+    """As submitit tells it, after at least a minute."""
+    utils = pytest.importorskip("submitit.core.utils")
+
+    class Job:
+        job_id, done = "7", staticmethod(lambda: True)
+
+        def exception(self):
+            return utils.UncompletedJobError("Job not requeued because: timed-out and not checkpointable.")
+
+    executor = SimpleNamespace(batch=contextlib.nullcontext, submit=lambda *_: Job())
+    monkeypatch.setattr("sinkscope.evaluation.jobs._executor", lambda *_: executor)
+    with pytest.raises(
+        EvaluationError, match=r"failed \(job 7: it came to its limit of time, which --job-options timeout_min=… raises; logs"
+    ):
+        run_in_jobs("lab-diffusion", "cpu", None, ARGUMENTS | {"out": tmp_path / "r"}, 1, "local")
+
+
+@pytest.mark.parametrize(("options", "minutes"), [("", 365 * 24 * 60), ("timeout_min=7", 7), ("local_timeout_min=8", None)])
+def test_a_local_job_has_a_year_where_no_option_says_less(options, minutes, tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
+    asked = []
+
+    def refuse(kind, folder, cluster, parameters):
+        asked.append(parameters.get("timeout_min"))
+        raise CallError("enough")
+
+    monkeypatch.setattr("sinkscope.evaluation.jobs._executor", refuse)
+    with pytest.raises(CallError, match="enough"):
+        run_in_jobs("lab-diffusion", "cpu", None, ARGUMENTS | {"out": tmp_path / "r"}, 1, "local", options)
+    assert asked == [minutes]
 
 
 def test_a_local_job_watches_before_it_loads_what_it_needs(tmp_path):

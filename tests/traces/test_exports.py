@@ -6,6 +6,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
 import pyarrow.parquet
@@ -68,6 +69,11 @@ def filled(trace, name):
     whole = np.full((*array.shape[:-1], FIRST + STEPS), NOTHING.get(name, np.nan), array.dtype)
     whole[..., : array.shape[-1]] = array
     return whole
+
+
+def test_numpy_archives_have_no_date_which_a_wrong_clock_could_not_write(trace, tmp_path):
+    with zipfile.ZipFile(export_trace(trace, "numpy", tmp_path / "run")) as archive:
+        assert {part.date_time for part in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
 
 
 def test_numpy_holds_the_tensors_as_they_are_and_the_manifest(trace, tmp_path):

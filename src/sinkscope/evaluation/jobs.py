@@ -17,6 +17,8 @@ from sinkscope.models.outline import outline
 from sinkscope.work_items import Share
 
 LOGS = "lock.jobs"  # named like a lock, so that the folder still counts as an evaluation
+MINUTES = {"slurm": 24 * 60, "local": 365 * 24 * 60}
+"""How long a job may take where no option says it; submitit's own 5 and 2 minutes end it within its work."""
 GRACE = 10.0
 """Seconds that an interrupted call waits for its local jobs to end."""
 
@@ -33,7 +35,7 @@ def run_in_jobs(
         arguments: of `evaluate`.
         jobs: number of jobs.
         cluster: ``slurm`` or ``local``.
-        options: name=value, separated by commas, for submitit's ``update_parameters``.
+        options: name=value, separated by commas, for submitit's ``update_parameters``; without ``timeout_min`` see `MINUTES`.
 
     Raises:
         CallError: submitit is not installed, has no such jobs here, or refuses an option.
@@ -47,6 +49,8 @@ def run_in_jobs(
     except ImportError as error:
         raise CallError("--jobs needs submitit, which is not installed: pip install 'sinkscope[slurm]'") from error
     folder = arguments["out"] / LOGS
+    if not any(name.endswith("timeout_min") for name in parameters):
+        parameters["timeout_min"] = MINUTES.get(cluster, MINUTES["slurm"])
     with tempfile.TemporaryDirectory() as elsewhere:  # an executor makes its folder at once
         _executor(submitit.AutoExecutor, Path(elsewhere), cluster, parameters)
     _check_options(parameters)
@@ -147,5 +151,7 @@ def _last_line(error: BaseException) -> str:
     text = str(error)
     if (trace := re.search(r"^-{9,}\n(.*?)^-{9,}$", text, re.DOTALL | re.MULTILINE)) is not None:
         text = re.sub(r"^sinkscope\.errors\.\w+: ", "", trace[1].strip().splitlines()[-1])
+    if "timed-out" in text:
+        return "it came to its limit of time, which --job-options timeout_min=… raises"
     lines = [line for line in text.strip().splitlines() if line.strip()]
     return lines[-1].strip() if lines else type(error).__name__

@@ -158,11 +158,11 @@ def _blocks(trace: Trace, name: str, width: int | None = None) -> Iterator[tuple
 
 def _write_numpy(trace: Trace, path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-        archive.writestr("manifest.json", json.dumps(trace.manifest, ensure_ascii=False))
+        archive.writestr(zipfile.ZipInfo("manifest.json"), json.dumps(trace.manifest, ensure_ascii=False))  # without a date
         for name in trace.tensors:
             array = getattr(trace, name)
             header = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False, "shape": array.shape}
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as file:
                 np.lib.format.write_array_header_1_0(file, header)  # type: ignore[arg-type]
                 for _, _, block in _blocks(trace, name):
                     file.write(np.ascontiguousarray(block).tobytes())
