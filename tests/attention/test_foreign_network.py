@@ -319,6 +319,20 @@ def test_weights_that_torch_computes_itself_are_refused():
         network(x)
 
 
+@pytest.mark.parametrize("added", ["add_bias_kv", "add_zero_attn"])
+def test_keys_that_are_no_tokens_are_refused(added):
+    """They stand behind the tokens, where the keys of a cache would stand in front of them."""
+    network = nn.ModuleDict({"inner": nn.MultiheadAttention(WIDTH, 4, batch_first=True, **{added: True})})
+    network.forward = lambda x: network["inner"](x, x, x, need_weights=False)[0]
+    x = torch.ones(ROWS, LENGTH, WIDTH)
+    with (
+        pytest.raises(AttentionError, match=r"inner: expected keys that are tokens, found"),
+        foreign(network),
+        subscribed(network, Diary()),
+    ):
+        network(x)
+
+
 # Which layers
 
 

@@ -339,6 +339,18 @@ def test_a_task_that_nobody_knows_is_an_error_of_ours(monkeypatch, capfd, asked,
     assert capfd.readouterr().err.endswith(message)
 
 
+def test_a_device_in_both_places_is_an_error_of_ours(monkeypatch, capfd):
+    from sinkscope.evaluation import lm_eval as ours
+
+    flags = ["--model", "sinkscope", "--model_args", "pretrained=lab-diffusion,device=cpu", "--tasks", "gsm8k"]
+    monkeypatch.setattr(sys, "argv", ["lm_eval", *flags])
+    with pytest.raises(SystemExit) as stop:
+        ours.main()
+    assert stop.value.code == 2
+    message = "sinkscope: error: --model_args: expected device as --device only, found it in both; take it out\n"
+    assert capfd.readouterr().err.endswith(message)
+
+
 @pytest.mark.parametrize("argv", [["--device", "cpu"], ["--device=cpu"], ["--config", "run.yaml"], ["ls", "tasks"]])
 def test_a_device_is_chosen_only_where_none_is(monkeypatch, argv):
     import lm_eval.__main__

@@ -272,6 +272,12 @@ class _Step:
             raise AttentionError(
                 f"{path}: nn.MultiheadAttention with need_weights=True computes its attention itself; pass need_weights=False"
             )
+        if given.arguments["bias_k"] is not None or given.arguments["add_zero_attn"]:
+            path = (self.hooks.layer() or ("",))[0]
+            raise AttentionError(
+                f"{path}: expected keys that are tokens, found an nn.MultiheadAttention that adds others (add_bias_kv, add_zero_attn); "
+                "choose other layers: foreign(network, layers=[…])"
+            )
         names = {**stock.__globals__, "has_torch_function": lambda _: False, "scaled_dot_product_attention": self.attention}
         ours = types.FunctionType(stock.__code__, names, stock.__name__, stock.__defaults__, stock.__closure__)
         return ours(*args, **kwargs)

@@ -302,6 +302,11 @@ def main() -> None:
         named = shown(found[2]) if found[2] else "none"
         print(f"sinkscope: error: --tasks: expected tasks that `lm-eval ls tasks` lists, or ours, found {named}", file=sys.stderr)
         sys.exit(2)
+    except TypeError as error:
+        if not (found := re.search(r"multiple values for keyword argument '(\w+)'", str(error))):
+            raise
+        print(f"sinkscope: error: --model_args: expected {found[1]} as --{found[1]} only, found it in both; take it out", file=sys.stderr)
+        sys.exit(2)
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
