@@ -7,9 +7,9 @@ import signal
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
-MEGABYTE = 1 << 20
+from sinkscope.models.own_limits import limit_memory, limit_time
+
 _TOO_LARGE = 3  # exit status
 _CLOCK_S = 60.0
 
@@ -65,14 +65,9 @@ def _try(seconds: float, megabytes: int, work: Callable[[], object]) -> None:
         for stream in (1, 2):
             os.dup2(nothing, stream)
         faulthandler.disable()  # it would tell of an abort
-        signal.signal(signal.SIGPROF, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with contextlib.suppress(OSError):  # not where there is no /proc
-            held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-            allowed, hard = resource.getrlimit(resource.RLIMIT_AS)
-            most = held + megabytes * MEGABYTE
-            resource.setrlimit(resource.RLIMIT_AS, (most if allowed == resource.RLIM_INFINITY else min(most, allowed), hard))
-        signal.setitimer(signal.ITIMER_PROF, seconds)
+        limit_memory(megabytes)
+        limit_time(seconds)
         work()
     except MemoryError:
         status = _TOO_LARGE

@@ -6,14 +6,13 @@ import atexit
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import first_line
+from sinkscope.models.own_limits import limit_memory, limit_time
 
 SECONDS = 2.0
 """Processor time of a template; one takes a millisecond."""
@@ -116,11 +115,9 @@ def _ask(process: "subprocess.Popen[str]", request: str | None) -> dict[str, Any
 
 def serve() -> None:
     """Render what standard input asks for, a line of JSON each, until it ends."""
-    with contextlib.suppress(AttributeError):  # Windows has no such signal
-        signal.signal(signal.SIGPROF, signal.SIG_DFL)
     from transformers.utils.chat_template_utils import render_jinja_template  # type: ignore[import-untyped]
 
-    _limit_memory()
+    limit_memory(MEMORY_MB)
     print("{}", flush=True)
     for line in sys.stdin:
         print(json.dumps(_render(render_jinja_template, json.loads(line))), flush=True)
@@ -130,8 +127,8 @@ def _render(work: Any, request: dict[str, Any]) -> dict[str, Any]:
     from jinja2 import TemplateSyntaxError
 
     try:
-        with _limited_time():
-            text = work(**request)[0][0]
+        limit_time(SECONDS)
+        text = work(**request)[0][0]
         return {"text": text} if len(text) <= MOST_LETTERS else {}
     except MemoryError:
         return {}
@@ -139,29 +136,5 @@ def _render(work: Any, request: dict[str, Any]) -> dict[str, Any]:
         return {"mistake": str(error.message)[:1000], "line": error.lineno}
     except Exception as error:  # a template may raise any
         return {"refused": first_line(error)}
-
-
-@contextlib.contextmanager
-def _limited_time() -> Any:
-    """Let the system end this process when the body takes more than its time, where it can."""
-    timed = hasattr(signal, "setitimer")
-    if timed:
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)
-    try:
-        yield
     finally:
-        if timed:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-
-
-def _limit_memory() -> None:
-    """Let this process have so much more address space only, where the system tells what it has."""
-    status = Path("/proc/self/statm")
-    if not status.exists():
-        return
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = int(status.read_text().split()[0]) * resource.getpagesize() + (MEMORY_MB << 20)
-    if soft == resource.RLIM_INFINITY or most < soft:
-        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+        limit_time(0)
