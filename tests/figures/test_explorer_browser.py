@@ -4,6 +4,7 @@ It needs Chromium (Debian: `apt-get install chromium`), or the path of one in th
 """
 
 import os
+import re
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -103,6 +104,30 @@ def test_the_stripe_of_the_sink_is_the_strongest(browser, address):
         )
         strongest = ((np.argmax if dark else np.argmin)(row) + 0.5) / len(row) * POSITIONS
         assert 4 <= strongest < 5
+
+
+def test_one_colour_is_one_value_in_traces_side_by_side(browser, traces, tmp_path):
+    halved = write_wandering(tmp_path / "halved", wandering_columns() / 2)
+    address = explore([traces[0], halved]).write_page(tmp_path / "page.html").as_uri()
+
+    def legends(state):
+        page = browser.open(f"{address}#step=6&layer={MOVING[0]}&head={MOVING[1]}&statistic=strength&{state}", 1280, 900)
+        shot(page, f"scales-{state}")
+        tops = {}
+        for view in ("heat-view", "heads-view"):
+            found = page.evaluate(f"[...document.querySelectorAll('.{view} .bar')].map((one) => one.textContent).join('|')").split("|")
+            assert len(set(found)) == 1, found
+            tops[view] = float(re.search(r"([\d.]+) queries", found[0])[1])
+        return tops, page.evaluate("[...document.querySelectorAll('.tokens .main')].map((one) => one.style.background).join('|')").split(
+            "|"
+        )
+
+    both, shades = legends("first=0&second=1")
+    assert shades[0] != shades[1]
+    alone, shades_alone = legends("first=1&second=-1")
+    assert {view: both[view] / alone[view] for view in both} == pytest.approx({view: 2 for view in both}, rel=0.05)
+    colours = [[int(part) for part in re.findall(r"\d+", shade)] for shade in (shades_alone[0], shades[0])]
+    assert max(abs(one - other) for one, other in zip(*colours, strict=True)) <= 16  # a step of the shades of tokens
 
 
 def test_keys_move_the_selection_and_the_address_keeps_it(browser, address):

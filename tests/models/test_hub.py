@@ -1,6 +1,7 @@
 """`load("owner/name")` against a hub on this machine (local_hub.py)."""
 
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -194,6 +195,18 @@ def test_a_hub_that_is_not_there(hub, monkeypatch):
     for where in (constants, huggingface_hub.hf_api.api):
         monkeypatch.setattr(where, "ENDPOINT" if where is constants else "endpoint", "http://127.0.0.1:9")
     assert "http://127.0.0.1:9 could not be reached" in refusal(NAME)
+
+
+def test_a_hub_that_takes_the_call_and_says_nothing(hub, monkeypatch):
+    """The library itself would wait for ever, also for a model that its cache holds."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        sinkscope.load(NAME)
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", address)
+        monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
+        assert sinkscope.load(NAME).commit == COMMIT
+        assert f"the cache does not hold it, and {address} could not be reached (timed out)" in refusal("lab/other")
 
 
 def test_a_cache_that_was_damaged(hub, monkeypatch):

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from sinkscope.documents import files_in
 from sinkscope.errors import ModelError
@@ -108,7 +109,8 @@ def _told(name: str, revision: str | None) -> Iterator[None]:
         raise ModelError(f"HF_ENDPOINT: expected the address of a model hub, which begins with https://, found {hub[:60]!r}; correct it")
     no_hub = f"{name}: expected the answer of a model hub from {hub}, found another; correct HF_ENDPOINT"
     try:
-        yield
+        with _patience(constants.HF_HUB_DOWNLOAD_TIMEOUT):
+            yield
     except errors.GatedRepoError as error:
         raise ModelError(
             f"{name}: expected access to a gated repository, found none; accept its terms at {hub}/{name}, then `hf auth login`"
@@ -151,6 +153,24 @@ def _told(name: str, revision: str | None) -> Iterator[None]:
         raise ModelError(f"{name}: the hub's folder on this machine cannot be used ({_line(error)}); set HF_HOME to another one") from error
     except OSError as error:
         raise ModelError(f"{name}: it could not be fetched from {hub} ({_reason(error)}); {again}") from error
+
+
+@contextmanager
+def _patience(seconds: float) -> Iterator[None]:
+    """Let the hub's client wait so long for an answer, where it would wait for ever."""
+    import huggingface_hub
+
+    def limit(request: Any) -> None:
+        asked = request.extensions.get("timeout") or {}
+        request.extensions["timeout"] = {part: asked[part] if asked.get(part) else seconds for part in ("connect", "read", "write", "pool")}
+
+    client = huggingface_hub.get_session()
+    before = client.event_hooks
+    client.event_hooks = {**before, "request": [*before["request"], limit]}
+    try:
+        yield
+    finally:
+        client.event_hooks = before
 
 
 def _reason(error: BaseException) -> str:

@@ -130,6 +130,29 @@ class Recording {
       }
     );
   }
+  // The smallest value that a code can stand for, and the largest of all steps; null where the quantity is not loaded.
+  range(name, layer, head) {
+    const rows = this.rows(name, layer, head);
+    if (!rows) return null;
+    const key = `${name}|${layer}|${head}`;
+    this.ranges ??= new Map();
+    if (!this.ranges.has(key)) {
+      let most = 1;
+      for (let step = 0; step < this.steps; step++)
+        for (let at = rows.start + step * rows.stride, end = at + this.positions; at < end; at++)
+          if (rows.codes[at] > most) most = rows.codes[at];
+      this.ranges.set(key, [rows.table[1], rows.table[most]]);
+    }
+    return this.ranges.get(key);
+  }
+  // The largest value, without its sign, of a table of layers and heads; null where it is not loaded.
+  largest(name) {
+    const values = this.tile(name);
+    if (!values) return null;
+    this.tops ??= new Map();
+    if (!this.tops.has(name)) this.tops.set(name, values.reduce((most, one) => (Number.isNaN(one) ? most : Math.max(most, Math.abs(one))), 0));
+    return this.tops.get(name);
+  }
   // A page that is too large for every head keeps the strongest columns of each: the others are shown as nothing.
   sparseRows(quantity, layer, head) {
     const key = `${quantity.name}|${layer}|${head}`;

@@ -62,10 +62,9 @@ function told(found, unit) {
 }
 const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
-// Colours of the 256 codes of a table: `top` is the value of the last colour.
-function codeColours(table, top, logarithmic) {
-  const shades = new Uint8Array(256),
-    low = table[1];
+// Colours of the 256 codes of a table: `low` is the value of the first colour of a logarithmic scale, `top` that of the last colour.
+function codeColours(table, low, top, logarithmic) {
+  const shades = new Uint8Array(256);
   for (let code = 1; code < 256; code++)
     shades[code] = logarithmic
       ? 255 * Math.max(0, Math.min(1, Math.log(table[code] / low) / Math.log(Math.max(top / low, 1.0001))))

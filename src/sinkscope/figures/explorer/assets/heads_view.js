@@ -57,18 +57,14 @@ class HeadsView {
     if (!this.drawing.size() || !values) return;
     const start = about.each ? step * layers * heads : 0,
       box = this.drawing.inside;
-    if (!this.tops?.has(about.tile))
-      (this.tops ??= new Map()).set(
-        about.tile,
-        values.reduce((most, one) => (Number.isNaN(one) ? most : Math.max(most, about.signed ? Math.abs(one) : one)), 0) || 1,
-      );
-    const top = this.tops.get(about.tile),
+    const tops = shown().map((one) => one.largest("heads/" + about.tile) ?? 0); // one colour is one value in the traces side by side
+    const top = Math.max(...tops) || 1,
       table = about.signed ? differenceRamp() : heatRamp();
     const shade = (layer, head) => {
       const value = values[start + layer * heads + head];
       return Number.isNaN(value) ? -1 : Math.round(about.signed ? 127.5 + (127.5 * value) / top : (255 * value) / top);
     };
-    this.drawing.paint(`${about.tile}|${about.each ? step : ""}`, (pen) => {
+    this.drawing.paint(`${about.tile}|${about.each ? step : ""}|${top}`, (pen) => {
       paintShades(pen, box, layers, heads, (row, head) => shade(layers - 1 - row, head), table, this.drawing.ratio);
       axes(pen, box, { x: [0, heads], y: [0, layers], xLabel: "head", yLabel: "layer", cells: true });
       const wide = box.width / heads,
@@ -111,7 +107,7 @@ class HeadsView {
     const value = layer >= 0 && head >= 0 ? values[start + layer * heads + head] : null;
     this.drawing.place.setAttribute(
       "aria-label",
-      `map of layers and heads: ${about.label}; largest ${number(top, 3)} ${about.unit}${value === null ? "" : `; layer ${layer} head ${head}: ${number(value, 4)}`}`,
+      `map of layers and heads: ${about.label}; largest ${number(recording.largest("heads/" + about.tile), 3)} ${about.unit}${value === null ? "" : `; layer ${layer} head ${head}: ${number(value, 4)}`}`,
     );
   }
 }

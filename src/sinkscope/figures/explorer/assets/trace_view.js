@@ -3,6 +3,13 @@ const headName = (layer, head) =>
   layer < 0 ? "mean over all layers and heads" : head < 0 ? `mean over the heads of layer ${layer}` : `layer ${layer} head ${head}`;
 const quoted = (text) => `“${text}”`;
 
+// The smallest and the largest value of a quantity in the traces side by side, so that one colour is one value in all of them.
+function rangeOf(name, layer, head) {
+  const same = shown().filter((one) => one.quantity(name).name === name);
+  const ranges = same.map((one) => one.range(name, layer, head)).filter(Boolean);
+  return [Math.min(...ranges.map(([low]) => low)), Math.max(...ranges.map(([, top]) => top))];
+}
+
 class TraceView {
   constructor(template, recording) {
     this.recording = recording;
@@ -139,7 +146,7 @@ class TraceView {
   }
 
   // Heat map: positions across, steps down, as in the figures.
-  drawHeat(rows, shades, top) {
+  drawHeat(rows, shades, [low, top]) {
     if (!this.heat.size()) return;
     const { recording } = this,
       { layer, head } = selection,
@@ -148,7 +155,7 @@ class TraceView {
     this.root.querySelector(".heat-view .what").textContent =
       `${recording.quantity(name).label}, ${headName(recording.clampLayer(layer), recording.clampHead(head))}`;
     if (!rows) return;
-    this.heat.paint(`${name}|${layer}|${head}|${selection.scale}|${loaded.size}`, (pen) => {
+    this.heat.paint(`${name}|${layer}|${head}|${selection.scale}|${loaded.size}|${low}|${top}`, (pen) => {
       paintShades(
         pen,
         box,
@@ -168,7 +175,7 @@ class TraceView {
       legendBar(
         this.root.querySelector(".heat-view .bar"),
         heatRamp(),
-        selection.scale === "log" ? number(rows.table[1], 2) : "0",
+        selection.scale === "log" ? number(low, 2) : "0",
         number(top, 3),
         recording.quantity(name).unit,
       );
@@ -176,7 +183,7 @@ class TraceView {
     });
     this.drawHeatMarks(box);
     const text = this.heat.place.getAttribute("aria-label");
-    const label = `heat map: ${recording.quantity(name).label} by step and position, ${headName(layer, head)}; largest ${number(top, 3)}`;
+    const label = `heat map: ${recording.quantity(name).label} by step and position, ${headName(layer, head)}; largest ${number(recording.range(name, layer, head)[1], 3)}`;
     if (text !== label) this.heat.place.setAttribute("aria-label", label);
   }
   // What lies over the heat map in all steps: the end of the prompt, commits and main sinks.
@@ -275,18 +282,14 @@ class TraceView {
     const { recording } = this,
       { layer, head } = selection,
       rows = recording.rows(quantityOf(recording), layer, head);
-    const key = `${quantityOf(recording)}|${layer}|${head}|${selection.scale}|${Boolean(rows)}`;
+    const range = rangeOf(quantityOf(recording), layer, head);
+    const key = `${quantityOf(recording)}|${layer}|${head}|${selection.scale}|${Boolean(rows)}|${range}`;
     if (rows && this.shadesKey !== key) {
-      let most = 1;
-      for (let step = 0; step < recording.steps; step++)
-        for (let at = rows.start + step * rows.stride, end = at + recording.positions; at < end; at++)
-          if (rows.codes[at] > most) most = rows.codes[at];
-      this.top = rows.table[most];
-      this.shades = codeColours(rows.table, this.top, selection.scale === "log");
+      this.shades = codeColours(rows.table, ...range, selection.scale === "log");
       this.shadesKey = key;
     }
     this.drawTokens(rows, this.shades ?? new Uint8Array(256));
-    this.drawHeat(rows, this.shades, this.top);
+    this.drawHeat(rows, this.shades, range);
     this.heads.draw();
   }
 }
