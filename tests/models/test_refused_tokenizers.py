@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 import sinkscope
 from sinkscope.errors import CallError, ModelError
+from sinkscope.models import template_process
 from sinkscope.models.panics import panics_as_errors
 
 
@@ -384,6 +385,9 @@ def test_a_template_may_compute_and_the_next_one_is_rendered_after_one_that_was_
     assert model.chat(ask) == model.encode("w3 w4")
     with pytest.raises(ModelError, match=LIMITS):
         model.chat([{"role": "user", "content": "w1"}])
+    assert model.chat(ask) == model.encode("w3 w4")
+    template_process._own._process.kill()  # as a system without memory does
+    template_process._own._process.wait()
     assert model.chat(ask) == model.encode("w3 w4")
     child = os.fork()
     if not child:  # a forked process has a process of its own for templates, and does not read the answers of this one

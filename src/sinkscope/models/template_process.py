@@ -53,6 +53,8 @@ class _Renderer:
 
     def render(self, request: str) -> dict[str, Any]:
         with self._lock:
+            if self._process is not None and self._process.poll() is not None:  # somebody has ended it
+                self.end()
             if self._process is None:
                 self._process = self._start()
             reply = None
@@ -65,7 +67,7 @@ class _Renderer:
 
     def _start(self) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
-            [sys.executable or "python3", "-I", "-X", "utf8", "-c", _START, json.dumps(sys.path)],
+            [sys.executable or "python3", "-I", "-X", "utf8", "-c", _START, json.dumps([*map(str, sys.path)])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
