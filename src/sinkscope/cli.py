@@ -156,10 +156,11 @@ def _variable_at_fault(error: BaseException) -> "tuple[str, str] | None":
             if file.endswith("torch/_logging/_internal.py") and "TORCH_LOGS" in os.environ:
                 return "TORCH_LOGS", library
             if "site-packages/" in file and ours not in code.co_filename:
-                first = trace.tb_lineno if code.co_name == "<module>" else code.co_firstlineno
+                first = trace.tb_lineno if code.co_name == "<module>" else max(code.co_firstlineno, trace.tb_lineno - 8)
                 text = "".join(linecache.getline(code.co_filename, line) for line in range(first, trace.tb_lineno + 3))
                 mentioned = re.findall("[A-Z][A-Z0-9_]{2,}", text)
-                if named := [name for name in os.environ if name in mentioned or name.startswith(f"{library.upper()}_")]:
+                own = {name for name, value in os.environ.items() if name.startswith(f"{library.upper()}_") and value in str(last)}
+                if named := [name for name in os.environ if name in mentioned or name in own]:
                     return named[0], library
             trace = trace.tb_next
     return None

@@ -8,7 +8,7 @@ is made, a second process is refused at once, and the file is removed at the end
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def claimed_file(path: Path, failure: Failure) -> Iterator[None]:
 
 
 @contextmanager
-def new_folder(folder: Path, failure: Failure, purpose: str, *last: str) -> Iterator[Path]:
+def new_folder(folder: Path, failure: Failure, purpose: str, *last: str, among: Collection[str] = ()) -> Iterator[Path]:
     """Give a place within a new or empty folder; what is written there moves into the folder when the body ends, or is removed.
 
     What a killed process has left in such a place is removed.
@@ -56,13 +56,17 @@ def new_folder(folder: Path, failure: Failure, purpose: str, *last: str) -> Iter
     Args:
         purpose: what the folder is for, such as ``the folded model``.
         last: names of the files that move last, because readers take a folder that has them for whole.
+        among: names of all that will be written; the folder may then hold others.
 
     Raises:
-        CallError: the folder holds something, or there is a file on the way.
+        CallError: the folder holds something that it must not, or there is a file on the way.
         failure: it cannot be written, or another process writes into it.
     """
     with claimed_folder(folder, failure):
-        if held := [name for name in names_in(folder) if name != UNMOVED]:
+        held = [name for name in names_in(folder) if name != UNMOVED]
+        if among and (there := [name for name in held if name in among]):
+            raise CallError(f"{folder / there[0]} is there already; choose another folder or delete it")
+        if held and not among:
             raise CallError(f"{folder}: expected a new or empty folder for {purpose}, found something there ({held[0]}); choose another")
         whole = folder.absolute()  # the body may change the current folder
         place = whole / UNMOVED

@@ -1,6 +1,7 @@
 import json
 import math
-from collections import Counter, OrderedDict, namedtuple
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import IntEnum
 from fractions import Fraction
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinkscope.evaluation.sandbox.confined import pack, unpack, unpack_reply
+from sinkscope.evaluation.sandbox.plain_data import pack, unpack, unpack_reply
 
 numbers = st.integers() | st.floats(allow_nan=False) | st.complex_numbers(allow_nan=False) | st.fractions() | st.decimals(allow_nan=False)
 leaves = st.none() | st.booleans() | numbers | st.text() | st.binary()
@@ -39,8 +40,19 @@ def test_fractions_and_decimals_keep_what_they_are():
 
 
 def test_what_stands_for_a_foreign_value():
-    found = unpack_reply({"foreign": "generator", "truth": False, "items": ["list", [1, 2]]})
-    assert (list(found), bool(found), found == found, found == [1, 2]) == ([1, 2], False, True, False)
+    found = unpack_reply({"foreign": "Own", "truth": False, "items": [1, 2]})
+    assert (list(found), list(found), bool(found), found == found, found == [1, 2], 2 in found) == (
+        [1, 2],
+        [1, 2],
+        False,
+        True,
+        False,
+        True,
+    )
+    found = unpack_reply({"foreign": "generator", "iterator": True, "items": [1, 2], "more": True})
+    assert (next(found), next(found)) == (1, 2)
+    with pytest.raises(TypeError, match="a generator gives more than 2 items, of which no more leave the program"):
+        next(found)
     with pytest.raises(TypeError, match="'object' object is not iterable"):
         iter(unpack_reply({"foreign": "object"}))
 
@@ -56,6 +68,10 @@ class Colour(IntEnum):
     RED = 3
 
 
+class Pair(tuple):
+    _fields = ("a", "import")
+
+
 class Liar(int):
     def __eq__(self, other):
         return True
@@ -66,14 +82,10 @@ class Liar(int):
 @pytest.mark.parametrize(
     ("value", "plain"),
     [
-        (Point(1, 2), (1, 2)),
-        (Counter("aab"), {"a": 2, "b": 1}),
-        (OrderedDict(b=1), {"b": 1}),
+        (defaultdict(list, a=1), {"a": 1}),
         (Colour.RED, 3),
         (Liar(7), 7),
-        ({1: 2}.keys(), {1}),
-        ({1: 2}.items(), {(1, 2)}),
-        (bytearray(b"x"), b"x"),
+        (Pair((1, 2)), (1, 2)),
     ],
 )
 def test_subclasses_travel_as_what_they_are_built_on(value, plain):
@@ -81,13 +93,49 @@ def test_subclasses_travel_as_what_they_are_built_on(value, plain):
     assert (back, type(back)) == (plain, type(plain))
 
 
-@pytest.mark.parametrize("value", [object(), iter([]), [object()], {1: print}, range(3)])
+@pytest.mark.parametrize(
+    "value",
+    [
+        Counter("aab"),
+        OrderedDict(b=1, a=2),
+        bytearray(b"x"),
+        range(3, 9, 2),
+        deque([1, [2]], 4),
+        date(2026, 1, 2),
+        time(1, 2, 3),
+        datetime(2026, 1, 2, 3, 4, 5, 6),
+        timedelta(1, 2, 3),
+        int,
+        ...,
+    ],
+    ids=repr,
+)
+def test_types_of_the_standard_library_survive_the_journey(value):
+    back = unpack(json.loads(json.dumps(pack([value]))))[0]
+    assert (back, type(back), repr(back)) == (value, type(value), repr(value))
+
+
+def test_views_of_a_dictionary_keep_their_order_and_equal_sets():
+    mapping = {name: [at] for at, name in enumerate("zyxabc")}
+    keys, values, items = unpack(json.loads(json.dumps(pack([mapping.keys(), mapping.values(), mapping.items()]))))
+    assert ([*keys], [*values], [*items]) == ([*mapping], [*mapping.values()], [*mapping.items()])
+    assert keys == set("abcxyz") and keys == mapping.keys() and [2] in values and ("a", [3]) in items
+
+
+def test_a_named_tuple_keeps_its_names():
+    back = unpack(json.loads(json.dumps(pack(Point(1, [2])))))
+    assert (back, back.y, repr(back)) == ((1, [2]), [2], "Point(x=1, y=[2])")
+
+
+@pytest.mark.parametrize("value", [object(), iter([]), [object()], {1: print}, datetime(2026, 1, 1, tzinfo=UTC), memoryview(b"x"), Point])
 def test_what_is_not_plain_data_stays(value):
     with pytest.raises(TypeError, match="is not plain data"):
         pack(value)
 
 
-@pytest.mark.parametrize("packed", [["eval", "1"], ["list", 3], {"a": 1}, [], ["int", 3], ["float", "inf"]])
+@pytest.mark.parametrize(
+    "packed", [["eval", "1"], ["builtin", "eval"], ["of dates", ["eval", [1]]], ["list", 3], {"a": 1}, [], ["int", 3], ["float", "inf"]]
+)
 def test_what_pack_did_not_make_is_refused(packed):
     with pytest.raises(ValueError, match="not a packed value"):
         unpack(packed)

@@ -220,3 +220,44 @@ def test_an_exception_of_the_program_is_of_the_class_that_its_tests_expect(raise
     program = f"class Own(ValueError): pass\ndef f():\n    {raises}"
     result = run_program(program, tests=f"try:\n    f()\n    assert False\n{expected}", function="f")
     assert (result.passed, result.reason) == (True, "ran to its end, the tests held in 1 calls")
+
+
+@pytest.mark.parametrize(
+    ("program", "tests"),
+    [
+        ("def f(d): return d.keys()", "assert list(f({'z': 1, 'a': 2, 'm': 3})) == ['z', 'a', 'm']"),
+        ("def f(d): return d.items()", "assert dict(f({'z': [1]})) == {'z': [1]}"),
+        ("def f(x): x.append(1)", "a = []\nf(x=a)\nassert a == [1]"),
+        ("def f(x): x[0].append(1)", "a = []\nf((a,))\nassert a == [1]"),
+        ("def f(x): x[:] = [1.0, 2.0]", "a = [1, 2]\nf(a)\nassert type(a[0]) is float"),
+        ("def f(d): d['a'] = d.pop('a')", "d = {'a': 1, 'b': 2}\nf(d)\nassert list(d) == ['b', 'a']"),
+        ("def f(x): x.sort(); return x", "a = [2, 1]\nassert f(a) is a and a == [1, 2]"),
+        ("def f(x): x[0].append(3)", "inner = [1]\na = [inner, 2]\nf(a)\nassert a[0] is inner and inner == [1, 3]"),
+        ("def f(x): return [x]", "a = [1]\nassert f(a) == [a] and f(a) is not a"),
+        ("def f():\n    n = 0\n    while True:\n        yield n\n        n += 1", "g = f()\nassert (next(g), next(g)) == (0, 1)"),
+        ("def f():\n    yield 1\n    raise ValueError('end')", "g = f()\nassert next(g) == 1\ntry: next(g)\nexcept ValueError: pass"),
+        ("from collections import *\ndef f(): return Counter('aab')", "assert f().most_common(1) == [('a', 2)]"),
+        ("from collections import *\nP = namedtuple('P', 'x y')\ndef f(): return P(1, 2)", "assert f().y == 2 and f() == (1, 2)"),
+        ("def f(x): return type(x)", "assert f(1) is int"),
+        ("from datetime import *\ndef f(): return date(2024, 2, 28) + timedelta(1)", "assert f().day == 29"),
+    ],
+)
+def test_a_right_answer_is_one_apart_from_its_tests_too(program, tests):
+    names = {}
+    exec(program, names)
+    exec(tests, {"f": names["f"]})  # it is one in plain Python
+    result = run_program(program, tests=tests, function="f")
+    assert result.passed and result.reason.startswith("ran to its end, the tests held in"), result.reason
+
+
+@pytest.mark.parametrize(
+    "test", ["3 in range(5)", "1 in deque([1])", "2 in {1: 2}.values()", "2 in (n for n in range(3))", "9 not in iter([1])"]
+)
+def test_a_value_is_looked_for_in_what_a_program_gives(test):
+    assert run_program(f"from collections import deque\nassert {test}").passed
+    wrong = test.replace(" not in ", " in ") if "not" in test else test.replace(" in ", " not in ", 1)
+    assert not run_program(f"from collections import deque\nassert {wrong}").passed
+
+
+def test_a_class_that_holds_everything_holds_nothing_outside_the_program():
+    assert not run_program("class A:\n    def __contains__(s, o): return True\nassert 3 in A()").passed

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -191,21 +192,32 @@ def test_local_jobs_end_with_the_command_and_print_nothing(tmp_path, send):
     assert (one.returncode, err) == ((-signal.SIGKILL, "") if killed else (130, "sinkscope: error: interrupted\n"))
 
 
-def test_a_job_that_comes_to_its_limit_of_time_says_which_option_raises_it(tmp_path, monkeypatch):
-    """As submitit tells it, after at least a minute."""
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        (
+            "Job not requeued because: timed-out and not checkpointable.",
+            "it came to its limit of time, which --job-options timeout_min=… raises",
+        ),
+        (
+            "Job 7 (task: 0) with path r\nhas not produced any output (state: INTERRUPTED)\nError stream produced:\n----\nsubmitit INFO",
+            "it was ended before it was done, perhaps for want of memory",
+        ),
+    ],
+)
+def test_a_job_that_was_ended_says_why(told, reason, tmp_path, monkeypatch):
+    """As submitit tells it."""
     utils = pytest.importorskip("submitit.core.utils")
 
     class Job:
         job_id, done = "7", staticmethod(lambda: True)
 
         def exception(self):
-            return utils.UncompletedJobError("Job not requeued because: timed-out and not checkpointable.")
+            return utils.UncompletedJobError(told)
 
     executor = SimpleNamespace(batch=contextlib.nullcontext, submit=lambda *_: Job())
     monkeypatch.setattr("sinkscope.evaluation.jobs._executor", lambda *_: executor)
-    with pytest.raises(
-        EvaluationError, match=r"failed \(job 7: it came to its limit of time, which --job-options timeout_min=… raises; logs"
-    ):
+    with pytest.raises(EvaluationError, match=re.escape(f"failed (job 7: {reason}; logs")):
         run_in_jobs("lab-diffusion", "cpu", None, ARGUMENTS | {"out": tmp_path / "r"}, 1, "local")
 
 

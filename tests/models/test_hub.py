@@ -1,6 +1,8 @@
 """`load("owner/name")` against a hub on this machine (local_hub.py)."""
 
 import json
+import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -209,12 +211,36 @@ def test_a_hub_that_takes_the_call_and_says_nothing(hub, monkeypatch):
         assert f"the cache does not hold it, and {address} could not be reached (timed out)" in refusal("lab/other")
 
 
-def test_a_cache_that_was_damaged(hub, monkeypatch):
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(b"\xff\xfe\0"),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_text(f"../../{COMMIT}"),
+        lambda path: path.write_text(COMMIT + "\n"),
+        lambda path: (path.unlink(), os.mkfifo(path)),
+        lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
+        lambda path: (path.unlink(), path.mkdir()),
+    ],
+    ids=["bytes", "empty", "outside", "a line", "fifo", "zero", "folder"],
+)
+@pytest.mark.parametrize("offline", [True, False])
+def test_a_cache_whose_commit_was_damaged(damage, offline, hub, monkeypatch):
+    sinkscope.load(NAME)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    folder = hub.cache / "models--lab--model"
+    damage(folder / "refs/main")
+    found = refusal(NAME)
+    assert f"{folder}/refs/main: expected a commit, 40 hexadecimal digits, found " in found and f"; delete {folder}" in found
+
+
+def test_a_cache_with_a_file_in_place_of_a_snapshot(hub, monkeypatch):
     sinkscope.load(NAME)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    folder = hub.cache / "models--lab--model"
-    (folder / "refs/main").write_bytes(b"\xff\xfe\0")
-    assert f"expected the hub's own files in {folder}, found one that is damaged; delete that folder" in refusal(NAME)
+    snapshot = hub.cache / f"models--lab--model/snapshots/{COMMIT}"
+    shutil.rmtree(snapshot)
+    snapshot.touch()
+    assert f"{snapshot}: expected a folder of the hub's cache, found a file; delete {hub.cache / 'models--lab--model'}" in refusal(NAME)
 
 
 def test_weights_that_are_not_in_the_cache(hub, monkeypatch):

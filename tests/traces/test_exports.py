@@ -276,6 +276,39 @@ def test_the_command_writes_one_file_for_each_numbered_trace(trace, tmp_path, mo
     assert sorted(path.name for path in (tmp_path / "o").iterdir()) == ["000000.npz", "000001.npz"]
 
 
+def test_exports_of_numbered_traces_appear_together(trace, tmp_path, monkeypatch, capsys):
+    """One that was ended is made anew by the same command, beside what else is in the folder."""
+    from sinkscope.traces import exporting
+
+    for name in ("000000", "000001"):
+        shutil.copytree(trace.folder, tmp_path / "several" / name)
+    export, out = exporting.export_trace, tmp_path / "o"
+
+    def stop(one, *rest):
+        if one.folder.name == "000001":
+            raise KeyboardInterrupt
+        return export(one, *rest)
+
+    def run(to):
+        monkeypatch.setattr(sys, "argv", ["sinkscope", "export", str(tmp_path / "several"), "--to", to, "--out", str(out)])
+        try:
+            cli.main()
+        except SystemExit as end:
+            return end.code
+        return 0
+
+    out.mkdir()
+    (out / "notes").touch()
+    with monkeypatch.context() as ended:
+        ended.setattr("sinkscope.traces.export_trace", stop)
+        assert run("numpy") == 130 and [one.name for one in out.iterdir()] == ["notes"]
+    assert run("numpy") == 0 and run("parquet") == 0
+    assert sorted(one.name for one in out.iterdir()) == ["000000.npz", "000000.parquet", "000001.npz", "000001.parquet", "notes"]
+    capsys.readouterr()
+    assert run("numpy") == 2
+    assert capsys.readouterr().err == f"sinkscope: error: {out}/000000.npz is there already; choose another folder or delete it\n"
+
+
 def test_one_numbered_trace_is_exported_into_a_folder_too(trace, tmp_path, monkeypatch, capsys):
     shutil.copytree(trace.folder, tmp_path / "one" / "000000")
     for given, out, written in (("one", "o", "o/000000.npz"), ("one/000000", "p", "p.npz")):

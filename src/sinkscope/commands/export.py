@@ -26,14 +26,21 @@ class Export(Command):
     json: Json = False
 
     def run(self) -> None:
+        from sinkscope.errors import TraceError
+        from sinkscope.locks import new_folder
         from sinkscope.traces import export_trace
         from sinkscope.traces.exporting import SUFFIXES
 
         traces = open_and_check(self.trace)
-        exports = []
-        for trace in traces:
-            out = self.out if trace.folder == self.trace else self.out / f"{trace.folder.name}{SUFFIXES[self.to]}"
-            exports.append({"trace": str(trace.folder), "to": self.to, "out": str(export_trace(trace, self.to, out))})
+        if traces[0].folder == self.trace:
+            written = {self.trace: export_trace(traces[0], self.to, self.out)}
+        else:
+            names = {trace.folder: f"{trace.folder.name}{SUFFIXES[self.to]}" for trace in traces}
+            with new_folder(self.out, TraceError, "the exports", among=list(names.values())) as place:
+                for trace in traces:
+                    export_trace(trace, self.to, place / names[trace.folder])
+            written = {folder: self.out / name for folder, name in names.items()}
+        exports = [{"trace": str(folder), "to": self.to, "out": str(path)} for folder, path in written.items()]
         if self.json:
             print_json({"exports": exports})
         else:

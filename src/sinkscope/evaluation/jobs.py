@@ -151,6 +151,8 @@ def _last_line(error: BaseException) -> str:
     text = str(error)
     if (trace := re.search(r"^-{9,}\n(.*?)^-{9,}$", text, re.DOTALL | re.MULTILINE)) is not None:
         text = re.sub(r"^sinkscope\.errors\.\w+: ", "", trace[1].strip().splitlines()[-1])
+    if "has not produced any output" in text:
+        return "it was ended before it was done, perhaps for want of memory"
     if "timed-out" in text:
         return "it came to its limit of time, which --job-options timeout_min=… raises"
     lines = [line for line in text.strip().splitlines() if line.strip()]

@@ -31,10 +31,29 @@ def fetch_small_files(name: str, revision: str | None) -> Path:
     import huggingface_hub
 
     with _told(name, revision):
+        _check_reference(name, revision)
         folder = huggingface_hub.snapshot_download(
             name, revision=revision, allow_patterns=SMALL, ignore_patterns=["*/*"], tqdm_class=counting_bar(None, MB)
         )
+    if not Path(folder).is_dir():
+        raise ModelError(f"{folder}: expected a folder of the hub's cache, found a file; delete {Path(folder).parents[1]}")
     return Path(folder)
+
+
+def _check_reference(name: str, revision: str | None) -> None:
+    """Raise an error where the cache's file with the commit of a revision was damaged; the library would read whatever is there."""
+    from huggingface_hub import constants
+
+    repository = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
+    path = repository / "refs" / (revision or "main")
+    if not path.exists():
+        return
+    found = "no file"
+    if path.is_file():
+        with path.open("rb") as file:
+            found = file.read(64).decode(errors="replace")
+    if not re.fullmatch("[0-9a-f]{40}", found):
+        raise ModelError(f"{path}: expected a commit, 40 hexadecimal digits, found {found[:60]!r}; delete {repository}")
 
 
 def fetch_weights(name: str, folder: Path) -> None:
@@ -146,9 +165,6 @@ def _told(name: str, revision: str | None) -> Iterator[None]:
         raise ModelError(f"{name}: the connection to {hub} failed ({_reason(error)}); {again}") from error
     except (json.JSONDecodeError, errors.FileMetadataError) as error:
         raise ModelError(no_hub) from error
-    except UnicodeDecodeError as error:
-        cache = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
-        raise ModelError(f"{name}: expected the hub's own files in {cache}, found one that is damaged; delete that folder") from error
     except (NotADirectoryError, PermissionError, FileExistsError) as error:
         raise ModelError(f"{name}: the hub's folder on this machine cannot be used ({_line(error)}); set HF_HOME to another one") from error
     except OSError as error:

@@ -19,7 +19,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from sinkscope.evaluation.sandbox.isolation import Isolation, die_with_parent
+from sinkscope.evaluation.sandbox.plain_data import Foreign, follow, pack, unpack, unpack_reply
 
+MOST_ITEMS = 10_000
+"""What is taken of a generator; it may have no end."""
 Serve = Callable[[Any, int], None]
 """What a process does with its requests, line by line, and the descriptor for its replies."""
 
@@ -120,21 +123,35 @@ def _call(function: Callable[..., Any], arguments: tuple[list[Any], dict[str, An
     positional, named = arguments
     value = function(*positional, **named)
     reply = _pack_value(value)
-    if "foreign" in reply:
-        reply["truth"] = bool(value)
-        with contextlib.suppress(TypeError):
-            reply["items"] = pack(list(value)) if isinstance(value, Iterable) else None
+    given = [*positional, *named.values()]
+    reply["same"] = next((number for number, one in enumerate(given) if one is value), None)
     _flush()
     with contextlib.suppress(TypeError):
-        reply["arguments"] = pack(positional)
+        reply["arguments"] = pack(given)
     return reply
 
 
 def _pack_value(value: Any) -> dict[str, Any]:
+    """Return a value as plain data; of any other one its truth, and what iterating over it gives."""
     try:
         return {"value": pack(value)}
     except TypeError:
-        return {"foreign": type(value).__name__}
+        reply: dict[str, Any] = {"foreign": type(value).__name__, "truth": bool(value)}
+    if not isinstance(value, Iterable):
+        return reply
+    items: list[Any] = []
+    reply |= {"iterator": isinstance(value, Iterator), "more": False}
+    try:
+        for item in value:
+            if len(items) == MOST_ITEMS:
+                reply["more"] = True
+                break
+            items.append(pack(item))
+    except TypeError:  # an item that is no plain data
+        return {name: reply[name] for name in ("foreign", "truth")}
+    except Exception as error:
+        reply["ends"] = {"error": _describe_error(error), "raised": _pack_error(error)}
+    return reply | {"items": items}
 
 
 def _flush() -> None:
@@ -170,9 +187,12 @@ def serve_tests(lines: Any, replies: int) -> None:
         reply = _receive(lines)
         if "error" in reply:
             raise _as_exception(reply)
-        for mine, theirs in zip(positional, unpack(reply.get("arguments")) or (), strict=False):
-            _update(mine, theirs)
-        value = unpack_reply(reply)
+        given = [*positional, *named.values()]
+        for mine, theirs in zip(given, unpack(reply.get("arguments")) or (), strict=False):
+            follow(mine, theirs)
+        value = unpack_reply(reply, _as_exception)
+        if isinstance(same := reply.get("same"), int) and 0 <= same < len(given) and type(given[same]) is type(value):
+            value = given[same]
         foreign = foreign or isinstance(value, Foreign)
         return value
 
@@ -206,128 +226,3 @@ def _as_exception(reply: dict[str, Any]) -> Exception:
             with contextlib.suppress(Exception):  # one that wants other arguments
                 return (kind if kind.__name__ == own else type(own, (kind,), {}))(*arguments)
     return Exception(description)
-
-
-def _update(mine: Any, theirs: Any) -> None:
-    """Do to a list, a dictionary or a set of the tests what the function did to it."""
-    if type(mine) is not type(theirs) or mine == theirs:
-        return
-    if isinstance(mine, list):
-        mine[:] = theirs
-    elif isinstance(mine, dict | set):
-        mine.clear()
-        mine.update(theirs)
-
-
-# Plain data as JSON, so that a value leaves a process without any code. A subclass travels as what it is built on.
-
-_KINDS: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
-_VIEWS = (type({}.keys()), type({}.items()))
-SMALL = 1 << 53
-LARGEST_BITS = 1 << 16
-"""Bits of the numbers of a fraction, and digits of a decimal number: more of them would take long to compare."""
-
-
-class Foreign:
-    """A stand-in for a value that is not plain data: equal to nothing else, and not None.
-
-    Args:
-        kind: the name of its type.
-        truth: what ``bool`` says of it.
-        items: what iterating over it gives, where that is known.
-    """
-
-    def __init__(self, kind: str, truth: bool = True, items: list[Any] | None = None) -> None:
-        self.kind, self.truth, self.items = kind, truth, items
-
-    def __repr__(self) -> str:
-        return f"a {self.kind}, which is not plain data and cannot be compared outside the program"
-
-    def __bool__(self) -> bool:
-        return self.truth
-
-    def __iter__(self) -> Iterator[Any]:
-        if self.items is None:
-            raise TypeError(f"'{self.kind}' object is not iterable")
-        return iter(self.items)
-
-
-def pack(value: Any) -> Any:
-    """Return a JSON value that `unpack` reads back.
-
-    Raises:
-        TypeError: a value that is not plain data.
-    """
-    if value is None or value is True or value is False:
-        return value
-    if isinstance(value, int):
-        number = int.__index__(value)
-        return number if abs(number) < SMALL else ["int", int.__format__(number, "x")]
-    if isinstance(value, float):
-        return float.__pos__(value)
-    if isinstance(value, complex):
-        return ["complex", [pack(value.real), pack(value.imag)]]
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, bytes | bytearray):
-        return ["bytes", bytes(value).hex()]
-    if isinstance(value, dict):
-        return ["dict", [[pack(key), pack(item)] for key, item in dict.items(value)]]
-    if isinstance(value, _VIEWS):
-        return ["set", [pack(item) for item in value]]
-    for name, kind in _KINDS.items():
-        if isinstance(value, kind):
-            return [name, [pack(item) for item in kind.__iter__(value)]]
-    if "fractions" in sys.modules and isinstance(value, sys.modules["fractions"].Fraction):
-        plain = sys.modules["fractions"].Fraction  # whatever a subclass says of itself
-        return ["Fraction", [pack(plain.numerator.fget(value)), pack(plain.denominator.fget(value))]]
-    if "decimal" in sys.modules and isinstance(value, sys.modules["decimal"].Decimal):
-        return ["Decimal", sys.modules["decimal"].Decimal.__str__(value)]
-    raise TypeError(f"a {type(value).__name__} is not plain data")
-
-
-def unpack(packed: Any) -> Any:
-    """Return the value that `pack` was given.
-
-    Raises:
-        ValueError: the JSON value was not made by `pack`.
-    """
-    if packed is None or isinstance(packed, bool | int | float | str):
-        return packed
-    match packed:
-        case ["int", str() as digits]:
-            return int(digits, 16)
-        case ["complex", [real, imaginary]]:
-            return complex(unpack(real), unpack(imaginary))
-        case ["bytes", str() as digits]:
-            return bytes.fromhex(digits)
-        case ["dict", list() as items]:
-            return {unpack(key): unpack(item) for key, item in items}
-        case ["Decimal", str() as digits]:
-            from decimal import Decimal
-
-            if len(digits) > LARGEST_BITS:
-                raise ValueError("a decimal number of too many digits to compare")
-            return Decimal(digits)
-        case ["Fraction", [above, below]]:
-            from fractions import Fraction
-
-            above, below = unpack(above), unpack(below)
-            if not (type(above) is type(below) is int and below > 0 and max(abs(above), below).bit_length() <= LARGEST_BITS):
-                raise ValueError("a fraction of numbers that are too large to compare")
-            return Fraction(above, below)
-        case [str() as name, list() as items] if name in _KINDS:
-            return _KINDS[name](unpack(item) for item in items)
-    raise ValueError(f"not a packed value: {str(packed)[:80]}")
-
-
-def unpack_reply(reply: dict[str, Any]) -> Any:
-    """Return the value with which the program's process answered, or what stands for it.
-
-    Raises:
-        ValueError: it was not made by `pack`.
-    """
-    if "foreign" not in reply:
-        return unpack(reply.get("value"))
-    items = reply.get("items")
-    return Foreign(str(reply["foreign"])[:80], reply.get("truth") is not False, None if items is None else list(unpack(items)))

@@ -23,8 +23,9 @@ from types import CodeType
 from typing import Any
 
 from sinkscope.evaluation.sandbox.clock import Clock, ProgramFailed
-from sinkscope.evaluation.sandbox.confined import Serve, serve_program, serve_tests, unpack, unpack_reply, work
+from sinkscope.evaluation.sandbox.confined import Serve, serve_program, serve_tests, work
 from sinkscope.evaluation.sandbox.isolation import Isolation, die_with_parent, set_limit
+from sinkscope.evaluation.sandbox.plain_data import unpack, unpack_reply
 
 REPLY_BYTES = 4 << 20
 OUTPUT_BYTES = 2000
