@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -232,15 +231,6 @@ def test_a_cache_whose_commit_was_damaged(damage, offline, hub, monkeypatch):
     damage(folder / "refs/main")
     found = refusal(NAME)
     assert f"{folder}/refs/main: expected a commit, 40 hexadecimal digits, found " in found and f"; delete {folder}" in found
-
-
-def test_a_cache_with_a_file_in_place_of_a_snapshot(hub, monkeypatch):
-    sinkscope.load(NAME)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    snapshot = hub.cache / f"models--lab--model/snapshots/{COMMIT}"
-    shutil.rmtree(snapshot)
-    snapshot.touch()
-    assert f"{snapshot}: expected a folder of the hub's cache, found a file; delete {hub.cache / 'models--lab--model'}" in refusal(NAME)
 
 
 def test_weights_that_are_not_in_the_cache(hub, monkeypatch):

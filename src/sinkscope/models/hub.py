@@ -35,8 +35,6 @@ def fetch_small_files(name: str, revision: str | None) -> Path:
         folder = huggingface_hub.snapshot_download(
             name, revision=revision, allow_patterns=SMALL, ignore_patterns=["*/*"], tqdm_class=counting_bar(None, MB)
         )
-    if not Path(folder).is_dir():
-        raise ModelError(f"{folder}: expected a folder of the hub's cache, found a file; delete {Path(folder).parents[1]}")
     return Path(folder)
 
 
