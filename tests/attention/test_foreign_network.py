@@ -333,6 +333,22 @@ def test_keys_that_are_no_tokens_are_refused(added):
         network(x)
 
 
+def test_more_keys_than_tokens_in_the_first_call_are_refused():
+    """They may be keys of a cache, in front, or keys that the network appends, behind."""
+
+    class Appends(nn.Module):
+        def forward(self, x):
+            keys = torch.cat([x, x[:, :1]], 1)[:, None]
+            return functional.scaled_dot_product_attention(x[:, None], keys, keys)[:, 0]
+
+    network = nn.ModuleDict({"inner": Appends()})
+    network.forward = lambda x: network["inner"](x)
+    x = torch.ones(ROWS, LENGTH, WIDTH)
+    expected = rf"expected as many keys as tokens in inner, found {LENGTH} queries on {LENGTH + 1} keys in the first call"
+    with pytest.raises(AttentionError, match=expected), foreign(network), subscribed(network, Diary()):
+        network(x)
+
+
 # Which layers
 
 

@@ -283,3 +283,11 @@ def test_a_page_never_takes_the_place_of_a_pipe(full, tmp_path):
     with pytest.raises(TraceError, match="expected a regular file, found a named pipe"):
         explore(full).write_page(tmp_path / "pipe")
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode) and os.listdir(tmp_path) == ["pipe"]
+
+
+def test_what_a_killed_run_left_in_the_folder_is_removed(wandering, tmp_path):
+    (tmp_path / "page" / "data").mkdir(parents=True)
+    for name in ("index.html.7.writing", "data/0-tokens.bin.7.writing"):
+        (tmp_path / "page" / name).touch()
+    explore(wandering).write_folder(tmp_path / "page")
+    assert not [*(tmp_path / "page").rglob("*.writing")]

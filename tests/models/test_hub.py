@@ -5,7 +5,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -196,6 +198,27 @@ def test_a_hub_that_is_not_there(hub, monkeypatch):
     for where in (constants, huggingface_hub.hf_api.api):
         monkeypatch.setattr(where, "ENDPOINT" if where is constants else "endpoint", "http://127.0.0.1:9")
     assert "http://127.0.0.1:9 could not be reached" in refusal(NAME)
+
+
+@pytest.mark.parametrize("answer", [b"[]", b"{}", b'"x"', b'{"sha": null}'])
+def test_an_answer_that_is_no_hubs(answer, hub, monkeypatch):
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", address)
+        assert f"expected the answer of a model hub from {address}, found another; correct HF_ENDPOINT" in refusal(NAME)
+        server.shutdown()
 
 
 def test_a_hub_that_takes_the_call_and_says_nothing(hub, monkeypatch):

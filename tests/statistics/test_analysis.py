@@ -118,7 +118,20 @@ def test_what_does_not_go_together_is_refused():
     two[1].manifest["hidden"] = [{"rule": "top:1"}]
     with pytest.raises(CallError, match="expected keys hidden in all traces or in none, found both; analyse each kind by itself"):
         analyse(two, FEW)
-    del two[1].manifest["hidden"]
+    two[0].manifest["hidden"], two[1].manifest["hidden"] = [{"rule": "random:1@seed=1"}], [{"rule": "random:1@seed=2"}]
+    assert analyse(two, FEW, choice=False).prompts == 2  # two seeds of a rule
+    two[1].manifest["hidden"] = [{"rule": "top:1"}]
+    with pytest.raises(CallError, match="expected one rule of hiding, found random:1 and top:1; analyse each kind by itself"):
+        analyse(two, FEW)
+    del two[0].manifest["hidden"], two[1].manifest["hidden"]
+    for sampler, message in (
+        ({"cache": "block"}, "expected one cache, found none and block"),
+        ({"guidance": 2.0}, "expected guidance in all traces or in none, found none and guidance"),
+    ):
+        two[1].manifest["sampler"] = sampler
+        with pytest.raises(CallError, match=message):
+            analyse(two, FEW)
+    del two[1].manifest["sampler"]
     two[0].manifest["stack"] = two[0].manifest["attends_to"] = "model"
     assert analyse(two, FEW, choice=False).prompts == 2  # the second does not say
     del two[0].manifest["stack"], two[0].manifest["attends_to"]

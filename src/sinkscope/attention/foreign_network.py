@@ -304,6 +304,11 @@ class _Step:
             if mask is not None and mask.is_floating_point() and not self.session.published and bool(mask.isnan().any()):
                 raise CallError(f"expected a mask of numbers in {name}, found NaN in it; use 0 where a key is visible and −inf elsewhere")
             real = None if mask is None else real_tokens(mask).expand(batch, -1)
+        elif before is None and not self.session.published:
+            raise AttentionError(
+                f"expected as many keys as tokens in {name}, found {queries} queries on {keys} keys in the first call; keys that are no "
+                "tokens cannot be told from those of a cache: begin before the cache is filled, or choose other layers"
+            )
         elif before is not None and before.real.shape == (batch, keys - queries):
             real = functional.pad(before.real, (0, queries), value=True)
         return StackInput(batch, queries, keys - queries, ids, real, None, query.device)

@@ -161,7 +161,7 @@ def _told(name: str, revision: str | None) -> Iterator[None]:
         raise ModelError(f"{name}: {hub} could not give it ({_reason(error)}); {again}") from error
     except errors.HTTPError as error:
         raise ModelError(f"{name}: the connection to {hub} failed ({_reason(error)}); {again}") from error
-    except (json.JSONDecodeError, errors.FileMetadataError) as error:
+    except (json.JSONDecodeError, errors.FileMetadataError, KeyError, AttributeError, TypeError, IndexError) as error:
         raise ModelError(no_hub) from error
     except (NotADirectoryError, PermissionError, FileExistsError) as error:
         raise ModelError(f"{name}: the hub's folder on this machine cannot be used ({_line(error)}); set HF_HOME to another one") from error

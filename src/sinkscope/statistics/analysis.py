@@ -18,6 +18,7 @@ from sinkscope.statistics.composition import TokenShares, leading_tokens
 from sinkscope.statistics.intervals import LEVEL, Means, interval_of_difference, interval_of_means
 from sinkscope.statistics.kept_columns import where_complete
 from sinkscope.statistics.move_triggers import TriggerTest, draws_of, shares_of
+from sinkscope.statistics.one_kind import Kind, same_kind
 from sinkscope.statistics.placement_model import Choices, PlacementModel
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptSettings
@@ -245,8 +246,7 @@ def analyse(
         seed: of the resampled prompts and the shifted commits.
 
     Raises:
-        CallError: no trace, one given twice, traces of different models or stacks, traces with and without hidden keys, or thresholds
-            or a seed that cannot be.
+        CallError: no trace, one given twice, traces of different models or kinds (see `one_kind`), or thresholds or a seed that cannot be.
         SinkscopeError: a trace without a whole step.
     """
     if seed < 0:
@@ -255,7 +255,7 @@ def analyse(
     prompts = _Prompts(thresholds, choice, seed)
     shape: tuple[int, int] | None = None
     weights: tuple[Any, Any] | None = None
-    kind: tuple[str | None, bool] | None = None
+    kind: Kind | None = None
     texts: list[Any] = []
     taken: dict[Path | str, Path] = {}
     given = [traces] if isinstance(traces, Trace | str | Path) else traces
@@ -275,7 +275,7 @@ def analyse(
         manifest = held(trace, "manifest") or {}
         _refuse_other_tokens(training, manifest)
         weights = _same_model(weights, manifest.get("model") or {})
-        kind = _same_kind(kind, manifest)
+        kind = same_kind(kind, manifest)
         texts.append(manifest.get("prompt"))
         prompts.add(prompt)
     if shape is None:
@@ -366,24 +366,6 @@ def _same_model(first: tuple[Any, Any] | None, model: Mapping[str, Any]) -> tupl
             f"(weights {str(found[1])[:12]}…). Analyse each model by itself"
         )
     return found
-
-
-def _same_kind(first: tuple[str | None, bool] | None, manifest: Mapping[str, Any]) -> tuple[str | None, bool] | None:
-    """Return whose attention the first trace holds, and whether its keys were hidden; raise an error for a trace of another kind."""
-    if not manifest:  # an object of one's own that says nothing
-        return first
-    stack, source = manifest.get("stack"), manifest.get("attends_to")
-    whose = f"{stack or 'the model'}{'' if stack == source else ' to ' + (source or 'states of a caller')}" if "stack" in manifest else None
-    found = (whose, bool(manifest.get("hidden")))
-    if first is None:
-        return found
-    if None not in (first[0], whose) and first[0] != whose:
-        raise CallError(f"expected traces of one stack's attention, found that of {first[0]} and that of {whose}; analyse each by itself")
-    if first[1] != found[1]:
-        raise CallError(
-            "expected keys hidden in all traces or in none, found both; analyse each kind by itself, or compare them (--versus)"
-        )
-    return (first[0] or whose, first[1])
 
 
 def _plain(number: float) -> float | None:

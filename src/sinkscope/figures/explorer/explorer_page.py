@@ -14,6 +14,7 @@ from typing import Any
 from sinkscope.argument_types import check_argument, checked
 from sinkscope.counts import counted
 from sinkscope.documents import check_replaceable
+from sinkscope.documents import files_in
 from sinkscope.errors import CallError, TraceError
 from sinkscope.figures.drawing import make_folder
 from sinkscope.figures.explorer.recorded_views import STRONGEST, ShownTrace, add_trace
@@ -140,6 +141,8 @@ class Explorer:
                 raise CallError(f"{folder} holds files of something else ({foreign[0]} …); choose another folder or an empty one")
             check_page(folder / "index.html")
             make_folder(folder / "data")
+            for left in (*files_in(folder, f"*{UNFINISHED}", TraceError), *files_in(folder / "data", f"*{UNFINISHED}", TraceError)):
+                left.unlink()  # of a run that was killed; this one alone writes here
             for name, content in self.tiles.content.items():
                 write_whole(folder / tile_path(name), content)
             write_whole(folder / "index.html", self.folder_page().encode())

@@ -1,0 +1,66 @@
+"""What traces must share to be the prompts of one analysis besides their model: whose attention they hold, and how it came about."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sinkscope.errors import CallError
+from sinkscope.traces.format import hidden_rules
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The kind of a trace.
+
+    Attributes:
+        stack: whose attention it holds, None where it does not say.
+        hidden: the rules that hid keys; two seeds of a rule are one kind.
+        cache: of keys and values.
+        guided: whether a canvas without the prompt was computed beside each.
+    """
+
+    stack: str | None
+    hidden: tuple[str, ...]
+    cache: str
+    guided: bool
+
+
+def same_kind(first: Kind | None, manifest: Mapping[str, Any]) -> Kind | None:
+    """Return the kind of the first trace that says of what kind it is.
+
+    Raises:
+        CallError: this trace is of another kind.
+    """
+    if not manifest:  # an object of one's own that says nothing
+        return first
+    found = _kind_of(manifest)
+    if first is None:
+        return found
+    if None not in (first.stack, found.stack) and first.stack != found.stack:
+        raise CallError(
+            f"expected traces of one stack's attention, found that of {first.stack} and that of {found.stack}; analyse each by itself"
+        )
+    if bool(first.hidden) != bool(found.hidden):
+        raise CallError(
+            "expected keys hidden in all traces or in none, found both; analyse each kind by itself, or compare them (--versus)"
+        )
+    for name, one, other in (
+        ("one rule of hiding", ", ".join(first.hidden), ", ".join(found.hidden)),
+        ("one cache", first.cache, found.cache),
+        ("guidance in all traces or in none", _told(first.guided), _told(found.guided)),
+    ):
+        if one != other:
+            raise CallError(f"expected {name}, found {one} and {other}; analyse each kind by itself, or compare them (--versus)")
+    return Kind(first.stack or found.stack, *(getattr(first, name) for name in ("hidden", "cache", "guided")))
+
+
+def _kind_of(manifest: Mapping[str, Any]) -> Kind:
+    stack, source, sampler = manifest.get("stack"), manifest.get("attends_to"), manifest.get("sampler") or {}
+    whose = f"{stack or 'the model'}{'' if stack == source else ' to ' + (source or 'states of a caller')}" if "stack" in manifest else None
+    rules = tuple(re.sub(r"@seed=\d+|,? ?\bseed=\d+", "", rule) for rule in hidden_rules(manifest))
+    return Kind(whose, rules, str(sampler.get("cache") or "none"), bool(sampler.get("guidance")))
+
+
+def _told(guided: bool) -> str:
+    return "guidance" if guided else "none"
