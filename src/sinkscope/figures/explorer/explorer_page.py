@@ -13,8 +13,7 @@ from typing import Any
 
 from sinkscope.argument_types import check_argument, checked
 from sinkscope.counts import counted
-from sinkscope.documents import check_replaceable
-from sinkscope.documents import files_in
+from sinkscope.documents import check_replaceable, files_in
 from sinkscope.errors import CallError, TraceError
 from sinkscope.figures.drawing import make_folder
 from sinkscope.figures.explorer.recorded_views import STRONGEST, ShownTrace, add_trace
