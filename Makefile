@@ -40,7 +40,7 @@ test: export HF_HUB_OFFLINE = 1
 test: export TOKENIZERS_PARALLELISM = false
 test: export OMP_NUM_THREADS = 1
 test: install
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 	$(if $(ARGS),,$(BIN)/python tests/portable.py --short --workers $(WORKERS))
 
 # make test-portable ARGS='--only avx2 -x'   the numerical tests as other machines would run them
