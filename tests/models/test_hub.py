@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -219,6 +220,46 @@ def test_an_answer_that_is_no_hubs(answer, hub, monkeypatch):
         monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", address)
         assert f"expected the answer of a model hub from {address}, found another; correct HF_ENDPOINT" in refusal(NAME)
         server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("HF_TOKEN", "é", "the environment variable HF_TOKEN: expected letters of ASCII, found others; correct it"),
+        ("HF_HUB_USER_AGENT_ORIGIN", "é", "the environment variable HF_HUB_USER_AGENT_ORIGIN: expected letters of ASCII"),
+        ("SSL_CERT_FILE", "/no/such", "the environment variable SSL_CERT_FILE: expected a file of certificates, found none at /no/such"),
+        pytest.param(
+            "ALL_PROXY",
+            "socks5://127.0.0.1:9",
+            "the proxy of this machine needs a package that is not installed",
+            marks=pytest.mark.skipif(find_spec("socksio") is not None, reason="the package for such a proxy is installed"),
+        ),
+    ],
+)
+def test_surroundings_at_which_the_library_would_fail(variable, value, message, hub, monkeypatch):
+    huggingface_hub.close_session()  # the next one is made in these
+    monkeypatch.setenv(variable, value)
+    assert message in refusal(NAME)
+    huggingface_hub.close_session()
+
+
+@pytest.mark.parametrize("address", ["http://[::1", "https://", "ftp://a"])
+def test_an_address_that_none_can_have(address, hub, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    assert "HF_ENDPOINT: expected the address of a model hub, which begins with https://, found" in refusal(NAME)
+
+
+@pytest.mark.parametrize(
+    ("write", "found"),
+    [
+        (lambda path: path.write_bytes(b"\xff"), "expected a token in letters of ASCII"),
+        (lambda path: path.symlink_to("/dev/zero"), "a regular file"),
+    ],
+)
+def test_a_token_that_none_can_be(write, found, hub, tmp_path, monkeypatch):
+    write(tmp_path / "token")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    assert found in refusal(NAME)
 
 
 def test_a_hub_that_takes_the_call_and_says_nothing(hub, monkeypatch):

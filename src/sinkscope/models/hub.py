@@ -4,6 +4,7 @@ huggingface_hub fetches and keeps the cache. It goes on where a connection was c
 """
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -11,8 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from sinkscope.documents import files_in
+from sinkscope.documents import check_regular, exists, files_in
 from sinkscope.errors import ModelError
 from sinkscope.models.weights import SINGLE, index_files
 from sinkscope.progress import counting_bar, show_progress
@@ -20,6 +22,7 @@ from sinkscope.progress import counting_bar, show_progress
 SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]
 """config.json, the index of the weights, and what tokenizers are read from."""
 MB = 10**6
+MOST_TOKEN = 1 << 16  # bytes of the file of a token
 
 
 def fetch_small_files(name: str, revision: str | None) -> Path:
@@ -122,8 +125,7 @@ def _told(name: str, revision: str | None) -> Iterator[None]:
 
     hub = constants.ENDPOINT
     again = "run the same again, finished files are kept"
-    if not hub.startswith(("http://", "https://")):
-        raise ModelError(f"HF_ENDPOINT: expected the address of a model hub, which begins with https://, found {hub[:60]!r}; correct it")
+    _check_surroundings(hub)
     no_hub = f"{name}: expected the answer of a model hub from {hub}, found another; correct HF_ENDPOINT"
     try:
         with _patience(constants.HF_HUB_DOWNLOAD_TIMEOUT):
@@ -163,10 +165,42 @@ def _told(name: str, revision: str | None) -> Iterator[None]:
         raise ModelError(f"{name}: the connection to {hub} failed ({_reason(error)}); {again}") from error
     except (json.JSONDecodeError, errors.FileMetadataError, KeyError, AttributeError, TypeError, IndexError) as error:
         raise ModelError(no_hub) from error
+    except ImportError as error:  # of a package for the proxy
+        raise ModelError(f"{name}: the proxy of this machine needs a package that is not installed ({_line(error)})") from error
     except (NotADirectoryError, PermissionError, FileExistsError) as error:
         raise ModelError(f"{name}: the hub's folder on this machine cannot be used ({_line(error)}); set HF_HOME to another one") from error
     except OSError as error:
         raise ModelError(f"{name}: it could not be fetched from {hub} ({_reason(error)}); {again}") from error
+
+
+def _check_surroundings(hub: str) -> None:
+    """Raise an error for what the library would take from the environment and fail at.
+
+    Raises:
+        ModelError: an address, a token, a name or a file of certificates that none can be.
+    """
+    from huggingface_hub import constants
+
+    try:
+        address = urlsplit(hub)
+        good = address.scheme in ("http", "https") and bool(address.hostname)
+    except ValueError:
+        good = False
+    if not good:
+        raise ModelError(f"HF_ENDPOINT: expected the address of a model hub, which begins with https://, found {hub[:60]!r}; correct it")
+    for variable in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_USER_AGENT_ORIGIN"):
+        if not os.environ.get(variable, "").isascii():
+            raise ModelError(f"the environment variable {variable}: expected letters of ASCII, found others; correct it")
+    token = Path(constants.HF_TOKEN_PATH)
+    if exists(token):
+        check_regular(token, ModelError, "`hf auth login` writes it anew", most=MOST_TOKEN)
+        if not token.read_bytes().isascii():
+            raise ModelError(f"{token}: expected a token in letters of ASCII, found others; `hf auth login` writes it anew")
+    certificates = os.environ.get("SSL_CERT_FILE")
+    if certificates and not Path(certificates).is_file():
+        raise ModelError(
+            f"the environment variable SSL_CERT_FILE: expected a file of certificates, found none at {certificates[:60]}; unset it"
+        )
 
 
 @contextmanager
