@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinkscope.evaluation.sandbox.plain_data import pack, unpack, unpack_reply
+from sinkscope.evaluation.sandbox.plain_data import fill, pack, unpack, unpack_reply
 
 numbers = st.integers() | st.floats(allow_nan=False) | st.complex_numbers(allow_nan=False) | st.fractions() | st.decimals(allow_nan=False)
 leaves = st.none() | st.booleans() | numbers | st.text() | st.binary()
@@ -82,7 +82,7 @@ class Liar(int):
 @pytest.mark.parametrize(
     ("value", "plain"),
     [
-        (defaultdict(list, a=1), {"a": 1}),
+        (defaultdict(lambda: 0, a=1), {"a": 1}),
         (Colour.RED, 3),
         (Liar(7), 7),
         (Pair((1, 2)), (1, 2)),
@@ -98,6 +98,8 @@ def test_subclasses_travel_as_what_they_are_built_on(value, plain):
     [
         Counter("aab"),
         OrderedDict(b=1, a=2),
+        defaultdict(list, a=[1]),
+        defaultdict(None, a=1),
         bytearray(b"x"),
         range(3, 9, 2),
         deque([1, [2]], 4),
@@ -122,6 +124,26 @@ def test_views_of_a_dictionary_keep_their_order_and_equal_sets():
     assert keys == set("abcxyz") and keys == mapping.keys() and [2] in values and ("a", [3]) in items
 
 
+def test_one_object_in_two_places_stays_one_object():
+    inner = [1]
+    value = (inner, {"a": inner}, bytearray(b"x"), deque([inner]))
+    inner.append(value)
+    first, second, _, fourth = unpack(json.loads(json.dumps(pack(value))))
+    assert first is second["a"] is fourth[0] and first[1][0] is first
+
+
+def test_contents_of_another_kind():
+    with pytest.raises(ValueError, match="not the contents of a list"):
+        fill([], ["set", [1]], [])
+
+
+def test_lists_in_lists_as_deep_as_python_writes_them():
+    value = []
+    for _ in range(400):
+        value = [value]
+    assert json.dumps(pack(unpack(pack(value)))) == json.dumps(pack(value))
+
+
 def test_a_named_tuple_keeps_its_names():
     back = unpack(json.loads(json.dumps(pack(Point(1, [2])))))
     assert (back, back.y, repr(back)) == ((1, [2]), [2], "Point(x=1, y=[2])")
@@ -134,7 +156,18 @@ def test_what_is_not_plain_data_stays(value):
 
 
 @pytest.mark.parametrize(
-    "packed", [["eval", "1"], ["builtin", "eval"], ["of dates", ["eval", [1]]], ["list", 3], {"a": 1}, [], ["int", 3], ["float", "inf"]]
+    "packed",
+    [
+        ["eval", "1"],
+        ["builtin", "eval"],
+        ["of dates", ["eval", [1]]],
+        ["list", 3],
+        {"a": 1},
+        [],
+        ["int", 3],
+        ["float", "inf"],
+        ["again", 0],
+    ],
 )
 def test_what_pack_did_not_make_is_refused(packed):
     with pytest.raises(ValueError, match="not a packed value"):

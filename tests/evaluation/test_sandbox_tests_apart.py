@@ -173,6 +173,22 @@ def test_what_cannot_leave_a_process_is_tested_in_the_programs_own():
     assert not run_program("def f(g): return g(3)", tests="assert f(lambda x: x) == 4", function="f").passed
 
 
+@pytest.mark.parametrize(
+    ("program", "tests"),
+    [
+        ("def f(x): return x.own()", "class L(list):\n    def own(self): return 3\nassert f(L()) == 3"),
+        ("def f(x): return x.name", "from enum import IntEnum\nclass C(IntEnum): A = 1\nassert f(C.A) == 'A'"),
+        ("def f(d): return d['a']", "from collections import *\nassert f(defaultdict(lambda: 7)) == 7"),
+    ],
+)
+def test_arguments_of_classes_that_the_program_would_not_know(program, tests):
+    found = run_program(program, tests=tests, function="f")
+    assert (found.passed, found.reason.partition("; ")[2]) == (
+        True,
+        "its tests ran in the program's own process, since they pass what cannot leave one",
+    )
+
+
 def test_a_program_cannot_ask_for_that():
     lie = "class A:\n    def __eq__(s, o): return True\ndef f(x): return A()"
     assert not run_program(lie, tests="assert f(f(3)) == 4", function="f").passed
@@ -214,6 +230,14 @@ def test_tests_and_their_function_come_together(tests, function):
         ("raise Own('bad', 2)", "except ValueError as error:\n    assert (type(error).__name__, error.args) == ('Own', ('bad', 2))"),
         ("raise Own(object())", "except ValueError as error:\n    assert 'object' in str(error)"),
         ("next(iter([]))", "except StopIteration:\n    pass"),
+        (
+            "import json; json.loads('{')",
+            "except __import__('json').JSONDecodeError as error:\n    assert (error.pos, error.lineno) == (1, 1)",
+        ),
+        ("import decimal; decimal.Decimal('x')", "except __import__('decimal').InvalidOperation:\n    pass"),
+        ("open('none')", "except FileNotFoundError as error:\n    assert (error.errno, error.filename) == (2, 'none')"),
+        ("error = Own('a'); error.code = 3; raise error", "except ValueError as error:\n    assert error.code == 3"),
+        ("raise KeyboardInterrupt", "except KeyboardInterrupt:\n    pass"),
     ],
 )
 def test_an_exception_of_the_program_is_of_the_class_that_its_tests_expect(raises, expected):
@@ -240,6 +264,21 @@ def test_an_exception_of_the_program_is_of_the_class_that_its_tests_expect(raise
         ("from collections import *\nP = namedtuple('P', 'x y')\ndef f(): return P(1, 2)", "assert f().y == 2 and f() == (1, 2)"),
         ("def f(x): return type(x)", "assert f(1) is int"),
         ("from datetime import *\ndef f(): return date(2024, 2, 28) + timedelta(1)", "assert f().day == 29"),
+        ("def f(a, b): a.append(1); return b", "x = []\nassert f(x, x) == [1]"),
+        ("def f(g): g[0][0] = 1; return g", "g = [[0] * 3] * 3\nassert f(g) == [[1, 0, 0]] * 3 and g[2] is g[0]"),
+        ("def f(d): d['a'].append(0)", "x = []\nd = {'a': x, 'b': x}\nf(d)\nassert d == {'a': [0], 'b': [0]} and x == [0]"),
+        ("def f(x): return x[0] is x", "x = []\nx.append(x)\nassert f(x)"),
+        ("def f():\n    x = []\n    x.append(x)\n    return x", "y = f()\nassert y[0] is y"),
+        ("def f(x): return [x, x[0]]", "x = [[1]]\ny = f(x)\nassert y[0] is x and y[1] is x[0]"),
+        ("def f(x, y): x.append(y)", "x, y = [], {}\nf(x, y)\nassert x[0] is y"),
+        ("def f(a, b): a[:], b[:] = b[:], a[:]", "a, b = [1], {2}\na, b = [1], [2]\nf(a, b)\nassert (a, b) == ([2], [1])"),
+        ("def f(x):\n    yield x\n    x.append(1)", "x = []\ny = list(f(x))\nassert y[0] is x and x == [1]"),
+        ("def f(x):\n    x.pop()\n    raise KeyError", "x = [1, 2]\ntry: f(x)\nexcept KeyError: pass\nassert x == [1]"),
+        ("def f(d): return d['z']", "from collections import *\nd = defaultdict(int)\nassert f(d) == 0 and d == {'z': 0}"),
+        ("def f(d): d.rotate(); return d", "from collections import *\nd = deque([1, 2], 2)\nassert f(d) is d and d == deque([2, 1])"),
+        ("def f(d): d.move_to_end('a')", "from collections import *\nd = OrderedDict(a=1, b=2)\nf(d)\nassert list(d) == ['b', 'a']"),
+        ("def f(c): c['a'] -= 5", "from collections import *\nc = Counter('aab')\nf(c)\nassert c.most_common(1) == [('b', 1)]"),
+        ("def f(b): b[0] = 65", "b = bytearray(b'xyz')\nf(b)\nassert b == b'Ayz'"),
     ],
 )
 def test_a_right_answer_is_one_apart_from_its_tests_too(program, tests):

@@ -7,7 +7,6 @@ Standard library only: this runs where `sinkscope` cannot be seen.
 """
 
 import base64
-import builtins
 import contextlib
 import json
 import marshal
@@ -19,10 +18,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from sinkscope.evaluation.sandbox.isolation import Isolation, die_with_parent
-from sinkscope.evaluation.sandbox.plain_data import Foreign, follow, pack, unpack, unpack_reply
+from sinkscope.evaluation.sandbox.plain_data import Foreign, Packing, fill_arguments, pack, pack_contents, unpack, unpack_reply
 
 MOST_ITEMS = 10_000
 """What is taken of a generator; it may have no end."""
+_FIELDS = types.MemberDescriptorType | types.GetSetDescriptorType
 Serve = Callable[[Any, int], None]
 """What a process does with its requests, line by line, and the descriptor for its replies."""
 
@@ -97,7 +97,7 @@ def serve_program(lines: Any, replies: int) -> None:
 def _answer(request: dict[str, Any], namespace: dict[str, Any]) -> dict[str, Any]:
     try:
         if "call" in request:
-            return _call(eval(request["call"], namespace), unpack(request["arguments"]))
+            return _call(eval(request["call"], namespace), request["arguments"])
         ((verb, text),) = request.items()
         code = marshal.loads(base64.b64decode(text))
         if verb == "value":
@@ -109,33 +109,55 @@ def _answer(request: dict[str, Any], namespace: dict[str, Any]) -> dict[str, Any
         return {"error": _describe_error(error), "raised": _pack_error(error)}
 
 
-def _pack_error(error: BaseException) -> Any:
-    """Return the arguments of an exception and the names of its classes, as far as they are plain data."""
-    kinds = [kind.__name__ for kind in type(error).__mro__ if getattr(builtins, kind.__name__, None) is kind]
+def _pack_error(error: BaseException) -> dict[str, Any]:
+    """Return the names of the classes of an exception that others know, its arguments and attributes as far as they are plain data."""
+    kinds = [kind for kind in type(error).__mro__ if _known(kind)]
+    fields = {name for kind in kinds for name, field in vars(kind).items() if isinstance(field, _FIELDS) and not name.startswith("__")}
+    raised: dict[str, Any] = {"kinds": [[kind.__module__, kind.__qualname__] for kind in kinds], "attributes": []}
+    with contextlib.suppress(Exception):  # a class of the program may do anything
+        raised["arguments"] = pack(list(error.args))
+    for name in [*vars(error), *fields - {"args"}]:
+        with contextlib.suppress(Exception):
+            raised["attributes"].append([name, pack(getattr(error, name))])
+    return raised
+
+
+def _known(kind: type) -> bool:
+    """Return whether a class is one of Python or its library, found under its own name."""
+    module, name = kind.__module__, kind.__qualname__
+    if not (isinstance(module, str) and module.partition(".")[0] in sys.stdlib_module_names):
+        return False
+    return getattr(sys.modules.get(module), name, None) is kind
+
+
+def _call(function: Callable[..., Any], packed: Any) -> dict[str, Any]:
+    """Return the value of a function, or what it raised, and the arguments as the function left them."""
+    sent: list[Any] = []
+    positional, named = unpack(packed, sent)
+    packing = Packing()
+    packing.add(sent)
     try:
-        return {"kinds": kinds, "arguments": pack(list(error.args))}
-    except Exception:  # a class of the program may do anything
-        return {"kinds": kinds}
-
-
-def _call(function: Callable[..., Any], arguments: tuple[list[Any], dict[str, Any]]) -> dict[str, Any]:
-    """Return the value of a function, and the arguments as the function left them."""
-    positional, named = arguments
-    value = function(*positional, **named)
-    reply = _pack_value(value)
-    given = [*positional, *named.values()]
-    reply["same"] = next((number for number, one in enumerate(given) if one is value), None)
+        value = function(*positional, **dict(named))
+    except BaseException as error:
+        reply = {"error": _describe_error(error), "raised": _pack_error(error)}
+    else:
+        reply = _pack_value(value, packing)
+        given = [*positional, *(one for _, one in named)]
+        reply["same"] = next((number for number, one in enumerate(given) if one is value), None)
     _flush()
     with contextlib.suppress(TypeError):
-        reply["arguments"] = pack(given)
+        reply["arguments"] = [pack_contents(one, packing) for one in sent]
     return reply
 
 
-def _pack_value(value: Any) -> dict[str, Any]:
+def _pack_value(value: Any, packing: Packing | None = None) -> dict[str, Any]:
     """Return a value as plain data; of any other one its truth, and what iterating over it gives."""
+    packing = packing or Packing()
+    count = len(packing.objects)
     try:
-        return {"value": pack(value)}
+        return {"value": pack(value, packing)}
     except TypeError:
+        packing.forget(count)
         reply: dict[str, Any] = {"foreign": type(value).__name__, "truth": bool(value)}
     if not isinstance(value, Iterable):
         return reply
@@ -146,8 +168,9 @@ def _pack_value(value: Any) -> dict[str, Any]:
             if len(items) == MOST_ITEMS:
                 reply["more"] = True
                 break
-            items.append(pack(item))
+            items.append(pack(item, packing))
     except TypeError:  # an item that is no plain data
+        packing.forget(count)
         return {name: reply[name] for name in ("foreign", "truth")}
     except Exception as error:
         reply["ends"] = {"error": _describe_error(error), "raised": _pack_error(error)}
@@ -177,20 +200,22 @@ def serve_tests(lines: Any, replies: int) -> None:
 
     def call(*positional: Any, **named: Any) -> Any:
         nonlocal foreign
+        packing = Packing(exact=True)
         try:
-            arguments = pack([list(positional), named])
+            arguments = pack((positional, tuple(named.items())), packing)
         except TypeError as error:
             if foreign:  # it may well be the program's own
                 raise
             raise _CannotBeSent(str(error)) from error
         _send(replies, {"call": arguments})
         reply = _receive(lines)
+        sent, objects = [*packing.objects], packing.objects
         if "error" in reply:
+            fill_arguments(sent, reply, objects)
             raise _as_exception(reply)
+        value = unpack_reply(reply, objects, _as_exception)
+        fill_arguments(sent, reply, objects)
         given = [*positional, *named.values()]
-        for mine, theirs in zip(given, unpack(reply.get("arguments")) or (), strict=False):
-            follow(mine, theirs)
-        value = unpack_reply(reply, _as_exception)
         if isinstance(same := reply.get("same"), int) and 0 <= same < len(given) and type(given[same]) is type(value):
             value = given[same]
         foreign = foreign or isinstance(value, Foreign)
@@ -209,7 +234,7 @@ def serve_tests(lines: Any, replies: int) -> None:
     _send(replies, verdict)
 
 
-def _as_exception(reply: dict[str, Any]) -> Exception:
+def _as_exception(reply: dict[str, Any]) -> BaseException:
     """Return what a program raised, for tests that expect it; one of its own class becomes one of the class that it is built on."""
     raised, description = reply.get("raised"), str(reply["error"])
     if not isinstance(raised, dict):
@@ -219,10 +244,29 @@ def _as_exception(reply: dict[str, Any]) -> Exception:
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         found = unpack(raised.get("arguments"))
         arguments = found if isinstance(found, list) else arguments
-    kinds = raised.get("kinds")
-    for name in kinds if isinstance(kinds, list) else ():
-        kind = getattr(builtins, str(name), None)
-        if isinstance(kind, type) and issubclass(kind, Exception):
+    kinds, attributes = raised.get("kinds"), raised.get("attributes")
+    for named in kinds if isinstance(kinds, list) else ():
+        if (kind := _exception_named(named)) is not None:
             with contextlib.suppress(Exception):  # one that wants other arguments
-                return (kind if kind.__name__ == own else type(own, (kind,), {}))(*arguments)
+                error = _made(kind if kind.__name__ == own else type(own, (kind,), {}), arguments)
+                for attribute in attributes if isinstance(attributes, list) else ():
+                    with contextlib.suppress(Exception):
+                        setattr(error, attribute[0], unpack(attribute[1]))
+                return error
     return Exception(description)
+
+
+def _exception_named(named: Any) -> type[BaseException] | None:
+    """Return a class of exceptions of Python or its library that the tests have too."""
+    match named:
+        case [str() as module, str() as name] if module.partition(".")[0] in sys.stdlib_module_names:
+            kind = getattr(sys.modules.get(module), name, None)
+            return kind if isinstance(kind, type) and issubclass(kind, BaseException) else None
+    return None
+
+
+def _made(kind: type[BaseException], arguments: list[Any]) -> BaseException:
+    try:
+        return kind(*arguments)
+    except TypeError:  # it is made of others than it keeps
+        return kind.__new__(kind, *arguments)

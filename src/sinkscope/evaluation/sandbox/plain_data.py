@@ -1,7 +1,8 @@
 """Plain data as JSON, so that a value leaves a process of the sandbox without any code. Standard library only.
 
 It is what Python's own types hold: numbers, texts, bytes, lists, tuples, sets, dictionaries and their views, ranges, deques, fractions,
-decimals, dates. A subclass of a program travels as what it is built on.
+decimals, dates. A subclass of a program travels as what it is built on. What can change (a list, a dictionary, a set, a bytearray, a
+deque) is numbered in the order in which both sides meet it, so that one object in two places stays one object.
 """
 
 import builtins
@@ -9,11 +10,15 @@ import collections
 import keyword
 import sys
 from collections.abc import Callable, Iterator
+from itertools import chain, repeat
 from typing import Any
 
-_KINDS: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+_KINDS: dict[str, type] = {"tuple": tuple, "frozenset": frozenset}
 _VIEWS: dict[str, type] = {"keys": type({}.keys()), "values": type({}.values()), "items": type({}.items())}
 _DICTIONARIES: dict[str, type] = {"Counter": collections.Counter, "OrderedDict": collections.OrderedDict, "dict": dict}
+_CHANGING = (list, set, dict, bytearray, collections.deque)
+_EXACT = {type(None), bool, int, float, complex, str, bytes, type, type(...), range, collections.defaultdict, *_CHANGING}
+_EXACT |= {*_KINDS.values(), *_VIEWS.values(), *_DICTIONARIES.values()}
 _DATES = {
     "date": ("year", "month", "day"),
     "time": ("hour", "minute", "second", "microsecond"),
@@ -66,14 +71,53 @@ class ForeignIterator(Foreign):
         return next(self._running)
 
 
-def pack(value: Any) -> Any:
+class Packing:
+    """The objects that can change, as `pack` meets them.
+
+    Args:
+        exact: refuse subclasses, which the other side would not know.
+
+    Attributes:
+        objects: they, by number.
+    """
+
+    def __init__(self, exact: bool = False) -> None:
+        self.exact = exact
+        self.objects: list[Any] = []
+        self._numbers: dict[int, int] = {}
+
+    def number_of(self, value: Any) -> int | None:
+        """Return the number of an object; None for one that was not met, which gets the next number."""
+        if id(value) in self._numbers:
+            return self._numbers[id(value)]
+        self._numbers[id(value)] = len(self.objects)
+        self.objects.append(value)
+        return None
+
+    def add(self, objects: list[Any]) -> None:
+        """Number objects that the other side has numbered so."""
+        for one in objects:
+            self.number_of(one)
+
+    def forget(self, count: int) -> None:
+        """Forget all but the first so many objects."""
+        for one in self.objects[count:]:
+            del self._numbers[id(one)]
+        del self.objects[count:]
+
+
+def pack(value: Any, packing: Packing | None = None) -> Any:
     """Return a JSON value that `unpack` reads back.
 
     Raises:
         TypeError: a value that is not plain data.
     """
+    packing = packing or Packing()
     if value is None or value is True or value is False:
         return value
+    fields = _fields_of(value)
+    if packing.exact and type(value) not in _EXACT and not fields and type(value).__module__ not in ("fractions", "decimal", "datetime"):
+        raise _not_plain(value)
     if isinstance(value, int):
         number = int.__index__(value)
         return number if abs(number) < SMALL else ["int", int.__format__(number, "x")]
@@ -83,24 +127,56 @@ def pack(value: Any) -> Any:
         return ["complex", [pack(value.real), pack(value.imag)]]
     if isinstance(value, str):
         return str.__str__(value)
-    if isinstance(value, bytes | bytearray):
-        return ["bytes" if isinstance(value, bytes) else "bytearray", bytes(value).hex()]
-    if isinstance(value, dict):
-        name = next((name for name, kind in _DICTIONARIES.items() if type(value) is kind), "dict")
-        return [name, [[pack(key), pack(item)] for key, item in dict.items(value)]]
-    if (fields := _fields_of(value)) is not None:
-        return ["namedtuple", [type(value).__name__, fields, [pack(item) for item in tuple.__iter__(value)]]]
+    if isinstance(value, bytes):
+        return ["bytes", bytes(value).hex()]
+    if isinstance(value, _CHANGING):
+        number = packing.number_of(value)
+        return pack_contents(value, packing) if number is None else ["again", number]
+    if fields is not None:
+        return ["namedtuple", [type(value).__name__, fields, list(map(pack, tuple.__iter__(value), repeat(packing)))]]
     for name, kind in (*_KINDS.items(), *_VIEWS.items()):
         if isinstance(value, kind):
-            return [name, [pack(item) for item in kind.__iter__(value)]]  # type: ignore[attr-defined]
+            return [name, list(map(pack, kind.__iter__(value), repeat(packing)))]  # type: ignore[attr-defined]
     if isinstance(value, range):
         return ["range", [pack(value.start), pack(value.stop), pack(value.step)]]
-    if isinstance(value, collections.deque):
-        plain = collections.deque
-        return ["deque", [[pack(item) for item in plain.__iter__(value)], plain.maxlen.__get__(value)]]
-    if value is Ellipsis or (isinstance(value, type) and vars(builtins).get(value.__name__) is value):
+    if value is Ellipsis or _is_builtin(value):
         return ["builtin", "Ellipsis" if value is Ellipsis else value.__name__]
     return _pack_number_or_date(value)
+
+
+def pack_contents(value: Any, packing: Packing) -> Any:
+    """Return what `pack` returns for an object that can change when it meets it first.
+
+    Raises:
+        TypeError: it holds a value that is not plain data.
+    """
+    if isinstance(value, bytearray):
+        return ["bytearray", bytes(value).hex()]
+    if isinstance(value, list):
+        return ["list", list(map(pack, list.__iter__(value), repeat(packing)))]
+    if isinstance(value, set):
+        return ["set", list(map(pack, set.__iter__(value), repeat(packing)))]
+    if isinstance(value, collections.deque):
+        plain = collections.deque
+        return ["deque", [list(map(pack, plain.__iter__(value), repeat(packing))), plain.maxlen.__get__(value)]]
+    items = []
+    ordered = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
+    for pair in ordered.items(value):
+        items.append(list(map(pack, pair, repeat(packing))))
+    if type(value) is collections.defaultdict:
+        if value.default_factory is None or _is_builtin(value.default_factory):
+            return ["defaultdict", [items, pack(value.default_factory)]]
+        if packing.exact:
+            raise _not_plain(value.default_factory)
+    return [next((name for name, kind in _DICTIONARIES.items() if type(value) is kind), "dict"), items]
+
+
+def _is_builtin(value: Any) -> bool:
+    return isinstance(value, type) and vars(builtins).get(value.__name__) is value
+
+
+def _not_plain(value: Any) -> TypeError:
+    return TypeError(f"a {type(value).__name__} is not plain data")
 
 
 def _fields_of(value: Any) -> list[str] | None:
@@ -122,15 +198,19 @@ def _pack_number_or_date(value: Any) -> Any:
     for name, parts in _DATES.items() if "datetime" in sys.modules else ():
         if type(value) is getattr(sys.modules["datetime"], name) and getattr(value, "tzinfo", None) is None:
             return ["of dates", [name, [getattr(value, part) for part in parts]]]
-    raise TypeError(f"a {type(value).__name__} is not plain data")
+    raise _not_plain(value)
 
 
-def unpack(packed: Any) -> Any:
+def unpack(packed: Any, objects: list[Any] | None = None) -> Any:
     """Return the value that `pack` was given.
+
+    Args:
+        objects: what can change, as its numbers say; what is met is added.
 
     Raises:
         ValueError: the JSON value was not made by `pack`.
     """
+    objects = [] if objects is None else objects
     if packed is None or isinstance(packed, bool | int | float | str):
         return packed
     match packed:
@@ -140,22 +220,22 @@ def unpack(packed: Any) -> Any:
             return complex(unpack(real), unpack(imaginary))
         case ["bytes", str() as digits]:
             return bytes.fromhex(digits)
-        case ["bytearray", str() as digits]:
-            return bytearray.fromhex(digits)
-        case [str() as name, list() as items] if name in _DICTIONARIES:
-            return _DICTIONARIES[name]({unpack(key): unpack(item) for key, item in items})
+        case ["again", int() as number] if 0 <= number < len(objects):
+            return objects[number]
+        case [str() as name, str() | list() as contents] if (empty := _empty(name, contents)) is not None:
+            objects.append(empty)
+            fill(empty, packed, objects)
+            return empty
         case ["keys", list() as items]:
-            return dict.fromkeys(map(unpack, items)).keys()
+            return dict.fromkeys(_unpacked(items, objects)).keys()
         case ["values", list() as items]:
-            return dict(enumerate(map(unpack, items))).values()
+            return dict(enumerate(_unpacked(items, objects))).values()
         case ["items", list() as items]:
-            return dict(map(unpack, items)).items()
+            return dict(_unpacked(items, objects)).items()
         case ["namedtuple", [str() as name, list() as fields, list() as items]]:
-            return collections.namedtuple(name, fields)(*map(unpack, items))
+            return collections.namedtuple(name, fields)(*_unpacked(items, objects))
         case ["range", [start, stop, step]]:
             return range(unpack(start), unpack(stop), unpack(step))
-        case ["deque", [list() as items, int() | None as most]]:
-            return collections.deque(map(unpack, items), most)
         case ["builtin", "Ellipsis"]:
             return Ellipsis
         case ["builtin", str() as name] if isinstance(vars(builtins).get(name), type):
@@ -178,21 +258,74 @@ def unpack(packed: Any) -> Any:
 
             return getattr(datetime, name)(*map(int, numbers))
         case [str() as name, list() as items] if name in _KINDS:
-            return _KINDS[name](unpack(item) for item in items)
+            return _KINDS[name](_unpacked(items, objects))
     raise ValueError(f"not a packed value: {str(packed)[:80]}")
 
 
-def unpack_reply(reply: dict[str, Any], as_exception: Callable[[dict[str, Any]], Exception] = lambda reply: Exception()) -> Any:
+def _unpacked(items: list[Any], objects: list[Any]) -> Iterator[Any]:
+    return map(unpack, items, repeat(objects))
+
+
+def _empty(name: str, contents: Any) -> Any:
+    """Return a new object that can change; None where a name is not one's."""
+    match name, contents:
+        case "list" | "set" | "bytearray", _:
+            return vars(builtins)[name]()
+        case "deque", [list(), int() | None as most]:
+            return collections.deque(maxlen=most)
+        case "defaultdict", [list(), factory]:
+            return collections.defaultdict(unpack(factory))
+        case _ if name in _DICTIONARIES:
+            return _DICTIONARIES[name]()
+    return None
+
+
+def fill(mine: Any, packed: Any, objects: list[Any]) -> None:
+    """Give an object the contents that `pack_contents` returned.
+
+    Raises:
+        ValueError: they are not of its kind.
+    """
+    match packed:
+        case ["bytearray", str() as digits] if isinstance(mine, bytearray):
+            mine[:] = bytes.fromhex(digits)
+        case ["list", list() as items] if isinstance(mine, list):
+            mine[:] = _unpacked(items, objects)
+        case ["set", list() as items] if isinstance(mine, set):
+            _replace(mine, mine.update, _unpacked(items, objects))
+        case ["deque", [list() as items, _]] if isinstance(mine, collections.deque):
+            _replace(mine, mine.extend, _unpacked(items, objects))
+        case ["defaultdict", [list() as items, _]] | [str(), list() as items] if isinstance(mine, dict):
+            pairs = list(map(unpack, chain.from_iterable(items), repeat(objects)))
+            mine.clear()
+            for key, item in zip(pairs[::2], pairs[1::2], strict=True):
+                mine[key] = item
+        case _:
+            raise ValueError(f"not the contents of a {type(mine).__name__}: {str(packed)[:80]}")
+
+
+def _replace(mine: Any, add: Callable[[list[Any]], None], items: list[Any]) -> None:
+    mine.clear()
+    add(items)
+
+
+def unpack_reply(
+    reply: dict[str, Any],
+    objects: list[Any] | None = None,
+    as_exception: Callable[[dict[str, Any]], BaseException] = lambda reply: Exception(),
+) -> Any:
     """Return the value with which the program's process answered, or what stands for it.
 
     Args:
+        objects: what can change of the arguments of the call, as `Packing` numbered it.
         as_exception: returns what ended an iteration.
 
     Raises:
         ValueError: it was not made by `pack`.
     """
+    objects = [] if objects is None else objects
     if "foreign" not in reply:
-        return unpack(reply.get("value"))
+        return unpack(reply.get("value"), objects)
     kind, truth, items, ends = str(reply["foreign"])[:80], reply.get("truth") is not False, reply.get("items"), reply.get("ends")
     if not isinstance(items, list):
         return Foreign(kind, truth)
@@ -203,40 +336,19 @@ def unpack_reply(reply: dict[str, Any], as_exception: Callable[[dict[str, Any]],
         if isinstance(ends, dict) and "error" in ends:
             raise as_exception(ends)
 
-    return (ForeignIterator if reply.get("iterator") is True else Foreign)(kind, truth, [unpack(item) for item in items], end)
+    return (ForeignIterator if reply.get("iterator") is True else Foreign)(kind, truth, [*_unpacked(items, objects)], end)
 
 
-def follow(mine: Any, theirs: Any) -> None:
-    """Do to an argument of the tests what the function did to it; an object that is in both places stays the same."""
-    if type(mine) is not type(theirs):
-        return
-    if isinstance(mine, tuple):
-        for one, other in zip(mine, theirs, strict=False):
-            follow(one, other)
-    elif isinstance(mine, list):
-        if len(mine) == len(theirs):
-            mine[:] = [_followed(one, other) for one, other in zip(mine, theirs, strict=True)]
-        else:
-            mine[:] = theirs
-    elif isinstance(mine, dict):
-        kept = {key: _followed(mine[key], item) if key in mine else item for key, item in theirs.items()}
-        mine.clear()
-        mine.update(kept)
-    elif isinstance(mine, set):
-        mine.clear()
-        mine.update(theirs)
-    elif isinstance(mine, bytearray):
-        mine[:] = theirs
-    elif isinstance(mine, collections.deque):
-        mine.clear()
-        mine.extend(theirs)
+def fill_arguments(arguments: list[Any], reply: dict[str, Any], objects: list[Any]) -> None:
+    """Give the objects of the arguments of a call the contents that the function left in them.
 
+    Args:
+        arguments: what can change of them, as `Packing` numbered it.
+        objects: the same, and what `unpack_reply` has added.
 
-def _followed(mine: Any, theirs: Any) -> Any:
-    """Return an object of the tests after it has followed, else the new one in its place."""
-    if type(mine) is not type(theirs) or not isinstance(mine, list | dict | set | bytearray | tuple | collections.deque):
-        return theirs
-    if isinstance(mine, tuple) and mine != theirs:
-        return theirs
-    follow(mine, theirs)
-    return mine
+    Raises:
+        ValueError: contents that `pack_contents` did not make.
+    """
+    contents = reply.get("arguments")
+    for mine, packed in zip(arguments, contents if isinstance(contents, list) else (), strict=False):
+        fill(mine, packed, objects)

@@ -25,7 +25,7 @@ from typing import Any
 from sinkscope.evaluation.sandbox.clock import Clock, ProgramFailed
 from sinkscope.evaluation.sandbox.confined import Serve, serve_program, serve_tests, work
 from sinkscope.evaluation.sandbox.isolation import Isolation, die_with_parent, set_limit
-from sinkscope.evaluation.sandbox.plain_data import unpack, unpack_reply
+from sinkscope.evaluation.sandbox.plain_data import fill_arguments, unpack, unpack_reply
 
 REPLY_BYTES = 4 << 20
 OUTPUT_BYTES = 2000
@@ -223,7 +223,7 @@ def run_tests(tests: str, function: str, worker: "Worker", tester: "Worker") -> 
     """
     worker.answer("run", compile(function, "<program>", "eval"))
     tester.tell({"tests": tests, "function": function})
-    calls, last = 0, ([[], {}], {})
+    calls, last = 0, (None, {})
     while "call" in (heard := tester.hear()):
         reply = worker.ask({"call": function, "arguments": heard["call"]})
         error = str(reply.get("error", ""))[:500]
@@ -242,9 +242,15 @@ def run_tests(tests: str, function: str, worker: "Worker", tester: "Worker") -> 
 
 def _describe_call(function: str, arguments: Any, reply: dict[str, Any]) -> str:
     try:
-        positional, named = unpack(arguments)
-        given = ", ".join([*map(_shown, positional), *(f"{name}={_shown(value)}" for name, value in named.items())])
-        came = "raised it" if "error" in reply else f"gave {shorten(_shown(unpack_reply(reply)))}"
+        objects: list[Any] = []
+        positional, named = unpack(arguments, objects)
+        given = ", ".join([*map(_shown, positional), *(f"{name}={_shown(value)}" for name, value in named)])
+        came = "raised it"
+        if "error" not in reply:
+            sent = [*objects]
+            value = unpack_reply(reply, objects)
+            fill_arguments(sent, reply, objects)
+            came = f"gave {shorten(_shown(value))}"
     except (TypeError, ValueError, RecursionError, ArithmeticError, MemoryError):
         return ""
     return f"; last call: {function}({shorten(given)}), which {came}"
