@@ -88,6 +88,13 @@ def test_the_page_itself_may_ask(server):
     assert ask(server, "/", Host=f"localhost:{port}")[0] == 200
 
 
+def test_a_page_at_the_port_that_browsers_leave_out(server, monkeypatch):
+    monkeypatch.setattr(server.http, "server_port", 80)
+    assert ask(server, "/", Host="127.0.0.1", Origin="http://127.0.0.1")[0] == 200
+    assert ask(server, "/", Host="localhost:80")[0] == 200
+    assert ask(server, "/", Host="evil.example")[0] == 403
+
+
 @pytest.mark.parametrize(
     "path", ["/data/../manifest.json", "/../../etc/passwd", "/manifest.json", "//etc/passwd", "/data/%2e%2e/x", "/data/"]
 )

@@ -304,7 +304,7 @@ def fill(mine: Any, packed: Any, objects: list[Any]) -> None:
             raise ValueError(f"not the contents of a {type(mine).__name__}: {str(packed)[:80]}")
 
 
-def _replace(mine: Any, add: Callable[[list[Any]], None], items: list[Any]) -> None:
+def _replace(mine: Any, add: Callable[[Iterator[Any]], None], items: Iterator[Any]) -> None:
     mine.clear()
     add(items)
 

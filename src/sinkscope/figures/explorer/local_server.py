@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
+from http.client import HTTP_PORT
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from threading import Lock
 from typing import cast
@@ -148,6 +149,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Return whether the page was asked for by its own name, so that no other site can read it through a name of its own."""
         port = cast(HTTPServer, self.server).server_port
         hosts = {f"{name}:{port}" for name in NAMES}
+        if port == HTTP_PORT:  # browsers leave it out
+            hosts.update(NAMES)
         origin = self.headers.get("Origin")
         return self.headers.get("Host") in hosts and (origin is None or origin in {f"http://{host}" for host in hosts})
 
