@@ -308,6 +308,25 @@ def test_an_archive_that_torch_would_unpack_for_ever_is_refused(tmp_path):
             read_tensors(file)
 
 
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_flipped_bit_of_a_tensor_is_seen_by_its_checksum(checked, tmp_path):
+    file = tmp_path / "model.pth"
+    torch.serialization.set_crc32_options(checked)
+    torch.save({"a": torch.full((64,), 0.7)}, file)
+    torch.serialization.set_crc32_options(True)
+    assert (read_tensors(file)["a"] == 0.7).all()
+    content = bytearray(file.read_bytes())
+    content[content.index(torch.full((64,), 0.7).numpy().tobytes()) + 100] ^= 1
+    file.write_bytes(content)
+    if not checked:
+        assert not (read_tensors(file)["a"] == 0.7).all()  # a file without checksums cannot be checked
+        return
+    with pytest.raises(
+        ModelError, match=r"a whole torch file, found one that is damaged or cut short, its model/data/0 is not what its check"
+    ):
+        read_tensors(file)
+
+
 def test_a_layer_of_a_number_that_none_has_is_a_strange_tensor(tmp_path):
     weights = lit_gpt_weights("none") | {f"transformer.h.{'9' * 5000}.norm_1.weight": torch.ones(24)}
     with pytest.raises(ModelError, match=r"found transformer\.h\.9{60,80} beside them"):

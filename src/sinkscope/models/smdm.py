@@ -50,6 +50,8 @@ PLAIN = {
 """Tensors of a block that only get another name."""
 ZIP, MAGIC = b"PK\x03\x04", bytes.fromhex("6cfc9c46f9206aa85019")
 """How files of torch.save begin: today's zip archives, and the number that stands first in the older pickles."""
+CUT = "expected a whole torch file, found one that is damaged or cut short"
+AT_ONCE = 16 << 20  # bytes of an archive to read at a time
 LARGEST_LIST = 8 << 20
 """Bytes of the pickle that lists the tensors of an archive; one takes about 200."""
 FUSED, PACKED = "attn.attn.weight", "mlp.swiglu.w12.weight"
@@ -150,6 +152,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
             found: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch has no single exception for files that it refuses
         raise ModelError(f"{file}: {_refused(file, error)}") from error
+    _check_sums(file)
     if isinstance(found, Mapping) and set(found) == {"model"} and isinstance(found["model"], Mapping):
         found = found["model"]
     if not isinstance(found, Mapping) or not found:
@@ -186,6 +189,19 @@ def _check_archive(file: Path) -> None:
             raise ModelError(f"{file}: {part.filename[:80]}: expected a list of tensors, {most}, found {part.file_size >> 20} MB")
 
 
+def _check_sums(file: Path) -> None:
+    """Raise an error for a part of an archive that is not what its checksum says; torch itself reads it without a word."""
+    for part in _parts(file):
+        if not part.CRC:  # torch.save can leave them out
+            continue
+        try:
+            with zipfile.ZipFile(file) as archive, archive.open(part) as content:
+                while content.read(AT_ONCE):
+                    pass
+        except Exception as error:  # zipfile has no single exception for damage
+            raise ModelError(f"{file}: {CUT}, its {part.filename[:80]} is not what its checksum says; fetch it again") from error
+
+
 def _beginning(file: Path) -> str:
     """Return in words what the first bytes of a file say."""
     if is_pointer(file):
@@ -216,7 +232,7 @@ def _refused(file: Path, error: Exception) -> str:
         return f"expected a file that torch.save wrote, found no torch file: {_beginning(file)}"
     if type(error).__name__ == "UnpicklingError":
         return 'expected tensors only, found more, which torch does not read; save its weights anew: torch.save(state["model"], FILE)'
-    return "expected a whole torch file, found one that is damaged or cut short; fetch it again"
+    return f"{CUT}; fetch it again"
 
 
 def _parts(file: Path) -> list[zipfile.ZipInfo]:
