@@ -19,7 +19,7 @@ def shell_lines(text: str) -> list[str]:
 
 
 def run(arguments: list[str], folder: Path) -> str:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
     return done.stdout
