@@ -9,6 +9,7 @@ All but xarray are written part by part, whatever the length of the trace. A fil
 """
 
 import contextlib
+import copy
 import errno
 import json
 import os
@@ -34,8 +35,7 @@ Target = Literal["xarray", "zarr", "parquet", "numpy"]
 SUFFIXES: dict[str, str] = {"xarray": ".nc", "zarr": ".zarr", "parquet": ".parquet", "numpy": ".npz"}
 NEEDS: dict[str, tuple[str, ...]] = {"xarray": ("xarray",), "zarr": ("zarr",), "parquet": ("pyarrow",), "numpy": ()}
 FILES_OF_ZARR = 5
-SETTINGS_OF_ZARR = {"async.concurrency": 10, "async.timeout": None, "threading.max_workers": None}
-"""As zarr has them itself, whatever its environment variables say; with 0 of them it would wait for ever."""
+PREFIX_OF_ZARR = "ZARR_"
 LARGEST_NETCDF = 1 << 31  # bytes of one variable in NetCDF 3
 
 
@@ -168,13 +168,25 @@ def _write_numpy(trace: Trace, path: Path) -> None:
                     file.write(np.ascontiguousarray(block).tobytes())
 
 
-def _write_zarr(trace: Trace, path: Path) -> None:
-    import zarr
+@contextlib.contextmanager
+def _zarr_as_it_comes() -> Iterator[Any]:
+    """Yield zarr with its own settings, whatever environment variables say: a text may be no number, 0 waits for ever."""
+    theirs = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith(PREFIX_OF_ZARR)}
+    try:
+        import zarr
+    finally:
+        os.environ.update(theirs)
+    with contextlib.ExitStack() as stack:
+        for settings in zarr.config.defaults:
+            stack.enter_context(zarr.config.set(copy.deepcopy(settings)))
+        yield zarr
 
+
+def _write_zarr(trace: Trace, path: Path) -> None:
     with contextlib.ExitStack() as stack:  # asyncio, which zarr runs, prints errors of its own where too few can be open
         for _ in range(FILES_OF_ZARR):
             stack.enter_context(open(os.devnull, "rb"))
-    with zarr.config.set(SETTINGS_OF_ZARR):
+    with _zarr_as_it_comes() as zarr:
         sizes = axis_sizes(trace)
         group = zarr.open_group(str(path), mode="w", attributes=_attributes(trace))
         for name in trace.tensors:
