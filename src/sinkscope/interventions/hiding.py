@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,14 @@ from sinkscope.interventions.ranking import SCOPES, Scope, pool, rank_of, spread
 from sinkscope.interventions.rule_context import AttentionMemory, Observation, PromptDraws, Rule, RuleContext
 from sinkscope.interventions.step_canvas import StepCanvas, TokenClasses
 from sinkscope.models import Model
+
+
+class _Chosen(NamedTuple):
+    """What a rule has chosen in a layer: keys [1 or batch, 1 or head, 1 or query, key], and whether each query loses its own."""
+
+    rule: Rule
+    keys: Tensor
+    each_query: bool
 
 
 class Hiding(Hider):
@@ -61,7 +69,7 @@ class Hiding(Hider):
         self._draws: PromptDraws | None = None
         self._attention.forget()
         self._memory: dict[tuple[int, str], dict[str, Any]] = {}
-        self._chosen: dict[str, list[tuple[Rule, Tensor]]] = {}
+        self._chosen: dict[str, list[_Chosen]] = {}
         self._in_step: dict[int, tuple[Tensor, Tensor | None]] = {}  # place of a layer → heads in force, what they lost in this step
 
     @property
@@ -167,11 +175,11 @@ class Hiding(Hider):
             if queries is not None:
                 keys = keys & queries.any(-1)[:, None, None, None]  # where no query loses a key, none is hidden
             found.append(Hidden(keys, queries, zeroed=part.effect == "zero", front=part.takes_own, heads=heads))
-            chosen.append((part, keys))
+            chosen.append(_Chosen(part, keys, each_query=choice.ndim == 4))
         if found:
             self._chosen[call.name] = chosen
             queries = canvas.recorded(_queries(call).sum(-1))[:, None]
-            in_force = self._in_force([part for part, _ in chosen], call)
+            in_force = self._in_force([one.rule for one in chosen], call)
             self._in_step[self._place(call)] = (in_force, None)
             steps = in_force.expand(len(queries), -1)
             self._count(call).add(self._place(call), canvas.prompts(device), queries=queries * steps, steps=steps)
@@ -246,23 +254,23 @@ class Hiding(Hider):
         return self._places.get(call.stack, 0) + call.index
 
     def _count_effect(
-        self, canvas: StepCanvas, call: LayerCall, removed: Tensor, chosen: list[tuple[Rule, Tensor]], local: Observation
+        self, canvas: StepCanvas, call: LayerCall, removed: Tensor, chosen: list[_Chosen], local: Observation
     ) -> None:
         device, heads = call.key.device, call.query.shape[1]
         held = _held(call, canvas.real(device))
         membership = _queries(call)
-        in_force = self._in_force([part for part, _ in chosen], call)
+        in_force = self._in_force([one.rule for one in chosen], call)
         lost = removed * membership[:, None] * in_force[:, None]
         self._in_step[self._place(call)] = (in_force, canvas.recorded(lost))
         counts = {"removed": lost.sum(-1)}
         union, concerned = torch.zeros(1, dtype=torch.bool, device=device), torch.zeros(1, dtype=torch.bool, device=device)
-        each = any(keys.shape[2] > 1 for _, keys in chosen)  # queries lose different keys
-        for part, keys in chosen:
+        each = any(one.keys.shape[2] > 1 for one in chosen)  # queries lose different keys
+        for part, keys, _ in chosen:
             own = None if part.queries is None else canvas.among(part.queries, device)[:, -call.query.shape[2] :]
             concerned = concerned | (torch.ones_like(concerned) if own is None else own)
             union = union | (keys if own is None or not each else keys & own[:, None, :, None])
         spared = _spared(union, held, lost)
-        if mine := [(part, keys[:, :, 0].expand(-1, heads, -1)) for part, keys in chosen if keys.shape[2] == 1]:
+        if mine := [(part, keys[:, :, 0].expand(-1, heads, -1)) for part, keys, each_query in chosen if not each_query]:
             kept = ~spared.all(-1, keepdim=True)
             together, top = self._find_top(call, mine, held, local)
             counts["hits"] = (together & top & kept).sum(-1)
