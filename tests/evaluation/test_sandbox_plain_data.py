@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinkscope.evaluation.sandbox.plain_data import fill, pack, unpack, unpack_reply
+from sinkscope.evaluation.sandbox.foreign import stand_in
+from sinkscope.evaluation.sandbox.plain_data import Numbering, fill, pack, unpack
 
 numbers = st.integers() | st.floats(allow_nan=False) | st.complex_numbers(allow_nan=False) | st.fractions() | st.decimals(allow_nan=False)
 leaves = st.none() | st.booleans() | numbers | st.text() | st.binary()
@@ -40,21 +41,14 @@ def test_fractions_and_decimals_keep_what_they_are():
 
 
 def test_what_stands_for_a_foreign_value():
-    found = unpack_reply({"foreign": "Own", "truth": False, "items": [1, 2]})
-    assert (list(found), list(found), bool(found), found == found, found == [1, 2], 2 in found) == (
-        [1, 2],
-        [1, 2],
-        False,
-        True,
-        False,
-        True,
-    )
-    found = unpack_reply({"foreign": "generator", "iterator": True, "items": [1, 2], "more": True})
-    assert (next(found), next(found)) == (1, 2)
-    with pytest.raises(TypeError, match="a generator gives more than 2 items, of which no more leave the program"):
-        next(found)
+    asked = []
+    reply = {"foreign": 4, "kind": "Own", "truth": False, "iterates": True}
+    known = {}
+    found = stand_in(reply, known, lambda request: asked.append(request) or iter([1, 2]))
+    assert (list(found), bool(found), found == found, found == [1, 2], 2 in found) == ([1, 2], False, True, False, True)
+    assert asked == [{"iter": 4}] * 2 and stand_in(reply, known, None) is found and pack(found) == ["foreign", 4]
     with pytest.raises(TypeError, match="'object' object is not iterable"):
-        iter(unpack_reply({"foreign": "object"}))
+        iter(stand_in({"foreign": 5, "kind": "object"}, known, print))
 
 
 def test_large_numbers():
@@ -109,6 +103,9 @@ def test_subclasses_travel_as_what_they_are_built_on(value, plain):
         timedelta(1, 2, 3),
         int,
         ...,
+        type(None),
+        NotImplemented,
+        datetime(2024, 10, 27, 2, 30, fold=1),
     ],
     ids=repr,
 )
@@ -134,7 +131,7 @@ def test_one_object_in_two_places_stays_one_object():
 
 def test_contents_of_another_kind():
     with pytest.raises(ValueError, match="not the contents of a list"):
-        fill([], ["set", [1]], [])
+        fill([], ["set", [1]], Numbering())
 
 
 def test_lists_in_lists_as_deep_as_python_writes_them():

@@ -130,7 +130,12 @@ def test_an_honest_program_is_judged_as_in_one_process(body, test):
         ("    return x + 0.5\ndel f\n", "NameError: name 'f' is not defined"),
         ("    return x +\n", "SyntaxError: invalid syntax (<unknown>, line 3)"),
         ("    class Own(Exception): pass\n    raise Own('x')\n", "Own: x; last call: f(1), which raised it"),
-        ("    return [0] * 3_000_000\n", "a value is larger than 4 MB"),
+        ("    return [0] * 6_000_000\n", "a value is larger than 16 MB"),
+        ("    x = []\n    for _ in range(9999): x = [x]\n    return x\n", "RecursionError: maximum recursion depth exceeded"),
+        (
+            "    x = []\n    for _ in range(2400): x = {0: x}\n    return x\n",
+            "Exception: RecursionError: a value is nested too deeply to leave",
+        ),
     ],
 )
 def test_reasons(completion, reason):
@@ -177,6 +182,10 @@ def test_what_cannot_leave_a_process_is_tested_in_the_programs_own():
     ("program", "tests"),
     [
         ("def f(x): return x.own()", "class L(list):\n    def own(self): return 3\nassert f(L()) == 3"),
+        (
+            "def f(p): return p.area()",
+            "from typing import *\nclass R(NamedTuple):\n    w: int\n    def area(self): return self.w * 3\nassert f(R(2)) == 6",
+        ),
         ("def f(x): return x.name", "from enum import IntEnum\nclass C(IntEnum): A = 1\nassert f(C.A) == 'A'"),
         ("def f(d): return d['a']", "from collections import *\nassert f(defaultdict(lambda: 7)) == 7"),
     ],
@@ -237,6 +246,12 @@ def test_tests_and_their_function_come_together(tests, function):
         ("import decimal; decimal.Decimal('x')", "except __import__('decimal').InvalidOperation:\n    pass"),
         ("open('none')", "except FileNotFoundError as error:\n    assert (error.errno, error.filename) == (2, 'none')"),
         ("error = Own('a'); error.code = 3; raise error", "except ValueError as error:\n    assert error.code == 3"),
+        (
+            "raise ExceptionGroup('g', [KeyError(1)])",
+            "except ExceptionGroup as error:\n    assert isinstance(error.exceptions[0], KeyError)",
+        ),
+        ("raise ValueError from KeyError(3)", "except ValueError as error:\n    assert error.__cause__.args == (3,)"),
+        ("raise SystemExit(3)", "except SystemExit as error:\n    assert error.code == 3"),
         ("raise KeyboardInterrupt", "except KeyboardInterrupt:\n    pass"),
     ],
 )
@@ -278,6 +293,36 @@ def test_an_exception_of_the_program_is_of_the_class_that_its_tests_expect(raise
         ("def f(d): d.rotate(); return d", "from collections import *\nd = deque([1, 2], 2)\nassert f(d) is d and d == deque([2, 1])"),
         ("def f(d): d.move_to_end('a')", "from collections import *\nd = OrderedDict(a=1, b=2)\nf(d)\nassert list(d) == ['b', 'a']"),
         ("def f(c): c['a'] -= 5", "from collections import *\nc = Counter('aab')\nf(c)\nassert c.most_common(1) == [('b', 1)]"),
+        (
+            "def f():\n    a, b = 0, 1\n    while True:\n        yield a\n        a, b = b, a + b",
+            "g = f()\nassert [next(g) for _ in range(6)][-1] == 5",
+        ),
+        (
+            "def f():\n    x = []\n    for i in range(3):\n        x.append(i)\n        yield x",
+            "assert list(f()) == [[0, 1, 2]] * 3\nassert [len(x) for x in f()] == [1, 2, 3]",
+        ),
+        (
+            "def f():\n    n = 2\n    while True:\n        if sum(d for d in range(1, n) if n % d == 0) == n: yield n\n        n += 1",
+            "from itertools import *\nassert [*islice(f(), 3)] == [6, 28, 496]",
+        ),
+        ("def f(x):\n    x.append(1)\n    yield 1", "x = []\ng = f(x)\nassert x == []\nnext(g)\nassert x == [1]"),
+        ("def f():\n    x = 0\n    while True: x = (yield x) or 0", "g = f()\nassert next(g) == 0 and g.send(5) == 5 and g.send(7) == 7"),
+        ("def f(x): return (y + 1 for y in x)", "assert list(f(f([1, 2]))) == [3, 4]"),
+        ("def f(): return ((j for j in range(i)) for i in range(3))", "assert [list(g) for g in f()] == [[], [0], [0, 1]]"),
+        ("class P: pass\np = P()\ndef f(): return p", "assert f() is f()"),
+        ("class R:\n    def __iter__(s): return iter('ab')\ndef f(): return R()", "r = f()\nassert list(r) == list(r) == ['a', 'b']"),
+        ("from datetime import *\ndef f(): return datetime(2024, 10, 27, 2, 30, fold=1)", "assert f().fold == 1"),
+        ("from datetime import *\ndef f(): return date(2024, 1, 1).isocalendar()", "assert f().week == 1 and f() == (2024, 1, 1)"),
+        ("import time\ndef f(): return time.gmtime(0)", "assert f().tm_year == 1970"),
+        ("def f(): return type(None)", "assert f() is type(None)"),
+        ("def µ(x): return x\nf = µ", "µ = f\nassert µ(1) == 1"),
+        ("def f(x): return sorted(x)", "x = list(range(200_000))\nassert f(x) == x"),
+        (
+            "def f(n):\n    x = []\n    for _ in range(n): x = [x]\n    return x",
+            "x = f(1500)\nfor _ in range(1500): x = x[0]\nassert x == []",
+        ),
+        ("def f(): return ValueError('a', 3)", "e = f()\nassert isinstance(e, ValueError) and e.args == ('a', 3)"),
+        ("def f(e): return type(e).__name__ + str(e)", "assert f(ValueError('a')) == 'ValueErrora'"),
         ("def f(b): b[0] = 65", "b = bytearray(b'xyz')\nf(b)\nassert b == b'Ayz'"),
     ],
 )
@@ -296,6 +341,24 @@ def test_a_value_is_looked_for_in_what_a_program_gives(test):
     assert run_program(f"from collections import deque\nassert {test}").passed
     wrong = test.replace(" not in ", " in ") if "not" in test else test.replace(" in ", " not in ", 1)
     assert not run_program(f"from collections import deque\nassert {wrong}").passed
+
+
+@pytest.mark.parametrize(
+    ("test", "holds"), [("a is b is not None", True), ("a is c is not None", False), ("None is not a is not b", False)]
+)
+def test_one_object_in_two_operands_is_one(test, holds):
+    assert run_program(f"a = b = [1]\nc = [1]\nassert {test}").passed is holds
+
+
+def test_a_name_is_read_as_python_reads_it():
+    assert run_program("def \u00b5(x): return x", tests="assert \u00b5(1) == 1", function="\u00b5").passed
+
+
+def test_tests_of_unittest():
+    tests = "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), {})\nunittest.main()"
+    right, wrong = (run_program("def f(x): return x + 1", tests=tests.format(value), function="f") for value in (2, 3))
+    assert not wrong.passed and right.reason in ("left before its end (SystemExit: False)", "left before its end (SystemExit: 0)")
+    assert run_program("def f(x): return x + 1", tests=tests.format(2).replace("main()", "main(exit=False)"), function="f").passed
 
 
 def test_a_class_that_holds_everything_holds_nothing_outside_the_program():

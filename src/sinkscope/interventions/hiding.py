@@ -253,9 +253,7 @@ class Hiding(Hider):
     def _place(self, call: LayerCall) -> int:
         return self._places.get(call.stack, 0) + call.index
 
-    def _count_effect(
-        self, canvas: StepCanvas, call: LayerCall, removed: Tensor, chosen: list[_Chosen], local: Observation
-    ) -> None:
+    def _count_effect(self, canvas: StepCanvas, call: LayerCall, removed: Tensor, chosen: list[_Chosen], local: Observation) -> None:
         device, heads = call.key.device, call.query.shape[1]
         held = _held(call, canvas.real(device))
         membership = _queries(call)

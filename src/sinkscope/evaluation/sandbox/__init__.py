@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
@@ -107,6 +108,7 @@ def run_program(
         raise CallError(f"memory_mb: expected at least {LEAST_MEMORY_MB}, since Python itself needs some, found {memory_mb}")
     if memory_mb > MOST_MEMORY_MB:
         raise CallError(f"memory_mb: expected at most {MOST_MEMORY_MB:,}, found {shown(memory_mb)}")
+    function = unicodedata.normalize("NFKC", function)  # as Python reads names
     nonce, clock_s = secrets.token_hex(16), BY_THE_CLOCK * timeout_s
     with _box() as box:
         limits = [box, str(memory_mb), str(ceil(timeout_s)), str(clock_s), "1" if tests else "", ",".join(without)]

@@ -17,12 +17,11 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from sinkscope.evaluation.sandbox.foreign import Foreign
 from sinkscope.evaluation.sandbox.isolation import Isolation, die_with_parent
-from sinkscope.evaluation.sandbox.plain_data import Foreign, Packing, fill_arguments, pack, pack_contents, unpack, unpack_reply
+from sinkscope.evaluation.sandbox.plain_data import DEEPEST, Numbering, deeper, pack, pack_contents, unpack
+from sinkscope.evaluation.sandbox.replies import read_reply
 
-MOST_ITEMS = 10_000
-"""What is taken of a generator; it may have no end."""
-_FIELDS = types.MemberDescriptorType | types.GetSetDescriptorType
 Serve = Callable[[Any, int], None]
 """What a process does with its requests, line by line, and the descriptor for its replies."""
 
@@ -35,6 +34,7 @@ def work(requests: int, replies: int, output: int, isolation: Isolation, memory_
     requests, replies = _keep_only(requests, replies, output)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     os.environ.clear()
+    sys.argv[1:] = []
     sys.path[:] = [path for path in sys.path if "site-packages" not in path]
     isolation.limit(memory_mb, cpu_s)
     _send(replies, {"not_enforced": isolation.not_enforced()})
@@ -63,7 +63,11 @@ def _receive(file: Any) -> dict[str, Any]:
 
 def _send(replies: int, answer: dict[str, Any]) -> None:
     """Write one line to the supervisor."""
-    content = json.dumps(answer).encode() + b"\n"
+    try:
+        content = json.dumps(answer).encode() + b"\n"
+    except RecursionError:
+        refused = {"token": answer.get("token"), "error": "RecursionError: a value is nested too deeply to leave the program"}
+        content = json.dumps(refused).encode() + b"\n"
     while content:
         content = content[os.write(replies, content) :]
 
@@ -84,97 +88,115 @@ def _describe_error(error: BaseException) -> str:
 def serve_program(lines: Any, replies: int) -> None:
     """Run the statements of a program, and compute its values.
 
-    A request is ``{"run": code}``, ``{"value": code}`` or ``{"call": name, "arguments": packed}``, with a ``token`` that the reply
-    repeats.
+    A request has a ``token`` that the reply repeats, and is one of ``{"run": code}``, ``{"value": code, "assertion": number}``,
+    ``{"call": name, "arguments": packed}``, ``{"iter": number}``, ``{"next": number, "sent": packed}``.
     """
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
+    program = _Program(module.__dict__)
+    sys.setrecursionlimit(DEEPEST)
     while request := _receive(lines):
         # The token must not be a variable that the program could read off this frame.
-        _send(replies, {"token": request.pop("token"), **_answer(request, module.__dict__)})
+        _send(replies, {"token": request.pop("token"), **program.answer(request)})
 
 
-def _answer(request: dict[str, Any], namespace: dict[str, Any]) -> dict[str, Any]:
-    try:
-        if "call" in request:
-            return _call(eval(request["call"], namespace), request["arguments"])
-        ((verb, text),) = request.items()
-        code = marshal.loads(base64.b64decode(text))
-        if verb == "value":
-            return _pack_value(eval(code, namespace))
-        exec(code, namespace)
+class _Program:
+    """A program that runs here.
+
+    Attributes:
+        held: its values that are no plain data and that others know by number.
+        limit: how deeply it may recurse, as it has set that itself.
+    """
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self.limit = sys.getrecursionlimit()
+        self.namespace = namespace
+        self.held: dict[int, Any] = {}
+        self._calls: list[Numbering] = []  # that gave each of them
+        self._numbers: dict[int, int] = {}
+        self._assertion, self._of_assertion = -1, Numbering()
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the reply to a request."""
+        numbering = Numbering(foreign=self.held)
+        try:
+            match request:
+                case {"run": text}:
+                    self._run(lambda: exec(_code(text), self.namespace))
+                    _flush()
+                    return {}
+                case {"value": text, "assertion": assertion}:
+                    if assertion != self._assertion:
+                        self._assertion, self._of_assertion = assertion, numbering
+                    return self._reply(self._of_assertion, lambda: eval(_code(text), self.namespace))
+                case {"call": name, "arguments": packed}:
+                    positional, named = unpack(packed, numbering)
+                    numbering.given = len(numbering.objects)
+                    function = eval(name, self.namespace)
+                    return self._reply(numbering, lambda: function(*positional, **dict(named)), [*positional, *(one for _, one in named)])
+                case {"iter": number}:
+                    return self._reply(self._calls[number], lambda: iter(self.held[number]))
+                case {"next": number, "sent": packed}:
+                    held, sent = self.held[number], unpack(packed)
+                    return self._reply(self._calls[number], lambda: next(held) if sent is None else held.send(sent))
+                case _:
+                    raise ValueError("no request")
+        except BaseException as error:  # SystemExit and KeyboardInterrupt end a program too
+            return {"error": _describe_error(error), "raised": pack(error)}
+
+    def _reply(self, numbering: Numbering, compute: Callable[[], Any], given: Iterable[Any] = ()) -> dict[str, Any]:
+        """Return a value or what was raised, and the contents of the objects that the other side knows and that may have changed."""
+        numbering.begin()
+        try:
+            value = self._run(compute)
+            reply = self._pack_value(value, numbering)
+            reply["same"] = next((number for number, one in enumerate(given) if one is value), None)
+        except BaseException as error:
+            reply = {"error": _describe_error(error), "raised": pack(error)}
         _flush()
-        return {}
-    except BaseException as error:  # SystemExit and KeyboardInterrupt end a program too
-        return {"error": _describe_error(error), "raised": _pack_error(error)}
-
-
-def _pack_error(error: BaseException) -> dict[str, Any]:
-    """Return the names of the classes of an exception that others know, its arguments and attributes as far as they are plain data."""
-    kinds = [kind for kind in type(error).__mro__ if _known(kind)]
-    fields = {name for kind in kinds for name, field in vars(kind).items() if isinstance(field, _FIELDS) and not name.startswith("__")}
-    raised: dict[str, Any] = {"kinds": [[kind.__module__, kind.__qualname__] for kind in kinds], "attributes": []}
-    with contextlib.suppress(Exception):  # a class of the program may do anything
-        raised["arguments"] = pack(list(error.args))
-    for name in [*vars(error), *fields - {"args"}]:
-        with contextlib.suppress(Exception):
-            raised["attributes"].append([name, pack(getattr(error, name))])
-    return raised
-
-
-def _known(kind: type) -> bool:
-    """Return whether a class is one of Python or its library, found under its own name."""
-    module, name = kind.__module__, kind.__qualname__
-    if not (isinstance(module, str) and module.partition(".")[0] in sys.stdlib_module_names):
-        return False
-    return getattr(sys.modules.get(module), name, None) is kind
-
-
-def _call(function: Callable[..., Any], packed: Any) -> dict[str, Any]:
-    """Return the value of a function, or what it raised, and the arguments as the function left them."""
-    sent: list[Any] = []
-    positional, named = unpack(packed, sent)
-    packing = Packing()
-    packing.add(sent)
-    try:
-        value = function(*positional, **dict(named))
-    except BaseException as error:
-        reply = {"error": _describe_error(error), "raised": _pack_error(error)}
-    else:
-        reply = _pack_value(value, packing)
-        given = [*positional, *(one for _, one in named)]
-        reply["same"] = next((number for number, one in enumerate(given) if one is value), None)
-    _flush()
-    with contextlib.suppress(TypeError):
-        reply["arguments"] = [pack_contents(one, packing) for one in sent]
-    return reply
-
-
-def _pack_value(value: Any, packing: Packing | None = None) -> dict[str, Any]:
-    """Return a value as plain data; of any other one its truth, and what iterating over it gives."""
-    packing = packing or Packing()
-    count = len(packing.objects)
-    try:
-        return {"value": pack(value, packing)}
-    except TypeError:
-        packing.forget(count)
-        reply: dict[str, Any] = {"foreign": type(value).__name__, "truth": bool(value)}
-    if not isinstance(value, Iterable):
+        reply["contents"] = _contents(numbering)
         return reply
-    items: list[Any] = []
-    reply |= {"iterator": isinstance(value, Iterator), "more": False}
-    try:
-        for item in value:
-            if len(items) == MOST_ITEMS:
-                reply["more"] = True
-                break
-            items.append(pack(item, packing))
-    except TypeError:  # an item that is no plain data
-        packing.forget(count)
-        return {name: reply[name] for name in ("foreign", "truth")}
-    except Exception as error:
-        reply["ends"] = {"error": _describe_error(error), "raised": _pack_error(error)}
-    return reply | {"items": items}
+
+    def _run(self, compute: Callable[[], Any]) -> Any:
+        sys.setrecursionlimit(self.limit)
+        try:
+            return compute()
+        finally:
+            self.limit = sys.getrecursionlimit()
+            sys.setrecursionlimit(max(self.limit, DEEPEST))
+
+    def _pack_value(self, value: Any, numbering: Numbering) -> dict[str, Any]:
+        """Return a value as plain data; of any other one its number, its truth, and whether it can be iterated over."""
+        count = len(numbering.objects)
+        try:
+            return {"value": pack(value, numbering)}
+        except TypeError:
+            numbering.forget(count)
+        if id(value) not in self._numbers:
+            number = self._numbers[id(value)] = len(self.held)
+            self.held[number] = value
+            self._calls.append(numbering)
+        kinds = {"iterates": isinstance(value, Iterable), "iterator": isinstance(value, Iterator)}
+        return {"foreign": self._numbers[id(value)], "kind": type(value).__name__, "truth": bool(value), **kinds}
+
+
+def _code(text: str) -> types.CodeType:
+    code: types.CodeType = marshal.loads(base64.b64decode(text))
+    return code
+
+
+def _contents(numbering: Numbering) -> list[Any]:
+    """Return the contents of the arguments of a call, and of what was met again, by number; not of those that hold no plain data."""
+    found, done = [], set()
+    while left := sorted({*range(numbering.given), *numbering.met_again} - done):
+        for number in left:
+            done.add(number)
+            count = len(numbering.objects)
+            try:
+                found.append([number, pack_contents(numbering.objects[number], numbering)])
+            except (TypeError, RecursionError):
+                numbering.forget(count)
+    return found
 
 
 def _flush() -> None:
@@ -192,38 +214,32 @@ class _CannotBeSent(BaseException):
 def serve_tests(lines: Any, replies: int) -> None:
     """Run the tests of one request, ``{"tests": source, "function": name}``.
 
-    For each call of the function, send ``{"call": arguments}`` and receive the answer of the program's process. At the end send
-    ``{"held": True}``, ``{"error": …}``, or ``{"unsendable": …}``.
+    For each call of the function, send ``{"call": arguments}``, and for each item of what it gave ``{"next": number}``, and receive the
+    answer of the program's process. At the end send ``{"held": True}``, ``{"error": …}``, or ``{"unsendable": …}``.
     """
     request = _receive(lines)
-    foreign = False
+    foreign: dict[int, Foreign] = {}
+
+    def ask(request: dict[str, Any], numbering: Numbering, given: list[Any]) -> Any:
+        with deeper():
+            _send(replies, request)
+            return read_reply(_receive(lines), numbering, foreign, given, lambda more: ask(_packed(more), numbering, given))
 
     def call(*positional: Any, **named: Any) -> Any:
-        nonlocal foreign
-        packing = Packing(exact=True)
+        numbering = Numbering(exact=True)
         try:
-            arguments = pack((positional, tuple(named.items())), packing)
+            with deeper():
+                arguments = pack((positional, tuple(named.items())), numbering)
         except TypeError as error:
             if foreign:  # it may well be the program's own
                 raise
             raise _CannotBeSent(str(error)) from error
-        _send(replies, {"call": arguments})
-        reply = _receive(lines)
-        sent, objects = [*packing.objects], packing.objects
-        if "error" in reply:
-            fill_arguments(sent, reply, objects)
-            raise _as_exception(reply)
-        value = unpack_reply(reply, objects, _as_exception)
-        fill_arguments(sent, reply, objects)
-        given = [*positional, *named.values()]
-        if isinstance(same := reply.get("same"), int) and 0 <= same < len(given) and type(given[same]) is type(value):
-            value = given[same]
-        foreign = foreign or isinstance(value, Foreign)
-        return value
+        return ask({"call": arguments}, numbering, [*positional, *named.values()])
 
     call.__name__ = request["function"]
     module = types.ModuleType("__main__")
     module.__dict__[request["function"]] = call
+    sys.modules["__main__"] = module
     try:
         exec(compile(request["tests"], "<tests>", "exec", dont_inherit=True), module.__dict__)
         verdict: dict[str, Any] = {"held": True}
@@ -234,39 +250,5 @@ def serve_tests(lines: Any, replies: int) -> None:
     _send(replies, verdict)
 
 
-def _as_exception(reply: dict[str, Any]) -> BaseException:
-    """Return what a program raised, for tests that expect it; one of its own class becomes one of the class that it is built on."""
-    raised, description = reply.get("raised"), str(reply["error"])
-    if not isinstance(raised, dict):
-        return Exception(description)
-    own, _, text = description.partition(": ")
-    arguments = [text] * bool(text)
-    with contextlib.suppress(TypeError, ValueError, RecursionError):
-        found = unpack(raised.get("arguments"))
-        arguments = found if isinstance(found, list) else arguments
-    kinds, attributes = raised.get("kinds"), raised.get("attributes")
-    for named in kinds if isinstance(kinds, list) else ():
-        if (kind := _exception_named(named)) is not None:
-            with contextlib.suppress(Exception):  # one that wants other arguments
-                error = _made(kind if kind.__name__ == own else type(own, (kind,), {}), arguments)
-                for attribute in attributes if isinstance(attributes, list) else ():
-                    with contextlib.suppress(Exception):
-                        setattr(error, attribute[0], unpack(attribute[1]))
-                return error
-    return Exception(description)
-
-
-def _exception_named(named: Any) -> type[BaseException] | None:
-    """Return a class of exceptions of Python or its library that the tests have too."""
-    match named:
-        case [str() as module, str() as name] if module.partition(".")[0] in sys.stdlib_module_names:
-            kind = getattr(sys.modules.get(module), name, None)
-            return kind if isinstance(kind, type) and issubclass(kind, BaseException) else None
-    return None
-
-
-def _made(kind: type[BaseException], arguments: list[Any]) -> BaseException:
-    try:
-        return kind(*arguments)
-    except TypeError:  # it is made of others than it keeps
-        return kind.__new__(kind, *arguments)
+def _packed(request: dict[str, Any]) -> dict[str, Any]:
+    return request | {"sent": pack(request["sent"])} if "sent" in request else request

@@ -1,103 +1,71 @@
 """Plain data as JSON, so that a value leaves a process of the sandbox without any code. Standard library only.
 
 It is what Python's own types hold: numbers, texts, bytes, lists, tuples, sets, dictionaries and their views, ranges, deques, fractions,
-decimals, dates. A subclass of a program travels as what it is built on. What can change (a list, a dictionary, a set, a bytearray, a
-deque) is numbered in the order in which both sides meet it, so that one object in two places stays one object.
+decimals, dates, exceptions. A subclass of a program travels as what it is built on. What can change (a list, a dictionary, a set, a
+bytearray, a deque) is numbered in the order in which both sides meet it, so that one object in two places stays one object.
 """
 
 import builtins
 import collections
+import contextlib
 import keyword
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, repeat
 from typing import Any
+
+from sinkscope.evaluation.sandbox.foreign import Foreign
+from sinkscope.evaluation.sandbox.numbers_and_dates import MODULES, pack_number_or_date, unpack_number_or_date
+from sinkscope.evaluation.sandbox.raised import is_of_the_library, pack_exception, unpack_exception
 
 _KINDS: dict[str, type] = {"tuple": tuple, "frozenset": frozenset}
 _VIEWS: dict[str, type] = {"keys": type({}.keys()), "values": type({}.values()), "items": type({}.items())}
 _DICTIONARIES: dict[str, type] = {"Counter": collections.Counter, "OrderedDict": collections.OrderedDict, "dict": dict}
 _CHANGING = (list, set, dict, bytearray, collections.deque)
-_EXACT = {type(None), bool, int, float, complex, str, bytes, type, type(...), range, collections.defaultdict, *_CHANGING}
-_EXACT |= {*_KINDS.values(), *_VIEWS.values(), *_DICTIONARIES.values()}
-_DATES = {
-    "date": ("year", "month", "day"),
-    "time": ("hour", "minute", "second", "microsecond"),
-    "datetime": ("year", "month", "day", "hour", "minute", "second", "microsecond"),
-    "timedelta": ("days", "seconds", "microseconds"),
-}
+_BUILTIN = {"Ellipsis": ..., "NotImplemented": NotImplemented, "NoneType": type(None)}
+_EXACT = {type(None), bool, int, float, complex, str, bytes, type, type(...), type(NotImplemented), range, collections.defaultdict}
+_EXACT |= {*_CHANGING, *_KINDS.values(), *_VIEWS.values(), *_DICTIONARIES.values()}
+_OF_NAMED_TUPLES = {"_fields", "_field_defaults", "_make", "_replace", "_asdict"}
 SMALL = 1 << 53
-LARGEST_BITS = 1 << 16
-"""Bits of the numbers of a fraction, and digits of a decimal number: more of them would take long to compare."""
+_set_recursion_limit = sys.setrecursionlimit  # the program may replace it
+DEEPEST = 5000
 
 
-class Foreign:
-    """A stand-in for a value that is not plain data: equal to nothing else, and not None.
-
-    Args:
-        kind: the name of its type.
-        truth: what ``bool`` says of it.
-        items: what iterating over it gives, where that is known.
-        end: raises what ends the iteration, if anything does.
-    """
-
-    def __init__(self, kind: str, truth: bool = True, items: list[Any] | None = None, end: Callable[[], None] = lambda: None) -> None:
-        self.kind, self.truth, self.items, self.end = kind, truth, items, end
-
-    def __repr__(self) -> str:
-        return f"a {self.kind}, which is not plain data and cannot be compared outside the program"
-
-    def __bool__(self) -> bool:
-        return self.truth
-
-    def __iter__(self) -> Iterator[Any]:
-        if self.items is None:
-            raise TypeError(f"'{self.kind}' object is not iterable")
-        return self._run()
-
-    def _run(self) -> Iterator[Any]:
-        yield from self.items or ()
-        self.end()
-
-
-class ForeignIterator(Foreign):
-    """A stand-in for an iterator, which gives each of its items once."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        if not hasattr(self, "_running"):
-            self._running = self._run()
-        return next(self._running)
-
-
-class Packing:
-    """The objects that can change, as `pack` meets them.
+class Numbering:
+    """The objects of one call that can change, numbered alike on both sides.
 
     Args:
-        exact: refuse subclasses, which the other side would not know.
+        exact: `pack` refuses subclasses, which the other side would not know.
+        foreign: what is no plain data, by number: the values in the program's process, what stands for them elsewhere.
 
     Attributes:
         objects: they, by number.
+        given: how many of them came with the arguments of the call.
+        met_again: numbers of those that were known at the last `begin` and that `pack` met since.
     """
 
-    def __init__(self, exact: bool = False) -> None:
-        self.exact = exact
+    def __init__(self, exact: bool = False, foreign: Mapping[int, Any] | None = None) -> None:
+        self.exact, self.foreign = exact, foreign or {}
         self.objects: list[Any] = []
+        self.given = 0
+        self.met_again: set[int] = set()
         self._numbers: dict[int, int] = {}
+        self._known = 0
+
+    def begin(self) -> None:
+        """Begin a reply."""
+        self.met_again, self._known = set(), len(self.objects)
 
     def number_of(self, value: Any) -> int | None:
         """Return the number of an object; None for one that was not met, which gets the next number."""
-        if id(value) in self._numbers:
-            return self._numbers[id(value)]
+        number = self._numbers.get(id(value))
+        if number is not None:
+            if number < self._known:
+                self.met_again.add(number)
+            return number
         self._numbers[id(value)] = len(self.objects)
         self.objects.append(value)
         return None
-
-    def add(self, objects: list[Any]) -> None:
-        """Number objects that the other side has numbered so."""
-        for one in objects:
-            self.number_of(one)
 
     def forget(self, count: int) -> None:
         """Forget all but the first so many objects."""
@@ -106,17 +74,28 @@ class Packing:
         del self.objects[count:]
 
 
-def pack(value: Any, packing: Packing | None = None) -> Any:
+@contextlib.contextmanager
+def deeper() -> Iterator[None]:
+    """Let values be nested as deeply as a program can that has raised its limit."""
+    before = sys.getrecursionlimit()
+    _set_recursion_limit(max(before, DEEPEST))
+    try:
+        yield
+    finally:
+        _set_recursion_limit(before)
+
+
+def pack(value: Any, numbering: Numbering | None = None) -> Any:
     """Return a JSON value that `unpack` reads back.
 
     Raises:
         TypeError: a value that is not plain data.
     """
-    packing = packing or Packing()
+    numbering = numbering or Numbering()
     if value is None or value is True or value is False:
         return value
     fields = _fields_of(value)
-    if packing.exact and type(value) not in _EXACT and not fields and type(value).__module__ not in ("fractions", "decimal", "datetime"):
+    if numbering.exact and not _is_exact(value, fields):
         raise _not_plain(value)
     if isinstance(value, int):
         number = int.__index__(value)
@@ -130,21 +109,28 @@ def pack(value: Any, packing: Packing | None = None) -> Any:
     if isinstance(value, bytes):
         return ["bytes", bytes(value).hex()]
     if isinstance(value, _CHANGING):
-        number = packing.number_of(value)
-        return pack_contents(value, packing) if number is None else ["again", number]
+        known = numbering.number_of(value)
+        return pack_contents(value, numbering) if known is None else ["again", known]
     if fields is not None:
-        return ["namedtuple", [type(value).__name__, fields, list(map(pack, tuple.__iter__(value), repeat(packing)))]]
+        return ["namedtuple", [type(value).__name__, fields, list(map(pack, tuple.__iter__(value), repeat(numbering)))]]
     for name, kind in (*_KINDS.items(), *_VIEWS.items()):
         if isinstance(value, kind):
-            return [name, list(map(pack, kind.__iter__(value), repeat(packing)))]  # type: ignore[attr-defined]
+            return [name, list(map(pack, kind.__iter__(value), repeat(numbering)))]  # type: ignore[attr-defined]
     if isinstance(value, range):
         return ["range", [pack(value.start), pack(value.stop), pack(value.step)]]
-    if value is Ellipsis or _is_builtin(value):
-        return ["builtin", "Ellipsis" if value is Ellipsis else value.__name__]
-    return _pack_number_or_date(value)
+    if (builtin := _name_of_builtin(value)) is not None:
+        return ["builtin", builtin]
+    if isinstance(value, BaseException):
+        return ["exception", pack_exception(value, lambda one: pack(one, numbering))]
+    if isinstance(value, Foreign):
+        return ["foreign", value.number]
+    packed = pack_number_or_date(value)
+    if packed is None:
+        raise _not_plain(value)
+    return packed
 
 
-def pack_contents(value: Any, packing: Packing) -> Any:
+def pack_contents(value: Any, numbering: Numbering) -> Any:
     """Return what `pack` returns for an object that can change when it meets it first.
 
     Raises:
@@ -153,26 +139,40 @@ def pack_contents(value: Any, packing: Packing) -> Any:
     if isinstance(value, bytearray):
         return ["bytearray", bytes(value).hex()]
     if isinstance(value, list):
-        return ["list", list(map(pack, list.__iter__(value), repeat(packing)))]
+        return ["list", list(map(pack, list.__iter__(value), repeat(numbering)))]
     if isinstance(value, set):
-        return ["set", list(map(pack, set.__iter__(value), repeat(packing)))]
+        return ["set", list(map(pack, set.__iter__(value), repeat(numbering)))]
     if isinstance(value, collections.deque):
         plain = collections.deque
-        return ["deque", [list(map(pack, plain.__iter__(value), repeat(packing))), plain.maxlen.__get__(value)]]
+        return ["deque", [list(map(pack, plain.__iter__(value), repeat(numbering))), plain.maxlen.__get__(value)]]
     items = []
     ordered = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
     for pair in ordered.items(value):
-        items.append(list(map(pack, pair, repeat(packing))))
+        items.append(list(map(pack, pair, repeat(numbering))))
     if type(value) is collections.defaultdict:
-        if value.default_factory is None or _is_builtin(value.default_factory):
-            return ["defaultdict", [items, pack(value.default_factory)]]
-        if packing.exact:
-            raise _not_plain(value.default_factory)
+        factory = value.default_factory
+        if factory is None or _name_of_builtin(factory) is not None:
+            return ["defaultdict", [items, pack(factory)]]
+        if numbering.exact:
+            raise _not_plain(factory)
     return [next((name for name, kind in _DICTIONARIES.items() if type(value) is kind), "dict"), items]
 
 
-def _is_builtin(value: Any) -> bool:
-    return isinstance(value, type) and vars(builtins).get(value.__name__) is value
+def _is_exact(value: Any, fields: list[str] | None) -> bool:
+    kind = type(value)
+    if fields is not None:
+        own = {name for name in vars(kind) if not name.startswith("__")} - {*fields} - _OF_NAMED_TUPLES
+        return not own and (kind.__bases__ == (tuple,) or is_of_the_library(kind))
+    if isinstance(value, BaseException):
+        return is_of_the_library(kind)
+    return kind in _EXACT or kind is Foreign or Foreign in kind.__bases__ or kind.__module__ in MODULES
+
+
+def _name_of_builtin(value: Any) -> str | None:
+    """Return the name of a class or a constant of Python; None for anything else."""
+    if isinstance(value, type) and vars(builtins).get(value.__name__) is value:
+        return value.__name__
+    return next((name for name, one in _BUILTIN.items() if value is one), None)
 
 
 def _not_plain(value: Any) -> TypeError:
@@ -180,37 +180,27 @@ def _not_plain(value: Any) -> TypeError:
 
 
 def _fields_of(value: Any) -> list[str] | None:
-    """Return the names of the items of a named tuple; None for anything else."""
-    fields = getattr(type(value), "_fields", None) if isinstance(value, tuple) else None
+    """Return the names of the items of a named tuple, or of such a tuple of Python's library; None for anything else."""
+    kind = type(value)
+    if kind is tuple or not isinstance(value, tuple):
+        return None
+    fields = getattr(kind, "_fields", getattr(kind, "__match_args__", None) if is_of_the_library(kind) else None)
+    if (kind.__module__, kind.__name__) == ("datetime", "IsoCalendarDate"):  # a class without a place of its own
+        fields = ("year", "week", "weekday")
     if not isinstance(fields, tuple) or len(fields) != tuple.__len__(value) or len(set(fields)) != len(fields):
         return None
-    names = [type(value).__name__, *fields]
+    names = [kind.__name__, *fields]
     good = all(isinstance(one, str) and one.isidentifier() and not keyword.iskeyword(one) for one in names)
     return [*fields] if good and not any(one.startswith("_") for one in fields) else None
 
 
-def _pack_number_or_date(value: Any) -> Any:
-    if "fractions" in sys.modules and isinstance(value, sys.modules["fractions"].Fraction):
-        plain = sys.modules["fractions"].Fraction  # whatever a subclass says of itself
-        return ["Fraction", [pack(plain.numerator.fget(value)), pack(plain.denominator.fget(value))]]
-    if "decimal" in sys.modules and isinstance(value, sys.modules["decimal"].Decimal):
-        return ["Decimal", sys.modules["decimal"].Decimal.__str__(value)]
-    for name, parts in _DATES.items() if "datetime" in sys.modules else ():
-        if type(value) is getattr(sys.modules["datetime"], name) and getattr(value, "tzinfo", None) is None:
-            return ["of dates", [name, [getattr(value, part) for part in parts]]]
-    raise _not_plain(value)
-
-
-def unpack(packed: Any, objects: list[Any] | None = None) -> Any:
+def unpack(packed: Any, numbering: Numbering | None = None) -> Any:
     """Return the value that `pack` was given.
-
-    Args:
-        objects: what can change, as its numbers say; what is met is added.
 
     Raises:
         ValueError: the JSON value was not made by `pack`.
     """
-    objects = [] if objects is None else objects
+    numbering = numbering or Numbering()
     if packed is None or isinstance(packed, bool | int | float | str):
         return packed
     match packed:
@@ -220,50 +210,40 @@ def unpack(packed: Any, objects: list[Any] | None = None) -> Any:
             return complex(unpack(real), unpack(imaginary))
         case ["bytes", str() as digits]:
             return bytes.fromhex(digits)
-        case ["again", int() as number] if 0 <= number < len(objects):
-            return objects[number]
+        case ["again", int() as number] if 0 <= number < len(numbering.objects):
+            return numbering.objects[number]
+        case ["foreign", int() as number] if number in numbering.foreign:
+            return numbering.foreign[number]
         case [str() as name, str() | list() as contents] if (empty := _empty(name, contents)) is not None:
-            objects.append(empty)
-            fill(empty, packed, objects)
+            numbering.number_of(empty)
+            fill(empty, packed, numbering)
             return empty
         case ["keys", list() as items]:
-            return dict.fromkeys(_unpacked(items, objects)).keys()
+            return dict.fromkeys(_unpacked(items, numbering)).keys()
         case ["values", list() as items]:
-            return dict(enumerate(_unpacked(items, objects))).values()
+            return dict(enumerate(_unpacked(items, numbering))).values()
         case ["items", list() as items]:
-            return dict(_unpacked(items, objects)).items()
+            return dict(_unpacked(items, numbering)).items()
         case ["namedtuple", [str() as name, list() as fields, list() as items]]:
-            return collections.namedtuple(name, fields)(*_unpacked(items, objects))
+            return collections.namedtuple(name, fields)(*_unpacked(items, numbering))
         case ["range", [start, stop, step]]:
             return range(unpack(start), unpack(stop), unpack(step))
-        case ["builtin", "Ellipsis"]:
-            return Ellipsis
+        case ["builtin", str() as name] if name in _BUILTIN:
+            return _BUILTIN[name]
         case ["builtin", str() as name] if isinstance(vars(builtins).get(name), type):
             return vars(builtins)[name]
-        case ["Decimal", str() as digits]:
-            from decimal import Decimal
-
-            if len(digits) > LARGEST_BITS:
-                raise ValueError("a decimal number of too many digits to compare")
-            return Decimal(digits)
-        case ["Fraction", [above, below]]:
-            from fractions import Fraction
-
-            above, below = unpack(above), unpack(below)
-            if not (type(above) is type(below) is int and below > 0 and max(abs(above), below).bit_length() <= LARGEST_BITS):
-                raise ValueError("a fraction of numbers that are too large to compare")
-            return Fraction(above, below)
-        case ["of dates", [str() as name, list() as numbers]] if name in _DATES:
-            import datetime
-
-            return getattr(datetime, name)(*map(int, numbers))
+        case ["exception", raised]:
+            return unpack_exception(raised, lambda one: unpack(one, numbering))
         case [str() as name, list() as items] if name in _KINDS:
-            return _KINDS[name](_unpacked(items, objects))
-    raise ValueError(f"not a packed value: {str(packed)[:80]}")
+            return _KINDS[name](_unpacked(items, numbering))
+    value = unpack_number_or_date(packed)
+    if value is None:
+        raise ValueError(f"not a packed value: {str(packed)[:80]}")
+    return value
 
 
-def _unpacked(items: list[Any], objects: list[Any]) -> Iterator[Any]:
-    return map(unpack, items, repeat(objects))
+def _unpacked(items: list[Any], numbering: Numbering) -> Iterator[Any]:
+    return map(unpack, items, repeat(numbering))
 
 
 def _empty(name: str, contents: Any) -> Any:
@@ -280,7 +260,7 @@ def _empty(name: str, contents: Any) -> Any:
     return None
 
 
-def fill(mine: Any, packed: Any, objects: list[Any]) -> None:
+def fill(mine: Any, packed: Any, numbering: Numbering) -> None:
     """Give an object the contents that `pack_contents` returned.
 
     Raises:
@@ -290,13 +270,13 @@ def fill(mine: Any, packed: Any, objects: list[Any]) -> None:
         case ["bytearray", str() as digits] if isinstance(mine, bytearray):
             mine[:] = bytes.fromhex(digits)
         case ["list", list() as items] if isinstance(mine, list):
-            mine[:] = _unpacked(items, objects)
+            mine[:] = _unpacked(items, numbering)
         case ["set", list() as items] if isinstance(mine, set):
-            _replace(mine, mine.update, _unpacked(items, objects))
+            _replace(mine, mine.update, _unpacked(items, numbering))
         case ["deque", [list() as items, _]] if isinstance(mine, collections.deque):
-            _replace(mine, mine.extend, _unpacked(items, objects))
+            _replace(mine, mine.extend, _unpacked(items, numbering))
         case ["defaultdict", [list() as items, _]] | [str(), list() as items] if isinstance(mine, dict):
-            pairs = list(map(unpack, chain.from_iterable(items), repeat(objects)))
+            pairs = list(map(unpack, chain.from_iterable(items), repeat(numbering)))
             mine.clear()
             for key, item in zip(pairs[::2], pairs[1::2], strict=True):
                 mine[key] = item
@@ -307,48 +287,3 @@ def fill(mine: Any, packed: Any, objects: list[Any]) -> None:
 def _replace(mine: Any, add: Callable[[Iterator[Any]], None], items: Iterator[Any]) -> None:
     mine.clear()
     add(items)
-
-
-def unpack_reply(
-    reply: dict[str, Any],
-    objects: list[Any] | None = None,
-    as_exception: Callable[[dict[str, Any]], BaseException] = lambda reply: Exception(),
-) -> Any:
-    """Return the value with which the program's process answered, or what stands for it.
-
-    Args:
-        objects: what can change of the arguments of the call, as `Packing` numbered it.
-        as_exception: returns what ended an iteration.
-
-    Raises:
-        ValueError: it was not made by `pack`.
-    """
-    objects = [] if objects is None else objects
-    if "foreign" not in reply:
-        return unpack(reply.get("value"), objects)
-    kind, truth, items, ends = str(reply["foreign"])[:80], reply.get("truth") is not False, reply.get("items"), reply.get("ends")
-    if not isinstance(items, list):
-        return Foreign(kind, truth)
-
-    def end() -> None:
-        if reply.get("more"):
-            raise TypeError(f"a {kind} gives more than {len(items)} items, of which no more leave the program")
-        if isinstance(ends, dict) and "error" in ends:
-            raise as_exception(ends)
-
-    return (ForeignIterator if reply.get("iterator") is True else Foreign)(kind, truth, [*_unpacked(items, objects)], end)
-
-
-def fill_arguments(arguments: list[Any], reply: dict[str, Any], objects: list[Any]) -> None:
-    """Give the objects of the arguments of a call the contents that the function left in them.
-
-    Args:
-        arguments: what can change of them, as `Packing` numbered it.
-        objects: the same, and what `unpack_reply` has added.
-
-    Raises:
-        ValueError: contents that `pack_contents` did not make.
-    """
-    contents = reply.get("arguments")
-    for mine, packed in zip(arguments, contents if isinstance(contents, list) else (), strict=False):
-        fill(mine, packed, objects)

@@ -24,10 +24,12 @@ from typing import Any
 
 from sinkscope.evaluation.sandbox.clock import Clock, ProgramFailed
 from sinkscope.evaluation.sandbox.confined import Serve, serve_program, serve_tests, work
+from sinkscope.evaluation.sandbox.foreign import Foreign
 from sinkscope.evaluation.sandbox.isolation import Isolation, die_with_parent, set_limit
-from sinkscope.evaluation.sandbox.plain_data import fill_arguments, unpack, unpack_reply
+from sinkscope.evaluation.sandbox.plain_data import DEEPEST, Numbering, unpack
+from sinkscope.evaluation.sandbox.replies import read_reply
 
-REPLY_BYTES = 4 << 20
+REPLY_BYTES = 16 << 20
 OUTPUT_BYTES = 2000
 STARTING_S = 30.0
 ENDING_S = 0.005  # between two looks at a process that has closed its pipe, and ends as a rule at once
@@ -177,19 +179,20 @@ def run_and_judge(source: str, worker: "Worker") -> int:
     Raises:
         ProgramFailed: it does not compile, an exception, an assertion that does not hold, a limit.
     """
-    count = 0
+    count, foreign = 0, dict[int, Foreign]()
     try:
         parts = list(split_program(source))
     except RecursionError as error:
         raise ProgramFailed("SyntaxError: nested too deeply") from error
     except (SyntaxError, ValueError, MemoryError, OverflowError) as error:
         raise ProgramFailed(f"{type(error).__name__}: {error}") from error
-    for part in parts:
+    sys.setrecursionlimit(DEEPEST)  # after compiling, whose own stack would grow with it
+    for number, part in enumerate(parts):
         if not isinstance(part, Assertion):
             worker.answer("run", part)
             continue
         try:
-            holds, found = part.holds(lambda code: unpack_reply(worker.answer("value", code)))
+            holds, found = part.holds(_Values(worker, number, foreign))
         except (TypeError, ValueError, RecursionError, ArithmeticError, MemoryError) as error:
             raise ProgramFailed(f"{part.text}: {type(error).__name__}: {error}") from error
         if not holds:
@@ -197,6 +200,34 @@ def run_and_judge(source: str, worker: "Worker") -> int:
             raise ProgramFailed(f"AssertionError: {part.text} does not hold{shown}")
         count += 1
     return count
+
+
+class _Values:
+    """The values of the operands of one assertion; one object in two of them is one object here.
+
+    Args:
+        assertion: its number.
+        foreign: what stands for values that are no plain data.
+    """
+
+    def __init__(self, worker: "Worker", assertion: int, foreign: dict[int, Foreign]) -> None:
+        self._worker, self._assertion, self._foreign = worker, assertion, foreign
+        self._numbering = Numbering()
+
+    def __call__(self, code: CodeType) -> Any:
+        return self._read(self._worker.answer("value", code, assertion=self._assertion))
+
+    def _read(self, reply: dict[str, Any]) -> Any:
+        return read_reply(reply, self._numbering, self._foreign, [], self._more)
+
+    def _more(self, request: dict[str, Any]) -> Any:
+        reply = self._worker.ask(request)
+        error = str(reply.get("error", ""))[:500]
+        if error.startswith("StopIteration"):
+            raise StopIteration
+        if error:
+            raise ProgramFailed(error)
+        return self._read(reply)
 
 
 def _shown(value: Any) -> str:
@@ -224,34 +255,30 @@ def run_tests(tests: str, function: str, worker: "Worker", tester: "Worker") -> 
     worker.answer("run", compile(function, "<program>", "eval"))
     tester.tell({"tests": tests, "function": function})
     calls, last = 0, (None, {})
-    while "call" in (heard := tester.hear()):
-        reply = worker.ask({"call": function, "arguments": heard["call"]})
-        error = str(reply.get("error", ""))[:500]
-        if error.startswith("SystemExit"):
-            raise ProgramFailed(f"left before its end ({error})")
-        tester.tell(reply | {"error": error} if error else reply)
-        calls, last = calls + 1, (heard["call"], reply)
+    while {"call", "iter", "next"} & (heard := tester.hear()).keys():
+        called = "call" in heard
+        reply = worker.ask({"call": function, "arguments": heard["call"]} if called else heard)
+        tester.tell(reply | {"error": str(reply["error"])[:500]} if "error" in reply else reply)
+        calls, last = (calls + 1, (heard["call"], reply)) if called else (calls, last)
     if "unsendable" in heard:
         raise TestsNeedTheProgram(str(heard["unsendable"]))
     if heard.get("held") is not True:
-        raise ProgramFailed(f"{heard.get('error', 'the tests did not end')}{_describe_call(function, *last) if calls else ''}")
+        error = str(heard.get("error", "the tests did not end"))
+        if error.startswith("SystemExit"):
+            raise ProgramFailed(f"left before its end ({error})")
+        raise ProgramFailed(f"{error}{_describe_call(function, *last) if calls else ''}")
     if not calls:
         raise ProgramFailed(f"the tests never called {function}, so they prove nothing; tests that are functions must be called at the end")
     return calls
 
 
 def _describe_call(function: str, arguments: Any, reply: dict[str, Any]) -> str:
+    numbering = Numbering()
     try:
-        objects: list[Any] = []
-        positional, named = unpack(arguments, objects)
+        positional, named = unpack(arguments, numbering)
         given = ", ".join([*map(_shown, positional), *(f"{name}={_shown(value)}" for name, value in named)])
-        came = "raised it"
-        if "error" not in reply:
-            sent = [*objects]
-            value = unpack_reply(reply, objects)
-            fill_arguments(sent, reply, objects)
-            came = f"gave {shorten(_shown(value))}"
-    except (TypeError, ValueError, RecursionError, ArithmeticError, MemoryError):
+        came = "raised it" if "error" in reply else f"gave {shorten(_shown(read_reply(reply, numbering, {}, [], None)))}"
+    except (TypeError, ValueError, IndexError, RecursionError, ArithmeticError, MemoryError):
         return ""
     return f"; last call: {function}({shorten(given)}), which {came}"
 
@@ -276,13 +303,13 @@ class Worker:
         self.clock = Clock(STARTING_S)
         self.not_enforced: list[str] = self.hear()["not_enforced"]
 
-    def answer(self, verb: str, code: CodeType) -> dict[str, Any]:
+    def answer(self, verb: str, code: CodeType, **more: Any) -> dict[str, Any]:
         """Send code to run, or whose value is wanted, and return the reply.
 
         Raises:
             ProgramFailed: the program failed, ended, or ran into a limit.
         """
-        reply = self.ask({verb: base64.b64encode(marshal.dumps(code)).decode()})
+        reply = self.ask({verb: base64.b64encode(marshal.dumps(code)).decode(), **more})
         if "error" in reply:
             error = str(reply["error"])[:500]
             raise ProgramFailed(f"left before its end ({error})" if error.startswith("SystemExit") else error)
@@ -333,7 +360,9 @@ class Worker:
         line, _, self._unread = self._unread.partition(b"\n")
         try:
             reply = json.loads(line)
-        except (ValueError, RecursionError):
+        except RecursionError as error:
+            raise ProgramFailed("RecursionError: a value is nested too deeply to leave the program") from error
+        except ValueError:
             reply = None
         return reply if isinstance(reply, dict) else {}
 
