@@ -32,4 +32,5 @@ class ReadPage:
 
     def confidence(self, number):
         codes = self.tile(number, "confidence")
-        return np.where(codes == 65535, np.nan, codes / 65534)
+        lowest, highest = self.traces[number]["confidenceRange"]
+        return np.where(codes == 65535, np.nan, lowest + codes / 65534 * (highest - lowest))

@@ -53,7 +53,7 @@ TRACE_UNITS: dict[str, str] = {
     "masked": "1 where the canvas holds the mask token",
     "written": "token id committed there in this step, -1 where none",
     "predicted": "token id that would be committed, -1 where not computed",
-    "confidence": "share of probability, NaN where not computed",
+    "confidence": "what the sampler ranks masks by: a share of probability, or minus the entropy in nats; NaN where not computed",
     "lengths": "tokens",
     "column_sums": "queries' worth of attention; sums to the number of queries",
     "column_sums_masked": "queries' worth of attention, from masked queries only",

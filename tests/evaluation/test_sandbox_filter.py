@@ -5,14 +5,15 @@ import struct
 
 import pytest
 
-from sinkscope.evaluation.sandbox.isolation import DENIED, build_filter
+from sinkscope.evaluation.sandbox.isolation import DENIED, GUARDED, OF_FILES, build_filter
 
 ALLOWED, REFUSED, KILLED = 0x7FFF0000, 0x50000 | errno.EPERM, 0x80000000
 
 
-def decide(program, architecture, number):
+def decide(program, architecture, number, *arguments):
     """What the kernel does with a call: the classic BPF machine with the four instructions the filter uses."""
     lines, data, place, accumulator = list(struct.iter_unpack("HBBI", program)), {0: number, 4: architecture}, 0, 0
+    data |= {16 + 8 * at: argument for at, argument in enumerate(arguments)}
     while True:
         code, if_true, if_false, value = lines[place]
         if code == 0x06:
@@ -28,9 +29,31 @@ def decide(program, architecture, number):
 def test_only_what_is_listed_is_refused(machine):
     architecture, denied = DENIED[machine]
     program = build_filter(machine)
-    refused = [number for number in range(600) if decide(program, architecture, number) != ALLOWED]
+    plain = [number for number in range(600) if number not in GUARDED[machine]]
+    refused = [number for number in plain if decide(program, architecture, number) != ALLOWED]
     assert refused == sorted(denied.values())
     assert all(decide(program, architecture, number) == REFUSED for number in refused)
+
+
+@pytest.mark.parametrize("machine", DENIED)
+def test_calls_that_depend_on_an_argument(machine):
+    architecture, (ioctl, fcntl, prlimit) = DENIED[machine][0], GUARDED[machine]
+    program = build_filter(machine)
+    assert [decide(program, architecture, fcntl, 5, command) for command in (1, 3, 8, 10, 15, 1024)] == [
+        *[ALLOWED] * 2,
+        *[REFUSED] * 3,
+        ALLOWED,
+    ]
+    assert [decide(program, architecture, prlimit, pid) for pid in (0, 1, 4711)] == [ALLOWED, REFUSED, REFUSED]
+    assert [decide(program, architecture, ioctl, 5, command) for command in (0x5401, 0x5412)] == [ALLOWED, REFUSED]
+
+
+@pytest.mark.parametrize("machine", DENIED)
+def test_files_are_changed_by_path_only_where_they_are_others(machine):
+    architecture = DENIED[machine][0]
+    with_root, without = build_filter(machine, True), build_filter(machine, False)
+    for number in OF_FILES[machine].values():
+        assert (decide(with_root, architecture, number), decide(without, architecture, number)) == (ALLOWED, REFUSED)
 
 
 @pytest.mark.parametrize("machine", DENIED)

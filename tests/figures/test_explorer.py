@@ -160,6 +160,16 @@ def test_the_canvas_is_that_of_the_trace(page, full):
     assert np.nanmax(np.abs(confidence - recorded)) < 1e-5
 
 
+def test_confidences_that_are_no_shares(tmp_path):
+    """Dream's entropy: from minus the entropy of all tokens to 0."""
+    confidence = -6 * np.random.default_rng(0).random((STEPS, POSITIONS)).astype(np.float32)
+    confidence[0, 0] = np.nan
+    explorer = explore([write_wandering(tmp_path / "entropy", wandering_columns(), confidence=confidence)])
+    found = ReadPage(explorer.page()).confidence(0)
+    np.testing.assert_allclose(found, confidence, atol=7e-5)
+    assert np.isnan(found[0, 0]) and "Confidences are within 0.00007." in explorer.page()
+
+
 def test_tokens_are_text_and_nothing_else(page):
     texts = [text for text, _ in page.traces[0]["tokens"]]
     assert "<script>alert('x')</script>" in texts

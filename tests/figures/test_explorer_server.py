@@ -168,3 +168,8 @@ def test_a_taken_and_an_impossible_port_are_refused(server):
         ExplorerServer(server.explorer, server.traces, server.maps, server.http.server_address[1]).url  # noqa: B018
     with pytest.raises(CallError, match="port: expected 0 to 65535"):
         ExplorerServer(server.explorer, server.traces, server.maps, 70000)
+
+
+@pytest.mark.parametrize("headers", [{f"X-{number}": "1" for number in range(200)}, {"X": "1" * 70_000}], ids=["many", "long"])
+def test_more_headers_than_a_page_has(server, headers):
+    assert ask(server, "/", **headers)[:2] == (431, b"expected fewer and shorter headers\n")

@@ -129,6 +129,26 @@ def test_a_library_s_own_settings(whole, tmp_path):
         assert expected == {path.relative_to(found): path.read_bytes() for path in found.rglob("*") if path.is_file()}, name
 
 
+@pytest.mark.parametrize(
+    ("write", "told"),
+    [
+        (lambda path: path.write_bytes(b"font.size: \xff\n"), "expected text in UTF-8, found other bytes"),
+        (lambda path: os.mkfifo(path), "expected a regular file, found a named pipe"),
+        (lambda path: path.symlink_to("/dev/zero"), "expected a regular file, found a device"),
+        (lambda path: path.symlink_to("/dev/null"), None),
+    ],
+)
+@pytest.mark.parametrize("variable", ["MATPLOTLIBRC", "XDG_CONFIG_HOME"])
+def test_settings_of_matplotlib_that_cannot_be_read(variable, write, told, whole, tmp_path):
+    folder = tmp_path / "settings" / ("matplotlib" if variable == "XDG_CONFIG_HOME" else "")
+    folder.mkdir(parents=True)
+    write(folder / "matplotlibrc")
+    words = ["figures", str(whole / "trace"), "--only", "3", "--out", str(tmp_path / "f")]
+    status, _, err = run(*words, environment={variable: str(tmp_path / "settings")})
+    assert (status, err) == (0, "") if told is None else status == 1 and told in err and "MATPLOTLIBRC" in err, err
+    assert (tmp_path / "f").exists() is (told is None)
+
+
 def test_a_cache_folder_that_is_none(whole, tmp_path):
     words = ["figures", str(whole / "trace"), "--only", "3", "--out", str(tmp_path / "f")]
     status, _, err = run(*words, environment={"XDG_CACHE_HOME": "/dev/null"})

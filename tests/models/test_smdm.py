@@ -308,6 +308,14 @@ def test_an_archive_that_torch_would_unpack_for_ever_is_refused(tmp_path):
             read_tensors(file)
 
 
+def test_variables_that_contradict_each_other_are_no_damage(tmp_path, monkeypatch):
+    torch.save({"a": torch.ones(2)}, tmp_path / "model.pth")
+    for name in ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"):
+        monkeypatch.setenv(name, "1")
+    with pytest.raises(ModelError, match="because TORCH_FORCE_WEIGHTS_ONLY_LOAD and its opposite are set; unset them"):
+        read_tensors(tmp_path / "model.pth")
+
+
 @pytest.mark.parametrize("checked", [True, False])
 def test_a_flipped_bit_of_a_tensor_is_seen_by_its_checksum(checked, tmp_path):
     file = tmp_path / "model.pth"

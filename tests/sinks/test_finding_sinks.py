@@ -8,6 +8,7 @@ from closeness import assert_close
 
 import sinkscope
 from sinkscope.errors import CallError, SinkscopeError
+from sinkscope.interventions import HidePositions
 from sinkscope.sinks import excess_of, find_sinks, in_unit, is_sink, last_query_window, visible_query_mean
 from sinkscope.statistics import summarise
 from sinkscope.statistics.answer_queries import AnswerMain
@@ -187,3 +188,14 @@ def test_behind_a_cache_answers_are_scaled_by_the_queries_that_were_computed(dif
         assert_close(found.queries[step], excess_of(scaled).max(axis=-1), terms=4 * length, dtype=torch.float32)
         if not whole:  # four queries are too few for a group
             assert np.isnan(groups.excess[step]).all() and (groups.position[step] < 0).all()
+
+
+@pytest.mark.parametrize("keep", ["columns", "top"])
+def test_under_a_rule_that_zeroes_keys_the_mean_is_over_all_queries(diffusion, tmp_path, keep):
+    rule = HidePositions([0, 1], effect="zero")
+    with sinkscope.recording(diffusion, out=tmp_path / keep, keep=keep), rule(diffusion):
+        sinkscope.generate(diffusion, "Q: 1\nA:", length=8, steps=4, block=8)
+    trace = sinkscope.open_trace(tmp_path / keep)
+    sinks, length = sinkscope.find_sinks(trace, excess=0.1), int(trace.lengths[0])
+    assert len(sinks) and np.nansum(trace.column_sums[:], axis=-1).max() < length - 0.6
+    np.testing.assert_allclose(sinks.visible_query_mean, sinks.column_sum / length, rtol=1e-5)

@@ -166,6 +166,18 @@ def test_a_trace_of_three_tokens_is_bundled_with_its_page(tmp_path, diffusion, r
     assert status == 0 and "no column of 3 tokens can exceed the others by 3; give a lower --excess" in err
 
 
+@pytest.mark.parametrize("level", ["columns", "top"])
+def test_a_canvas_that_grows_is_bundled_part_by_part(tmp_path, autoregressive, question, level):
+    with sinkscope.recording(autoregressive, out=tmp_path / "run", keep=level):
+        sinkscope.generate(autoregressive, question, length=40)
+    trace = open_trace(tmp_path / "run")
+    assert len({part.shapes["tokens"][-1] for part in trace.parts}) > 1
+    bundle = open_bundle(write_bundle(trace, tmp_path / "b"))
+    assert len(find_sinks(bundle)) == len(find_sinks(trace)) > 0
+    found, expected = values(bundle), values(trace)
+    assert all(np.array_equal(found[name], expected[name], equal_nan=found[name].dtype == np.float32) for name in expected)
+
+
 def test_what_was_hidden_is_named_by_its_rules_wherever_it_is_shown(tmp_path, diffusion):
     from sinkscope.figures.explorer import explore
 
@@ -196,10 +208,10 @@ def test_what_cannot_be_bundled(folder, tmp_path):
 
 def test_a_value_beyond_half_precision_is_refused(folder, tmp_path, monkeypatch):
     trace = open_trace(folder)
-    from sinkscope.traces import trace_array
+    from sinkscope.traces.part_files import Part
 
-    whole = trace_array.TraceArray.__getitem__
-    monkeypatch.setattr(trace_array.TraceArray, "__getitem__", lambda self, at: whole(self, at) * (1e6 if self.name == "key_norms" else 1))
+    whole = Part.read
+    monkeypatch.setattr(Part, "read", lambda self, name, at: whole(self, name, at) * (1e6 if name == "key_norms" else 1))
     with pytest.raises(CallError, match=r"key_norms of step 0 holds .*, too large for float16; use --precision float32"):
         write_bundle(trace, tmp_path / "b", precision="float16")
     assert not (tmp_path / "b").exists() or not any((tmp_path / "b").iterdir())

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sinkscope.documents import check_regular
+from sinkscope.errors import SinkscopeError
 from sinkscope.notebook_card import visible
 from sinkscope.traces import Trace
 
@@ -25,6 +27,7 @@ BLUE, VERMILLION, GREEN, INK = "#0072B2", "#D55E00", "#009E73", "#3a3a3a"
 ORANGE, PURPLE, SKY = "#E69F00", "#CC79A7", "#56B4E9"
 HEAT, LIGHT_HEAT = "viridis", "Blues"
 WIDE, WIDER = 5.4, 11.0  # inches: readable in a column of a paper, and over its full width
+MOST_SETTINGS = 1 << 20  # bytes of the file of matplotlib's settings
 
 
 @contextmanager
@@ -68,6 +71,7 @@ def import_matplotlib() -> Any:
     """
     if "matplotlib" in sys.modules:
         return sys.modules["matplotlib"]
+    _check_settings()
     backend, log = os.environ.pop("MPLBACKEND", None), logging.getLogger("matplotlib")
     level = log.level
     log.setLevel(logging.CRITICAL)  # what it says of a damaged matplotlibrc, and of a cache that cannot be written
@@ -83,6 +87,25 @@ def import_matplotlib() -> Any:
         if backend is not None:
             os.environ["MPLBACKEND"] = backend
     return matplotlib
+
+
+def _check_settings() -> None:
+    """Raise SinkscopeError for the file of the user's settings where matplotlib could not read it, or would never stop.
+
+    It looks for one in this order, and reads it when it is imported.
+    """
+    named, home = os.environ.get("MATPLOTLIBRC"), os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    folders = (*([named] if named else []), os.environ.get("MPLCONFIGDIR") or os.path.join(home, "matplotlib"))
+    places = ["matplotlibrc", *([named] if named else []), *(os.path.join(folder, "matplotlibrc") for folder in folders)]
+    found = next((place for place in places if os.path.exists(place) and not os.path.isdir(place)), None)
+    if found is None or os.path.realpath(found) == os.devnull:
+        return
+    advice = "matplotlib reads its settings there; remove it, or name another with MATPLOTLIBRC"
+    check_regular(Path(found), SinkscopeError, advice, most=MOST_SETTINGS)
+    try:
+        Path(found).read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise SinkscopeError(f"{found}: expected text in UTF-8, found other bytes; {advice}") from error
 
 
 def new_sheet(width: float, height: float, apart: float = 0.04167) -> "Sheet":

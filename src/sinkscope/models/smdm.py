@@ -219,6 +219,8 @@ def _refused(file: Path, error: Exception) -> str:
             f"expected tensors only, found GLOBAL {code[1]}, which could run code when it is read; "
             'where you trust it, save its weights anew: torch.save(state["model"], FILE)'
         )
+    if "TORCH_FORCE_" in str(error):
+        return "torch refuses to read it, because TORCH_FORCE_WEIGHTS_ONLY_LOAD and its opposite are set; unset them"
     with file.open("rb") as opened:
         head = opened.read(len(ZIP) + len(MAGIC) + 2)
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < file.stat().st_size:

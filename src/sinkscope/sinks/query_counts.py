@@ -49,7 +49,9 @@ def query_means(recorded: Recorded, columns: Float[np.ndarray, "step layer head 
         return columns / np.maximum(lengths - position // block * block, 1)
     hidden = np.asarray(recorded.hidden_norms[:]) if "hidden_norms" in tensors and not crossing else None
     sink_token = np.asarray(recorded.sink_token_columns[:]) if "sink_token_columns" in tensors else None
-    return columns / np.maximum(count_queries(columns, hidden, sink_token), 1)[..., None, None]
+    counts = _all_tokens(recorded) if hidden is None and isinstance(recorded, Trace) else None
+    counts = count_queries(columns, hidden, sink_token) if counts is None else counts
+    return columns / np.maximum(counts, 1)[..., None, None]
 
 
 def followed_queries(recorded: Recorded) -> Float[np.ndarray, " step"]:
@@ -59,15 +61,27 @@ def followed_queries(recorded: Recorded) -> Float[np.ndarray, " step"]:
         return followed.queries(recorded)
     if attends_elsewhere(recorded.manifest) or "hidden_norms" not in recorded.tensors:
         sink_token = np.asarray(recorded.sink_token_columns[:, :1]) if "sink_token_columns" in recorded.tensors else None
-        counts = count_queries(followed.columns(recorded, slice(1)), sink_token=sink_token)
+        counts = _all_tokens(recorded)
+        counts = count_queries(followed.columns(recorded, slice(1)), sink_token=sink_token) if counts is None else counts
     else:
         counts = count_queries(np.zeros(0), np.asarray(recorded.hidden_norms[:]))
     return np.maximum(counts.max(axis=-1), 1).astype(float)
 
 
+def _all_tokens(trace: Trace) -> Int[np.ndarray, "step 1"] | None:
+    """Return the tokens of each step, where all are queries and a rule takes some of their attention away; None elsewhere."""
+    elsewhere = attends_elsewhere(trace.manifest) or cached(trace.manifest)
+    return np.asarray(trace.lengths[:])[:, None] if zeroes(trace.manifest) and not elsewhere else None
+
+
 def zeroes(manifest: Mapping[str, Any]) -> bool:
     """Return whether a trace or statistics were recorded under a rule that zeroes weights, so that columns add up to less."""
     return any("zero" in rule for rule in hidden_rules(manifest))
+
+
+def cached(manifest: Mapping[str, Any]) -> bool:
+    """Return whether a trace or statistics were recorded behind a cache, so that a step has fewer queries than tokens."""
+    return bool((manifest.get("sampler") or {}).get("cache", "none") != "none")
 
 
 def columns_add_up(manifest: Mapping[str, Any], trace: Trace | None = None) -> bool:
@@ -79,8 +93,7 @@ def columns_add_up(manifest: Mapping[str, Any], trace: Trace | None = None) -> b
         manifest: of a trace, or of statistics.
         trace: where single steps are known.
     """
-    cached = (manifest.get("sampler") or {}).get("cache", "none") != "none"
-    if cached or attends_elsewhere(manifest) or zeroes(manifest):
+    if cached(manifest) or attends_elsewhere(manifest) or zeroes(manifest):
         return False
     if trace is None:
         return not (manifest.get("model") or {}).get("sink_token")

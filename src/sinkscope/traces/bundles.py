@@ -21,7 +21,7 @@ from sinkscope.documents import check_fields, exists, printable, read_bytes, rea
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import new_folder
 from sinkscope.traces.format import BUNDLE, MANIFEST, hidden_rules, write_manifest, write_whole
-from sinkscope.traces.part_files import write_part
+from sinkscope.traces.part_files import Part, write_part
 from sinkscope.traces.reading import Trace, open_trace
 from sinkscope.traces.stored_maps import MAP, stored_map
 
@@ -68,7 +68,7 @@ def write_bundle(
         earlier = _earlier_errors(trace)
         entries, errors = [], {}
         for part, listed in zip(trace.parts, trace.manifest["parts"], strict=True):
-            steps = [_step(trace, step, precision, errors) for step in range(part.first_step, part.first_step + part.steps)]
+            steps = [_step(trace, part, step, precision, errors) for step in range(part.steps)]
             sha256 = write_part(place / part.path.name, steps, {"first_step": str(part.first_step), "steps": str(part.steps)})
             entries.append({**listed, "file": part.path.name, "sha256": sha256})
         errors = {name: earlier.get(name, 0.0) + errors.get(name, 0.0) for name in errors | earlier}
@@ -160,9 +160,9 @@ def copies_share(trace: Trace) -> set[str]:
     return found | ({" ".join(parts)} if parts else set())
 
 
-def _step(trace: Trace, step: int, precision: Precision, errors: dict[str, float]) -> dict[str, np.ndarray]:
-    """Return the tensors of a step as they are stored; ``errors`` keeps the largest rounding error of each."""
-    arrays = {name: np.asarray(getattr(trace, name)[step]) for name in trace.tensors}
+def _step(trace: Trace, part: Part, step: int, precision: Precision, errors: dict[str, float]) -> dict[str, np.ndarray]:
+    """Return the tensors of a step of a part, as wide as they are there; ``errors`` keeps the largest rounding error of each."""
+    arrays = {name: np.asarray(part.read(name, (step,))) for name in trace.tensors}
     if precision == "float32":
         return arrays
     for name, array in arrays.items():
@@ -172,7 +172,8 @@ def _step(trace: Trace, step: int, precision: Precision, errors: dict[str, float
             arrays[name] = array.astype(np.float16)
         if np.isinf(arrays[name]).any():
             largest = float(np.nanmax(np.abs(array)))
-            raise CallError(f"{trace.folder}: {name} of step {step} holds {largest:.4g}, too large for float16; use --precision float32")
+            place = f"{trace.folder}: {name} of step {part.first_step + step}"
+            raise CallError(f"{place} holds {largest:.4g}, too large for float16; use --precision float32")
         error = np.abs(arrays[name].astype(np.float32) - array)
         errors[name] = max(errors.get(name, 0.0), float(np.nanmax(error, initial=0.0)) if error.size else 0.0)
     return arrays

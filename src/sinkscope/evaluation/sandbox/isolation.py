@@ -44,6 +44,7 @@ class Isolation:
         self.without = frozenset(without)
         self.protected: set[str] = set()
         self.refused: dict[str, str] = {}
+        self.files_are_others = False  # no file outside the box is of the program's user, or within its reach
 
     def attempt(self, name: str, measure: Callable[..., None], *arguments: object, protects: Iterable[str] = ()) -> bool:
         """Try a measure; note what it protects, or why it was refused."""
@@ -66,14 +67,15 @@ class Isolation:
         """Enter namespaces of its own with a file system that holds Python and an empty folder. One process does so, then forks."""
         outside = mount_namespace()
         if self.attempt("namespaces", namespaces, protects=("network", "signals")):
-            self.attempt("own root", own_root, box, outside, protects=("files",))
+            self.files_are_others = self.attempt("own root", own_root, box, outside, protects=("files",))
         if "files" not in self.protected:
             os.chdir(box)
 
     def give_up_rights(self) -> None:
         """Become another user where this is root; give up all capabilities, setuid programs, and being traced by siblings."""
         if os.geteuid() == 0:
-            self.attempt("other user", other_user, "files" in self.protected, protects=("user", "signals"))
+            changed = self.attempt("other user", other_user, "files" in self.protected, protects=("user", "signals"))
+            self.files_are_others = self.files_are_others or changed
         elif "files" in self.protected:
             self.protected.add("user")  # nobody inside its namespace; outside it no file of yours is in reach
         self.attempt("no capabilities", no_capabilities)
@@ -89,7 +91,7 @@ class Isolation:
         self.attempt("no core file", set_limit, resource.RLIMIT_CORE, 0)
         self.attempt("few open files", set_limit, resource.RLIMIT_NOFILE, 64)
         self.attempt("landlock", landlock, ".", protects=("files",))
-        self.attempt("seccomp", install_filter, protects=("network", "processes", "signals"))
+        self.attempt("seccomp", install_filter, self.files_are_others, protects=("network", "processes", "signals"))
 
 
 def die_with_parent() -> None:
@@ -251,15 +253,38 @@ _AARCH64 |= {"setpgid": 154, "setsid": 157, "msgget": 186, "semget": 190, "shmge
 _AARCH64 |= {"connect": 203, "add_key": 217, "request_key": 218, "keyctl": 219, "clone": 220, "execve": 221, "unshare": 97}
 _AARCH64 |= {"rt_tgsigqueueinfo": 240, "perf_event_open": 241, "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271}
 _AARCH64 |= {"bpf": 280, "execveat": 281, "userfaultfd": 282}
+# Calls that change other processes of the same user, or that leave something behind in the kernel.
+_SHARED |= {"process_madvise": 440, "process_mrelease": 448}
+_X86_64 |= {"setpriority": 141, "sched_setparam": 142, "sched_setscheduler": 144, "sched_setaffinity": 203, "mq_open": 240}
+_X86_64 |= {"ioprio_set": 251, "migrate_pages": 256, "move_pages": 279, "kcmp": 312, "sched_setattr": 314, "syslog": 103}
+_AARCH64 |= {"setpriority": 140, "sched_setparam": 118, "sched_setscheduler": 119, "sched_setaffinity": 122, "mq_open": 180}
+_AARCH64 |= {"ioprio_set": 30, "migrate_pages": 238, "move_pages": 239, "kcmp": 272, "sched_setattr": 274, "syslog": 116}
 DENIED = {"x86_64": (0xC000003E, _X86_64 | _SHARED), "aarch64": (0xC00000B7, _AARCH64 | _SHARED)}
+# Calls that change files by their path and that Landlock lets through: denied where files of the same user are in reach.
+_OF_FILES_X86_64 = {"chmod": 90, "chown": 92, "lchown": 94, "utime": 132, "setxattr": 188, "lsetxattr": 189, "removexattr": 197}
+_OF_FILES_X86_64 |= {"lremovexattr": 198, "utimes": 235, "fchownat": 260, "futimesat": 261, "fchmodat": 268, "utimensat": 280}
+_OF_FILES_AARCH64 = {"setxattr": 5, "lsetxattr": 6, "removexattr": 14, "lremovexattr": 15, "fchmodat": 53, "fchownat": 54, "utimensat": 88}
+_OF_FILES = {"fchmodat2": 452, "setxattrat": 463, "removexattrat": 466, "file_setattr": 469}
+OF_FILES = {"x86_64": _OF_FILES_X86_64 | _OF_FILES, "aarch64": _OF_FILES_AARCH64 | _OF_FILES}
+# Calls that depend on an argument: its place, whether its values are those refused or those allowed, and the values.
+_OWNER = (1, True, (8, 10, 15, 1026))  # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_NOTIFY: a signal to any process
+_TERMINAL = (1, True, (0x5412, 0x541C, 0x8901, 0x8902))  # TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP
+_ITSELF = (0, False, (0,))
+GUARDED = {
+    "x86_64": {16: _TERMINAL, 72: _OWNER, 302: _ITSELF},  # ioctl, fcntl, prlimit64
+    "aarch64": {29: _TERMINAL, 25: _OWNER, 261: _ITSELF},
+}
 
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
 _X32 = 0x40000000  # x86-64's third table of calls, numbered from here; nothing of ours uses it
 
 
-def build_filter(machine: str) -> bytes:
+def build_filter(machine: str, files_are_others: bool = True) -> bytes:
     """Return the filter of system calls as a program for the kernel's virtual machine.
+
+    Args:
+        files_are_others: whether no path leads to another file whose mode, owner or times the process could change.
 
     Raises:
         OSError: a machine whose numbers are not known here.
@@ -270,13 +295,19 @@ def build_filter(machine: str) -> bytes:
     program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
     if machine == "x86_64":
         program += [(_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _KILL)]
-    for number in sorted(denied.values()):
+    for number in sorted([*denied.values(), *(() if files_are_others else OF_FILES[machine].values())]):
         program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE)]
+    for number, (place, refused, values) in GUARDED[machine].items():
+        inner = [(_LOAD, 0, 0, 16 + 8 * place)]  # the lower half of the argument
+        for value in values:
+            inner += [(_EQUAL, 0, 1, value), (_RETURN, 0, 0, _REFUSE if refused else _ALLOW)]
+        inner.append((_RETURN, 0, 0, _ALLOW if refused else _REFUSE))
+        program += [(_EQUAL, 0, len(inner), number), *inner]
     program.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("HBBI", *line) for line in program)
 
 
-def install_filter() -> None:
+def install_filter(files_are_others: bool) -> None:
     """Take dangerous system calls away from this process for good; Linux on x86-64 and ARM64.
 
     This layer needs no privilege and works inside containers: no sockets, no new processes or programs, no signals, no tracing, no
@@ -285,7 +316,7 @@ def install_filter() -> None:
     Raises:
         OSError: the system refuses.
     """
-    program = build_filter(platform.machine())
+    program = build_filter(platform.machine(), files_are_others)
     buffer = ctypes.create_string_buffer(program, len(program))
     header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer)))
     call_c("prctl", 22, 2, ctypes.addressof(header), 0, 0)  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER

@@ -142,7 +142,10 @@ def _conditions(test: ast.expr) -> list[ast.expr]:
 
 
 def _split_condition(test: ast.expr, flags: int) -> Assertion:
-    text = shorten(ast.unparse(test))
+    try:
+        text = shorten(ast.unparse(test))
+    except ValueError:  # a number of thousands of digits
+        text = f"the assertion of line {test.lineno}"
     operands: dict[str, CodeType] = {}
 
     def named(node: ast.expr) -> ast.expr:

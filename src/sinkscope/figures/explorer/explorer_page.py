@@ -186,7 +186,7 @@ def explore(*traces: Trace | str | Path | Sequence[Trace | str | Path], excess: 
         known = roles if roles is not None and roles.weight_hash == hashes[number] else None
         found.append(add_trace(tiles, number, ShownTrace.of(trace, label, excess, known)))
     return Explorer(
-        {"excess": excess, "lead": _lead(found, excess), "notes": _notes(found), "words": _words(excess), "traces": found}, tiles
+        {"excess": excess, "lead": _lead(found, excess), "notes": _notes(found), "words": _words(excess, found), "traces": found}, tiles
     )
 
 
@@ -225,7 +225,8 @@ def _notes(traces: Sequence[dict[str, Any]]) -> list[str]:
     return notes
 
 
-def _words(excess: float) -> list[list[str]]:
+def _words(excess: float, traces: Sequence[dict[str, Any]]) -> list[list[str]]:
+    widest = max(highest - lowest for lowest, highest in (one["confidenceRange"] for one in traces))
     return [
         [
             "Column",
@@ -248,7 +249,7 @@ def _words(excess: float) -> list[list[str]]:
             "Exactness",
             "Statistics, main sinks, moves and swaps are those of the trace. The largest "
             f"{STRONGEST} columns of each step and head are exact and shown without “≈”. Everything else is stored in one byte by its "
-            "logarithm; the largest relative error is below. Confidences are within 0.00001.",
+            f"logarithm; the largest relative error is below. Confidences are within {widest * 1e-5:.5f}.",
         ],
     ]
 

@@ -101,6 +101,12 @@ class ExplorerServer:
             self.http.server_close()
 
 
+_EXPECTED: dict[int, bytes] = {
+    HTTPStatus.REQUEST_URI_TOO_LONG: b"a shorter address",
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: b"fewer and shorter headers",
+}
+
+
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: object, client_address: object) -> None:
         """Print nothing of a reader that went away, such as a tab that was closed, and one line of anything else."""
@@ -142,7 +148,7 @@ class _Handler(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer in one line what http.server refuses: another method, a line too long, what is no request."""
         self.close_connection = True
-        expected = b"a shorter address" if code == HTTPStatus.REQUEST_URI_TOO_LONG else b"a GET request for this page, found another"
+        expected = _EXPECTED.get(code, b"a GET request for this page, found another")
         self._answer(code, "text/plain", b"expected " + expected + b"\n")
 
     def _asked_from_here(self) -> bool:

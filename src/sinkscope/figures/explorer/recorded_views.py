@@ -153,6 +153,7 @@ def add_trace(tiles: Tiles, number: int, one: ShownTrace) -> dict[str, Any]:
         "followed": quantities[0]["name"],
         "threshold": least_column_sum(one.excess, positions) if columns_add_up(manifest, trace) else 0,
         "quantities": quantities,
+        "confidenceRange": confidence_range(trace),
         "maps": maps,
         "about": [
             ["Model", model_name(manifest)],
@@ -164,6 +165,13 @@ def add_trace(tiles: Tiles, number: int, one: ShownTrace) -> dict[str, Any]:
         **_add_sinks(tiles, prefix, one),
         "roles": [] if one.roles is None else one.roles.by_head(),
     }
+
+
+def confidence_range(trace: Trace) -> tuple[float, float]:
+    """Return 0 and 1, or the smallest and the largest confidence of a trace where they lie outside: an entropy is no share."""
+    confidence = np.asarray(trace.confidence[:]) if "confidence" in trace.tensors else np.zeros(0)
+    finite = confidence[np.isfinite(confidence)]
+    return float(finite.min(initial=0)), float(finite.max(initial=1))
 
 
 def _add_canvas(tiles: Tiles, prefix: str, one: ShownTrace) -> dict[str, Any]:
@@ -189,8 +197,10 @@ def _add_canvas(tiles: Tiles, prefix: str, one: ShownTrace) -> dict[str, Any]:
     if "predicted" in trace.tensors:
         tiles.add(f"{prefix}predicted", numbered(predicted), kind, delta=True)
     if "confidence" in trace.tensors:
-        confidence = np.asarray(trace.confidence[:])
-        codes = np.where(np.isnan(confidence), NO_CONFIDENCE, np.rint(np.nan_to_num(confidence).clip(0, 1) * (NO_CONFIDENCE - 1)))
+        confidence = np.asarray(trace.confidence[:], np.float64)
+        lowest, highest = confidence_range(trace)
+        shares = (np.nan_to_num(confidence, posinf=highest, neginf=lowest) - lowest) / (highest - lowest)
+        codes = np.where(np.isnan(confidence), NO_CONFIDENCE, np.rint(shares.clip(0, 1) * (NO_CONFIDENCE - 1)))
         tiles.add(f"{prefix}confidence", codes, "u16", delta=True)
     special = canvas.settings.special_ids
     mask = canvas.settings.mask_id

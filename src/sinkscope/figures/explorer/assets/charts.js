@@ -316,11 +316,12 @@ function drawOrder(chart) {
         dots = all.flatMap((recording, place) =>
           recording.commits().map(([step, position]) => {
             const confidence = recording.confidence(step, position);
+            const [lowest, highest] = recording.confidenceRange;
             return {
               step,
               value: position,
               size: 3.4,
-              colour: confidence === null ? seriesColour(place) : cssOf(table, Math.round(55 + 200 * confidence)),
+              colour: confidence === null ? seriesColour(place) : cssOf(table, Math.round(55 + (200 * (confidence - lowest)) / (highest - lowest))),
               ring: seriesColour(place),
             };
           }),

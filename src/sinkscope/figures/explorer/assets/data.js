@@ -219,7 +219,8 @@ class Recording {
   confidence(step, position) {
     const codes = this.has("confidence") && this.tile("confidence");
     const code = codes && position < this.width("confidence") ? codes[step * this.width("confidence") + position] : 65535;
-    return code === 65535 ? null : code / 65534;
+    const [lowest, highest] = this.confidenceRange;
+    return code === 65535 ? null : lowest + (code / 65534) * (highest - lowest);
   }
   main(step, layer, head) {
     const main = this.tile("main");
