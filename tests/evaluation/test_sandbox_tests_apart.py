@@ -252,11 +252,12 @@ def test_tests_and_their_function_come_together(tests, function):
         ),
         ("raise ValueError from KeyError(3)", "except ValueError as error:\n    assert error.__cause__.args == (3,)"),
         ("raise SystemExit(3)", "except SystemExit as error:\n    assert error.code == 3"),
+        ("raise Two(3)", "except AttributeError as error:\n    assert isinstance(error, KeyError)"),
         ("raise KeyboardInterrupt", "except KeyboardInterrupt:\n    pass"),
     ],
 )
 def test_an_exception_of_the_program_is_of_the_class_that_its_tests_expect(raises, expected):
-    program = f"class Own(ValueError): pass\ndef f():\n    {raises}"
+    program = f"class Own(ValueError): pass\nclass Two(KeyError, AttributeError): pass\ndef f():\n    {raises}"
     result = run_program(program, tests=f"try:\n    f()\n    assert False\n{expected}", function="f")
     assert (result.passed, result.reason) == (True, "ran to its end, the tests held in 1 calls")
 
@@ -307,6 +308,10 @@ def test_an_exception_of_the_program_is_of_the_class_that_its_tests_expect(raise
         ),
         ("def f(x):\n    x.append(1)\n    yield 1", "x = []\ng = f(x)\nassert x == []\nnext(g)\nassert x == [1]"),
         ("def f():\n    x = 0\n    while True: x = (yield x) or 0", "g = f()\nassert next(g) == 0 and g.send(5) == 5 and g.send(7) == 7"),
+        (
+            "def f(x):\n    try: yield 1\n    finally: x.append(2)",
+            "x = []\ng = f(x)\nassert next(g) == 1 and x == []\ng.close()\nassert x == [2] and list(g) == []",
+        ),
         ("def f(x): return (y + 1 for y in x)", "assert list(f(f([1, 2]))) == [3, 4]"),
         ("def f(): return ((j for j in range(i)) for i in range(3))", "assert [list(g) for g in f()] == [[], [0], [0, 1]]"),
         ("class P: pass\np = P()\ndef f(): return p", "assert f() is f()"),

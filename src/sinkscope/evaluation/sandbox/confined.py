@@ -89,7 +89,8 @@ def serve_program(lines: Any, replies: int) -> None:
     """Run the statements of a program, and compute its values.
 
     A request has a ``token`` that the reply repeats, and is one of ``{"run": code}``, ``{"value": code, "assertion": number}``,
-    ``{"call": name, "arguments": packed}``, ``{"iter": number}``, ``{"next": number, "sent": packed}``.
+    ``{"call": name, "arguments": packed}``, ``{"iter": number}``, ``{"next": number, "sent": packed}``,
+    ``{"close": number}``.
     """
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
@@ -139,6 +140,8 @@ class _Program:
                 case {"next": number, "sent": packed}:
                     held, sent = self.held[number], unpack(packed)
                     return self._reply(self._calls[number], lambda: next(held) if sent is None else held.send(sent))
+                case {"close": number}:
+                    return self._reply(self._calls[number], lambda: self.held[number].close())
                 case _:
                     raise ValueError("no request")
         except BaseException as error:  # SystemExit and KeyboardInterrupt end a program too

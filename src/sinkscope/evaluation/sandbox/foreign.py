@@ -46,6 +46,11 @@ class ForeignIterator(Foreign):
         assert self.ask is not None
         return self.ask({"next": self.number, "sent": value})
 
+    def close(self) -> None:
+        """End a generator."""
+        assert self.ask is not None
+        self.ask({"close": self.number})
+
 
 def stand_in(reply: dict[str, Any], known: dict[int, Foreign], ask: Ask | None) -> Foreign:
     """Return what stands for the value of a reply, the same object for the same value."""

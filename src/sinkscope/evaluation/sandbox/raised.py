@@ -54,11 +54,11 @@ def unpack_exception(packed: Any, unpack: Callable[[Any], Any]) -> BaseException
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         found = unpack(packed.get("arguments"))
         arguments = found if isinstance(found, list) else arguments
-    for named in kinds if isinstance(kinds, list) else ():
-        if (kind := _exception_named(named)) is None:
-            continue
+    known = [kind for named in (kinds if isinstance(kinds, list) else ()) if (kind := _exception_named(named)) is not None]
+    for at, kind in enumerate(known):
+        bases = tuple(one for one in known[at:] if not any(issubclass(other, one) for other in known[at:] if other is not one))
         with contextlib.suppress(Exception):  # one that wants other arguments
-            error = _made(kind if kind.__name__ == own else type(str(own), (kind,), {"__str__": lambda _: text}), arguments)
+            error = _made(kind if kind.__name__ == own else type(str(own), bases, {"__str__": lambda _: text}), arguments)
             _set(error, attributes, unpack)
             return error
     return Exception(text)

@@ -258,7 +258,7 @@ def run_tests(tests: str, function: str, worker: "Worker", tester: "Worker") -> 
     worker.answer("run", compile(function, "<program>", "eval"))
     tester.tell({"tests": tests, "function": function})
     calls, last = 0, (None, {})
-    while {"call", "iter", "next"} & (heard := tester.hear()).keys():
+    while {"call", "iter", "next", "close"} & (heard := tester.hear()).keys():
         called = "call" in heard
         reply = worker.ask({"call": function, "arguments": heard["call"]} if called else heard)
         tester.tell(reply | {"error": str(reply["error"])[:500]} if "error" in reply else reply)
