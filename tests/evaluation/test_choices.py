@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import sinkscope
 from sinkscope.decoding import Likelihood
 from sinkscope.errors import CallError
 from sinkscope.evaluation import evaluate
-from sinkscope.evaluation.choices import BENCHMARKS, Asked, Question, judge
+from sinkscope.evaluation.choices import BENCHMARKS, Asked, Question, _literal, _without_brackets, judge
 from sinkscope.evaluation.protocols import find_protocol
 from sinkscope.evaluation.running import PASS_SEEDS
 from sinkscope.evaluation.tasks import find_task
@@ -412,3 +414,20 @@ def test_block_diffusion_is_refused_before_a_folder_is_made(model, tmp_path, mon
     with pytest.raises(CallError, match="a likelihood of block diffusion is not published"):
         evaluate(model, out=tmp_path / "out", data={"piqa": write_rows(tmp_path, "piqa")}, **settled("piqa"))
     assert not (tmp_path / "out").exists()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text("[]a \n"))
+def test_what_stands_in_brackets_goes_as_in_lm_eval(text):
+    assert "\n".join(map(_without_brackets, text.split("\n"))) == re.sub(r"\[.*?\]", "", text)
+
+
+def test_a_line_of_brackets_takes_no_longer_than_another():
+    """The regular expression would look to the end of the line at each of them."""
+    assert _without_brackets("[" * 10**6) == "[" * 10**6
+    assert _without_brackets("[a]" * 10**5 + "[") == "["
+
+
+def test_python_warns_nobody_of_a_row(recwarn):
+    assert _literal("1is 1") is None
+    assert _literal(r"['\q']") == ["\\q"] and not len(recwarn)

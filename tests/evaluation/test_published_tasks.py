@@ -1,15 +1,18 @@
 """Prompts and scores of published tasks beside lm-eval's own task objects, on small local files."""
 
 import json
+import re
 import sys
 import types
 from pathlib import Path
 
 import huggingface_hub
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.evaluation.gsm8k import THE_ANSWER_IS, score_answer
+from sinkscope.evaluation.gsm8k import THE_ANSWER_IS, _normal, score_answer
 from sinkscope.evaluation.tasks import find_task, read_data_flags
 
 NUMBERS = [("3 + 4 = <<3+4=7>>7", "7"), ("a\nb", "1,234"), ("10% of it", "$12.50"), ("Below zero.", "-3"), ("So.", "70000"), ("x", "0.5")]
@@ -379,3 +382,17 @@ def test_an_unknown_task():
         "no task 'gsm9k': expected one of lab-arith, lab-code, lab-sums, gsm8k, gsm8k_cot, gsm8k_two_pass, humaneval, humaneval_instruct, "
         "arc_easy, arc_challenge, hellaswag, piqa, race, social_iqa, lambada, lambada_openai"
     )
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text("# 1$.,a\n") | st.lists(st.sampled_from(["#### ", "1,2", "$", ".", "\n"])).map("".join))
+def test_what_is_compared_is_what_lm_eval_leaves(text):
+    expected = text
+    for pattern in (",", r"\$", r"(?s).*#### ", r"\.$"):
+        expected = re.sub(pattern, "", expected)
+    assert _normal(text) == expected.lower()
+
+
+def test_a_long_answer_takes_no_longer_than_a_short_one():
+    """The regular expression would look back to the beginning at each of its letters."""
+    assert _normal("x #### " + "1" * 10**6) == "1" * 10**6

@@ -13,7 +13,7 @@ code does so (skywalker0523/OneTokenIsEnough, evaluate_diff_extratoken.py, ``suf
 import ast
 import functools
 import json
-import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -126,11 +126,21 @@ def _arc(row: Mapping[str, Any]) -> Question:
 
 def _hellaswag(row: Mapping[str, Any]) -> Question:
     def clean(text: str) -> str:
-        return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
+        lines = text.strip().replace(" [title]", ". ").split("\n")
+        return "\n".join(map(_without_brackets, lines)).replace("  ", " ")
 
     context = clean(f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}")
     endings = tuple(map(clean, _texts("endings", row["endings"])))
     return Question(context, endings, _numbered("label", row["label"], 0, len(endings)))
+
+
+def _without_brackets(line: str) -> str:
+    """Return a line without what stands in brackets, each from the first ``[`` to the next ``]``, in time that grows as the line does."""
+    kept, at = [], 0
+    while (start := line.find("[", at)) >= 0 and (end := line.find("]", start)) >= 0:
+        kept.append(line[at:start])
+        at = end + 1
+    return "".join([*kept, line[at:]])
 
 
 def _piqa(row: Mapping[str, Any]) -> Question:
@@ -139,7 +149,8 @@ def _piqa(row: Mapping[str, Any]) -> Question:
 
 def _literal(text: str) -> Any:
     try:
-        return ast.literal_eval(text)
+        with warnings.catch_warnings(action="ignore"):  # of Python, about its own syntax
+            return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
 

@@ -19,7 +19,6 @@ from sinkscope.evaluation.task_data import Row, Source, hash_rows
 HUB = ("openai/gsm8k", "main")
 FEWSHOT_SEED = 1234  # lm-eval's default --seed for shots
 FILES = {"test": ("test.jsonl", "gsm8k.jsonl"), "train": ("train.jsonl",)}
-IGNORED = (",", r"\$", r"(?s).*#### ", r"\.$")
 NUMBER = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
 HASHES = re.compile(r"#### (\-?[0-9\.\,]+)")
 THE_ANSWER_IS = re.compile(r"The answer is (\-?[0-9\.\,]+).")
@@ -210,7 +209,6 @@ def _extract(pattern: re.Pattern[str], text: str, *, first: bool) -> str:
 
 
 def _normal(text: str) -> str:
-    """Return the text that lm-eval's exact match compares."""
-    for pattern in IGNORED:
-        text = re.sub(pattern, "", text)
-    return text.lower()
+    """Return the text that lm-eval's exact match compares: without commas, dollars, what stands before the answer, and a last dot."""
+    answer = text.replace(",", "").replace("$", "").rpartition("#### ")[2]
+    return re.sub(r"\.$", "", answer).lower()
