@@ -4,6 +4,7 @@ import marshal
 
 import pytest
 
+from sinkscope.evaluation import run_program
 from sinkscope.evaluation.sandbox.supervisor import Assertion, split_program
 
 
@@ -99,3 +100,34 @@ def test_no_literal_is_in_what_is_sent():
     assert b"secret" in marshal.dumps(parts("x = 'secret'")[-1])
     (part,) = parts("assert f() == 'secret' or 'secret' in g()")
     assert len(part.operands) == 2 and not any(b"secret" in marshal.dumps(code) for code in part.operands.values())
+
+
+FORGER = """
+import sys
+confined = sys.modules["sinkscope.evaluation.sandbox.confined"]
+send, forged, began = confined._send, {forged}, []
+confined._send = lambda pipe, reply: send(pipe, {{"token": reply["token"], **forged}} if began and "token" in reply else reply)
+def f(x=0):
+    began.append(x)
+    return 5
+"""
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"value": 1, "contents": [[99, ["list", []]]]},
+        {"value": 1, "contents": [["x", 1], 7]},
+        {"foreign": "x", "kind": 3, "iterates": True, "iterator": True},
+        {"foreign": 3, "iterates": True, "error": "", "raised": ["exception", {"kinds": [["builtins", "SystemExit"]]}]},
+        {"value": ["exception", {"kinds": [["builtins", "SystemExit"]], "own": "a\0b", "attributes": 3}]},
+        {"value": ["list", [["again", 0]]]},
+        {"error": "x", "raised": ["exception", {"kinds": [["sinkscope.evaluation.sandbox.confined", "_CannotBeSent"]]}]},
+        {"held": True},
+    ],
+    ids=str,
+)
+def test_a_forged_reply_passes_nothing(forged):
+    program = FORGER.format(forged=forged)
+    for found in (run_program(f"{program}\nassert f() == 3"), run_program(program, tests="assert f() == 3", function="f")):
+        assert not found.passed and not found.reason.startswith("the sandbox ended without a verdict"), found.reason

@@ -26,6 +26,9 @@ class Foreign:
     def __bool__(self) -> bool:
         return self.truth
 
+    def __contains__(self, item: object) -> bool:
+        return any(one is item or one == item for one in self)
+
     def __iter__(self) -> Iterator[Any]:
         if self.ask is None:
             raise TypeError(f"'{self.kind}' object is not iterable")
