@@ -6,19 +6,22 @@ is made, a second process is refused at once, and the file is removed at the end
 """
 
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sinkscope.documents import check_plain
+from sinkscope.documents import check_plain, exists
 from sinkscope.errors import CallError, SinkscopeError
 
 CLAIM = ".claim"
 """Name of the lock in a folder that is being written."""
 UNMOVED = ".unmoved"
 """Name of the folder, within a new folder, for what is not whole yet."""
+MOVING = ".moving"
+"""Name of the list, in there, of what is moved, while it is."""
 Failure = type[SinkscopeError]
 
 
@@ -63,6 +66,7 @@ def new_folder(folder: Path, failure: Failure, purpose: str, *last: str, among: 
         failure: it cannot be written, or another process writes into it.
     """
     with claimed_folder(folder, failure):
+        _undo_moving(folder, failure)
         held = [name for name in names_in(folder) if name != UNMOVED]
         if among and (there := [name for name in held if name in among]):
             raise CallError(f"{folder / there[0]} is there already; choose another folder or delete it")
@@ -74,9 +78,12 @@ def new_folder(folder: Path, failure: Failure, purpose: str, *last: str, among: 
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir()
             yield place
-            for name in sorted(names_in(place), key=lambda name: last.index(name) if name in last else -1):
+            names = sorted(names_in(place), key=lambda name: last.index(name) if name in last else -1)
+            (place / f"{MOVING}.writing").write_text(json.dumps(names))
+            (place / f"{MOVING}.writing").rename(place / MOVING)
+            for name in names:
                 (place / name).rename(whole / name)
-            place.rmdir()
+            shutil.rmtree(place)
         except BaseException as error:
             shutil.rmtree(place, ignore_errors=True)
             if isinstance(error, OSError):
@@ -84,6 +91,24 @@ def new_folder(folder: Path, failure: Failure, purpose: str, *last: str, among: 
             if isinstance(error, failure):
                 raise failure(str(error).replace(str(place), str(folder))) from error
             raise
+
+
+def _undo_moving(folder: Path, failure: Failure) -> None:
+    """Remove what a process has moved into a folder that was killed before all of it was there."""
+    place = folder / UNMOVED
+    try:
+        listed = json.loads((place / MOVING).read_text())
+    except (OSError, ValueError):
+        return
+    if not isinstance(listed, list) or not all(isinstance(name, str) and Path(name).name == name for name in listed):
+        return
+    moved = [folder / name for name in listed if not exists(place / name) and exists(folder / name)]
+    try:
+        for path in moved if len(moved) < len(listed) else ():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        shutil.rmtree(place)
+    except OSError as error:
+        raise failure(f"{folder} cannot be written ({_reason(error)}); choose another folder") from error
 
 
 def names_in(folder: Path) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 import sinkscope
 from sinkscope.errors import CallError, TraceError
 from sinkscope.traces import writing
-from sinkscope.traces.writing import ASIDE, MOVING, room_in
+from sinkscope.traces.writing import ASIDE, MOVING, claim_folder, room_in
 
 SHORT = {"length": 4, "steps": 4, "block": 4}
 FLAGS = ["--length", "4", "--steps", "4", "--block", "4"]
@@ -151,3 +151,25 @@ def test_a_drift_that_ends_in_its_second_prompt_does_not_take_the_trace_away(rec
         sinkscope.generate(diffusion, [5, 6, 7], **SHORT)
         raise KeyboardInterrupt
     assert contents(recorded) == before
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("left", ["000000/", "000000/manifest.json.7.writing", "drift.json.7.writing", "items/", "manifest.json.7.writing"])
+def test_what_a_recording_leaves_that_was_killed_at_once_is_no_trace(left, overwrite, tmp_path):
+    path = tmp_path / left
+    (path if left.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
+    if not left.endswith("/"):
+        path.write_text("{")
+    claim_folder(tmp_path, overwrite)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("left", ["mine/", "000000/notes", "000000/000000/", "drift.json.writing", "0/"])
+def test_what_no_recording_leaves_is_kept(left, tmp_path):
+    path = tmp_path / left
+    (path if left.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
+    if not left.endswith("/"):
+        path.write_text("{")
+    with pytest.raises(CallError, match="already holds files"):
+        claim_folder(tmp_path, True)
+    assert path.exists()

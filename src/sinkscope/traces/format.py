@@ -32,6 +32,8 @@ PART_GLOB = "steps-??????.safetensors"
 _FILES = r"manifest\.json|steps-\d+\.safetensors|map-[-\d]+\.safetensors|statistics\.safetensors|drift\.json|drift-by-layer\.(png|pdf|csv)"
 RECORDED = re.compile(rf"({_FILES})(\.\d+\.writing)?|\.lock")
 """Names of the files that a recording writes."""
+LEFT_BEHIND = re.compile(rf"({_FILES})\.\d+\.writing|\.lock")
+"""Those of them that a killed process leaves before it has recorded anything."""
 DTYPES = {"F32": np.dtype(np.float32), "I32": np.dtype(np.int32), "F16": np.dtype(np.float16), "U8": np.dtype(np.uint8)}
 """The types a part may hold, as safetensors names them and in the order in which it stores them; F16, of bundles, is read as F32."""
 
