@@ -41,6 +41,23 @@ def test_what_was_killed_while_it_moved_is_made_anew(rename, among, tmp_path):
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"b": "new", **({"mine": "kept"} if among else {})}
 
 
+@pytest.mark.parametrize("rename", range(1, 5))
+def test_what_was_interrupted_while_it_moved_leaves_nothing(rename, tmp_path, monkeypatch):
+    renamed, plain = [], Path.rename
+
+    def interrupted(self, target):
+        renamed.append(target)
+        if len(renamed) == rename:
+            raise KeyboardInterrupt
+        return plain(self, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt), new_folder(tmp_path, TraceError, "a test", "z") as place:
+        for name in ("a", "b", "z"):
+            (place / name).write_text(name)
+    assert not any(tmp_path.iterdir())
+
+
 def test_what_was_moved_whole_stays(tmp_path):
     assert killed_at(5, tmp_path) == 0
     (tmp_path / UNMOVED).mkdir()

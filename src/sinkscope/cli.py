@@ -62,9 +62,10 @@ def _told(error: Exception) -> "tuple[str, int]":
         return f"{where}: {error.strerror or error}" + (f"; the environment variable {named} says so, unset it" if named else ""), 1
     if isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY) or _is_torch_out_of_memory(error):
         return f"there is not enough memory; use {_smaller(sys.argv[1:])}a machine with more", 1
-    if found := _variable_at_fault(error):
-        variable, library = found
-        return f"the environment variable {variable} is set to {os.environ[variable][:60]!r}, which {library} refuses; unset it", 1
+    from sinkscope.refused_variables import refused_variable
+
+    if told := refused_variable(error):
+        return told, 1
     return f"unexpected {type(error).__name__}: {error} (--debug shows where; please report it)", 1
 
 
@@ -138,32 +139,6 @@ def _prepare_output() -> None:
         change: Any = getattr(stream, "reconfigure", None)  # a stream that stands in for another may have none
         if change is not None:
             change(errors="replace") if stream.isatty() else change(encoding="utf-8", errors="backslashreplace")
-
-
-def _variable_at_fault(error: BaseException) -> "tuple[str, str] | None":
-    """Return the environment variable whose value a library refused, and the library: the code that failed names it."""
-    import linecache
-    import re
-
-    chain: list[BaseException | None] = [error]
-    while (last := chain[-1]) is not None:
-        chain.append(last.__cause__ or last.__context__)
-        trace, ours = last.__traceback__, os.sep + "sinkscope" + os.sep
-        while trace is not None:
-            code = trace.tb_frame.f_code
-            file = code.co_filename.replace(os.sep, "/")
-            library = file.rpartition("site-packages/")[2].partition("/")[0]
-            if file.endswith("torch/_logging/_internal.py") and "TORCH_LOGS" in os.environ:
-                return "TORCH_LOGS", library
-            if "site-packages/" in file and ours not in code.co_filename:
-                first = trace.tb_lineno if code.co_name == "<module>" else max(code.co_firstlineno, trace.tb_lineno - 8)
-                text = "".join(linecache.getline(code.co_filename, line) for line in range(first, trace.tb_lineno + 3))
-                mentioned = re.findall("[A-Z][A-Z0-9_]{2,}", text)
-                own = {name for name, value in os.environ.items() if name.startswith(f"{library.upper()}_") and value in str(last)}
-                if named := [name for name in os.environ if name in mentioned or name in own]:
-                    return named[0], library
-            trace = trace.tb_next
-    return None
 
 
 def _heed_interrupts() -> None:

@@ -85,6 +85,8 @@ def new_folder(folder: Path, failure: Failure, purpose: str, *last: str, among: 
                 (place / name).rename(whole / name)
             shutil.rmtree(place)
         except BaseException as error:
+            with contextlib.suppress(failure):
+                _undo_moving(whole, failure)
             shutil.rmtree(place, ignore_errors=True)
             if isinstance(error, OSError):
                 raise failure(f"{folder} cannot be written ({_reason(error)}); make room or choose another folder") from error

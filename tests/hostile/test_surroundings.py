@@ -226,3 +226,18 @@ def test_a_body_that_changes_the_current_folder(place, monkeypatch):
     assert sinkscope.open_trace(place / "out").complete
     assert sorted(path.name for path in (place / "out").iterdir()) == ["manifest.json", "steps-000000.safetensors"]
     assert not [*(place / "other").iterdir()]
+
+
+def test_a_variable_that_torch_refuses_is_no_damage_of_a_model(whole, tmp_path):
+    words = ["trace", str(whole / "model"), "--prompt", "Tom", "--length", "8", "--block", "8", "--out", str(tmp_path / "t")]
+    status, _, err = run(*words, environment={"TORCHINDUCTOR_COMPILE_THREADS": "x"})
+    assert (status, err) == (
+        1,
+        "sinkscope: error: the environment variable TORCHINDUCTOR_COMPILE_THREADS is set to 'x', which torch refuses; unset it\n",
+    )
+
+
+def test_a_variable_about_progress_bars_is_heeded_without_a_word(whole, tmp_path):
+    words = ["trace", str(whole / "model"), "--prompt", "Tom", "--length", "8", "--block", "8", "--out", str(tmp_path / "t"), "--json"]
+    status, _, err = run(*words, environment={"HF_HUB_DISABLE_PROGRESS_BARS": "0"})
+    assert (status, err) == (0, "")

@@ -6,6 +6,7 @@ Only safetensors are read, remote code is never run, and every stored tensor mus
 import hashlib
 import importlib.util
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -42,6 +43,7 @@ from sinkscope.models.weights import (
     stored_shapes,
     weight_files,
 )
+from sinkscope.refused_variables import refused_variable
 
 GENERATION = "generation_config.json"
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -255,6 +257,8 @@ def _network(
             f"{folder}/config.json: expected the shape of a model, found a value that does not fit ({str(error).splitlines()[-1].strip()})"
         ) from error
     except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+        if not isinstance(error, OSError) and (told := refused_variable(error)):
+            raise ModelError(told) from error
         refuse_place(error, folder)
         if device_map is not None and used is not None:  # the headers of the files say that the weights fit
             expected = "device_map: expected a map that gives every part of the network a device"
@@ -368,11 +372,13 @@ def quiet() -> Iterator[None]:
     from transformers.utils import logging
 
     shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # of HF_HUB_DISABLE_PROGRESS_BARS, which wins
+        logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
         yield
     finally:
         logging.set_verbosity(level)
         if shown:
-            logging.enable_progress_bar()
+            with warnings.catch_warnings(action="ignore", category=UserWarning):
+                logging.enable_progress_bar()

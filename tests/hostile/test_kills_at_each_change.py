@@ -1,0 +1,99 @@
+"""kill −9 at each change of the file system in turn: the same command goes on to the same files, or finds them whole.
+
+`test_kills.py` kills long runs at random moments; here short commands are killed between any two of their changes.
+"""
+
+import builtins
+import io
+import os
+import re
+import shutil
+import signal
+
+import pytest
+from hostile import trial
+
+CHANGES = ("rename", "replace", "mkdir", "unlink", "rmdir", "link", "symlink")
+SETTINGS = ("--length", "8", "--steps", "8", "--block", "8")
+WORDS = {
+    "trace": ("trace", "{whole}/model", "--prompt", "Tom has 7 apples", *SETTINGS, "--overwrite"),
+    "traces": ("trace", "{whole}/model", "--prompts", "{whole}/prompts.jsonl", *SETTINGS, "--overwrite"),
+    "drift": ("trace", "{whole}/model", "--prompt", "Tom has 7 apples", *SETTINGS, "--keep", "drift", "--overwrite"),
+    "statistics": ("trace", "{whole}/model", "--prompts", "{whole}/prompts.jsonl", *SETTINGS, "--keep", "statistics"),
+    "bundle": ("bundle", "{whole}/trace"),
+    "fold": ("fold", "{whole}/model"),
+    "convert": ("convert", "{whole}/lit/lit.safetensors", "--tokenizer", "{whole}/lit", "--heads", "2"),
+    "numpy": ("export", "{whole}/trace", "--to", "numpy"),
+    "parquet": ("export", "{whole}/trace", "--to", "parquet"),
+    "zarr": ("export", "{whole}/trace", "--to", "zarr"),
+    "figures": ("figures", "{whole}/trace", "--only", "3"),
+    "explore": ("explore", "{whole}/trace"),
+    "evaluate": ("evaluate", "{whole}/model", "--limit", "1", "--shots", "0", *SETTINGS),
+    "train": ("train", "lab-sink-token"),
+}
+ASIDE = re.compile(r"lock|\.claim|\.writing|\.unmoved")
+CACHED = 3
+"""Changes that a first command makes and a later one need not, such as a library's cache."""
+PART = 5
+"""Moments that `make test` tries of each command; `make hostile` tries all."""
+
+
+def run(words, errors, at=0, count=None):
+    """Run a command in a forked process, which is killed before its change number ``at``; return its exit status."""
+    child = os.fork()
+    if not child:
+        changes = [0]
+
+        def watched(function, changing=lambda *arguments: True):
+            def call(*arguments, **named):
+                if changing(*arguments):
+                    changes[0] += 1
+                    if count is not None:
+                        os.write(count, b".")
+                    if changes[0] == at:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                return function(*arguments, **named)
+
+            return call
+
+        for name in CHANGES:
+            setattr(os, name, watched(getattr(os, name)))
+        os.open = watched(os.open, lambda path, flags, *rest: flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        builtins.open = io.open = watched(open, lambda file, mode="r", *rest: bool({*mode} & {*"wax+"}))
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        trial.command(words, nothing, os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def found_in(folder):
+    """Return the bytes of what was written, by name; only the names of what holds times, drawings or the number of a process.
+
+    What a killed process has left aside, under a name that no reader takes, does not count.
+    """
+    plain = {".safetensors", ".npz", ".parquet", ".csv", ".nc"}
+    names = [path for path in folder.rglob("*") if path.is_file() and not ASIDE.search(str(path.relative_to(folder)))]
+    return {str(path.relative_to(folder)): path.read_bytes() if path.suffix in plain else b"" for path in names}
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_the_same_command_goes_on_wherever_it_was_killed(kind, whole, tmp_path, share):
+    words, errors = [word.format(whole=whole) for word in WORDS[kind]], tmp_path / "errors"
+
+    def command(name):
+        return [*words, "--out", str(tmp_path / name / "made")]
+
+    count = os.memfd_create("count")
+    assert run(command("whole"), errors, count=count) == 0, errors.read_text()
+    expected, changes = found_in(tmp_path / "whole"), os.fstat(count).st_size
+    os.close(count)
+    assert expected and changes > 1
+    moments = range(1, changes + 1) if share(PART) == PART else sorted({1 + place * (changes - 1) // (PART - 1) for place in range(PART)})
+    for at in moments:
+        killed = run(command(str(at)), errors, at)
+        assert killed == -signal.SIGKILL or at > changes - CACHED, killed
+        before = found_in(tmp_path / str(at)) if (tmp_path / str(at)).exists() else {}
+        status = run(command(str(at)), errors)
+        told = f"{kind}, killed at change {at} of {changes}, which left {sorted(before)}: {errors.read_text()}"
+        assert status == 0 or (status == 2 and before == expected), told
+        assert found_in(tmp_path / str(at)) == expected, told
+        shutil.rmtree(tmp_path / str(at))
