@@ -278,7 +278,7 @@ def written(state, **how):
         ),
         (
             written({"a": torch.ones(3)}, pickle_protocol=4),
-            'expected tensors only, found more, which torch does not read; save its weights anew: torch.save(state["model"], FILE)',
+            "expected a pickle of protocol 2 or 3, found 4, which torch reads only as code; save it anew without pickle_protocol",
         ),
     ],
 )

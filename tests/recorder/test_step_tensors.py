@@ -102,3 +102,14 @@ def test_a_layer_whose_input_lies_on_the_device_before_it():
 
         parts = stack_layers([seen("cpu", "cpu"), seen("cpu", "meta"), seen("meta", "meta")], causal=True)
     assert [{str(one.device) for one in part.values()} for part in parts] == [{"cpu"}, {"meta"}]
+
+
+@pytest.mark.parametrize("keep", ["columns", "top", "statistics"])
+def test_a_norm_too_large_for_its_type_ends_the_recording(keep, diffusion, tmp_path, monkeypatch):
+    """A reader would call the trace damaged, and statistics of it mean nothing."""
+    for name, module in diffusion.network.named_modules():
+        if name.endswith("v_proj"):
+            monkeypatch.setattr(module.weight, "data", module.weight.data * 1e20)
+    expected = "expected the value norms of step 0 to be finite, found infinite ones; the squares of the model's states overflow"
+    with pytest.raises(AttentionError, match=expected), sinkscope.recording(diffusion, out=tmp_path / "run", keep=keep):
+        sinkscope.generate(diffusion, [5, 6, 7], length=4, steps=4, block=4)

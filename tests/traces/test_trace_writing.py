@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import sinkscope
 from sinkscope.axes import TRACE_AXES, TRACE_UNITS
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import made_folder
@@ -345,13 +344,3 @@ def test_a_trace_is_moved_to_no_place_that_is_taken_and_out_of_no_bundle(tmp_pat
     with pytest.raises(CallError, match="is a bundle, of which a trace is a part; move the whole folder"):
         move_trace(source, source / "in")
     assert not (source / "in").exists()
-
-
-def test_a_norm_too_large_for_its_type_ends_the_recording(diffusion, tmp_path, monkeypatch):
-    """A reader would call the trace damaged."""
-    projections = [module for name, module in diffusion.network.named_modules() if name.endswith("v_proj")]
-    for module in projections:
-        monkeypatch.setattr(module.weight, "data", module.weight.data * 1e20)
-    expected = "value_norms of step 0: expected finite numbers, found infinite ones"
-    with pytest.raises(TraceError, match=expected), sinkscope.recording(diffusion, out=tmp_path / "run"):
-        sinkscope.generate(diffusion, [5, 6, 7], length=4, steps=4, block=4)

@@ -51,6 +51,7 @@ PLAIN = {
 ZIP, MAGIC = b"PK\x03\x04", bytes.fromhex("6cfc9c46f9206aa85019")
 """How files of torch.save begin: today's zip archives, and the number that stands first in the older pickles."""
 CUT = "expected a whole torch file, found one that is damaged or cut short"
+MOST_PROTOCOL = 3  # of pickles that torch reads without running them
 AT_ONCE = 16 << 20  # bytes of an archive to read at a time
 LARGEST_LIST = 8 << 20
 """Bytes of the pickle that lists the tensors of an archive; one takes about 200."""
@@ -232,6 +233,11 @@ def _refused(file: Path, error: Exception) -> str:
         return "expected a file that torch.save wrote, found another zip archive"
     if not head.startswith(ZIP) and MAGIC not in head:
         return f"expected a file that torch.save wrote, found no torch file: {_beginning(file)}"
+    if (protocol := _protocol(file)) is not None and protocol > MOST_PROTOCOL:
+        return (
+            f"expected a pickle of protocol 2 or {MOST_PROTOCOL}, found {protocol}, which torch reads only as code; "
+            "save it anew without pickle_protocol"
+        )
     if type(error).__name__ == "UnpicklingError":
         return 'expected tensors only, found more, which torch does not read; save its weights anew: torch.save(state["model"], FILE)'
     return f"{CUT}; fetch it again"
@@ -244,6 +250,18 @@ def _parts(file: Path) -> list[zipfile.ZipInfo]:
             return archive.infolist()
     except Exception:  # zipfile has no single exception for archives that it cannot read
         return []
+
+
+def _protocol(file: Path) -> int | None:
+    """Return the protocol of the pickle that lists the tensors of an archive; None where there is none."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            name = next(part.filename for part in archive.infolist() if Path(part.filename).name == "data.pkl")
+            with archive.open(name) as content:
+                head = content.read(2)
+    except Exception:  # zipfile has no single exception for archives that it cannot read
+        return None
+    return head[1] if len(head) == 2 and head[0] == 0x80 else None
 
 
 def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -36,7 +36,7 @@ from sinkscope.recorder.destination import Destination, StepWriter
 from sinkscope.recorder.manifest import Description, plain_values
 from sinkscope.recorder.own_process import expect_process
 from sinkscope.recorder.prompt_steps import PartStep, StackPart, canvas_after, part_step, prompt_arrays
-from sinkscope.recorder.step_tensors import LayerTensors, check_numbers, head_counts, join_devices, stack_layers
+from sinkscope.recorder.step_tensors import LayerTensors, check_norms, check_numbers, head_counts, join_devices, stack_layers
 
 CONTEXT = ("tokens", "masked", "lengths")
 RESULT = ("written", "predicted", "confidence")
@@ -194,6 +194,7 @@ class Recorder(Watcher):
             prompt = prompts[number]
             check_numbers(stacked["column_sums"][:, row], layers, prompt.steps)
             arrays = prompt_arrays(step, row, stacked, result, prompt.running)
+            check_norms(arrays, prompt.steps)
             prompt.canvas = canvas_after(arrays)
             prompt.steps += 1
             seen = {*np.unique(arrays["tokens"]).tolist(), *np.unique(prompt.canvas).tolist()}

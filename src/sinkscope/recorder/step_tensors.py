@@ -1,8 +1,10 @@
 """The tensors of one step: the measurements of each layer, stacked over layers and aligned with the canvas."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -166,6 +168,20 @@ def check_numbers(sums: Tensor, layers: list[str], step: int) -> None:
         f"expected the attention of step {step} to be numbers, found NaN first in layer {layers[layer]}, head {head}; queries or keys "
         "overflow there, or the weights hold NaN: load the model with dtype='float32', or check the checkpoint"
     )
+
+
+def check_norms(arrays: Mapping[str, np.ndarray], step: int) -> None:
+    """Raise AttentionError where a norm is infinite: statistics of it mean nothing, and readers take such a trace for damaged.
+
+    Args:
+        arrays: of one step of one prompt.
+    """
+    for name in (one for one in arrays if one.endswith("_norms")):
+        if np.isinf(arrays[name]).any():
+            raise AttentionError(
+                f"expected the {name.replace('_', ' ')} of step {step} to be finite, found infinite ones; the squares of the model's "
+                "states overflow in float32: check the checkpoint"
+            )
 
 
 def accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor], all_queries: bool) -> dict[str, Tensor]:

@@ -328,21 +328,10 @@ class TraceWriter:
             made = {key: value for key, value in self.manifest.items() if key != "command"}
             self._generation = checksum_of({**made, "tokens": tokens.tolist()})
         about = {"first_step": str(first), "steps": str(count), "generation": self._generation}
-        self._check_norms(first)
         checksum = write_part(self.folder / name, self._steps, about)
         self.manifest["parts"].append({"file": name, "first_step": first, "steps": count, "sha256": checksum})
         self.manifest["steps"] += count
         self._steps, self.held, self._opened = [], 0, time.monotonic()
-
-    def _check_norms(self, first: int) -> None:
-        """Raise TraceError where a norm is infinite: a reader would take the trace for damaged."""
-        for number, step in enumerate(self._steps, first):
-            for name in (one for one in step if one.endswith("_norms")):
-                if np.isinf(step[name]).any():
-                    raise TraceError(
-                        f"{self.folder}: {name} of step {number}: expected finite numbers, found infinite ones; "
-                        "the model's states are too large for float32, correct its weights"
-                    )
 
     def describe(self, **more: Any) -> None:
         """Set keys of the manifest; they are written with the next part."""
