@@ -32,6 +32,7 @@ EVERYWHERE = {
     "locks",
     "notebook_card",
     "progress",
+    "refused_variables",
     "single_use",
     "work_items",
 }
@@ -51,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "locks": set(),
     "notebook_card": set(),
     "progress": set(),
+    "refused_variables": set(),
     "single_use": set(),
     "work_items": set(),
     "attention": set(),

@@ -5,7 +5,7 @@ import marshal
 import pytest
 
 from sinkscope.evaluation import run_program
-from sinkscope.evaluation.sandbox.supervisor import Assertion, split_program
+from sinkscope.evaluation.sandbox.assertions import Assertion, split_program
 
 
 def parts(source):

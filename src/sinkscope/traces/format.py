@@ -15,6 +15,7 @@ import numpy as np
 from sinkscope import work_items
 from sinkscope.checksums import with_checksum
 from sinkscope.errors import TraceError
+from sinkscope.locks import names_in
 
 FORMAT = 1
 NAMELESS = "a model without a name"
@@ -57,6 +58,17 @@ def hidden_rules(manifest: Mapping[str, Any]) -> list[str]:
         rules = one.get("rules", [one["rule"]] if "rule" in one else [one]) if isinstance(one, Mapping) else [one]
         found += [re.sub(r"\b\w+=None, |, \w+=None\b", "", str(rule)) for rule in (rules if isinstance(rules, list | tuple) else [rules])]
     return found
+
+
+def only_left_behind(folder: Path, deep: bool = True) -> bool:
+    """Return whether a folder holds nothing but what a recording leaves that was killed at its very beginning."""
+    for path in (folder / name for name in names_in(folder)):
+        if path.is_symlink() or not path.is_dir():
+            if path.is_symlink() or LEFT_BEHIND.fullmatch(path.name) is None:
+                return False
+        elif not (deep and re.fullmatch("[0-9]{6}|items", path.name) and only_left_behind(path, deep=False)):
+            return False
+    return True
 
 
 def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:

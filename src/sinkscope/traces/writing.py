@@ -24,13 +24,13 @@ from sinkscope.traces.format import (
     DRIFT,
     DTYPES,
     FORMAT,
-    LEFT_BEHIND,
     MANIFEST,
     MOVING,
     PART,
     PART_GLOB,
     RECORDED,
     attends_elsewhere,
+    only_left_behind,
     write_manifest,
 )
 from sinkscope.traces.own_arrays import checked_step
@@ -164,7 +164,7 @@ def _holds_trace(folder: Path, overwrite: bool | None) -> bool:
         raise TraceError(f"{folder} cannot be made ({error.strerror}); choose another folder") from error
     if found is None:
         return False
-    if _only_left_behind(folder):
+    if only_left_behind(folder):
         _delete(folder)
         return False
     holding = [one for one in (folder, folder / ASIDE, folder / MOVING) if one.is_dir()]  # a killed run may have left the last two
@@ -179,17 +179,6 @@ def _holds_trace(folder: Path, overwrite: bool | None) -> bool:
         raise CallError(f"{folder} already holds {held}; {advice}")
     if foreign := _not_recorded(folder):
         raise CallError(f"{folder} holds {foreign.name} beside its trace, and overwrite deletes traces only; choose another folder")
-    return True
-
-
-def _only_left_behind(folder: Path, deep: bool = True) -> bool:
-    """Return whether a folder holds nothing but what a recording leaves that was killed at its very beginning."""
-    for path in (folder / name for name in names_in(folder)):
-        if path.is_symlink() or not path.is_dir():
-            if path.is_symlink() or LEFT_BEHIND.fullmatch(path.name) is None:
-                return False
-        elif not (deep and re.fullmatch("[0-9]{6}|items", path.name) and _only_left_behind(path, deep=False)):
-            return False
     return True
 
 
