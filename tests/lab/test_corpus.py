@@ -105,11 +105,11 @@ def test_a_corpus_that_cannot_be_made_or_drawn_from_is_refused(folder, tmp_path)
 
 
 def test_a_recipe_for_text_needs_a_corpus_and_others_refuse_one(folder, tmp_path):
-    with pytest.raises(TrainingError, match="lab-text-diffusion: expected a corpus folder as --data"):
+    with pytest.raises(CallError, match="lab-text-diffusion: expected a corpus folder as --data"):
         train(tiny("lab-text-diffusion"), tmp_path / "a")
-    with pytest.raises(TrainingError, match="lab-diffusion: expected a file of text or nothing as --data, found a corpus folder"):
+    with pytest.raises(CallError, match="lab-diffusion: expected a file of text or nothing as --data, found a corpus folder"):
         train(dataclasses.replace(RECIPES["lab-diffusion"], updates=1), tmp_path / "b", texts=open_corpus(folder))
-    with pytest.raises(TrainingError, match="lab-nulls-diffusion-1: expected no --data, because it draws its own canvases"):
+    with pytest.raises(CallError, match="lab-nulls-diffusion-1: expected no --data, because it draws its own canvases"):
         train(dataclasses.replace(RECIPES["lab-nulls-diffusion-1"], updates=1), tmp_path / "c", texts=open_corpus(folder))
 
 

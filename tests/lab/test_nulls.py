@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from closeness import assert_close
 
 import sinkscope
-from sinkscope.errors import CallError, TrainingError
+from sinkscope.errors import CallError
 from sinkscope.lab.canvases import PROMPT
 from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.nulls import EVERY, LEAST_MARGIN, LETTERS, NULL, TRIGGER, NullTask, draw_nulls, draw_prompt, null_tokenizer
@@ -157,7 +157,7 @@ def test_a_specimen_is_trained_and_loads(tmp_path):
 
 
 def test_texts_of_the_user_are_refused(tmp_path):
-    with pytest.raises(TrainingError, match="expected no --data, because it draws its own canvases"):
+    with pytest.raises(CallError, match="expected no --data, because it draws its own canvases"):
         train_checkpoint(RECIPES["lab-nulls-diffusion-1"], tmp_path / "one", texts=Texts("mine", ()))
 
 

@@ -376,3 +376,24 @@ def test_what_torch_compile_returned_is_refused(diffusion, tmp_path):
     with pytest.raises(CallError, match=r"found what torch\.compile returned"), sinkscope.recording(network, out=tmp_path / "run"):
         network(torch.tensor([PROMPT]))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_recording_begins_before_a_generation(diffusion, tmp_path, recorded):
+    """Begun in its middle it would hold the last steps as if they were all."""
+
+    def begin(step):
+        with sinkscope.recording(diffusion, out=tmp_path / "inner"):
+            pass
+
+    refused = pytest.raises(AttentionError, match="expected a recording around a whole generation, found one of")
+    if recorded:
+        with refused, sinkscope.recording(diffusion, out=tmp_path / "outer"):
+            write(diffusion, on_step=begin)
+        assert not sinkscope.open_trace(tmp_path / "outer").complete
+    with refused:
+        write(diffusion, on_step=begin)
+    assert not (tmp_path / "inner").exists()
+    with sinkscope.recording(diffusion, out=tmp_path / "after"):
+        write(diffusion)
+    assert sinkscope.open_trace(tmp_path / "after").complete

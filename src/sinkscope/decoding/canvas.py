@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sinkscope.argument_types import checked, in_words
-from sinkscope.attention import GenerationStart, Session, StepContext, StepResult, current_session, upload
+from sinkscope.attention import GenerationStart, Session, StepContext, StepResult, current_session, generating, upload
 from sinkscope.decoding.settings import Settings, described
 from sinkscope.decoding.work import WorkMeter
 from sinkscope.errors import CallError
@@ -211,7 +211,8 @@ def publishing(model: Model, batch: Batch, settings: Settings, final_length: int
     """
     session = current_session(model.network)
     if session is None:
-        yield Publisher(None)
+        with generating(model.network):
+            yield Publisher(None)
         return
     session.begin_generation(
         GenerationStart(
@@ -224,7 +225,8 @@ def publishing(model: Model, batch: Batch, settings: Settings, final_length: int
         )
     )
     try:
-        yield Publisher(session, model.family.causal, model.family.shift, model.card.mask_id)
+        with generating(model.network):
+            yield Publisher(session, model.family.causal, model.family.shift, model.card.mask_id)
     except BaseException:
         session.end_generation(failed=True)
         raise

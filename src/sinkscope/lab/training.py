@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from sinkscope.argument_types import checked
-from sinkscope.errors import TrainingError, first_line
+from sinkscope.errors import CallError, TrainingError, first_line
 from sinkscope.lab.canvases import Canvases, draw_canvases
 from sinkscope.lab.corpus import Corpus, draw_windows
 from sinkscope.lab.nulls import draw_nulls
@@ -174,11 +174,11 @@ def _parameter_groups(network: Any, weight_decay: float) -> list[dict[str, Any]]
 def source_of(recipe: Recipe, tokenizer: Any, texts: Texts | Corpus | None) -> Callable[[int, int], Canvases]:
     """Return the function (seed, update) → batch: windows of a corpus, the user's documents, or the lab's problems."""
     if recipe.nulls is not None and texts is not None:
-        raise TrainingError(f"{recipe.name}: expected no --data, because it draws its own canvases")
+        raise CallError(f"{recipe.name}: expected no --data, because it draws its own canvases")
     if recipe.text != isinstance(texts, Corpus):
         expected = "a corpus folder" if recipe.text else "a file of text or nothing"
         found = "none" if texts is None else "a file of text" if recipe.text else "a corpus folder"
-        raise TrainingError(f"{recipe.name}: expected {expected} as --data, found {found}; see `sinkscope train --help`")
+        raise CallError(f"{recipe.name}: expected {expected} as --data, found {found}; see `sinkscope train --help`")
     if recipe.nulls is not None:
         task = recipe.nulls
         return lambda seed, update: draw_nulls(task, seed, update)

@@ -9,9 +9,9 @@ from typing import Any, Literal
 from torch import nn
 
 from sinkscope.argument_types import checked
-from sinkscope.attention import subscribed
+from sinkscope.attention import is_generating, subscribed
 from sinkscope.documents import describe
-from sinkscope.errors import CallError, TraceError
+from sinkscope.errors import AttentionError, CallError, TraceError
 from sinkscope.locks import claimed_folder
 from sinkscope.models import Model
 from sinkscope.recorder.destination import Destination, TraceFolders
@@ -57,7 +57,7 @@ def recording(
         CallError: the folder holds something already, nothing was generated in the body, an unknown level, ``top`` for another level, no
             tokenizer in its place, or one for a `Model`, which has its own.
         TraceError: the folder cannot be written.
-        AttentionError: the model's attention cannot be watched.
+        AttentionError: the model's attention cannot be watched, or a generation of it has begun.
     """
     if not isinstance(model, Model | nn.Module):
         raise CallError(f"expected a sinkscope Model or a transformers module, found {type(model).__name__}")
@@ -76,6 +76,12 @@ def recording(
         raise CallError(f"tokenizer: {model.card.name} has its own; leave it out")
     if tokenizer is not None:
         check_tokenizer(tokenizer)
+    network = model.network if isinstance(model, Model) else model
+    if is_generating(network):
+        raise AttentionError(
+            f"expected a recording around a whole generation, found one of {type(network).__name__} that has begun, here or in another "
+            "thread; open the recording before it"
+        )
     folder = Path(out)
     with OwnProcess() as files:
         files.enter_context(claimed_folder(folder, TraceError))

@@ -105,7 +105,7 @@ def check_installed(target: str) -> None:
 def to_xarray(trace: Trace) -> Any:
     """Return an `xarray.Dataset` of a trace that is read when indexed: dimensions as in `axes.TRACE_AXES`, units as attributes.
 
-    An axis has one size in a dataset. A tensor that is shorter along it is filled with −1 or NaN.
+    An axis has one size in a dataset. A tensor that is shorter along it is filled with −1 or NaN, `masked` with 0.
 
     Raises:
         CallError: xarray is not installed.

@@ -12,7 +12,7 @@ from sinkscope.traces.reading import Trace
 
 
 class LazyTensor(BackendArray):
-    """A tensor of a trace; where a part is shorter along the last axis, it is filled with −1 or NaN.
+    """A tensor of a trace; where a part is shorter along the last axis, it is filled with −1 or NaN, `masked` with 0.
 
     Args:
         sizes: of the axes; see `exporting.axis_sizes`.
