@@ -82,9 +82,9 @@ def find_folder(name: str, revision: str | None = None, weights: bool = True) ->
 
 
 def _expanded(name: str) -> Path:
-    """Return a path with the home of a user in it."""
+    """Return a path with the home of a user in it; ``./~`` is a folder of that name."""
     try:
-        return Path(name).expanduser()
+        return Path(name).expanduser() if name.startswith("~") else Path(name)
     except RuntimeError as error:
         raise CallError(f"no model {name!r}: there is no user of that name; pass a folder that exists") from error
 
