@@ -15,6 +15,7 @@ import pytest
 from hostile import trial
 
 CHANGES = ("rename", "replace", "mkdir", "unlink", "rmdir", "link", "symlink")
+SHORT = ("--length", "4", "--steps", "4", "--block", "4")
 SETTINGS = ("--length", "8", "--steps", "8", "--block", "8")
 WORDS = {
     "trace": ("trace", "{whole}/model", "--prompt", "Tom has 7 apples", *SETTINGS, "--overwrite"),
@@ -31,6 +32,9 @@ WORDS = {
     "explore": ("explore", "{whole}/trace"),
     "evaluate": ("evaluate", "{whole}/model", "--limit", "1", "--shots", "0", *SETTINGS),
     "train": ("train", "lab-sink-token"),
+    "roles": ("roles", "{whole}/model", "--problems", "10", "--canvases", "1", *SHORT),
+    "caches": ("compare-caches", "{whole}/model", "--policies", "none@threshold=0.9", "--limit", "1", "--shots", "0", *SHORT),
+    "watch-training": ("watch-training", "{whole}/textrun", "--data", "{whole}/corpus", "--canvases", "2"),
 }
 ASIDE = re.compile(r"lock|\.claim|\.writing|\.unmoved")
 CACHED = 3

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 import sinkscope
 from sinkscope.errors import CallError
 from sinkscope.models import folders
+from sinkscope.models.fingerprints import hash_stored
 from sinkscope.models.outline import outline
 
 
@@ -53,6 +54,7 @@ def test_the_card(folder, causal_folder):
         "max_positions": 256,
         "eos_ids": [],
         "sink_token": None,
+        "config_hash": hash_stored(config),
     }
     diffusion = sinkscope.load(str(folder)).card
     assert (diffusion.family, diffusion.mask_id, diffusion.heads, diffusion.kv_heads) == ("llada", 2, 5, 5)

@@ -67,7 +67,8 @@ class Analyse(Command):
 
         given = None if self.roles is None else read_roles(self.roles)
         first = analysis(self.traces)
-        roles = roles_for(open_traces(self.traces[0])[0].manifest.get("model", {}).get("weight_hash"), given)
+        model = open_traces(self.traces[0])[0].manifest.get("model", {})
+        roles = roles_for(model.get("weight_hash"), given, model.get("config_hash"))
         note_doubt(roles, (trace for folder in (*self.traces, *self.versus) for trace in open_traces(folder)))
         document, statistics = first.as_dict(), first.statistics
         folders = {"traces": [str(one) for one in self.traces]}

@@ -42,7 +42,8 @@ class Tracks(Command):
         for trace in traces:
             tracks = track(find_sinks(trace, self.excess, self.unit), self.tolerance)
             test = movement_test(tracks.main, tracks.is_sink)
-            roles = roles_for(trace.manifest.get("model", {}).get("weight_hash"), given)
+            model = trace.manifest.get("model", {})
+            roles = roles_for(model.get("weight_hash"), given, model.get("config_hash"))
             if self.json:
                 found = {"null": dataclasses.asdict(test) if test.heads else None, "roles": None if roles is None else roles.by_head()}
                 documents.append({"trace": str(trace.folder), "complete": trace.complete, **tracks.as_dict(), **found})

@@ -221,7 +221,9 @@ def arranged(results: Sequence[Result]) -> list[Result]:
 
 def _comparable(one: Result, other: Result) -> bool:
     keys = ("model", "task", "weight_hash", "settings", "dtype", "device")  # the last two alone move accuracies by points
-    same = all(getattr(one, key) == getattr(other, key) for key in keys) and (one.data == other.data or not (one.data and other.data))
+    known = ("data", "config_hash")  # empty in older results
+    same = all(getattr(one, key) == getattr(other, key) for key in keys)
+    same = same and all(len({getattr(one, key), getattr(other, key)} - {""}) < 2 for key in known)
     return same and bool(one.outcomes and other.outcomes)
 
 

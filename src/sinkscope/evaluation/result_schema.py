@@ -55,6 +55,7 @@ class ResultFields(BaseModel):
     outcomes: Annotated[str, Field(pattern="^[01]*$")] = ""
     not_enforced: list[str] = []
     seconds: Amount = 0.0
+    config_hash: Text = ""
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
@@ -94,6 +95,7 @@ class ModelFields(BaseModel):
 
     name: Text
     weight_hash: Text
+    config_hash: Text = ""
     dtype: Text
 
 

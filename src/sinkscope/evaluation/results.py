@@ -69,6 +69,7 @@ class Result:
         outcomes: one character for each problem, in order: 1 correct, 0 not. Runs are compared problem by problem.
         not_enforced: protections of the sandbox that the system refused, see `sandbox.ProgramResult`.
         seconds: time for writing and scoring, summed over problems.
+        config_hash: of the model, see `models.ModelCard`; empty in older results.
     """
 
     model: str
@@ -92,6 +93,7 @@ class Result:
     outcomes: str = ""
     not_enforced: tuple[str, ...] = ()
     seconds: float = 0.0
+    config_hash: str = ""
 
 
 def summarise(items: Sequence[Mapping[str, Any]], **known: Any) -> Result:
@@ -191,6 +193,7 @@ def _from_items(items: Sequence[Mapping[str, Any]], run: Mapping[str, Any], aske
         protocol=asked["protocol"],
         data=asked["data"],
         weight_hash=run["model"]["weight_hash"],
+        config_hash=run["model"].get("config_hash", ""),
         versions=run["versions"],
         device=run["device"],
         dtype=run["model"]["dtype"],
@@ -273,7 +276,17 @@ def _refuse_copies(found: Mapping[Path, Sequence[Result]]) -> None:
 
 def cell_of(result: Result) -> str:
     """Return what a result is of, without its numbers: two results of one cell are one measurement, however their rules are written."""
-    run = [result.model, result.task, result.n, result.weight_hash, dict(result.settings), result.dtype, result.device, result.data]
+    run = [
+        result.model,
+        result.task,
+        result.n,
+        result.weight_hash,
+        result.config_hash,
+        dict(result.settings),
+        result.dtype,
+        result.device,
+        result.data,
+    ]
     return json.dumps([_hidden(result), run], sort_keys=True, default=str)
 
 

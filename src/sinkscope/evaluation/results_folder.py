@@ -166,7 +166,7 @@ def check_claims(contents: Mapping[Path, Mapping[str, Any]]) -> None:
 
 
 def _compare_claim(folder: Path, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    ignored = ["model.name"]  # the same weights under another path are the same model
+    ignored = ["model.name", "model.config_hash"]  # the same weights under another path are the same model; `fingerprints` has the config
     changed = changed_fingerprint(theirs, mine)
     if changed is not None and mine.get("model", {}).get("weight_hash") == mine.get(WEIGHTS):  # weights that are in no file
         ignored.append("model.weight_hash")

@@ -197,7 +197,7 @@ def _escaped(text: str) -> str:
 
 
 _FLAT = ("model", "task", "hide", "n", "correct", "accuracy")
-_MORE = ("removed_share", "removed_share_committed", "hit_rate", "weight_hash", "device", "dtype", "seconds")
+_MORE = ("removed_share", "removed_share_committed", "hit_rate", "weight_hash", "config_hash", "device", "dtype", "seconds")
 
 
 def _csv(rows: Sequence[Row]) -> str:

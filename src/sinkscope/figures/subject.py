@@ -260,7 +260,8 @@ def subject_of(
         TraceError: no complete step, or not every column was kept.
     """
     label = model_label(source.manifest) if label is None else label
-    roles = roles_for(source.manifest["model"].get("weight_hash"), roles)
+    model = source.manifest["model"]
+    roles = roles_for(model.get("weight_hash"), roles, model.get("config_hash"))
     if isinstance(source, OpenedStatistics):
         counted_at = source.summary.excess
         if counted_at != excess:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from sinkscope.work_items import CONFIG, TOKENIZER, WEIGHTS
 _PIECE = 1 << 22
 _VOLATILE = ("_name_or_path", "transformers_version", "use_cache", "output_attentions", "output_hidden_states")
 """Keys of a configuration that change no logits."""
+_FLOAT_TYPE = ("dtype", "torch_dtype")
 _STATE = ("truncation", "padding")
 """Of a tokenizer: how its last call was asked to cut and fill texts."""
 
@@ -55,6 +57,11 @@ def hash_tokenizer(tokenizer: Any) -> str:
 def hash_config(config: Any) -> str:
     """Return the sha256 of what a network was built by."""
     return _hash({name: value for name, value in config.to_dict().items() if name not in _VOLATILE})
+
+
+def hash_stored(config: Mapping[str, Any]) -> str:
+    """Return the sha256 of a config.json, the same in whatever float type the network is loaded."""
+    return _hash({name: value for name, value in config.items() if name not in (*_VOLATILE, *_FLOAT_TYPE)})
 
 
 def _hash(value: Any) -> str:

@@ -24,6 +24,7 @@ from sinkscope.models.conversion import Converted, completed, convert_config, re
 from sinkscope.models.devices import find_device, usable_devices
 from sinkscope.models.family import Family
 from sinkscope.models.fetched_files import check_text
+from sinkscope.models.fingerprints import hash_stored
 from sinkscope.models.folders import LARGEST_CONFIG, check_files, find_folder, is_bundled, is_on_hub, read_config, refuse_place
 from sinkscope.models.hub import fetch_weights
 from sinkscope.models.layouts import BODIES
@@ -134,6 +135,7 @@ def assemble(
     card = ModelCard.of(
         network,
         **of_files,
+        config_hash=hash_stored(read_config(folder)),
         name=name,
         family=family.name,
         mask_id=converted.mask_id,

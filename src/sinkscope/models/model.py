@@ -36,6 +36,8 @@ class ModelCard:
         max_positions: the longest canvas that the model was made for.
         eos_ids: all tokens that end an answer, where there are several (Llama 3.1 Instruct has three).
         sink_token: name of the variant of its sink token, None without one.
+        config_hash: sha256 of its config.json, without what changes no logits, and without the float type (`fingerprints.hash_stored`);
+            empty where it was not read from one.
     """
 
     name: str
@@ -54,6 +56,7 @@ class ModelCard:
     max_positions: int
     eos_ids: tuple[int, ...] = ()
     sink_token: str | None = None
+    config_hash: str = ""
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(ModelCard).items():

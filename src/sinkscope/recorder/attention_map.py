@@ -132,6 +132,12 @@ def _check_weights(model: Model, trace: Trace) -> None:
             "cannot make again; record without a cache for a map"
         )
     refuse_other_weights(trace, model.card.name, weight_hash_of(model))
+    expected, found = (trace.manifest.get("model") or {}).get("config_hash"), model.card.config_hash
+    if expected and found and expected != found:
+        raise CallError(
+            f"{trace.folder} was written by these weights under the config.json {expected[:12]}…, {model.card.name} has {found[:12]}…; "
+            "pass the model that wrote the trace"
+        )
 
 
 def refuse_other_weights(trace: Trace, name: str, found: str) -> None:

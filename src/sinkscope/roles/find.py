@@ -164,6 +164,7 @@ class _Run:
             settings=settings,
             together=together,
             canvas_tokens=(min(lengths), max(lengths)),
+            config_hash=card.config_hash,
         )
 
     def _each(
@@ -254,7 +255,7 @@ def find_roles_on(model: Model, probes: Sequence[Probe], *, rules: Rules | None 
     found = tuple(conclude(model, head, judged, rules) for head in heads)
     lengths = [len(probe.tokens) for probe in probes]
     known = (model.card.name, weight_hash_of(model), layers, per_layer, rules, found, len(prompts), len(judged), {})
-    return Roles(*known, canvas_tokens=(min(lengths), max(lengths)))
+    return Roles(*known, canvas_tokens=(min(lengths), max(lengths)), config_hash=model.card.config_hash)
 
 
 def _lasting(canvases: Sequence[Mapping[str, Any]], rules: Rules) -> tuple[list[tuple[int, int]], int, int]:

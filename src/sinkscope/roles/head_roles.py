@@ -107,6 +107,7 @@ class Roles:
         together: what hiding all removable sinks at once costs; None where fewer than two are, or it was not measured.
         source: where the prompts came from, ``task`` with ``shots`` or ``file``; empty where it is not known.
         canvas_tokens: tokens of the shortest and of the longest canvas, room for the whole answer included; None where not known.
+        config_hash: of the model, see `models.ModelCard`; empty where it is not known.
 
     Raises:
         CallError: a head twice or one that the model does not have, more prompts that judged than there were, or canvases whose shortest
@@ -126,6 +127,7 @@ class Roles:
     together: Together | None = None
     source: Mapping[str, str | int] = field(default_factory=dict)
     canvas_tokens: tuple[int, int] | None = None
+    config_hash: str = ""
 
     def __post_init__(self) -> None:
         for places in ([(one.layer, one.head) for one in self.heads], [] if self.together is None else self.together.heads):
@@ -155,7 +157,7 @@ class Roles:
         if self.canvas_tokens is None:
             return None
         least, most = self.canvas_tokens
-        mine = [one for one in manifests if one.get("model", {}).get("weight_hash") == self.weight_hash]
+        mine = [one for one in manifests if self.are_of(one.get("model", {}))]
         lengths = [(one.get("prompt_length"), one.get("sampler", {}).get("length")) for one in mine]
         found = [prompt + answer for prompt, answer in lengths if isinstance(prompt, int) and isinstance(answer, int)]
         if not (others := [length for length in found if not least <= length <= most]):
@@ -164,6 +166,11 @@ class Roles:
             f"the roles were found on canvases of {_range({least, most})} tokens{self.from_where}; {len(others)} of {len(mine)} traces "
             f"have {_range({min(others), max(others)})}, where a sink may do something else"
         )
+
+    def are_of(self, model: Mapping[str, Any]) -> bool:
+        """Return whether these are the roles of the model in a manifest."""
+        known = {self.config_hash, model.get("config_hash") or ""} - {""}
+        return model.get("weight_hash") == self.weight_hash and len(known) < 2
 
     @property
     def from_where(self) -> str:
@@ -212,6 +219,7 @@ class Roles:
         return {
             "model": self.model,
             "weight_hash": self.weight_hash,
+            "config_hash": self.config_hash,
             "layers": self.layers,
             "heads_in_layer": self.heads_in_layer,
             "rules": asdict(self.rules),
@@ -302,15 +310,20 @@ def _range(ends: set[int]) -> str:
 
 
 @checked
-def roles_for(weight_hash: str | None, given: Roles | None) -> Roles | None:
-    """Return the roles given, if they are of the model with these weights; None where none are given.
+def roles_for(weight_hash: str | None, given: Roles | None, config_hash: str | None = None) -> Roles | None:
+    """Return the roles given, if they are of the model with these weights and this config.json; None where none are given.
 
     Raises:
-        CallError: the roles given are of other weights.
+        CallError: the roles given are of another model.
     """
     if given is not None and weight_hash != given.weight_hash:
         raise CallError(
             f"the roles are of {given.model} with weights {given.weight_hash[:12]}…, the trace is of weights {str(weight_hash)[:12]}…; "
             "find the roles of this model with `sinkscope roles`"
+        )
+    if given is not None and not given.are_of({"weight_hash": weight_hash, "config_hash": config_hash}):
+        raise CallError(
+            f"the roles are of {given.model} with the config.json {given.config_hash[:12]}…, the trace is of the same weights under "
+            f"{str(config_hash)[:12]}…; find the roles of this model with `sinkscope roles`"
         )
     return given

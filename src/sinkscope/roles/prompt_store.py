@@ -24,6 +24,7 @@ from sinkscope.locks import claimed_folder, names_in
 from sinkscope.work_items import (
     FINGERPRINTS,
     ROLES,
+    UNFINISHED,
     changed_fingerprint,
     difference_in_words,
     differences,
@@ -111,7 +112,7 @@ def open_store(folder: Path | None, identity: Mapping[str, Any]) -> Iterator[Pro
         return
     folder = folder.absolute()  # the body may change the current folder
     with claimed_folder(folder, EvaluationError):
-        names = names_in(folder)
+        names = [name for name in names_in(folder) if not name.endswith(UNFINISHED)]
         if RUN not in names and (found := next((one for one in names if files_in(folder / one, "??????.json", EvaluationError)), None)):
             what = f"expected {RUN}, which says what run this is, beside {found}, found none"
             raise CallError(f"{folder}: {what}; put it back, or choose another folder")

@@ -84,4 +84,5 @@ class RolesFile(_Closed):
     canvas_tokens: Annotated[list[Annotated[int, Field(ge=1, le=1 << 31)]], Field(min_length=2, max_length=2)] | None = None
     heads: list[HeadFields]
     together: TogetherFields | None = None
+    config_hash: str = ""
     checksum: str = ""

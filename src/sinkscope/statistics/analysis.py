@@ -254,7 +254,7 @@ def analyse(
     thresholds = tuple(dict.fromkeys(thresholds))
     prompts = _Prompts(thresholds, choice, seed)
     shape: tuple[int, int] | None = None
-    weights: tuple[Any, Any] | None = None
+    weights: tuple[Any, Any, Any] | None = None
     kind: Kind | None = None
     texts: list[Any] = []
     taken: dict[Path | str, Path] = {}
@@ -355,15 +355,20 @@ def _refuse_other_tokens(training: Mapping[int, int] | None, manifest: Mapping[s
         )
 
 
-def _same_model(first: tuple[Any, Any] | None, model: Mapping[str, Any]) -> tuple[Any, Any] | None:
-    """Return name and weight hash of the model, the first that says; raise an error for another one."""
-    found = (model.get("name"), model.get("weight_hash"))
+def _same_model(first: tuple[Any, Any, Any] | None, model: Mapping[str, Any]) -> tuple[Any, Any, Any] | None:
+    """Return name, weight hash and config hash of the model, the first that says; raise an error for another one."""
+    found = (model.get("name"), model.get("weight_hash"), model.get("config_hash"))
     if found[1] is None:
         return first
     if first is not None and first[1] != found[1]:
         raise CallError(
             f"expected traces of one model, found {first[0]} (weights {str(first[1])[:12]}…) and {found[0]} "
             f"(weights {str(found[1])[:12]}…). Analyse each model by itself"
+        )
+    if first is not None and first[2] and found[2] and first[2] != found[2]:
+        raise CallError(
+            f"expected traces of one model, found {first[0]} and {found[0]} with the same weights under two configurations (config.json "
+            f"{str(first[2])[:12]}… and {str(found[2])[:12]}…). Analyse each by itself"
         )
     return found
 

@@ -44,6 +44,7 @@ class ModelFields(_Open):
     name: Name | None = None
     family: Name | None = None
     weight_hash: Name | None = None
+    config_hash: str | None = None
     mask_id: Token | None = None
 
 

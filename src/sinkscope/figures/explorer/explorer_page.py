@@ -177,13 +177,13 @@ def explore(*traces: Trace | str | Path | Sequence[Trace | str | Path], excess: 
     opened = [as_trace(one) for one in given]
     if not isinstance(roles, Roles | None):
         raise CallError(f"roles: expected Roles, as find_roles and read_roles return them, found {type(roles).__name__}")
-    hashes = [trace.manifest.get("model", {}).get("weight_hash") for trace in opened]
-    if roles is not None and roles.weight_hash not in hashes:
-        raise CallError(f"expected a trace of {roles.model}, whose roles were given, found traces of other weights")
+    theirs = [roles is not None and roles.are_of(trace.manifest.get("model", {})) for trace in opened]
+    if roles is not None and not any(theirs):
+        raise CallError(f"expected a trace of {roles.model}, whose roles were given, found traces of other weights or another config.json")
     tiles, found = Tiles(), []
     for number, (trace, label) in enumerate(zip(opened, _labels(opened), strict=True)):
         expect_steps(trace, "show")
-        known = roles if roles is not None and roles.weight_hash == hashes[number] else None
+        known = roles if theirs[number] else None
         found.append(add_trace(tiles, number, ShownTrace.of(trace, label, excess, known)))
     return Explorer(
         {"excess": excess, "lead": _lead(found, excess), "notes": _notes(found), "words": _words(excess, found), "traces": found}, tiles
