@@ -40,6 +40,7 @@ def main() -> None:
         sys.stdout.flush()  # so that an error of writing is raised here, where it can be reported
     except KeyboardInterrupt:
         _catch_late_interrupt()
+        exec("")  # Python would end by the signal, not by our status, where it came within an exec, such as a dataclass being made
         _fail(INTERRUPTED, 130, debug)
     except BrokenPipeError:  # the reader has closed the pipe
         _drop_output()

@@ -200,6 +200,15 @@ def test_several_interrupts_are_told_once():
     assert (done.returncode, done.stderr) == (130, "sinkscope: error: interrupted\n")
 
 
+def test_an_interrupt_within_an_exec(tmp_path):
+    """Python ends by the signal then, unless it is told otherwise."""
+    (tmp_path / "within.py").write_text(
+        "from sinkscope import cli\ncli._run = lambda *_: exec('import os, signal; os.kill(os.getpid(), signal.SIGINT)')\ncli.main()"
+    )
+    done = subprocess.run([sys.executable, "-m", "within"], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (130, "sinkscope: error: interrupted\n")
+
+
 @pytest.mark.parametrize("seconds", [0.05, 0.1, 0.2, 0.4, 0.8, 1.6])
 def test_an_interrupt_at_the_beginning(whole, tmp_path, seconds):
     words = ["trace", str(whole / "model"), "--prompt", "Q: Tom\nA:", "--length", "64", "--out", str(tmp_path / "t")]

@@ -13,6 +13,16 @@ from sinkscope.commands.command import Command, Json, default_is
 from sinkscope.commands.output import note, print_json
 from sinkscope.errors import CallError, SinkscopeError
 
+RUN = """
+import runpy, signal, sys
+from pathlib import Path
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+sys.argv = sys.argv[1:]
+sys.path.insert(0, str(Path(sys.argv[0]).parent))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a script beside what it imports, whatever PYTHONSAFEPATH says; an interrupt ends it without a traceback."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bench(Command):
@@ -36,7 +46,7 @@ class Bench(Command):
         rows = {}
         for name in self.names or scripts:
             note(f"{name} …")
-            command = [sys.executable, scripts[name], *(["--json"] if self.json else [])]
+            command = [sys.executable, "-c", RUN, str(scripts[name]), *(["--json"] if self.json else [])]
             done = subprocess.run(command, stdout=subprocess.PIPE if self.json else None)
             if done.returncode:
                 raise SinkscopeError(f"{scripts[name].name} failed with status {done.returncode}")

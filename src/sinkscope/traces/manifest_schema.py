@@ -100,7 +100,7 @@ class TraceManifest(About):
     def _agrees(self) -> Self:
         if self.sampler is not None and self.sampler.name == "autoregressive" and not self.causal:
             raise ValueError("causal true beside the sampler autoregressive, not false")
-        if self.model.mask_id is not None and self.model.mask_id != self.mask_id:
+        if None not in (self.model.mask_id, self.mask_id) and self.model.mask_id != self.mask_id:
             raise ValueError(f"mask_id {self.model.mask_id} as the model has it, not {self.mask_id}")
         return self
 
