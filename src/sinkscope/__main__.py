@@ -1,10 +1,12 @@
 """``python -m sinkscope``."""
 
+import contextlib
 import os
 import sys
 
-if sys.path and os.path.realpath(sys.path[0] or ".") == os.path.realpath("."):  # a torch.py beside the data is none of ours
-    del sys.path[0]
+with contextlib.suppress(OSError):  # no such folder, or the current one was deleted
+    if sys.path and os.path.samefile(sys.path[0] or ".", "."):  # a torch.py beside the data is none of ours
+        del sys.path[0]
 
 from sinkscope.cli import main
 

@@ -57,6 +57,8 @@ def _told(error: Exception) -> "tuple[str, int]":
 
     if isinstance(error, SinkscopeError):
         return str(error), 2 if isinstance(error, CallError) else 1
+    if isinstance(error, FileNotFoundError) and "usable temporary directory" in str(error):
+        return "expected a folder for temporary files that can be written, found none; set TMPDIR to one, or make room in /tmp", 1
     if isinstance(error, OSError):
         where = error.filename or ("standard output" if _drop_output("\n") else "the system")
         named = _variable_that_names(str(where))
@@ -143,7 +145,11 @@ def _prepare_output() -> None:
 
 
 def _heed_interrupts() -> None:
-    """Let an interrupt while torch is being imported end the program at once: its C++ code would abort."""
+    """Let an interrupt while torch is being imported end the program at once: its C++ code would abort.
+
+    While the interpreter itself is ending, interrupts are ignored: Python would end by the signal then, not with a status.
+    """
+    import atexit
     import signal
     import threading
 
@@ -154,6 +160,7 @@ def _heed_interrupts() -> None:
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, heed)
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # the first to be registered is the last to be called
 
 
 def _end_interrupted(*_: object) -> None:

@@ -36,6 +36,34 @@ def test_a_current_folder_that_was_deleted(whole, tmp_path):
     assert (done.returncode, done.stderr) == (1, told)
 
 
+@pytest.mark.parametrize("flags", [(), ("-P",)])
+def test_a_current_folder_that_was_deleted_before_the_start(tmp_path, flags):
+    (tmp_path / "gone").mkdir()
+    command = ["sh", "-c", 'rmdir ../gone; exec "$@"', "sh", sys.executable, *flags, "-m", "sinkscope", "--version"]
+    done = subprocess.run(command, cwd=tmp_path / "gone", capture_output=True, text=True)
+    told = "sinkscope: error: the current folder does not exist any more; change to another one\n"
+    assert (done.returncode, done.stderr) == (1, told)
+
+
+def test_no_folder_for_temporary_files(whole, tmp_path):
+    words = ["trace", str(whole / "model"), "--prompt", "Q: Tom\nA:", "--length", "4", "--out", str(tmp_path / "t")]
+    command = ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", sys.executable, "-m", "sinkscope", *words]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("sinkscope: error: ") and done.stderr.count("\n") == 1, done.stderr
+    assert "usable temporary" not in done.stderr
+
+
+def test_an_interrupt_while_the_interpreter_ends():
+    """Its own handlers are gone by then."""
+    code = (
+        "import os, signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nfrom sinkscope import cli\n"
+        "class Last:\n def __del__(self, kill=os.kill, me=os.getpid(), number=signal.SIGINT): kill(me, number)\n"
+        "sys.modules['last'] = Last()\nsys.argv[1:] = ['--version']\ncli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("locale", [{"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, {"PYTHONIOENCODING": "ascii"}])
 def test_output_is_utf8_whatever_the_locale(whole, locale):
     status, out, err = run("table", str(whole / "results"), environment=locale)

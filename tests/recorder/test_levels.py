@@ -144,6 +144,20 @@ def test_an_analysis_of_a_top_trace_tells_what_that_of_the_whole_one_tells_or_no
     assert np.isnan([found["concentration.entropy", ()], found["concentration.gini", ()], found["groups.both", Threshold(3.0).place]]).all()
 
 
+def test_top_traces_tell_nothing_of_sinks_that_one_of_them_may_lack(kept):
+    """A mean over the prompts of which every sink was kept is one over the prompts with few sinks."""
+    wholes, tops = (sinkscope.open_traces(kept / level) for level in ("columns", "top"))
+    least, most = sorted(summarise(top).known_from[0] for top in tops)
+    assert 0 < least < most
+    between, above = Threshold((least + most) / 2), Threshold(most * 1.01)
+    expected, found = (analyse(traces, [between, above], choice=False) for traces in (wholes, tops))
+    assert found.find("concentration.sinks_per_head", **dict(between.place))[0].value is None
+    for name in ("concentration.sinks_per_head", "movement.steps_with_sink"):
+        mine, theirs = (one.find(name, **dict(above.place))[0] for one in (found, expected))
+        assert (mine.value, mine.prompts) == (pytest.approx(theirs.value, rel=1e-4), 2)
+    assert found.find("movement.steps_with_sink", **dict(between.place))[0].prompts == 2
+
+
 def test_fewer_tokens_than_columns_to_keep():
     step = {"tokens": np.arange(3), "lengths": np.array(3), "column_sums": np.array([[[0.5, 2, 0.5]]], np.float32)}
     kept = keep_top(step, 5)

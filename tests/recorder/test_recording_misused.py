@@ -397,3 +397,20 @@ def test_a_recording_begins_before_a_generation(diffusion, tmp_path, recorded):
     with sinkscope.recording(diffusion, out=tmp_path / "after"):
         write(diffusion)
     assert sinkscope.open_trace(tmp_path / "after").complete
+
+
+def test_calls_that_name_no_mask_are_recorded_of_a_model_with_one(diffusion, tmp_path):
+    ids = torch.tensor([[5, 9, 11, 2, 2]])
+    with foreign(diffusion.network, causal=True), sinkscope.recording(diffusion, out=tmp_path / "run"), torch.no_grad():
+        diffusion.network(input_ids=ids)
+    trace = sinkscope.open_trace(tmp_path / "run")
+    assert trace.complete and trace.manifest["mask_id"] is None and trace.manifest["model"]["mask_id"] == 2
+
+
+def test_another_mask_than_that_of_the_model_is_refused(diffusion, tmp_path):
+    network, ids = diffusion.network, torch.tensor([[5, 9, 11, 3, 3]])
+    refused = pytest.raises(CallError, match=r"mask_id: expected 2, which is the mask of .*, found 3; leave it out")
+    with refused, sinkscope.recording(diffusion, out=tmp_path / "run"), sinkscope.following(network, mask_id=3), torch.no_grad():
+        network(input_ids=ids)
+        network(input_ids=ids)
+    assert not (tmp_path / "run").exists()

@@ -43,14 +43,16 @@ class Bench(Command):
         unknown = [name for name in self.names if name not in scripts]
         if unknown:
             raise CallError(f"no benchmark {unknown[0]!r}; expected one of {', '.join(scripts)}")
-        rows = {}
+        rows, failed = {}, []
         for name in self.names or scripts:
             note(f"{name} …")
             command = [sys.executable, "-c", RUN, str(scripts[name]), *(["--json"] if self.json else [])]
             done = subprocess.run(command, stdout=subprocess.PIPE if self.json else None)
             if done.returncode:
-                raise SinkscopeError(f"{scripts[name].name} failed with status {done.returncode}")
-            if self.json:
+                failed.append(f"{scripts[name].name} failed with status {done.returncode}")
+            elif self.json:
                 rows[name] = json.loads(done.stdout)
         if self.json:
             print_json(rows)
+        if failed:
+            raise SinkscopeError("; ".join(failed))

@@ -29,7 +29,7 @@ from sinkscope.attention import (
     Watcher,
     current_session,
 )
-from sinkscope.errors import AttentionError
+from sinkscope.errors import AttentionError, CallError
 from sinkscope.models import Model
 from sinkscope.recorder.async_writer import AsyncWriter
 from sinkscope.recorder.destination import Destination, StepWriter
@@ -81,7 +81,7 @@ class Recorder(Watcher):
     groups = ("all", "masked", "prompt")
 
     def __init__(self, network: nn.Module, model: Model | None, destination: Destination, tokenizer: Any = None) -> None:
-        self.network, self.destination = network, destination
+        self.network, self.model, self.destination = network, model, destination
         self._description = Description(network, model, tokenizer)
         self._projections = OutputProjections(network)
         self._async_writer = AsyncWriter()
@@ -108,8 +108,12 @@ class Recorder(Watcher):
 
         Raises:
             AttentionError: this process was forked from the one that records.
+            CallError: its mask token is not that of the model.
         """
         expect_process(self._process)
+        card = None if self.model is None else self.model.card
+        if card is not None and None not in (card.mask_id, start.mask_id) and card.mask_id != start.mask_id:
+            raise CallError(f"mask_id: expected {card.mask_id}, which is the mask of {card.name}, found {start.mask_id}; leave it out")
         self._start, self._prompts, self._last_contexts, self._hiders, self._paths = start, {}, {}, {}, {}
 
     def begin_step(self, context: StepContext) -> None:

@@ -16,13 +16,13 @@ from sinkscope.sinks.finding import Recorded
 from sinkscope.statistics.agreement import Pattern, PromptAgreement
 from sinkscope.statistics.composition import TokenShares, leading_tokens
 from sinkscope.statistics.intervals import LEVEL, Means, interval_of_difference, interval_of_means
-from sinkscope.statistics.kept_columns import where_complete
+from sinkscope.statistics.kept_columns import has_every_sink
 from sinkscope.statistics.move_triggers import TriggerTest, draws_of, shares_of
 from sinkscope.statistics.one_kind import Kind, same_kind
 from sinkscope.statistics.placement_model import Choices, PlacementModel
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptSettings
-from sinkscope.statistics.statistic import PLAIN, Definition, Key, Values, definition_of, held, order_of, summarise, values_of
+from sinkscope.statistics.statistic import PLAIN, Definition, Key, Values, definition_of, held, order_of, short_name, summarise, values_of
 from sinkscope.statistics.thresholds import THRESHOLDS, Threshold
 from sinkscope.traces.bundles import copies_share
 from sinkscope.traces.reading import Trace, as_trace
@@ -198,11 +198,14 @@ class _Prompts:
         for number, threshold in enumerate(self.thresholds):
             for token, (of_sinks, of_canvas) in leading_tokens(self.tokens, number).items():
                 place = (*threshold.place, ("token", token), ("text", self.vocabulary.get(token)))
-                late["composition.token", place] = where_complete(self.known_from, threshold, of_sinks)
+                late["composition.token", place] = of_sinks
                 late["composition.token_on_canvas", place] = of_canvas
             if self.placement.prompts:
                 late |= {(f"choice.{name}", threshold.place): gains for name, gains in self.placement.result(number).items()}
         keys, whole = self.table.whole(late)
+        for column, (name, where) in enumerate(keys):
+            if not has_every_sink(self.known_from, short_name(name), dict(where)):
+                whole[:, column] = np.nan
         statistics = [*self._tested(_estimates(keys, interval_of_means(whole, seed=self.seed))), *self._agreements()]
         statistics.sort(key=lambda one: order_of(one.name))
         return keys, whole, statistics
