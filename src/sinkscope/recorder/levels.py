@@ -80,7 +80,7 @@ def recording(
     if is_generating(network):
         raise AttentionError(
             f"expected a recording around a whole generation, found one of {type(network).__name__} that has begun, here or in another "
-            "thread; open the recording before it"
+            "thread; open the recording before it, or load the model once for each thread"
         )
     folder = Path(out)
     with OwnProcess() as files:
