@@ -13,6 +13,7 @@ import fnmatch
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,6 +29,7 @@ BYTE_ORDER_MARK = "\ufeff"
 LARGEST_NUMBER = 1 << 128
 SHOWN = 60
 """Characters of what was found in a message."""
+_TAG = re.compile("<(?! )")
 
 Failure = type[SinkscopeError]
 _ENDS = 1 << 16
@@ -347,6 +349,16 @@ def shown(value: Any) -> str:
 def printable(text: str) -> str:
     """Return text without the characters that command a terminal or break a line: each as its escape sequence."""
     return text if text.isprintable() else "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def in_markdown(text: str) -> str:
+    """Return text as Markdown in which it is neither markup nor a link."""
+    return printable(_TAG.sub("&lt;", text).replace("](", "]\\("))
+
+
+def markdown_cell(text: str) -> str:
+    """Return text as a cell of a Markdown table, see `in_markdown`."""
+    return in_markdown(text).replace("|", "\\|")
 
 
 def _shorten(text: str) -> str:

@@ -136,6 +136,11 @@ def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any], where: str =
             yield name, old, new
 
 
+def first_difference(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """Return the first of `differences`, None without one; a hash only where nothing else differs, as another dtype changes hashes too."""
+    return min(differences(theirs, mine), key=lambda one: one[0] in FINGERPRINTS, default=None)
+
+
 def changed_fingerprint(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> str | None:
     """Return what has changed of the model of a run since it began, and what to do; None where nothing has, or nothing is known."""
     name = next((one for one in FINGERPRINTS if theirs.get(one, mine.get(one)) != mine.get(one)), None)

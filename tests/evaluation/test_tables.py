@@ -295,6 +295,8 @@ def test_names_cannot_command_a_terminal_or_break_a_row(form):
     plain = write_table([dataclasses.replace(one, model="a") for one in RESULTS], form)
     text = write_table([dataclasses.replace(one, model=name) for one in RESULTS], form)
     assert text.replace("\n", "").isprintable() and len(text.splitlines()) == len(plain.splitlines())
+    markup = write_table([dataclasses.replace(one, model="<b>[c](d)") for one in RESULTS])
+    assert r"&lt;b>[c]\(d)" in markup and "<b>" not in markup and "](" not in markup
     assert {"markdown": r"a\x1b[31m\nb\u2028c", "latex": r"a\textbackslash{}x1b[31m\textbackslash{}nb"}[form] in text
 
 

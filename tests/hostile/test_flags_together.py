@@ -123,3 +123,24 @@ def test_a_value_that_would_not_be_looked_at(place, words):
     before = {*place.iterdir()}
     outcome = trial.run(*words.split(), cwd=place)
     assert trial.faults(outcome) == [] and OTHERS[words] in outcome.err and {*place.iterdir()} == before, outcome
+
+
+LONG = {
+    "trace model --prompt Q --length 4 --out out --hide top:1@heads={heads}": "the model has the heads 0…1, found head 0.2",
+    "trace model --prompt Q --length 4 --out out --cache block:{options}every=3": "every is given twice",
+    "trace model --prompt Q --length 4 --out out --keep-maps {maps}": "--keep-maps: expected each place once, found '0:0:0' twice",
+    "figures trace --out out --only {figures}": "no figure 'x0'",
+}
+"""What takes seconds where each word is compared with every other."""
+
+
+@pytest.mark.parametrize("words", LONG)
+def test_a_list_of_many_thousands(place, words):
+    many = {
+        "heads": "+".join(f"{number // 200}.{number % 200}" for number in range(20_000)),
+        "options": "every=2," * 10_000,
+        "maps": ",".join([*(f"{number}:0:0" for number in range(12_000)), "0:0:0"]),
+        "figures": ",".join(f"x{number}" for number in range(16_000)),
+    }
+    outcome = trial.run(*(word.format(**many) for word in words.split()), cwd=place)
+    assert trial.faults(outcome, out=place / "out") == [] and LONG[words] in outcome.err, (outcome.err, outcome.cpu)

@@ -1,5 +1,6 @@
 """Files of finished prompts: what was measured is read back, and a changed field is measured again under a right checksum."""
 
+import copy
 import dataclasses
 import json
 import math
@@ -154,6 +155,9 @@ def test_another_dtype_is_another_run(whole):
         CallError, match="holds the roles of another run: its dtype is 'float32', now it is 'bfloat16'; choose another folder"
     ):
         find_roles(other, prompts, out=folder, **SETTINGS)
+    converted = dataclasses.replace(other, network=copy.deepcopy(model.network).bfloat16())  # whose hashes differ too
+    with pytest.raises(CallError, match="another run: its dtype is 'float32', now it is 'bfloat16'; choose another folder"):
+        find_roles(converted, prompts, out=folder, **SETTINGS)
 
 
 def test_a_setting_that_is_said_is_the_one_that_is_resolved(whole, caplog):

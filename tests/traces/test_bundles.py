@@ -79,9 +79,9 @@ def test_the_card_commands_no_terminal_and_no_page(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "t")
     path = tmp_path / "t" / "manifest.json"
     manifest = json.loads(path.read_text())
-    path.write_text(json.dumps(with_checksum({**manifest, "command": "a\x1b[31m\nb <script>"})))
+    path.write_text(json.dumps(with_checksum({**manifest, "command": "a\x1b[31m\nb <script> [c](d)"})))
     write_bundle(open_trace(tmp_path / "t"), tmp_path / "b")
-    assert r"| command | a\x1b[31m b &lt;script> |" in (tmp_path / "b" / "README.md").read_text()
+    assert r"| command | a\x1b[31m b &lt;script> [c]\(d) |" in (tmp_path / "b" / "README.md").read_text()
 
 
 def test_the_card_says_what_made_it(folder, tmp_path):

@@ -245,7 +245,7 @@ def read_places(text: str, layers: int, heads: int) -> list[Place]:
     Raises:
         CallError: anything else, or a layer or head that the model does not have.
     """
-    places = []
+    places: dict[Place, None] = {}
     for part in text.split(","):
         try:
             step, layer, head = (whole_number_from(number) for number in part.split(":"))
@@ -255,8 +255,8 @@ def read_places(text: str, layers: int, heads: int) -> list[Place]:
             raise CallError(f"--keep-maps {part}: expected a step from 0, a layer below {layers} and a head below {heads}")
         if (step, layer, head) in places:
             raise CallError(f"--keep-maps: expected each place once, found {part!r} twice")
-        places.append((step, layer, head))
-    return places
+        places[step, layer, head] = None
+    return [*places]
 
 
 def keep_maps(model: Any, folders: Sequence[Path], places: Sequence[Place]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from typing import Any, Literal
 
 from sinkscope.argument_types import checked
-from sinkscope.documents import json_text, printable
+from sinkscope.documents import in_markdown, json_text, markdown_cell, printable
 from sinkscope.evaluation.comparisons import Row, arranged, check_results, compare, remarks
 from sinkscope.evaluation.paired_tests import Difference
 from sinkscope.evaluation.results import Result
@@ -107,12 +107,11 @@ def _markdown(rows: Sequence[Row]) -> str:
     if changed:
         lines += ["", _markdown_line(_COMPARED), "|---" * len(_COMPARED) + "|"]
         lines += [_markdown_line(_comparison(row)) for row in changed]
-    return "\n".join([*lines, "", *NOTES[: None if changed else 1], *map(printable, remarks(rows))])
+    return "\n".join([*lines, "", *NOTES[: None if changed else 1], *map(in_markdown, remarks(rows))])
 
 
 def _markdown_line(cells: Sequence[str]) -> str:
-    escaped = (printable(cell.replace("|", "\\|")) for cell in cells)
-    return f"| {' | '.join(escaped)} |"
+    return f"| {' | '.join(map(markdown_cell, cells))} |"
 
 
 def _cell(row: Row) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral
@@ -255,9 +256,10 @@ def _read_heads(given: Any, layers: Any) -> Any:
         if not good or not all(is_count(number) for number in pair):
             raise CallError(f"heads: expected {expected}, found {shown(pair)} among them")
     pairs = [(int(layer), int(head)) for layer, head in given]
+    times, allowed = Counter(pairs), set(layers or ())
     for layer, head in pairs:
-        if pairs.count((layer, head)) > 1:
+        if times[layer, head] > 1:
             raise CallError(f"heads: expected each head once, found {layer}.{head} twice")
-        if layers and layer not in layers:
+        if layers and layer not in allowed:
             raise CallError(f"heads: expected heads of the layers {'+'.join(map(str, layers))}, found {layer}.{head}; leave layers= out")
     return tuple(sorted(pairs))

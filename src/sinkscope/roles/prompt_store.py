@@ -27,7 +27,7 @@ from sinkscope.work_items import (
     UNFINISHED,
     changed_fingerprint,
     difference_in_words,
-    differences,
+    first_difference,
     item_path,
     kind_of_run,
     write_whole,
@@ -123,10 +123,11 @@ def open_store(folder: Path | None, identity: Mapping[str, Any]) -> Iterator[Pro
             raise CallError(f"{folder}: expected an empty folder, or one with roles, found {kind_of_run(theirs)}; choose another folder")
         if theirs is not None:  # which may be of an earlier version
             identity = {name: value for name, value in identity.items() if name in theirs or name not in FINGERPRINTS}
-        for name, old, new in differences(theirs, identity) if theirs is not None else ():
+        if theirs is not None and (other := first_difference(theirs, identity)) is not None:
+            name, old, new = other
             name = "control_seed" if name == "seed" else name  # as it is given; settings.seed is the sampler's
             words = difference_in_words(name, old, new, "its {name} is {old!r}, now it is {new!r}")
-            change = changed_fingerprint(theirs or {}, identity) if name in FINGERPRINTS else f"{words}; choose another folder"
+            change = changed_fingerprint(theirs, identity) if name in FINGERPRINTS else f"{words}; choose another folder"
             raise CallError(f"{folder} holds the roles of another run: {change}")
         if theirs is None:
             write_whole(folder / RUN, json.dumps(with_checksum(identity), indent=1).encode(), EvaluationError, ADVICE)

@@ -17,7 +17,7 @@ import numpy as np
 from sinkscope.argument_types import checked
 from sinkscope.checksums import CHECKSUM, compare_checksum, compare_file, with_checksum
 from sinkscope.counts import counted
-from sinkscope.documents import check_fields, exists, printable, read_bytes, read_json_object
+from sinkscope.documents import check_fields, exists, markdown_cell, read_bytes, read_json_object
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import new_folder
 from sinkscope.traces.format import BUNDLE, MANIFEST, hidden_rules, write_manifest, write_whole
@@ -212,4 +212,4 @@ def _card(trace: Trace, precision: Precision, errors: Mapping[str, float]) -> st
 
 def _cell(value: Any) -> str:
     """Return a value as the cell of a Markdown table."""
-    return printable(" ".join(str(value).replace("|", "\\|").replace("<", "&lt;").split()))
+    return markdown_cell(" ".join(str(value).split()))

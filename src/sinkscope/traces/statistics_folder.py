@@ -25,7 +25,7 @@ from sinkscope.documents import check_fields, check_regular, describe, exists, f
 from sinkscope.errors import CallError, SinkscopeError, TraceError
 from sinkscope.locks import CLAIM, made_folder
 from sinkscope.traces.format import FORMAT, MANIFEST, NAMELESS, write_manifest, write_whole
-from sinkscope.work_items import UNFINISHED, difference_in_words, differences, exclusive, item_path
+from sinkscope.work_items import UNFINISHED, difference_in_words, exclusive, first_difference, item_path
 
 STATISTICS, ITEMS, LOCK = "statistics.safetensors", "items", ".lock"
 RUN = "run"  # in the metadata of tensors: the sha256 of what identifies their run
@@ -63,7 +63,7 @@ class StatisticsFolder:
     def _check(self) -> bool:
         """Return whether the same run has begun here; raise CallError where the folder holds anything else."""
         if (self.folder / MANIFEST).exists():
-            other = next(differences(read_statistics_manifest(self.folder).get("run", {}), self.identity), None)
+            other = first_difference(read_statistics_manifest(self.folder).get("run", {}), self.identity)
             if other is not None:
                 change = difference_in_words(*other, "expected {name} {new!r}, found {old!r}")
                 raise CallError(
@@ -231,7 +231,7 @@ def _compare_run(path: Path, metadata: dict[str, str], manifest: dict[str, Any])
     if count != manifest["prompts"] and not behind:
         raise TraceError(f"{path}: expected the {manifest['prompts']} prompts that its manifest counts, found {count}; {FOREIGN}")
     about = {name: value for name, value in json.loads(metadata["about"]).items() if name in manifest}
-    other = next(differences({name: manifest[name] for name in about}, about), None)
+    other = first_difference({name: manifest[name] for name in about}, about)
     if other is not None:
         raise TraceError(f"{path}: {difference_in_words(*other, 'expected {name} {old!r} as in its manifest, found {new!r}')}; {FOREIGN}")
     if not behind and manifest.get("tensors", metadata.get(SHA256)) != metadata.get(SHA256):

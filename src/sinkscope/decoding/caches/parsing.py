@@ -63,13 +63,21 @@ def parse_cache(text: str) -> CachePolicy | None:
     return kind(**given)
 
 
-def _option(kind: type[CachePolicy], text: str, piece: str) -> tuple[str, Any]:
-    """Return the field that one piece of the options sets, and its value."""
-    hints = {one.name: get_type_hints(kind)[one.name] for one in options_of(kind)}
+@functools.cache
+def _hints_and_choices(kind: type[CachePolicy]) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """Return the type of each option of a policy, and the options that have each choice."""
+    types = get_type_hints(kind)
+    hints = {one.name: types[one.name] for one in options_of(kind)}
     choices: dict[str, list[str]] = {}
     for name, hint in hints.items():
         for value in get_args(hint) if get_origin(hint) is Literal else ():
             choices.setdefault(value, []).append(name)
+    return hints, choices
+
+
+def _option(kind: type[CachePolicy], text: str, piece: str) -> tuple[str, Any]:
+    """Return the field that one piece of the options sets, and its value."""
+    hints, choices = _hints_and_choices(kind)
     name, equals, value = piece.partition("=")
     if not equals and len(choices.get(piece, [])) > 1:
         raise CallError(f"cache {shown(text)}: {piece} is a value of {' and '.join(choices[piece])}; write {choices[piece][0]}={piece}")
