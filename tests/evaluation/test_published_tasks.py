@@ -328,14 +328,12 @@ def test_an_error_of_the_hub_is_told_without_its_classes(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda self, name, timeout: None)
-    with pytest.raises(
-        EvaluationError, match=r"\(ConnectionError: Couldn't reach 'x' on the Hub\); go online \(unset HF_HUB_OFFLINE\), or"
-    ):
+    with pytest.raises(EvaluationError, match=r"\(Couldn't reach 'x' on the Hub\); go online \(unset HF_HUB_OFFLINE\), or"):
         find_task("humaneval").problems()
 
 
 def test_a_hub_that_cannot_be_reached(hub, monkeypatch):
-    with pytest.raises(EvaluationError, match=r"openai_humaneval could not be had from the hub \(ConnectionError: offline\); go online"):
+    with pytest.raises(EvaluationError, match=r"openai_humaneval could not be had from the hub \(offline\); go online"):
         find_task("humaneval").problems()
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(CallError, match="the package datasets, which is not installed; install it, or pass a local file: --data gsm8k"):
@@ -361,7 +359,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch, cached):
     if cached:
         assert find_task("gsm8k").problems()[0]["question"] == "cached?"
     else:
-        with pytest.raises(EvaluationError, match=r"could not be had from the hub \(OSError: no way to openai/gsm8k\); go online"):
+        with pytest.raises(EvaluationError, match=r"could not be had from the hub \(no way to openai/gsm8k\); go online"):
             find_task("gsm8k").problems()
     assert states[0] == (True, True) and not config.HF_HUB_OFFLINE and not huggingface_hub.constants.HF_HUB_OFFLINE
 

@@ -111,20 +111,22 @@ class Source:
             raise CallError(
                 f"{name} comes from the hub through the package datasets, which is not installed; install it, {local}"
             ) from error
+        from sinkscope.models.hub import reason_of
+
         unreachable = _unreachable(name)
         try:
             with contextlib.nullcontext() if unreachable is None else _offline():  # a data set in the cache needs no network
                 return list(load_dataset(name, configuration, split=split))
         except Exception as raised:  # whatever the hub, the network or its cache raise
             error = unreachable or raised
-            reason = re.sub(r" *\(\w*(Error|Enabled)\)", "", next(iter(str(error).splitlines()), ""))
+            reason = re.sub(r" *\(\w*(Error|Enabled)\)", "", reason_of(error))
             if type(error).__name__ == "OfflineModeIsEnabled":
                 reason = "no cached copy"
             offline = next(
                 (f" (unset {variable})" for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE") if os.environ.get(variable)), ""
             )
             raise EvaluationError(
-                f"{name} could not be had from the hub ({type(error).__name__}: {reason}); go online{offline}, {local}"
+                f"{name} could not be had from the hub ({reason}); go online{offline}, {local}"
             ) from error
 
 

@@ -154,15 +154,15 @@ def _told(name: str, revision: str | None) -> Iterator[None]:
         if constants.is_offline_mode():
             why, advice = "HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE, or fetch it on another machine and pass its folder"
         else:
-            why, advice = f"{hub} could not be reached ({_reason(error.__cause__ or error)})", again
+            why, advice = f"{hub} could not be reached ({reason_of(error.__cause__ or error)})", again
         raise ModelError(f"{name}: no such folder here, {held}, and {why}; {advice}") from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         if status == 401:
             raise ModelError(f"{name}: {hub} refuses the token of this machine (401); `hf auth login`, or unset HF_TOKEN") from error
-        raise ModelError(f"{name}: {hub} could not give it ({_reason(error)}); {again}") from error
+        raise ModelError(f"{name}: {hub} could not give it ({reason_of(error)}); {again}") from error
     except errors.HTTPError as error:
-        raise ModelError(f"{name}: the connection to {hub} failed ({_reason(error)}); {again}") from error
+        raise ModelError(f"{name}: the connection to {hub} failed ({reason_of(error)}); {again}") from error
     except (json.JSONDecodeError, errors.FileMetadataError, KeyError, AttributeError, TypeError, IndexError) as error:
         raise ModelError(no_hub) from error
     except ImportError as error:  # of a package for the proxy
@@ -170,7 +170,7 @@ def _told(name: str, revision: str | None) -> Iterator[None]:
     except (NotADirectoryError, PermissionError, FileExistsError) as error:
         raise ModelError(f"{name}: the hub's folder on this machine cannot be used ({_line(error)}); set HF_HOME to another one") from error
     except OSError as error:
-        raise ModelError(f"{name}: it could not be fetched from {hub} ({_reason(error)}); {again}") from error
+        raise ModelError(f"{name}: it could not be fetched from {hub} ({reason_of(error)}); {again}") from error
 
 
 def _check_surroundings(hub: str) -> None:
@@ -221,7 +221,7 @@ def _patience(seconds: float) -> Iterator[None]:
         client.event_hooks = before
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """Return an error's status, or the first line of its message."""
     response = getattr(error, "response", None)
     return f"status {response.status_code}" if response is not None else _line(error)
