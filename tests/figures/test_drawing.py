@@ -196,6 +196,22 @@ def test_a_model_that_is_gone_leaves_the_other_figures(sudden, tmp_path):
     assert said == [f"Figure {name} is not drawn for org/planted: the model cannot be loaded. Pass --model" for name in OF_MAPS]
 
 
+def test_a_figure_of_another_run_is_not_left_among_those_of_this_one(sudden, tmp_path):
+    def gone(*_):
+        raise CallError("the model cannot be loaded. Pass --model")
+
+    mine, theirs = (tmp_path / f"figure4-sink-jump{ending}" for ending in (".png", "-of-another.png"))
+    for path in (mine, theirs):
+        path.write_bytes(b"earlier")
+    with pytest.raises(SinkscopeError, match="expected at least one figure that can be drawn"):
+        draw_figures([sudden], tmp_path, only=["4"], maps=gone)
+    assert mine.exists()  # nothing is drawn in its place
+    said = []
+    draw_figures([sudden], tmp_path, only=["10", "4"], maps=gone, say=said.append)
+    assert not mine.exists() and theirs.exists()
+    assert said[-1] == f"Figure 4 that was in {tmp_path} is of another run and is removed"
+
+
 @pytest.mark.parametrize(
     ("change", "found"),
     [

@@ -1,6 +1,7 @@
 """`watch-training`: measures the sinks of training runs at their snapshots, and draws how they are born."""
 
 import os
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,10 +49,10 @@ class WatchTraining(Command):
         names = [_name_of(folder) for folder in self.runs]
         already = [_is_measured(folder) for folder in self.runs]
         parts = [name for name, is_done in zip(names, already, strict=True) if not is_done]
-        if twice := [name for name in parts if parts.count(name) > 1]:
+        if twice := [name for name, times in Counter(parts).items() if times > 1]:
             raise CallError(f"expected folders of different names, which name the parts of --out, found {twice[0]!r} twice")
         places = [os.path.realpath(folder) for folder in self.runs]
-        if twice := [place for place in places if places.count(place) > 1]:
+        if twice := [place for place, times in Counter(places).items() if times > 1]:
             raise CallError(f"expected each folder once, found {twice[0]} twice")
         names = [_shortest(place, places) for place in places]
         for folder, is_done in zip(self.runs, already, strict=True):

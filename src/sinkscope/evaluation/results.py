@@ -251,12 +251,13 @@ def read_results(*folders: Path | str) -> list[Result]:
     """
     if not folders:
         raise CallError("expected at least one folder that `sinkscope evaluate` wrote, found none")
-    paths = [Path(folder) for folder in folders]
-    found = {path: _read_folder(path) for path in paths}
+    found: dict[Path, list[Result]] = {}
     places: dict[Path, Path] = {}
-    for number, path in enumerate(paths):
+    for path in map(Path, folders):
         other = places.setdefault(path.resolve(), path)
-        if number != paths.index(other) or path != other:
+        if path not in found and path == other:
+            found[path] = _read_folder(path)
+        else:
             raise CallError(f"results: expected each folder once, found {path} twice" + (f", also as {other}" if path != other else ""))
     _refuse_copies(found)
     return [result for results in found.values() for result in results]

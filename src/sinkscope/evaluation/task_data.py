@@ -125,9 +125,7 @@ class Source:
             offline = next(
                 (f" (unset {variable})" for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE") if os.environ.get(variable)), ""
             )
-            raise EvaluationError(
-                f"{name} could not be had from the hub ({reason}); go online{offline}, {local}"
-            ) from error
+            raise EvaluationError(f"{name} could not be had from the hub ({reason}); go online{offline}, {local}") from error
 
 
 def _unreachable(name: str) -> Exception | None:

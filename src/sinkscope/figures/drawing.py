@@ -10,7 +10,7 @@ from pathlib import Path
 from sinkscope.argument_types import checked
 from sinkscope.documents import shown
 from sinkscope.errors import CallError, SinkscopeError, TraceError
-from sinkscope.figures.figure import DrawnFigure, Figure
+from sinkscope.figures.figure import DrawnFigure, Figure, files_of
 from sinkscope.figures.highlights import Place
 from sinkscope.figures.style import figure_style, model_labels
 from sinkscope.figures.subject import FigureError, Maps, OpenedStatistics, Subject, open_statistics, subject_of
@@ -70,7 +70,7 @@ def draw_figures(
         maps: computes single attention maps; without it Figures 4, 6 and 8 cannot be drawn.
         roles: what the sinks of the model do (`find_roles`).
         layer, head: what Figures 1, 4, 6, 7 and 8 show instead of their own choice; with ``layer`` alone they choose among its heads.
-        say: gets a line for each figure that cannot be drawn, with the reason.
+        say: gets a line for each figure that cannot be drawn, with the reason; an earlier one under its name is removed.
 
     Returns:
         The files written: PNG, PDF and CSV of each figure, in order.
@@ -97,6 +97,7 @@ def draw_figures(
     groups = [subjects] if compare else [[one] for one in subjects]
     paths: list[Path] = []
     missing: list[str] = []
+    earlier: list[tuple[str, list[Path]]] = []  # files under the names of figures that are not drawn now
     with claimed_folder(Path(out), TraceError):
         for group, name_of_group in zip(groups, _file_names([group[0].label for group in groups]), strict=True):
             suffix = f"-{name_of_group}" if len(groups) > 1 else ""
@@ -108,11 +109,24 @@ def draw_figures(
                         paths += figure.draw(group).save(Path(out), suffix)
                     except FigureError as error:
                         missing.append(f"Figure {name} is not drawn for {', '.join(one.label for one in group)}: {error}")
+                        there = [path for path in files_of(figure.file, Path(out), suffix) if path.is_file()]
+                        earlier += [(name, there)] if there else []
         if not paths:  # within the body, so that no empty folder is left
             raise FigureError(f"expected at least one figure that can be drawn, found none. {missing[0]}")
+        for name, there in earlier:
+            _remove(there)
+            missing.append(f"Figure {name} that was in {out} is of another run and is removed")
     for line in missing:
         say(line)
     return paths
+
+
+def _remove(paths: Sequence[Path]) -> None:
+    try:
+        for path in paths:
+            path.unlink()
+    except OSError as error:
+        raise TraceError(f"{error.filename} cannot be removed ({error.strerror}); choose another folder") from error
 
 
 @checked

@@ -20,6 +20,9 @@ from sinkscope.traces.format import write_whole
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Sheet
 
+KINDS = ("png", "pdf", "csv")
+"""Endings of a figure's files."""
+
 
 @dataclass(frozen=True)
 class DrawnFigure:
@@ -49,7 +52,7 @@ class DrawnFigure:
         Raises:
             TraceError: a file cannot be written.
         """
-        folder = Path(folder)
+        names = dict[str, Path](zip(KINDS, files_of(self.file, Path(folder), suffix), strict=True))
         contents: dict[Path, bytes] = {}
         for kind, metadata in (
             ("png", {"Title": self.title, "Description": self.caption, "Software": "sinkscope"}),
@@ -60,15 +63,20 @@ class DrawnFigure:
                 warnings.filterwarnings("ignore", "constrained_layout not applied")  # many labels and few panels: drawn all the same
                 self.sheet.savefig(file, format=kind, metadata=metadata)
             self.sheet.set_layout_engine("none")  # laid out once, the same in both files
-            contents[folder / f"{self.file}{suffix}.{kind}"] = file.getvalue()
+            contents[names[kind]] = file.getvalue()
         table = io.StringIO(newline="")
         writer = csv.writer(table, lineterminator="\n")
         writer.writerow(self.header)
         writer.writerows(self.rows)
-        contents[folder / f"{self.file}{suffix}.csv"] = table.getvalue().encode()
+        contents[names["csv"]] = table.getvalue().encode()
         for path, content in contents.items():
             write_whole(path, content)
         return list(contents)
+
+
+def files_of(file: str, folder: Path, suffix: str) -> list[Path]:
+    """Return the paths of a figure's files, in the order of `KINDS`."""
+    return [folder / f"{file}{suffix}.{kind}" for kind in KINDS]
 
 
 class Figure(ABC):
