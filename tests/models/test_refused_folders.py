@@ -232,6 +232,12 @@ def test_two_sets_of_weights(folder, diffusion_folder):
     shard(folder)
     shutil.copy(diffusion_folder / WEIGHTS, folder / WEIGHTS)
     assert "two sets of weights" in refusal(folder)
+    for path in folder.glob("model*.safetensors*"):
+        path.unlink()
+    for name in (WEIGHTS, "model-00001-of-00002.safetensors"):
+        shutil.copy(diffusion_folder / WEIGHTS, folder / name)
+    message = refusal(folder)
+    assert "two sets of weights, model.safetensors and model-00001-of-00002.safetensors, which no model.safetensors.index.json" in message
 
 
 @pytest.mark.parametrize("kept", [0, 4, 100, -100], ids=lambda kept: f"first{kept}" if kept >= 0 else f"but{-kept}")

@@ -142,7 +142,7 @@ def _find(name: str, flags: Mapping[str, _Flag]) -> _Flag:
     if name in flags:
         return flags[name]
     near = difflib.get_close_matches(name, flags, n=2)
-    expected = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(flags)}"
+    expected = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join([*flags, '--help'])}"
     raise CallError(f"no flag {_shown(name)}; {expected}")
 
 

@@ -3,6 +3,7 @@
 Only headers of safetensors files are read here, so that a folder that does not fit is refused before anything is loaded.
 """
 
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from sinkscope.models.layouts import Layout
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+_SHARD = re.compile(r"model-[0-9]+-of-[0-9]+\.safetensors")
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _LONGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors format
 LONGEST_NAME = 255  # bytes
@@ -66,6 +68,9 @@ def weight_files(folder: Path) -> list[Path]:
         files = [folder / name for name in names]
     else:
         files = [folder / SINGLE]
+        stray = sorted(path.name for path in folder.iterdir() if _SHARD.fullmatch(path.name))
+        if stray and files[0].is_file():
+            raise ModelError(f"{folder}: found two sets of weights, {SINGLE} and {stray[0]}, which no {INDEX} lists; remove one of them")
     missing = [path.name for path in files if not path.is_file()]
     if missing:
         pickled = sorted(path.name for path in folder.iterdir() if path.suffix in {".bin", ".pt", ".pth", ".ckpt"})
