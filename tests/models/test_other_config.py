@@ -13,6 +13,7 @@ from sinkscope.figures.explorer import explore
 from sinkscope.recorder.attention_map import recompute_map
 from sinkscope.roles import Roles, Rules, roles_for
 from sinkscope.statistics import analyse
+from sinkscope.statistics.analysis import _same_model
 from sinkscope.traces import open_trace
 
 SETTINGS = {"length": 4, "steps": 4, "block": 4}
@@ -46,6 +47,9 @@ def test_traces_of_an_older_version_name_no_config(two):
     _, traces = two
     del traces[1].manifest["model"]["config_hash"]
     assert analyse(traces, choice=False).prompts == 2
+    assert _same_model(_same_model(("a", "w", "c"), {"name": "a", "weight_hash": "w"}), {"weight_hash": "w", "config_hash": "c"})
+    with pytest.raises(CallError, match="two configurations"):
+        _same_model(_same_model(("a", "w", "c"), {"name": "a", "weight_hash": "w"}), {"weight_hash": "w", "config_hash": "d"})
 
 
 def test_roles_of_one_are_not_those_of_the_other(two):

@@ -373,7 +373,7 @@ def _same_model(first: tuple[Any, Any, Any] | None, model: Mapping[str, Any]) ->
             f"expected traces of one model, found {first[0]} and {found[0]} with the same weights under two configurations (config.json "
             f"{str(first[2])[:12]}… and {str(found[2])[:12]}…). Analyse each by itself"
         )
-    return found
+    return found if first is None or found[2] else first
 
 
 def _plain(number: float) -> float | None:
