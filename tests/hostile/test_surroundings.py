@@ -136,25 +136,25 @@ def test_a_library_s_own_settings(whole, tmp_path):
     words = ["export", str(whole / "trace"), "--to", "zarr", "--out", str(tmp_path / "z")]
     assert run(*words) == (0, f"{words[-1]}.zarr\n", "")
     expected = {path.relative_to(tmp_path / "z.zarr"): path.read_bytes() for path in (tmp_path / "z.zarr").rglob("*") if path.is_file()}
-    for name, value in (
-        ("DEFAULT_ZARR_FORMAT", "9"),
-        ("JSON_INDENT", "x"),
-        ("CODEC_PIPELINE__BATCH_SIZE", "0"),
-        ("CODEC_PIPELINE", "x"),
-        ("THREADING", "3"),
-        ("ARRAY__WRITE_EMPTY_CHUNKS", "x"),
-        ("CONFIG", "/dev/zero"),
-        ("ROOT_CONFIG", "/dev/zero"),
-        ("INTERNAL_INHERIT_CONFIG", "x"),
-        ("ASYNC__CONCURRENCY", "0"),
-        ("ASYNC__CONCURRENCY", "abc"),
-        ("ASYNC__TIMEOUT", "0"),
-        ("THREADING__MAX_WORKERS", "0"),
-    ):
-        words[-1] = str(tmp_path / f"{name}-{Path(value).name}")
-        assert run(*words, environment={f"ZARR_{name}": value}) == (0, f"{words[-1]}.zarr\n", ""), name
+    settings = {
+        "DEFAULT_ZARR_FORMAT": "9",
+        "JSON_INDENT": "x",
+        "CODEC_PIPELINE__BATCH_SIZE": "0",
+        "CODEC_PIPELINE": "x",
+        "THREADING": "3",
+        "ARRAY__WRITE_EMPTY_CHUNKS": "x",
+        "CONFIG": "/dev/zero",
+        "ROOT_CONFIG": "/dev/zero",
+        "INTERNAL_INHERIT_CONFIG": "x",
+        "ASYNC__CONCURRENCY": "0",
+        "ASYNC__TIMEOUT": "0",
+        "THREADING__MAX_WORKERS": "0",
+    }
+    for number, given in enumerate((settings, settings | {"ASYNC__CONCURRENCY": "abc", "THREADING": "x"})):
+        words[-1] = str(tmp_path / f"under-{number}")
+        assert run(*words, environment={f"ZARR_{name}": value for name, value in given.items()}) == (0, f"{words[-1]}.zarr\n", "")
         found = Path(f"{words[-1]}.zarr")
-        assert expected == {path.relative_to(found): path.read_bytes() for path in found.rglob("*") if path.is_file()}, name
+        assert expected == {path.relative_to(found): path.read_bytes() for path in found.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(
