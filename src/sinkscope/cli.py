@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 INTERRUPTED = "interrupted"
 NARROWEST = 40
 """Columns for which the parser can lay out its help; it loops for ever in five."""
-LEAST_BYTES = 1 << 30
-"""Address space without which torch cannot be imported."""
+LEAST_BYTES = 1280 << 20
+"""Address space without which torch cannot be imported, or waits for ever for a thread that could not be started."""
 _NO_MEMORY = ("failed to map segment from shared object", "cannot allocate memory", "can't start new thread")
 """What the loader of libraries and Python say where the address space is too small."""
 _SAID: "list[str]" = []

@@ -1,5 +1,7 @@
 """Flags that another flag, or what is read, leaves without a meaning are refused by name."""
 
+import gzip
+
 import pytest
 from hostile import trial
 
@@ -144,3 +146,16 @@ def test_a_list_of_many_thousands(place, words):
     }
     outcome = trial.run(*(word.format(**many) for word in words.split()), cwd=place)
     assert trial.faults(outcome, out=place / "out") == [] and LONG[words] in outcome.err, (outcome.err, outcome.cpu)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("trace model --length 4 --keep statistics --out out --prompts many.jsonl.gz", "line 2: expected each prompt once"),
+        (f"evaluate model {SMALL} --tasks gsm8k --out out --data gsm8k=many.jsonl.gz", "row 1: expected the field 'question'"),
+    ],
+)
+def test_a_fault_at_the_beginning_of_a_large_file(place, words, told):
+    (place / "many.jsonl.gz").write_bytes(gzip.compress(b'{"prompt":"a"}\n' * 1_000_000))
+    outcome = trial.run(*words.split(), cwd=place)
+    assert trial.faults(outcome, out=place / "out") == [] and told in outcome.err, (outcome.err, outcome.cpu)

@@ -86,7 +86,7 @@ def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('\ufeff{"prompt": "a", "answer": "d"}\n', encoding="utf-8")
     assert read_prompts(path) == ["a"] and read_texts(path).documents[0].prompt == "a"
-    assert read_json_object(path, CallError) == {"prompt": "a", "answer": "d"} == _read_lines("gsm8k", path)[0]
+    assert read_json_object(path, CallError) == {"prompt": "a", "answer": "d"} == next(_read_lines("gsm8k", path))
 
 
 def test_data_of_a_task_may_be_in_gzip(tmp_path):

@@ -75,7 +75,7 @@ def test_little_address_space_is_told_in_our_words(whole):
     command = f'ulimit -v 300000; exec "{sys.executable}" -m sinkscope check "{whole / "model"}"'
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
     found = "found a limit of 292 MiB (ulimit -v); raise that limit"
-    told = f"sinkscope: error: expected at least 1024 MiB of address space, as torch needs, {found}\n"
+    told = f"sinkscope: error: expected at least 1280 MiB of address space, as torch needs, {found}\n"
     assert (done.returncode, done.stderr) == (1, told)
 
 

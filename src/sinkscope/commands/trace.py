@@ -1,6 +1,6 @@
 """`trace`: records a model while it writes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -68,9 +68,8 @@ class Trace(Command):
         cache = self.sampler.get("cache", "none")
         if self.keep_maps is not None and cache != "none":
             raise CallError(f"--keep-maps with --cache {cache}: maps are recomputed without a cache; leave one of the two out")
-        wheres, prompts = zip(*self._read_prompts(), strict=True)
-        if self.keep in ("statistics", "drift"):
-            refuse_twice(wheres, prompts)
+        given = self._read_prompts()
+        wheres, prompts = zip(*(each_once(given) if self.keep in ("statistics", "drift") else given), strict=True)
         model = sinkscope.load(self.model, dtype=self.dtype, device=own_device(self.device))
         settings = resolve_settings(model.family, **self.sampler)
         for where, prompt in zip(wheres, prompts, strict=True):  # every prompt is checked before the first is written
@@ -105,15 +104,16 @@ class Trace(Command):
         if self.keep_maps is not None and self.keep in ("statistics", "drift"):
             raise CallError("--keep-maps needs a trace: use --keep columns or --keep top")
 
-    def _read_prompts(self) -> list[tuple[str, str]]:
-        """Return each prompt behind what messages about it begin with."""
+    def _read_prompts(self) -> Iterator[tuple[str, str]]:
+        """Yield each prompt behind what messages about it begin with."""
         if self.prompt is not None:
-            return [("", self.prompt)]
-        if self.prompts is not None:
-            return [(f"{where}: ", prompt) for where, prompt in numbered_prompts(self.prompts)]
-        from sinkscope.lab.prompts import problem_prompt, task_of
+            yield "", self.prompt
+        elif self.prompts is not None:
+            yield from ((f"{where}: ", prompt) for where, prompt in numbered_prompts(self.prompts))
+        else:
+            from sinkscope.lab.prompts import problem_prompt, task_of
 
-        return [("", problem_prompt(task_of(self.model), self.problem or 0)["prompt"])]
+            yield "", problem_prompt(task_of(self.model), self.problem or 0)["prompt"]
 
     def _record(self, model: Any, prompts: list[str], settings: Any, rule: Any) -> None:
         """Write one trace a prompt, then the single maps that were asked for."""
@@ -208,35 +208,35 @@ def read_prompts(path: Path) -> list[str]:
     return [prompt for _, prompt in numbered_prompts(path)]
 
 
-def numbered_prompts(path: Path) -> list[tuple[str, str]]:
-    """Return the prompts of a file of JSON lines, plain or in gzip, each behind the name of its line.
+def numbered_prompts(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the prompts of a file of JSON lines, plain or in gzip, each behind the name of its line.
 
     Raises:
         CallError: the file cannot be read, holds no prompt, or a line is not an object with a "prompt" text.
     """
-    prompts = []
+    number = 0
     for number, line in read_json_lines(path, f"--prompts {path}", "expected --prompts as JSON lines", CallError):
         where = f"--prompts {path}, line {number}"
         row = parse_json(line, where, CallError)
         if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
             raise CallError(f'{where}: expected an object with a "prompt" text, found {line[:60]!r}')
-        prompts.append((where, row["prompt"]))
-    if not prompts:
+        yield where, row["prompt"]
+    if not number:
         raise CallError(f'--prompts {path}: expected lines like {{"prompt": "…"}}, found none')
-    return prompts
 
 
-def refuse_twice(wheres: Sequence[str], prompts: Sequence[str]) -> None:
-    """Raise an error for a prompt that stands twice, which would count as two and make intervals narrower than they are.
+def each_once(prompts: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield prompts, each behind what a message about it begins with.
 
-    Args:
-        wheres: what a message about each prompt begins with.
+    Raises:
+        CallError: one stands twice, which would count as two and make intervals narrower than they are.
     """
     first: dict[str, str] = {}
-    for where, prompt in zip(wheres, prompts, strict=True):
+    for where, prompt in prompts:
         if (earlier := first.setdefault(prompt, where)) != where:
             line = earlier.rpartition(", ")[2].rstrip(": ")
             raise CallError(f"{where}expected each prompt once, found that of {line} again; leave it out")
+        yield where, prompt
 
 
 def read_places(text: str, layers: int, heads: int) -> list[Place]:

@@ -54,11 +54,13 @@ class Source:
         else:
             file = self._file(split)
             rows, where = _read_lines(self.key, file), f"--data {self.key}={file}"
+        kept: list[Row] = []
         for number, row in enumerate(rows, 1):
             self._check(row, f"{where}, row {number}")
-        if not rows:
+            kept.append({name: row[name] for name in self.fields})
+        if not kept:
             raise CallError(f"{where}: expected rows like {self._example()}, found none")
-        return tuple({name: row[name] for name in self.fields} for row in rows)
+        return tuple(kept)
 
     def _file(self, split: str) -> Path:
         """Return the file of a split: a given file is the split with the problems; other splits are beside it or in the folder."""
@@ -158,7 +160,7 @@ def hash_rows(*splits: Sequence[Row]) -> str:
     return hashlib.sha256(json.dumps(splits, sort_keys=True).encode()).hexdigest()
 
 
-def _read_lines(key: str, path: Path) -> list[Any]:
+def _read_lines(key: str, path: Path) -> Iterator[Any]:
     where = f"--data {key}={path}"
     lines = read_json_lines(path, where, f"expected the JSON lines of {key}", CallError)
-    return [parse_json(line, f"{where}, line {number}", CallError) for number, line in lines]
+    return (parse_json(line, f"{where}, line {number}", CallError) for number, line in lines)
