@@ -64,6 +64,7 @@ def _told(error: Exception) -> "tuple[str, int]":
         named = _variable_that_names(str(where))
         return f"{where}: {error.strerror or error}" + (f"; the environment variable {named} says so, unset it" if named else ""), 1
     if isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY) or _is_torch_out_of_memory(error):
+        sys.unraisablehook = lambda _: None  # what torch prints of itself at the end, where half of it was imported
         return f"there is not enough memory; use {_smaller(sys.argv[1:])}a machine with more", 1
     from sinkscope.refused_variables import refused_variable
 

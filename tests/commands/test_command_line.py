@@ -550,6 +550,7 @@ def test_out_of_memory_names_flags_that_the_command_has(monkeypatch, capsys, com
         raise error
 
     monkeypatch.setattr(sys, "argv", ["sinkscope", command])
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     monkeypatch.setattr(cli, "_run", run)
     with pytest.raises(SystemExit) as end:
         cli.main()

@@ -87,8 +87,16 @@ def test_little_address_space_is_told_in_our_words(whole):
         MemoryError(),
     ],
 )
-def test_what_says_that_memory_did_not_suffice(error):
+def test_what_says_that_memory_did_not_suffice(error, monkeypatch):
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     assert _told(error) == ("there is not enough memory; use a machine with more", 1)
+
+
+def test_nothing_is_printed_behind_a_memory_that_did_not_suffice():
+    """torch looks at itself at the end, and fails where it was imported by half."""
+    code = "import atexit\nfrom sinkscope import cli\ndef fail(*_): raise MemoryError\natexit.register(fail)\ncli._run = fail\ncli.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "sinkscope: error: there is not enough memory; use a machine with more\n")
 
 
 def test_variables_that_break_an_import(whole, tmp_path):
