@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sinkscope.commands import Command
 
 INTERRUPTED = "interrupted"
+AGAIN_S = 0.02
 NARROWEST = 40
 """Columns for which the parser can lay out its help; it loops for ever in five."""
 LEAST_BYTES = 1280 << 20
@@ -148,7 +149,8 @@ def _prepare_output() -> None:
 def _heed_interrupts() -> None:
     """Let an interrupt while torch is being imported end the program at once: its C++ code would abort.
 
-    While the interpreter itself is ending, interrupts are ignored: Python would end by the signal then, not with a status.
+    While the interpreter itself is ending, interrupts are ignored: Python would end by the signal then, not with a status. One that comes
+    where Python ignores what is raised, such as in what it calls around a fork, is sent once more.
     """
     import atexit
     import signal
@@ -159,8 +161,16 @@ def _heed_interrupts() -> None:
             _end_interrupted()
         raise KeyboardInterrupt
 
+    def send_again(ignored: "Any", usual: "Any" = sys.unraisablehook) -> None:
+        if ignored.exc_type is not KeyboardInterrupt:
+            return usual(ignored)
+        again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
+        again.daemon = True
+        again.start()
+
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, heed)
+        sys.unraisablehook = send_again
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # the first to be registered is the last to be called
 
 

@@ -245,6 +245,18 @@ def test_an_interrupt_within_an_exec(tmp_path):
     assert (done.returncode, done.stderr) == (130, "sinkscope: error: interrupted\n")
 
 
+@pytest.mark.parametrize("when", ["before", "after_in_parent"])
+def test_an_interrupt_beside_a_fork(when):
+    """Python ignores what is raised there."""
+    code = (
+        "import os, signal, time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nfrom sinkscope import cli\n"
+        f"os.register_at_fork({when}=lambda: os.kill(os.getpid(), signal.SIGINT))\n"
+        "def run(_):\n if not os.fork(): os._exit(0)\n time.sleep(5)\n print('went on')\ncli._run = run\ncli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "sinkscope: error: interrupted\n")
+
+
 @pytest.mark.parametrize("seconds", [0.05, 0.1, 0.2, 0.4, 0.8, 1.6])
 def test_an_interrupt_at_the_beginning(whole, tmp_path, seconds):
     words = ["trace", str(whole / "model"), "--prompt", "Q: Tom\nA:", "--length", "64", "--out", str(tmp_path / "t")]
