@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = "interrupted"
 AGAIN_S = 0.02
+"""Seconds after which an interrupt that Python ignored is sent once more."""
 NARROWEST = 40
 """Columns for which the parser can lay out its help; it loops for ever in five."""
 LEAST_BYTES = 1280 << 20
