@@ -210,27 +210,25 @@ def publishing(model: Model, batch: Batch, settings: Settings, final_length: int
         final_length: positions of the longest canvas once it is written; None where it follows from the prompts and ``length``.
     """
     session = current_session(model.network)
-    if session is None:
-        with generating(model.network):
-            yield Publisher(None)
-        return
-    session.begin_generation(
-        GenerationStart(
-            prompt_lengths=batch.lengths,
-            final_length=final_length or max(batch.lengths) + settings.length,
-            causal=model.family.causal,
-            sampler={"name": model.family.sampler, **described(settings)},
-            prompts=batch.texts,
-            mask_id=model.card.mask_id,
+    if session is not None:
+        session.begin_generation(
+            GenerationStart(
+                prompt_lengths=batch.lengths,
+                final_length=final_length or max(batch.lengths) + settings.length,
+                causal=model.family.causal,
+                sampler={"name": model.family.sampler, **described(settings)},
+                prompts=batch.texts,
+                mask_id=model.card.mask_id,
+            )
         )
-    )
+    failed = True
     try:
         with generating(model.network):
             yield Publisher(session, model.family.causal, model.family.shift, model.card.mask_id)
-    except BaseException:
-        session.end_generation(failed=True)
-        raise
-    session.end_generation(failed=False)
+        failed = False
+    finally:
+        if session is not None:
+            session.end_generation(failed)
 
 
 def row_generators(seed: int, rows: int, device: torch.device) -> list[torch.Generator]:
