@@ -132,6 +132,10 @@ def test_what_does_not_go_together_is_refused():
         with pytest.raises(CallError, match=message):
             analyse(two, FEW)
     del two[1].manifest["sampler"]
+    two[0].manifest["dtype"], two[1].manifest["dtype"] = "float32", "bfloat16"
+    with pytest.raises(CallError, match="expected one dtype, found float32 and bfloat16; analyse each kind by itself"):
+        analyse(two, FEW)
+    del two[1].manifest["dtype"]
     two[0].manifest["stack"] = two[0].manifest["attends_to"] = "model"
     assert analyse(two, FEW, choice=False).prompts == 2  # the second does not say
     del two[0].manifest["stack"], two[0].manifest["attends_to"]

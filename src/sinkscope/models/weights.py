@@ -112,7 +112,8 @@ def _weight_map(index: Path) -> dict[str, str]:
         where = outside[0] if outside else "no entry"
         raise ModelError(f"{index}: weight_map: expected safetensors files of this folder, found {describe(where)}")
     if not isinstance(found.get("metadata"), dict):
-        raise ModelError(f"{index}: metadata: expected an object, found {describe(found.get('metadata'))}; {FETCH}")
+        stands = describe(found["metadata"]) if "metadata" in found else "none"
+        raise ModelError(f"{index}: metadata: expected an object, found {stands}; {FETCH}")
     return names
 
 

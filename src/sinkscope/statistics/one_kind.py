@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sinkscope.errors import CallError
@@ -18,12 +18,14 @@ class Kind:
         hidden: the rules that hid keys; two seeds of a rule are one kind.
         cache: of keys and values.
         guided: whether a canvas without the prompt was computed beside each.
+        dtype: of the weights in memory, None where it does not say.
     """
 
     stack: str | None
     hidden: tuple[str, ...]
     cache: str
     guided: bool
+    dtype: str | None
 
 
 def same_kind(first: Kind | None, manifest: Mapping[str, Any]) -> Kind | None:
@@ -49,17 +51,18 @@ def same_kind(first: Kind | None, manifest: Mapping[str, Any]) -> Kind | None:
         ("one rule of hiding", ", ".join(first.hidden), ", ".join(found.hidden)),
         ("one cache", first.cache, found.cache),
         ("guidance in all traces or in none", _told(first.guided), _told(found.guided)),
+        ("one dtype", first.dtype or found.dtype, found.dtype or first.dtype),
     ):
         if one != other:
             raise CallError(f"expected {name}, found {one} and {other}; analyse each kind by itself, or compare them (--versus)")
-    return Kind(first.stack or found.stack, *(getattr(first, name) for name in ("hidden", "cache", "guided")))
+    return replace(first, stack=first.stack or found.stack, dtype=first.dtype or found.dtype)
 
 
 def _kind_of(manifest: Mapping[str, Any]) -> Kind:
     stack, source, sampler = manifest.get("stack"), manifest.get("attends_to"), manifest.get("sampler") or {}
     whose = f"{stack or 'the model'}{'' if stack == source else ' to ' + (source or 'states of a caller')}" if "stack" in manifest else None
     rules = tuple(re.sub(r"@seed=\d+|,? ?\bseed=\d+", "", rule) for rule in hidden_rules(manifest))
-    return Kind(whose, rules, str(sampler.get("cache") or "none"), bool(sampler.get("guidance")))
+    return Kind(whose, rules, str(sampler.get("cache") or "none"), bool(sampler.get("guidance")), manifest.get("dtype"))
 
 
 def _told(guided: bool) -> str:
