@@ -1,6 +1,7 @@
 """Tests that the documentation names, and those there are."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ def named_tests(text):
     return re.findall(r"`(test_\w+)`", text)
 
 
+@functools.cache
 def existing_tests():
     trees = [ast.parse(path.read_text()) for path in sorted(TESTS.rglob("test_*.py"))]
     return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
