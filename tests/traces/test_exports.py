@@ -213,6 +213,33 @@ def test_a_name_gets_the_usual_suffix_where_it_has_another(trace, tmp_path, name
     assert written.name == f"{name.removesuffix('.npz')}.npz" and [*tmp_path.iterdir()] == [written]
 
 
+def content(path):
+    return {str(file.relative_to(path)): file.read_bytes() for file in (path, *path.rglob("*")) if file.is_file()}
+
+
+@pytest.mark.parametrize("target", ["numpy", "zarr", "parquet", "xarray"])
+@pytest.mark.parametrize("name", ["c:run", "mock:/run", "a::run", "https::run", "./~root"])
+def test_a_name_that_a_library_may_take_for_an_address_is_that_of_a_file(trace, tmp_path, monkeypatch, target, name):
+    usual = export_trace(trace, target, tmp_path / "usual")
+    here = tmp_path / "here"
+    (here / name).parent.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    written = export_trace(trace, target, name)
+    assert content(here / written) == content(usual)
+    assert [path for path in here.rglob("*") if path.is_file() and not path.is_relative_to(here / written)] == []
+
+
+def test_a_folder_within_what_looks_like_an_address_stays(trace, tmp_path, monkeypatch):
+    """zarr took what stands before ``::`` for a folder to empty."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    (tmp_path / f"file:{tmp_path}/mine::run").parent.mkdir(parents=True)
+    for target in ("zarr", "parquet", "xarray", "numpy"):
+        export_trace(trace, target, f"file:{tmp_path}/mine::run")
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "mine"
+
+
 def test_what_is_there_under_the_given_name_is_in_the_way(trace, tmp_path):
     (tmp_path / "run.v1").mkdir()
     with pytest.raises(CallError, match=r"run\.v1 is there already; choose another name or delete it"):

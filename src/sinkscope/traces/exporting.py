@@ -74,7 +74,7 @@ def export_trace(trace: Trace, target: Target, out: str | Path) -> Path:
 
 
 def _export(trace: Trace, target: str, path: Path) -> None:
-    beside = path.with_name(path.name + UNFINISHED)
+    beside = path.with_name(path.name + UNFINISHED).absolute()  # a relative one may look like an address to a library: `c:x`, `a::b`
     try:
         _remove(beside)
         _WRITERS[target](trace, beside)
@@ -188,7 +188,7 @@ def _write_zarr(trace: Trace, path: Path) -> None:
             stack.enter_context(open(os.devnull, "rb"))
     with _zarr_as_it_comes() as zarr:
         sizes = axis_sizes(trace)
-        group = zarr.open_group(str(path), mode="w", attributes=_attributes(trace))
+        group = zarr.open_group(zarr.storage.LocalStore(path), mode="w", attributes=_attributes(trace))
         for name in trace.tensors:
             axes = TRACE_AXES[name]
             shape = [sizes[axis] for axis in axes]

@@ -43,11 +43,12 @@ def write_parquet(trace: Trace, path: Path) -> None:
     """Write the table, with pyarrow."""
     import pyarrow
     import pyarrow.parquet
+    from pyarrow.fs import LocalFileSystem
 
     names = [name for name in COLUMNS if name in trace.tensors or f"top_{name}" in trace.tensors]
     schema = _schema(trace, names)
     texts = trace.manifest.get("vocabulary", {})
-    with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+    with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd", filesystem=LocalFileSystem()) as writer:
         for first, stop in trace.step_parts():
             lengths = trace.lengths[first:stop]
             held = {name: kept_columns(trace, name)[first:stop] for name in names}
