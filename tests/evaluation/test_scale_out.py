@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -164,15 +165,19 @@ def test_shares_one_after_the_other(diffusion, whole, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
-def test_jobs_of_submitit(diffusion_folder, whole, tmp_path):
+def test_jobs_of_submitit(diffusion_folder, whole, tmp_path, monkeypatch):
+    """Also in a folder whose name submitit takes for that of a home."""
     pytest.importorskip("submitit")
     from sinkscope.evaluation.results import collect
 
-    arguments = {**ARGUMENTS, "out": tmp_path / "r", "progress": False}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    arguments = {**ARGUMENTS, "out": Path("~"), "progress": False}
     run_in_jobs(str(diffusion_folder), "cpu", None, arguments, 2, "local", "timeout_min=5")
-    assert not (tmp_path / "r" / "results.json").exists()
-    collect(tmp_path / "r", [("lab-arith", "top:1")])
-    assert items(tmp_path / "r") == whole
+    assert (tmp_path / "~" / "lock.jobs").is_dir() and not (tmp_path / "home").exists()
+    assert not (tmp_path / "~" / "results.json").exists()
+    collect(tmp_path / "~", [("lab-arith", "top:1")])
+    assert items(tmp_path / "~") == whole
 
 
 @pytest.mark.parametrize("send", [lambda one: os.killpg(one.pid, signal.SIGINT), lambda one: one.kill()], ids=["ctrl-c", "kill -9"])
@@ -291,6 +296,8 @@ def test_what_jobs_refuse(tmp_path, monkeypatch):
         run_in_jobs("m", "cpu", None, arguments, 1, "local", "timeout_min=1,timeout_min=2")
     with pytest.raises(CallError, match="no model 'm': expected a bundled name"):
         run_in_jobs("m", "cpu", None, arguments, 1, "local")
+    with pytest.raises(CallError, match="--out: expected a path without %, where submitit and Slurm put the numbers of jobs, found '/.*/a%jb'"):
+        run_in_jobs("lab-diffusion", "cpu", None, arguments | {"out": tmp_path / "a%jb"}, 1, "local")
     with pytest.raises(CallError, match="no rule 'nosuch'"):
         run_in_jobs("lab-diffusion", "cpu", None, arguments | {"hide": ["nosuch"]}, 1, "local")
     with pytest.raises(CallError, match="nosuch"):

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sinkscope.documents import shown
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.bound_job import run_share
 from sinkscope.evaluation.task_plans import Request, make_plans
@@ -38,7 +39,7 @@ def run_in_jobs(
         options: name=value, separated by commas, for submitit's ``update_parameters``; without ``timeout_min`` see `MINUTES`.
 
     Raises:
-        CallError: submitit is not installed, has no such jobs here, or refuses an option.
+        CallError: submitit is not installed, has no such jobs here, or refuses an option; or the path of ``out`` has a ``%``.
         EvaluationError: the jobs could not be submitted, or one failed.
     """
     if jobs < 1:
@@ -48,7 +49,9 @@ def run_in_jobs(
         import submitit
     except ImportError as error:
         raise CallError("--jobs needs submitit, which is not installed: pip install 'sinkscope[slurm]'") from error
-    folder = arguments["out"] / LOGS
+    folder = arguments["out"].absolute() / LOGS  # submitit takes a relative ~ for a home
+    if "%" in str(folder):
+        raise CallError(f"--out: expected a path without %, where submitit and Slurm put the numbers of jobs, found {shown(str(folder.parent))}")
     if not any(name.endswith("timeout_min") for name in parameters):
         parameters["timeout_min"] = MINUTES.get(cluster, MINUTES["slurm"])
     with tempfile.TemporaryDirectory() as elsewhere:  # an executor makes its folder at once
