@@ -51,7 +51,9 @@ def run_in_jobs(
         raise CallError("--jobs needs submitit, which is not installed: pip install 'sinkscope[slurm]'") from error
     folder = arguments["out"].absolute() / LOGS  # submitit takes a relative ~ for a home
     if "%" in str(folder):
-        raise CallError(f"--out: expected a path without %, where submitit and Slurm put the numbers of jobs, found {shown(str(folder.parent))}")
+        raise CallError(
+            f"--out: expected a path without %, where submitit and Slurm put the numbers of jobs, found {shown(str(folder.parent))}"
+        )
     if not any(name.endswith("timeout_min") for name in parameters):
         parameters["timeout_min"] = MINUTES.get(cluster, MINUTES["slurm"])
     with tempfile.TemporaryDirectory() as elsewhere:  # an executor makes its folder at once
