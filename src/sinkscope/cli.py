@@ -68,9 +68,10 @@ def _told(error: Exception) -> "tuple[str, int]":
     if isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY) or _is_torch_out_of_memory(error):
         sys.unraisablehook = lambda _: None  # what torch prints of itself at the end, where half of it was imported
         return f"there is not enough memory; use {_smaller(sys.argv[1:])}a machine with more", 1
+    from sinkscope.library_settings import refused_file
     from sinkscope.refused_variables import refused_variable
 
-    if told := refused_variable(error):
+    if told := refused_file(error) or refused_variable(error):
         return told, 1
     return f"unexpected {type(error).__name__}: {error} (--debug shows where; please report it)", 1
 

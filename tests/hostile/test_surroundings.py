@@ -185,6 +185,50 @@ def test_settings_of_matplotlib_that_cannot_be_read(variable, write, told, whole
     assert (tmp_path / "f").exists() is (told is None)
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("fsspec/conf.json", b"{broken", "expected settings as fsspec reads them, found others (Expecting property name"),
+        ("fsspec/conf.json", b'{"file": 5}', "expected settings as fsspec reads them, found others ('int' object"),
+        ("fsspec/conf.ini", b"broken", "expected settings as fsspec reads them, found others (File contains no section headers"),
+        ("fsspec/conf.ini", None, "expected a regular file, found a named pipe; fsspec reads its settings there; remove it"),
+        ("zarr/own.yaml", b"a: [b", "expected settings as donfig reads them, found others (A config file at"),
+        ("zarr/own.yaml", b"- 5", "expected settings as donfig reads them, found others (A config file at"),
+        ("zarr/own.yml", b"\xff", "expected text in UTF-8, found other bytes; zarr reads its settings there; remove it"),
+        ("matplotlib/stylelib/own.mplstyle", b"\xff", "expected text in UTF-8, found other bytes; matplotlib reads its settings there"),
+        ("matplotlib/stylelib/own.mplstyle", None, "expected a regular file, found a named pipe"),
+        ("matplotlib/stylelib/own.mplstyle", b"no.such.setting: 5", None),
+    ],
+)
+def test_files_of_settings_that_libraries_read(file, content, told, whole, tmp_path):
+    place = tmp_path / ".config" / file
+    place.parent.mkdir(parents=True)
+    os.mkfifo(place) if content is None else place.write_bytes(content)
+    out = tmp_path / "out"
+    command = ["figures", "--only", "3", "--out", out] if file.startswith("matplotlib") else ["export", "--to", "zarr", "--out", out]
+    status, _, err = run(command[0], whole / "trace", *command[1:], environment={"HOME": str(tmp_path), "MPLCONFIGDIR": ""})
+    assert (status, err) == (0, "") if told is None else status == 1 and f"{place}: {told}" in err and err.count("\n") == 1, err
+    assert told is None or [*tmp_path.iterdir()] == [tmp_path / ".config"]
+
+
+def test_what_datasets_cannot_read_of_its_settings_is_told(whole, tmp_path):
+    place = tmp_path / "conf.json"
+    place.write_text("{broken")
+    words = ["evaluate", str(whole / "model"), "--tasks", "gsm8k", "--limit", "1", "--out", str(tmp_path / "e")]
+    status, _, err = run(*words, environment={"FSSPEC_CONFIG_DIR": str(tmp_path)})
+    assert status == 1 and f"{place}: expected settings as fsspec reads them" in err and not (tmp_path / "e").exists(), err
+
+
+def test_a_folder_named_as_a_data_set_of_the_hub_is_not_taken_for_it(whole, tmp_path):
+    (tmp_path / "openai" / "gsm8k").mkdir(parents=True)
+    words = ["evaluate", str(whole / "model"), "--tasks", "gsm8k", "--limit", "1", "--out", str(tmp_path / "e")]
+    status, _, err = run(*words, cwd=tmp_path)
+    told = (
+        f"openai/gsm8k comes from the hub, but {tmp_path}/openai/gsm8k stands here, which datasets would read instead; move it, or pass a"
+    )
+    assert status == 2 and told in err and not (tmp_path / "e").exists(), err
+
+
 def test_a_cache_folder_that_is_none(whole, tmp_path):
     words = ["figures", str(whole / "trace"), "--only", "3", "--out", str(tmp_path / "f")]
     status, _, err = run(*words, environment={"XDG_CACHE_HOME": "/dev/null"})

@@ -13,6 +13,7 @@ from typing import Any
 from sinkscope.documents import parse_json
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.json_lines import read_json_lines
+from sinkscope.library_settings import check_fsspec, refused_file
 
 Row = Mapping[str, Any]
 _NAMES = {str: "text", dict: "an object", list: "a list"}
@@ -46,7 +47,7 @@ class Source:
         """Return all rows of a split, in order.
 
         Raises:
-            CallError: the file is missing or of another task, or a row lacks a field.
+            CallError: the file is missing or of another task, a row lacks a field, or a path here has the name of a data set of the hub.
             EvaluationError: the hub cannot be reached.
         """
         if self.path is None:
@@ -107,12 +108,21 @@ class Source:
     def _from_hub(self, split: str) -> Sequence[Any]:
         name, configuration = self.hub
         local = f"or pass a local file: --data {self.key}=FILE"
+        if os.path.lexists(name):  # datasets would take it for the one of the hub
+            raise CallError(
+                f"{name} comes from the hub, but {Path(name).absolute()} stands here, which datasets would read instead; move it, {local}"
+            )
+        check_fsspec()
         try:
             from datasets import load_dataset
         except ImportError as error:
             raise CallError(
                 f"{name} comes from the hub through the package datasets, which is not installed; install it, {local}"
             ) from error
+        except Exception as error:
+            if told := refused_file(error):
+                raise EvaluationError(told) from error
+            raise
         from sinkscope.models.hub import reason_of
 
         unreachable = _unreachable(name)

@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sinkscope.documents import check_regular
-from sinkscope.errors import SinkscopeError
+from sinkscope.library_settings import check_settings
 from sinkscope.notebook_card import visible
 from sinkscope.traces import Trace
 
@@ -27,7 +26,6 @@ BLUE, VERMILLION, GREEN, INK = "#0072B2", "#D55E00", "#009E73", "#3a3a3a"
 ORANGE, PURPLE, SKY = "#E69F00", "#CC79A7", "#56B4E9"
 HEAT, LIGHT_HEAT = "viridis", "Blues"
 WIDE, WIDER = 5.4, 11.0  # inches: readable in a column of a paper, and over its full width
-MOST_SETTINGS = 1 << 20  # bytes of the file of matplotlib's settings
 
 
 @contextmanager
@@ -78,6 +76,7 @@ def import_matplotlib() -> Any:
     try:
         import matplotlib
         import matplotlib.font_manager  # which looks for a folder for its cache
+        import matplotlib.style  # which reads the user's styles
 
         if backend:
             with contextlib.suppress(ValueError):
@@ -90,22 +89,17 @@ def import_matplotlib() -> Any:
 
 
 def _check_settings() -> None:
-    """Raise SinkscopeError for the file of the user's settings where matplotlib could not read it, or would never stop.
+    """Raise SinkscopeError for a file of the user's settings or styles where matplotlib could not read it, or would never stop.
 
-    It looks for one in this order, and reads it when it is imported.
+    It looks for one of settings in this order, and reads it and all styles when it is imported.
     """
     named, home = os.environ.get("MATPLOTLIBRC"), os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     folders = (*([named] if named else []), os.environ.get("MPLCONFIGDIR") or os.path.join(home, "matplotlib"))
     places = ["matplotlibrc", *([named] if named else []), *(os.path.join(folder, "matplotlibrc") for folder in folders)]
     found = next((place for place in places if os.path.exists(place) and not os.path.isdir(place)), None)
-    if found is None or os.path.realpath(found) == os.devnull:
-        return
-    advice = "matplotlib reads its settings there; remove it, or name another with MATPLOTLIBRC"
-    check_regular(Path(found), SinkscopeError, advice, most=MOST_SETTINGS)
-    try:
-        Path(found).read_bytes().decode()
-    except UnicodeDecodeError as error:
-        raise SinkscopeError(f"{found}: expected text in UTF-8, found other bytes; {advice}") from error
+    if found is not None:
+        check_settings([found], "matplotlib", ", or name another with MATPLOTLIBRC")
+    check_settings(sorted(Path(folders[-1], "stylelib").glob("*.mplstyle")), "matplotlib")
 
 
 def new_sheet(width: float, height: float, apart: float = 0.04167) -> "Sheet":
