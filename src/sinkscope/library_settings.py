@@ -50,8 +50,8 @@ def refused_file(error: BaseException) -> str | None:
         while trace is not None:
             file = trace.tb_frame.f_code.co_filename.replace(os.sep, "/")
             names = _READERS.get("/".join(file.split("/")[-2:]), ())
-            found = [trace.tb_frame.f_locals.get(name) for name in names]
-            if found and all(isinstance(one, str) for one in found) and os.path.isfile(path := os.path.join(*found)):
+            found = [str(trace.tb_frame.f_locals.get(name)) for name in names]
+            if found and os.path.isfile(path := os.path.join(*found)):
                 library = file.split("/")[-2]
                 return f"{path}: expected settings as {library} reads them, found others ({first_line(last)}); mend or remove the file"
             trace = trace.tb_next
