@@ -1,9 +1,11 @@
 """`sinkscope explore`: pages, folders, the server, and calls that are wrong."""
 
 import http.client
+import os
 import re
 import subprocess
 import sys
+import time
 from urllib.parse import urlsplit
 
 import pytest
@@ -83,6 +85,24 @@ def test_a_damaged_trace_is_one_message(run, trace, tmp_path):
     status, out, err = run("explore", tmp_path / "cut", "--out", tmp_path / "page.html")
     assert (status, out) == (1, "")
     assert len(err.strip().splitlines()) == 1 and str(part) in err
+
+
+def test_a_browser_that_ends_first_gets_the_page(trace, tmp_path):
+    """Python waits for a browser of a terminal, which waits for the page."""
+    browser = tmp_path / "browser"
+    fetch = f"import sys, urllib.request as u; open({str(tmp_path / 'page')!r}, 'wb').write(u.urlopen(sys.argv[1], timeout=60).read())"
+    browser.write_text(f"#!{sys.executable}\n{fetch}\n")
+    browser.chmod(0o755)
+    command = [sys.executable, "-m", "sinkscope", "explore", str(trace), "--serve"]
+    process = subprocess.Popen(command, env={**os.environ, "BROWSER": f"{browser} %s"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        ends = time.monotonic() + 90
+        while not ((tmp_path / "page").exists() and (tmp_path / "page").read_bytes().endswith(b"</html>\n")):
+            assert time.monotonic() < ends and process.poll() is None
+            time.sleep(0.1)
+    finally:
+        process.terminate()
+        process.communicate()
 
 
 def test_serve_prints_its_address_and_answers(trace):

@@ -331,6 +331,18 @@ def test_roles_are_found_on_the_same_canvases(tmp_path):
         measure(model, canvases[:3], roles=True)
 
 
+def test_roles_of_moments_that_were_measured_without_them_are_found(corpus, tmp_path):
+    network, canvases = network_and_canvases("diffusion", corpus, count=10)
+    assert TrainingWatch(network, canvases, tmp_path / "watch", every=1)(1)
+    with pytest.raises(CallError, match="role was not measured at every moment"):
+        open_emergence(tmp_path / "watch").stacked("role")
+    watch = TrainingWatch(network, canvases, tmp_path / "watch", every=1, roles=True)
+    assert watch(1) and not watch(1)
+    assert open_emergence(tmp_path / "watch").stacked("role").shape == (1, 2, 4)
+    assert not TrainingWatch(network, canvases, tmp_path / "watch", every=1)(1)  # what is known stays
+    assert open_emergence(tmp_path / "watch").moments[0].role is not None
+
+
 def test_a_run_is_measured_from_its_snapshots_and_while_it_trains(kind, corpus, run, tmp_path):
     network = {}
     train_checkpoint(recipe(kind), tmp_path / "run", texts=corpus, watch=lambda given, update: network.__setitem__(update, given))
@@ -369,6 +381,11 @@ def test_a_run_is_measured_from_its_snapshots_and_while_it_trains(kind, corpus, 
     assert status == 0 and f"{opened.name} (out/run): " in out and f"{opened.name} (other/run): " in out, err
     status, _, err = run("watch-training", tmp_path / "twin", tmp_path / "twin/.", "--out", tmp_path / "once")
     assert status == 2 and f"expected each folder once, found {tmp_path}/twin twice" in err
+    (tmp_path / "run/model.safetensors").rename(tmp_path / "finished")  # as if it had been killed between snapshot and checkpoint
+    assert run(*call[:-3], tmp_path / "early", *call[-2:])[0] == 0
+    (tmp_path / "finished").rename(tmp_path / "run/model.safetensors")
+    status, _, err = run(*call[:-3], tmp_path / "early", *call[-2:])
+    assert status == 0, err
     last = network_at(open_run(tmp_path / "run"), 4, corpus.tokenizer())
     first = network_at(open_run(tmp_path / "run"), 0, corpus.tokenizer())
     assert any((mine != theirs).any() for mine, theirs in zip(last.parameters(), first.parameters(), strict=True))

@@ -74,6 +74,7 @@ def run_demo(
     from sinkscope.decoding import LLaDASettings
     from sinkscope.figures import Table, draw_figures, write_page
     from sinkscope.figures.explorer import explore
+    from sinkscope.figures.page import REPORT
     from sinkscope.lab.prompts import held_out, problem_prompt
     from sinkscope.lab.word_problems import read_result
     from sinkscope.traces import claim_folder
@@ -112,7 +113,7 @@ def run_demo(
         missing: list[str] = []
         figures = draw_figures(traces, out / "figures", compare=True, say=missing.append)
         table = Table("Does the main sink move? One row per problem", ["model", "problem", "answer", *numbers], movement, CAPTION)
-        page = write_page(traces, out, figures=figures, tables=[table], notes=missing, command=f"sinkscope demo --out {out}")
+        page = write_page(traces, out / REPORT, figures=figures, tables=[table], notes=missing, command=f"sinkscope demo --out {out}")
         explore(traces).write_page(out / EXPLORER)
         say(f"{time.monotonic() - started:.0f} s; the pages, the figures and the traces are in {out}")
         return page

@@ -1,9 +1,10 @@
 """`explore`: a page to scrub through steps, layers, heads and tokens."""
 
+import contextlib
 import webbrowser
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Annotated
 
 from sinkscope.commands.command import Command, RolesFile, Switch, Traces, default_is
@@ -66,7 +67,7 @@ class Explore(Command):
         roles = None if self.roles is None else read_roles(self.roles)
         traces = [trace for folder in self.traces for trace in open_and_check(folder)]
         check_weights(self.model, traces)
-        with claimed_file(out, TraceError) if is_page and not self.serve else nullcontext():
+        with claimed_file(out, TraceError) if is_page and not self.serve else contextlib.nullcontext():
             explorer = explore(traces, excess=self.excess, roles=roles)
             note_doubt(roles, traces)
             for text in explorer.document["notes"]:
@@ -77,6 +78,11 @@ class Explore(Command):
             server = ExplorerServer(explorer, traces, map_reader(self.model, self.device), self.port)
             print(server.url, flush=True)
             note("Ctrl+C ends it")
-            if self.browser:
-                webbrowser.open(server.url)
+            if self.browser:  # beside the server, since a browser that ends before this goes on would wait for its page
+                Thread(target=_open, args=(server.url,), daemon=True).start()
             server.serve()
+
+
+def _open(address: str) -> None:
+    with contextlib.suppress(Exception):  # whatever a browser named in BROWSER raises; the address is printed
+        webbrowser.open(address)

@@ -25,7 +25,7 @@ class WatchTraining(Command):
         out: folder for the measurements, one folder for each run, and the figure.
         data: the text that the runs train on, as for `sinkscope train`.
         canvases: held-out canvases on which they are measured.
-        roles: also finds what each sink does, which takes a hundred times as long.
+        roles: also finds what each sink does, which takes a hundred times as long; what was measured without it is measured again.
     """
 
     runs: Annotated[Positional[tuple[Path, ...]], required()]
@@ -74,7 +74,6 @@ class WatchTraining(Command):
 
     def _measure(self, folder: Path) -> Path:
         """Measure every snapshot of a run that has not been, and return the folder of the measurements."""
-        from sinkscope.checksums import sha256_of
         from sinkscope.emergence import TrainingWatch
         from sinkscope.lab.snapshots import check_data, network_at, open_run
         from sinkscope.lab.starting_network import choose_tokenizer
@@ -89,7 +88,7 @@ class WatchTraining(Command):
         out = self.out / _name_of(folder)
         with show_progress(len(run.weights), folder.name, "snapshots") as bar:
             for update in run.weights:
-                network, weights = network_at(run, update, tokenizer), sha256_of(run.weights[update])
+                network, weights = network_at(run, update, tokenizer), run.checksums(update)
                 watch = TrainingWatch(network, canvases, out, updates=[update], roles=self.roles, name=run.recipe.name, weights=weights)
                 watch(update)
                 bar.advance()

@@ -7,7 +7,7 @@ update-000100.safetensors   the arrays of one `Moment`, sealed by a checksum
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,8 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def has(self, update: int, weights: str | None = None) -> bool:
-        """Return whether a moment has been measured; ``weights`` is the checksum of the weights that it must be of.
+    def has(self, update: int, weights: Collection[str] = ()) -> bool:
+        """Return whether a moment has been measured; ``weights`` are checksums of files of the weights that it must be of.
 
         Raises:
             CallError: it is the moment of other weights.
@@ -58,9 +58,16 @@ class Store:
         if not path.exists():
             return False
         theirs = _metadata(path).get(WEIGHTS)
-        if None not in (weights, theirs) and weights != theirs:
+        if weights and theirs is not None and theirs not in weights:
             raise CallError(f"{path}: expected the moment of these weights, found that of others; choose another folder")
         return True
+
+    def has_roles(self, update: int) -> bool:
+        """Return whether the moment holds what each sink does."""
+        from safetensors import safe_open
+
+        with safe_open(self._path(update), "np") as file:
+            return "role" in file.keys()  # noqa: SIM118 (it is no mapping)
 
     def hash_of(self, update: int) -> str | None:
         """Return the hash of the weights in memory of which a moment is; None where it was not kept."""

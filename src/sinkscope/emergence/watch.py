@@ -39,9 +39,9 @@ class TrainingWatch:
         out: the folder; `open_emergence` reads it, and ``sinkscope watch-training`` draws it.
         every: measures after each so many updates; or
         updates: the updates that are measured, 0 for the untrained network.
-        roles: also find what each sink does.
+        roles: also find what each sink does; a moment that was measured without it is measured again.
         name: of the run, in figures.
-        weights: checksum of the weights that are measured, where they come from a file; moments of others in the folder are refused.
+        weights: checksums of the files that hold the weights, where they come from one; moments of others in the folder are refused.
 
     Raises:
         CallError: neither ``every`` nor ``updates``, canvases that the network cannot read, or a folder of another run.
@@ -59,7 +59,7 @@ class TrainingWatch:
         updates: Collection[int] = (),
         roles: bool = False,
         name: str = "network",
-        weights: str | None = None,
+        weights: tuple[str, ...] = (),
     ) -> None:
         if min(updates, default=0) < 0:
             raise CallError(f"updates: expected whole numbers from 0 upwards, found {describe(min(updates))}")
@@ -87,19 +87,20 @@ class TrainingWatch:
         wanted = update % self._every == 0 if self._every is not None else update in self._updates
         if not wanted:
             return False
-        in_memory = None if self._weights is not None else hash_memory(self._model.network)
+        in_memory = None if self._weights else hash_memory(self._model.network)
         with open_watch(self._out, self._identity()) as store:
             if store.has(update, self._weights):
                 before = None if in_memory is None else store.hash_of(update)
-                if before in (None, in_memory):
+                if before not in (None, in_memory):
+                    warnings.warn(
+                        f"sinkscope.emergence: {self._out} held update {update} of other weights, so it is measured again; moments of "
+                        "later updates there are of the other training until this one comes to them. Choose another folder to keep both",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
+                elif not self._roles or store.has_roles(update):
                     return False
-                warnings.warn(
-                    f"sinkscope.emergence: {self._out} held update {update} of other weights, so it is measured again; moments of later "
-                    "updates there are of the other training until this one comes to them. Choose another folder to keep both",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-            store.write(update, measure(self._model, self._canvases, roles=self._roles), self._weights, in_memory)
+            store.write(update, measure(self._model, self._canvases, roles=self._roles), next(iter(self._weights), None), in_memory)
         return True
 
     def trainer_callback(self) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.checksums import compare_sealed, compare_update
+from sinkscope.checksums import compare_sealed, compare_update, sha256_of
 from sinkscope.documents import check_regular, files_in
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import PROMPT, CanvasMix
@@ -40,6 +40,11 @@ class TrainingRun:
     folder: Path
     recipe: Recipe
     weights: Mapping[int, Path]
+
+    def checksums(self, update: int) -> tuple[str, ...]:
+        """Return the sha256 of the file of a snapshot; behind the last update also that of the snapshot beside the checkpoint."""
+        files = (self.weights[update], self.folder / SNAPSHOTS / f"update-{update:06d}.safetensors")
+        return tuple(dict.fromkeys(sha256_of(file) for file in files if file.exists()))
 
 
 def open_run(folder: str | Path) -> TrainingRun:
