@@ -1,5 +1,6 @@
 """torch's default device does not matter: a model runs on its own device."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 import sinkscope
 from sinkscope.decoding import log_likelihood
 from sinkscope.models import FAMILIES
+from sinkscope.models.folding import fold
 
 DREAM, MMADA = FAMILIES["dream"], FAMILIES["mmada"]
 
@@ -61,3 +63,26 @@ def test_a_model_is_loaded_onto_its_own_device():
     assert {one.device.type for one in (*model.network.parameters(), *model.network.buffers())} == {"cpu"}
     found, expected = (sinkscope.generate(one, PROMPTS[0], length=8).text for one in (model, sinkscope.load("lab-diffusion")))
     assert found == expected
+
+
+def test_the_roles_of_heads(diffusion):
+    prompts = [f"Q: 1 + {number}\nA:" for number in range(10)]
+    settings = {"canvases": 1, "length": 4, "steps": 4, "block": 4}
+    expected = sinkscope.find_roles(diffusion, prompts, **settings)
+    with torch.device("meta"):
+        assert sinkscope.find_roles(diffusion, prompts, **settings).heads == expected.heads
+
+
+def test_drift_between_steps(diffusion, tmp_path):
+    for name, device in (("here", "cpu"), ("there", "meta")):
+        with torch.device(device), sinkscope.recording(diffusion, out=tmp_path / name, keep="drift"):
+            sinkscope.generate(diffusion, PROMPTS[0], length=8, steps=4, block=8)
+    here, there = (json.loads((tmp_path / name / "drift.json").read_text()) for name in ("here", "there"))
+    assert here == there
+
+
+def test_a_folded_sink_token(tmp_path):
+    expected = fold("lab-sink-token", tmp_path / "here")
+    with torch.device("meta"):
+        found = fold("lab-sink-token", tmp_path / "there")
+    assert (found / "model.safetensors").read_bytes() == (expected / "model.safetensors").read_bytes()

@@ -338,6 +338,15 @@ def describe(value: Any) -> str:
     return _shorten(ascii(value)) if isinstance(value, str) and not _is_text(value) else shown(value)
 
 
+def check_encodable(text: str, what: str) -> None:
+    """Raise CallError for a text with a lone surrogate, which no file can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = f"found {text[error.start]!a} at character {error.start:,}"
+        raise CallError(f"{what}: expected text without lone surrogates, {found}") from error
+
+
 def shown(value: Any) -> str:
     """Return what Python writes for a value, shortened for a message; the name of its class where that fails."""
     try:

@@ -126,8 +126,10 @@ def test_measuring_leaves_the_network_and_the_random_state_as_they_are(corpus):
     network, canvases = network_and_canvases("causal", corpus)
     network.train()
     before, state = {name: one.clone() for name, one in network.state_dict().items()}, torch.get_rng_state()
+    frozen = network.model.layers[0].eval()
     measure(model_of(network), canvases)
-    assert network.training and (torch.get_rng_state() == state).all() and network.config._attn_implementation == "eager"
+    assert [part for part in network.modules() if not part.training] == list(frozen.modules())
+    assert (torch.get_rng_state() == state).all() and network.config._attn_implementation == "eager"
     assert all((one == before[name]).all() for name, one in network.state_dict().items())
 
 
@@ -329,6 +331,26 @@ def test_roles_are_found_on_the_same_canvases(tmp_path):
     assert measure(model, canvases, roles=True).role.tolist() == [[0]]
     with pytest.raises(CallError, match="probes of at least"):
         measure(model, canvases[:3], roles=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        (transformers.LlamaModel, "mine", "mine: expected a network that predicts tokens, such as LlamaForCausalLM, found LlamaModel"),
+        (transformers.LlamaForTokenClassification, "mine", "found LlamaForTokenClassification without a language model's head"),
+        (transformers.LlamaForCausalLM, "a\ud800", r"name: expected text without lone surrogates, found '\\ud800' at character 1"),
+    ],
+)
+def test_what_cannot_be_watched_is_refused_before_the_training(kind, name, message, corpus, tmp_path):
+    network, canvases = network_and_canvases("causal", corpus)
+    with pytest.raises((ModelError, CallError), match=message):
+        TrainingWatch(kind(network.config), canvases, tmp_path / "watch", every=1, name=name)
+    assert not (tmp_path / "watch").exists()
+
+
+def test_a_figure_of_no_run_is_refused():
+    with pytest.raises(CallError, match="runs: expected at least one, found none"):
+        draw_emergence([])
 
 
 def test_roles_of_moments_that_were_measured_without_them_are_found(corpus, tmp_path):

@@ -103,11 +103,11 @@ def test_what_a_kill_leaves_half_written_is_ignored(whole_run, tmp_path, monkeyp
 
     def draw_or_stop(mix, tokenizer, seed, update):
         if update == 17:
-            raise InterruptedError
+            raise KeyboardInterrupt
         return draw_canvases(mix, tokenizer, seed, update)
 
     monkeypatch.setattr(training, "draw_canvases", draw_or_stop)
-    with pytest.raises(InterruptedError):
+    with pytest.raises(KeyboardInterrupt):
         train(TINY, tmp_path, progress=False)
     monkeypatch.undo()
     (tmp_path / f"{STATE}.writing").write_bytes(b"\0" * 50)
@@ -307,3 +307,20 @@ def test_a_run_leaves_the_random_numbers_of_its_caller(tmp_path):
 def test_a_watch_that_freezes_all_weights_is_one_clear_message(tmp_path):
     with pytest.raises(TrainingError, match="short, update 1: expected weights that are trained, found requires_grad False on all of them"):
         train(SHORT, tmp_path, progress=False, watch=lambda network, done: network.requires_grad_(False))
+
+
+@pytest.mark.parametrize("place", ["/proc/none/run", "file/run", "run"])
+def test_a_folder_that_cannot_be_written_is_told_as_such(place, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "snapshots").write_text("mine")
+    with pytest.raises((TrainingError, CallError), match=r"cannot be written|holds"):
+        train(dataclasses.replace(TINY, updates=1, snapshots=(0, 1)), tmp_path / place, progress=False)
+
+
+def test_a_training_under_another_default_device_is_the_same(tmp_path):
+    brief = dataclasses.replace(TINY, updates=2)
+    expected = train(brief, tmp_path / "here", progress=False).state_dict()
+    with torch.device("meta"):  # where nothing can be read
+        found = train(brief, tmp_path / "there", progress=False).state_dict()
+    assert all(torch.equal(found[name], one) for name, one in expected.items())

@@ -113,6 +113,30 @@ def test_threads_that_write_in_one_recording_never_mix_their_steps(diffusion, tm
     assert trace.manifest["complete"] and trace.steps == 4
 
 
+def test_nothing_watches_or_hides_from_a_network_while_another_thread_generates(diffusion, tmp_path, monkeypatch):
+    """Also where its generation begins after `recording` has looked, since hooks in the middle of a call would answer its layers."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hold(step):
+        inside.set()
+        go_on.wait(30)
+
+    slow = threading.Thread(target=lambda: write(diffusion, on_step=hold))
+    slow.start()
+    assert inside.wait(30)
+    monkeypatch.setattr("sinkscope.recorder.levels.is_generating", lambda network: False)
+    told = "expected LlamaForCausalLM between its generations, found one of it in another thread; let that end first"
+    with pytest.raises(AttentionError, match=told), sinkscope.recording(diffusion, out=tmp_path / "run"):
+        pass
+    with pytest.raises(AttentionError, match=told), sinkscope.parse_rule("top:1")(diffusion):
+        pass
+    assert not (tmp_path / "run").exists()
+    go_on.set()
+    slow.join()
+    with sinkscope.parse_rule("top:1")(diffusion):
+        assert write(diffusion).steps == 4
+
+
 def test_threads_may_write_in_turn_in_one_recording(diffusion, tmp_path):
     with sinkscope.recording(diffusion, out=tmp_path / "run"):
         for _ in range(2):

@@ -8,7 +8,7 @@ three things in a layer: it *watches* the columns, it *hides* keys from the quer
 
 from sinkscope.attention.dispatch import attend
 from sinkscope.attention.foreign_network import foreign
-from sinkscope.attention.generations import generating, is_generating
+from sinkscope.attention.generations import generating_in, is_generating
 from sinkscope.attention.hooks import subscribed
 from sinkscope.attention.interface import NAME, register_interface
 from sinkscope.attention.masks import mask_for
@@ -48,7 +48,7 @@ __all__ = [
     "attend",
     "current_session",
     "foreign",
-    "generating",
+    "generating_in",
     "is_generating",
     "mask_for",
     "output_norms",

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sinkscope.argument_types import checked
 from sinkscope.attention.call_limits import check_network
+from sinkscope.attention.generations import is_generating
 from sinkscope.attention.interface import entering, leave_interface, running_call, use_interface
 from sinkscope.attention.session import Hooks, Session, current_session, one_at_a_time, watched_networks
 from sinkscope.attention.stacks import Stack, find_stacks
@@ -30,7 +31,7 @@ def subscribed(network: nn.Module, subscriber: Subscriber) -> Iterator[Session]:
 
     Raises:
         CallError: no torch module, or no subscriber.
-        AttentionError: the network cannot be watched, or another thread has a subscriber there.
+        AttentionError: the network cannot be watched, or another thread has a subscriber there, or generates.
     """
     check_network(network)
     check_groups(subscriber)
@@ -39,6 +40,11 @@ def subscribed(network: nn.Module, subscriber: Subscriber) -> Iterator[Session]:
         session = current_session(network)
         if session is None:
             _refuse_nested(network)
+            if is_generating(network, elsewhere=True):
+                raise AttentionError(
+                    f"expected {type(network).__name__} between its generations, found one of it in another thread; let that end first, or "
+                    "load the model once for each thread"
+                )
             session = Session(network, TransformersHooks(network))
             session.open()
         session.join(subscriber)

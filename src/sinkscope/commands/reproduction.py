@@ -141,7 +141,7 @@ def _evaluate(model: Any, part: Part, options: Options, say: Callable[[str], Non
 
 
 def _record(model: Any, part: Part, options: Options, say: Callable[[str], None]) -> list[Trace]:
-    """Record a part, one folder a prompt, and return its traces; complete ones of the same weights, prompt and settings are kept."""
+    """Record a part, one folder a prompt, and return its traces; complete ones of the same model, dtype, prompt and settings are kept."""
     from sinkscope.decoding import described, generate, resolve_settings
     from sinkscope.evaluation.tasks import find_task
     from sinkscope.recorder import recording
@@ -153,7 +153,9 @@ def _record(model: Any, part: Part, options: Options, say: Callable[[str], None]
     traces = []
     for index, problem in enumerate(problems):
         folder = _folder(options, "traces", part.model) / f"{index:06d}"
-        wanted = {"weight_hash": model.card.weight_hash, "prompt": task.prompt(problem, index, part.shots), "settings": settings}
+        card = model.card
+        of_model = {"weight_hash": card.weight_hash, "config_hash": card.config_hash, "dtype": card.dtype}
+        wanted = {**of_model, "prompt": task.prompt(problem, index, part.shots), "settings": settings}
         stamp = folder.with_suffix(".json")
         if read_object(stamp) != wanted:
             if (folder / "manifest.json").exists():

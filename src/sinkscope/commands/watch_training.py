@@ -47,6 +47,8 @@ class WatchTraining(Command):
         if self.canvases < 1:
             raise CallError(f"--canvases: expected at least 1, found {self.canvases}")
         names = [_name_of(folder) for folder in self.runs]
+        if own := next((name for name in names if name in {f"{FILE}.{kind}" for kind in ("png", "pdf", "csv")}), None):
+            raise CallError(f"expected folders of other names than the figure's files, found {own}; rename it")
         already = [_is_measured(folder) for folder in self.runs]
         parts = [name for name, is_done in zip(names, already, strict=True) if not is_done]
         if twice := [name for name, times in Counter(parts).items() if times > 1]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sinkscope.argument_types import checked, in_words
-from sinkscope.attention import GenerationStart, Session, StepContext, StepResult, current_session, generating, upload
+from sinkscope.attention import GenerationStart, Session, StepContext, StepResult, generating_in, upload
 from sinkscope.decoding.settings import Settings, described
 from sinkscope.decoding.work import WorkMeter
 from sinkscope.errors import CallError
@@ -209,26 +209,25 @@ def publishing(model: Model, batch: Batch, settings: Settings, final_length: int
     Args:
         final_length: positions of the longest canvas once it is written; None where it follows from the prompts and ``length``.
     """
-    session = current_session(model.network)
-    if session is not None:
-        session.begin_generation(
-            GenerationStart(
-                prompt_lengths=batch.lengths,
-                final_length=final_length or max(batch.lengths) + settings.length,
-                causal=model.family.causal,
-                sampler={"name": model.family.sampler, **described(settings)},
-                prompts=batch.texts,
-                mask_id=model.card.mask_id,
-            )
-        )
-    failed = True
-    try:
-        with generating(model.network):
-            yield Publisher(session, model.family.causal, model.family.shift, model.card.mask_id)
-        failed = False
-    finally:
+    with generating_in(model.network) as session:
         if session is not None:
-            session.end_generation(failed)
+            session.begin_generation(
+                GenerationStart(
+                    prompt_lengths=batch.lengths,
+                    final_length=final_length or max(batch.lengths) + settings.length,
+                    causal=model.family.causal,
+                    sampler={"name": model.family.sampler, **described(settings)},
+                    prompts=batch.texts,
+                    mask_id=model.card.mask_id,
+                )
+            )
+        failed = True
+        try:
+            yield Publisher(session, model.family.causal, model.family.shift, model.card.mask_id)
+            failed = False
+        finally:
+            if session is not None:
+                session.end_generation(failed)
 
 
 def row_generators(seed: int, rows: int, device: torch.device) -> list[torch.Generator]:

@@ -13,6 +13,7 @@ from sinkscope.emergence.history import NO_ROLE, Moment
 from sinkscope.errors import CallError, ModelError
 from sinkscope.interventions import parse_rule
 from sinkscope.models import Model, expect_model
+from sinkscope.models.devices import cpu_by_default
 from sinkscope.models.in_memory import IN_MEMORY
 from sinkscope.roles import ROLES, Probe, find_roles_on
 from sinkscope.roles.probes import check_probe, check_tokens, predictions
@@ -21,6 +22,7 @@ from sinkscope.roles.verdict import Rules
 
 
 @checked
+@cpu_by_default()
 @torch.no_grad()
 def measure(model: Model, canvases: Sequence[HeldOut], *, roles: bool = False, on_canvas: Callable[[int], object] | None = None) -> Moment:
     """Measure the sinks of a network on held-out canvases; its weights, its mode and torch's random state stay as they are.
@@ -37,7 +39,7 @@ def measure(model: Model, canvases: Sequence[HeldOut], *, roles: bool = False, o
     if not canvases:
         raise CallError("canvases: expected at least one, found none")
     check_canvases(model, canvases)
-    was_training = model.network.training
+    modes = {part: part.training for part in model.network.modules()}
     model.network.eval()
     try:
         with torch.random.fork_rng():
@@ -48,7 +50,8 @@ def measure(model: Model, canvases: Sequence[HeldOut], *, roles: bool = False, o
                     on_canvas(number)
             found = _roles(model, [one.probe for one in canvases]) if roles else None
     finally:
-        model.network.train(was_training)
+        for part, training in modes.items():
+            part.training = training
     return Moment(**{name: np.stack([row[name] for row in rows]) for name in rows[0]}, role=found)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.argument_types import checked
-from sinkscope.documents import describe
+from sinkscope.documents import check_encodable, describe
 from sinkscope.emergence.held_out import HeldOut, fingerprint
 from sinkscope.emergence.moment import check_canvases, measure
 from sinkscope.emergence.storage import check_watch, open_watch
@@ -63,6 +63,7 @@ class TrainingWatch:
     ) -> None:
         if min(updates, default=0) < 0:
             raise CallError(f"updates: expected whole numbers from 0 upwards, found {describe(min(updates))}")
+        check_encodable(name, "name")
         if not canvases:
             raise CallError("expected at least one held-out canvas, found none")
         if roles and len(canvases) < LEAST:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from sinkscope.emergence.history import SHARE, Emergence
+from sinkscope.errors import CallError
 from sinkscope.figures.figure import DrawnFigure
 from sinkscope.figures.style import BLUE, INK, VERMILLION, WIDE, WIDER, figure_style, new_sheet, number, plain
 
@@ -25,7 +26,13 @@ HEADER = ("model", "update", "layer", "head", "share", "value_ratio", "stayed", 
 
 
 def draw_emergence(runs: Sequence[Emergence]) -> DrawnFigure:
-    """Draw the runs side by side, one column each, on common scales."""
+    """Draw the runs side by side, one column each, on common scales.
+
+    Raises:
+        CallError: no run.
+    """
+    if not runs:
+        raise CallError("runs: expected at least one, found none")
     with figure_style(wide=len(runs) > 1):
         return _draw(runs)
 

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from sinkscope.argument_types import checked
 from sinkscope.checksums import sealed
 from sinkscope.errors import TrainingError
 from sinkscope.lab.corpus import Corpus
 from sinkscope.lab.recipes import Recipe
-from sinkscope.lab.run_folder import RECIPE, STATE, UNFINISHED_CHECKPOINT, WEIGHTS, check_recipe, finish_recipe
+from sinkscope.lab.run_folder import RECIPE, STATE, UNFINISHED_CHECKPOINT, WEIGHTS, check_recipe, finish_recipe, telling_failures
 from sinkscope.lab.starting_network import choose_tokenizer
 from sinkscope.lab.texts import Texts
 from sinkscope.lab.training import Watch, train
@@ -47,22 +46,16 @@ def train_checkpoint(
     """
     find_device(device)
     out = Path(out)
-    try:
-        with claimed_folder(out, TrainingError):
-            here = out.absolute()  # a watch may change the current folder
-            recipe = dataclasses.replace(recipe, data=None if texts is None else texts.fingerprint)
-            check_recipe(recipe, out)
-            if (here / WEIGHTS).exists():
-                outline(str(here))  # what else a checkpoint needs must be there as well
-            else:
-                network = train(recipe, here, texts=texts, device=device, watch=watch)
-                _save(network, choose_tokenizer(recipe, texts), here, command)
-            (here / STATE).unlink(missing_ok=True)  # a kill may have come between the last rename and this
-    except OSError as error:
-        path = error.filename or out  # a library's own folder, too
-        raise TrainingError(f"{path} cannot be written ({error.strerror or error}); make room and run the same command again") from error
-    except SafetensorError as error:
-        raise TrainingError(f"{out} cannot be written; make room and run the same command again") from error
+    with telling_failures(out), claimed_folder(out, TrainingError):
+        here = out.absolute()  # a watch may change the current folder
+        recipe = dataclasses.replace(recipe, data=None if texts is None else texts.fingerprint)
+        check_recipe(recipe, out)
+        if (here / WEIGHTS).exists():
+            outline(str(here))  # what else a checkpoint needs must be there as well
+        else:
+            network = train(recipe, here, texts=texts, device=device, watch=watch)
+            _save(network, choose_tokenizer(recipe, texts), here, command)
+        (here / STATE).unlink(missing_ok=True)  # a kill may have come between the last rename and this
     return out
 
 

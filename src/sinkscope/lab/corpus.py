@@ -18,9 +18,11 @@ import torch
 
 from sinkscope.argument_types import checked
 from sinkscope.checksums import compare_checksum, compare_file, sha256_of, with_checksum
-from sinkscope.documents import check_fields, check_regular, read_json_object
+from sinkscope.documents import check_encodable, check_fields, check_regular, read_json_object, shown
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import PROMPT, Canvases
+from sinkscope.lab.run_folder import telling_failures
+from sinkscope.lab.vocabulary import BOS, EOS, MASK
 from sinkscope.locks import claimed_file
 from sinkscope.progress import show_progress
 
@@ -95,28 +97,45 @@ def make_corpus(texts: Iterable[LongText], out: Path, *, vocabulary: int = 4096,
         progress: shows how far it has come.
 
     Raises:
-        CallError: the folder exists, or there is nothing to train on or to hold out.
+        CallError: the folder exists, there is nothing to train on or to hold out, or a text holds a special token or is no text.
+        TrainingError: the folder cannot be written.
     """
     texts = list(texts)
     if not any(text.held_out for text in texts) or all(text.held_out for text in texts):
         raise CallError(f"expected documents to train on and documents to hold out, found {len(texts)} documents of one kind")
     if not 300 <= vocabulary <= 65536:
         raise CallError(f"vocabulary: expected 300 to 65536 tokens, found {vocabulary}")
-    with claimed_file(out, TrainingError):
+    check_encodable(source, "source")
+    for text in texts:
+        check_encodable(text.title, "title")
+        check_encodable(text.text, shown(text.title))
+        if special := next((token for token in (BOS, EOS, MASK) if token in text.text), None):
+            raise CallError(
+                f"{shown(text.title)}: expected text without the tokens that begin, end and mask a text, found {special!r}; take it out"
+            )
+    with telling_failures(out), claimed_file(out, TrainingError):
         if os.path.lexists(out):
             raise CallError(f"{out}: expected a folder that does not exist yet; delete it or choose another")
-        _write(texts, out, vocabulary, source, progress)
+        try:
+            _write(texts, out, vocabulary, source, progress)
+        finally:
+            shutil.rmtree(_unfinished(out), ignore_errors=True)
     return out
 
 
-def _write(texts: Sequence[LongText], out: Path, vocabulary: int, source: str, progress: bool) -> None:
+def _unfinished(out: Path) -> Path:
+    return out.with_name(out.name + ".writing")
 
+
+def _write(texts: Sequence[LongText], out: Path, vocabulary: int, source: str, progress: bool) -> None:
     from sinkscope.lab.texts import train_tokenizer_on
 
     training = [text for text in texts if not text.held_out]
     share = TOKENIZER_SAMPLE // len(training)
     tokenizer = train_tokenizer_on((text.text[:share] for text in training), vocabulary)
-    beside = out.with_name(out.name + ".writing")
+    beside = _unfinished(out)
+    if beside.is_symlink() or beside.is_file():
+        beside.unlink()
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
     tokenizer.save_pretrained(beside / TOKENIZER)

@@ -7,7 +7,8 @@ Every file is written under another name and renamed, so that a kill leaves the 
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,20 @@ _ANEW = f"delete {STATE} to begin anew"
 _NO_STATE = "expected the state of this run, found a file that is damaged or of another network"
 UNFINISHED_CHECKPOINT = "checkpoint.writing"
 _FINISHED = "weights_sha256"
+
+
+@contextmanager
+def telling_failures(out: Path) -> Iterator[None]:
+    """Raise TrainingError where the body cannot write into the folder of a run."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except OSError as error:
+        path = error.filename or out  # a library's own folder, too
+        raise TrainingError(f"{path} cannot be written ({error.strerror or error}); make room and run the same command again") from error
+    except SafetensorError as error:
+        raise TrainingError(f"{out} cannot be written; make room and run the same command again") from error
 
 
 def check_recipe(recipe: Recipe, out: Path) -> None:

@@ -22,7 +22,7 @@ from sinkscope.lab.corpus import Corpus, draw_windows
 from sinkscope.lab.nulls import draw_nulls
 from sinkscope.lab.objectives import masked_diffusion_loss, next_token_loss
 from sinkscope.lab.recipes import Recipe
-from sinkscope.lab.run_folder import LOG, check_recipe, cut_log, load_state, save_snapshot, save_state, write_recipe
+from sinkscope.lab.run_folder import LOG, check_recipe, cut_log, load_state, save_snapshot, save_state, telling_failures, write_recipe
 from sinkscope.lab.starting_network import build_network, choose_tokenizer
 from sinkscope.lab.surroundings import plain_torch
 from sinkscope.lab.texts import TextCanvases, Texts
@@ -58,7 +58,7 @@ def train(
 ) -> Any:
     """Train a recipe in the folder ``out``, from its last saved state, and return the network.
 
-    torch's default dtype, autocast and gradient mode around the call change nothing of it, and its random state is left as it was.
+    torch's default dtype and device, autocast and gradient mode around the call change nothing of it; its random state is left as it was.
 
     Args:
         texts: the user's own texts, whose fingerprint becomes part of the recipe; None trains on the lab's problems.
@@ -66,13 +66,13 @@ def train(
 
     Raises:
         CallError: a value of the recipe is out of bounds, or the device cannot be used.
-        TrainingError: the folder holds a run of another recipe, or the loss is no longer finite.
+        TrainingError: the folder holds a run of another recipe, it cannot be written, or the loss is no longer finite.
     """
     find_device(device)
     out, recipe = Path(out), replace(recipe, data=None if texts is None else texts.fingerprint)
-    check_recipe(recipe, out)
-    tokenizer = choose_tokenizer(recipe, texts)
-    with plain_torch(device):
+    with telling_failures(out), plain_torch(device):
+        check_recipe(recipe, out)
+        tokenizer = choose_tokenizer(recipe, texts)
         return _train(recipe, out, texts, tokenizer, device, progress, watch)
 
 
@@ -184,6 +184,9 @@ def source_of(recipe: Recipe, tokenizer: Any, texts: Texts | Corpus | None) -> C
         return lambda seed, update: draw_nulls(task, seed, update)
     if isinstance(texts, Corpus):
         mix = recipe.canvases
+        for tokens in (texts.train, texts.held_out):  # a corpus of an earlier version may have read one from its text
+            if (tokens == tokenizer.mask_token_id).any():
+                raise TrainingError(f"{texts.folder}: expected text without masks, found {tokenizer.mask_token!r}; make the corpus again")
         bos = tokenizer.bos_token_id if recipe.first_token == "bos" else None
         return draw_windows(texts, mix.tokens, mix.lengths[0], bos_id=bos)
     if texts is not None:

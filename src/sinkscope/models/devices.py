@@ -2,6 +2,8 @@
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -42,6 +44,13 @@ def own_device(device: str) -> str:
     """Return a device; ``cuda`` under torchrun is the process's own, by LOCAL_RANK, as else all processes would share the first."""
     local = os.environ.get("LOCAL_RANK")
     return f"cuda:{local}" if device == "cuda" and local is not None else device
+
+
+@contextmanager
+def cpu_by_default() -> Iterator[None]:
+    """Let new tensors be on the CPU while the body runs where torch's default is another device."""
+    with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
+        yield
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -26,11 +26,16 @@ def model_of(network: Any, tokenizer: Any = None, *, name: str = "network") -> M
         name: in messages and files.
 
     Raises:
-        ModelError: its config belongs to no family.
+        ModelError: its config belongs to no family, or it predicts no tokens.
     """
     found = getattr(network, "config", None)
     if found is None or not hasattr(found, "to_dict"):
         raise ModelError(f"{name}: expected a transformers network with a config, found {type(network).__name__}")
+    if not callable(getattr(network, "get_output_embeddings", None)) or network.get_output_embeddings() is None:
+        raise ModelError(
+            f"{name}: expected a network that predicts tokens, such as LlamaForCausalLM, found {type(network).__name__} without a language "
+            "model's head"
+        )
     config, variant = split_config(found.to_dict() | {"architectures": None}, name)
     if config.get("is_causal") is False and config.get("model_type") in STOCK:
         config = {MARK: PLAIN, **config}

@@ -86,7 +86,7 @@ class DriftRecorder(Watcher):
         self._check_settings(dict(start.sampler or {}))
         layers, heads = self.model.card.layers, self.model.card.kv_heads
         shape = (len(start.prompt_lengths), len(MEASURES), len(self.lags), len(CLASSES), layers, heads)
-        self._sums, self._counts = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape[:1] + shape[2:], dtype=torch.float64)
+        self._sums, self._counts = (torch.zeros(one, dtype=torch.float64, device="cpu") for one in (shape, shape[:1] + shape[2:]))
 
     def _check_settings(self, sampler: dict[str, Any]) -> None:
         """Note sampler and rules of a generation; raise an error for others than those of the prompts before."""
