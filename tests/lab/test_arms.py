@@ -164,11 +164,11 @@ def test_a_killed_run_with_a_sink_goes_on_to_the_same_weights(tmp_path, monkeypa
 
     def draw_or_stop(mix, tokenizer, seed, update):
         if update == 7:
-            raise InterruptedError
+            raise KeyboardInterrupt
         return draw_canvases(mix, tokenizer, seed, update)
 
     monkeypatch.setattr(training, "draw_canvases", draw_or_stop)
-    with pytest.raises(InterruptedError):
+    with pytest.raises(KeyboardInterrupt):
         train(recipe, tmp_path / "cut", progress=False)
     monkeypatch.undo()
     resumed = train(recipe, tmp_path / "cut", progress=False)
