@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from sinkscope.documents import check_regular
+from sinkscope.documents import check_regular, files_in
 from sinkscope.errors import SinkscopeError, first_line
 
 MOST_SETTINGS = 1 << 20
@@ -60,4 +60,5 @@ def refused_file(error: BaseException) -> str | None:
 
 
 def _within(folders: Iterable[str], endings: tuple[str, ...]) -> list[Path]:
-    return [file for folder in folders for ending in endings for file in sorted(Path(os.path.expanduser(folder)).glob(f"*.{ending}"))]
+    places = [Path(os.path.expanduser(folder)) for folder in folders]
+    return [file for place in places for ending in endings for file in files_in(place, f"*.{ending}", SinkscopeError)]

@@ -297,7 +297,7 @@ def test_what_jobs_refuse(tmp_path, monkeypatch):
     with pytest.raises(CallError, match="no model 'm': expected a bundled name"):
         run_in_jobs("m", "cpu", None, arguments, 1, "local")
     with pytest.raises(
-        CallError, match=r"--out: expected a path without %, where submitit and Slurm put the numbers of jobs, found '/.*/a%jb'"
+        CallError, match=r"--out: expected a path without %, where submitit and Slurm put the numbers of jobs, found /.*/a%jb"
     ):
         run_in_jobs("lab-diffusion", "cpu", None, arguments | {"out": tmp_path / "a%jb"}, 1, "local")
     with pytest.raises(CallError, match="no rule 'nosuch'"):

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sinkscope.documents import shown
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.bound_job import run_share
 from sinkscope.evaluation.task_plans import Request, make_plans
@@ -51,9 +50,7 @@ def run_in_jobs(
         raise CallError("--jobs needs submitit, which is not installed: pip install 'sinkscope[slurm]'") from error
     folder = arguments["out"].absolute() / LOGS  # submitit takes a relative ~ for a home
     if "%" in str(folder):
-        raise CallError(
-            f"--out: expected a path without %, where submitit and Slurm put the numbers of jobs, found {shown(str(folder.parent))}"
-        )
+        raise CallError(f"--out: expected a path without %, where submitit and Slurm put the numbers of jobs, found {folder.parent}")
     if not any(name.endswith("timeout_min") for name in parameters):
         parameters["timeout_min"] = MINUTES.get(cluster, MINUTES["slurm"])
     with tempfile.TemporaryDirectory() as elsewhere:  # an executor makes its folder at once

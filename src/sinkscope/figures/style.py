@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sinkscope.documents import files_in
+from sinkscope.errors import SinkscopeError
 from sinkscope.library_settings import check_settings
 from sinkscope.notebook_card import visible
 from sinkscope.traces import Trace
@@ -99,7 +101,7 @@ def _check_settings() -> None:
     found = next((place for place in places if os.path.exists(place) and not os.path.isdir(place)), None)
     if found is not None:
         check_settings([found], "matplotlib", ", or name another with MATPLOTLIBRC")
-    check_settings(sorted(Path(folders[-1], "stylelib").glob("*.mplstyle")), "matplotlib")
+    check_settings(files_in(Path(folders[-1], "stylelib"), "*.mplstyle", SinkscopeError), "matplotlib")
 
 
 def new_sheet(width: float, height: float, apart: float = 0.04167) -> "Sheet":
