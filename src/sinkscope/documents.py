@@ -339,12 +339,11 @@ def describe(value: Any) -> str:
 
 
 def check_encodable(text: str, what: str) -> None:
-    """Raise CallError for a text with a lone surrogate, which no file can hold."""
+    """Raise CallError for a text with a lone surrogate, which no file can hold and no tokenizer takes."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        found = f"found {text[error.start]!a} at character {error.start:,}"
-        raise CallError(f"{what}: expected text without lone surrogates, {found}") from error
+        raise CallError(f"{what}: expected text, found the lone surrogate {text[error.start]!a} at character {error.start}") from error
 
 
 def shown(value: Any) -> str:

@@ -10,8 +10,8 @@ from sinkscope.errors import SinkscopeError, first_line
 
 MOST_SETTINGS = 1 << 20
 """Bytes of a file of settings; a larger one is none."""
-_READERS = {"fsspec/config.py": ("cdir", "fn"), "donfig/config_obj.py": ("path",)}
-"""The code that reads settings, and its local variables that name the file; donfig is what reads those of zarr."""
+_READERS = {"fsspec/config.py": ("fsspec", "cdir", "fn"), "donfig/config_obj.py": ("zarr", "path")}
+"""The code that reads settings, whose they are, and its local variables that name the file."""
 
 
 def check_settings(files: Iterable[Path | str], library: str, more: str = "") -> None:
@@ -49,10 +49,9 @@ def refused_file(error: BaseException) -> str | None:
         trace = last.__traceback__
         while trace is not None:
             file = trace.tb_frame.f_code.co_filename.replace(os.sep, "/")
-            names = _READERS.get("/".join(file.split("/")[-2:]), ())
+            library, *names = _READERS.get("/".join(file.split("/")[-2:]), ("",))
             found = [str(trace.tb_frame.f_locals.get(name)) for name in names]
             if found and os.path.isfile(path := os.path.join(*found)):
-                library = file.split("/")[-2]
                 return f"{path}: expected settings as {library} reads them, found others ({first_line(last)}); mend or remove the file"
             trace = trace.tb_next
         last = last.__cause__ or last.__context__

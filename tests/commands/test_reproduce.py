@@ -6,7 +6,7 @@ import json
 import pytest
 
 import sinkscope
-from sinkscope.commands.reproduction import Options, reproduce, sink_tokens
+from sinkscope.commands.reproduction import Options, _record, reproduce, sink_tokens
 from sinkscope.errors import CallError, ModelError
 from sinkscope.evaluation.papers.paper1 import LAB, paper1
 
@@ -64,6 +64,15 @@ def test_every_table_and_figure_and_nothing_is_done_twice(lab, tmp_path, monkeyp
     (tmp_path / "traces" / "lab-diffusion" / "000001.json").unlink()
     assert reproduce(parts, options, said.append) == written
     assert [line for line in said if "recorded" in line] == ["lab-diffusion: generation 2 of 2 recorded"]
+
+
+def test_traces_are_kept_in_one_dtype(diffusion, tmp_path):
+    part = next(one for one in small(paper1(LAB, limit=1, traces=1)) if one.recorded and one.model == "lab-diffusion")
+    said = []
+    for dtype in ("float32", "float32", "bfloat16"):
+        model = dataclasses.replace(diffusion, card=dataclasses.replace(diffusion.card, dtype=dtype))
+        _record(model, part, Options(tmp_path, {}), said.append)
+    assert said == ["lab-diffusion: generation 1 of 1 recorded"] * 2
 
 
 def test_the_plan_on_the_labs_models_with_hiding_controls_and_programs(tmp_path):

@@ -338,7 +338,7 @@ def test_roles_are_found_on_the_same_canvases(tmp_path):
     [
         (transformers.LlamaModel, "mine", "mine: expected a network that predicts tokens, such as LlamaForCausalLM, found LlamaModel"),
         (transformers.LlamaForTokenClassification, "mine", "found LlamaForTokenClassification without a language model's head"),
-        (transformers.LlamaForCausalLM, "a\ud800", r"name: expected text without lone surrogates, found '\\ud800' at character 1"),
+        (transformers.LlamaForCausalLM, "a\ud800", r"name: expected text, found the lone surrogate '\\ud800' at character 1"),
     ],
 )
 def test_what_cannot_be_watched_is_refused_before_the_training(kind, name, message, corpus, tmp_path):
@@ -489,6 +489,7 @@ def test_weights_that_are_not_the_ones_of_their_run_are_refused(run, tmp_path):
         (("nowhere",), "expected the folder of a training run"),
         ((), "at least one folder"),
         (("nowhere", "--canvases", "0"), "--canvases: expected at least 1"),
+        (("emergence.png",), "expected folders of other names than the figure's files, found emergence.png"),
     ],
 )
 def test_calls_that_cannot_work_are_refused_by_name(run, tmp_path, arguments, message):

@@ -96,7 +96,7 @@ def test_what_is_no_corpus_or_was_changed_is_refused(folder, tmp_path):
 def test_a_corpus_that_cannot_be_made_or_drawn_from_is_refused(folder, tmp_path):
     with pytest.raises(CallError, match="documents to hold out, found 1 documents of one kind"):
         make_corpus([LongText("only", BOOK)], tmp_path / "a")
-    with pytest.raises(CallError, match="expected a folder that does not exist yet"):
+    with pytest.raises(CallError, match="expected a new or empty folder for a corpus, found something there"):
         make_corpus([LongText("a", BOOK), LongText("b", BOOK, True)], folder)
     with pytest.raises(CallError, match="expected 300 to 65536 tokens, found 20"):
         make_corpus([LongText("a", BOOK), LongText("b", BOOK, True)], tmp_path / "a", vocabulary=20)
@@ -105,13 +105,16 @@ def test_a_corpus_that_cannot_be_made_or_drawn_from_is_refused(folder, tmp_path)
             (LongText("a", BOOK + "<|mask|>"), LongText("b", BOOK, True)),
             r"'a': expected text without the tokens .*, found '<\|mask\|>'; take it",
         ),
-        ((LongText("a", BOOK), LongText("b", BOOK + "\ud800", True)), r"'b': expected text without lone surrogates, found '\\ud800' at "),
-        ((LongText("\ud800", BOOK), LongText("b", BOOK, True)), r"title: expected text without lone surrogates"),
+        (
+            (LongText("a", BOOK), LongText("b", BOOK + "\ud800", True)),
+            r"'b': expected text, found the lone surrogate '\\ud800' at ",
+        ),
+        ((LongText("\ud800", BOOK), LongText("b", BOOK, True)), r"title: expected text, found the lone surrogate"),
     ):
         with pytest.raises(CallError, match=message):
             make_corpus(bad, tmp_path / "a")
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(CallError, match="expected a folder for it, found a file on the way"):
+    with pytest.raises(CallError, match="expected a folder, found a file on the way"):
         make_corpus([LongText("a", BOOK), LongText("b", BOOK, True)], tmp_path / "file" / "a", vocabulary=400, progress=False)
     assert [*tmp_path.iterdir()] == [tmp_path / "file"]
     with pytest.raises(TrainingError, match=r"expected more than 4096 tokens \(one canvas\) in each file, found \d+"):

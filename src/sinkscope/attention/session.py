@@ -27,7 +27,7 @@ from sinkscope.errors import AttentionError
 
 _sessions: "weakref.WeakKeyDictionary[nn.Module, Session]" = weakref.WeakKeyDictionary()
 one_at_a_time = threading.RLock()
-"""Held while a session opens or closes, so that two threads do not open two for one network."""
+"""Held while a session opens or closes and a generation begins or ends: a network has one session, opened between its generations."""
 
 
 class Hooks(ABC):

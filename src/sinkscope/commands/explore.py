@@ -78,7 +78,7 @@ class Explore(Command):
             server = ExplorerServer(explorer, traces, map_reader(self.model, self.device), self.port)
             print(server.url, flush=True)
             note("Ctrl+C ends it")
-            if self.browser:  # beside the server, since a browser that ends before this goes on would wait for its page
+            if self.browser:  # in a thread: Python waits for a browser of the terminal, which waits for the page
                 Thread(target=_open, args=(server.url,), daemon=True).start()
             server.serve()
 

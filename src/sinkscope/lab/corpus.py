@@ -6,8 +6,6 @@ tokenizer, and ``corpus.json`` with the titles, sizes and checksums. `sinkscope 
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +19,8 @@ from sinkscope.checksums import compare_checksum, compare_file, sha256_of, with_
 from sinkscope.documents import check_encodable, check_fields, check_regular, read_json_object, shown
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import PROMPT, Canvases
-from sinkscope.lab.run_folder import telling_failures
 from sinkscope.lab.vocabulary import BOS, EOS, MASK
-from sinkscope.locks import claimed_file
+from sinkscope.locks import new_folder
 from sinkscope.progress import show_progress
 
 MANIFEST, TRAIN, HELD_OUT, TOKENIZER = "corpus.json", "train.bin", "held-out.bin", "tokenizer"
@@ -87,17 +84,17 @@ class Corpus:
 
 @checked
 def make_corpus(texts: Iterable[LongText], out: Path, *, vocabulary: int = 4096, source: str = "", progress: bool = True) -> Path:
-    """Write a corpus folder under another name, and rename it when it is complete.
+    """Write a corpus folder, which holds nothing until it is complete.
 
     Args:
         texts: the documents; at least one of them held out.
-        out: the folder; must not exist.
+        out: a new or empty folder.
         vocabulary: tokens of the byte-level BPE tokenizer, at most 65,536.
         source: where the texts come from, for the manifest.
         progress: shows how far it has come.
 
     Raises:
-        CallError: the folder exists, there is nothing to train on or to hold out, or a text holds a special token or is no text.
+        CallError: the folder holds something, there is nothing to train on or to hold out, or a text holds a special token or is no text.
         TrainingError: the folder cannot be written.
     """
     texts = list(texts)
@@ -113,36 +110,22 @@ def make_corpus(texts: Iterable[LongText], out: Path, *, vocabulary: int = 4096,
             raise CallError(
                 f"{shown(text.title)}: expected text without the tokens that begin, end and mask a text, found {special!r}; take it out"
             )
-    with telling_failures(out), claimed_file(out, TrainingError):
-        if os.path.lexists(out):
-            raise CallError(f"{out}: expected a folder that does not exist yet; delete it or choose another")
-        try:
-            _write(texts, out, vocabulary, source, progress)
-        finally:
-            shutil.rmtree(_unfinished(out), ignore_errors=True)
+    with new_folder(out, TrainingError, "a corpus", MANIFEST) as place:
+        _write(texts, place, vocabulary, source, progress)
     return out
 
 
-def _unfinished(out: Path) -> Path:
-    return out.with_name(out.name + ".writing")
-
-
-def _write(texts: Sequence[LongText], out: Path, vocabulary: int, source: str, progress: bool) -> None:
+def _write(texts: Sequence[LongText], place: Path, vocabulary: int, source: str, progress: bool) -> None:
     from sinkscope.lab.texts import train_tokenizer_on
 
     training = [text for text in texts if not text.held_out]
     share = TOKENIZER_SAMPLE // len(training)
     tokenizer = train_tokenizer_on((text.text[:share] for text in training), vocabulary)
-    beside = _unfinished(out)
-    if beside.is_symlink() or beside.is_file():
-        beside.unlink()
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
-    tokenizer.save_pretrained(beside / TOKENIZER)
+    tokenizer.save_pretrained(place / TOKENIZER)
     listed = []
     with (
-        (beside / TRAIN).open("wb") as train,
-        (beside / HELD_OUT).open("wb") as held_out,
+        (place / TRAIN).open("wb") as train,
+        (place / HELD_OUT).open("wb") as held_out,
         show_progress(len(texts), "corpus", "documents", shown=progress) as bar,
     ):
         for text in texts:
@@ -152,10 +135,9 @@ def _write(texts: Sequence[LongText], out: Path, vocabulary: int, source: str, p
             digest = hashlib.sha256(text.text.encode()).hexdigest()
             listed.append({"title": text.title, "held_out": text.held_out, "tokens": len(tokens), "sha256": digest})
             bar.advance()
-    files = {name: sha256_of(beside / name) for name in (TRAIN, HELD_OUT, CORE, SETTINGS)}
+    files = {name: sha256_of(place / name) for name in (TRAIN, HELD_OUT, CORE, SETTINGS)}
     manifest = {"format": 1, "source": source, "vocabulary": len(tokenizer), "files": files, "documents": listed}
-    (beside / MANIFEST).write_text(json.dumps(with_checksum(manifest), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(beside, out)
+    (place / MANIFEST).write_text(json.dumps(with_checksum(manifest), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 @checked

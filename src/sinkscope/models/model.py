@@ -11,7 +11,7 @@ import torch
 from sinkscope.argument_types import check_argument
 from sinkscope.attention import Hider, current_session
 from sinkscope.attention.records import described, holds_nothing
-from sinkscope.documents import describe, shown
+from sinkscope.documents import check_encodable, describe, shown
 from sinkscope.errors import CallError, ModelError, first_line
 from sinkscope.models.conversations import write_conversation
 from sinkscope.models.family import Family
@@ -155,7 +155,7 @@ class Model:
             CallError: an unknown word, or a lone surrogate.
             ModelError: a damaged tokenizer, or one whose tokens the network does not have.
         """
-        _refuse_surrogates(text)
+        check_encodable(text, "prompt")
         try:
             ids = list(self.tokenizer(text, add_special_tokens=special, verbose=False).input_ids)
         except Exception as error:  # the tokenizers library raises nothing narrower
@@ -276,14 +276,6 @@ def _unknown_token(tokenizer: Any) -> tuple[int | None, str | None]:
     core = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     text = getattr(core, "unk_token", None)
     return (None, None) if core is None or text is None else (core.token_to_id(text), text)
-
-
-def _refuse_surrogates(text: str) -> None:
-    """Raise CallError for text that has no UTF-8, which no tokenizer takes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise CallError(f"prompt: expected text, found the lone surrogate {text[error.start]!a} at character {error.start}") from error
 
 
 def _read_ids(ids: Any, expected: str) -> list[int]:
