@@ -133,6 +133,19 @@ def test_measuring_leaves_the_network_and_the_random_state_as_they_are(corpus):
     assert all((one == before[name]).all() for name, one in network.state_dict().items())
 
 
+def test_weights_that_an_autocast_of_the_callers_has_cast_before_are_cast_anew(kind, corpus):
+    network, canvases = network_and_canvases(kind, corpus)
+    with torch.autocast("cpu", torch.bfloat16):
+        network(torch.from_numpy(canvases[0].probe.tokens)[None].long()).logits.sum().backward()
+        with torch.no_grad():
+            for weight in network.parameters():
+                weight += 0.1 * weight.flip(0)
+        found = measure(model_of(network), canvases)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = measure(model_of(network), canvases)
+    np.testing.assert_array_equal(found.loss, expected.loss)
+
+
 def test_half_of_what_may_be_predicted_is_masked_and_the_last_quarters_are_read():
     rows = [np.arange(10, 210)] * 2
     free = np.arange(200) >= 50

@@ -86,6 +86,7 @@ def test_an_architecture_out_of_bounds_is_not_trained(tmp_path, change, message)
         ({"weights": (0.0,)}, r"canvases.weights\[0\]: expected a number above 0.0, found 0.0"),
         ({"weights": (NAN,)}, r"canvases.weights\[0\]: expected a finite number, found nan"),
         ({"weights": (1.0, 2.0)}, "canvases: expected as many weights as lengths, found 2 and 1"),
+        ({"lengths": (72, 73), "weights": (1e308, 1e308)}, "canvases: expected weights whose sum is finite, found inf"),
         ({"tokens": 0}, "canvases.tokens: expected a number from 1 upwards, found 0"),
         ({"tokens": 10}, "expected canvases.tokens for a canvas of the longest length, found 10 and 72"),
         ({"lengths": (10**6,)}, "expected canvases.tokens for a canvas of the longest length, found 144 and 1000000"),

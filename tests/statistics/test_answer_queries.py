@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from planted import make_trace
+from planted import make_trace, sink_at
 
 from sinkscope.sinks import is_sink, main_sinks
 from sinkscope.sinks.drift import MainMoves
@@ -63,6 +63,17 @@ def test_sinks_are_those_of_the_dense_columns(threshold):
     values = values_of(summarise(trace, [threshold]))
     assert values["answer_queries.steps_with_sink", threshold.place] == (main >= 0).mean()
     assert summarise(trace, [threshold]).kept(AnswerMain).position.tolist() == dense.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("tolerance", [0, 1, 3])
+def test_where_all_queries_are_the_answers_its_numbers_are_those_of_all(tolerance):
+    columns = sink_at(np.array([4, 4, -1, 4, 4, 7, 7, -1, 7, 7, 3, -1, 3]), width=30, strength=12)
+    trace = make_trace(columns, prompt_length=0, column_sums_prompt=np.zeros_like(columns))
+    values = values_of(summarise(trace, [Threshold(3.0)], tolerance=tolerance))
+    place = Threshold(3.0).place
+    for name in ("steps_with_sink", "moves_per_head", "swaps_per_head", "drift", "drift_median", "drift_right"):
+        assert values[f"answer_queries.{name}", place] == values[f"movement.{name}", place]
+    assert values["answer_queries.steps_with_sink", place] == (10 / 13 if not tolerance else 1)
 
 
 def test_drift_is_that_of_a_line_through_the_places_of_each_head():

@@ -52,6 +52,15 @@ def test_entropy_and_gini_are_those_of_their_formulas():
         assert_close(found.gini[place], gini, terms=3 * len(columns), dtype=torch.float32)
 
 
+def test_columns_of_a_head_without_attention_are_equal_ones():
+    trace = ragged()
+    trace.column_sums[:, 1] = np.where(np.isnan(trace.column_sums[:, 1]), np.nan, 0)
+    trace.column_sums[:, 2] = np.where(np.isnan(trace.column_sums[:, 2]), np.nan, 1e-39)
+    found = summarise(trace, THRESHOLDS).kept(Evenness)
+    np.testing.assert_allclose(found.gini[:, 1:], 0, atol=1e-5)
+    np.testing.assert_allclose(found.entropy[:, 1:], 1, atol=1e-5)
+
+
 def test_the_rate_of_gu_is_that_of_the_definition():
     trace = ragged(1)
     trace.column_sums[0, 0, 0] = 0.1

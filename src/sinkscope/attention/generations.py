@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 from sinkscope.attention.session import Session, current_session, one_at_a_time
@@ -18,6 +19,7 @@ _running: "weakref.WeakKeyDictionary[nn.Module, Counter[int]]" = weakref.WeakKey
 def generating_in(network: nn.Module) -> Iterator[Session | None]:
     """Count a generation of a network as running while the body runs, and give its session; meanwhile no other thread opens one."""
     me = threading.get_ident()
+    torch.clear_autocast_cache()  # within an autocast of the caller's, weights would stay as an earlier call has cast them
     with one_at_a_time:
         session = current_session(network)
         by_thread = _running.setdefault(network, Counter())

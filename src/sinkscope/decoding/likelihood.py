@@ -28,6 +28,7 @@ from sinkscope.decoding.setting_bounds import LARGEST
 from sinkscope.documents import describe, shown
 from sinkscope.errors import CallError
 from sinkscope.models import Family, Model, block_length, expect_model
+from sinkscope.models.devices import own_defaults
 
 MOST_SAMPLES = 1 << 16
 GROUP = 16  # samples whose numbers of masks are spread evenly (published: batch_size)
@@ -56,6 +57,7 @@ class Likelihood:
     method: str
 
 
+@own_defaults()
 @torch.no_grad()
 def log_likelihood(
     model: Model,

@@ -13,7 +13,7 @@ from sinkscope.emergence.history import NO_ROLE, Moment
 from sinkscope.errors import CallError, ModelError
 from sinkscope.interventions import parse_rule
 from sinkscope.models import Model, expect_model
-from sinkscope.models.devices import cpu_by_default
+from sinkscope.models.devices import own_defaults
 from sinkscope.models.in_memory import IN_MEMORY
 from sinkscope.roles import ROLES, Probe, find_roles_on
 from sinkscope.roles.probes import check_probe, check_tokens, predictions
@@ -22,7 +22,7 @@ from sinkscope.roles.verdict import Rules
 
 
 @checked
-@cpu_by_default()
+@own_defaults()
 @torch.no_grad()
 def measure(model: Model, canvases: Sequence[HeldOut], *, roles: bool = False, on_canvas: Callable[[int], object] | None = None) -> Moment:
     """Measure the sinks of a network on held-out canvases; its weights, its mode and torch's random state stay as they are.

@@ -65,9 +65,9 @@ def masked_diffusion_loss(
     With ``flat`` it is the plain mean over masked tokens, which does not bound a likelihood but is much less noisy.
 
     With ``shift`` a token is predicted from the position to its left, as in a causal model. This is how a causal model is adapted to
-    diffusion (Dream, and paper 2's Qwen2.5 set-up). The first token of a canvas is then never masked.
+    diffusion (Dream, and paper 2's Qwen2.5 set-up). The first token of a canvas is then never masked, whatever ``first_stays`` is.
     """
-    noisy, weights, maskable = mask_canvases(canvases, mask_id, whole_canvas_share, generator, first_stays=first_stays)
+    noisy, weights, maskable = mask_canvases(canvases, mask_id, whole_canvas_share, generator, first_stays=first_stays or shift)
     hidden = network.model(input_ids=noisy, use_cache=False).last_hidden_state
     chosen = weights > 0
     read = torch.cat([chosen[:, 1:], torch.zeros_like(chosen[:, :1])], dim=1) if shift else chosen

@@ -1,5 +1,6 @@
 """What ``recipe.json`` and ``corpus.json`` may hold, checked when one is read; a recipe is checked by the same before it is trained."""
 
+import math
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
@@ -67,6 +68,8 @@ class CanvasFields(_Fields):
     def _fits(self) -> Self:
         if len(self.weights) != len(self.lengths):
             raise _wrong("as many weights as lengths", f"{len(self.weights)} and {len(self.lengths)}")
+        if not math.isfinite(sum(self.weights)):
+            raise _wrong("weights whose sum is finite", f"{sum(self.weights)}")
         return self
 
 

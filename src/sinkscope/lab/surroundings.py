@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-from sinkscope.models.devices import cpu_by_default
+from sinkscope.models.devices import own_defaults
 
 
 @contextmanager
@@ -14,7 +14,7 @@ def plain_torch(device: str) -> Iterator[None]:
     kinds = {"cpu", torch.device(device).type}
     dtype, cast = torch.get_default_dtype(), {kind: torch.is_autocast_enabled(kind) for kind in kinds}
     seeded = range(torch.cuda.device_count()) if torch.cuda.is_available() and torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices=list(seeded)), cpu_by_default(), torch.inference_mode(False), torch.enable_grad():
+    with torch.random.fork_rng(devices=list(seeded)), own_defaults(), torch.inference_mode(False), torch.enable_grad():
         try:
             torch.set_default_dtype(torch.float32)
             for kind in kinds:

@@ -47,8 +47,9 @@ def own_device(device: str) -> str:
 
 
 @contextmanager
-def cpu_by_default() -> Iterator[None]:
-    """Let new tensors be on the CPU while the body runs where torch's default is another device."""
+def own_defaults() -> Iterator[None]:
+    """Give the body new tensors on the CPU, whatever torch's default is, and weights that no autocast of the caller's has cast before."""
+    torch.clear_autocast_cache()  # it keeps weights as it has cast them, though they have changed, until its region ends
     with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
         yield
 

@@ -17,7 +17,7 @@ from sinkscope.checksums import sealed
 from sinkscope.documents import read_json_object
 from sinkscope.errors import CallError, ModelError
 from sinkscope.locks import new_folder
-from sinkscope.models.devices import cpu_by_default
+from sinkscope.models.devices import own_defaults
 from sinkscope.models.folders import find_folder, read_config
 from sinkscope.models.loading import load
 from sinkscope.models.sink_token.stream import constant_keys
@@ -30,7 +30,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @checked
-@cpu_by_default()
+@own_defaults()
 def fold(name: str, out: Path) -> Path:
     """Write a copy of a model whose sink tokens are constants, and return its folder.
 

@@ -14,7 +14,7 @@ from sinkscope.argument_types import checked
 from sinkscope.decoding import Settings, resolve_settings, step_count
 from sinkscope.errors import CallError, EvaluationError, SinkscopeError
 from sinkscope.models import Family, Model, expect_model
-from sinkscope.models.devices import cpu_by_default, is_out_of_memory
+from sinkscope.models.devices import own_defaults, is_out_of_memory
 from sinkscope.models.fingerprints import fingerprints, weight_hash_of
 from sinkscope.roles.conclusion import conclude, estimates
 from sinkscope.roles.head_roles import Roles, Together
@@ -35,7 +35,7 @@ Measure = Callable[[list[Probe]], list[dict[str, Any]]]
 
 
 @checked
-@cpu_by_default()
+@own_defaults()
 def find_roles(
     model: Model,
     prompts: Sequence[Any],
@@ -230,7 +230,7 @@ class _Run:
 
 
 @checked
-@cpu_by_default()
+@own_defaults()
 def find_roles_on(model: Model, probes: Sequence[Probe], *, rules: Rules | None = None, rows: int = 32, control_seed: int = 0) -> Roles:
     """Return the role of every head that has a lasting sink on given canvases, such as held-out text.
 

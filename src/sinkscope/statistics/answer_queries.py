@@ -12,6 +12,7 @@ from jaxtyping import Float, Int, Shaped
 
 from sinkscope.sinks.definition import excess_of, in_unit
 from sinkscope.sinks.drift import MainMoves
+from sinkscope.sinks.tracking import fill_dips
 from sinkscope.statistics.averages import mean
 from sinkscope.statistics.candidates import find_candidates
 from sinkscope.statistics.followed import FollowedSinks, StepSinks
@@ -82,7 +83,7 @@ class AnswerQueries(Statistic):
         followed = FollowedSinks(tuple(found.sinks), prompt.heads, prompt.thresholds)
 
         def values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
-            main = np.where(getattr(found, threshold.unit) > threshold.excess, found.position, -1)
+            main = fill_dips(np.where(getattr(found, threshold.unit) > threshold.excess, found.position, -1), prompt.tolerance)
             moved = MainMoves.of(main, lambda step, layer, head, key: followed.contain(threshold, step, layer, head, key))
             of_all = MainMoves.of(prompt.main_at(threshold))
             counted = ~np.isnan(moved.drift)

@@ -23,7 +23,8 @@ class Evenness:
     """How evenly the attention of each head is spread over the keys, in one step or in all.
 
     Attributes:
-        entropy: of the columns, over that of equal columns: 0 where one has all, 1 where all are equal.
+        entropy: of the columns, over that of equal columns: 0 where one has all (as the only token of a canvas does), 1 where all are
+            equal (as all are 0 where a rule has taken all attention away).
         gini: Gini coefficient: 0 where all columns are equal, 1 − 1/S where one has all.
         over_third: 1 where any key's mean α exceeds 0.3, else 0 (Gu et al., ICLR 2025). In causal models only keys count that 64 queries
             can see; NaN where there is none.
@@ -38,7 +39,7 @@ class Evenness:
     @classmethod
     def of(cls, step: RecordedStep) -> "Evenness":
         """Return the evenness of one step."""
-        columns, total = step.columns.sums, np.maximum(step.columns.total, np.finfo(np.float32).tiny)
+        columns, total = step.columns.sums, step.columns.total
         queries = np.maximum(step.queries, 1)[:, None]
         of_any, of_first = step.columns.at_top(columns) / queries, columns[..., 0] / queries
         if step.causal and not step.crossing:
@@ -54,7 +55,8 @@ def _over(alpha: Float[np.ndarray, "layer head"]) -> Float[np.ndarray, "layer he
 
 
 def _entropy(columns: Float[np.ndarray, "layer head key"], total: Float[np.ndarray, "layer head"]) -> Float[np.ndarray, "layer head"]:
-    share = columns / total[..., None]
+    some = total[..., None] > 0
+    share = np.divide(columns, total[..., None], out=np.full(columns.shape, 1 / columns.shape[-1], np.float32), where=some)
     logs = np.log(np.maximum(share, np.finfo(np.float32).tiny))
     return -np.einsum("lhk,lhk->lh", share, logs) / np.log(max(columns.shape[-1], 2))
 
@@ -63,7 +65,8 @@ def _gini(columns: Float[np.ndarray, "layer head key"], total: Float[np.ndarray,
     """Return 2 Σ i·c₍ᵢ₎ / (n Σ c) − (n+1)/n over the sorted columns."""
     count = columns.shape[-1]
     ranked = np.sort(columns, axis=-1) @ np.arange(1, count + 1, dtype=np.float32)
-    return 2 * (ranked / total) / count - (count + 1) / count
+    of_equal = np.full(total.shape, (count + 1) / 2, np.float32)
+    return 2 * np.divide(ranked, total, out=of_equal, where=total > 0) / count - (count + 1) / count
 
 
 class Concentration(Statistic):
