@@ -14,7 +14,7 @@ from sinkscope.argument_types import checked
 from sinkscope.decoding import Settings, resolve_settings, step_count
 from sinkscope.errors import CallError, EvaluationError, SinkscopeError
 from sinkscope.models import Family, Model, expect_model
-from sinkscope.models.devices import own_defaults, is_out_of_memory
+from sinkscope.models.devices import is_out_of_memory, own_defaults
 from sinkscope.models.fingerprints import fingerprints, weight_hash_of
 from sinkscope.roles.conclusion import conclude, estimates
 from sinkscope.roles.head_roles import Roles, Together
