@@ -110,9 +110,12 @@ def test_a_corpus_that_cannot_be_made_or_drawn_from_is_refused(folder, tmp_path)
             r"'b': expected text, found the lone surrogate '\\ud800' at ",
         ),
         ((LongText("\ud800", BOOK), LongText("b", BOOK, True)), r"title: expected text, found the lone surrogate"),
+        ((LongText("a", BOOK), "b"), r"texts: expected LongText\(title, text\), found 'b'"),
     ):
         with pytest.raises(CallError, match=message):
             make_corpus(bad, tmp_path / "a")
+    with pytest.raises(CallError, match="text: expected text, found 5"):
+        LongText("a", 5)
     (tmp_path / "file").write_text("mine")
     with pytest.raises(CallError, match="expected a folder, found a file on the way"):
         make_corpus([LongText("a", BOOK), LongText("b", BOOK, True)], tmp_path / "file" / "a", vocabulary=400, progress=False)

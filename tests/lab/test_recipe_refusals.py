@@ -36,6 +36,7 @@ NAN, INFINITE = float("nan"), float("inf")
         ({"final_share": -1.0}, "final_share: expected a number from 0.0 upwards, found -1.0"),
         ({"whole_canvas_share": 1.5}, "whole_canvas_share: expected a number up to 1.0, found 1.5"),
         ({"betas": (1.0, 1.0)}, r"betas\[0\]: expected a number below 1.0, found 1.0"),
+        ({"nulls": NullTask(2, "placed"), "seed": -2}, "expected a seed from 0 upwards with nulls, .*, found -2"),
         ({"save_every": 0}, "save_every: expected a number from 1 upwards, found 0"),
         ({"log_every": 0}, "log_every: expected a number from 1 upwards, found 0"),
         ({"validate_every": 0}, "validate_every: expected a number from 1 upwards, found 0"),

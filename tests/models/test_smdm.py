@@ -412,6 +412,25 @@ def test_a_sink_and_a_gate_together_are_refused():
         convert_weights(weights, "here", SHAPE.n_head)
 
 
+def test_packed_rows_beside_their_halves_are_refused():
+    weights = lit_gpt_weights("none")
+    halves = [weights[f"transformer.h.1.mlp.swiglu.w{number}.weight"] for number in (1, 2)]
+    with pytest.raises(ModelError, match=r"expected transformer\.h\.1\.\S+w12\.weight or its two halves, found \S+w1\.weight beside it"):
+        convert_weights({**weights, "transformer.h.1.mlp.swiglu.w12.weight": torch.cat(halves)}, "here", SHAPE.n_head)
+
+
+def test_weights_of_two_dtypes_are_loaded_in_the_wider_one(tmp_path, tokenizer):
+    weights = lit_gpt_weights("none")
+    weights["lm_head.weight"] = weights["lm_head.weight"].bfloat16()
+    torch.save(weights, tmp_path / "model.pth")
+    found = sinkscope.load(str(convert(tmp_path / "model.pth", tmp_path / "model", tokenizer=tokenizer, heads=SHAPE.n_head)))
+    assert found.card.dtype == "float32"
+    norm = weights["transformer.ln_f.weight"]
+    assert torch.equal(found.network.model.norm.weight, norm) and torch.equal(
+        found.network.lm_head.weight, weights["lm_head.weight"].float()
+    )
+
+
 def test_a_call_that_does_not_fit_is_refused(tmp_path, tokenizer):
     torch.save(lit_gpt_weights("none"), tmp_path / "model.pth")
     for heads in (0, -4):

@@ -30,6 +30,7 @@ TOKENIZER_SAMPLE = 24_000_000
 """Characters that the tokenizer is trained on: the beginnings of all training documents, in equal shares."""
 
 
+@checked
 @dataclass(frozen=True)
 class LongText:
     """A document of a corpus.
@@ -98,6 +99,8 @@ def make_corpus(texts: Iterable[LongText], out: Path, *, vocabulary: int = 4096,
         TrainingError: the folder cannot be written.
     """
     texts = list(texts)
+    if odd := next((text for text in texts if not isinstance(text, LongText)), None):
+        raise CallError(f"texts: expected LongText(title, text), found {shown(odd)}")
     if not any(text.held_out for text in texts) or all(text.held_out for text in texts):
         raise CallError(f"expected documents to train on and documents to hold out, found {len(texts)} documents of one kind")
     if not 300 <= vocabulary <= 65536:

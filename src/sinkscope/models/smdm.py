@@ -12,6 +12,7 @@ import shutil
 import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -277,7 +278,6 @@ def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None
                 f"{where}: {name}: expected {', '.join(DTYPES.values())}, found {str(tensor.dtype).removeprefix('torch.')}, which `load` "
                 "refuses; cast it: torch.save({name: tensor.float() for name, tensor in state.items()}, FILE)"
             )
-
         if not tensor.ndim or not tensor.isfinite().all():
             found = "NaN or infinite ones" if tensor.ndim else "a single number"
             raise ModelError(f"{where}: {name}: expected rows of finite numbers, found {found}; fetch the checkpoint again")
@@ -335,7 +335,10 @@ def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None
         for name, tensor in (("q", queries), ("k", keys), ("v", values)):
             tensors[f"{ours}self_attn.{name}_proj.weight"] = tensor
         if theirs + PACKED in left:
-            left[theirs + "mlp.swiglu.w1.weight"], left[theirs + "mlp.swiglu.w2.weight"] = take(theirs + PACKED, None, width).chunk(2)
+            parts = (theirs + "mlp.swiglu.w1.weight", theirs + "mlp.swiglu.w2.weight")
+            if part := next((name for name in parts if name in left), None):
+                raise ModelError(f"{where}: expected {theirs}{PACKED} or its two halves, found {part} beside it")
+            left |= zip(parts, take(theirs + PACKED, None, width).chunk(2), strict=True)
         inner = inner or left.get(theirs + "mlp.swiglu.w1.weight", head).shape[0]
         shapes = {"norm": (width,), "w3": (width, inner), "w1": (inner, width), "w2": (inner, width)}
         for name, renamed in PLAIN.items():
@@ -349,7 +352,8 @@ def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None
         tensors["model.sink_token.embedding"] = table[vocabulary + 1 :]
     shape = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers}
     shape |= {"num_attention_heads": heads, "num_key_value_heads": groups, "vocab_size": vocabulary + 1}
-    return _config(shape, variant, str(head.dtype).removeprefix("torch.")), tensors
+    widest = reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values()))
+    return _config(shape, variant, str(widest).removeprefix("torch.")), tensors
 
 
 def _few(names: Iterable[str]) -> str:

@@ -99,6 +99,17 @@ def test_the_entropy_is_that_of_the_step_before(sampler, monkeypatch):
         assert_close(found, -(p * p.log()).sum(-1).float(), terms=200)
 
 
+def test_a_step_that_draws_no_place_fires_nothing():
+    model, plans = seeded_model("dream", 1), []
+    with pytest.MonkeyPatch.context() as patch:
+        plan = BlockCache.plan
+        patch.setattr(BlockCache, "plan", lambda self, seen: plans.append(seen) or plan(self, seen))
+        steps = steps_of(model, [[8]], length=6, steps=6, cache="block:trigger=entropy,level=0.1")
+    empty = [number for number, step in enumerate(steps) if not bool((step.written >= 0).any())]
+    after = [seen for seen in plans if seen.number - 1 in empty]
+    assert after and all(bool(seen.entropy.isnan().all()) for seen in after)
+
+
 class Dense(Watcher):
     """The attention of the block's queries in every call, by a plain softmax."""
 

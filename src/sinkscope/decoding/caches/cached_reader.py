@@ -97,7 +97,9 @@ class CachedReader(WholeReader):
 
     def judge(self, logits: Tensor, candidates: Tensor) -> None:
         if self.policy.judges:
-            found = torch.distributions.Categorical(logits=logits.float()).entropy()
+            found = logits.new_empty(0, dtype=torch.float32)
+            if len(logits):  # a step of Dream's origin may draw no place
+                found = torch.distributions.Categorical(logits=logits.float()).entropy()
             self._entropy = torch.full(candidates.shape, torch.nan, device=candidates.device, dtype=torch.float32).masked_scatter_(
                 candidates, found
             )
