@@ -210,7 +210,8 @@ def fits(value: Any, hint: Any) -> bool:
     if origin in _LISTS:
         if _is_row(hint):
             return _is_list(value) and len(items := list(value)) == len(inner) and all(map(fits, items, inner))
-        return _is_list(value) and (not inner or all(fits(one, inner[0]) for one in value))
+        items = value[:1] if isinstance(value, range) else value  # which may be longer than one can wait for
+        return _is_list(value) and (not inner or all(fits(one, inner[0]) for one in items))
     if origin is Iterable:
         return hasattr(value, "__iter__") and not isinstance(value, str | bytes | Mapping) and getattr(value, "ndim", 1) > 0
     if origin is Callable:

@@ -50,7 +50,7 @@ def compare_checksum(content: Mapping[str, Any], where: Path | str, failure: Fai
 def sealed(content: bytes) -> list[bytes | memoryview]:
     """Return a safetensors file with its checksum, in pieces; ``content`` is one as `safetensors` makes it."""
     header, data = _split(content)
-    metadata = {**header.get("__metadata__", {})}
+    metadata = dict(sorted(header.get("__metadata__", {}).items()))  # safetensors gives them in any order
     metadata.pop(SHA256, None)
     header = {"__metadata__": metadata, **{name: one for name, one in header.items() if name != "__metadata__"}}
     metadata[SHA256] = _digest(header, [data])

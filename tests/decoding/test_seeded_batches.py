@@ -25,9 +25,14 @@ DREAM = [
     {"length": 12, "steps": 5, "algorithm": "topk_margin", "temperature": 1.0, "alg_temp": 0.3, "seed": 5},
     {"length": 12, "steps": 6, "algorithm": "entropy", "alg_temp": 0.002, "seed": 5},
 ]
+PARALLEL = [
+    {"length": 12, "block": 4, "threshold": 0.5, "remasking": "random", "seed": 5},
+    {"length": 12, "block": 4, "threshold": 0.3, "temperature": 1.0, "seed": 5},
+    {"length": 12, "block": 4, "factor": 1.0, "temperature": 1.0, "seed": 5},
+]
 LLADA = [{"length": 12, "steps": 6, "block": 12, "logits_eos_inf": True, "confidence_eos_eot_inf": True, "temperature": 0.5}]
 AUTOREGRESSIVE = [{"length": 9}, {"length": 9, "temperature": 0.9, "top_p": 0.9, "top_k": 20, "seed": 5}]
-CASES = {"llada": BLOCKS + LLADA, "mmada": BLOCKS, "dream": DREAM, "autoregressive": AUTOREGRESSIVE}
+CASES = {"llada": BLOCKS + LLADA + PARALLEL, "mmada": BLOCKS + PARALLEL, "dream": DREAM, "autoregressive": AUTOREGRESSIVE}
 EVERY = [(sampler, settings) for sampler, cases in CASES.items() for settings in cases]
 
 

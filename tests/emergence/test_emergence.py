@@ -27,6 +27,7 @@ from sinkscope.lab.corpus import LongText, make_corpus, open_corpus
 from sinkscope.lab.recipes import RECIPES, Architecture
 from sinkscope.lab.snapshots import held_out_rows, network_at, open_run
 from sinkscope.lab.starting_network import build_network
+from sinkscope.lab.training import train
 from sinkscope.models.in_memory import model_of
 from sinkscope.roles.probes import predictions
 
@@ -180,6 +181,12 @@ def test_canvases_for_another_kind_of_network_are_refused(network, mask_id, mess
     with pytest.raises(CallError, match=message):
         TrainingWatch(network, canvases, tmp_path / "watch", every=1)
     assert not (tmp_path / "watch").exists()
+
+
+def test_a_canvas_with_little_to_predict_has_one_mask_at_least():
+    for seed in range(20):
+        one, other = hold_out([[5] * 8, [5] * 8], [[False] * 6 + [True] * 2, [True, True] + [False] * 6], mask_id=2, shift=True, seed=seed)
+        assert 1 <= (one.probe.tokens == 2).sum() <= 2 and (other.probe.tokens == 2).tolist() == [False, True] + [False] * 6
 
 
 def test_a_canvas_of_a_logit_shift_reads_left_of_its_masks(corpus):
@@ -342,8 +349,10 @@ def test_roles_are_found_on_the_same_canvases(tmp_path):
     drawn = draw_nulls(rows, -1, 0)
     canvases = hold_out(list(drawn.tokens.numpy()), list((drawn.answers >= 0).numpy()), mask_id=None)
     assert measure(model, canvases, roles=True).role.tolist() == [[0]]
-    with pytest.raises(CallError, match="probes of at least"):
-        measure(model, canvases[:3], roles=True)
+    with pytest.raises(CallError, match="found 5 and 4"):
+        measure(model, canvases[:9], roles=True)
+    with pytest.raises(CallError, match="10 prompts, 5 of even numbers to choose heads and 5 of odd ones to judge them, found 12 and 0"):
+        TrainingWatch(model.network, canvases[::2], tmp_path / "watch", every=1, roles=True)
 
 
 @pytest.mark.parametrize(
@@ -359,6 +368,17 @@ def test_what_cannot_be_watched_is_refused_before_the_training(kind, name, messa
     with pytest.raises((ModelError, CallError), match=message):
         TrainingWatch(kind(network.config), canvases, tmp_path / "watch", every=1, name=name)
     assert not (tmp_path / "watch").exists()
+
+
+def test_more_updates_than_a_list_should_hold_are_refused_at_once(corpus, tmp_path):
+    with pytest.raises(CallError, match="updates: expected at most 1,000,000, found 1,000,000,000; pass every="):
+        TrainingWatch(*network_and_canvases("causal", corpus), tmp_path, updates=range(10**9))
+
+
+def test_the_name_of_a_run_commands_no_terminal(corpus, run, tmp_path):
+    TrainingWatch(*network_and_canvases("causal", corpus), tmp_path / "w", every=1, name="\x1b[31mred")(0)
+    status, out, _ = run("watch-training", tmp_path / "w", "--out", tmp_path / "out")
+    assert status == 0 and "\x1b" not in out and "\\x1b[31mred: held-out loss" in out
 
 
 def test_a_figure_of_no_run_is_refused():
@@ -494,6 +514,32 @@ def test_weights_that_are_not_the_ones_of_their_run_are_refused(run, tmp_path):
     shutil.copy(tmp_path / "run1/model.safetensors", tmp_path / "run0/model.safetensors")
     with pytest.raises(TrainingError, match=r"model\.safetensors: expected the bytes whose sha256 its recipe\.json gives"):
         open_run(tmp_path / "run0")
+
+
+def test_a_snapshot_and_a_state_of_another_run_are_refused(corpus, tmp_path):
+    def stop_after_three(network, done):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    folders = [tmp_path / "mine", tmp_path / "theirs"]
+    recipes = [recipe("causal", seed=seed, save_every=2) for seed in range(2)]
+    for one, folder in zip(recipes, folders, strict=True):
+        with pytest.raises(KeyboardInterrupt):
+            train(one, folder, texts=corpus, progress=False, watch=stop_after_three)
+    mine, theirs = folders
+    for name, use in (
+        ("training-state", lambda: train(recipes[0], mine, texts=corpus, progress=False)),
+        ("snapshots/update-000002", lambda: network_at(open_run(mine), 2, corpus.tokenizer())),
+    ):
+        path = mine / f"{name}.safetensors"
+        kept = path.read_bytes()
+        shutil.copy(theirs / f"{name}.safetensors", path)
+        with pytest.raises(
+            TrainingError, match=rf"{name}\.safetensors: expected weights of the run of .*recipe\.json, found those of another"
+        ):
+            use()
+        path.write_bytes(kept)
+        use()
 
 
 @pytest.mark.parametrize(

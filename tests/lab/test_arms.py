@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from closeness import assert_close, terms_of
+from safetensors.torch import load_file, save_file
 
 import sinkscope
 from sinkscope.errors import TrainingError
@@ -13,7 +14,7 @@ from sinkscope.lab.canvases import CanvasMix, draw_canvases
 from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.objectives import mask_canvases, masked_diffusion_loss
 from sinkscope.lab.recipes import ARMS, RECIPES, SHORT, Architecture
-from sinkscope.lab.run_folder import LOG, RECIPE
+from sinkscope.lab.run_folder import LOG, RECIPE, STATE
 from sinkscope.lab.starting_network import build_network
 from sinkscope.lab.training import train
 from sinkscope.lab.vocabulary import build_tokenizer
@@ -194,4 +195,5 @@ def test_a_folder_of_an_earlier_version_is_gone_on_with(tmp_path):
         del stored[key]
     del stored["canvases"]["templates"]
     (tmp_path / RECIPE).write_text(json.dumps(stored))
+    save_file(load_file(tmp_path / STATE), tmp_path / STATE, {"update": "2"})
     train(recipe, tmp_path, progress=False)

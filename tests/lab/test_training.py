@@ -333,3 +333,16 @@ def test_a_training_under_another_default_device_is_the_same(tmp_path):
     with torch.device("meta"):  # where nothing can be read
         found = train(brief, tmp_path / "there", progress=False).state_dict()
     assert all(torch.equal(found[name], one) for name, one in expected.items())
+
+
+def test_memory_that_does_not_suffice_is_said_in_our_words(tmp_path):
+    def no_memory(network, update):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+
+    def another(network, update):
+        raise RuntimeError("of the watch")
+
+    with pytest.raises(TrainingError, match="out: there is not enough memory to train; use a smaller recipe"):
+        train(TINY, tmp_path / "out", progress=False, watch=no_memory)
+    with pytest.raises(RuntimeError, match="of the watch"):
+        train(TINY, tmp_path / "other", progress=False, watch=another)

@@ -113,6 +113,19 @@ def test_the_command_writes_numbers_and_a_figure(run, diffusion_folder, tmp_path
     assert status == 2 and "already holds files" in err
 
 
+def test_vectors_without_a_length_are_not_told_and_hide_no_other_class(tmp_path):
+    model = sinkscope.load("lab-diffusion")
+    with torch.no_grad():
+        model.network.model.embed_tokens.weight[model.card.mask_id] = 0  # keys and values of masks are 0 in the first layer
+    with sinkscope.recording(model, out=tmp_path / "d", keep="drift"):
+        sinkscope.generate(model, PROMPTS[0], **SETTINGS)
+    rows = json.loads((tmp_path / "d" / "drift.json").read_text())["drift"]
+    first = {(row["measure"], row["class"]): row["by_layer"]["mean"][0] for row in rows if row["lag"] == 1}
+    for measure in MEASURES:
+        assert first[measure, "mask"] is None and first[measure, "new"] is None
+        assert first[measure, "text"] == pytest.approx(1.0 if measure.endswith("cosine") else 0.0, abs=1e-6)
+
+
 def test_no_drift_is_drawn_at_0():
     same = drift_document([np.ones((4, 1, 4, 2, 1)) * np.array([1, 1, 0, 0])[:, None, None, None, None]], [np.ones((1, 4, 2, 1))], [1])
     figure = draw_drift({**same, "model": {"name": "m"}})

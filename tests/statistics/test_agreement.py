@@ -47,14 +47,27 @@ def test_agreement_of_prompts_is_that_of_all_pairs_of_heads():
     rng = np.random.default_rng(1)
     patterns = rng.dirichlet(np.ones(4), (5, 6))
     patterns[rng.random((5, 6)) < 0.3] = 0
-    own, weight, over = head_agreement(patterns)
+    own, weight, over, over_weight = head_agreement(patterns)
     for i, j in np.ndindex(5, 5):
         there = [[h for h in range(6) if patterns[one, h].any()] for one in (i, j)]
         same = [patterns[i, h] @ patterns[j, h] for h in there[0] if h in there[1]]
         other = [patterns[i, h] @ patterns[j, k] for h in there[0] for k in there[1] if h != k]
         assert weight[i, j] == len(same)
         assert own[i, j] == pytest.approx(np.mean(same))
-        assert over[i, j] == pytest.approx(np.mean(same) - np.mean(other))
+        assert over[i, j] == pytest.approx(np.mean(same) - np.mean(other)) and over_weight[i, j] == len(same)
+
+
+@pytest.mark.parametrize(("second", "expected"), [(0, float("nan")), (2, 1)])
+def test_prompts_without_two_different_heads_do_not_count_as_ones_whose_heads_agree_alike(second, expected):
+    """Head 0 stands at 4 in six prompts, head 1 at 24 in some of them."""
+    found = PromptAgreement()
+    for number in range(6):
+        position = np.full((5, 1, 2), -1)
+        position[..., 0] = 4
+        position[..., 1] = 24 if number < second else -1
+        found.add(Pattern.of(profile(position), POINT))
+    mean, _, _, prompts = found.result()["agreement.prompts_place_over_other_heads"]
+    assert mean == pytest.approx(expected, nan_ok=True) and prompts == 6
 
 
 def test_heads_that_keep_their_place_from_prompt_to_prompt_are_found():

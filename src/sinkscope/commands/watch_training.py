@@ -152,9 +152,10 @@ def as_plain(run: Any) -> dict[str, Any]:
 
 
 def _print(run: Any) -> None:
+    from sinkscope.documents import printable
     from sinkscope.emergence.history import SHARE
 
-    print(f"{run.name}: held-out loss, and the heads whose top key takes {SHARE:.0%} or more of their attention")
+    print(f"{printable(run.name)}: held-out loss, and the heads whose top key takes {SHARE:.0%} or more of their attention")
     print(f"{'update':>8}{'loss':>8}{'top hidden':>12}{'rowmass':>9}{'heads':>7}{'largest share':>15}{'its value norm':>16}{'stayed':>8}")
     for moment, update in enumerate(run.updates):
         one, shares = run.moments[moment], run.shares[moment]

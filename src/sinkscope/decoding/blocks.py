@@ -88,7 +88,7 @@ def block_steps(model: Model, batch: Batch, settings: BlockSettings, rule: Block
                     reader.survey(project(model, hidden, masked, layout), masked)
                 logits = project(model, hidden, candidates, layout, settings.guidance, most)
                 reader.judge(logits, candidates)
-                token, sure = _choose(logits, candidates, layout, settings, rule, sources)
+                token, sure = _choose(logits, candidates, layout, settings, rule, sources, writing)
                 predicted = torch.full_like(canvas, -1).masked_scatter_(candidates, token)
                 confidence = torch.full(canvas.shape, -torch.inf, dtype=sure.dtype, device=canvas.device).masked_scatter_(candidates, sure)
                 written = torch.full_like(canvas, -1)
@@ -108,28 +108,44 @@ def block_steps(model: Model, batch: Batch, settings: BlockSettings, rule: Block
 
 
 def _choose(
-    logits: Tensor, candidates: Tensor, layout: Layout, settings: BlockSettings, rule: BlockRule, sources: list[torch.Generator]
+    logits: Tensor,
+    candidates: Tensor,
+    layout: Layout,
+    settings: BlockSettings,
+    rule: BlockRule,
+    sources: list[torch.Generator],
+    writing: list[int] | None,
 ) -> tuple[Tensor, Tensor]:
-    """The token each candidate position would take, and its confidence."""
+    """The token each candidate position would take, and its confidence; ``writing`` are the rows with masks in the block, None all."""
     for lost in rule.never:
         logits[:, lost] = -torch.inf
     if settings.temperature > 0:
-        noise = _uniform(candidates, layout, sources, (logits.shape[-1],), torch.float64)
+        noise = _uniform(candidates, layout, sources, writing, (logits.shape[-1],), torch.float64)
         # Gumbel-max in float64 (arXiv 2409.02908), in the published form exp(logits) / (−log u)^T.
         token = (logits.double().exp() / (-noise.log()) ** settings.temperature).argmax(-1)
     else:
         token = logits.argmax(-1)
     if settings.remasking == "random":
-        return token, _uniform(candidates, layout, sources, (), torch.float32)
+        return token, _uniform(candidates, layout, sources, writing, (), torch.float32)
     for lost in rule.late:
         logits[:, lost] = -torch.inf
     return token, torch.softmax(logits, dim=-1, dtype=rule.precision).gather(-1, token[:, None]).squeeze(-1)
 
 
-def _uniform(candidates: Tensor, layout: Layout, sources: list[torch.Generator], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Draws [candidate, …] in the published order: each row for its whole canvas, without its padding, in one call."""
+def _uniform(
+    candidates: Tensor,
+    layout: Layout,
+    sources: list[torch.Generator],
+    writing: list[int] | None,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> Tensor:
+    """Draws [candidate, …] in the published order: each row for its whole canvas, without its padding, in one call.
+
+    A row that waits for the others of its batch draws nothing, as it would not if it were alone.
+    """
     drawn = []
-    for row, (first, source) in enumerate(zip(layout.starts, sources, strict=True)):
-        own = candidates[row, first:]
-        drawn.append(torch.rand(len(own), *shape, dtype=dtype, device=own.device, generator=source)[own])
+    for row in range(len(candidates)) if writing is None else writing:
+        own = candidates[row, layout.starts[row] :]
+        drawn.append(torch.rand(len(own), *shape, dtype=dtype, device=own.device, generator=sources[row])[own])
     return torch.cat(drawn)

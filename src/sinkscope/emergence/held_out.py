@@ -55,7 +55,7 @@ def hold_out(
     shift: bool = False,
     seed: int = 0,
 ) -> list[HeldOut]:
-    """Return canvases with their readers, for a diffusion model with half of what it may predict masked.
+    """Return canvases with their readers, for a diffusion model with half of what it may predict masked, at least one token.
 
     Args:
         tokens: token ids of each canvas: lists, arrays or tensors.
@@ -91,9 +91,10 @@ def hold_out(
             chosen = free & (np.arange(len(canvas)) > min(FIRST_READ, len(canvas) // 4))
             seen = canvas
         else:
-            chosen = free & (np.random.default_rng([seed % (1 << 64), number]).random(len(canvas)) < MASKED)
             if shift:
-                chosen[0] = False
+                free[0] = False
+            drawn = np.where(free, np.random.default_rng([seed % (1 << 64), number]).random(len(canvas)), 1)
+            chosen = free & (drawn <= max(MASKED, drawn.min()))  # one of them at least
             seen = np.where(chosen, mask_id, canvas)
         if not chosen.any():
             raise CallError(f"canvas {number} has {len(canvas)} tokens and nothing to predict; expected longer canvases")

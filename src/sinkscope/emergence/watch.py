@@ -22,9 +22,10 @@ from sinkscope.emergence.watch_schema import FORMAT
 from sinkscope.errors import CallError
 from sinkscope.models.fingerprints import hash_memory
 from sinkscope.models.in_memory import model_of
-from sinkscope.roles import LEAST
+from sinkscope.roles.find import check_halves
 
 LATEST = 10**9
+MOST_UPDATES = 10**6
 """Updates, of which the names of files have room for fewer."""
 
 
@@ -44,7 +45,8 @@ class TrainingWatch:
         weights: checksums of the files that hold the weights, where they come from one; moments of others in the folder are refused.
 
     Raises:
-        CallError: neither ``every`` nor ``updates``, canvases that the network cannot read, or a folder of another run.
+        CallError: neither ``every`` nor ``updates``, canvases that the network cannot read or too few for roles, or a folder of another
+            run.
         ModelError: the network belongs to no family.
     """
 
@@ -61,18 +63,20 @@ class TrainingWatch:
         name: str = "network",
         weights: tuple[str, ...] = (),
     ) -> None:
+        if len(updates) > MOST_UPDATES:
+            raise CallError(f"updates: expected at most {MOST_UPDATES:,}, found {len(updates):,}; pass every=")
         if min(updates, default=0) < 0:
             raise CallError(f"updates: expected whole numbers from 0 upwards, found {describe(min(updates))}")
         check_encodable(name, "name")
         if not canvases:
             raise CallError("expected at least one held-out canvas, found none")
-        if roles and len(canvases) < LEAST:
-            raise CallError(f"roles need at least {LEAST} canvases, half to choose heads and half to judge them, found {len(canvases)}")
         if (every is None) == (not updates) or (every is not None and every < 1):
             raise CallError(f"expected every (1 or more) or updates, found every={every} and {len(updates)} updates")
         self._model, self._canvases, self._out = model_of(network, name=name), canvases, Path(out)
         self._every, self._updates, self._roles, self._name, self._weights = every, frozenset(updates), roles, name, weights
         check_canvases(self._model, canvases)
+        if roles:
+            check_halves([one.probe for one in canvases])
         check_watch(self._out, self._identity())  # before the training begins
         self._out = self._out.absolute()  # which may change the current folder
 

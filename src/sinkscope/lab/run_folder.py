@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from sinkscope.checksums import compare_checksum, compare_file, compare_sealed, sealed, with_checksum
+from sinkscope.checksums import checksum_of, compare_checksum, compare_file, compare_sealed, sealed, with_checksum
 from sinkscope.documents import check_fields, check_regular, describe, exists, parse_json, read_json_object, read_lines, shown
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.recipes import Recipe
 from sinkscope.locks import names_in
+from sinkscope.models.devices import is_out_of_memory
 from sinkscope.work_items import differences
 
 STATE, LOG, RECIPE, SNAPSHOTS = "training-state.safetensors", "training.jsonl", "recipe.json", "snapshots"
@@ -38,11 +39,12 @@ _ANEW = f"delete {STATE} to begin anew"
 _NO_STATE = "expected the state of this run, found a file that is damaged or of another network"
 UNFINISHED_CHECKPOINT = "checkpoint.writing"
 _FINISHED = "weights_sha256"
+_ADDED_AT_THE_END = ("command", "torch", _FINISHED)
 
 
 @contextmanager
 def telling_failures(out: Path) -> Iterator[None]:
-    """Raise TrainingError where the body cannot write into the folder of a run."""
+    """Raise TrainingError where the body cannot write into the folder of a run, or memory does not suffice."""
     from safetensors import SafetensorError
 
     try:
@@ -52,6 +54,10 @@ def telling_failures(out: Path) -> Iterator[None]:
         raise TrainingError(f"{path} cannot be written ({error.strerror or error}); make room and run the same command again") from error
     except SafetensorError as error:
         raise TrainingError(f"{out} cannot be written; make room and run the same command again") from error
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise TrainingError(f"{out}: there is not enough memory to train; use a smaller recipe or a machine with more") from error
 
 
 def check_recipe(recipe: Recipe, out: Path) -> None:
@@ -149,6 +155,21 @@ def finish_recipe(out: Path, weights: str, **more: str) -> None:
     write_object(out / RECIPE, with_checksum(read_recipe(out / RECIPE) | {**more, _FINISHED: weights}))
 
 
+def run_mark(out: Path) -> str:
+    """Return the checksum of the recipe of a run, without what its end adds to it; its state and its snapshots hold it."""
+    return checksum_of({name: value for name, value in read_recipe(out / RECIPE).items() if name not in _ADDED_AT_THE_END})
+
+
+def check_mark(path: Path, out: Path, advice: str) -> None:
+    """Raise TrainingError for a state or a snapshot of another run; files of earlier versions do not say."""
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as held:
+        found = (held.metadata() or {}).get("run")
+    if found not in (None, run_mark(out)):
+        raise TrainingError(f"{path}: expected weights of the run of {out / RECIPE}, found those of another run; {advice}")
+
+
 def write_recipe(recipe: Recipe, out: Path) -> None:
     """Write a resolved recipe into a folder that has none yet."""
     if not (out / RECIPE).exists():
@@ -172,7 +193,7 @@ def save_state(out: Path, network: Any, optimiser: torch.optim.Optimizer, update
     for name, parameter in network.named_parameters():
         for key, value in optimiser.state[parameter].items():
             tensors[f"{key}.{name}"] = value
-    _write_tensors(out / STATE, tensors, update)
+    _write_tensors(out / STATE, tensors, update, out)
 
 
 def load_state(out: Path, network: Any, optimiser: torch.optim.Optimizer) -> int:
@@ -184,6 +205,7 @@ def load_state(out: Path, network: Any, optimiser: torch.optim.Optimizer) -> int
         return 0
     check_regular(path, TrainingError, _ANEW)
     compare_sealed(path, TrainingError, _ANEW)
+    check_mark(path, out, _ANEW)
     try:
         with safe_open(path, "pt") as state, torch.no_grad():
             update = _update_of(state, path)
@@ -204,7 +226,7 @@ def save_snapshot(out: Path, network: Any, update: int) -> None:
     """Write the weights after an update, in bf16, without the optimiser."""
     (out / SNAPSHOTS).mkdir(exist_ok=True)
     tensors = {name: parameter.detach().to("cpu", torch.bfloat16).contiguous() for name, parameter in network.named_parameters()}
-    _write_tensors(out / SNAPSHOTS / f"update-{update:06d}.safetensors", tensors, update)
+    _write_tensors(out / SNAPSHOTS / f"update-{update:06d}.safetensors", tensors, update, out)
 
 
 def cut_log(out: Path, update: int) -> None:
@@ -224,10 +246,10 @@ def cut_log(out: Path, update: int) -> None:
     _write_whole(path, ["".join(kept).encode()])
 
 
-def _write_tensors(path: Path, tensors: dict[str, torch.Tensor], update: int) -> None:
+def _write_tensors(path: Path, tensors: dict[str, torch.Tensor], update: int, out: Path) -> None:
     from safetensors.torch import save
 
-    _write_whole(path, sealed(save(tensors, {"update": str(update)})))
+    _write_whole(path, sealed(save(tensors, {"update": str(update), "run": run_mark(out)})))
 
 
 def write_object(path: Path, content: Mapping[str, Any]) -> None:

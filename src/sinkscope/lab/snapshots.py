@@ -15,7 +15,7 @@ from sinkscope.lab.canvases import PROMPT, CanvasMix
 from sinkscope.lab.corpus import Corpus
 from sinkscope.lab.nulls import NullTask
 from sinkscope.lab.recipes import Architecture, Recipe
-from sinkscope.lab.run_folder import RECIPE, SNAPSHOTS, WEIGHTS, check_finished, read_recipe
+from sinkscope.lab.run_folder import RECIPE, SNAPSHOTS, WEIGHTS, check_finished, check_mark, read_recipe
 from sinkscope.lab.starting_network import build_network
 from sinkscope.lab.texts import Texts
 from sinkscope.lab.training import source_of
@@ -110,6 +110,7 @@ def network_at(run: TrainingRun, update: int, tokenizer: Any) -> Any:
     compare_sealed(path, TrainingError)
     if path.name != WEIGHTS:
         compare_update(path, update, TrainingError)
+        check_mark(path, run.folder, "put back the snapshot of this run, or take it out")
     _check_size(run.recipe.architecture, len(tokenizer), path)
     network = build_network(run.recipe, tokenizer)
     try:

@@ -130,7 +130,7 @@ class DriftRecorder(Watcher):
             members = self._members(then.masked[earlier], context, sink)
             before = (layers[layer][0][earlier], layers[layer][1][earlier])
             for at, measured in enumerate(measures(before, now)):
-                drifts = torch.einsum("bcks,bks->bck", members, measured.double()).cpu()
+                drifts = torch.where(members > 0, measured[:, None].double(), 0.0).sum(-1).cpu()  # NaN for its own class alone
                 self._sums[:, at, number, :, layer].index_add_(0, places, drifts)
             self._counts[:, number, :, layer].index_add_(0, places, members.sum(-1).cpu())
 
@@ -169,12 +169,16 @@ class DriftRecorder(Watcher):
 
 
 def measures(then: tuple[Tensor, Tensor], now: tuple[Tensor, Tensor]) -> list[Tensor]:
-    """Return `MEASURES` of each position, float32 [batch, kv_head, position], from keys and values of two steps."""
+    """Return `MEASURES` of each position, float32 [batch, kv_head, position], from keys and values of two steps.
+
+    NaN where a vector that has no length has no direction, or one that had none has no change to be told of it.
+    """
     cosines, norms = [], []
     for before, after in zip(then, now, strict=True):
         before, after = before.float(), after.float()
-        cosines.append(cosine_similarity(before, after, dim=-1))
-        norms.append((after.norm(dim=-1) / before.norm(dim=-1) - 1).abs())
+        long, was = after.norm(dim=-1), before.norm(dim=-1)
+        cosines.append(cosine_similarity(before, after, dim=-1).masked_fill((long == 0) | (was == 0), torch.nan))
+        norms.append((long / was - 1).abs().masked_fill(was == 0, torch.nan))
     return [*cosines, *norms]
 
 

@@ -237,7 +237,7 @@ def find_roles_on(model: Model, probes: Sequence[Probe], *, rules: Rules | None 
     Probes of even prompts choose the heads, those of odd ones judge them; the rest is as in `find_roles`.
 
     Raises:
-        CallError: probes of fewer prompts than a verdict needs, or canvases that the network cannot read.
+        CallError: probes of fewer prompts of either kind than a verdict needs, or canvases that the network cannot read.
     """
     expect_model(model, unwatched=True)
     _check_rules(rules, model)
@@ -248,8 +248,7 @@ def find_roles_on(model: Model, probes: Sequence[Probe], *, rules: Rules | None 
         check_probe(model, probe, f"probe {number}")
     rules = rules or Rules()
     prompts = {number: [probe for probe in probes if probe.prompt == number] for number in sorted({probe.prompt for probe in probes})}
-    if len(prompts) < LEAST:
-        raise CallError(f"expected probes of at least {LEAST} prompts, half to choose heads and half to judge them, found {len(prompts)}")
+    check_halves(probes)
     seen = [sinks_by_head(model, probe, rules) for number, mine in prompts.items() if number % 2 == 0 for probe in mine]
     heads, layers, per_layer = _lasting(seen, rules)
     judging = [mine for number, mine in prompts.items() if number % 2]
@@ -258,6 +257,17 @@ def find_roles_on(model: Model, probes: Sequence[Probe], *, rules: Rules | None 
     lengths = [len(probe.tokens) for probe in probes]
     known = (model.card.name, weight_hash_of(model), layers, per_layer, rules, found, len(prompts), len(judged), {})
     return Roles(*known, canvas_tokens=(min(lengths), max(lengths)), config_hash=model.card.config_hash)
+
+
+def check_halves(probes: Sequence[Probe]) -> None:
+    """Raise CallError where fewer prompts than a verdict needs choose heads, or judge them."""
+    numbers = {probe.prompt for probe in probes}
+    odd = sum(number % 2 for number in numbers)
+    if min(odd, len(numbers) - odd) < LEAST_PROMPTS:
+        raise CallError(
+            f"expected canvases of at least {LEAST} prompts, {LEAST_PROMPTS} of even numbers to choose heads and {LEAST_PROMPTS} of odd "
+            f"ones to judge them, found {len(numbers) - odd} and {odd}"
+        )
 
 
 def _lasting(canvases: Sequence[Mapping[str, Any]], rules: Rules) -> tuple[list[tuple[int, int]], int, int]:

@@ -119,17 +119,20 @@ class PromptAgreement:
         """Return {name: (mean over pairs of prompts, low, high, prompts that have a sink)}."""
         found = {}
         for name, patterns in (("place", self.places), ("class", self.tokens)):
-            own, weight, over = head_agreement(np.array(patterns))
+            own, weight, over, over_weight = head_agreement(np.array(patterns))
             having = sum(bool(one.any()) for one in patterns)
             found[f"agreement.prompts_{name}"] = (*interval_of_pairs(own * weight, weight, seed=seed), having)
-            found[f"agreement.prompts_{name}_over_other_heads"] = (*interval_of_pairs(over * weight, weight, seed=seed), having)
+            found[f"agreement.prompts_{name}_over_other_heads"] = (*interval_of_pairs(over * over_weight, over_weight, seed=seed), having)
         return found
 
 
 def head_agreement(
     patterns: Float[np.ndarray, "prompt head kind"],
-) -> tuple[Float[np.ndarray, "prompt prompt"], Float[np.ndarray, "prompt prompt"], Float[np.ndarray, "prompt prompt"]]:
-    """Return, for every pair of prompts: agreement of a head with itself, heads that have a sink in both, and the excess over other heads.
+) -> tuple[Float[np.ndarray, "prompt prompt"], ...]:
+    """Return, for every pair of prompts, what one can say of their heads.
+
+    These are: agreement of a head with itself; heads that have a sink in both, which are its weight; its excess over other heads; and the
+    weight of that, which is 0 where no two different heads have one.
 
     Args:
         patterns: of all heads of all layers.
@@ -144,4 +147,4 @@ def head_agreement(
     own = same / np.maximum(same_weight, 1)
     both = (same_weight > 0) & (other_weight > 0)
     over = np.where(both, own - (every - same) / np.maximum(other_weight, 1), 0.0)
-    return own, same_weight, over
+    return own, same_weight, over, np.where(both, same_weight, 0.0)

@@ -1,6 +1,8 @@
 """One clear message for each thing that a cache cannot be asked."""
 
+import dataclasses
 import json
+from typing import ClassVar
 
 import pytest
 import torch
@@ -299,6 +301,25 @@ def test_what_a_policy_cannot_answer_is_refused(answers, message, monkeypatch):
     monkeypatch.setattr("sinkscope.decoding.caches.reader.parse_cache", lambda text: Answering())
     with pytest.raises(CallError, match=message):
         sinkscope.generate(seeded_model("llada"), PROMPT, length=16, block=4, cache="block")
+
+
+def test_kept_keys_that_are_padding_are_refused(monkeypatch):
+    everything = {"kept": lambda moment: torch.arange(moment.real.shape[1]).expand(len(moment.real), 1, 1, -1)}
+    monkeypatch.setattr(Answering, "answers", everything)
+    monkeypatch.setattr("sinkscope.decoding.caches.reader.parse_cache", lambda text: Answering())
+    with pytest.raises(CallError, match=r"Answering.kept: .*, with positions of tokens, found 0 in row 1, which is padding there"):
+        sinkscope.generate(seeded_model("llada"), [[3, 4, 5], [6]], length=16, block=4, cache="block")
+
+
+def test_an_option_may_be_a_text(monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class Worded(BlockCache):
+        name: ClassVar = "worded"
+        word: str = "a"
+
+    monkeypatch.setattr("sinkscope.decoding.caches.parsing.known_caches", lambda: {"worded": Worded})
+    assert parse_cache("worded:word=b,every=2") == Worded(word="b", every=2)
+    assert parse_cache(Worded(word="b").text) == Worded(word="b")
 
 
 def test_the_last_block_is_committed_whole_too(monkeypatch):

@@ -98,6 +98,8 @@ def _option(kind: type[CachePolicy], text: str, piece: str) -> tuple[str, Any]:
             return name, found
         if name in choices.get(value, []):
             return name, value
+        if str in kinds:
+            return name, value
         if kinds == [bool] and value in ("True", "False"):
             return name, value == "True"
         expected = " or ".join(get_args(hints[name])) if get_origin(hints[name]) is Literal else "a number"

@@ -149,6 +149,10 @@ def check_kept(policy: "CachePolicy", kept: object, moment: Moment) -> Tensor | 
         raise CallError(f"{name}, found {in_words(kept)}")
     if (wrong := kept[(kept < -1) | (kept >= width)]).numel():
         raise CallError(f"{name}, with positions below {width}, found {int(wrong[0])}")
+    padding = ~moment.real[torch.arange(rows, device=kept.device)[:, None, None, None], kept.clamp(min=0)] & (kept >= 0)
+    if padding.any():
+        row, *_ = place = padding.nonzero()[0].tolist()
+        raise CallError(f"{name}, with positions of tokens, found {int(kept[tuple(place)])} in row {row}, which is padding there")
     return kept
 
 

@@ -11,7 +11,7 @@ from sinkscope.statistics import Definition, PromptSummary, RecordedStep, Statis
 
 @dataclass(frozen=True)
 class SecondColumns:
-    """The second largest column of each head, in one step or in all."""
+    """The second largest column of each head, in one step or in all; 0 where there is one token."""
 
     second: Float[np.ndarray, "*step layer head"]
 
@@ -25,7 +25,8 @@ class SecondColumn(Statistic):
     }
 
     def keep(self, step: RecordedStep) -> SecondColumns:
-        return SecondColumns(np.sort(step.columns.sums, axis=-1)[..., -2])
+        sums = step.columns.sums
+        return SecondColumns(np.sort(sums, axis=-1)[..., -2] if step.length > 1 else np.zeros(sums.shape[:-1], np.float32))
 
     def values(self, prompt: PromptSummary):
         second = prompt.kept(SecondColumns).second  # [step, layer, head]
