@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from sinkscope.documents import printable
+
 SECONDS = 30.0
 """From one line to the next."""
 
@@ -23,7 +25,7 @@ class Progress:
     """
 
     def __init__(self, total: int, name: str, units: str, done: int = 0) -> None:
-        self.total, self.name, self.units, self.done = total, name, units, done
+        self.total, self.name, self.units, self.done = total, printable(name), units, done
         self._began, self._before = time.monotonic(), done
         self._facts: dict[str, Any] = {}
         self._bar: Any = None

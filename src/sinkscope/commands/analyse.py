@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from sinkscope.commands.bounds import Few
 from sinkscope.commands.command import Command, Json, RolesFile, Switch, Traces, default_is
-from sinkscope.commands.output import describe_interval, note_doubt, open_and_check, print_json
+from sinkscope.commands.output import describe_interval, note_doubt, open_and_check, print_json, say
 from sinkscope.counts import counted
 from sinkscope.documents import describe, read_json_object
 from sinkscope.errors import CallError
@@ -80,10 +80,10 @@ class Analyse(Command):
         if self.json:
             print_json({**folders, **document, "roles": None if roles is None else roles.by_head()})
         else:
-            print(_heading(first, asked, "second minus first" if self.versus else "mean over prompts"))
+            say(_heading(first, asked, "second minus first" if self.versus else "mean over prompts"))
             _print_table(statistics, asked)
             if roles is not None:
-                print("\nwhat the sinks do (sinkscope roles)\n" + roles.in_lines())
+                say("\nwhat the sinks do (sinkscope roles)\n" + roles.in_lines())
 
 
 def _print_definitions(as_json: bool) -> None:
@@ -97,10 +97,10 @@ def _print_definitions(as_json: bool) -> None:
     for name, one in all_definitions().items():
         family = name.partition(".")[0]
         if family != last:
-            print(("\n" if last else "") + family)
+            say(("\n" if last else "") + family)
         last = family
         claim = "" if one.claim == "none" else f"; the claim: {one.claim}"
-        print(f"  {name}\n      {one.text} ({one.unit}){claim}")
+        say(f"  {name}\n      {one.text} ({one.unit}){claim}")
 
 
 def _training_counts(source: str, traces: tuple[Path, ...]) -> dict[int, int]:
@@ -151,7 +151,7 @@ def _print_table(statistics: Any, asked: Any) -> None:
             continue
         part, _, short = one.name.partition(".")
         if part != last:
-            print(f"\n{part}")
+            say(f"\n{part}")
             last = part
         if "text" in place:
             place = {"token": repr(place["text"] if place["text"] is not None else place["token"])}
@@ -161,4 +161,4 @@ def _print_table(statistics: Any, asked: Any) -> None:
         interval = "" if one.low is None else f"[{one.low:.4g}, {one.high:.4g}]"
         p = "" if one.p is None else f"p {one.p:.3f}"
         value = "–" if one.value is None else f"{one.value:.4g}"
-        print(f"  {label:<48}{value:>10}  {interval:<24}{one.definition.unit:<20}{p}".rstrip())
+        say(f"  {label:<48}{value:>10}  {interval:<24}{one.definition.unit:<20}{p}".rstrip())

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from sinkscope.commands.command import Command, Device, Dtype, Json, ModelName
-from sinkscope.commands.output import print_json
+from sinkscope.commands.output import print_json, say
 from sinkscope.counts import counted
 from sinkscope.errors import SinkscopeError
 
@@ -28,6 +28,6 @@ class Check(Command):
             print_json({"model": model.card.as_dict(), "checks": [dataclasses.asdict(one) for one in checks]})
         else:
             for one in checks:
-                print(f"{'ok    ' if one.passed else 'FAILED'}  {one.name}: {one.found}")
+                say(f"{'ok    ' if one.passed else 'FAILED'}  {one.name}: {one.found}")
         if not all(one.passed for one in checks):
             raise SinkscopeError(f"{self.model}: {counted(sum(not one.passed for one in checks), 'check')} failed")

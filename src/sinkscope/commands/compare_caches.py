@@ -6,7 +6,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from sinkscope.commands.command import Switch, default_is
-from sinkscope.commands.output import note, print_json
+from sinkscope.commands.output import note, print_json, say
 from sinkscope.commands.task_command import TaskCommand
 from sinkscope.errors import CallError, EvaluationError
 
@@ -42,7 +42,7 @@ class CompareCaches(TaskCommand):
             self.refuse(" ".join(field.name for field in fields(self) if field.name not in KEPT), "with --definitions")
             from sinkscope.decoding.caches.definitions import cache_definitions, definitions_text
 
-            print_json({"caches": cache_definitions()}) if self.json else print(definitions_text())
+            print_json({"caches": cache_definitions()}) if self.json else say(definitions_text())
             return
         if not self.model:
             raise CallError("expected a model: a bundled name, a folder, or a hub id; found none")
@@ -54,7 +54,7 @@ class CompareCaches(TaskCommand):
             from sinkscope.evaluation.task_plans import Request
 
             costs = cost_of_comparison(self.model, Request(**asked), arms, card_of(self.gpu, self.tflops))
-            print_json(costs) if self.json else print(cost_table(costs))
+            print_json(costs) if self.json else say(cost_table(costs))
             return
         out = self.folder()
         import sinkscope
@@ -69,4 +69,4 @@ class CompareCaches(TaskCommand):
             paths = draw_accuracy_and_work(document).save(out)
         for path in paths:
             note(str(path))
-        print_json(document) if self.json else print(comparison_table(document))
+        print_json(document) if self.json else say(comparison_table(document))

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from sinkscope.commands.bounds import Few, Jobs
 from sinkscope.commands.command import default_is
-from sinkscope.commands.output import print_costs
+from sinkscope.commands.output import print_costs, say
 from sinkscope.commands.task_command import TaskCommand
 from sinkscope.documents import shown
 from sinkscope.errors import CallError
@@ -69,4 +69,4 @@ class Evaluate(TaskCommand):
         else:
             results = run_share(self.model, self.device, self.dtype, arguments)
         if results:
-            print(write_table(results, "json" if self.json else "markdown"))
+            say(write_table(results, "json" if self.json else "markdown"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import Positional
 
 from sinkscope.commands.command import Command, Device, Json, default_is
-from sinkscope.commands.output import note, open_single, print_json
+from sinkscope.commands.output import note, open_single, print_json, say
 from sinkscope.counts import counted
 from sinkscope.documents import check_replaceable
 from sinkscope.errors import CallError, ModelError, TraceError
@@ -72,7 +72,7 @@ class Map(Command):
         else:
             _print(trace, attention, place, difference)
             if self.out is not None:
-                print(f"\n{self.out}")
+                say(f"\n{self.out}")
 
 
 def model_of(trace: Any, name: str | None = None, device: str = "cpu") -> Any:
@@ -191,9 +191,9 @@ def _print(trace: Any, attention: "np.ndarray", place: tuple[int, int, int], dif
 
     step, layer, head = place
     how = "stored" if difference is None else f"recomputed; its columns are within {difference:.2g} queries' worth of those recorded"
-    print(f"{trace.folder}: step {step}, layer {layer}, head {head}, {how}")
+    say(f"{trace.folder}: step {step}, layer {layer}, head {head}, {how}")
     columns = attention.sum(axis=0)
-    print(f"\n{'key':>8}  {'token':<14}{'column sum':>12}{'on itself':>12}")
+    say(f"\n{'key':>8}  {'token':<14}{'column sum':>12}{'on itself':>12}")
     for key in np.argsort(-columns, kind="stable")[:LARGEST].tolist():
         token = int(trace.tokens[step, key])
-        print(f"{key:>8}  {trace.token_text(token)!r:<14}{columns[key]:>12.2f}{attention[key, key]:>12.3f}")
+        say(f"{key:>8}  {trace.token_text(token)!r:<14}{columns[key]:>12.2f}{attention[key, key]:>12.3f}")

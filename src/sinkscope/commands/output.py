@@ -1,5 +1,6 @@
 """Prints what commands report, and opens the traces that they are given."""
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -8,10 +9,23 @@ from typing import Any
 from sinkscope.counts import counted
 from sinkscope.documents import json_text
 
+_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Characters that command a terminal: all controls but the end of a line and the tabulator."""
+
 
 def note(text: str) -> None:
-    """Print progress to standard error."""
-    print(text, file=sys.stderr, flush=True)
+    """Print progress to standard error, without characters that command a terminal."""
+    print(_harmless(text), file=sys.stderr, flush=True)
+
+
+def say(*texts: object, sep: str = " ", end: str = "\n") -> None:
+    """Print to standard output, without characters that command a terminal: names and texts may hold any."""
+    print(_harmless(sep.join(map(str, texts))), end=end)
+
+
+def _harmless(text: str) -> str:
+    """Return text with each character that commands a terminal as its escape sequence."""
+    return _COMMANDS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def print_json(document: Any) -> None:

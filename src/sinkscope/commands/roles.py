@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from sinkscope.commands.bounds import Few, Seed, Shots
 from sinkscope.commands.command import Command, Device, Dtype, Gpu, Json, ModelName, Tflops, default_is
-from sinkscope.commands.output import note, print_json
+from sinkscope.commands.output import note, print_json, say
 from sinkscope.commands.sampler_flags import SamplerFlags
 from sinkscope.errors import CallError
 from sinkscope.work_items import expect_one_process
@@ -104,7 +104,7 @@ class Roles(Command):
             print_json(found.as_dict())
         else:
             width = get_terminal_size().columns if sys.stdout.isatty() else None
-            print(f"{heading(found)}\n\n{table(found, width) if asked is None else evidence(found, *asked)}")
+            say(f"{heading(found)}\n\n{table(found, width) if asked is None else evidence(found, *asked)}")
 
     def _source(self) -> dict[str, str | int]:
         """Return where the prompts come from."""
@@ -152,14 +152,14 @@ class Roles(Command):
             print_json(found)
             return
         fit, of_heads = found["rows_on_card"], "its one head has" if found["heads"] == 1 else f"all {found['heads']} heads have"
-        print(f"at most {found['forwards']:,} forward calls, if {of_heads} a sink:")
-        print(f"  {found['generation']:,} to write the answers")
-        print(f"  {found['rows']:,} canvases, in batches of {self.rows}, to take each head's sink away")
+        say(f"at most {found['forwards']:,} forward calls, if {of_heads} a sink:")
+        say(f"  {found['generation']:,} to write the answers")
+        say(f"  {found['rows']:,} canvases, in batches of {self.rows}, to take each head's sink away")
         hours = f"{found['gpu_hours']:.2f}" if found["gpu_hours"] >= 0.005 else "under 0.01"
-        print(f"{hours} GPU hours and {found['memory_gib']:.2f} GiB on {card.name}", end=", ")
-        print(f"which takes {fit:,} canvases of {canvas:,} tokens at a time" if fit else "where not one canvas fits")
+        say(f"{hours} GPU hours and {found['memory_gib']:.2f} GiB on {card.name}", end=", ")
+        say(f"which takes {fit:,} canvases of {canvas:,} tokens at a time" if fit else "where not one canvas fits")
         guess = "typical for the lab's problems" if from_lab else "a quarter of their letters"
-        print(f"Assumed: prompts of {tokens:,} tokens ({guess}).", *found["assumptions"], sep="\nAssumed: ")
+        say(f"Assumed: prompts of {tokens:,} tokens ({guess}).", *found["assumptions"], sep="\nAssumed: ")
 
     def _read_prompts(self) -> list[str]:
         from sinkscope.commands.trace import read_prompts

@@ -7,7 +7,7 @@ from typing import Any
 from tyro.conf import Positional
 
 from sinkscope.commands.command import Command, Excess, Json, Unit
-from sinkscope.commands.output import describe_interval, note, open_and_check, print_json, print_one_or_all
+from sinkscope.commands.output import describe_interval, note, open_and_check, print_json, print_one_or_all, say
 from sinkscope.counts import counted
 
 
@@ -71,14 +71,14 @@ def _print_sinks(trace: Any, found: Any) -> None:
 
     steps, layers, heads, _ = found.shape
     shape = f"{counted(steps, 'step')}, {counted(layers, 'layer')}, {counted(heads, 'head')}"
-    print(f"{trace.folder}: {counted(len(found), 'sink')} in {shape}")
-    print(f"excess > {found.threshold:g} {found.unit}; {found.selected_share:.2%} of the tokens are sinks")
+    say(f"{trace.folder}: {counted(len(found), 'sink')} in {shape}")
+    say(f"excess > {found.threshold:g} {found.unit}; {found.selected_share:.2%} of the tokens are sinks")
     few = found.unit == "queries" and found.threshold >= found.shape[-1]
     if few and found.threshold >= np.rint(np.nansum(trace.column_sums[:], axis=-1).max()):  # in cross-attention there may be more queries
         note(f"{trace.folder}: no column of {found.shape[-1]} tokens can exceed the others by {found.threshold:g}; give a lower --excess")
-    print(f"\n{'position':>8}  {'token':<14}{'times a sink':>12}{'mean column':>13}")
+    say(f"\n{'position':>8}  {'token':<14}{'times a sink':>12}{'mean column':>13}")
     for position, token, count, mean in found.places()[:12]:
-        print(f"{position:>8}  {trace.token_text(token)!r:<14}{count:>12}{mean:>13.1f}")
+        say(f"{position:>8}  {trace.token_text(token)!r:<14}{count:>12}{mean:>13.1f}")
 
 
 def statistics_document(folder: Path) -> dict[str, Any]:
@@ -104,18 +104,18 @@ def _print_statistics(document: dict[str, Any]) -> None:
     counts, prompts = document["counts"], document["prompts"]
     share = counts["sinks"] / max(1, counts["columns"])
     steps, sinks = counted(counts["steps"], "step"), counted(counts["sinks"], "sink")
-    print(f"{document['trace']}: {counted(prompts, 'prompt')}, {steps}, {sinks} ({share:.2%} of the columns)")
-    print(f"excess > {document['excess']:g} queries; mean over prompts, with {describe_interval(prompts)}")
+    say(f"{document['trace']}: {counted(prompts, 'prompt')}, {steps}, {sinks} ({share:.2%} of the columns)")
+    say(f"excess > {document['excess']:g} queries; mean over prompts, with {describe_interval(prompts)}")
     for name, found in document["means"]["by_prompt"].items():
         if found["mean"] is not None:
             interval = "" if found["interval"] is None else "  ({:.4g} to {:.4g})".format(*found["interval"])
-            print(f"  {name.replace('_', ' '):<34}{found['mean']:>10.4g}{interval}")
+            say(f"  {name.replace('_', ' '):<34}{found['mean']:>10.4g}{interval}")
     _print_movement_and_groups(document["statistics"])
-    print(f"\n{'token':<16}{'class':<14}{'share of sinks':>15}{'of canvas':>11}")
+    say(f"\n{'token':<16}{'class':<14}{'share of sinks':>15}{'of canvas':>11}")
     canvas = max(1, sum(one["canvas"] for one in counts["classes"].values()))
     for row in counts["tokens"][:12]:
         text = row["text"] if row["text"] is not None else f"<{row['token']}>"
-        print(f"{text!r:<16}{row['class']:<14}{row['sinks'] / max(1, counts['sinks']):>15.2%}{row['canvas'] / canvas:>11.2%}")
+        say(f"{text!r:<16}{row['class']:<14}{row['sinks'] / max(1, counts['sinks']):>15.2%}{row['canvas'] / canvas:>11.2%}")
 
 
 def _print_movement_and_groups(rows: list[dict[str, Any]]) -> None:
@@ -130,4 +130,4 @@ def _print_movement_and_groups(rows: list[dict[str, Any]]) -> None:
         label = ", ".join([row["name"].replace("_", " ").replace(".", ": "), *map(str, place.values())])
         interval = "" if row["low"] is None else f"  ({row['low']:.4g} to {row['high']:.4g})"
         p = f"  p {row['p']:.3f}" if "p" in row else ""
-        print(f"  {label:<44}{row['value']:>10.4g} {definition_of(row['name']).unit}{interval}{p}")
+        say(f"  {label:<44}{row['value']:>10.4g} {definition_of(row['name']).unit}{interval}{p}")

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional
 
 from sinkscope.commands.command import Command, Json, required
+from sinkscope.commands.output import say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,4 +29,4 @@ class Table(Command):
 
         if self.json:
             self.refuse("format", "with --json")
-        print(write_table(read_results(*self.results), "json" if self.json else self.format))
+        say(write_table(read_results(*self.results), "json" if self.json else self.format))

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from sinkscope.argument_types import whole_number_from
 from sinkscope.commands.bounds import Few
 from sinkscope.commands.command import Command, Dtype, Json, ModelName, Overwrite, default_is
-from sinkscope.commands.output import note, print_json
+from sinkscope.commands.output import note, print_json, say
 from sinkscope.commands.sampler_flags import SamplerFlags
 from sinkscope.counts import counted
 from sinkscope.documents import parse_json
@@ -145,7 +145,7 @@ class Trace(Command):
             print_json({"traces": rows} if rule.idle else {"traces": rows, "hide": hide, **hiding.effect.as_dict()})
             return
         for folder, generation in written:
-            print(f"{folder}: {counted(generation.steps, 'step')}\n{generation.text}")
+            say(f"{folder}: {counted(generation.steps, 'step')}\n{generation.text}")
         if not rule.idle:
             note(hiding.effect.sentence(hide))
 
@@ -171,7 +171,7 @@ class Trace(Command):
         document = parse_json((self.out / DRIFT).read_bytes(), str(self.out / DRIFT), TraceError)
         for path in draw_drift(document).save(self.out):
             note(str(path))
-        print_json(document) if self.json else print(drift_table(document))
+        print_json(document) if self.json else say(drift_table(document))
 
     def _record_statistics(self, model: Any, prompts: list[str], settings: Any) -> None:
         """Add the prompts of this process to a folder of statistics; the process that completes it says so."""
@@ -196,7 +196,7 @@ class Trace(Command):
             print_json({"statistics": str(self.out), "prompts": manifest["prompts"], "complete": manifest["complete"]})
         else:
             count = manifest["prompts"]
-            print(f"{self.out}: statistics of {count} prompt{'s' * (count != 1)}")
+            say(f"{self.out}: statistics of {count} prompt{'s' * (count != 1)}")
 
 
 def read_prompts(path: Path) -> list[str]:

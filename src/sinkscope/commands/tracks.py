@@ -9,7 +9,7 @@ from tyro.conf import Positional
 
 from sinkscope.commands.bounds import Few
 from sinkscope.commands.command import Command, Excess, Json, RolesFile, Unit
-from sinkscope.commands.output import note_doubt, open_and_check, print_one_or_all
+from sinkscope.commands.output import note_doubt, open_and_check, print_one_or_all, say
 from sinkscope.counts import counted
 
 MOVING_HEADS = 8
@@ -56,13 +56,13 @@ class Tracks(Command):
 def _print(trace: Any, tracks: Any, test: Any, roles: Any) -> None:
     from sinkscope.sinks.tracking import KIND_MEANINGS
 
-    print(f"{trace.folder}: {counted(len(tracks.tracks), 'track')}, followed in {tracks.source}")
+    say(f"{trace.folder}: {counted(len(tracks.tracks), 'track')}, followed in {tracks.source}")
     for kind, count in tracks.kinds.items():
-        print(f"  {count:>5} {kind:<11}{KIND_MEANINGS[kind]}")
+        say(f"  {count:>5} {kind:<11}{KIND_MEANINGS[kind]}")
     if test.heads:
         _print_movement(trace, test)
     else:
-        print("  no head has a main sink in two steps, so there is no movement to tell")
+        say("  no head has a main sink in two steps, so there is no movement to tell")
     _print_heads(trace, tracks)
     if roles is None:
         return
@@ -73,23 +73,23 @@ def _print(trace: Any, tracks: Any, test: Any, roles: Any) -> None:
         if mine:
             moves = sum(one.moves for one in mine) / len(mine)
             places = ", ".join(f"{one.layer}.{one.head}" for one in mine)
-            print(f"  {role}: {counted(len(mine), 'head')}, {moves:.2f} moves each: {places}")
+            say(f"  {role}: {counted(len(mine), 'head')}, {moves:.2f} moves each: {places}")
 
 
 def _print_movement(trace: Any, test: Any) -> None:
     from sinkscope.sinks.tracking import FEW_BLOCKS
 
     mean, low, high = test.null_moves
-    print(f"  moves per head {test.moves_per_head:.2f}; with steps shuffled {mean:.2f} ({low:.2f} to {high:.2f})")
-    print(f"  swaps per head {test.swaps_per_head:.2f}: the main sink changes place, but both places are sinks before and after")
+    say(f"  moves per head {test.moves_per_head:.2f}; with steps shuffled {mean:.2f} ({low:.2f} to {high:.2f})")
+    say(f"  swaps per head {test.swaps_per_head:.2f}: the main sink changes place, but both places are sinks before and after")
     mean, low, high = test.null_drift
     chance = f"with blocks of {test.block_steps} steps shuffled {mean:+.3f} ({low:+.3f} to {high:+.3f})"
     if test.block_steps >= trace.steps:
         chance = "sinks stay in place too long to test this with one trace"
     elif test.blocks < FEW_BLOCKS:
         chance += f"; {test.blocks:.1f} blocks are too few to tell chance (expected {FEW_BLOCKS})"
-    print(f"  drift {test.drift_per_step:+.3f} positions per step; {chance}")
-    print(f"  drift of the median head {test.drift_median:+.3f}; {test.drift_right:.0%} of {test.heads} heads drift to the right")
+    say(f"  drift {test.drift_per_step:+.3f} positions per step; {chance}")
+    say(f"  drift of the median head {test.drift_median:+.3f}; {test.drift_right:.0%} of {test.heads} heads drift to the right")
 
 
 def _print_heads(trace: Any, tracks: Any) -> None:
@@ -101,16 +101,16 @@ def _print_heads(trace: Any, tracks: Any) -> None:
         kinds.setdefault((one.layer, one.head), Counter())[one.kind] += 1
     moving = tracks.moving
     if not moving:
-        print("  no main sink moves or swaps")
+        say("  no main sink moves or swaps")
         return
-    print(f"\n  main sinks that move most ({min(MOVING_HEADS, len(moving))} of the {len(moving)} that move or swap):")
-    print(f"  {'layer':>5} {'head':>4} {'moves':>6} {'swaps':>6} {'drift':>7}  {'tracks of the head':<34} its main sink goes through")
+    say(f"\n  main sinks that move most ({min(MOVING_HEADS, len(moving))} of the {len(moving)} that move or swap):")
+    say(f"  {'layer':>5} {'head':>4} {'moves':>6} {'swaps':>6} {'drift':>7}  {'tracks of the head':<34} its main sink goes through")
     for one in moving[:MOVING_HEADS]:
         drift = "–" if one.drift_per_step is None else f"{one.drift_per_step:+.2f}"
         of_kinds = ", ".join(f"{count} {kind}" for kind, count in kinds[one.layer, one.head].most_common())
         places = _places(trace, tracks.main[:, one.layer, one.head])
-        print(f"  {one.layer:>5} {one.head:>4} {one.moves:>6} {one.swaps:>6} {drift:>7}  {of_kinds:<34} {places}")
-    print("  move: the main sink changes place, and the old place stops being a sink or the new one was none")
+        say(f"  {one.layer:>5} {one.head:>4} {one.moves:>6} {one.swaps:>6} {drift:>7}  {of_kinds:<34} {places}")
+    say("  move: the main sink changes place, and the old place stops being a sink or the new one was none")
 
 
 def _places(trace: Any, main: Any) -> str:

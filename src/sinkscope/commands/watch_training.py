@@ -10,7 +10,7 @@ from tyro.conf import Positional
 
 from sinkscope.commands.bounds import LARGEST, Between
 from sinkscope.commands.command import Command, Json, Switch, default_is, required
-from sinkscope.commands.output import note, print_json
+from sinkscope.commands.output import note, print_json, say
 from sinkscope.commands.train import CANVASES, held_out, read_data
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.work_items import expect_one_process
@@ -72,7 +72,7 @@ class WatchTraining(Command):
             return
         for one in shown:
             _print(one)
-        print("\n".join(map(str, paths)))
+        say("\n".join(map(str, paths)))
 
     def _measure(self, folder: Path) -> Path:
         """Measure every snapshot of a run that has not been, and return the folder of the measurements."""
@@ -152,17 +152,16 @@ def as_plain(run: Any) -> dict[str, Any]:
 
 
 def _print(run: Any) -> None:
-    from sinkscope.documents import printable
     from sinkscope.emergence.history import SHARE
 
-    print(f"{printable(run.name)}: held-out loss, and the heads whose top key takes {SHARE:.0%} or more of their attention")
-    print(f"{'update':>8}{'loss':>8}{'top hidden':>12}{'rowmass':>9}{'heads':>7}{'largest share':>15}{'its value norm':>16}{'stayed':>8}")
+    say(f"{run.name}: held-out loss, and the heads whose top key takes {SHARE:.0%} or more of their attention")
+    say(f"{'update':>8}{'loss':>8}{'top hidden':>12}{'rowmass':>9}{'heads':>7}{'largest share':>15}{'its value norm':>16}{'stayed':>8}")
     for moment, update in enumerate(run.updates):
         one, shares = run.moments[moment], run.shares[moment]
         heads = shares >= SHARE
         at = shares.argmax()
         stayed = f"{run.stayed[moment][heads].mean():.2f}" if heads.any() and moment else "–"
-        print(
+        say(
             f"{update:>8,}{one.loss.mean():>8.3f}{one.loss_without_top.mean():>12.3f}{one.loss_without_rowmass.mean():>9.3f}"
             f"{heads.sum():>7}{shares.max():>15.3f}{run.ratios[moment].flat[at]:>16.2f}{stayed:>8}"
         )

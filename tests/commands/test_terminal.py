@@ -1,0 +1,36 @@
+"""No name and no text of a model commands the terminal of its reader."""
+
+import shutil
+
+import pytest
+
+from sinkscope.progress import Progress
+
+
+@pytest.fixture
+def loud_model(diffusion_folder, tmp_path):
+    return shutil.copytree(diffusion_folder, tmp_path / "m\x1b[31m\x9bX")
+
+
+def test_names_are_shown_by_their_escape_sequences(run, loud_model, tmp_path, capsys):
+    prompt = ("--prompt", "Q: Tom has 7 apples.\nA:", "--length", 4, "--block", 4)
+    for command, shown in (
+        (("trace", loud_model, "--out", tmp_path / "t", *prompt), False),
+        (("sinks", tmp_path / "t"), False),
+        (("figures", tmp_path / "t", "--out", tmp_path / "f", "--only", "1,6"), True),
+        (("roles", loud_model, "--problems", 10, "--length", 4, "--out", tmp_path / "r"), True),
+        (("evaluate", loud_model, "--tasks", "lab-sums", "--limit", 1, "--length", 4, "--out", tmp_path / "e"), True),
+    ):
+        status, out, err = run(*command)
+        assert status == 0, err
+        assert "\x1b" not in out + err and "\x9b" not in out + err
+        assert (r"m\x1b[31m\x9bX" in out + err) >= shown, command
+
+
+def test_the_text_of_an_answer_keeps_its_lines_and_commands_nothing(capsys):
+    from sinkscope.commands.output import note, say
+
+    say("one\n\ttwo\x1b[2J\rthree", "四")
+    note("\x07")
+    assert capsys.readouterr() == ("one\n\ttwo\\x1b[2J\\x0dthree 四\n", "\\x07\n")
+    assert Progress(3, "m\x1b", "steps").line().startswith(r"m\x1b: 0 of 3 steps")
