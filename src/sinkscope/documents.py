@@ -253,9 +253,13 @@ def _is_text(text: str) -> bool:
     return True
 
 
+_CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+
+
 def json_text(document: Any) -> str:
     """Return a document as the JSON that commands print: a number that is not finite does not apply, and is null."""
-    return json.dumps(_finite(document), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(_finite(document), ensure_ascii=False, allow_nan=False)
+    return text.translate(_CONTROLS)  # JSON escapes those below them itself
 
 
 def _finite(value: Any) -> Any:

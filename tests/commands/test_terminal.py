@@ -1,5 +1,6 @@
 """No name and no text of a model commands the terminal of its reader."""
 
+import json
 import shutil
 
 import pytest
@@ -12,7 +13,7 @@ def loud_model(diffusion_folder, tmp_path):
     return shutil.copytree(diffusion_folder, tmp_path / "m\x1b[31m\x9bX")
 
 
-def test_names_are_shown_by_their_escape_sequences(run, loud_model, tmp_path, capsys):
+def test_names_are_shown_by_their_escape_sequences(run, loud_model, tmp_path):
     prompt = ("--prompt", "Q: Tom has 7 apples.\nA:", "--length", 4, "--block", 4)
     for command, shown in (
         (("trace", loud_model, "--out", tmp_path / "t", *prompt), False),
@@ -20,10 +21,13 @@ def test_names_are_shown_by_their_escape_sequences(run, loud_model, tmp_path, ca
         (("figures", tmp_path / "t", "--out", tmp_path / "f", "--only", "1,6"), True),
         (("roles", loud_model, "--problems", 10, "--length", 4, "--out", tmp_path / "r"), True),
         (("evaluate", loud_model, "--tasks", "lab-sums", "--limit", 1, "--length", 4, "--out", tmp_path / "e"), True),
+        (("table", tmp_path / "e", "--json"), False),
     ):
         status, out, err = run(*command)
         assert status == 0, err
         assert "\x1b" not in out + err and "\x9b" not in out + err
+        if "--json" in command:
+            assert loud_model.name in {row["model"] for row in json.loads(out)["rows"]}
         assert (r"m\x1b[31m\x9bX" in out + err) >= shown, command
 
 
