@@ -27,7 +27,7 @@ def test_names_are_shown_by_their_escape_sequences(run, loud_model, tmp_path):
         assert status == 0, err
         assert "\x1b" not in out + err and "\x9b" not in out + err
         if "--json" in command:
-            assert loud_model.name in {row["model"] for row in json.loads(out)["rows"]}
+            assert str(loud_model) in {row["model"] for row in json.loads(out)["rows"]}
         assert (r"m\x1b[31m\x9bX" in out + err) >= shown, command
 
 
