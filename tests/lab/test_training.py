@@ -1,6 +1,7 @@
 import contextlib
 import dataclasses
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -166,6 +167,14 @@ def test_another_recipe_in_the_same_folder_is_refused(whole_run, change, named):
     assert str(whole) in str(caught.value)
     assert (whole / STATE).read_bytes() == state
     assert json.loads((whole / RECIPE).read_text())["updates"] == 30
+
+
+def test_a_state_without_a_checksum_that_is_damaged_is_told_as_that(whole_run, tmp_path):
+    folder = shutil.copytree(whole_run[0], tmp_path / "run")
+    header = json.dumps({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 8]}}).encode()
+    (folder / STATE).write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(TrainingError, match=r"expected the state of this run, found a file that is damaged .*; delete \S+ to begin anew"):
+        train(TINY, folder, progress=False)
 
 
 def test_a_recipe_file_cut_short_is_refused_by_name(tmp_path):

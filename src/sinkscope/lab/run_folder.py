@@ -160,12 +160,8 @@ def run_mark(out: Path) -> str:
     return checksum_of({name: value for name, value in read_recipe(out / RECIPE).items() if name not in _ADDED_AT_THE_END})
 
 
-def check_mark(path: Path, out: Path, advice: str) -> None:
-    """Raise TrainingError for a state or a snapshot of another run; files of earlier versions do not say."""
-    from safetensors import safe_open
-
-    with safe_open(path, "pt") as held:
-        found = (held.metadata() or {}).get("run")
+def check_mark(found: str | None, path: Path, out: Path, advice: str) -> None:
+    """Raise TrainingError for the mark of a state or a snapshot of another run; None is that of a file of an earlier version."""
     if found not in (None, run_mark(out)):
         raise TrainingError(f"{path}: expected weights of the run of {out / RECIPE}, found those of another run; {advice}")
 
@@ -205,9 +201,9 @@ def load_state(out: Path, network: Any, optimiser: torch.optim.Optimizer) -> int
         return 0
     check_regular(path, TrainingError, _ANEW)
     compare_sealed(path, TrainingError, _ANEW)
-    check_mark(path, out, _ANEW)
     try:
         with safe_open(path, "pt") as state, torch.no_grad():
+            check_mark((state.metadata() or {}).get("run"), path, out, _ANEW)
             update = _update_of(state, path)
             for name, parameter in network.named_parameters():
                 tensors = {kind: state.get_tensor(f"{kind}.{name}") for kind in ("weight", "step", "exp_avg", "exp_avg_sq")}

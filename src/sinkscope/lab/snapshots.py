@@ -103,17 +103,18 @@ def network_at(run: TrainingRun, update: int, tokenizer: Any) -> Any:
     Raises:
         TrainingError: the file was damaged, or is of another network.
     """
-    from safetensors import SafetensorError
+    from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
 
     path = run.weights[update]
     compare_sealed(path, TrainingError)
     if path.name != WEIGHTS:
         compare_update(path, update, TrainingError)
-        check_mark(path, run.folder, "put back the snapshot of this run, or take it out")
     _check_size(run.recipe.architecture, len(tokenizer), path)
     network = build_network(run.recipe, tokenizer)
     try:
+        with safe_open(path, "pt") as held:
+            check_mark((held.metadata() or {}).get("run"), path, run.folder, "put back the snapshot of this run, or take it out")
         stored = {name: tensor.float() for name, tensor in load_file(path).items()}
         left = network.load_state_dict(stored, strict=False)
     except (SafetensorError, RuntimeError) as error:
