@@ -67,6 +67,8 @@ def test_forwards_memory_and_disk():
     assert guided.gpu_hours == pytest.approx(2 * cost.gpu_hours) and guided.batch_on_card == cost.batch_on_card // 2
     for rules, times in {("none",): 1, ("top:1",): 1.1, ("top:1", "top:2"): 2.2, ("none", "top:1@clean"): 3.1}.items():
         assert estimate(dataclasses.replace(part, rules=rules)).gpu_hours == pytest.approx(times * cost.gpu_hours / (1 + 15 * 1.1))
+    clean = estimate(dataclasses.replace(part, rules=("none", "top:1@clean")))
+    assert clean.forwards == 7 * 256 * (1 + 2)  # a call without the hiding beside each with it
     tied = dataclasses.replace(part.shape, tied=True, parameters=part.shape.parameters - 126464 * 4096)
     assert estimate(dataclasses.replace(part, shape=tied)).gpu_hours == pytest.approx(cost.gpu_hours)
     recorded = parts[5]

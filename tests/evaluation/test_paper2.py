@@ -77,6 +77,9 @@ def test_the_cost_counts_canvases():
     assert forwards["gsm8k_two_pass"] == 1319 * 256 * 2
     fewer = paper2({"scratch-472m": ""}, tasks=["piqa"], limit=10)
     assert estimate(fewer[0]).forwards * 1838 == forwards["piqa"] * 10
+    one = estimate(parts["arc_easy"])
+    three = estimate(dataclasses.replace(parts["arc_easy"], rules=("none", "top:1@current", "top:1@current,clean")))
+    assert three.forwards == (1 + 1 + 2) * one.forwards and three.gpu_hours == pytest.approx((1 + 1.1 + 2.1) * one.gpu_hours)
     slow, fast = (estimate(parts["arc_easy"], card_of(tflops=tflops)).gpu_hours for tflops in (1, 2))
     assert slow == pytest.approx(2 * fast) and slow > 0
 

@@ -153,14 +153,20 @@ def estimate(part: Part, card: Card = CARD) -> Cost:
     a_step = 4 * canvas * (5 * shape.layers * shape.heads + 2 * shape.layers * shape.kv_heads)
     disk = part.prompts * steps * a_step if part.recorded else runs * 12_000
     memory = _memory(shape, canvas, part, copies)
-    return Cost(runs * steps, seconds / 3600, memory / GIB, fitting, disk / GIB)
+    calls = passes * part.prompts * steps * sum(map(_calls, part.rules))
+    return Cost(calls, seconds / 3600, memory / GIB, fitting, disk / GIB)
 
 
 def _times_plain(rule: str, recorded: bool) -> float:
     """Return how many times a plain run an answer under a rule takes."""
     if rule == "none":
         return RECORDED if recorded else 1
-    return RECORDED + ("clean" in re.split("[@,]", rule))  # a call without the hiding, in every step
+    return RECORDED + _calls(rule) - 1
+
+
+def _calls(rule: str) -> int:
+    """Return how many forward calls a step under a rule takes: one more, without the hiding, where it looks at clean attention."""
+    return 1 + ("clean" in re.split("[@,]", rule))
 
 
 def _behind_cache(shape: Shape, prompt: int, length: int, block: int, block_steps: int) -> tuple[int, float]:
@@ -178,12 +184,12 @@ def _estimate_likelihoods(part: Part, shape: Shape, card: Card) -> Cost:
     canvases = length if part.settings["method"] == "chain_rule" else expected_masks(length, part.settings["samples"])
     canvases = 1 if shape.causal else canvases
     written = length if choices == 1 else 0
-    questions = part.prompts * len(part.rules)
-    forwards = round(questions * (choices * canvases + written) * (2 if part.settings["guidance"] else 1))
-    batches = questions * (choices * math.ceil(canvases / GROUP) + written)
-    seconds = max(
+    forwards = part.prompts * (choices * canvases + written) * (2 if part.settings["guidance"] else 1)
+    batches = part.prompts * (choices * math.ceil(canvases / GROUP) + written)
+    seconds = sum(_times_plain(rule, part.recorded) for rule in part.rules) * max(
         forwards * _flops(shape, context + length, length) / (card.tflops * 1e12), batches * 2 * shape.parameters / card.bytes_per_s
     )
+    forwards = round(forwards * sum(map(_calls, part.rules)))
     block = replace(part, settings={"length": length})
     memory = _memory(shape, context + length, block, GROUP)
     batch = _largest_batch(shape, context + length, block, card)
