@@ -10,6 +10,7 @@ import inspect
 import math
 import os
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from fractions import Fraction
 from numbers import Integral, Real
@@ -241,6 +242,8 @@ def _asks_for_array(hint: Any) -> bool:
 
 def _is_list(value: Any) -> TypeGuard[Iterable[Any]]:
     if isinstance(value, str | bytes | bytearray | Mapping) or getattr(value, "ndim", 1) == 0:
+        return False
+    if isinstance(value, range) and value[sys.maxsize :]:  # len() refuses it
         return False
     return isinstance(value, Collection) or (hasattr(value, "__len__") and hasattr(value, "__getitem__"))
 

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
 from numbers import Integral
 from typing import Any, overload
 
@@ -169,7 +170,9 @@ def _read_prompts(model: Model, prompt: Any, messages: Any) -> tuple[list[list[i
         single = isinstance(prompt, str) or prompt.ndim < 2
         prompts = [prompt] if single else list(prompt)
     elif isinstance(prompt, Iterable) and not isinstance(prompt, bytes | bytearray | Mapping | Set):
-        prompts = list(prompt)
+        prompts = list(islice(prompt, model.most_ids + 1))
+        if len(prompts) > model.most_ids:
+            raise CallError(f"expected a prompt as text or as 1-D token ids, or a list of either, at most {model.most_ids:,}, found more")
         single = bool(prompts) and all(isinstance(token, Integral) for token in prompts)
         prompts = [prompts] if single else prompts
     else:

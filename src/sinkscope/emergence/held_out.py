@@ -12,6 +12,7 @@ from jaxtyping import Int
 from sinkscope.argument_types import checked
 from sinkscope.documents import describe
 from sinkscope.errors import CallError
+from sinkscope.models.model import MOST_IDS
 from sinkscope.roles import Probe
 
 FIRST_READ = 64
@@ -75,13 +76,15 @@ def hold_out(
     if predictable is not None and len(predictable) != len(tokens):
         raise CallError(f"predictable: expected an array for each of the {len(tokens)} canvases, found {len(predictable)}")
     for number, canvas in enumerate(tokens):
+        if isinstance(canvas, range) and canvas[MOST_IDS:]:
+            raise CallError(f"canvas {number}: expected a row of at most {MOST_IDS:,} token ids, found {canvas}")
         canvas = _as_array(canvas)
         if canvas.ndim != 1 or canvas.dtype.kind not in "iu" or not len(canvas):
             raise CallError(f"canvas {number}: expected a row of token ids, found {canvas.dtype} {canvas.shape}")
         canvas = canvas.astype(np.int64)
         if mask_id is not None and (at := np.flatnonzero(canvas == mask_id)).size:
             raise CallError(f"canvas {number}: expected tokens without masks, found the mask token {mask_id} at position {at[0]}")
-        free = np.ones(len(canvas), bool) if predictable is None else _as_array(predictable[number])
+        free = np.ones(len(canvas), bool) if predictable is None else _as_array(predictable[number], len(canvas))
         if free.shape != canvas.shape or free.dtype.kind not in "biu":
             raise CallError(
                 f"predictable {number}: expected {len(canvas)} truth values, as its canvas has tokens, found {free.dtype} {free.shape}"
@@ -106,9 +109,11 @@ def hold_out(
     return found
 
 
-def _as_array(values: Any) -> np.ndarray:
-    """Return a list, an array or a tensor as an array, and as one of objects where it is none of numbers."""
+def _as_array(values: Any, most: int = MOST_IDS) -> np.ndarray:
+    """Return a list, an array or a tensor as an array, and as one of objects where it is none of numbers, or a longer range."""
     try:
+        if isinstance(values, range) and values[most:]:
+            return np.asarray(None)
         return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
     except (ValueError, TypeError, RuntimeError):  # lists of several lengths; tensors of bfloat16, sparse, or on the device meta
         return np.asarray(None)

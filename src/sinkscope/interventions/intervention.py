@@ -225,6 +225,11 @@ def is_count(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
 
 
+def ends_of(given: Collection[Any]) -> Collection[Any]:
+    """Return the first and the last number of a range, between which all others lie; of any other collection all."""
+    return (given[0], given[-1]) if isinstance(given, range) and given else given
+
+
 def check_count(name: str, value: Any) -> None:
     """Raise CallError for anything but a whole number from 0 upwards."""
     if not is_count(value):
@@ -237,10 +242,10 @@ def _read_numbers(name: str, given: Any, words: bool) -> Any:
     expected = "numbers from 0 upwards, such as range(4) or (0, 2)" + (f", or one of {', '.join(GROUPS)}" if words else "")
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Collection) or getattr(given, "ndim", 1) == 0:
         raise CallError(f"{name}: expected {expected}, found {shown(given)}")
-    for number in given:
+    for number in ends_of(given):
         if not is_count(number):
             raise CallError(f"{name}: expected {expected}, found {shown(number)} among them")
-        if name == "steps" and number >= LONGEST_CANVAS:  # no generation has more steps than its canvas could have tokens
+        if number >= LONGEST_CANVAS:  # no generation has more steps than its canvas could have tokens, and no network more layers
             raise CallError(f"{name}: expected numbers below {LONGEST_CANVAS:,}, found {shown(number)} among them")
     return tuple(sorted({int(number) for number in given}))
 

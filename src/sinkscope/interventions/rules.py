@@ -24,6 +24,7 @@ NOTHING = "none"
 MOST = 1 << 20
 """Bound of the layers, steps, keys and queries that a rule names."""
 MOST_RULES = 1000
+LONGEST_RULE = 1 << 20
 LISTS = ("layers", "steps", "keys", "queries", "heads")
 
 
@@ -64,6 +65,8 @@ def parse_rule(text: str) -> Intervention | Composed:
     Raises:
         CallError: no such rule, argument or option; the message names those there are.
     """
+    if len(text) > LONGEST_RULE:
+        raise CallError(f"rule {text[:60]!r}…: expected at most {LONGEST_RULE:,} characters, found {len(text):,}")
     for seed, digits in re.findall(r"(seed=)?(?<![.0-9])0*([0-9]+)", text):
         if len(digits) > (most := 18 if seed else 9):
             raise CallError(f"rule {text[:60]!r}: expected numbers up to {10**most - 1:,}, found one of {len(digits)} digits")

@@ -98,9 +98,11 @@ def make_corpus(texts: Iterable[LongText], out: Path, *, vocabulary: int = 4096,
         CallError: the folder holds something, there is nothing to train on or to hold out, or a text holds a special token or is no text.
         TrainingError: the folder cannot be written.
     """
-    texts = list(texts)
-    if odd := next((text for text in texts if not isinstance(text, LongText)), None):
-        raise CallError(f"texts: expected LongText(title, text), found {shown(odd)}")
+    given, texts = texts, []
+    for text in given:
+        if not isinstance(text, LongText):
+            raise CallError(f"texts: expected LongText(title, text), found {shown(text)}")
+        texts.append(text)
     if not any(text.held_out for text in texts) or all(text.held_out for text in texts):
         raise CallError(f"expected documents to train on and documents to hold out, found {len(texts)} documents of one kind")
     if not 300 <= vocabulary <= 65536:

@@ -17,6 +17,8 @@ from sinkscope.models.conversations import write_conversation
 from sinkscope.models.family import Family
 from sinkscope.models.weights import UsedTensors
 
+MOST_IDS = 1 << 20
+"""How many token ids, or characters, are looked at before a canvas that does not fit is refused."""
 _PIECE = 1 << 22
 """From here on a number is no token of any tokenizer."""
 
@@ -127,6 +129,11 @@ class Model:
         """The longest canvas and the key that says so, for an error message."""
         return f"{self.card.name} was made for {self.card.max_positions} ({self.positions_key} in its config.json)"
 
+    @property
+    def most_ids(self) -> int:
+        """How many token ids of a caller's are looked at: many times what a canvas holds, so that a context may be cut to fit."""
+        return max(MOST_IDS, self.card.max_positions)
+
     def encode(self, prompt: str | Sequence[int] | np.ndarray | torch.Tensor) -> list[int]:
         """Return the token ids of a raw text, or checked ids as they are.
 
@@ -138,7 +145,7 @@ class Model:
             ids = self.tokenize(prompt)
             empty = all(token == self.tokenizer.bos_token_id for token in ids)  # which the tokenizer puts in front of nothing, too
         else:
-            ids = _read_ids(prompt, "a prompt as text or as 1-D token ids")
+            ids = _read_ids(prompt, "a prompt as text or as 1-D token ids", self.most_ids)
             beyond = [token for token in ids if not 0 <= token < self.card.vocabulary]
             if beyond:
                 raise CallError(f"prompt: token ids lie in 0…{self.card.vocabulary - 1}, found {beyond[:5]}")
@@ -155,6 +162,9 @@ class Model:
             CallError: an unknown word, or a lone surrogate.
             ModelError: a damaged tokenizer, or one whose tokens the network does not have.
         """
+        most = max(MOST_IDS, 16 * self.card.max_positions)
+        if len(text) > most:
+            raise CallError(f"prompt: expected at most {most:,} characters, found {len(text):,}; {self.limit}")
         check_encodable(text, "prompt")
         try:
             ids = list(self.tokenizer(text, add_special_tokens=special, verbose=False).input_ids)
@@ -205,7 +215,7 @@ class Model:
         Raises:
             CallError: they are no row of token ids of the model.
         """
-        found = _read_ids(ids, "1-D token ids")
+        found = _read_ids(ids, "1-D token ids", self.most_ids)
         wrong = next((token for token in found if not 0 <= token < self.card.vocabulary), None)
         if wrong is not None:
             raise CallError(f"ids: expected token ids from 0 upwards, below {self.card.vocabulary}, found {describe(wrong)}")
@@ -217,7 +227,7 @@ class Model:
         Raises:
             CallError: see `decode`.
         """
-        ids = _read_ids(answer, "the 1-D token ids of an answer")
+        ids = _read_ids(answer, "the 1-D token ids of an answer", self.most_ids)
         end = next((at for at, token in enumerate(ids) if token in self.card.ends), len(ids))
         return self.decode([token for token in ids[:end] if token != self.card.mask_id]).strip()
 
@@ -278,12 +288,15 @@ def _unknown_token(tokenizer: Any) -> tuple[int | None, str | None]:
     return (None, None) if core is None or text is None else (core.token_to_id(text), text)
 
 
-def _read_ids(ids: Any, expected: str) -> list[int]:
+def _read_ids(ids: Any, expected: str, most: int) -> list[int]:
     """Return token ids that are a sequence or a 1-D array of whole numbers.
 
     Args:
         expected: what they are, for the message of an error.
+        most: how many there may be.
     """
+    if isinstance(ids, range) and ids[most:]:  # whose length may be no number of the machine
+        raise CallError(f"expected {expected}, at most {most:,}, found {ids}")
     if isinstance(ids, torch.Tensor | np.ndarray):
         found = described(ids) if isinstance(ids, torch.Tensor) else f"shape {ids.shape} of {ids.dtype}"
         if (
@@ -291,8 +304,12 @@ def _read_ids(ids: Any, expected: str) -> list[int]:
             and not (isinstance(ids, torch.Tensor) and holds_nothing(ids))
             and str(ids.dtype).removeprefix("torch.") in ("uint8", "uint16", "uint32", "int8", "int16", "int32", "int64")
         ):
+            if len(ids) > most:
+                raise CallError(f"expected {expected}, at most {most:,}, found {len(ids):,}")
             return [int(token) for token in ids.tolist()]
     elif isinstance(ids, Sequence) and not isinstance(ids, str | bytes | bytearray | memoryview):
+        if len(ids) > most:
+            raise CallError(f"expected {expected}, at most {most:,}, found {len(ids):,}")
         wrong = next((number for number, token in enumerate(ids) if not isinstance(token, Integral) or isinstance(token, bool)), None)
         if wrong is None:
             return [int(token) for token in ids]
