@@ -10,7 +10,6 @@ import inspect
 import math
 import os
 import re
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from fractions import Fraction
 from numbers import Integral, Real
@@ -42,6 +41,8 @@ LONGEST_PATH, LONGEST_NAME = 4096, 255
 """Bytes that a path, and a name in it, can have."""
 DEEPEST_PATH = 256
 """Names that a path can have: Python makes folders by recursion."""
+LONGEST_LIST = 1 << 24
+"""How many numbers a range may have, of which a caller may not know how long it is."""
 _LISTS = (Sequence, Collection, list, tuple, Set, set, frozenset)
 
 
@@ -157,6 +158,8 @@ def check_argument(name: str, value: Any, hint: Any) -> None:
             else ""
         )
         raise CallError(f"{name}: expected a path{limit}, found {in_words(str(value)) if str(value) else 'an empty text'}")
+    if isinstance(value, range) and value[LONGEST_LIST:]:
+        raise CallError(f"{name}: expected at most {LONGEST_LIST:,} numbers, found {value}")
     if fits(value, hint):
         return
     inner = _parts(hint)
@@ -212,7 +215,7 @@ def fits(value: Any, hint: Any) -> bool:
         if _is_row(hint):
             return _is_list(value) and len(items := list(value)) == len(inner) and all(map(fits, items, inner))
         items = value[:1] if isinstance(value, range) else value  # which may be longer than one can wait for
-        return _is_list(value) and (not inner or all(fits(one, inner[0]) for one in items))
+        return _is_list(value) and (not inner or inner[0] is Any or all(fits(one, inner[0]) for one in items))
     if origin is Iterable:
         return hasattr(value, "__iter__") and not isinstance(value, str | bytes | Mapping) and getattr(value, "ndim", 1) > 0
     if origin is Callable:
@@ -242,8 +245,6 @@ def _asks_for_array(hint: Any) -> bool:
 
 def _is_list(value: Any) -> TypeGuard[Iterable[Any]]:
     if isinstance(value, str | bytes | bytearray | Mapping) or getattr(value, "ndim", 1) == 0:
-        return False
-    if isinstance(value, range) and value[sys.maxsize :]:  # len() refuses it
         return False
     return isinstance(value, Collection) or (hasattr(value, "__len__") and hasattr(value, "__getitem__"))
 

@@ -13,14 +13,14 @@ from sinkscope.errors import CallError
 from sinkscope.interventions import HidePositions
 from sinkscope.lab.corpus import make_corpus
 
-LONG, ENDLESS = range(5, 10**9), range(5, 10**30)
+MIDDLE, LONG, ENDLESS = range(5, 10**7), range(5, 10**9), range(5, 10**30)
 TOO_MANY = 10**7
 CALLS = {
     "positions": (lambda model: HidePositions(LONG), "positions: expected numbers below 16,777,216, found 999999999 among them"),
     "layers": (lambda model: sinkscope.HideTopSinks(1, layers=LONG), "layers: expected numbers below 16,777,216, found 999999999"),
     "steps": (lambda model: sinkscope.HideTopSinks(1, steps=ENDLESS), "expected numbers"),
     "a rule": (lambda model: sinkscope.parse_rule("top:1@heads=" + "+".join(["1.1"] * 10**6)), "expected at most 1,048,576 characters"),
-    "a prompt": (lambda model: sinkscope.generate(model, LONG, length=4), "a list of either, at most 1,048,576, found more"),
+    "a prompt": (lambda model: sinkscope.generate(model, MIDDLE, length=4), "a list of either, at most 1,048,576, found more"),
     "prompts": (lambda model: sinkscope.generate(model, [LONG, ENDLESS], length=4), r"at most 1,048,576, found range\(5, 1000000000\)"),
     "a generator": (lambda model: sinkscope.generate(model, itertools.count(3), length=4), "at most 1,048,576, found more"),
     "an array": (lambda model: sinkscope.generate(model, np.full(TOO_MANY, 7), length=4), "at most 1,048,576, found 10,000,000"),
@@ -30,9 +30,12 @@ CALLS = {
     "a likelihood": (lambda model: sinkscope.log_likelihood(model, [7], ENDLESS), "continuation as text or as 1-D token ids, at most"),
     "a canvas": (lambda model: hold_out([LONG], mask_id=2), "canvas 0: expected a row of at most 1,048,576 token ids"),
     "predictable": (lambda model: hold_out([[5, 6]], [LONG], mask_id=2), "predictable 0: expected 2 truth values"),
-    "canvases": (lambda model: hold_out(ENDLESS, mask_id=2), "tokens: expected a list, found range"),
-    "traces": (lambda model: sinkscope.analyse(LONG), "expected an open trace or the path of one, found int"),
-    "roles": (lambda model: sinkscope.find_roles(model, LONG), "expected a prompt as text or as 1-D token ids, found 5"),
+    "canvases": (lambda model: hold_out(ENDLESS, mask_id=2), r"tokens: expected at most 16,777,216 numbers, found range\(5, 10"),
+    "traces": (lambda model: sinkscope.analyse(MIDDLE), "expected an open trace or the path of one, found int"),
+    "a list of numbers": (lambda model: sinkscope.analyse(ENDLESS), r"traces: expected at most 16,777,216 numbers, found range\(5, 10"),
+    "tasks": (lambda model: sinkscope.evaluation.evaluate(model, tasks=ENDLESS, out="out"), "tasks: expected .*, found range"),
+    "positions of an array": (lambda model: HidePositions(np.zeros(2 * TOO_MANY, int)), "positions: expected at most 16,777,216 numbers"),
+    "roles": (lambda model: sinkscope.find_roles(model, MIDDLE), "expected a prompt as text or as 1-D token ids, found 5"),
 }
 
 
@@ -47,4 +50,4 @@ def test_what_is_too_long_is_refused_before_it_is_walked(diffusion, name):
 
 def test_a_corpus_is_not_made_of_numbers(tmp_path):
     with pytest.raises(CallError, match=r"texts: expected LongText\(title, text\), found 5"):
-        make_corpus(LONG, tmp_path / "corpus")
+        make_corpus(MIDDLE, tmp_path / "corpus")

@@ -74,8 +74,8 @@ def read_hidden(name: str, answer: Any, query: Tensor, key: Tensor, keys: int) -
         _check_mask(name, answer, ((1, batch), (1, heads)), "batch, head, key", keys)
         return [Hidden(_on(key.device, answer)[:, :, None])]
     listed = isinstance(answer, Iterable) and not isinstance(answer, str | bytes | Mapping) and getattr(answer, "ndim", 1) > 0
-    several: list[Any] = list(answer) if listed else [answer]
-    for one in several:
+    several: list[Any] = []
+    for one in answer if listed else [answer]:
         if not isinstance(one, Hidden):
             found = type(one if isinstance(answer, Sequence) else answer).__name__
             raise AttentionError(f"{name}: expected a bool mask [batch, head, key], several Hidden, or None, found {found}")
@@ -87,6 +87,7 @@ def read_hidden(name: str, answer: Any, query: Tensor, key: Tensor, keys: int) -
         for switch in ("zeroed", "front"):
             if not fits(getattr(one, switch), bool):
                 raise AttentionError(f"{name}: {switch}: expected True or False, found {type(getattr(one, switch)).__name__}")
+        several.append(one)
     return [_hidden_on(key.device, one) for one in several]
 
 

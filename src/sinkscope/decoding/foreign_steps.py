@@ -22,6 +22,7 @@ from sinkscope.decoding.canvas import Publisher
 from sinkscope.documents import describe
 from sinkscope.errors import AttentionError, CallError
 from sinkscope.models import Model
+from sinkscope.models.weights import LONGEST_CANVAS
 from sinkscope.single_use import single_use
 
 CANVASES = ("block_x", "canvas")
@@ -287,8 +288,9 @@ def _token_ids(canvas: Any) -> Tensor:
     if isinstance(canvas, Tensor) and not canvas.is_nested:
         return canvas
     try:
-        array = np.asarray(canvas)
-    except (ValueError, TypeError, RuntimeError):  # rows of several lengths, nested tensors
+        longest = max(map(len, canvas)) if isinstance(canvas, list | tuple) else 0
+        array = np.asarray(None if isinstance(canvas, range) or longest > LONGEST_CANVAS else canvas)
+    except (OverflowError, ValueError, TypeError, RuntimeError):  # rows of several lengths or without end, nested tensors
         array = np.asarray(None)
     if array.ndim != 2 or array.dtype.kind not in "iufb":
         raise CallError(f"canvas: expected token ids [batch, position], found {in_words(canvas)}")

@@ -132,7 +132,7 @@ def check_request(request: Request) -> None:
         CallError: see above.
     """
     for name, value, example in (("tasks", request.tasks, "names"), ("hide", request.hide, 'rules such as ["none"]')):
-        if not isinstance(value, Collection) or isinstance(value, str) or getattr(value, "ndim", 1) != 1 or not len(value):
+        if not isinstance(value, Collection) or isinstance(value, str | range) or getattr(value, "ndim", 1) != 1 or not len(value):
             raise CallError(f"{name}: expected a list of {example}, found {shown(value)}")
     for name, hint in get_type_hints(Request).items():
         check_argument(name, getattr(request, name), hint)

@@ -33,6 +33,8 @@ class HidePositions(Intervention):
         super().__post_init__()
         given = self.positions
         good = isinstance(given, Collection) and not isinstance(given, str | bytes | Mapping) and getattr(given, "ndim", 1) > 0
+        if good and not isinstance(given, range) and len(given) > LONGEST_CANVAS:
+            raise CallError(f"positions: expected at most {LONGEST_CANVAS:,} numbers, found {len(given):,}")
         if not good or not all(is_count(one) for one in ends_of(given)):
             raise CallError(f"positions: expected numbers from 0 upwards, such as (0, 5) or range(3), found {shown(given)}")
         if (most := max(ends_of(given), default=0)) >= LONGEST_CANVAS:

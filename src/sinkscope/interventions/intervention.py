@@ -242,6 +242,8 @@ def _read_numbers(name: str, given: Any, words: bool) -> Any:
     expected = "numbers from 0 upwards, such as range(4) or (0, 2)" + (f", or one of {', '.join(GROUPS)}" if words else "")
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Collection) or getattr(given, "ndim", 1) == 0:
         raise CallError(f"{name}: expected {expected}, found {shown(given)}")
+    if not isinstance(given, range) and len(given) > LONGEST_CANVAS:
+        raise CallError(f"{name}: expected at most {LONGEST_CANVAS:,} numbers, found {len(given):,}")
     for number in ends_of(given):
         if not is_count(number):
             raise CallError(f"{name}: expected {expected}, found {shown(number)} among them")
