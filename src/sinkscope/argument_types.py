@@ -41,8 +41,8 @@ LONGEST_PATH, LONGEST_NAME = 4096, 255
 """Bytes that a path, and a name in it, can have."""
 DEEPEST_PATH = 256
 """Names that a path can have: Python makes folders by recursion."""
-LONGEST_LIST = 1 << 24
-"""How many numbers a range may have, of which a caller may not know how long it is."""
+LONGEST_LIST = 1 << 22
+"""How many items a list or a range may have: each is looked at, and a range may be longer than its caller knows."""
 _LISTS = (Sequence, Collection, list, tuple, Set, set, frozenset)
 
 
@@ -160,6 +160,8 @@ def check_argument(name: str, value: Any, hint: Any) -> None:
         raise CallError(f"{name}: expected a path{limit}, found {in_words(str(value)) if str(value) else 'an empty text'}")
     if isinstance(value, range) and value[LONGEST_LIST:]:
         raise CallError(f"{name}: expected at most {LONGEST_LIST:,} numbers, found {value}")
+    if isinstance(value, list | tuple | set | frozenset) and len(value) > LONGEST_LIST:
+        raise CallError(f"{name}: expected at most {LONGEST_LIST:,} items, found {len(value):,}")
     if fits(value, hint):
         return
     inner = _parts(hint)

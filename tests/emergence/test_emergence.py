@@ -371,10 +371,10 @@ def test_what_cannot_be_watched_is_refused_before_the_training(kind, name, messa
 
 
 def test_more_updates_than_a_list_should_hold_are_refused_at_once(corpus, tmp_path):
-    with pytest.raises(CallError, match=r"updates: expected at most 16,777,216 numbers, found range\(0, 1000000000\)"):
+    with pytest.raises(CallError, match=r"updates: expected at most 4,194,304 numbers, found range\(0, 1000000000\)"):
         TrainingWatch(*network_and_canvases("causal", corpus), tmp_path, updates=range(10**9))
-    with pytest.raises(CallError, match="updates: expected at most 1,000,000, found 10,000,000; pass every="):
-        TrainingWatch(*network_and_canvases("causal", corpus), tmp_path, updates=range(10**7))
+    with pytest.raises(CallError, match="updates: expected at most 1,000,000, found 4,000,000; pass every="):
+        TrainingWatch(*network_and_canvases("causal", corpus), tmp_path, updates=range(4 * 10**6))
 
 
 def test_the_name_of_a_run_commands_no_terminal(corpus, run, tmp_path):

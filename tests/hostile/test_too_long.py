@@ -13,7 +13,7 @@ from sinkscope.errors import CallError
 from sinkscope.interventions import HidePositions
 from sinkscope.lab.corpus import make_corpus
 
-MIDDLE, LONG, ENDLESS = range(5, 10**7), range(5, 10**9), range(5, 10**30)
+MIDDLE, LONG, ENDLESS = range(5, 10**6 * 3), range(5, 10**9), range(5, 10**30)
 TOO_MANY = 10**7
 CALLS = {
     "positions": (lambda model: HidePositions(LONG), "positions: expected numbers below 16,777,216, found 999999999 among them"),
@@ -30,9 +30,9 @@ CALLS = {
     "a likelihood": (lambda model: sinkscope.log_likelihood(model, [7], ENDLESS), "continuation as text or as 1-D token ids, at most"),
     "a canvas": (lambda model: hold_out([LONG], mask_id=2), "canvas 0: expected a row of at most 1,048,576 token ids"),
     "predictable": (lambda model: hold_out([[5, 6]], [LONG], mask_id=2), "predictable 0: expected 2 truth values"),
-    "canvases": (lambda model: hold_out(ENDLESS, mask_id=2), r"tokens: expected at most 16,777,216 numbers, found range\(5, 10"),
+    "canvases": (lambda model: hold_out(ENDLESS, mask_id=2), r"tokens: expected at most 4,194,304 numbers, found range\(5, 10"),
     "traces": (lambda model: sinkscope.analyse(MIDDLE), "expected an open trace or the path of one, found int"),
-    "a list of numbers": (lambda model: sinkscope.analyse(ENDLESS), r"traces: expected at most 16,777,216 numbers, found range\(5, 10"),
+    "a list of numbers": (lambda model: sinkscope.analyse(ENDLESS), r"traces: expected at most 4,194,304 numbers, found range\(5, 10"),
     "tasks": (lambda model: sinkscope.evaluation.evaluate(model, tasks=ENDLESS, out="out"), "tasks: expected .*, found range"),
     "positions of an array": (lambda model: HidePositions(np.zeros(2 * TOO_MANY, int)), "positions: expected at most 16,777,216 numbers"),
     "roles": (lambda model: sinkscope.find_roles(model, MIDDLE), "expected a prompt as text or as 1-D token ids, found 5"),

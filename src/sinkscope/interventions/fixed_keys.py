@@ -9,7 +9,7 @@ from torch import Tensor
 from sinkscope.argument_types import checked
 from sinkscope.documents import shown
 from sinkscope.errors import CallError
-from sinkscope.interventions.intervention import Composed, Intervention, check_count, compose, ends_of, is_count
+from sinkscope.interventions.intervention import Composed, Intervention, check_count, check_length, compose, ends_of, is_count
 from sinkscope.interventions.rule_context import RuleContext
 from sinkscope.interventions.top_sinks import HideTopSinks
 from sinkscope.models.weights import LONGEST_CANVAS
@@ -33,8 +33,8 @@ class HidePositions(Intervention):
         super().__post_init__()
         given = self.positions
         good = isinstance(given, Collection) and not isinstance(given, str | bytes | Mapping) and getattr(given, "ndim", 1) > 0
-        if good and not isinstance(given, range) and len(given) > LONGEST_CANVAS:
-            raise CallError(f"positions: expected at most {LONGEST_CANVAS:,} numbers, found {len(given):,}")
+        if good:
+            check_length("positions", given)
         if not good or not all(is_count(one) for one in ends_of(given)):
             raise CallError(f"positions: expected numbers from 0 upwards, such as (0, 5) or range(3), found {shown(given)}")
         if (most := max(ends_of(given), default=0)) >= LONGEST_CANVAS:

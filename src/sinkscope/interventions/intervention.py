@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, ClassVar, Literal, get_type_hints
 
+import numpy as np
 from torch import Tensor, nn
 
 from sinkscope.argument_types import NUMBER_WORDS, NUMBERS, check_argument, in_words, number_from, plain
@@ -225,6 +226,12 @@ def is_count(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
 
 
+def check_length(name: str, given: Collection[Any]) -> None:
+    """Raise CallError for more numbers than a canvas can have positions, before each is looked at."""
+    if isinstance(given, list | tuple | set | frozenset | np.ndarray) and len(given) > LONGEST_CANVAS:
+        raise CallError(f"{name}: expected at most {LONGEST_CANVAS:,} numbers, found {len(given):,}")
+
+
 def ends_of(given: Collection[Any]) -> Collection[Any]:
     """Return the first and the last number of a range, between which all others lie; of any other collection all."""
     return (given[0], given[-1]) if isinstance(given, range) and given else given
@@ -242,8 +249,7 @@ def _read_numbers(name: str, given: Any, words: bool) -> Any:
     expected = "numbers from 0 upwards, such as range(4) or (0, 2)" + (f", or one of {', '.join(GROUPS)}" if words else "")
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Collection) or getattr(given, "ndim", 1) == 0:
         raise CallError(f"{name}: expected {expected}, found {shown(given)}")
-    if not isinstance(given, range) and len(given) > LONGEST_CANVAS:
-        raise CallError(f"{name}: expected at most {LONGEST_CANVAS:,} numbers, found {len(given):,}")
+    check_length(name, given)
     for number in ends_of(given):
         if not is_count(number):
             raise CallError(f"{name}: expected {expected}, found {shown(number)} among them")
