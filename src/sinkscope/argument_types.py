@@ -160,7 +160,8 @@ def check_argument(name: str, value: Any, hint: Any) -> None:
         raise CallError(f"{name}: expected a path{limit}, found {in_words(str(value)) if str(value) else 'an empty text'}")
     if isinstance(value, range) and value[LONGEST_LIST:]:
         raise CallError(f"{name}: expected at most {LONGEST_LIST:,} numbers, found {value}")
-    if isinstance(value, list | tuple | set | frozenset) and len(value) > LONGEST_LIST:
+    row = _asks_for_list(hint) and not _asks_for_array(hint) and getattr(value, "ndim", 0) == 1
+    if (row or isinstance(value, list | tuple | set | frozenset)) and len(value) > LONGEST_LIST:
         raise CallError(f"{name}: expected at most {LONGEST_LIST:,} items, found {len(value):,}")
     if fits(value, hint):
         return
@@ -268,7 +269,8 @@ def _array(name: str, value: Any, hint: Any) -> Any:
         raise CallError(f"{name}: expected {_words(hint)} without a mask, found values that are masked; fill them or cut them off first")
     fractions, switches = "float64" in hint.dtypes, "bool" in hint.dtypes
     try:
-        array = np.asarray(value)
+        endless = isinstance(value, list | tuple) and any(isinstance(one, range) and one[LONGEST_LIST:] for one in value)
+        array = np.asarray(None if endless else value)
     except (ValueError, TypeError, RuntimeError):  # lists of several lengths, sparse tensors, tensors without values
         array = np.asarray(None)
     if not _has_axes(array, hint) or (array.size and array.dtype.kind not in ("fiub" if fractions else "b" if switches else "iu")):

@@ -12,6 +12,7 @@ from sinkscope.emergence import hold_out
 from sinkscope.errors import CallError
 from sinkscope.interventions import HidePositions
 from sinkscope.lab.corpus import make_corpus
+from sinkscope.models import bundled_folder
 
 MIDDLE, LONG, ENDLESS = range(5, 10**6 * 3), range(5, 10**9), range(5, 10**30)
 TOO_MANY = 10**7
@@ -35,6 +36,9 @@ CALLS = {
     "a list of numbers": (lambda model: sinkscope.analyse(ENDLESS), r"traces: expected at most 4,194,304 numbers, found range\(5, 10"),
     "tasks": (lambda model: sinkscope.evaluation.evaluate(model, tasks=ENDLESS, out="out"), "tasks: expected .*, found range"),
     "positions of an array": (lambda model: HidePositions(np.zeros(2 * TOO_MANY, int)), "positions: expected at most 16,777,216 numbers"),
+    "columns": (lambda model: sinkscope.sinks.is_sink([LONG]), r"columns: expected .*, found object \[\]"),
+    "an array of canvases": (lambda model: hold_out(np.zeros(TOO_MANY, int), mask_id=2), "tokens: expected at most 4,194,304 items"),
+    "a name": (lambda model: bundled_folder("x" * 10**8), "name: expected one of lab-diffusion"),
     "roles": (lambda model: sinkscope.find_roles(model, MIDDLE), "expected a prompt as text or as 1-D token ids, found 5"),
 }
 

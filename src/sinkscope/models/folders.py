@@ -35,7 +35,7 @@ def bundled_folder(name: str) -> Path:
         CallError: another name.
     """
     if not is_bundled(name):
-        near = difflib.get_close_matches(name, (*BUNDLED, *SPECIMENS), n=2)
+        near = difflib.get_close_matches(name[:80], (*BUNDLED, *SPECIMENS), n=2)
         expected = " or ".join(near) if near else f"one of {', '.join(BUNDLED)}, or a specimen lab-nulls-KIND-NULLS-SEED"
         raise CallError(f"name: expected {expected}, found {shown(name)}")
     part = "checkpoints/specimens" if name in SPECIMENS else "checkpoints"
