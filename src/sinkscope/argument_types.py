@@ -161,8 +161,9 @@ def check_argument(name: str, value: Any, hint: Any) -> None:
     if isinstance(value, range) and value[LONGEST_LIST:]:
         raise CallError(f"{name}: expected at most {LONGEST_LIST:,} numbers, found {value}")
     row = _asks_for_list(hint) and not _asks_for_array(hint) and getattr(value, "ndim", 0) == 1
-    if (row or isinstance(value, list | tuple | set | frozenset)) and len(value) > LONGEST_LIST:
-        raise CallError(f"{name}: expected at most {LONGEST_LIST:,} items, found {len(value):,}")
+    items: Any = value
+    if (row or isinstance(value, list | tuple | set | frozenset)) and len(items) > LONGEST_LIST:
+        raise CallError(f"{name}: expected at most {LONGEST_LIST:,} items, found {len(items):,}")
     if fits(value, hint):
         return
     inner = _parts(hint)
