@@ -25,8 +25,8 @@ from sinkscope.models.in_memory import model_of
 from sinkscope.roles.find import check_halves
 
 LATEST = 10**9
-MOST_UPDATES = 10**6
 """Updates, of which the names of files have room for fewer."""
+MOST_UPDATES = 10**6
 
 
 class TrainingWatch:

@@ -295,7 +295,7 @@ def _read_ids(ids: Any, expected: str, most: int) -> list[int]:
         expected: what they are, for the message of an error.
         most: how many there may be.
     """
-    if isinstance(ids, range) and ids[most:]:  # whose length may be no number of the machine
+    if isinstance(ids, range) and ids[most:]:  # its length may be no number of the machine
         raise CallError(f"expected {expected}, at most {most:,}, found {ids}")
     if isinstance(ids, torch.Tensor | np.ndarray):
         found = described(ids) if isinstance(ids, torch.Tensor) else f"shape {ids.shape} of {ids.dtype}"

@@ -262,7 +262,7 @@ def analyse(
     texts: list[Any] = []
     taken: dict[Path | str, Path] = {}
     given = [traces] if isinstance(traces, Trace | str | Path) else traces
-    if isinstance(given, Sequence) and not isinstance(given, range):  # whose first number is refused below
+    if isinstance(given, Sequence):
         _refuse_object_again(given)
     for trace in given:
         trace = as_trace(trace)
