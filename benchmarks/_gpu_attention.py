@@ -14,11 +14,11 @@ CALLS = 20
 
 
 def inputs(given: Any, length: int) -> tuple[torch.Tensor, ...]:
-    """Query, key and value [1, head, length, dim], and two query groups."""
+    """Query, key and value [batch, head, length, dim], and two query groups."""
     shape = SHAPES[given.shape]
     heads, dim, dtype = shape["heads"], shape["width"] // shape["heads"], getattr(torch, given.dtype)
-    drawn = [torch.randn(1, heads, length, dim, device=given.device, dtype=dtype) for _ in range(3)]
-    return *drawn, torch.ones(1, 2, length, device=given.device)
+    drawn = [torch.randn(given.batch, heads, length, dim, device=given.device, dtype=dtype) for _ in range(3)]
+    return *drawn, torch.ones(given.batch, 2, length, device=given.device)
 
 
 @torch.no_grad()
@@ -94,13 +94,13 @@ def tiles(given: Any, length: int, kernel: str, dressed: bool) -> dict[str, Any]
     now = fused._column_tiles(query, dim, dressed) if kernel == "columns" else fused._tiles(query, dim, dim, dressed, dressed)
     sizes = list(product((32, 64, 128), (32, 64), (4, 8), (2, 3))) if given.device.startswith("cuda") else [(16, 16, 4, 1), (32, 16, 4, 1)]
     tried: dict[str, float | None] = {}
-    by_torch = kernel == "columns" and not dressed
+    by_torch = "flash" if kernel == "columns" and not dressed else None
     for size in [now, *sizes]:
 
         def run() -> Any:
             return fused.compute_fused(given_in)
 
-        with patch.object(fused, name, lambda *_, size=size: size), patch.object(fused, "_flash_takes", lambda *_: by_torch):
+        with patch.object(fused, name, lambda *_, size=size: size), patch.object(fused, "_torch_takes", lambda *_: by_torch):
             try:
                 found, _ = queued({"run": run}, given.device, 3, CALLS if given.device.startswith("cuda") else 1)
                 tried[",".join(map(str, size))] = round(median(found["run"]), 4)

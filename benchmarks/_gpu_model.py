@@ -48,10 +48,11 @@ def random_model(shape: str, device: str, dtype: torch.dtype, max_positions: int
     return Model(network, tokenizer, FAMILIES["llada"], card)
 
 
-def half_masked(model: Any, length: int, device: str) -> torch.Tensor:
-    """A canvas [1, length] whose second half is masks."""
-    tokens = torch.full((1, length), model.card.mask_id, device=device)
-    tokens[:, : length // 2] = torch.arange(length // 2, device=device) % 400 + 4
+def half_masked(model: Any, given: Any) -> torch.Tensor:
+    """Canvases [batch, length] whose second halves are masks."""
+    half = given.length // 2
+    tokens = torch.full((given.batch, given.length), model.card.mask_id, device=given.device)
+    tokens[:, :half] = torch.arange(half, device=given.device) % 400 + 4
     return tokens
 
 

@@ -37,7 +37,7 @@ def run(model: Any, given: Any, keep: Any, hide: bool, steps: int) -> Run:
     """Forward calls at full length; ``keep`` None records nothing."""
     import sinkscope
 
-    tokens, clock = half_masked(model, given.length, given.device), Clock(given.device)
+    tokens, clock = half_masked(model, given), Clock(given.device)
     with tempfile.TemporaryDirectory(dir=given.folder) as folder, torch.no_grad():
         out = Path(folder) / "trace"
         with contextlib.ExitStack() as stack:
@@ -74,7 +74,7 @@ def paths_taken(model: Any, given: Any) -> list[str]:
 
     noting = Noting()
     with subscribed(model.network, noting), torch.no_grad():
-        model.network.model(input_ids=half_masked(model, given.length, given.device), use_cache=False)
+        model.network.model(input_ids=half_masked(model, given), use_cache=False)
     return sorted(noting.paths)
 
 

@@ -1,4 +1,4 @@
-r"""What recording costs on a GPU at LLaDA-8B's shape, in bf16 with random weights, batch 1: every figure as a row, printed as it comes.
+r"""What recording costs on a GPU at LLaDA-8B's shape, in bf16 with random weights: every figure as a row, printed as it comes.
 
     attention   with columns over flash attention (torch's others beside it), by CUDA events
                 around calls in a queue; goal 1.7 at --kernel, S = 4096
@@ -15,7 +15,8 @@ Run it on the machine in question, it needs 20 GB of GPU memory; a row that fail
 
     python benchmarks/gpu.py --json
 
-`--only attention,hiding` leaves the others out. A checkout that is not installed will do, with torch, transformers and jaxtyping there.
+`--only attention,hiding` leaves the others out, `--batch 8 --length 4096` measures attention and recording at another size; sampling
+and the control are of one canvas. A checkout that is not installed will do, with torch, transformers and jaxtyping there.
 Traces go to --folder, memory where /dev/shm has room. Without a GPU, for a try of all its lines (the figures mean nothing):
 
     python benchmarks/gpu.py --device cpu --shape tiny --dtype float32 --length 96 --kernel 128 --written 32 \
@@ -73,7 +74,7 @@ def rows(given: Any) -> Iterator[Row]:
 
     for section in given.only:
         if section == "attention":
-            for length in (given.kernel, given.length):
+            for length in dict.fromkeys((given.kernel, given.length)):
                 for kind in ("columns", "hidden", "masked, hidden", "own kernels", "cudnn", "sdpa"):
                     goal = {"goal_time": GOAL} if kind == "columns" and length == given.kernel else {}
                     yield f"attention, {kind} over flash, S = {length}", goal, partial(over_flash, given, length, kind)
@@ -139,7 +140,7 @@ def about(given: Any) -> dict[str, Any]:
             packages[name] = None
     there = given.device.startswith("cuda")
     device = torch.cuda.get_device_name() if there else processor()
-    settings = {name: getattr(given, name) for name in ("shape", "dtype", "length", "kernel", "written", "steps", "rounds")}
+    settings = {name: getattr(given, name) for name in ("shape", "dtype", "batch", "length", "kernel", "written", "steps", "rounds")}
     return {
         "device": device,
         **machine(),
@@ -152,7 +153,7 @@ def about(given: Any) -> dict[str, Any]:
 
 def main() -> None:
     given = flags(
-        device="cuda", shape="llada-8b", dtype="bfloat16", length=1024, kernel=4096, written=128, steps=64, rounds=3,
+        device="cuda", shape="llada-8b", dtype="bfloat16", batch=1, length=1024, kernel=4096, written=128, steps=64, rounds=3,
         only=SECTIONS, folder=roomy(), backend="inductor",
     )  # fmt: skip
     if given.device.startswith("cuda") and not torch.cuda.is_available():

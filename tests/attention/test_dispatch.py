@@ -9,7 +9,7 @@ from closeness import assert_close, terms_of
 from dense import attention_inputs, close, draw
 
 import sinkscope
-from sinkscope.attention import Hidden, attend, dispatch
+from sinkscope.attention import Hidden, OutputProjections, Watcher, attend, dispatch, norms_of, subscribed
 from sinkscope.attention.blockwise import compute_blockwise
 from sinkscope.errors import AttentionError
 
@@ -138,7 +138,7 @@ def test_a_recording_is_the_same_by_the_kernels(name, request, monkeypatch, tmp_
     for mine, theirs in zip(written["sweep"], written["triton"], strict=True):
         assert mine.manifest["attention"] == "sweep" and theirs.manifest["attention"] == "triton"
         assert numpy.array_equal(mine.tokens[:], theirs.tokens[:])
-        for tensor in ("column_sums", "self_attention"):
+        for tensor in ("column_sums", "self_attention", "value_norms", "key_norms", "output_norms"):
             assert_close(getattr(mine, tensor)[:], getattr(theirs, tensor)[:], terms=terms_of(model.network, 8))
 
 
@@ -211,3 +211,24 @@ def test_kernels_that_do_not_run_with_hidden_keys_run_without(monkeypatch):
             attend(**vars(inputs), hidden=hidden)
     assert attend(**vars(inputs), hidden=hidden)[1].path == "sweep"
     assert attend(**vars(inputs))[1].path == "triton"
+
+
+def test_norms_whose_kernel_cannot_run_are_torch_s_with_one_warning(diffusion, monkeypatch):
+    triton = pytest.importorskip("triton", reason="needs Triton, which has wheels for Linux only")
+    forced(monkeypatch)
+    seen = []
+
+    class Seeing(Watcher):
+        def watch(self, call, columns):
+            seen.append((call, norms.key_norms(call)))
+
+    norms = OutputProjections(diffusion.network)
+    failing = Failing(triton.runtime.errors.PTXASError("ptxas died"))
+    monkeypatch.setattr("sinkscope.attention.fused._norms", failing)
+    told = r"expected to run with head size \d+ in float32 for norms on cpu, found that it does not \(.*\); torch's slower operations run"
+    with pytest.warns(RuntimeWarning, match=told) as warned, subscribed(diffusion.network, Seeing()), torch.no_grad():
+        diffusion.network(torch.tensor([[5, 9, 11]]))
+    assert len(warned) == 1 and failing.tries == 1 and len(seen) == 3
+    for call, found in seen:
+        assert torch.equal(found.values, norms_of(call.value)) and torch.equal(found.keys, norms_of(call.key))
+        assert torch.equal(found.outputs, norms.norms(call))

@@ -2,13 +2,15 @@
 
 import contextlib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy
 import pytest
 import torch
 from dense import MASKS, Inputs, as_bias, attention_inputs, close, dense, dense_sums, draw, draw_mask, triangle, without
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sinkscope.attention import Prefix, attend
+from sinkscope.attention import Prefix, attend, norms_of, output_norms
 from sinkscope.attention.blockwise import compute_blockwise
 
 SMALL = {"batch": 2, "heads": 2, "kv_heads": 1, "queries": 21, "keys": 37, "dim": 8, "value_dim": 11, "groups": 3}
@@ -201,23 +203,36 @@ def test_not_a_number_in_a_mask_comes_through(device):
         assert output[0, 1, 2].isnan().all() and output.isnan().any(-1).sum() == 1
 
 
-# Torch's flash attention, and our columns
+# Torch's attention, and our columns
 
 
+@contextlib.contextmanager
+def given_to(kernel, device, monkeypatch):
+    """Let torch give its attention to one of its kernels; on a CPU by taking the choice away from it."""
+    if device == "cpu":
+        if kernel == "cudnn":
+            pytest.skip("cuDNN needs a GPU")
+        monkeypatch.setattr("sinkscope.attention.fused._torch_takes", lambda *_: kernel)
+        yield
+    else:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION if kernel == "flash" else SDPBackend.CUDNN_ATTENTION):
+            yield
+
+
+@pytest.mark.parametrize("kernel", ["flash", "cudnn"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("queries", "keys", "causal"), [(21, 37, False), (37, 21, False), (37, 37, True)])
-def test_columns_beside_torch_s_attention_equal_dense(queries, keys, causal, dtype, device, small_tiles, monkeypatch):
+def test_columns_beside_torch_s_attention_equal_dense(kernel, queries, keys, causal, dtype, device, small_tiles, monkeypatch):
     """In half precision a CPU's exponentials are cubic polynomials there (2⁻¹⁴), and columns are no more exact than that."""
-    if device == "cpu":
-        monkeypatch.setattr("sinkscope.attention.fused._flash_takes", lambda *_: True)
-    elif dtype == torch.float32:
-        pytest.skip("torch's flash attention does not take float32 on a GPU")
+    if device != "cpu" and dtype == torch.float32:
+        pytest.skip("torch's kernels with a log-sum-exp do not take float32 on a GPU")
     inputs = draw(**{**SMALL, "kv_heads": 2, "queries": queries, "keys": keys, "value_dim": 8})
     inputs = Inputs(*(one.to(dtype) for one in (inputs.query, inputs.key, inputs.value)), inputs.groups)
     bias = as_bias(triangle(queries, keys)[None, None]) if causal else torch.zeros(1, 1, queries, keys, dtype=torch.float64)
-    output, columns = fused(device, inputs, scale=0.2, causal=causal)
+    with given_to(kernel, device, monkeypatch):
+        output, columns = fused(device, inputs, scale=0.2, causal=causal)
     expected, weights = dense(inputs, bias, scale=0.2)
-    assert columns.path == "flash" and columns.local is None and columns.removed is None
+    assert columns.path == kernel and columns.local is None and columns.removed is None
     close(output, expected, inputs)
     close(columns.sums, dense_sums(inputs, weights), inputs, dtype)
     close(columns.last_row, weights[:, :, -1], inputs, dtype)
@@ -225,9 +240,23 @@ def test_columns_beside_torch_s_attention_equal_dense(queries, keys, causal, dty
     close(columns.diagonal, own_places(inputs, weights, 0 if causal else keys - queries), inputs, dtype)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kernel", ["flash", "cudnn"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_beside_torch_s_attention_the_output_is_the_stock_model_s(kernel, causal, monkeypatch):
+    inputs = draw(batch=2, heads=4, kv_heads=4, queries=300, keys=300, dim=128, value_dim=128, groups=2)
+    inputs = Inputs(*(one.bfloat16() for one in (inputs.query, inputs.key, inputs.value)), inputs.groups)
+    with given_to(kernel, "cuda", monkeypatch):
+        output, columns = fused("cuda", inputs, causal=causal)
+        there = (one.cuda() for one in (inputs.query, inputs.key, inputs.value))
+        stock = torch.nn.functional.scaled_dot_product_attention(*there, is_causal=causal).cpu()
+    assert columns.path == kernel and torch.equal(output, stock)
+
+
 @pytest.mark.parametrize("what", ["mask", "hidden", "prefix"])
 def test_torch_s_attention_is_not_asked_where_it_could_not_say_all(what, device, monkeypatch):
-    monkeypatch.setattr("sinkscope.attention.fused._flash_takes", lambda *_: True)
+    monkeypatch.setattr("sinkscope.attention.fused._torch_takes", lambda *_: "flash")
     inputs = draw(batch=1, heads=2, kv_heads=2, queries=9, keys=9, dim=8, value_dim=8, groups=1)
     more = {
         "mask": {"mask": torch.ones(1, 1, 9, 9, dtype=torch.bool)},
@@ -245,9 +274,36 @@ def test_torch_s_attention_is_not_asked_where_it_could_not_say_all(what, device,
 def test_what_torch_s_attention_is_asked_for(heads, dim, queries, causal, taken, monkeypatch):
     fused_module = pytest.importorskip("sinkscope.attention.fused", reason="needs Triton, which has wheels for Linux only")
     query, key = torch.zeros(1, 4, queries, dim), torch.zeros(1, heads, 9, dim)
-    assert not fused_module._flash_takes(query, key, key, causal), "a CPU has none"
-    monkeypatch.setattr("torch.backends.cuda.can_use_flash_attention", lambda asked: True)
-    assert fused_module._flash_takes(query, key, key, causal) == taken
+    assert fused_module._torch_takes(query, key, key, causal) is None, "a CPU has none"
+    there = SimpleNamespace(shape=query.shape, is_cuda=True)
+    for backend in SDPBackend.__members__.values():
+        monkeypatch.setattr("torch._fused_sdp_choice", lambda *_, backend=backend: int(backend))
+        names = {SDPBackend.FLASH_ATTENTION: "flash", SDPBackend.CUDNN_ATTENTION: "cudnn"}
+        padded = backend == SDPBackend.CUDNN_ATTENTION and dim == 60  # it says itself what it takes
+        assert fused_module._torch_takes(there, key, key, causal) == (names.get(backend) if taken or padded else None)
+
+
+# Norms
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "keys", "newest", "dims"), [(4, 2, 37, 37, (8, 11)), (3, 3, 70, 5, (24, 40)), (2, 1, 1, 1, (72, 8))]
+)
+@pytest.mark.parametrize("projected", [True, False])
+def test_norms_equal_torch_s(heads, kv_heads, keys, newest, dims, dtype, projected, device):
+    from sinkscope.attention.fused import compute_norms
+
+    generator = torch.Generator().manual_seed(4)
+    key, value = (torch.randn(2, keys, kv_heads, dim, generator=generator).transpose(1, 2).to(dtype) for dim in dims)
+    projection = torch.randn(heads, min(dims[1], 9), dims[1], generator=generator) if projected else None
+    there = (one if one is None else one.to(device) for one in (key, value, projection))
+    of_keys, of_values, outputs = compute_norms(*there, newest)
+    torch.testing.assert_close(of_keys.cpu(), norms_of(key))
+    torch.testing.assert_close(of_values.cpu(), norms_of(value))
+    assert projected or outputs is None
+    if projection is not None and outputs is not None:
+        torch.testing.assert_close(outputs.cpu(), output_norms(value[:, :, keys - newest :], projection))
 
 
 # The sizes and tiles of real models

@@ -1,10 +1,13 @@
+import contextlib
 import math
 
 import pytest
 import scipy.stats
 import torch
 from closeness import assert_close, terms_of
+from simulated_gpu import SimulatedGpu
 
+import sinkscope
 from sinkscope.lab.canvases import PROMPT, Canvases, CanvasMix, draw_canvases
 from sinkscope.lab.objectives import mask_canvases, masked_diffusion_loss, next_token_loss
 from sinkscope.lab.recipes import Architecture, Recipe
@@ -193,3 +196,21 @@ def test_the_next_token_loss_leaves_the_canvas_as_it_was(networks, tokenizer):
     before = canvases.tokens.clone()
     next_token_loss(networks[1], canvases, eos_id=tokenizer.eos_token_id)
     assert torch.equal(canvases.tokens, before)
+
+
+@pytest.mark.parametrize("loss", ["masked_diffusion", "shifted_diffusion", "next_token"])
+def test_a_network_on_a_gpu_has_the_losses_of_one_on_the_cpu(loss, diffusion_folder):
+    """Canvases lie on the CPU, where the masks are drawn."""
+    canvases = Canvases(torch.randint(5, 60, (3, 12), generator=seeded(1)), torch.arange(12).expand(3, 12) // 4 - 1)
+    found = []
+    for gpu in (None, SimulatedGpu()):
+        network = sinkscope.load(str(diffusion_folder)).network
+        if gpu is not None:
+            gpu.move(network)
+        with gpu or contextlib.nullcontext(), torch.no_grad():
+            if loss == "next_token":
+                found.append(next_token_loss(network, canvases, eos_id=2).cpu())
+            else:
+                more = {"mask_id": MASK, "whole_canvas_share": 0.3, "generator": seeded(2), "shift": loss == "shifted_diffusion"}
+                found.append(masked_diffusion_loss(network, canvases, **more).cpu())
+    torch.testing.assert_close(found[1], found[0])

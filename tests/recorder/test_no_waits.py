@@ -11,7 +11,7 @@ from closeness import assert_close, terms_of
 from simulated_gpu import OnDevice, SimulatedGpu
 
 import sinkscope
-from sinkscope.attention import AttentionInputs, Hidden, dispatch
+from sinkscope.attention import AttentionInputs, Hidden, dispatch, norms_of, output_norms, projections
 from sinkscope.attention.blockwise import compute_blockwise
 from sinkscope.decoding.projection import project
 from sinkscope.errors import AttentionError
@@ -48,7 +48,16 @@ def gpu(monkeypatch):
         found = {name: OnDevice(one) for name, one in vars(columns).items() if isinstance(one, torch.Tensor)}
         return OnDevice(output), replace(columns, path="triton", **found)
 
+    def norms(key, value, projection, newest):
+        outputs = None if projection is None else output_norms(value[:, :, value.shape[2] - newest :], projection)
+        return norms_of(key), norms_of(value), outputs
+
+    def norms_in_the_kernel_s_place(key, *others):
+        found = simulated.launched(norms)(key, *others) if key.is_cuda else None
+        return found and tuple(None if one is None else OnDevice(one) for one in found)
+
     monkeypatch.setattr(dispatch, "compute_by_kernels", in_the_kernels_place)
+    monkeypatch.setattr(projections, "norms_by_kernel", norms_in_the_kernel_s_place)
     return simulated
 
 

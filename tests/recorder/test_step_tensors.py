@@ -9,6 +9,7 @@ from closeness import assert_close
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sinkscope
+from sinkscope.attention import KeyNorms, norms_of
 from sinkscope.errors import AttentionError
 from sinkscope.recorder.step_tensors import LayerTensors, align_to_end, check_numbers, head_counts, join_devices, stack_layers
 
@@ -98,7 +99,7 @@ def test_a_layer_whose_input_lies_on_the_device_before_it():
             columns = SimpleNamespace(
                 sums=torch.empty(BATCH, HEADS, 1, KEYS, device=at), diagonal=key[..., 0], last_row_in_force=key[..., 0], prefix=None
             )
-            return LayerTensors.of(call, columns, ("all",))
+            return LayerTensors.of(call, columns, ("all",), KeyNorms(norms_of(key), norms_of(key)))
 
         parts = stack_layers([seen("cpu", "cpu"), seen("cpu", "meta"), seen("meta", "meta")], causal=True)
     assert [{str(one.device) for one in part.values()} for part in parts] == [{"cpu"}, {"meta"}]

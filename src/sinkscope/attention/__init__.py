@@ -6,13 +6,13 @@ three things in a layer: it *watches* the columns, it *hides* keys from the quer
 *session* holds the subscribers of one network; a *step* is one call of one of its *stacks*, the modules that own the layers.
 """
 
-from sinkscope.attention.dispatch import attend
+from sinkscope.attention.dispatch import attend, without_autocast
 from sinkscope.attention.foreign_network import foreign
 from sinkscope.attention.generations import generating_in, is_generating
 from sinkscope.attention.hooks import subscribed
 from sinkscope.attention.interface import NAME, register_interface
 from sinkscope.attention.masks import mask_for
-from sinkscope.attention.projections import OutputProjections, output_norms, output_projection
+from sinkscope.attention.projections import KeyNorms, OutputProjections, norms_of, output_norms, output_projection
 from sinkscope.attention.records import (
     AttentionInputs,
     CallPart,
@@ -36,6 +36,7 @@ __all__ = [
     "GenerationStart",
     "Hidden",
     "Hider",
+    "KeyNorms",
     "LayerCall",
     "OutputProjections",
     "Prefix",
@@ -51,10 +52,12 @@ __all__ = [
     "generating_in",
     "is_generating",
     "mask_for",
+    "norms_of",
     "output_norms",
     "output_projection",
     "query_heads",
     "register_interface",
     "subscribed",
     "upload",
+    "without_autocast",
 ]

@@ -136,7 +136,7 @@ class _Pass:
         front, weights = self._scores.front, weights.to(values.dtype)
         body = weights[..., front.count :] if front.count else weights
         mixed = torch.bmm(body.reshape(len(values), -1, values.shape[1]), values).view(batch, own, length, -1)
-        return mixed if front.values is None else mixed + weights[..., : front.count] @ front.values[:, heads]
+        return mixed if front.values is None else mixed + weights[..., : front.count] @ front.values[:, heads].to(weights.dtype)
 
     def columns(self) -> Columns:
         """Return the sums of the whole call."""

@@ -191,12 +191,16 @@ class Call:
             raise AttentionError(
                 f"expected no attention dropout while watching or hiding, found {dropout} in {layer.name}; call network.eval()"
             )
-        output, columns = compute(replace(inputs, hidden=requests.hidden, prefix=requests.prefix), workspace=self._workspace)
+        if requests.hidden or requests.prefix is not None:
+            inputs = replace(inputs, hidden=requests.hidden, prefix=requests.prefix)
+        output, columns = compute(inputs, workspace=self._workspace)
         self._show(layer, columns)
         return output
 
     def _requests_for(self, layer: LayerCall, inputs: AttentionInputs) -> Requests:
         """Return the requests of the subscribers; a second run of the layer gets those of the first."""
+        if not self._hiders and not self._prependers:
+            return Requests([], layer.own, bool(self._watchers))
         if not (self.closed and layer.name in self._requests):
             prepended = self._prepended(layer)
             prefix = _only(prepended, layer.own)

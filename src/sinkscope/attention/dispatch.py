@@ -4,14 +4,16 @@
 |---|---|---|
 | ``sweep`` | CPU, and calls that the others cannot compute | blocks of queries, see `blockwise` |
 | ``triton`` | CUDA with Triton | two kernels, see `fused` |
-| ``flash`` | the same, without mask, hiding and prefix, where torch's flash attention supports the heads | torch's kernel and one of ours |
+| ``flash``, ``cudnn`` | the same, without mask, hiding and prefix, where torch would use that kernel | torch's kernel, and one of ours |
 """
 
+import contextlib
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Float32
@@ -27,6 +29,9 @@ from sinkscope.errors import CallError
 TAKEN = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_SCALE = 1e6
 WIDEST = 256  # the largest head size of the kernels
+Found = TypeVar("Found")
+OF_NORMS = " for norms"
+BLOCKWISE = "the slower blockwise pass runs"
 REFUSAL = f"expected heads of at most {WIDEST} in {', '.join(str(one).removeprefix('torch.') for one in TAKEN)}, found"
 
 
@@ -116,7 +121,7 @@ def compute(inputs: AttentionInputs, *, block: int | None = None, workspace: Wor
     from different queries; such a call goes through the blockwise pass.
     """
     if kernels_take(inputs.query, inputs.key, inputs.value) and not inputs.needs_gradient and hides_whole_keys(inputs.hidden):
-        with torch.autocast(inputs.query.device.type, enabled=False):
+        with without_autocast(inputs.query.device.type):
             found = compute_by_kernels(inputs)
         if found is not None:
             return found
@@ -124,34 +129,50 @@ def compute(inputs: AttentionInputs, *, block: int | None = None, workspace: Wor
 
 
 def compute_by_kernels(inputs: AttentionInputs) -> tuple[Tensor, Columns] | None:
-    """Return output and column sums by Triton's kernels; None where they cannot be compiled or launched.
-
-    A failure is warned of once for each device, dtype and head size, and not tried again.
-    """
+    """Return output and column sums by Triton's kernels; None where they cannot be compiled or launched."""
     query, wide = inputs.query, max(inputs.query.shape[-1], inputs.value.shape[-1])
-    kind = (str(query.device), str(query.dtype).removeprefix("torch."), wide, inputs.mask is None, not inputs.hidden)
+    more = ("" if inputs.mask is None else " behind a mask") + (" with hidden keys" if inputs.hidden else "")
+    return _by_kernels(query, wide, more, lambda fused: fused.compute_fused(inputs))
+
+
+def norms_by_kernel(key: Tensor, value: Tensor, projection: Tensor | None, newest: int) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    """Return `fused.compute_norms`; None where the kernel does not support the tensors, or cannot be compiled or launched."""
+    if not kernels_take(key, key, value):
+        return None
+    wide = max(key.shape[-1], value.shape[-1])
+    return _by_kernels(key, wide, OF_NORMS, lambda fused: fused.compute_norms(key, value, projection, newest))
+
+
+def _by_kernels(tensor: Tensor, wide: int, what: str, run: Callable[[Any], Found]) -> Found | None:
+    """Return what kernels compute; a failure is warned of once for each device, dtype, head size and kind of call, and not tried again."""
+    kind = (str(tensor.device), str(tensor.dtype).removeprefix("torch."), wide, what)
     if kind in _given_up:
         return None
     try:
-        from sinkscope.attention.fused import KernelError, compute_fused  # Triton may be missing
+        from sinkscope.attention import fused  # Triton may be missing
     except ImportError as error:
         _give_up(*kind, error)
         return None
     try:
-        return compute_fused(inputs)
-    except KernelError as error:
+        return run(fused)
+    except fused.KernelError as error:
         _give_up(*kind, error)
         return None
 
 
-_given_up: set[tuple[str, str, int, bool, bool]] = set()
-"""Calls that cannot be compiled or launched: device, dtype, head size, and whether they have no mask and no hidden keys."""
+_given_up: set[tuple[str, str, int, str]] = set()
+"""Calls that cannot be compiled or launched: device, dtype, head size, and what they do besides."""
 
 
-def _give_up(device: str, dtype: str, dim: int, bare: bool, whole: bool, error: Exception) -> None:
-    _given_up.add((device, dtype, dim, bare, whole))
-    more = ("" if bare else " behind a mask") + ("" if whole else " with hidden keys")
-    _warn(f"expected to run with head size {dim} in {dtype}{more} on {device}, found that it does not ({error})")
+def _give_up(device: str, dtype: str, dim: int, what: str, error: Exception) -> None:
+    _given_up.add((device, dtype, dim, what))
+    slower = "torch's slower operations run" if what == OF_NORMS else BLOCKWISE
+    _warn(f"expected to run with head size {dim} in {dtype}{what} on {device}, found that it does not ({error})", slower)
+
+
+def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
+    """Return a context without autocast; entering torch's costs more than a layer's other work on the host."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
 
 
 def kernels_take(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -188,5 +209,5 @@ def _warn_once(what: str) -> None:
     _warn(what)
 
 
-def _warn(what: str) -> None:
-    warnings.warn(f"sinkscope's Triton attention: {what}; the slower blockwise pass runs instead", RuntimeWarning, stacklevel=5)
+def _warn(what: str, slower: str = BLOCKWISE) -> None:
+    warnings.warn(f"sinkscope's Triton attention: {what}; {slower} instead", RuntimeWarning, stacklevel=5)

@@ -1,19 +1,22 @@
 """Attention with column sums by Triton's kernels: two launches a layer, no map of queries × keys, no wait for the device.
 
-Where torch's own flash attention takes a call, it gives the output and the log-sum-exp, and only the columns are ours.
+Where torch would give a call to flash attention or to cuDNN, that kernel gives the output, so that it is the stock model's, and the
+log-sum-exp; only the columns are ours.
 """
 
 import contextlib
 import math
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 import triton
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
-from sinkscope.attention.records import AttentionInputs, AttentionPath, Columns
+from sinkscope.attention.records import AttentionInputs, Columns
 from sinkscope.attention.scores import Front
-from sinkscope.attention.triton import attention_kernel, column_kernel
+from sinkscope.attention.triton import attention_kernel, column_kernel, norm_kernel
 
 PASSING = ("out of memory", "illegal memory access", "device-side assert", "unspecified launch failure", "misaligned address")
 """Words of errors that other work on the device causes, not these kernels."""
@@ -21,6 +24,7 @@ LOG2E = math.log2(math.e)
 # A kernel's parameters are no Python parameters to a type checker: it is given a grid, then called with everything flat.
 _attention: Any = attention_kernel
 _columns: Any = column_kernel
+_norms: Any = norm_kernel
 INTERPRETED = not isinstance(attention_kernel, triton.JITFunction)
 
 
@@ -42,11 +46,12 @@ def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
     kv_heads, keys, value_dim = key.shape[1], key.shape[2], value.shape[-1]
     groups, scale, causal, mask, shift = inputs.groups.contiguous(), inputs.scale, inputs.causal, inputs.mask, inputs.own_key
     hidden, front = _bitmap(inputs), Front.of(inputs)
-    by_torch = mask is None and hidden is None and not front.count and _flash_takes(query, key, value, causal)
-    fresh = query.new_empty(0, dtype=torch.float32).new_empty
-    if by_torch:
-        output, lse_all = _flash(query, key, value, causal, scale)
-        diagonal = torch.zeros_like(lse_all)  # stays 0 for queries that have no key of their own
+    bare = mask is None and hidden is None and not front.count
+    by_torch = _torch_takes(query, key, value, causal) if bare else None
+    fresh = partial(torch.empty, dtype=torch.float32, device=query.device)
+    if by_torch is not None:
+        output, lse_all = _attention_of_torch(by_torch, query, key, value, causal, scale)
+        diagonal = (torch.empty_like if queries == keys else torch.zeros_like)(lse_all)  # 0 for queries that have no key of their own
     else:
         output = query.new_empty(batch, queries, heads, value_dim).transpose(1, 2)  # the layout that the output projection reads
         lse_all, diagonal = fresh(batch, heads, queries), fresh(batch, heads, queries)
@@ -65,6 +70,7 @@ def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
     shared = {
         "CAUSAL": causal,
         "MASKED": kind,
+        "FLAT": kind > 0 and (queries == 1 or seen_strides[2] == 0),
         "HIDING": hidden is not None,
         "PRECISION": "tf32x3" if query.dtype == torch.float32 else "ieee",  # three products, which keep float32's digits
         "WIDEN": INTERPRETED and query.dtype == torch.bfloat16,
@@ -72,8 +78,8 @@ def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
     }
     logs = None if front_scores is None else (torch.logsumexp(front_scores, -1) * LOG2E).contiguous()
     try:
-        with torch.cuda.device(query.device) if query.is_cuda else contextlib.nullcontext():
-            if not by_torch:
+        with _on_device_of(query):
+            if by_torch is None:
                 _attention[(triton.cdiv(queries, of_attention["BM"]) * batch * heads,)](
                     query, key, value, output, lse, lse_all, removed, diagonal, seen, bitmap, logs,
                     *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3], *seen_strides, *bitmap_strides,
@@ -84,10 +90,10 @@ def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
                 query, key, lse, lse_all, groups, sums, local, diagonal, last_row, last_in_force, seen, bitmap,
                 *query.stride()[:3], *key.stride()[:3], *groups.stride()[:2], *seen_strides, *bitmap_strides,
                 heads, heads // kv_heads, queries, keys, dim, shift, scale * LOG2E, least,
-                GROUPS=groups.shape[1], BG=triton.next_power_of_2(groups.shape[1]), DIAGONAL=by_torch, **shared, **of_columns,
+                GROUPS=groups.shape[1], BG=triton.next_power_of_2(groups.shape[1]), BY_TORCH=by_torch is not None, **shared, **of_columns,
             )  # fmt: skip
     except Exception as error:  # a compiler that is missing or old, a device too small: every stage has errors of its own kind
-        if isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in PASSING):
+        if _is_of_others(error):
             raise
         raise KernelError(f"{type(error).__name__}: {error}") from error
     received = None
@@ -96,9 +102,54 @@ def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
         weights = torch.exp(front_scores - (lse / LOG2E)[..., None])
         received = groups[:, None] @ weights
         if front.values is not None:
-            output = output + weights.to(value.dtype) @ front.values
-    path: AttentionPath = "flash" if by_torch else "triton"
-    return output, Columns(sums, local, diagonal, last_row, last_in_force, removed, received, path)
+            output = output + weights.to(value.dtype) @ front.values.to(value.dtype)
+    return output, Columns(sums, local, diagonal, last_row, last_in_force, removed, received, by_torch or "triton")
+
+
+def compute_norms(key: Tensor, value: Tensor, projection: Tensor | None, newest: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return what `projections.key_norms` returns, in one launch.
+
+    Args:
+        key: [batch, kv_head, key, dim], float32, bfloat16 or float16, as the value.
+        projection: float32 [head, rank, value_dim], contiguous.
+        newest: how many of the newest keys the third is of.
+
+    Raises:
+        KernelError: the kernel cannot be compiled or launched here.
+    """
+    key, value = (one if one.stride(-1) == 1 else one.contiguous() for one in (key.detach(), value.detach()))
+    batch, kv_heads, keys, dim = key.shape
+    value_dim = value.shape[-1]
+    fresh = partial(torch.empty, dtype=torch.float32, device=key.device)
+    of_keys, of_values = fresh(batch, kv_heads, keys), fresh(batch, kv_heads, keys)
+    outputs = None if projection is None else fresh(batch, len(projection), newest)
+    heads, rank = (kv_heads, 0) if projection is None else projection.shape[:2]
+    rows, parts, warps, stages = _norm_tiles(max(dim, value_dim))
+    rows, parts = _at_most(rows, keys), _at_most(parts, max(rank, 1))
+    try:
+        with _on_device_of(key):
+            _norms[(triton.cdiv(keys, rows) * batch * kv_heads,)](
+                key, value, projection, of_keys, of_values, outputs, *key.stride()[:3], *value.stride()[:3],
+                kv_heads, heads // kv_heads, keys, keys - newest, dim, value_dim, rank,
+                PROJECTED=projection is not None, HALF=value.element_size() == 2, BN=rows, BR=parts,
+                BD=_at_most(256, dim), BV=_at_most(256, value_dim), num_warps=warps, num_stages=stages,
+            )  # fmt: skip
+    except Exception as error:
+        if _is_of_others(error):
+            raise
+        raise KernelError(f"{type(error).__name__}: {error}") from error
+    return of_keys, of_values, outputs
+
+
+def _on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which Triton launches on the device of a tensor."""
+    here = not tensor.is_cuda or tensor.device.index == torch.cuda.current_device()
+    return contextlib.nullcontext() if here else torch.cuda.device(tensor.device)
+
+
+def _is_of_others(error: Exception) -> bool:
+    """Return whether an error comes from other work on the device, not from these kernels."""
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in PASSING)
 
 
 def _bitmap(inputs: AttentionInputs) -> Tensor | None:
@@ -111,21 +162,28 @@ def _bitmap(inputs: AttentionInputs) -> Tensor | None:
     return union
 
 
-def _flash_takes(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> bool:
-    """Return whether torch's flash attention supports such heads; it needs certain dtypes and devices, and may be switched off."""
-    if query.shape[1] != key.shape[1] or query.shape[-1] % 8 or (causal and query.shape[2] != key.shape[2]):
-        return False  # it would repeat or pad heads, and align a causal call of unequal lengths to the last key
-    asked = torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, causal, False)
-    return torch.backends.cuda.can_use_flash_attention(asked)
+def _torch_takes(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Literal["flash", "cudnn"] | None:
+    """Return which of torch's kernels with a log-sum-exp the stock model would use; None for another, or for unequal heads."""
+    if not query.is_cuda or query.shape[1] != key.shape[1] or (causal and query.shape[2] != key.shape[2]):
+        return None  # torch would repeat heads, and align a causal call of unequal lengths to the last key
+    chosen = SDPBackend(torch._fused_sdp_choice(query, key, value, None, 0.0, causal))
+    if chosen == SDPBackend.CUDNN_ATTENTION:
+        return "cudnn"
+    return "flash" if chosen == SDPBackend.FLASH_ATTENTION and not query.shape[-1] % 8 else None  # it would pad heads
 
 
-def _flash(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """Return the output, and the log-sum-exp of each query in base 2, float32 [batch, head, query]."""
-    if query.is_cuda:
+def _attention_of_torch(
+    kernel: Literal["flash", "cudnn"], query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return the output, and the natural log-sum-exp of each query, float32 [batch, head, query]."""
+    if kernel == "cudnn":
+        attention = torch.ops.aten._scaled_dot_product_cudnn_attention
+        output, lse, *_ = attention(query, key, value, None, True, 0.0, causal, scale=scale)
+    elif query.is_cuda:
         output, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
     else:
         output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, scale=scale)
-    return output, (lse.float() * LOG2E).contiguous()
+    return output, lse.float().reshape(query.shape[:3]).contiguous()
 
 
 def _tiles(query: Tensor, dim: int, value_dim: int, masked: bool, hiding: bool) -> tuple[int, int, int, int]:
@@ -149,7 +207,12 @@ def _column_tiles(query: Tensor, dim: int, hiding: bool) -> tuple[int, int, int,
     """Return the same for the column kernel, whose tiles need less memory."""
     if query.dtype == torch.float32:
         return (64, 32, 4, 1) if dim <= 64 else (32, 16, 4, 1) if dim <= 128 else (16, 16, 8, 1)
-    return (128, 64, 8 if hiding else 4, 2) if dim <= 64 else (128, 64, 8, 2) if dim <= 128 else (64, 32, 4, 2)
+    return (128, 64, 8 if hiding else 4, 2) if dim <= 64 else (64, 128, 4, 3) if dim <= 128 else (64, 32, 4, 2)
+
+
+def _norm_tiles(wide: int) -> tuple[int, int, int, int]:
+    """Return the keys and the rows of the projection of a tile of the norm kernel, and its warps and stages."""
+    return (128, 64, 4, 1) if wide <= 128 else (32, 32, 4, 1)
 
 
 def _fitted(tiles: tuple[int, int, int, int], queries: int, keys: int) -> dict[str, int]:

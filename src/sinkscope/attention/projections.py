@@ -4,6 +4,7 @@ Head h adds Σ_j a_qj · W_O^h v_j to query q (Kobayashi et al., arXiv 2004.1010
 attention and output projection is left out.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from sinkscope.argument_types import checked
+from sinkscope.attention.dispatch import norms_by_kernel, without_autocast
 from sinkscope.attention.records import LayerCall, described, holds_nothing
 from sinkscope.attention.scores import product, product_dtype
 from sinkscope.errors import AttentionError, CallError
@@ -26,7 +28,7 @@ def output_projection(attention: nn.Module, heads: int) -> Float[Tensor, "head w
     Raises:
         AttentionError: the module has no output projection of a known name and shape.
     """
-    found: Any = next((module for name in NAMES if isinstance(module := getattr(attention, name, None), nn.Module)), None)
+    found = _projection_of(attention)
     weight = getattr(found, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
         raise AttentionError(
@@ -74,10 +76,47 @@ def output_norms(
     if not kv_heads or len(projection) % kv_heads or projection.shape[-1] != dim:
         raise CallError(f"projection: expected [a multiple of {kv_heads}, rank, {dim}], found {list(projection.shape)}")
     stacked = projection.to(value.device).float().reshape(kv_heads, -1, dim).mT  # of the heads that share a kv head
-    with torch.autocast(value.device.type, enabled=False):  # which would round the products
+    with without_autocast(value.device.type):  # which would round the products
         added = product(value.detach().float(), stacked, product_dtype(value.device))
     norms = torch.linalg.vector_norm(added.unflatten(-1, (len(projection) // kv_heads, -1)), dim=-1)
     return norms.transpose(-1, -2).reshape(batch, len(projection), keys)
+
+
+def norms_of(vectors: Float[Tensor, "*axes dim"]) -> Float[Tensor, "*axes"]:
+    """Return the norms of vectors, float32; computed in float64 for float64."""
+    wide = torch.float64 if vectors.dtype == torch.float64 else torch.float32
+    norms = torch.linalg.vector_norm(vectors, dim=-1, dtype=wide)
+    return norms if wide == torch.float32 else norms.float()
+
+
+@dataclass(frozen=True, eq=False)
+class KeyNorms:
+    """The norms of the keys of one layer call, float32.
+
+    Attributes:
+        keys: [batch, kv_head, key].
+        values: [batch, kv_head, key].
+        outputs: [batch, head, newest key], of the values behind the output projection; None where that is not understood.
+    """
+
+    keys: Tensor
+    values: Tensor
+    outputs: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """An output projection that was reduced.
+
+    Attributes:
+        weight: the parameter.
+        state: where it lay, and how often it had been written.
+        reduced: what `reduced` made of it; None where it was not understood.
+    """
+
+    weight: Tensor
+    state: tuple[object, ...]
+    reduced: Tensor | None
 
 
 class OutputProjections:
@@ -89,7 +128,20 @@ class OutputProjections:
 
     def __init__(self, network: nn.Module) -> None:
         self._network = network
-        self._known: dict[str, tuple[object, Tensor | None]] = {}
+        self._modules: dict[str, nn.Module] = {}
+        self._known: dict[str, _Known] = {}
+
+    def key_norms(self, call: LayerCall, newest: int | None = None) -> KeyNorms:
+        """Return the norms of the keys of a layer call.
+
+        Args:
+            newest: ``outputs`` only of so many of the newest keys; of all when None.
+        """
+        keys = call.key.shape[2]
+        found = norms_by_kernel(call.key, call.value, self._reduced(call), keys if newest is None else newest)
+        if found is not None:
+            return KeyNorms(*found)
+        return KeyNorms(norms_of(call.key), norms_of(call.value), self.norms(call, newest))
 
     def norms(self, call: LayerCall, newest: int | None = None) -> Float[Tensor, "batch head key"] | None:
         """Return ‖W_O^h v_j‖ of the keys of a layer call; None where the layer has no output projection that is understood.
@@ -103,14 +155,36 @@ class OutputProjections:
         return output_norms(call.value if newest is None else call.value[:, :, call.value.shape[2] - newest :], projection)
 
     def _reduced(self, call: LayerCall) -> Tensor | None:
-        try:
-            weight = output_projection(self._network.get_submodule(call.name.partition(":")[0]), call.query.shape[1])
-        except (AttentionError, AttributeError):
-            return None
-        if weight.shape[-1] != call.value.shape[-1]:  # not what it seemed to be
-            return None
-        state = (weight.data_ptr(), weight.device, None if weight.is_inference() else weight._version, call.value.device)
+        attention = self._modules.get(call.name)
+        if attention is None:
+            try:
+                attention = self._modules[call.name] = self._network.get_submodule(call.name.partition(":")[0])
+            except AttributeError:
+                return None
         known = self._known.get(call.name)
-        if known is None or known[0] != state:
-            self._known[call.name] = known = (state, reduced(weight).to(call.value.device))
-        return known[1]
+        weight = getattr(_projection_of(attention), "weight", None)
+        if not isinstance(weight, Tensor):
+            return None
+        if known is None or weight is not known.weight or _state(weight, call) != known.state:
+            self._known[call.name] = known = _Known(weight, _state(weight, call), _understood(attention, call))
+        return known.reduced
+
+
+def _projection_of(attention: nn.Module) -> Any:
+    return next((module for name in NAMES if isinstance(module := getattr(attention, name, None), nn.Module)), None)
+
+
+def _state(weight: Tensor, call: LayerCall) -> tuple[object, ...]:
+    written = None if weight.is_inference() else weight._version
+    return weight.data_ptr(), written, weight.device, call.value.device, call.query.shape[1], call.value.shape[-1]
+
+
+def _understood(attention: nn.Module, call: LayerCall) -> Tensor | None:
+    """Return what `reduced` makes of the output projection of a layer; None where it has none that is understood."""
+    try:
+        weight = output_projection(attention, call.query.shape[1])
+    except AttentionError:
+        return None
+    if weight.shape[-1] != call.value.shape[-1]:  # not what it seemed to be
+        return None
+    return reduced(weight).to(call.value.device).contiguous()  # as LAPACK gives it, its columns lie one behind the other

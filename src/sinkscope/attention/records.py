@@ -12,7 +12,7 @@ from torch import Tensor
 from sinkscope.argument_types import check_argument
 from sinkscope.errors import AttentionError, CallError
 
-AttentionPath = Literal["sweep", "triton", "flash"]
+AttentionPath = Literal["sweep", "triton", "flash", "cudnn"]
 """The implementations of attention with column sums, as traces name them: see `dispatch`."""
 
 

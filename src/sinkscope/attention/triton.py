@@ -9,16 +9,20 @@ import triton.language as tl
 
 
 @triton.jit
-def _visible(s, m, n, mask, mask_q, mask_k, queries, keys, least, CAUSAL: tl.constexpr, MASKED: tl.constexpr):
-    """Return scores with the mask added, −∞ where query ``m`` does not see key ``n``."""
-    there = (n >= 0) & (n < keys) & (m < queries)
+def _visible(s, m, n, mask, mask_q, mask_k, queries, keys, least, CAUSAL: tl.constexpr, MASKED: tl.constexpr, FLAT: tl.constexpr):
+    """Return scores with the mask added, −∞ where query ``m`` does not see key ``n``; a FLAT mask is the same for all queries."""
+    of_key = (n >= 0) & (n < keys)
+    there = of_key & (m < queries)
     seen = there
     if CAUSAL:
         seen = seen & (m >= n)
+    place = n.to(tl.int64) * mask_k
+    if MASKED and not FLAT:
+        place, of_key = m.to(tl.int64) * mask_q + place, there
     if MASKED == 1:
-        seen = seen & (tl.load(mask + m.to(tl.int64) * mask_q + n.to(tl.int64) * mask_k, mask=there, other=0) != 0)
+        seen = seen & (tl.load(mask + place, mask=of_key, other=0) != 0)
     if MASKED == 2:
-        bias = tl.load(mask + m.to(tl.int64) * mask_q + n.to(tl.int64) * mask_k, mask=there, other=0.0).to(tl.float32)
+        bias = tl.load(mask + place, mask=of_key, other=0.0).to(tl.float32)
         s += bias * 1.4426950408889634
         seen = seen & ((bias > least) | (bias != bias))  # NaN shows in the output
     return tl.where(seen, s, float("-inf"))
@@ -69,8 +73,8 @@ def attention_kernel(
     q_b, q_h, q_s, k_b, k_h, k_s, v_b, v_h, v_s, o_b, o_h, o_s,
     mask_b, mask_h, mask_q, mask_k, hidden_b, hidden_h, hidden_k,
     heads, repeat, queries, keys, dim, value_dim, shift, scale, least,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr, HIDING: tl.constexpr, FRONTED: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
+    CAUSAL: tl.constexpr, MASKED: tl.constexpr, FLAT: tl.constexpr, HIDING: tl.constexpr, FRONTED: tl.constexpr, PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of queries of one head: its output, log-sum-exps, share removed and diagonal.
 
@@ -105,7 +109,10 @@ def attention_kernel(
     for start in range(0, end, BN):
         n = start + tl.arange(0, BN)
         s = _product(mine, tl.trans(_rows(k, n, k_s, d, keys, dim)), PRECISION, WIDEN) * scale
-        s = _visible(s, m[:, None], n[None, :], mask, mask_q, mask_k, queries, keys, least, CAUSAL, MASKED)
+        if CAUSAL or MASKED:
+            s = _visible(s, m[:, None], n[None, :], mask, mask_q, mask_k, queries, keys, least, CAUSAL, MASKED, FLAT)
+        else:  # queries beyond the last are not stored
+            s = tl.where((n < keys)[None, :], s, float("-inf"))
         if HIDING:
             gone = tl.load(hidden + n * hidden_k, mask=n < keys, other=0) != 0
             if tl.max(gone.to(tl.int32), 0) > 0:
@@ -132,7 +139,7 @@ def attention_kernel(
                 gone = tl.load(hidden + n * hidden_k, mask=n < keys, other=0) != 0
                 if tl.max(gone.to(tl.int32), 0) > 0:
                     s = _product(mine, tl.trans(_rows(k, n, k_s, d, keys, dim)), PRECISION, WIDEN) * scale
-                    s = _visible(s, m[:, None], n[None, :], mask, mask_q, mask_k, queries, keys, least, CAUSAL, MASKED)
+                    s = _visible(s, m[:, None], n[None, :], mask, mask_q, mask_k, queries, keys, least, CAUSAL, MASKED, FLAT)
                     p = tl.exp2(tl.where(gone[None, :], s, float("-inf")) - tl.where(spared, taken, float("inf"))[:, None])
                     value = _rows(v, n, v_s, e, keys, value_dim)
                     again += _product(p.to(value.dtype), value, PRECISION, WIDEN)
@@ -145,7 +152,7 @@ def attention_kernel(
     tl.store(at, acc.to(out.dtype.element_ty), mask=inside[:, None] & (e < value_dim)[None, :])
     itself = m + shift
     s = _pairs(q, m, q_s, queries, k, itself, k_s, keys, dim, BD, BM) * scale
-    s = _visible(s, m, itself, mask, mask_q, mask_k, queries, keys, least, CAUSAL, MASKED)
+    s = _visible(s, m, itself, mask, mask_q, mask_k, queries, keys, least, CAUSAL, MASKED, FLAT)
     if HIDING:
         gone = tl.load(hidden + itself * hidden_k, mask=(itself >= 0) & (itself < keys), other=0) != 0
         s = tl.where(gone & ~spared, float("-inf"), s)
@@ -177,13 +184,14 @@ def column_kernel(
     q_b, q_h, q_s, k_b, k_h, k_s, groups_b, groups_g,
     mask_b, mask_h, mask_q, mask_k, hidden_b, hidden_h, hidden_k,
     heads, repeat, queries, keys, dim, shift, scale, least,
-    GROUPS: tl.constexpr, DIAGONAL: tl.constexpr,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr, HIDING: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
+    GROUPS: tl.constexpr, BY_TORCH: tl.constexpr,
+    CAUSAL: tl.constexpr, MASKED: tl.constexpr, FLAT: tl.constexpr, HIDING: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BG: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of keys of one head: its columns for every query group, in force and without the hiding, and the last row.
 
-    With DIAGONAL also what the query that stands at a key gives it: where torch computed the attention, without mask and hiding.
+    With BY_TORCH also what the query that stands at a key gives it: torch has computed the attention, without mask and hiding, and
+    ``lse_all`` is its natural logarithm.
     """
     tiles = tl.cdiv(keys, BN)
     tile, owner = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
@@ -202,12 +210,14 @@ def column_kernel(
     took = tl.zeros([BN, BG], tl.float32)
     bare = tl.zeros([BN, BG], tl.float32)
     rows = (batch * heads + head) * queries
+    unit = 1.4426950408889634 if BY_TORCH else 1.0
     begin = first // BM * BM if CAUSAL else 0
     for start in range(begin, queries, BM):
         m = start + tl.arange(0, BM)
         s = _product(mine, tl.trans(_rows(q, m, q_s, d, queries, dim)), PRECISION, WIDEN) * scale
-        s = _visible(s, m[None, :], n[:, None], mask, mask_q, mask_k, queries, keys, least, CAUSAL, MASKED)
-        everything = tl.load(lse_all + rows + m, mask=m < queries, other=float("inf"))
+        if CAUSAL or MASKED:  # else all is seen: beyond the last query everything is +∞, and keys beyond the last are not stored
+            s = _visible(s, m[None, :], n[:, None], mask, mask_q, mask_k, queries, keys, least, CAUSAL, MASKED, FLAT)
+        everything = tl.load(lse_all + rows + m, mask=m < queries, other=float("inf")) * unit
         p, in_force = _weights(s, m, gone, lse, rows + m, everything, queries, HIDING)
         for group in tl.static_range(GROUPS):
             member = tl.load(groups + group * groups_g + m, mask=m < queries, other=0.0)
@@ -219,14 +229,14 @@ def column_kernel(
     tl.store(sums + at, took, mask=there)
     newest = queries - 1 + tl.zeros([BN], tl.int32)
     s = _pairs(k, n, k_s, keys, q, newest, q_s, queries, dim, BD, BN) * scale
-    s = _visible(s, queries - 1, n, mask, mask_q, mask_k, queries, keys, least, CAUSAL, MASKED)
+    s = _visible(s, queries - 1, n, mask, mask_q, mask_k, queries, keys, least, CAUSAL, MASKED, FLAT)
     place = (batch * heads + head) * keys + n
-    tl.store(last_row + place, tl.exp2(s - tl.load(lse_all + rows + queries - 1)), mask=n < keys)
-    if DIAGONAL:
+    tl.store(last_row + place, tl.exp2(s - tl.load(lse_all + rows + queries - 1) * unit), mask=n < keys)
+    if BY_TORCH:
         itself = n - shift
         there = (n < keys) & (itself >= 0) & (itself < queries)
         s = _pairs(k, n, k_s, keys, q, itself, q_s, queries, dim, BD, BN) * scale
-        tl.store(diagonal + rows + itself, tl.exp2(s - tl.load(lse_all + rows + itself, mask=there, other=0.0)), mask=there)
+        tl.store(diagonal + rows + itself, tl.exp2(s - tl.load(lse_all + rows + itself, mask=there, other=0.0) * unit), mask=there)
     if HIDING:
         tl.store(local + at, bare, mask=there)
         kept = tl.load(lse + rows + queries - 1)
@@ -235,3 +245,39 @@ def column_kernel(
         else:
             s = tl.where(gone, float("-inf"), s)
         tl.store(last_in_force + place, tl.exp2(s - tl.where(kept == float("-inf"), float("inf"), kept)), mask=n < keys)
+
+
+@triton.jit(do_not_specialize=["keys", "first", "rank"])
+def norm_kernel(
+    k, v, projection, key_norms, value_norms, output_norms,
+    k_b, k_h, k_s, v_b, v_h, v_s, heads, repeat, keys, first, dim, value_dim, rank,
+    PROJECTED: tl.constexpr, HALF: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """Compute the norms of one tile of keys of one kv head, and of its values.
+
+    With PROJECTED also those of its values behind the output projection of each query head of its group, from key ``first`` on.
+    """
+    tiles = tl.cdiv(keys, BN)
+    tile, owner = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
+    batch, head = owner // heads, owner % heads
+    n, d, e = tile * BN + tl.arange(0, BN), tl.arange(0, BD), tl.arange(0, BV)
+    place = (batch * heads + head) * keys + n
+    key = _rows(k + batch * k_b + head * k_h, n, k_s, d, keys, dim).to(tl.float32)
+    tl.store(key_norms + place, tl.sqrt_rn(tl.sum(key * key, 1)), mask=n < keys)
+    value = _rows(v + batch * v_b + head * v_h, n, v_s, e, keys, value_dim).to(tl.float32)
+    tl.store(value_norms + place, tl.sqrt_rn(tl.sum(value * value, 1)), mask=n < keys)
+    if PROJECTED:
+        for number in range(repeat):
+            mine = head * repeat + number
+            total = tl.zeros([BN], tl.float32)
+            for start in range(0, rank, BR):
+                row = _rows(projection + mine * rank * value_dim, start + tl.arange(0, BR), value_dim, e, rank, value_dim)
+                if HALF:  # 16 bits have no more digits than tf32: the projection alone is split in two
+                    high = (row.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+                    added = tl.dot(value, tl.trans(high), input_precision="tf32")
+                    added = tl.dot(value, tl.trans(row - high), added, input_precision="tf32")
+                else:
+                    added = tl.dot(value, tl.trans(row), input_precision="tf32x3")
+                total += tl.sum(added * added, 1)
+            at = (batch * heads * repeat + mine) * (keys - first) + n - first
+            tl.store(output_norms + at, tl.sqrt_rn(total), mask=(n >= first) & (n < keys))

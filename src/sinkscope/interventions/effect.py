@@ -127,25 +127,39 @@ def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 
 class Tally:
-    """Sums of an `Effect` while they grow, on the device, a layer and step at a time."""
+    """Sums of an `Effect` while they grow, on the device. A step's values are added all layers at once, as each addition costs a launch."""
 
     def __init__(self, prompts: int) -> None:
         self._prompts = prompts
-        self._sums: dict[tuple[int, str], Tensor] = {}
+        self._sums: dict[tuple[str, tuple[int, ...]], Tensor] = {}  # what, of which layers → [prompt, layer, head]
+        self._waiting: dict[tuple[Any, ...], list[tuple[int, Tensor, Tensor]]] = {}
 
     def add(self, layer: int, prompts: Tensor, **values: Tensor) -> None:
         """Add values [row, head] of one layer; ``prompts``, int64 [row] on the same device, says which prompt each row writes."""
         for name, found in values.items():
-            if (layer, name) not in self._sums:
-                self._sums[layer, name] = torch.zeros(self._prompts, *found.shape[1:], dtype=torch.float64, device=found.device)
-            self._sums[layer, name].index_add_(0, prompts, found.double())
+            alike = self._waiting.setdefault((name, found.shape, found.dtype, found.device), [])
+            if any(layer == known for known, _, _ in alike) or (alike and alike[0][1] is not prompts):
+                self.settle()
+                alike = self._waiting.setdefault((name, found.shape, found.dtype, found.device), [])
+            alike.append((layer, prompts, found))
+
+    def settle(self) -> None:
+        """Add up what has been given since the last time."""
+        waiting, self._waiting = self._waiting, {}
+        for (name, *_), given in waiting.items():
+            layers, (_, prompts, one) = tuple(layer for layer, _, _ in given), given[0]
+            if (name, layers) not in self._sums:
+                sums = torch.zeros(self._prompts, len(layers), *one.shape[1:], dtype=torch.float64, device=one.device)
+                self._sums[name, layers] = sums
+            self._sums[name, layers].index_add_(0, prompts, torch.stack([found for _, _, found in given], dim=1).double())
 
     def effect(self, layers: int, heads: int) -> Effect:
         """Return the sums so far, for a network of so many layers and query heads."""
+        self.settle()
         arrays = {field.name: np.zeros((self._prompts, layers, heads)) for field in fields(Effect)}
-        for (layer, name), values in self._sums.items():
+        for (name, places), values in self._sums.items():
             found = values.cpu().numpy()
-            arrays[name][:, layer, : found.shape[1]] = found
+            arrays[name][:, list(places), : found.shape[2]] += found
         return Effect(**arrays)
 
 

@@ -1,14 +1,14 @@
 """Rules while they are in force on a model: every layer asks them which keys to take away, and their effect is counted."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from sinkscope.argument_types import in_words
 from sinkscope.attention import (
     Columns,
     GenerationStart,
@@ -21,12 +21,11 @@ from sinkscope.attention import (
     subscribed,
     upload,
 )
-from sinkscope.attention.records import described, holds_nothing
-from sinkscope.attention.subscriber_answers import shown_sizes
 from sinkscope.errors import AttentionError, CallError
 from sinkscope.interventions.effect import Effect, Tally, joined
 from sinkscope.interventions.limits import check_limits
-from sinkscope.interventions.ranking import SCOPES, Scope, pool, rank_of, spread
+from sinkscope.interventions.ranking import pool, rank_of, spread
+from sinkscope.interventions.rule_answers import read_choice, read_criterion
 from sinkscope.interventions.rule_context import AttentionMemory, Observation, PromptDraws, Rule, RuleContext
 from sinkscope.interventions.step_canvas import StepCanvas, TokenClasses
 from sinkscope.models import Model
@@ -142,6 +141,8 @@ class Hiding(Hider):
                 if lost is not None:
                     counts["removed_committed"] = (lost * readers[:, None, -lost.shape[-1] :]).sum(-1)
                 self._tally.add(place, canvas.prompts(in_force.device), **counts)
+        if self._tally is not None:
+            self._tally.settle()
         self._in_step = {}
 
     def hide(self, call: LayerCall) -> list[Hidden] | None:
@@ -167,22 +168,20 @@ class Hiding(Hider):
             choice = part.choose(RuleContext(part, self._step, shown, canvas, candidates, memory, *known))
             if choice is None:
                 continue
-            keys = _read_choice(part, choice, call) & candidates[:, None, None]
+            keys = read_choice(part, choice, call) & candidates[:, None, None]
             heads = self._heads_of(part, call)
             if heads is not None:
                 keys = keys & heads[:, None, None]
-            queries = None if part.queries is None else canvas.among(part.queries, device)[:, -call.query.shape[2] :]
+            queries = None if part.queries is None else _among_queries(canvas, part.queries, call)
             if queries is not None:
                 keys = keys & queries.any(-1)[:, None, None, None]  # where no query loses a key, none is hidden
             found.append(Hidden(keys, queries, zeroed=part.effect == "zero", front=part.takes_own, heads=heads))
             chosen.append(_Chosen(part, keys, each_query=choice.ndim == 4))
         if found:
             self._chosen[call.name] = chosen
-            queries = canvas.recorded(_queries(call).sum(-1))[:, None]
-            in_force = self._in_force([one.rule for one in chosen], call)
+            in_force, queries, steps = self._counted(canvas, call, chosen)
             self._in_step[self._place(call)] = (in_force, None)
-            steps = in_force.expand(len(queries), -1)
-            self._count(call).add(self._place(call), canvas.prompts(device), queries=queries * steps, steps=steps)
+            self._count(call).add(self._place(call), canvas.prompts(device), queries=queries, steps=steps)
         return found
 
     def observes(self, call: LayerCall) -> bool:
@@ -226,13 +225,29 @@ class Hiding(Hider):
             self._head_masks[name] = upload(mask, device)
         return self._head_masks[name]
 
-    def _in_force(self, rules: Sequence[Rule], call: LayerCall) -> Tensor:
-        """Return the heads of a layer in which any of some rules is in force, float [head]."""
-        masks = [self._heads_of(rule, call) for rule in rules]
+    def _in_force(self, chosen: Sequence[_Chosen], call: LayerCall) -> Tensor | None:
+        """Return the heads of a layer in which any of some rules is in force, float [head]; None for all heads."""
+        masks = [self._heads_of(one.rule, call) for one in chosen]
         limited = [mask for mask in masks if mask is not None]
-        if len(limited) < len(masks):
-            return torch.ones(call.query.shape[1], device=call.key.device, dtype=torch.float32)
-        return torch.stack(limited).any(0).float()
+        return torch.stack(limited).any(0).float() if len(limited) == len(masks) else None
+
+    def _counted(self, canvas: StepCanvas, call: LayerCall, chosen: Sequence[_Chosen]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the heads in which rules are in force, float [head], and the queries and steps to count, float [row, head].
+
+        Layers in which rules are in force in all heads share them.
+        """
+        membership, heads, device = call.membership, call.query.shape[1], call.key.device
+
+        def counted(in_force: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            queries = canvas.recorded(_queries(call).sum(-1))[:, None]
+            steps = in_force.expand(len(queries), -1)
+            return in_force, queries * steps, steps
+
+        limited = self._in_force(chosen, call)
+        if limited is not None:
+            return counted(limited)
+        everywhere = partial(torch.ones, heads, device=device, dtype=torch.float32)
+        return canvas.once(("counted", id(membership), heads), lambda: (membership, counted(everywhere())))[1]
 
     # The effect
 
@@ -257,16 +272,16 @@ class Hiding(Hider):
         device, heads = call.key.device, call.query.shape[1]
         held = _held(call, canvas.real(device))
         membership = _queries(call)
-        in_force = self._in_force([one.rule for one in chosen], call)
+        in_force, _, _ = self._counted(canvas, call, chosen)
         lost = removed * membership[:, None] * in_force[:, None]
         self._in_step[self._place(call)] = (in_force, canvas.recorded(lost))
         counts = {"removed": lost.sum(-1)}
-        union, concerned = torch.zeros(1, dtype=torch.bool, device=device), torch.zeros(1, dtype=torch.bool, device=device)
         each = any(one.keys.shape[2] > 1 for one in chosen)  # queries lose different keys
-        for part, keys, _ in chosen:
-            own = None if part.queries is None else canvas.among(part.queries, device)[:, -call.query.shape[2] :]
-            concerned = concerned | (torch.ones_like(concerned) if own is None else own)
-            union = union | (keys if own is None or not each else keys & own[:, None, :, None])
+        concern = [None if one.rule.queries is None else _among_queries(canvas, one.rule.queries, call) for one in chosen]
+        unions = [
+            keys if own is None or not each else keys & own[:, None, :, None] for (_, keys, _), own in zip(chosen, concern, strict=True)
+        ]
+        union = reduce(torch.bitwise_or, unions)
         spared = _spared(union, held, lost)
         if mine := [(part, keys[:, :, 0].expand(-1, heads, -1)) for part, keys, each_query in chosen if not each_query]:
             kept = ~spared.all(-1, keepdim=True)
@@ -274,8 +289,12 @@ class Hiding(Hider):
             counts["hits"] = (together & top & kept).sum(-1)
             counts["ranked"] = (together & kept).sum(-1)
         hidden = union.float().sum(-1).expand(-1, heads, -1) * ~spared
-        weight = membership * concerned if each else torch.ones_like(membership[:, :1])
-        counts["hidden"] = (hidden * weight[:, None]).sum(-1) / weight.sum(-1).clamp(min=1)[:, None]
+        if each:
+            limited = [own for own in concern if own is not None]
+            weight = membership * reduce(torch.bitwise_or, limited) if len(limited) == len(concern) else membership
+            counts["hidden"] = (hidden * weight[:, None]).sum(-1) / weight.sum(-1).clamp(min=1)[:, None]
+        else:
+            counts["hidden"] = hidden.sum(-1)
         recorded = {name: canvas.recorded(values) for name, values in counts.items()}
         self._count(call).add(self._place(call), canvas.prompts(device), **recorded)
 
@@ -297,7 +316,7 @@ class Hiding(Hider):
             if part.most is not None:
                 _, before = self._largest.get(id(part), (part, taken.new_zeros(())))
                 self._largest[id(part)] = part, torch.maximum(before.to(call.key.device), keys.sum(-1).amax())
-            values, scope = _read_criterion(part, part.criterion(local, self._attention.causal), local)
+            values, scope = read_criterion(part, part.criterion(local, self._attention.causal), local)
             ranks = spread(rank_of(pool(values, scope, call.key.shape[1]), held[:, None], most), call.query.shape[1])
             top = top | (keys & (ranks < taken))
         return together, top
@@ -314,35 +333,9 @@ def _allowed_in(rule: Rule, call: LayerCall, layer: int) -> bool:
     return _allowed(rule.layers, layer) and (rule.heads is None or any(mine == layer for mine, _ in rule.heads))
 
 
-def _read_choice(rule: Rule, choice: object, call: LayerCall) -> Tensor:
-    """Return the keys that a rule has chosen in a layer, bool [1 or batch, 1 or head, 1 or query, key].
-
-    Raises:
-        CallError: something else, or of another shape.
-    """
-    batch, heads, queries = call.query.shape[:3]
-    sizes = ((1, batch), (1, heads), (1, queries), (call.keys,))
-    if isinstance(choice, Tensor) and choice.dtype == torch.bool and not holds_nothing(choice) and choice.ndim in (3, 4):
-        keys = choice[:, :, None] if choice.ndim == 3 else choice
-        if all(size in allowed for size, allowed in zip(keys.shape, sizes, strict=True)):
-            return keys if keys.device == call.key.device else upload(keys, call.key.device)
-    shape = f"{shown_sizes((sizes[0], sizes[1], sizes[3]))} (batch, head, key), or with {shown_sizes(sizes[2:3])} queries before the keys"
-    raise CallError(f"{type(rule).__name__}.choose in {call.name}: expected bool {shape}, or None, found {described(choice)}")
-
-
-def _read_criterion(rule: Rule, criterion: object, local: Observation) -> tuple[Tensor, Scope]:
-    """Return what a rule ranks keys by, and which heads share a ranking.
-
-    Raises:
-        CallError: something else.
-    """
-    values, scope = criterion if isinstance(criterion, tuple) and len(criterion) == 2 else (criterion, None)
-    if isinstance(values, Tensor) and values.shape == local.columns.shape and scope in SCOPES:
-        return values, scope
-    raise CallError(
-        f"{type(rule).__name__}.criterion: expected numbers {list(local.columns.shape)} (batch, head, key), and {' or '.join(SCOPES)}, "
-        f"found {described(values)}, and {in_words(scope)}"
-    )
+def _among_queries(canvas: StepCanvas, where: str | Collection[int], call: LayerCall) -> Tensor:
+    """Return which queries of a call stand in a group, or at given positions, bool [batch, query]."""
+    return canvas.among(where, call.key.device)[:, -call.query.shape[2] :]
 
 
 def _held(call: LayerCall, real: Tensor) -> Tensor:
@@ -385,4 +378,7 @@ def hiding(model: Model | nn.Module, parts: Sequence[Rule]) -> Iterator[Hiding]:
         return
     with subscribed(network, running) as session:
         running.attach(session)
-        yield running
+        try:
+            yield running
+        finally:
+            running.session = None  # what is copied or stored behind the block holds no network that is watched

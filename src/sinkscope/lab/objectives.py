@@ -62,20 +62,23 @@ def masked_diffusion_loss(
 ) -> torch.Tensor:
     """Return the cross-entropy on masked tokens, weighted by 1/p, per maskable token: a scalar in nats.
 
+    The canvases lie on the CPU, where their masks are drawn, wherever the network is.
+
     With ``flat`` it is the plain mean over masked tokens, which does not bound a likelihood but is much less noisy.
 
     With ``shift`` a token is predicted from the position to its left, as in a causal model. This is how a causal model is adapted to
     diffusion (Dream, and paper 2's Qwen2.5 set-up). The first token of a canvas is then never masked, whatever ``first_stays`` is.
     """
     noisy, weights, maskable = mask_canvases(canvases, mask_id, whole_canvas_share, generator, first_stays=first_stays or shift)
-    hidden = network.model(input_ids=noisy, use_cache=False).last_hidden_state
+    device = network.lm_head.weight.device
+    hidden = network.model(input_ids=noisy.to(device), use_cache=False).last_hidden_state
     chosen = weights > 0
     read = torch.cat([chosen[:, 1:], torch.zeros_like(chosen[:, :1])], dim=1) if shift else chosen
     logits = network.lm_head(hidden[read]).float()
-    losses = F.cross_entropy(logits, canvases.tokens[chosen], reduction="none")
+    losses = F.cross_entropy(logits, canvases.tokens[chosen].to(device), reduction="none")
     if flat:
         return losses.sum() / max(1, losses.numel())
-    return (losses * weights[chosen]).sum() / maskable
+    return (losses * weights[chosen].to(device)).sum() / maskable
 
 
 def next_token_loss(network: Any, canvases: Canvases, *, eos_id: int | None, only_answers: bool = False) -> torch.Tensor:
@@ -90,6 +93,7 @@ def next_token_loss(network: Any, canvases: Canvases, *, eos_id: int | None, onl
         targets[finished] = eos_id
     if only_answers:
         targets[canvases.answers[:, 1:] == PROMPT] = IGNORED
-    hidden = network.model(input_ids=canvases.tokens, use_cache=False).last_hidden_state
+    device = network.lm_head.weight.device
+    hidden = network.model(input_ids=canvases.tokens.to(device), use_cache=False).last_hidden_state
     logits = network.lm_head(hidden[:, :-1]).float()
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten().to(device), ignore_index=IGNORED)

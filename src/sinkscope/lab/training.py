@@ -200,7 +200,6 @@ def _objective(recipe: Recipe, network: Any, tokenizer: Any, device: str) -> Cal
         network.model.compile(dynamic=False)
 
     def objective(canvases: Canvases, update: int) -> torch.Tensor:
-        canvases = Canvases(canvases.tokens.to(device), canvases.answers.to(device))
         torch.clear_autocast_cache()  # within an autocast of the caller's, weights would stay as the update before has cast them
         with torch.autocast(torch.device(device).type, dtype=torch.bfloat16) if recipe.autocast else nullcontext():
             if recipe.objective == "next_token":

@@ -154,7 +154,7 @@ class Recorder(Watcher):
                 f"expected a recording from the first token on, found a cache that holds {call.keys - queries} of {call.keys}; "
                 "fill the cache inside recording, and begin each text and each generate with an empty one"
             )
-        return LayerTensors.of(call, columns, self.groups, self._projections.norms(call, queries if known else None))
+        return LayerTensors.of(call, columns, self.groups, self._projections.key_norms(call, queries if known else None))
 
     def end_step(self, result: StepResult | None) -> None:
         """Send the step to the writers; on a GPU it is still on its way when this returns."""

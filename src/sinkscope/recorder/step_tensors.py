@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sinkscope.attention import Columns, LayerCall
+from sinkscope.attention import Columns, KeyNorms, LayerCall, norms_of
 from sinkscope.errors import AttentionError
 from sinkscope.sinks.followed_columns import WINDOW
 
@@ -48,13 +48,9 @@ class LayerTensors:
     output_norms: Tensor | None = None
 
     @classmethod
-    def of(cls, call: LayerCall, columns: Columns, groups: tuple[str, ...], output_norms: Tensor | None = None) -> "LayerTensors":
-        """Return the measurements of a layer call: its columns, and the norms of its values, keys and inputs.
-
-        Args:
-            output_norms: of its newest keys, [batch, head, newest key].
-        """
-        hidden = None if call.hidden_states is None else _norms(call.hidden_states)
+    def of(cls, call: LayerCall, columns: Columns, groups: tuple[str, ...], norms: KeyNorms) -> "LayerTensors":
+        """Return the measurements of a layer call: its columns, and the norms of its values, keys and inputs."""
+        hidden = None if call.hidden_states is None else norms_of(call.hidden_states)
         diagonal = columns.diagonal
         if call.part is not None:  # the diagonal is measured for queries at the end of the canvas only
             hidden = None if hidden is None else call.part.spread(hidden, call.keys)
@@ -65,11 +61,11 @@ class LayerTensors:
             else torch.stack([columns.sums[:, :, call.groups.index(group)] for group in groups], dim=2),
             diagonal,
             columns.last_row_in_force,
-            _placed(_norms(call.value), call.first_key),
-            _placed(_norms(call.key), call.first_key),
+            _placed(norms.values, call.first_key),
+            _placed(norms.keys, call.first_key),
             None if hidden is None else hidden.to(columns.sums.device),  # a layer's input comes from the device of the layer before
             None if columns.prefix is None or call.own is None else columns.prefix[:, :, call.groups.index("all")],
-            None if output_norms is None else _placed(output_norms, call.keys - output_norms.shape[-1]),
+            None if norms.outputs is None else _placed(norms.outputs, call.keys - norms.outputs.shape[-1]),
         )
 
     def in_batch(self, rows: Tensor, others: "LayerTensors") -> "LayerTensors":
@@ -94,10 +90,6 @@ class LayerTensors:
         return replace(self, **{name: one.cpu() for name, one in vars(self).items() if one is not None})
 
 
-def _norms(vectors: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.promote_types(vectors.dtype, torch.float32)).float()
-
-
 def _placed(norms: Tensor, first_key: int) -> Tensor:
     return pad(norms, (first_key, 0), value=torch.nan) if first_key else norms
 
@@ -116,7 +108,11 @@ def stack_layers(layers: list[LayerTensors], causal: bool, blocks: bool = False)
 
 def _stacked(layers: list[LayerTensors], causal: bool, shown: list[str], last: bool) -> dict[str, Tensor]:
     groups = GROUPS[:1] if causal else GROUPS  # one tensor each, as on disk
-    stacked = {name: torch.stack([layer.sums[:, :, number] for layer in layers]) for number, name in enumerate(groups)}
+    sums = [layer.sums[:, :, : len(groups)] for layer in layers]
+    batch, heads, _, keys = sums[0].shape
+    by_group = sums[0].new_empty(len(groups), len(sums), batch, heads, keys)
+    torch.stack(sums, out=by_group.movedim(0, 3))
+    stacked: dict[str, Tensor] = dict(zip(groups, by_group, strict=True))
     stacked["self_attention"] = torch.stack([layer.diagonal for layer in layers])
     if last:
         stacked["last_query"] = torch.stack([layer.last_row for layer in layers])
@@ -148,8 +144,10 @@ def head_counts(layers: list[LayerTensors]) -> tuple[int, int]:
 
 def _in_heads(norms: list[Tensor]) -> Tensor:
     """Return norms [layer, batch, kv_head, key] concatenated over layers, filled with NaN up to the most kv heads."""
-    most = max(one.shape[2] for one in norms)
-    return torch.cat([pad(one, (0, 0, 0, most - one.shape[2]), value=torch.nan) for one in norms])
+    counts = {one.shape[2] for one in norms}
+    if len(counts) == 1:
+        return torch.cat(norms)
+    return torch.cat([pad(one, (0, 0, 0, max(counts) - one.shape[2]), value=torch.nan) for one in norms])
 
 
 def check_numbers(sums: Tensor, layers: list[str], step: int) -> None:
