@@ -7,9 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from random_models import TINY
 
 import sinkscope
 from sinkscope.decoding import log_likelihood
+from sinkscope.lab.recipes import RECIPES
+from sinkscope.lab.starting_network import build_network
+from sinkscope.lab.vocabulary import build_tokenizer
 from sinkscope.models import FAMILIES
 from sinkscope.models.folding import fold
 
@@ -86,3 +90,41 @@ def test_a_folded_sink_token(tmp_path):
     with torch.device("meta"):
         found = fold("lab-sink-token", tmp_path / "there")
     assert (found / "model.safetensors").read_bytes() == (expected / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["token-2", "logit", "gate"])
+def test_a_network_that_is_given_a_sink(name):
+    found = []
+    for device, dtype in (("cpu", torch.float32), ("meta", torch.float32), ("cpu", torch.float64), ("cpu", torch.bfloat16)):
+        network = build_network(replace(RECIPES["lab-diffusion"], architecture=TINY), build_tokenizer())
+        torch.set_default_dtype(dtype)
+        try:
+            with torch.device(device):
+                sinkscope.add_sink_token(network, name)
+            assert name == "gate" or not network.model.sink_token.trained
+        finally:
+            torch.set_default_dtype(torch.float32)
+        found.append({key: one for key, one in network.state_dict().items() if "sink" in key or "gate" in key})
+    for other in found[1:]:
+        assert found[0] and found[0].keys() == other.keys()
+        assert all(torch.equal(one, other[key]) for key, one in found[0].items())
+
+
+CACHES = ["fast-dllm-dual", "fast-dllm-prefix", "dllm-cache", "dkv-decode", "dkv-greedy", "d2cache", "elastic-cache", "sparse-dllm"]
+CACHES += [f"block:keep={keep},budget=4" for keep in ("random", "first", "norm", "top", "attended", "oracle", "no-sinks")]
+CACHES += [f"block:trigger={trigger}" for trigger in ("sink", "drift", "confidence", "entropy")]
+
+
+def settings_for(cache):
+    """Return settings that the cache does not refuse."""
+    own = {"dkv-greedy": {"block": 8, "remasking": "random"}, "elastic-cache": {"block": 8}}
+    return {"length": 8, "steps": 4, "block": 4, "cache": cache, **own.get(cache, {})}
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_generating_with_a_cache(diffusion, cache):
+    """The other default is one where nothing can be read."""
+    settings = settings_for(cache)
+    expected = [answer.tokens.tolist() for answer in sinkscope.generate(diffusion, PROMPTS, **settings)]
+    with torch.device("meta"):
+        assert [answer.tokens.tolist() for answer in sinkscope.generate(diffusion, PROMPTS, **settings)] == expected

@@ -29,6 +29,8 @@ PARALLEL = [
     {"length": 12, "block": 4, "threshold": 0.5, "remasking": "random", "seed": 5},
     {"length": 12, "block": 4, "threshold": 0.3, "temperature": 1.0, "seed": 5},
     {"length": 12, "block": 4, "factor": 1.0, "temperature": 1.0, "seed": 5},
+    {"length": 12, "block": 4, "threshold": 0.3, "guidance": 1.5},
+    {"length": 12, "block": 4, "factor": 1.0, "guidance": 0.5, "temperature": 0.6, "seed": 5},
 ]
 LLADA = [{"length": 12, "steps": 6, "block": 12, "logits_eos_inf": True, "confidence_eos_eot_inf": True, "temperature": 0.5}]
 AUTOREGRESSIVE = [{"length": 9}, {"length": 9, "temperature": 0.9, "top_p": 0.9, "top_k": 20, "seed": 5}]

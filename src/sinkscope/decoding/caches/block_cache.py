@@ -189,7 +189,7 @@ class BlockCache(CachePolicy):
         drawn = torch.zeros(rows, *moment.heads, width, device=moment.real.device, dtype=torch.float32)
         for row, count in enumerate(moment.real.sum(-1).tolist()):
             source = torch.Generator().manual_seed((self.seed * 1_000_003 + width - moment.start) % 2**64)
-            drawn[row, ..., width - count :] = torch.rand(*moment.heads, count, generator=source, dtype=torch.float32).to(drawn.device)
+            drawn[row, ..., width - count :] = torch.rand(*moment.heads, count, generator=source, device="cpu", dtype=torch.float32)
         return drawn
 
     def check(self, family: Family, settings: Settings) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinkscope.attention import LayerCall
+from sinkscope.attention import LayerCall, without_autocast
 from sinkscope.decoding.caches.keeping import attention_weights
 from sinkscope.decoding.caches.policy import CachePolicy, Moment, Plan
 from sinkscope.models.family import Family
@@ -96,7 +96,10 @@ class D2Cache(CachePolicy):
         given = torch.cat([itself, itself[:, :1]], dim=1).scatter(1, place[..., None].expand(-1, -1, length), weights)[:, :length]
         mixed = given + itself
         mixed = mixed / mixed.sum(-1, keepdim=True)
-        return mixed if so_far is None else mixed @ so_far
+        if so_far is None:
+            return mixed
+        with without_autocast(mixed.device.type):
+            return mixed @ so_far
 
     def check(self, family: Family, settings: Any) -> None:
         if family.shift:

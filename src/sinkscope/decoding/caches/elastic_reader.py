@@ -148,7 +148,7 @@ class ElasticReader(WholeReader):
             self._watch(index, state, before)
             some = some + attended
             some = some + layer.mlp(layer.post_attention_layernorm(some))
-            return hidden.scatter(1, places[..., None].expand_as(some), some)
+            return hidden.scatter(1, places[..., None].expand_as(some), some.to(hidden.dtype))  # within a caller's autocast they differ
 
         return forward
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sinkscope.attention import LayerCall
+from sinkscope.attention import LayerCall, without_autocast
 from sinkscope.decoding.caches.policy import Moment
 from sinkscope.sinks.definition import excess_of
 
@@ -60,17 +60,18 @@ def attention_weights(call: LayerCall, real: Tensor, queries: slice, dtype: torc
         queries: of the call, those that are wanted.
         dtype: in which it is computed.
     """
-    query = call.query[:, :, queries].to(dtype)
-    scores = query @ _over_heads(call.key, call, dtype).transpose(-1, -2)
-    scores = scores.div(query.shape[-1] ** 0.5).masked_fill(~real[:, None, None], -torch.inf)
-    if call.own is not None:
-        if call.own.keys is None:
-            assert call.own.logits is not None
-            front = call.own.logits.to(dtype)[None, :, None].expand(*scores.shape[:3], -1)
-        else:
-            front = query @ _over_heads(call.own.keys, call, dtype).transpose(-1, -2) / query.shape[-1] ** 0.5
-        scores = torch.cat([front, scores], dim=-1)
-    return scores.softmax(-1)
+    with without_autocast(call.query.device.type):
+        query = call.query[:, :, queries].to(dtype)
+        scores = query @ _over_heads(call.key, call, dtype).transpose(-1, -2)
+        scores = scores.div(query.shape[-1] ** 0.5).masked_fill(~real[:, None, None], -torch.inf)
+        if call.own is not None:
+            if call.own.keys is None:
+                assert call.own.logits is not None
+                front = call.own.logits.to(dtype)[None, :, None].expand(*scores.shape[:3], -1)
+            else:
+                front = query @ _over_heads(call.own.keys, call, dtype).transpose(-1, -2) / query.shape[-1] ** 0.5
+            scores = torch.cat([front, scores], dim=-1)
+        return scores.softmax(-1)
 
 
 def _over_heads(tensor: Tensor, call: LayerCall, dtype: torch.dtype) -> Tensor:

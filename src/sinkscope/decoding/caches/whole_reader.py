@@ -53,8 +53,9 @@ class WholeReader:
         if rows is None or together or len(rows) == len(self._lengths):
             self._hidden = hidden_states(self.model, inputs, self.layout)
             return self._hidden
-        assert self._hidden is not None and copies == 1
-        self._hidden[rows] = hidden_states(self.model, inputs[rows], rows_of(self.layout, rows))
+        assert self._hidden is not None
+        chosen = [copy * len(self._lengths) + row for copy in range(copies) for row in rows]
+        self._hidden[chosen] = hidden_states(self.model, inputs[chosen], rows_of(self.layout, rows))
         return self._hidden
 
     def surveys(self) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sinkscope.argument_types import checked, in_words
 from sinkscope.attention import NAME, current_session, register_interface
 from sinkscope.errors import AttentionError, CallError, ModelError
+from sinkscope.models.devices import own_defaults
 from sinkscope.models.layouts import MARK_POSITIONS
 from sinkscope.models.sink_token.stream import SinkWeights, prefixes
 from sinkscope.models.sink_token.variant import KEY, SinkToken, read_variant
@@ -206,6 +207,7 @@ def split_config(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any],
 
 
 @checked
+@own_defaults()
 def add_sink_token(network: Any, variant: SinkToken | str = "token", *, tokenizer: Any = None) -> Any:
     """Give a Llama or Qwen2 of yours an untrained sink, in place; then train it as you would train it without.
 
@@ -254,6 +256,9 @@ def add_sink_token(network: Any, variant: SinkToken | str = "token", *, tokenize
     for module in network.modules():
         if isinstance(module, SinkWeights | Gate):
             module.to(device=parameter.device, dtype=parameter.dtype)
+        if isinstance(module, SinkWeights):
+            module.draw()  # again, as a default dtype of the caller's may have rounded what was drawn
+    _draw_gates(network, wanted)
     return network
 
 
@@ -263,7 +268,8 @@ def _draw_gates(network: Any, variant: SinkToken) -> None:
     generator = torch.Generator().manual_seed(variant.seed)
     for module in network.modules():
         if isinstance(module, Gate) and not module.weight.is_meta:
-            module.weight.copy_(torch.randn(module.weight.shape, generator=generator) * network.config.initializer_range)
+            drawn = torch.randn(module.weight.shape, generator=generator, device="cpu", dtype=torch.float32)
+            module.weight.copy_(drawn * network.config.initializer_range)
 
 
 def _check_tokenizer(tokenizer: Any, rows: int, variant: SinkToken) -> None:

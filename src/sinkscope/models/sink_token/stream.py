@@ -68,7 +68,7 @@ class SinkWeights(nn.Module):
             return []
         (parameter,) = self.parameters()
         generator = torch.Generator().manual_seed(self.variant.seed)
-        return [torch.randn(parameter.shape, generator=generator) * self.std]
+        return [torch.randn(parameter.shape, generator=generator, device="cpu", dtype=torch.float32) * self.std]
 
     @property
     def trained(self) -> bool:
