@@ -94,6 +94,7 @@ def _placed(norms: Tensor, first_key: int) -> Tensor:
     return pad(norms, (first_key, 0), value=torch.nan) if first_key else norms
 
 
+@torch.no_grad()
 def stack_layers(layers: list[LayerTensors], causal: bool, blocks: bool = False) -> list[dict[str, Tensor]]:
     """Return the tensors of one step stacked over layers, [layer, batch, …], one dictionary for each device; `join_devices` joins them.
 

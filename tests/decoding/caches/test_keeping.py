@@ -9,7 +9,7 @@ import sinkscope
 from sinkscope.attention import Columns, LayerCall, Prefix, Watcher, subscribed
 from sinkscope.decoding import BlockCache, parse_cache
 from sinkscope.decoding.caches.cached_reader import CachedReader
-from sinkscope.decoding.caches.keeping import loss_without
+from sinkscope.decoding.caches.keeping import loss_without, pick
 from sinkscope.decoding.caches.policy import Moment
 from sinkscope.decoding.canvas import lay_out
 from sinkscope.decoding.work import WorkMeter
@@ -179,3 +179,14 @@ def test_a_budget_of_all_keys_is_no_choice(keep):
     assert torch.equal(every.tokens, whole.tokens) and every.work == whole.work
     assert not torch.equal(every.tokens, few.tokens)
     assert few.work.attention < every.work.attention and few.work.mlp == every.work.mlp
+
+
+def test_of_equal_keys_the_lower_position_is_picked_whatever_the_padding():
+    found = []
+    for padding in (0, 3):
+        real = torch.ones(1, WIDTH + padding, dtype=torch.bool)
+        real[:, :padding] = False
+        tokens = torch.zeros(1, WIDTH + padding, dtype=torch.long)
+        there = Moment(0, START + padding, STOP + padding, tokens, tokens.bool(), real, heads=(1, 1))
+        found.append(pick(torch.ones(1, 1, 1, WIDTH + padding), there, [4]).flatten() - padding)
+    assert found[0].tolist() == found[1].tolist() == [0, 1, 2, 3, *range(START, STOP)]

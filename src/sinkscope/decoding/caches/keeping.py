@@ -110,10 +110,12 @@ def pick(preference: Tensor, moment: Moment, counts: Sequence[int]) -> Tensor:
         counts: how many positions each row keeps outside of the block.
 
     Returns:
-        int64 [batch, 1 or layer, 1 or kv_head, key], in order; rows with fewer keys than others end in −1.
+        int64 [batch, 1 or layer, 1 or kv_head, key], in order; rows with fewer keys than others end in −1. Of equal ones the lower
+        position is picked, whatever stands beside the row: in the first layer all masks have one value.
     """
     outside, most = outside_of(moment), max(counts)
-    chosen = preference.masked_fill(~outside[:, None, None], -torch.inf).topk(most, dim=-1).indices
+    wanted = preference.masked_fill(~outside[:, None, None], -torch.inf)
+    chosen = wanted.sort(dim=-1, descending=True, stable=True).indices[..., :most]
     rank = torch.arange(most, device=chosen.device)
     enough = rank < torch.tensor(counts, device=chosen.device)[:, None]
     return with_block(chosen.masked_fill(~enough[:, None, None], -1), moment)
