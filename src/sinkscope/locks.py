@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sinkscope.documents import check_plain, exists
+from sinkscope.documents import check_plain, check_regular, exists
 from sinkscope.errors import CallError, SinkscopeError
 
 CLAIM = ".claim"
@@ -93,6 +93,45 @@ def new_folder(folder: Path, failure: Failure, purpose: str, *last: str, among: 
             if isinstance(error, failure):
                 raise failure(str(error).replace(str(place), str(folder))) from error
             raise
+
+
+@contextmanager
+def replaced_files(folder: Path, failure: Failure, name: str = UNMOVED) -> Iterator[Path]:
+    """Give a place within a folder; the files written there take the places of earlier ones all together when the body ends.
+
+    Where the body raises, the earlier ones stay as they are.
+
+    Args:
+        name: of the place, which is removed before and behind.
+
+    Raises:
+        failure: they cannot be written.
+    """
+    whole = folder.absolute()  # the body may change the current folder
+    place = whole / name
+    try:
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        yield place
+        names = names_in(place)
+        for one in names:
+            expect_no_folder(folder / one, failure)
+            if (folder / one).exists():
+                check_regular(folder / one, failure, "make room or choose another folder")
+        for one in names:
+            (place / one).replace(whole / one)
+    except OSError as error:
+        raise failure(f"{folder} cannot be written ({_reason(error)}); make room or choose another folder") from error
+    except failure as error:
+        raise failure(str(error).replace(str(place), str(folder))) from error
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def expect_no_folder(path: Path, failure: Failure) -> None:
+    """Raise ``failure`` for a folder where a file is to be written."""
+    if path.is_dir() and not path.is_symlink():
+        raise failure(f"{path} cannot be written (a folder stands there); remove it, or choose another name")
 
 
 def _undo_moving(folder: Path, failure: Failure) -> None:

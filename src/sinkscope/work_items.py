@@ -20,6 +20,7 @@ from typing import IO, Any
 from sinkscope.argument_types import checked
 from sinkscope.documents import check_plain, check_regular, read_bytes
 from sinkscope.errors import CallError, SinkscopeError
+from sinkscope.locks import expect_no_folder
 
 UNFINISHED = ".writing"
 """What the name of a file ends in while it is being written."""
@@ -82,8 +83,7 @@ def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview], failu
 
     Two processes may write the same file at once: the one that ends last wins. What is no regular file, such as /dev/null, stays.
     """
-    if path.is_dir() and not path.is_symlink():
-        raise failure(f"{path} cannot be written (a folder stands there); remove it, or choose another name")
+    expect_no_folder(path, failure)
     if path.exists() and not path.is_dir():
         check_regular(path, failure, advice)
     beside = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")

@@ -14,8 +14,9 @@ from sudden import map_of, sudden_columns, write_sudden
 
 import sinkscope.figures
 from sinkscope import cli
-from sinkscope.errors import CallError, SinkscopeError
+from sinkscope.errors import CallError, SinkscopeError, TraceError
 from sinkscope.figures import attention_map, draw_figure, draw_figures, find_figures
+from sinkscope.figures import figure as figure_module
 from sinkscope.figures.style import figure_style, new_sheet
 
 FIGURES = find_figures()
@@ -210,6 +211,36 @@ def test_a_figure_of_another_run_is_not_left_among_those_of_this_one(sudden, tmp
     draw_figures([sudden], tmp_path, only=["10", "4"], maps=gone, say=said.append)
     assert not mine.exists() and theirs.exists()
     assert said[-1] == f"Figure 4 that was in {tmp_path} is of another run and is removed"
+
+
+def test_figures_over_earlier_ones_are_all_there_or_none_of_them(sudden, tmp_path, monkeypatch):
+    out, only = tmp_path / "out", ["3", "10"]
+    draw_figures([sudden], out, only=only, excess=3.0)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert len(before) == 6
+    write, room = figure_module.write_whole, []
+
+    def full_disk(path, content):
+        if not room:
+            raise TraceError(f"{path} cannot be written (No space left on device)")
+        room.pop()
+        write(path, content)
+
+    for files_written in range(6):
+        room[:] = range(files_written)
+        with (
+            monkeypatch.context() as once,
+            pytest.raises(TraceError, match=r"out/figure[0-9]+-[\w-]+\.\w+ cannot be written \(No space") as found,
+        ):
+            once.setattr(figure_module, "write_whole", full_disk)
+            draw_figures([sudden], out, only=only, excess=2.0)
+        assert ".unmoved" not in str(found.value)
+        assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    (out / ".unmoved").mkdir()  # as a killed run leaves it
+    (out / ".unmoved/figure3-column-sums.png").touch()
+    draw_figures([sudden], out, only=only, excess=2.0)
+    assert {path.name for path in out.iterdir()} == set(before)
+    assert (out / "figure10-thresholds.csv").read_bytes() == before["figure10-thresholds.csv"]
 
 
 @pytest.mark.parametrize(

@@ -196,9 +196,36 @@ def test_a_folder_holds_the_same_tiles_in_small_files(full, tmp_path):
     assert index.name == "index.html"
     assert "tile:" not in html.partition("<script>")[0]
     assert "connect-src 'self'" in html
+    (place,) = (index.parent / "data").iterdir()
+    assert f'"place":"data/{place.name}/"' in html
     for name, content in explorer.tiles.content.items():
-        assert (index.parent / tile_path(name)).read_bytes() == content
+        assert (place / explorer_page.tile_file(name)).read_bytes() == content
     assert len({tile_path(name) for name in explorer.tiles.content}) == len(explorer.tiles.content)
+
+
+def read_folder(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_a_page_over_an_earlier_one_is_whole_or_leaves_it_whole(full, wandering, tmp_path, monkeypatch):
+    explore(full).write_folder(tmp_path / "folder")
+    before, write, room = read_folder(tmp_path / "folder"), explorer_page.write_whole, []
+
+    def full_disk(path, content):
+        if not room:
+            raise TraceError(f"{path} cannot be written (No space left on device)")
+        room.pop()
+        write(path, content)
+
+    for files in (0, 1, len(explore(wandering).tiles.content)):
+        room[:] = range(files)
+        with monkeypatch.context() as once, pytest.raises(TraceError, match="No space"):
+            once.setattr(explorer_page, "write_whole", full_disk)
+            explore(wandering).write_folder(tmp_path / "folder")
+        assert before.items() <= read_folder(tmp_path / "folder").items(), "the page and all its tiles are there"
+    explore(wandering).write_folder(tmp_path / "folder")
+    explore(wandering).write_folder(tmp_path / "alone")
+    assert read_folder(tmp_path / "folder") == read_folder(tmp_path / "alone")
 
 
 def test_a_page_that_would_be_too_large_keeps_the_strongest_columns_and_says_so(full, monkeypatch):

@@ -212,8 +212,9 @@ def test_a_folder_is_read_from_a_plain_web_server_tile_by_tile(browser, traces, 
         assert dots(page, ".heat-view .heat") > 500
         assert all(url.startswith(address) for url in page.requests())
         other = 1 - MOVING[0]
-        assert f"{address}data/0-columns-{MOVING[0]}.bin" in page.requests()
-        assert f"{address}data/0-columns-{other}.bin" not in page.requests()
+        (place,) = (tmp_path / "data").iterdir()
+        assert f"{address}data/{place.name}/0-columns-{MOVING[0]}.bin" in page.requests()
+        assert f"{address}data/{place.name}/0-columns-{other}.bin" not in page.requests()
         assert page.complaints() == []
         server.shutdown()
 

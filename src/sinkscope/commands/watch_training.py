@@ -36,8 +36,9 @@ class WatchTraining(Command):
     json: Json = False
 
     def run(self) -> None:
+        from sinkscope.documents import exists
         from sinkscope.emergence import open_emergence
-        from sinkscope.emergence.storage import check_collection
+        from sinkscope.emergence.storage import MANIFEST, check_collection
         from sinkscope.figures.emergence_curves import FILE, draw_emergence
         from sinkscope.locks import claimed_folder
 
@@ -58,7 +59,7 @@ class WatchTraining(Command):
             raise CallError(f"expected each folder once, found {twice[0]} twice")
         names = [_shortest(place, places) for place in places]
         for folder, is_done in zip(self.runs, already, strict=True):
-            if not is_done and _is_measured(folder / "watch"):
+            if not is_done and exists(folder / "watch" / MANIFEST):
                 note(f"{folder / 'watch'} holds what was measured while {folder} trained; here its snapshots are measured")
         if all(already):
             self.refuse("data canvases roles", "for runs that were measured while they trained")

@@ -14,7 +14,7 @@ from sinkscope.figures.figure import DrawnFigure, Figure, files_of
 from sinkscope.figures.highlights import Place
 from sinkscope.figures.style import figure_style, model_labels
 from sinkscope.figures.subject import FigureError, Maps, OpenedStatistics, Subject, open_statistics, subject_of
-from sinkscope.locks import claimed_folder
+from sinkscope.locks import claimed_folder, replaced_files
 from sinkscope.roles.head_roles import Roles
 from sinkscope.traces import Trace, is_statistics
 from sinkscope.traces.reading import as_trace
@@ -99,20 +99,21 @@ def draw_figures(
     missing: list[str] = []
     earlier: list[tuple[str, list[Path]]] = []  # files under the names of figures that are not drawn now
     with claimed_folder(Path(out), TraceError):
-        for group, name_of_group in zip(groups, _file_names([group[0].label for group in groups]), strict=True):
-            suffix = f"-{name_of_group}" if len(groups) > 1 else ""
-            with figure_style(wide=len(group) > 1):
-                for name, figure in figures.items():
-                    if only is not None and name not in only:
-                        continue
-                    try:
-                        paths += figure.draw(group).save(Path(out), suffix)
-                    except FigureError as error:
-                        missing.append(f"Figure {name} is not drawn for {', '.join(one.label for one in group)}: {error}")
-                        there = [path for path in files_of(figure.file, Path(out), suffix) if path.is_file()]
-                        earlier += [(name, there)] if there else []
-        if not paths:  # within the body, so that no empty folder is left
-            raise FigureError(f"expected at least one figure that can be drawn, found none. {missing[0]}")
+        with replaced_files(Path(out), TraceError) as place:  # so that a run that fails leaves an earlier one's figures together
+            for group, name_of_group in zip(groups, _file_names([group[0].label for group in groups]), strict=True):
+                suffix = f"-{name_of_group}" if len(groups) > 1 else ""
+                with figure_style(wide=len(group) > 1):
+                    for name, figure in figures.items():
+                        if only is not None and name not in only:
+                            continue
+                        try:
+                            paths += [Path(out) / one.name for one in figure.draw(group).save(place, suffix)]
+                        except FigureError as error:
+                            missing.append(f"Figure {name} is not drawn for {', '.join(one.label for one in group)}: {error}")
+                            there = [path for path in files_of(figure.file, Path(out), suffix) if path.is_file()]
+                            earlier += [(name, there)] if there else []
+            if not paths:  # within the body, so that no empty folder is left
+                raise FigureError(f"expected at least one figure that can be drawn, found none. {missing[0]}")
         for name, there in earlier:
             _remove(there)
             missing.append(f"Figure {name} that was in {out} is of another run and is removed")

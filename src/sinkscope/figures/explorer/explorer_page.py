@@ -3,6 +3,8 @@
 import base64
 import hashlib
 import json
+import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -129,6 +131,8 @@ class Explorer:
     def write_folder(self, folder: str | Path) -> Path:
         """Write a folder for any web server, with ``index.html`` and a small file for each tile; return the former.
 
+        The tiles of an earlier page stay until the new one is whole; those of two pages have folders of their own.
+
         Raises:
             CallError: the folder holds something else.
             TraceError: it cannot be written.
@@ -139,12 +143,14 @@ class Explorer:
             if foreign:
                 raise CallError(f"{folder} holds files of something else ({foreign[0]} …); choose another folder or an empty one")
             check_page(folder / "index.html")
-            make_folder(folder / "data")
-            for left in (*files_in(folder, f"*{UNFINISHED}", TraceError), *files_in(folder / "data", f"*{UNFINISHED}", TraceError)):
+            place = f"data/{self.tiles.digest}"
+            make_folder(folder / place)
+            for left in (*files_in(folder, f"*{UNFINISHED}", TraceError), *files_in(folder / place, f"*{UNFINISHED}", TraceError)):
                 left.unlink()  # of a run that was killed; this one alone writes here
             for name, content in self.tiles.content.items():
-                write_whole(folder / tile_path(name), content)
-            write_whole(folder / "index.html", self.folder_page().encode())
+                write_whole(folder / place / tile_file(name), content)
+            write_whole(folder / "index.html", self.folder_page(place=f"{place}/").encode())
+            _remove_tiles(folder / "data", but=self.tiles.digest)
         return folder / "index.html"
 
 
@@ -153,9 +159,31 @@ def check_page(path: Path) -> None:
     check_replaceable(path, MARK, "an explorer page")
 
 
+def tile_file(name: str) -> str:
+    """Return the name of the file of a tile."""
+    return f"{name.replace('/', '-')}.bin"
+
+
 def tile_path(name: str) -> str:
-    """Return where the page looks for a tile."""
-    return f"data/{name.replace('/', '-')}.bin"
+    """Return where the page of a server looks for a tile."""
+    return f"data/{tile_file(name)}"
+
+
+def _remove_tiles(data: Path, but: str) -> None:
+    """Remove the tiles of earlier pages.
+
+    Raises:
+        TraceError: one cannot be removed.
+    """
+    for path in (data / name for name in names_in(data) if name != but):
+        ours = path.is_dir() and not path.is_symlink() and re.fullmatch("[0-9a-f]{16}", path.name)
+        try:
+            if ours:
+                shutil.rmtree(path)
+            elif re.fullmatch(r"[0-9]+-[\w-]+\.bin(\.[0-9]+\.writing)?", path.name):  # as they lay there before tiles had folders
+                path.unlink()
+        except OSError as error:
+            raise TraceError(f"{path} cannot be removed ({error.strerror or error}); choose another folder") from error
 
 
 @checked

@@ -4,6 +4,7 @@ A tile holds the bytes of one array, little-endian. Where ``delta`` is set, each
 difference from the one before, modulo the size of its type: what stays the same from step to step becomes zeros, which deflate to little.
 """
 
+import hashlib
 import weakref
 import zlib
 from collections.abc import Iterator, MutableMapping
@@ -63,6 +64,14 @@ class Tiles:
     index: dict[str, dict[str, Any]] = field(default_factory=dict)
     content: MutableMapping[str, bytes] = field(default_factory=SpooledBytes, repr=False)
     size: int = field(default=0, init=False)
+
+    @property
+    def digest(self) -> str:
+        """16 hexadecimal digits that differ between tiles that differ."""
+        total = hashlib.sha256()
+        for name, content in self.content.items():
+            total.update(f"{name} {len(content)} ".encode() + content)
+        return total.hexdigest()[:16]
 
     def add(self, name: str, array: np.ndarray, kind: str, *, delta: bool = False) -> None:
         """Add one array; with ``delta`` as differences along its first axis."""
