@@ -438,3 +438,18 @@ def test_another_mask_than_that_of_the_model_is_refused(diffusion, tmp_path):
         network(input_ids=ids)
         network(input_ids=ids)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("keep", ["statistics", "drift"])
+@pytest.mark.parametrize("changed", [False, True], ids=["cast", "changed"])
+def test_prompts_of_two_networks_are_not_added_up(keep, changed, diffusion_folder, tmp_path):
+    model = sinkscope.load(str(diffusion_folder))
+    settings = {"length": 8, "steps": 8, "block": 4}
+    says = f"keep='{keep}' .* prompts of one network: expected the weights of the first prompt, found others, changed in memory"
+    with pytest.raises(CallError, match=says), sinkscope.recording(model, out=tmp_path / "out", keep=keep):
+        for prompt in ([5, 9, 11], [8, 6, 7], [4, 6, 7]):
+            sinkscope.generate(model, prompt, **settings)
+            if prompt == [8, 6, 7] and changed:
+                model.network.model.layers[0].self_attn.q_proj.weight.data.zero_()
+            elif prompt == [8, 6, 7]:
+                model.network.bfloat16()

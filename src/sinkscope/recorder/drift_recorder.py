@@ -32,6 +32,7 @@ from sinkscope.attention import (
 from sinkscope.checksums import with_checksum
 from sinkscope.errors import CallError, TraceError
 from sinkscope.models import Model, block_length
+from sinkscope.models.loaded_weights import SameWeights
 from sinkscope.recorder.manifest import plain_values
 from sinkscope.recorder.own_process import expect_process
 from sinkscope.sinks.definition import excess_of
@@ -69,6 +70,7 @@ class DriftRecorder(Watcher):
         self.sampler: dict[str, Any] = {}
         self.hidden: list[Any] = []
         self.folders: tuple[Path, ...] = ()
+        self._weights = SameWeights(model.network)
 
     def begin_generation(self, start: GenerationStart) -> None:
         """Prepare for the prompts of a generation.
@@ -83,6 +85,7 @@ class DriftRecorder(Watcher):
         cache = dict(start.sampler or {}).get("cache", "none")
         if cache != "none":
             raise CallError(f"keep: drift is measured where everything is computed in every step, found cache {cache}; leave it out")
+        self._weights.check("keep='drift' adds up prompts of one network")
         self._check_settings(dict(start.sampler or {}))
         layers, heads = self.model.card.layers, self.model.card.kv_heads
         shape = (len(start.prompt_lengths), len(MEASURES), len(self.lags), len(CLASSES), layers, heads)

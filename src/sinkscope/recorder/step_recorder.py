@@ -31,6 +31,7 @@ from sinkscope.attention import (
 )
 from sinkscope.errors import AttentionError, CallError
 from sinkscope.models import Model
+from sinkscope.models.loaded_weights import SameWeights
 from sinkscope.recorder.async_writer import AsyncWriter
 from sinkscope.recorder.destination import Destination, StepWriter
 from sinkscope.recorder.manifest import Description, plain_values
@@ -84,6 +85,7 @@ class Recorder(Watcher):
         self.network, self.model, self.destination = network, model, destination
         self._description = Description(network, model, tokenizer)
         self._projections = OutputProjections(network)
+        self._weights = SameWeights(network)
         self._async_writer = AsyncWriter()
         self._process = os.getpid()
         self.has_recorded = False
@@ -114,6 +116,8 @@ class Recorder(Watcher):
         card = None if self.model is None else self.model.card
         if card is not None and None not in (card.mask_id, start.mask_id) and card.mask_id != start.mask_id:
             raise CallError(f"mask_id: expected {card.mask_id}, which is the mask of {card.name}, found {start.mask_id}; leave it out")
+        if self.destination.level == "statistics":
+            self._weights.check("keep='statistics' counts prompts of one network")
         self._start, self._prompts, self._last_contexts, self._hiders, self._paths = start, {}, {}, {}, {}
 
     def begin_step(self, context: StepContext) -> None:
