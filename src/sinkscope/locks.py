@@ -96,19 +96,16 @@ def new_folder(folder: Path, failure: Failure, purpose: str, *last: str, among: 
 
 
 @contextmanager
-def replaced_files(folder: Path, failure: Failure, name: str = UNMOVED) -> Iterator[Path]:
+def replaced_files(folder: Path, failure: Failure) -> Iterator[Path]:
     """Give a place within a folder; the files written there take the places of earlier ones all together when the body ends.
 
     Where the body raises, the earlier ones stay as they are.
-
-    Args:
-        name: of the place, which is removed before and behind.
 
     Raises:
         failure: they cannot be written.
     """
     whole = folder.absolute()  # the body may change the current folder
-    place = whole / name
+    place = whole / UNMOVED
     try:
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)

@@ -83,21 +83,33 @@ def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview], failu
 
     Two processes may write the same file at once: the one that ends last wins. What is no regular file, such as /dev/null, stays.
     """
-    expect_no_folder(path, failure)
-    if path.exists() and not path.is_dir():
-        check_regular(path, failure, advice)
-    beside = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
+    write_together({path: content}, failure, advice)
+
+
+def write_together(contents: Mapping[Path, bytes | Iterable[bytes | memoryview]], failure: Failure, advice: str) -> None:
+    """Write several files as `write_whole` writes one; where one cannot be written, earlier files under all their names stay."""
+    written: dict[Path, Path] = {}
+    path = Path()
     try:
-        with beside.open("wb") as file:
-            for piece in [content] if isinstance(content, bytes) else content:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise failure(f"{path} cannot be written ({error.strerror or error}); {advice}") from error
+        for path, content in contents.items():
+            expect_no_folder(path, failure)
+            if path.exists() and not path.is_dir():
+                check_regular(path, failure, advice)
+            written[path] = beside = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
+            with beside.open("wb") as file:
+                for piece in [content] if isinstance(content, bytes) else content:
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+        for path, beside in written.items():
+            os.replace(beside, path)
+    except BaseException as error:
+        for beside in written.values():
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise failure(f"{path} cannot be written ({error.strerror or error}); {advice}") from error
+        raise
 
 
 def read_object(path: Path) -> dict[str, Any] | None:

@@ -1,6 +1,8 @@
 """What holds for every figure: its files, several traces, what cannot be drawn, and how one is added."""
 
 import csv
+import errno
+import os
 import sys
 from itertools import chain
 from pathlib import Path
@@ -16,7 +18,6 @@ import sinkscope.figures
 from sinkscope import cli
 from sinkscope.errors import CallError, SinkscopeError, TraceError
 from sinkscope.figures import attention_map, draw_figure, draw_figures, find_figures
-from sinkscope.figures import figure as figure_module
 from sinkscope.figures.style import figure_style, new_sheet
 
 FIGURES = find_figures()
@@ -218,21 +219,19 @@ def test_figures_over_earlier_ones_are_all_there_or_none_of_them(sudden, tmp_pat
     draw_figures([sudden], out, only=only, excess=3.0)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     assert len(before) == 6
-    write, room = figure_module.write_whole, []
+    sync, room = os.fsync, []
 
-    def full_disk(path, content):
+    def full_disk(file):
         if not room:
-            raise TraceError(f"{path} cannot be written (No space left on device)")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         room.pop()
-        write(path, content)
+        sync(file)
 
     for files_written in range(6):
         room[:] = range(files_written)
-        with (
-            monkeypatch.context() as once,
-            pytest.raises(TraceError, match=r"out/figure[0-9]+-[\w-]+\.\w+ cannot be written \(No space") as found,
-        ):
-            once.setattr(figure_module, "write_whole", full_disk)
+        says = r"out/figure[0-9]+-[\w-]+\.\w+ cannot be written \(No space"
+        with monkeypatch.context() as once, pytest.raises(TraceError, match=says) as found:
+            once.setattr("os.fsync", full_disk)
             draw_figures([sudden], out, only=only, excess=2.0)
         assert ".unmoved" not in str(found.value)
         assert {path.name: path.read_bytes() for path in out.iterdir()} == before
@@ -241,6 +240,26 @@ def test_figures_over_earlier_ones_are_all_there_or_none_of_them(sudden, tmp_pat
     draw_figures([sudden], out, only=only, excess=2.0)
     assert {path.name for path in out.iterdir()} == set(before)
     assert (out / "figure10-thresholds.csv").read_bytes() == before["figure10-thresholds.csv"]
+
+
+@pytest.mark.parametrize("room", [0, 1, 2])
+def test_the_files_of_one_figure_are_all_there_or_none_of_them(room, sudden, tmp_path, monkeypatch):
+    drawn = draw_figure("3", sudden)
+    drawn.save(tmp_path)
+    for path in tmp_path.iterdir():
+        path.write_bytes(b"earlier")
+    sync, left = os.fsync, list(range(room))
+
+    def full_disk(file):
+        if not left:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left.pop()
+        sync(file)
+
+    with monkeypatch.context() as once, pytest.raises(TraceError, match="No space"):
+        once.setattr("os.fsync", full_disk)
+        drawn.save(tmp_path)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"earlier"] * 3
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ figure without another edit.
 
 import csv
 import io
-import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,11 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sinkscope.argument_types import checked
-from sinkscope.errors import TraceError
 from sinkscope.figures.subject import Subject
-from sinkscope.locks import replaced_files
-from sinkscope.traces.format import write_whole
-from sinkscope.work_items import UNFINISHED
+from sinkscope.traces.format import write_together
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Sheet
@@ -73,9 +69,7 @@ class DrawnFigure:
         writer.writerow(self.header)
         writer.writerows(self.rows)
         contents[names["csv"]] = table.getvalue().encode()
-        with replaced_files(Path(folder), TraceError, f".{self.file}{suffix}.{os.getpid()}{UNFINISHED}") as place:
-            for path, content in contents.items():
-                write_whole(place / path.name, content)
+        write_together(contents)
         return list(contents)
 
 

@@ -80,6 +80,15 @@ def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview]) -> No
     work_items.write_whole(path, content, TraceError, "make room or choose another folder")
 
 
+def write_together(contents: Mapping[Path, bytes]) -> None:
+    """Write several files, all of them or none.
+
+    Raises:
+        TraceError: no permission, no space.
+    """
+    work_items.write_together(contents, TraceError, "make room or choose another folder")
+
+
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     """Replaces the manifest of a trace."""
     write_whole(folder / MANIFEST, (json.dumps(with_checksum(manifest), indent=1, ensure_ascii=False) + "\n").encode())
