@@ -30,6 +30,13 @@ def test_a_lone_surrogate_in_an_error_is_escaped():
     assert not asserted.passed and asserted.reason.encode()
 
 
+def test_two_surrogates_are_not_one_character():
+    program = r"def f(x): return '\ud83d' + x"
+    for test, holds in ((r"assert len(f('\ude00')) == 2", True), (r"assert f('\ude00') == '\U0001f600'", False)):
+        assert run_program(program, tests=test, function="f").passed == holds
+        assert run_program(f"{program}\n{test}").passed == holds
+
+
 def test_an_empty_set_is_no_literal():
     """Python's own reading of literals takes ``set()`` for one."""
     result = run_program("def f(): return set()\nassert f() == set() and [f()] == [set()] and {'a': f()} == {'a': set()}")

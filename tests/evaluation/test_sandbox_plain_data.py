@@ -51,6 +51,13 @@ def test_what_stands_for_a_foreign_value():
         iter(stand_in({"foreign": 5, "kind": "object"}, known, print))
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(["a", "\ud83d", "\ude00", "\U0001f600", "\udbff", "\udc00"])).map("".join))
+def test_surrogates_side_by_side_stay_two(text):
+    """JSON reads a pair of them as one character."""
+    assert unpack(json.loads(json.dumps(pack([text, {text: text}])))) == [text, {text: text}]
+
+
 def test_large_numbers():
     assert unpack(json.loads(json.dumps(pack(-(7**20000))))) == -(7**20000)
 

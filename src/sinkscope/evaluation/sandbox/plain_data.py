@@ -9,6 +9,7 @@ import builtins
 import collections
 import contextlib
 import keyword
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, repeat
@@ -27,6 +28,8 @@ _EXACT = {type(None), bool, int, float, complex, str, bytes, type, type(...), ty
 _EXACT |= {*_CHANGING, *_KINDS.values(), *_VIEWS.values(), *_DICTIONARIES.values()}
 _OF_NAMED_TUPLES = {"_fields", "_field_defaults", "_make", "_replace", "_asdict"}
 SMALL = 1 << 53
+_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+"""Two surrogates, which JSON would join into one character."""
 _set_recursion_limit = sys.setrecursionlimit  # the program may replace it
 DEEPEST = 5000
 
@@ -105,7 +108,8 @@ def pack(value: Any, numbering: Numbering | None = None) -> Any:
     if isinstance(value, complex):
         return ["complex", [pack(value.real), pack(value.imag)]]
     if isinstance(value, str):
-        return str.__str__(value)
+        text = str.__str__(value)
+        return ["text", text.encode("utf-32-le", "surrogatepass").hex()] if _PAIR.search(text) else text
     if isinstance(value, bytes):
         return ["bytes", bytes(value).hex()]
     if isinstance(value, _CHANGING):
@@ -210,6 +214,8 @@ def unpack(packed: Any, numbering: Numbering | None = None) -> Any:
             return complex(unpack(real), unpack(imaginary))
         case ["bytes", str() as digits]:
             return bytes.fromhex(digits)
+        case ["text", str() as digits]:
+            return bytes.fromhex(digits).decode("utf-32-le", "surrogatepass")
         case ["again", int() as number] if 0 <= number < len(numbering.objects):
             return numbering.objects[number]
         case ["foreign", int() as number] if number in numbering.foreign:
