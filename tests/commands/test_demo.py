@@ -42,6 +42,15 @@ def test_the_demo_can_be_made_again_where_that_is_said(tmp_path, monkeypatch):
     (tmp_path / "traces" / "lab-diffusion" / "mine.txt").write_text("keep me")
     with pytest.raises(CallError, match=r"holds mine\.txt beside its trace"):
         run_demo(tmp_path, problems=1, length=8, block=8, overwrite=True)
+    assert (tmp_path / "report.html").exists() and (tmp_path / "explorer.html").exists()
+    (tmp_path / "traces" / "lab-diffusion" / "mine.txt").unlink()
+
+    def stands(*_, **__):
+        assert not (tmp_path / "report.html").exists() and not (tmp_path / "explorer.html").exists(), "pages of other traces"
+        return []
+
+    monkeypatch.setattr("sinkscope.figures.draw_figures", stands)
+    run_demo(tmp_path, problems=1, length=8, block=8, overwrite=True, say=lambda _: None)
 
 
 def test_a_folder_may_be_named_as_a_page(tmp_path, monkeypatch):

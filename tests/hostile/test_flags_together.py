@@ -23,7 +23,7 @@ PAIRS = {
     "--head": "roles model --problems 10 --dry-run --head 0.1",
     "--problems": "roles model --prompts prompts.jsonl --problems 10 --out out",
     "--shots": "roles model --prompts prompts.jsonl --shots 1 --out out",
-    "--no-sweep": "analyse trace --definitions --no-sweep",
+    "--no-sweep": "analyse --definitions --no-sweep",
     "--format": "table results --json --format latex",
     "--excess": "sinks statistics --excess 2",
     "--unit": "sinks statistics --unit percent",
@@ -42,6 +42,11 @@ def test_a_flag_that_would_be_ignored(place, flag):
     outcome = trial.run(*PAIRS[flag].split(), cwd=place)
     assert trial.faults(outcome) == [] and outcome.status == 2, outcome
     assert f"{flag} is not used " in outcome.err and {*place.iterdir()} == before, outcome
+
+
+def test_traces_that_definitions_would_ignore(place):
+    outcome = trial.run("analyse", "trace", "--definitions", cwd=place)
+    assert trial.faults(outcome) == [] and outcome.status == 2 and "--definitions reads no traces, found trace" in outcome.err, outcome
 
 
 def test_a_map_of_a_step_that_will_not_be(place):

@@ -98,6 +98,8 @@ def run_demo(
             )
             folder = out / "traces" / name
             with sinkscope.recording(model, out=folder, numbered=True, overwrite=overwrite):
+                for page_of_earlier in (out / REPORT, out / EXPLORER):  # of the traces that are being replaced
+                    page_of_earlier.unlink(missing_ok=True)
                 answers = [sinkscope.generate(model, row["prompt"], **settings).text for row in rows]
             recorded = sinkscope.open_traces(folder)
             traces.append(recorded[0])
