@@ -107,7 +107,7 @@ def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
 
 
 def compute_norms(key: Tensor, value: Tensor, projection: Tensor | None, newest: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return what `projections.key_norms` returns, in one launch.
+    """Return the norms of keys, of values, and of values behind the output projection (`projections.KeyNorms`), in one launch.
 
     Args:
         key: [batch, kv_head, key, dim], float32, bfloat16 or float16, as the value.
