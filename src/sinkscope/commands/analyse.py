@@ -52,7 +52,7 @@ class Analyse(Command):
         from sinkscope.traces import open_traces
 
         if self.definitions:
-            self.refuse("versus excess unit sweep tolerance training_counts choice roles", "with --definitions")
+            self.refuse("versus excess unit sweep tolerance training_counts roles", "with --definitions")
             if self.traces:
                 raise CallError(f"--definitions reads no traces, found {self.traces[0]}; leave one of them out")
             _print_definitions(self.json)
