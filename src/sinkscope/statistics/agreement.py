@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.sinks.token_classes import CLASSES
-from sinkscope.statistics.averages import quotient
+from sinkscope.statistics.averages import product, quotient
 from sinkscope.statistics.intervals import interval_of_pairs
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
@@ -141,8 +141,9 @@ def head_agreement(
     patterns = patterns.astype(np.float64)
     there = (patterns.sum(axis=2) > 0).astype(np.float64)
     flat = patterns.reshape(prompts, -1)
-    same, same_weight = flat @ flat.T, there @ there.T
-    every, every_weight = patterns.sum(axis=1) @ patterns.sum(axis=1).T, np.outer(there.sum(axis=1), there.sum(axis=1))
+    same, same_weight = product(flat, flat.T), product(there, there.T)
+    kinds = patterns.sum(axis=1)
+    every, every_weight = product(kinds, kinds.T), np.outer(there.sum(axis=1), there.sum(axis=1))
     other_weight = every_weight - same_weight
     own = same / np.maximum(same_weight, 1)
     both = (same_weight > 0) & (other_weight > 0)

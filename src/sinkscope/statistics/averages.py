@@ -1,4 +1,4 @@
-"""Averages that leave out what is missing, and the parts of a trace over which they are taken: layers by depth, steps in thirds."""
+"""Averages that leave out what is missing, parts of a trace to average over (layers by depth, steps in thirds), and products."""
 
 from typing import Any
 
@@ -31,6 +31,16 @@ def layer_means(by_head: Float[np.ndarray, "layer head"]) -> Float[np.ndarray, "
     """Return the mean of each layer over the heads that are not NaN."""
     count = (~np.isnan(by_head)).sum(axis=1)
     return np.where(count > 0, np.nansum(by_head, axis=1) / np.maximum(count, 1), np.nan)
+
+
+def product(left: Float[np.ndarray, "..."], right: Float[np.ndarray, "..."]) -> Any:
+    """Return left @ right, without the warning of an "invalid value" that NumPy gives at times although all numbers are finite.
+
+    The kernels of BLAS compute on padding too, and NumPy reads the processor's flag behind them (numpy/numpy#13173 and #24067). What is not
+    a number in the operands is not a number in the product, as ever.
+    """
+    with np.errstate(invalid="ignore"):
+        return left @ right
 
 
 def quotient(part: Any, whole: Any) -> float:

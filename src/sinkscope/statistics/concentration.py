@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sinkscope.sinks.definition import rated_keys, visible_query_mean
-from sinkscope.statistics.averages import depth_slope, mean, ratio, thirds
+from sinkscope.statistics.averages import depth_slope, mean, product, ratio, thirds
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
 from sinkscope.statistics.step import RecordedStep
@@ -64,7 +64,7 @@ def _entropy(columns: Float[np.ndarray, "layer head key"], total: Float[np.ndarr
 def _gini(columns: Float[np.ndarray, "layer head key"], total: Float[np.ndarray, "layer head"]) -> Float[np.ndarray, "layer head"]:
     """Return 2 Σ i·c₍ᵢ₎ / (n Σ c) − (n+1)/n over the sorted columns."""
     count = columns.shape[-1]
-    ranked = np.sort(columns, axis=-1) @ np.arange(1, count + 1, dtype=np.float32)
+    ranked = product(np.sort(columns, axis=-1), np.arange(1, count + 1, dtype=np.float32))
     of_equal = np.full(total.shape, (count + 1) / 2, np.float32)
     return 2 * np.divide(ranked, total, out=of_equal, where=total > 0) / count - (count + 1) / count
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from sinkscope.statistics.averages import ratio
+from sinkscope.statistics.averages import product, ratio
 
 LEAST_PROMPTS = 5
 """Fewer prompts get no interval: five values can be drawn in only 126 ways."""
@@ -62,7 +62,7 @@ def interval_of_means(
         for start in range(0, values.shape[1], 512):  # a block of statistics at a time bounds the memory
             block = np.flatnonzero(enough[start : start + 512]) + start
             with np.errstate(invalid="ignore"):
-                drawn = (weights @ filled[:, block]) / (weights @ there[:, block].astype(np.float64))
+                drawn = product(weights, filled[:, block]) / product(weights, there[:, block].astype(np.float64))
             acceleration = _acceleration(values[:, block], mean[block])
             low[block], high[block] = _corrected(drawn, mean[block], acceleration, outward(prompts[block], level))
     return Means(mean, low, high, prompts)
@@ -104,7 +104,7 @@ def interval_of_pairs(
     if prompts < LEAST_PROMPTS or not total:
         return mean, float("nan"), float("nan")
     draws = draws_of_prompts(prompts, resamples, seed)
-    above, below = ((draws @ one * draws).sum(axis=1) for one in (agreement, weight))
+    above, below = ((product(draws, one) * draws).sum(axis=1) for one in (agreement, weight))
     low, high = np.percentile(above[below > 0] / below[below > 0], _percentiles(prompts))
     return mean, float(low), float(high)
 
@@ -135,7 +135,7 @@ def _drawn_means(values: np.ndarray, seed: int) -> np.ndarray:
     weights = draws_of_prompts(len(values), RESAMPLES, seed)
     there = ~np.isnan(values)
     with np.errstate(invalid="ignore"):
-        return (weights @ np.where(there, values, 0.0)) / (weights @ there.astype(np.float64))
+        return product(weights, np.where(there, values, 0.0)) / product(weights, there.astype(np.float64))
 
 
 def _acceleration(values: np.ndarray, mean: np.ndarray) -> np.ndarray:

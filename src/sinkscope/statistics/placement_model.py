@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from sinkscope.sinks.token_classes import CLASSES
+from sinkscope.statistics.averages import product
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values
 
@@ -123,7 +124,8 @@ def fit_choices(
         means = np.einsum("sp,spf->sf", shares, features)
         gradient = np.einsum("sp,spf->f", weighted, features) - observed + penalty * beta
         flat = features.reshape(-1, features.shape[-1])
-        curvature = flat.T @ (flat * weighted.reshape(-1, 1)) - means.T @ (means * weight[:, None]) + penalty * np.eye(len(beta))
+        second_moment = product(flat.T, flat * weighted.reshape(-1, 1))
+        curvature = second_moment - product(means.T, means * weight[:, None]) + penalty * np.eye(len(beta))
         move = np.linalg.solve(curvature, gradient)
         size = 1.0
         while size > 1e-6:
@@ -143,13 +145,13 @@ def fit_choices(
 def _objective(
     beta: np.ndarray, features: np.ndarray, there: np.ndarray, chosen: np.ndarray, weight: np.ndarray, penalty: float
 ) -> tuple[float, np.ndarray]:
-    scores = np.where(there, features @ beta, -np.inf)
+    scores = np.where(there, product(features, beta), -np.inf)
     top = scores.max(axis=1, keepdims=True)
     powers = np.exp(scores - top)
     total = powers.sum(axis=1, keepdims=True)
     log_total = np.log(total[:, 0]) + top[:, 0]
-    likelihood = (chosen * np.where(there, scores, 0.0)).sum() - weight @ log_total
-    return float(-likelihood + penalty * (beta @ beta) / 2), powers / total
+    likelihood = (chosen * np.where(there, scores, 0.0)).sum() - product(weight, log_total)
+    return float(-likelihood + penalty * product(beta, beta) / 2), powers / total
 
 
 def bits_per_choice(beta: np.ndarray, choices: Choices, number: int, kept: np.ndarray) -> float:
