@@ -530,6 +530,7 @@ def test_one_head_of_keys_or_values_is_repeated_as_torch_does(keys, values, tmp_
         ),
         ([SQUARE, SQUARE[:, :3], SQUARE[:, :2]], "as many value heads as key heads in attention, found 2 and 3"),
         ([SQUARE, SQUARE, SQUARE[:, :, :3]], "as many values as keys in attention, found 3 and 4"),
+        ([SQUARE[0], SQUARE[0, :3], SQUARE[0, :3]], r"of one batch, found 6, 3, 3 along the first axis; .* before them: \[1, head"),
         ([SQUARE, SQUARE.double(), SQUARE], "queries, keys and values of attention of one type, found float32, float64, float32"),
         ([torch.ones(2, 6, 4, 5), *[torch.ones(2, 6, 3, 5)] * 2], "attention, the first layer, .* found 4 queries on 3 keys"),
         (

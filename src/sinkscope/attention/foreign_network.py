@@ -327,6 +327,12 @@ def _four_axes(
         query, key, value = query[:, None], key[:, None], value[:, None]
         mask = mask[:, None] if mask is not None and mask.ndim == 3 else mask
     batch = max(query.shape[0], key.shape[0], value.shape[0])
+    if any(one.shape[0] not in (1, batch) for one in (query, key, value)):
+        found = ", ".join(str(one.shape[0]) for one in (query, key, value))
+        raise AttentionError(
+            f"expected queries, keys and values of {name} as [batch, …] of one batch, found {found} along the first axis; "
+            "heads without a batch need an axis before them: [1, head, token, dim]"
+        )
     query, key, value = (one.expand(batch, -1, -1, -1) for one in (query, key, value))
     heads = query.shape[1]
     if not query.dtype == key.dtype == value.dtype:
