@@ -1,8 +1,10 @@
 """`sinkscope explore`: pages, folders, the server, and calls that are wrong."""
 
+import contextlib
 import http.client
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -103,6 +105,40 @@ def test_a_browser_that_ends_first_gets_the_page(trace, tmp_path):
     finally:
         process.terminate()
         process.communicate()
+
+
+ENDLESS = """
+import sys
+import torch
+from sinkscope import cli
+from sinkscope.commands import explore
+
+def compute(*place):
+    print("computing", flush=True)
+    while True:
+        torch.linalg.svd(torch.rand(100, 100))
+
+explore.map_reader = lambda *_: compute
+sys.argv[0] = "sinkscope"
+cli.main()
+"""
+
+
+def test_an_interrupt_while_a_map_is_computed_ends_it_at_once_and_without_a_word(trace):
+    """Python's own end aborts where another thread comes out of torch."""
+    command = [sys.executable, "-c", ENDLESS, "explore", str(trace), "--serve", "--no-browser"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        address = process.stdout.readline().strip()
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", address)
+        with contextlib.closing(http.client.HTTPConnection(urlsplit(address).netloc)) as connection:
+            connection.request("GET", "/map?trace=0&step=2&layer=1&head=1")
+            assert process.stdout.readline() == "computing\n"
+            process.send_signal(signal.SIGINT)
+            said, noted = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, said, noted) == (0, "", "Ctrl+C ends it\n")
 
 
 def test_serve_prints_its_address_and_answers(trace):

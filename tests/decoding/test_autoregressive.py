@@ -167,6 +167,11 @@ def test_top_p_draws_the_least_set_that_reaches_p_and_no_other(model, top_p):
     assert drawn >= {token for token in nucleus if float(next_distribution(model, prompt, 0.8)[token]) > 0.005}
 
 
+def test_a_top_p_that_is_0_in_float32_keeps_the_likeliest_token(model):
+    prompt = model.encode(PROMPTS[0])
+    assert set(draw(model, prompt, 20, temperature=0.8, top_p=1e-46).tolist()) == {int(next_distribution(model, prompt).argmax())}
+
+
 def test_top_p_comes_after_top_k_and_shares_are_taken_anew(model):
     """Among the three likeliest, rescaled, the nucleus of .7 is smaller than among all."""
     prompt = model.encode(PROMPTS[0])

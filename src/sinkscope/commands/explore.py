@@ -1,6 +1,8 @@
 """`explore`: a page to scrub through steps, layers, heads and tokens."""
 
 import contextlib
+import os
+import sys
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,11 +78,15 @@ class Explore(Command):
                 print(explorer.write_page(out) if is_page else explorer.write_folder(out))
         if self.serve:
             server = ExplorerServer(explorer, traces, map_reader(self.model, self.device), self.port)
-            print(server.url, flush=True)
-            note("Ctrl+C ends it")
-            if self.browser:  # in a thread: Python waits for a browser of the terminal, which waits for the page
-                Thread(target=_open, args=(server.url,), daemon=True).start()
-            server.serve()
+            with contextlib.suppress(KeyboardInterrupt):
+                print(server.url, flush=True)
+                note("Ctrl+C ends it")
+                if self.browser:  # in a thread: Python waits for a browser of the terminal, which waits for the page
+                    Thread(target=_open, args=(server.url,), daemon=True).start()
+                server.serve()
+            if not server.begin_no_map():  # the end of Python would abort within torch
+                sys.stdout.flush()
+                os._exit(0)
 
 
 def _open(address: str) -> None:

@@ -74,5 +74,6 @@ def _restrict(logits: Tensor, settings: AutoregressiveSettings) -> Tensor:
         ordered, order = logits.sort(dim=-1, descending=True)
         share = torch.softmax(ordered, dim=-1)
         beyond = share.cumsum(-1) - share >= settings.top_p
+        beyond[:, 0] = False  # also where top_p is 0 in the type of the logits
         logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
     return logits

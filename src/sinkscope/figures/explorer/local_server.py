@@ -100,6 +100,10 @@ class ExplorerServer:
         finally:
             self.http.server_close()
 
+    def begin_no_map(self) -> bool:
+        """From now on compute no other map; return whether none is being computed either."""
+        return self._one_at_a_time.acquire(blocking=False)
+
 
 _EXPECTED: dict[int, bytes] = {
     HTTPStatus.REQUEST_URI_TOO_LONG: b"a shorter address",
