@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from full_disk import room_for
 
 from sinkscope.errors import CallError, EvaluationError, TraceError
 from sinkscope.evaluation.results_folder import locked
@@ -58,11 +59,7 @@ def test_a_file_is_written_whole(tmp_path, content):
 def test_what_could_not_be_written_leaves_the_file_as_it_was(tmp_path, monkeypatch, failure):
     write_whole(path := tmp_path / "a", b"old", failure, "")
 
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(failure) as error:
+    with room_for(0, monkeypatch), pytest.raises(failure) as error:
         write_whole(path, b"new", failure, "make room")
     assert str(error.value) == f"{path} cannot be written (No space left on device); make room"
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]

@@ -8,6 +8,7 @@ import sys
 import threading
 
 import pytest
+from full_disk import room_for
 from pydantic import BaseModel, ConfigDict
 
 from sinkscope.errors import CallError, EvaluationError
@@ -90,11 +91,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     write_json(path, {"a": 1})
 
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(EvaluationError) as error:
+    with room_for(0, monkeypatch), pytest.raises(EvaluationError) as error:
         write_json(path, {"a": 2})
     kept = "what was done before is kept: make room and run the same command again"
     assert str(error.value) == f"{path} cannot be written (No space left on device); {kept}"

@@ -1,8 +1,6 @@
 """What holds for every figure: its files, several traces, what cannot be drawn, and how one is added."""
 
 import csv
-import errno
-import os
 import sys
 from itertools import chain
 from pathlib import Path
@@ -10,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from adding_page import files_of_the_page
+from full_disk import room_for
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 from sudden import map_of, sudden_columns, write_sudden
@@ -219,19 +218,9 @@ def test_figures_over_earlier_ones_are_all_there_or_none_of_them(sudden, tmp_pat
     draw_figures([sudden], out, only=only, excess=3.0)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     assert len(before) == 6
-    sync, room = os.fsync, []
-
-    def full_disk(file):
-        if not room:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        room.pop()
-        sync(file)
-
     for files_written in range(6):
-        room[:] = range(files_written)
         says = r"out/figure[0-9]+-[\w-]+\.\w+ cannot be written \(No space"
-        with monkeypatch.context() as once, pytest.raises(TraceError, match=says) as found:
-            once.setattr("os.fsync", full_disk)
+        with room_for(files_written, monkeypatch), pytest.raises(TraceError, match=says) as found:
             draw_figures([sudden], out, only=only, excess=2.0)
         assert ".unmoved" not in str(found.value)
         assert {path.name: path.read_bytes() for path in out.iterdir()} == before
@@ -248,16 +237,7 @@ def test_the_files_of_one_figure_are_all_there_or_none_of_them(room, sudden, tmp
     drawn.save(tmp_path)
     for path in tmp_path.iterdir():
         path.write_bytes(b"earlier")
-    sync, left = os.fsync, list(range(room))
-
-    def full_disk(file):
-        if not left:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        left.pop()
-        sync(file)
-
-    with monkeypatch.context() as once, pytest.raises(TraceError, match="No space"):
-        once.setattr("os.fsync", full_disk)
+    with room_for(room, monkeypatch), pytest.raises(TraceError, match="No space"):
         drawn.save(tmp_path)
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"earlier"] * 3
 

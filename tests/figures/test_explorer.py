@@ -9,6 +9,7 @@ import zlib
 import numpy as np
 import pytest
 from explorer_reader import ReadPage
+from full_disk import room_for
 from wandering import FLIPPING, HEADS, LAYERS, MOVING, POSITIONS, STEPS, VOCABULARY, wandering_columns, write_wandering
 
 from sinkscope.errors import CallError, TraceError
@@ -209,18 +210,9 @@ def read_folder(folder):
 
 def test_a_page_over_an_earlier_one_is_whole_or_leaves_it_whole(full, wandering, tmp_path, monkeypatch):
     explore(full).write_folder(tmp_path / "folder")
-    before, write, room = read_folder(tmp_path / "folder"), explorer_page.write_whole, []
-
-    def full_disk(path, content):
-        if not room:
-            raise TraceError(f"{path} cannot be written (No space left on device)")
-        room.pop()
-        write(path, content)
-
+    before = read_folder(tmp_path / "folder")
     for files in (0, 1, len(explore(wandering).tiles.content)):
-        room[:] = range(files)
-        with monkeypatch.context() as once, pytest.raises(TraceError, match="No space"):
-            once.setattr(explorer_page, "write_whole", full_disk)
+        with room_for(files, monkeypatch), pytest.raises(TraceError, match="No space"):
             explore(wandering).write_folder(tmp_path / "folder")
         assert before.items() <= read_folder(tmp_path / "folder").items(), "the page and all its tiles are there"
     explore(wandering).write_folder(tmp_path / "folder")
