@@ -506,6 +506,21 @@ class Odd(nn.Module):
         return functional.scaled_dot_product_attention(*self.tensors)
 
 
+class WithoutBatch(nn.Module):
+    def forward(self, ids):
+        return functional.scaled_dot_product_attention(*[torch.ones(4, ids.shape[1], 6)] * 3)
+
+
+def test_heads_in_place_of_a_batch_are_not_recorded_as_texts(tmp_path):
+    network = WithoutBatch()
+    expected = "of attention to have as many rows as the tokens, found 4 and 1; heads need an axis of their own"
+    with pytest.raises(AttentionError, match=expected), foreign(network), sinkscope.recording(network, out=tmp_path / "t"):
+        network(torch.ones(1, 9, dtype=torch.long))
+    with foreign(network), sinkscope.recording(network, out=tmp_path / "rows"):
+        network(torch.ones(4, 9, dtype=torch.long))
+    assert [trace.heads for trace in sinkscope.open_traces(tmp_path / "rows")] == [1] * 4
+
+
 @pytest.mark.parametrize(("keys", "values"), [(1, 6), (6, 1), (1, 1)])
 def test_one_head_of_keys_or_values_is_repeated_as_torch_does(keys, values, tmp_path):
     generator = torch.Generator().manual_seed(4)

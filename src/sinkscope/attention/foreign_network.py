@@ -241,7 +241,7 @@ class _Step:
         name = self._name(layer[0])
         q, k, v, mask = _four_axes(name, query, key, value, attn_mask, enable_gqa)
         if self.call is None:
-            self.call = self.session.begin_read_call(self.hooks.stacks[0], self._read(name, q, k, mask))
+            self.call = self.session.begin_read_call(self.hooks.stacks[0], self._read(name, q, k, mask, heads=query.ndim == 4))
         if (q.shape[2], k.shape[2]) != self.shape:
             raise AttentionError(
                 f"expected {name} to have {self.shape[0]} queries on {self.shape[1]} keys as the layers before it, found {q.shape[2]} on "
@@ -290,13 +290,19 @@ class _Step:
         self.names[name] = len(self.names)
         return name
 
-    def _read(self, name: str, query: Tensor, key: Tensor, mask: Tensor | None) -> StackInput:
-        """Return the step, read from its first layer."""
+    def _read(self, name: str, query: Tensor, key: Tensor, mask: Tensor | None, heads: bool) -> StackInput:
+        """Return the step, read from its first layer, whose inputs have or lack an axis of heads."""
         batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
         if keys < queries:
             raise AttentionError(f"expected {name}, the first layer, to look at all tokens so far, found {queries} queries on {keys} keys")
         before, self.shape = self.session.last_step(), (queries, keys)
         ids = next((one[:, -queries:] for one in self.whole if one.shape in ((batch, queries), (batch, keys))), None)
+        rows = [len(one) for one in self.whole if one.shape[1] == queries]
+        if not heads and ids is None and rows:
+            raise AttentionError(
+                f"expected inputs [batch, token, dim] of {name} to have as many rows as the tokens, found {batch} and {rows[0]}; "
+                "heads need an axis of their own: [batch, head, token, dim]"
+            )
         real = None
         if queries == keys:
             if before is not None and before.behind_cache and self.hooks.stacks[0].causal:
