@@ -142,7 +142,7 @@ def _finite_steps(model: Model, steps: Iterable[Step]) -> Generator[Step, None, 
         if "multinomial" not in str(error) and "probability tensor" not in str(error):
             raise
         what = "expected probabilities above 0 to draw from, found too few or an infinite one"
-        raise CallError(f"{model.card.name}, step {number}: {what}; use a larger temperature and alg_temp") from error
+        raise CallError(f"{model.card.name}, step {number}: {what}; use a larger temperature (or alg_temp, which Dream has)") from error
     if flaws and bool((flawed := torch.stack(flaws)).any()):
         raise ModelError(
             f"{model.card.name}, step {int(flawed.int().argmax())}: expected finite logits, found others; see `sinkscope check`"
