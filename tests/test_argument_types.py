@@ -118,6 +118,15 @@ def test_an_array_that_does_not_fit_is_told_with_its_shape():
         call(torch.ones(2))
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_told():
+    nested = torch.nested.nested_tensor([torch.arange(2)])
+    with pytest.raises(CallError, match="count: expected a whole number, found a nested tensor"):
+        call(nested)
+    with pytest.raises(CallError, match="each: expected a list of whole numbers, found a nested tensor"):
+        call(1, each=nested)
+
+
 def test_a_call_that_python_refuses_is_left_to_python():
     with pytest.raises(TypeError, match="missing 1 required positional argument"):
         call()

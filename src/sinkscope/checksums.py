@@ -94,7 +94,7 @@ def compare_update(path: Path, update: int, failure: Failure) -> None:
     with path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     held = header.get("__metadata__", {})
-    found = held.get("update", "none" if SHA256 in held else str(update))
+    found = str(held.get("update", "none" if SHA256 in held else update))
     if found != str(update):
         raise failure(f"{path}: expected update {update}, as its name says, found {found[:20]}; give it the name that it had")
 

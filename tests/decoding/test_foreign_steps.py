@@ -169,6 +169,14 @@ def test_calls_that_are_no_canvas(diffusion, tmp_path, inputs, words):
         diffusion.network(**{"input_ids": torch.full((1, 9), 20), **inputs})
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_no_canvas(diffusion, tmp_path):
+    ids = torch.nested.nested_tensor([torch.arange(2)])
+    expected = "expected a sampler that calls the network with whole canvases"
+    with pytest.raises(AttentionError, match=expected), sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.following(diffusion):
+        diffusion.network(input_ids=ids)
+
+
 def test_a_cache_is_refused(diffusion, tmp_path):
     from transformers import DynamicCache
 

@@ -16,6 +16,7 @@ from closeness import assert_close, terms_of
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import sinkscope
+from sinkscope.checksums import compare_update
 from sinkscope.emergence import TrainingWatch, hold_out, measure, open_emergence
 from sinkscope.emergence.history import Emergence, Moment
 from sinkscope.errors import CallError, ModelError, TrainingError
@@ -284,6 +285,11 @@ def test_a_folder_goes_on_refuses_other_runs_and_says_what_is_damaged(corpus, tm
     with pytest.raises(TrainingError, match=r"update-000005\.safetensors: expected update 5, as its name says, found 4; give it the name"):
         open_emergence(tmp_path / "watch")
     renamed.rename(path)
+    for wrong in ({}, 10**12, None):  # in a header of another kind
+        header = json.dumps({"__metadata__": {"update": wrong}}).encode()
+        (other := tmp_path / "other").write_bytes(len(header).to_bytes(8, "little") + header)
+        with pytest.raises(TrainingError, match=f"expected update 4, as its name says, found {wrong}"):
+            compare_update(other, 4, TrainingError)
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
     path.write_bytes(content)

@@ -110,12 +110,14 @@ def test_messages(tmp_path):
     again = "the same `sinkscope evaluate` makes it again from its items"
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "half" / "lab-arith" / "none").mkdir(parents=True)
     (tmp_path / "half" / "run.json").write_text("{}")
     for index in range(3):
         (tmp_path / "half" / "lab-arith" / "none" / f"{index:06d}.json").touch()
     expected = {
         tmp_path / "nowhere": (CallError, "{}: expected a folder that `sinkscope evaluate` wrote, found nothing"),
+        tmp_path / "loop": (CallError, "{}: expected a folder that `sinkscope evaluate` wrote, found nothing"),
         tmp_path / "file": (CallError, "{}: expected a folder that `sinkscope evaluate` wrote, found a file"),
         tmp_path / "empty": (
             CallError,

@@ -66,7 +66,7 @@ def finish(words):
 @pytest.mark.parametrize("kind", WORDS)
 def test_a_kill_loses_nothing_that_is_finished(whole, tmp_path, kind):
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in (specimens.PROMPT, specimens.OTHER) * 4))
+    prompts.write_text("".join(json.dumps({"prompt": f"{specimens.PROMPT} {number}"}) + "\n" for number in range(8)))
     words = [*(word.format(prompts=prompts) for word in WORDS[kind]), "--out"]
     finish([*words, str(tmp_path / "whole")])
     took, source, kills, begun, ends = finish([*words, str(tmp_path / "again")]), random.Random(kind), 0, 0, 0

@@ -139,6 +139,8 @@ def test_numbers_that_do_not_fit_are_refused_at_once(place):
     for length in (1000000000039, 16777213):
         with pytest.raises(CallError, match="length"):
             LLaDASettings(length=length, steps=128, block=128)
+    with pytest.raises(CallError, match="try --block 4"):
+        LLaDASettings(length=4, steps=4, block=16777213)
     path = place / "model/config.json"
     config = json.loads(path.read_text())
     for layers in (100_000, 10**7):

@@ -161,7 +161,7 @@ class ForeignSteps:
     def _tokens(self, given: Mapping[str, Any]) -> Tensor | None:
         """Return the tokens of a call: ``input_ids``; where a network has no such argument, its first integers [batch, position]."""
         found = [given.get("input_ids")] if "input_ids" in self._names else list(given.values())
-        whole = (one for one in found if isinstance(one, Tensor) and one.ndim == 2 and one.dtype in (torch.int64, torch.int32))
+        whole = (one for one in found if _is_canvas(one))
         return None if (first := next(whole, None)) is None else first.long()
 
     def _check(self, canvas: Tensor, other_prompt: type[Exception], advice: str) -> None:
@@ -277,6 +277,10 @@ def _prompt_of(canvas: Tensor, lengths: Tensor, mask_id: int) -> Tensor:
     masked = canvas == mask_id
     real = torch.arange(canvas.shape[1], device=canvas.device) >= (canvas.shape[1] - lengths.to(canvas.device))[:, None]
     return (masked.long().cumsum(-1) == 0) & masked.any(-1, keepdim=True) & real
+
+
+def _is_canvas(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.is_nested and value.ndim == 2 and value.dtype in (torch.int64, torch.int32)
 
 
 def _token_ids(canvas: Any) -> Tensor:

@@ -58,4 +58,5 @@ def check_seed(settings: Any) -> None:
 
 def nearest_divisor(length: int, near: int) -> int:
     """Return the divisor that is nearest to a number, the lower one of two."""
+    near = min(near, length)
     return next(n for far in range(length + near) for n in (near - far, near + far) if 0 < n <= length and length % n == 0)

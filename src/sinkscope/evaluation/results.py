@@ -4,6 +4,7 @@ import functools
 import gzip
 import json
 import logging
+import os
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -254,7 +255,7 @@ def read_results(*folders: Path | str) -> list[Result]:
     found: dict[Path, list[Result]] = {}
     places: dict[Path, Path] = {}
     for path in map(Path, folders):
-        other = places.setdefault(path.resolve(), path)
+        other = places.setdefault(Path(os.path.realpath(path)), path)
         if path not in found and path == other:
             found[path] = _read_folder(path)
         else:
