@@ -158,7 +158,7 @@ def check_argument(name: str, value: Any, hint: Any) -> None:
             else ""
         )
         raise CallError(f"{name}: expected a path{limit}, found {in_words(str(value)) if str(value) else 'an empty text'}")
-    if hasattr(type(value), "is_nested") and value.is_nested:  # whose length cannot be asked for
+    if hasattr(type(value), "is_nested") and cast(Any, value).is_nested:  # whose length cannot be asked for
         raise CallError(f"{name}: expected {_words(hint)}, found a nested tensor")
     if isinstance(value, range) and value[LONGEST_LIST:]:
         raise CallError(f"{name}: expected at most {LONGEST_LIST:,} numbers, found {value}")
