@@ -91,8 +91,16 @@ def tiles(given: Any, length: int, kernel: str, dressed: bool) -> dict[str, Any]
     scale, taken = query.shape[-1] ** -0.5, [Hidden(hidden)] if dressed else []
     given_in = AttentionInputs(query, key, value, groups, scale, mask, hidden=taken)
     name, dim = {"columns": "_column_tiles", "attention": "_tiles"}[kernel], query.shape[-1]
-    now = fused._column_tiles(query, dim, dressed) if kernel == "columns" else fused._tiles(query, dim, dim, dressed, dressed)
-    sizes = list(product((32, 64, 128), (32, 64), (4, 8), (2, 3))) if given.device.startswith("cuda") else [(16, 16, 4, 1), (32, 16, 4, 1)]
+    now = (
+        fused._column_tiles(query, dim, dressed)
+        if kernel == "columns"
+        else fused._tiles(query, dim, dim, dressed, dressed)
+    )
+    sizes = (
+        list(product((32, 64, 128), (32, 64), (4, 8), (2, 3)))
+        if given.device.startswith("cuda")
+        else [(16, 16, 4, 1), (32, 16, 4, 1)]
+    )
     tried: dict[str, float | None] = {}
     by_torch = "flash" if kernel == "columns" and not dressed else None
     for size in [now, *sizes]:
@@ -100,7 +108,10 @@ def tiles(given: Any, length: int, kernel: str, dressed: bool) -> dict[str, Any]
         def run() -> Any:
             return fused.compute_fused(given_in)
 
-        with patch.object(fused, name, lambda *_, size=size: size), patch.object(fused, "_torch_takes", lambda *_: by_torch):
+        with (
+            patch.object(fused, name, lambda *_, size=size: size),
+            patch.object(fused, "_torch_takes", lambda *_: by_torch),
+        ):
             try:
                 found, _ = queued({"run": run}, given.device, 3, CALLS if given.device.startswith("cuda") else 1)
                 tried[",".join(map(str, size))] = round(median(found["run"]), 4)

@@ -85,7 +85,9 @@ class Clock:
         return [1000 * (after - before) for before, after in pairs]
 
 
-def queued(runs: dict[str, Callable[[], Any]], device: str, rounds: int, calls: int) -> tuple[dict[str, list[float]], dict[str, float]]:
+def queued(
+    runs: dict[str, Callable[[], Any]], device: str, rounds: int, calls: int
+) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Milliseconds a call of each run, interleaved, after an uncounted round: ``calls`` in the queue at once, between two marks.
 
     Returns:

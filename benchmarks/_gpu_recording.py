@@ -110,7 +110,9 @@ def recorded_memory(model: Any, given: Any) -> dict[str, Any]:
     """Peak memory of the device. Beside the weights of an 8B model the ratio can hardly fail: the MiB say more."""
     kinds = {"plain": (None, False), "recorded": ("columns", False), "hiding": ("columns", True)}
     steps = min(given.steps, 16)  # more than are under way at once
-    bytes_of = {name: peak(partial(run, model, given, *settings, steps=steps), given.device) for name, settings in kinds.items()}
+    bytes_of = {
+        name: peak(partial(run, model, given, *settings, steps=steps), given.device) for name, settings in kinds.items()
+    }
     plain, recorded, hiding = (bytes_of[name] for name in kinds)
     if plain is None or recorded is None or hiding is None:
         return {"memory": None, "extra_mib": None}

@@ -78,7 +78,14 @@ def loops(model: Any, given: Any, family: str, steps: int, ours: list[Tensor], t
 
     def run_ours() -> None:
         ours.clear()
-        sinkscope.generate(model, prompt, length=given.written, steps=steps, on_step=lambda step: ours.append(step.tokens[0]), **settings)
+        sinkscope.generate(
+            model,
+            prompt,
+            length=given.written,
+            steps=steps,
+            on_step=lambda step: ours.append(step.tokens[0]),
+            **settings,
+        )
 
     def run_theirs() -> None:
         there = prompt.to(given.device)
@@ -86,7 +93,9 @@ def loops(model: Any, given: Any, family: str, steps: int, ours: list[Tensor], t
         if family == "dream":
             theirs.extend(published_dream(model, there, given.written, steps))
         else:
-            theirs.extend(published_block(model, there, given.written, steps, torch.float64 if family == "mmada" else None))
+            theirs.extend(
+                published_block(model, there, given.written, steps, torch.float64 if family == "mmada" else None)
+            )
 
     return {"ours": run_ours, "published": run_theirs}
 
@@ -98,7 +107,14 @@ def difference(model: Any, given: Any, family: str, ours: list[Tensor], theirs: 
     ``logit_gap`` is the smallest distance of the two best logits among the places written differently, ``confidence_gap`` the largest
     distance of their confidences: within the rounding of the dtype a difference is one of products with other numbers of rows.
     """
-    parted = next((step for step, (one, other) in enumerate(zip(ours, theirs, strict=True)) if not torch.equal(one.to(other), other)), None)
+    parted = next(
+        (
+            step
+            for step, (one, other) in enumerate(zip(ours, theirs, strict=True))
+            if not torch.equal(one.to(other), other)
+        ),
+        None,
+    )
     if parted is None:
         return {"same_tokens": True, "first_difference": None}
     mask_id = model.card.mask_id

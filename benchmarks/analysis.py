@@ -96,7 +96,9 @@ def main() -> None:
     steps, layers, heads, width = SHAPES[name]
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace"
-        writer = multiprocessing.get_context("spawn").Process(target=write_trace, args=(trace, steps, layers, heads, width))
+        writer = multiprocessing.get_context("spawn").Process(
+            target=write_trace, args=(trace, steps, layers, heads, width)
+        )
         writer.start()  # a process of its own: a child's peak memory starts at its parent's
         writer.join()
         row = {

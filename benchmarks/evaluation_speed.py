@@ -39,13 +39,21 @@ def main() -> None:
             problems = task.problems()
             prompts = [task.prompt(problem, index, task.shots) for index, problem in enumerate(problems)]
             prepared = time.perf_counter()
-            answers = [problem["answer"] if index % 3 else problems[index - 1]["answer"] for index, problem in enumerate(problems)]
+            answers = [
+                problem["answer"] if index % 3 else problems[index - 1]["answer"]
+                for index, problem in enumerate(problems)
+            ]
             scores = [task.score(problem, answer).correct for problem, answer in zip(problems, answers, strict=True)]
             scored = time.perf_counter()
             paired_difference(scores, [True] * len(scores))
             row = {"task": name, "prompts": len(prompts), "prepare_s": prepared - started, "score_s": scored - prepared}
             rows.append({**row, "compare_s": time.perf_counter() - scored})
-        show([{key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()} for row in rows])
+        show(
+            [
+                {key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}
+                for row in rows
+            ]
+        )
 
 
 if __name__ == "__main__":

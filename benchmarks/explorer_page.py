@@ -65,14 +65,26 @@ def write_trace(folder: Path, steps: int, layers: int, heads: int, positions: in
         written = np.full(positions, -1, np.int32)
         written[front] = final[front]
         masked = (tokens == 0).astype(np.uint8)
-        writer.add({"tokens": tokens, "masked": masked, "written": written, "lengths": np.int32(positions)[()], "column_sums": columns})
+        writer.add(
+            {
+                "tokens": tokens,
+                "masked": masked,
+                "written": written,
+                "lengths": np.int32(positions)[()],
+                "column_sums": columns,
+            }
+        )
     writer.close(complete=True)
 
 
 def write(folders: list[Path], out: Path) -> tuple[float, float]:
     """Run `sinkscope explore`; return its seconds and the largest resident set of any such run so far, in MB."""
     started = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "sinkscope", "explore", *map(str, folders), "--out", str(out)], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "sinkscope", "explore", *map(str, folders), "--out", str(out)],
+        check=True,
+        capture_output=True,
+    )
     return time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1000
 
 
@@ -96,12 +108,23 @@ def frames(events: list[dict[str, Any]]) -> dict[str, float]:
         """Return the milliseconds of each step that the main thread spent in tasks of a name."""
         spent = np.zeros(len(steps) - 1)
         for one in events:
-            if one["name"] == name and one["ph"] == "X" and (one["pid"], one["tid"]) == thread and first <= one["ts"] < last:
+            if (
+                one["name"] == name
+                and one["ph"] == "X"
+                and (one["pid"], one["tid"]) == thread
+                and first <= one["ts"] < last
+            ):
                 spent[np.searchsorted(steps, one["ts"], "right") - 1] += one.get(clock, 0) / 1000
         return spent
 
-    times = {"frame": each(TASK, "dur"), "frame_processor": each(TASK, "tdur"), "frame_script_processor": each("FunctionCall", "tdur")}
-    drawn = sum(one["name"] == "MainFrame.Draw" and one["pid"] == thread[0] and first <= one["ts"] < last for one in events)
+    times = {
+        "frame": each(TASK, "dur"),
+        "frame_processor": each(TASK, "tdur"),
+        "frame_script_processor": each("FunctionCall", "tdur"),
+    }
+    drawn = sum(
+        one["name"] == "MainFrame.Draw" and one["pid"] == thread[0] and first <= one["ts"] < last for one in events
+    )
     return {
         **{f"{name}_p{part}_ms": float(np.percentile(one, part)) for name, one in times.items() for part in (50, 95)},
         "frames_a_second": 1e6 * drawn / (last - first),
@@ -128,7 +151,11 @@ def main() -> None:
         folders = [Path(one) for one in given.traces] or [Path(place) / "trace"]
         if not given.traces:
             write_trace(folders[0], given.steps, given.layers, given.heads, given.positions)
-        traces, out, page = [open_trace(folder) for folder in folders], Path(place) / "folder", Path(place) / "page.html"
+        traces, out, page = (
+            [open_trace(folder) for folder in folders],
+            Path(place) / "folder",
+            Path(place) / "page.html",
+        )
         folder_s, folder_memory = write(folders, out)
         page_s, page_memory = write(folders, page)
         row = {
@@ -142,7 +169,10 @@ def main() -> None:
             "page_mb": page.stat().st_size / 1e6,
             **measure(page),
         }
-    show([{name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()}], as_json=given.json)
+    show(
+        [{name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()}],
+        as_json=given.json,
+    )
 
 
 if __name__ == "__main__":

@@ -84,14 +84,26 @@ def rows(given: Any) -> Iterator[Row]:
                 yield f"recorded over plain, {keep}", goal, lambda keep=keep: recorded_time(loaded(), given, keep)
             yield "recorded over plain, memory", {"goal_memory": 1.01}, lambda: recorded_memory(loaded(), given)
         if section == "hiding":
-            yield "hiding over recorded", {"goal_time": 1.02}, lambda: recorded_time(loaded(), given, "columns", hide=True)
+            yield (
+                "hiding over recorded",
+                {"goal_time": 1.02},
+                lambda: recorded_time(loaded(), given, "columns", hide=True),
+            )
         if section == "sampling":
             for family in LOOPS:
-                yield f"published loop over ours, {family}", {"goal_time": 1.1}, lambda family=family: sampling(loaded(), given, family)
+                yield (
+                    f"published loop over ours, {family}",
+                    {"goal_time": 1.1},
+                    lambda family=family: sampling(loaded(), given, family),
+                )
         if section == "tiles":
             for kernel in ("columns", "attention"):
                 for dressed, more in ((False, ""), (True, ", masked and hidden")):
-                    yield f"tiles of the {kernel}{more}, S = {given.kernel}", {}, partial(tiles, given, given.kernel, kernel, dressed)
+                    yield (
+                        f"tiles of the {kernel}{more}, S = {given.kernel}",
+                        {},
+                        partial(tiles, given, given.kernel, kernel, dressed),
+                    )
         if section == "compiled":
             yield "recorded over plain, compiled layers", {}, lambda: compiled(loaded(), given)
         if section == "control":
@@ -116,7 +128,12 @@ def clocks() -> dict[str, str] | None:
     """What the device runs at now, as its driver says; None where that cannot be asked."""
     names = ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.draw", "temperature.gpu")
     uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
-    command = ["nvidia-smi", *([f"--id=GPU-{uuid}"] if uuid else []), f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
+    command = [
+        "nvidia-smi",
+        *([f"--id=GPU-{uuid}"] if uuid else []),
+        f"--query-gpu={','.join(names)}",
+        "--format=csv,noheader",
+    ]
     try:
         told = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()[0]
     except (OSError, subprocess.SubprocessError, IndexError):
@@ -140,7 +157,10 @@ def about(given: Any) -> dict[str, Any]:
             packages[name] = None
     there = given.device.startswith("cuda")
     device = torch.cuda.get_device_name() if there else processor()
-    settings = {name: getattr(given, name) for name in ("shape", "dtype", "batch", "length", "kernel", "written", "steps", "rounds")}
+    settings = {
+        name: getattr(given, name)
+        for name in ("shape", "dtype", "batch", "length", "kernel", "written", "steps", "rounds")
+    }
     return {
         "device": device,
         **machine(),
@@ -157,11 +177,16 @@ def main() -> None:
         only=SECTIONS, folder=roomy(), backend="inductor",
     )  # fmt: skip
     if given.device.startswith("cuda") and not torch.cuda.is_available():
-        print("gpu: expected a CUDA device, found none: nothing is measured; --help says how to run without one", file=sys.stderr)
+        print(
+            "gpu: expected a CUDA device, found none: nothing is measured; --help says how to run without one",
+            file=sys.stderr,
+        )
         print("[]" if given.json else "")
         return
     if given.device.startswith("cuda"):
-        torch.cuda.set_device(given.device if ":" in given.device else 0)  # events, waits and memory are of the current device
+        torch.cuda.set_device(
+            given.device if ":" in given.device else 0
+        )  # events, waits and memory are of the current device
     unknown = [name for name in given.only if name not in SECTIONS]
     if unknown:
         sys.exit(f"gpu: expected --only {', '.join(SECTIONS)}, found {', '.join(unknown)}")
@@ -176,7 +201,12 @@ def main() -> None:
             if given.json:
                 print("" if first else ",", json.dumps(found | about(given)), sep="", flush=True)
             else:
-                print(found.pop("what"), *(f"{name} {value}" for name, value in found.items() if value is not None), sep="  ", flush=True)
+                print(
+                    found.pop("what"),
+                    *(f"{name} {value}" for name, value in found.items() if value is not None),
+                    sep="  ",
+                    flush=True,
+                )
             first = False
         if given.json:
             print("]", flush=True)

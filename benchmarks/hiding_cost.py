@@ -38,7 +38,11 @@ def recorded(model: Any, length: int, rule: str) -> Callable[[], None]:
     run, hide = plain(model, length), sinkscope.parse_rule(rule)
 
     def record() -> None:
-        with tempfile.TemporaryDirectory() as folder, sinkscope.recording(model, out=Path(folder) / "trace"), hide(model):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            sinkscope.recording(model, out=Path(folder) / "trace"),
+            hide(model),
+        ):
             run()
 
     return record
@@ -70,12 +74,16 @@ def main() -> None:
     passes = {name: sweeps(model, rule) for name, rule in rules.items()}
     rows = []
     for length in given.lengths:
-        runs = {"recorded": recorded(model, length, "none")} | {name: recorded(model, length, rule) for name, rule in rules.items()}
+        runs = {"recorded": recorded(model, length, "none")} | {
+            name: recorded(model, length, rule) for name, rule in rules.items()
+        }
         seconds = interleaved(runs, given.rounds)
         for name in rules:
             each = [one / base for one, base in zip(seconds[name], seconds["recorded"], strict=True)]
             row = {"length": length, "rule": name, "over_recorded_time": ratio(seconds, name, "recorded")}
-            rows.append(row | {"least": round(min(each), 3), "largest": round(max(each), 3), "sweeps": round(passes[name], 2)})
+            rows.append(
+                row | {"least": round(min(each), 3), "largest": round(max(each), 3), "sweeps": round(passes[name], 2)}
+            )
     show(rows, given.json)
 
 

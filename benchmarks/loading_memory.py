@@ -27,7 +27,9 @@ def write_checkpoint(folder: Path) -> int:
 
     tokenizer = build_tokenizer()
     tokenizer.save_pretrained(folder)
-    settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    settings = json.loads((folder / "tokenizer_config.json").read_text()) | {
+        "tokenizer_class": "PreTrainedTokenizerFast"
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     config = {
         "model_type": "llada",
@@ -52,15 +54,26 @@ def write_checkpoint(folder: Path) -> int:
         "weight_tying": False,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    block = {"attn_norm": (WIDTH,), "ff_norm": (WIDTH,), "ff_proj": (INNER, WIDTH), "up_proj": (INNER, WIDTH), "ff_out": (WIDTH, INNER)}
+    block = {
+        "attn_norm": (WIDTH,),
+        "ff_norm": (WIDTH,),
+        "ff_proj": (INNER, WIDTH),
+        "up_proj": (INNER, WIDTH),
+        "ff_out": (WIDTH, INNER),
+    }
     block |= {name: (WIDTH, WIDTH) for name in ("q_proj", "k_proj", "v_proj", "attn_out")}
-    shapes = {"wte": (ROWS, WIDTH), **{f"blocks.{n}.{name}": shape for n in range(LAYERS) for name, shape in block.items()}}
+    shapes = {
+        "wte": (ROWS, WIDTH),
+        **{f"blocks.{n}.{name}": shape for n in range(LAYERS) for name, shape in block.items()},
+    }
     shapes |= {"ln_f": (WIDTH,), "ff_out": (ROWS, WIDTH)}
     names, index = list(shapes), {}
     share = -(-len(names) // SHARDS)
     for number in range(SHARDS):
         file = f"model-{number + 1:05}-of-{SHARDS:05}.safetensors"
-        mine = {f"model.transformer.{name}.weight": shapes[name] for name in names[number * share : (number + 1) * share]}
+        mine = {
+            f"model.transformer.{name}.weight": shapes[name] for name in names[number * share : (number + 1) * share]
+        }
         tensors = {name: torch.full(shape, 0.01, dtype=torch.bfloat16) for name, shape in mine.items()}
         save_file(tensors, folder / file, metadata={"format": "pt"})
         index |= dict.fromkeys(mine, file)
@@ -110,7 +123,14 @@ def main() -> None:
         for name, dtype, forward in (("loaded", None, False), ("run", None, True), ("as_float32", "float32", True)):
             peak = peak_of(folder, dtype, forward)
             held = size * (2 if dtype == "float32" else 1)
-            rows.append({"kind": name, "checkpoint_mib": round(size), "peak_mib": round(peak), "peak_over_size": round(peak / held, 3)})
+            rows.append(
+                {
+                    "kind": name,
+                    "checkpoint_mib": round(size),
+                    "peak_mib": round(peak),
+                    "peak_over_size": round(peak / held, 3),
+                }
+            )
     show(rows, given.json)
 
 

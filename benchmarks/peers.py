@@ -134,7 +134,11 @@ KINDS: dict[str, Callable[[Any, int], Run]] = {
 
 def installed(kinds: tuple[str, ...]) -> list[str]:
     """The kinds whose package is there, plain among them."""
-    return [name for name in KINDS if (name in kinds or name == "plain") and (name not in NEEDS or find_spec(NEEDS[name]) is not None)]
+    return [
+        name
+        for name in KINDS
+        if (name in kinds or name == "plain") and (name not in NEEDS or find_spec(NEEDS[name]) is not None)
+    ]
 
 
 def prepare(kind: str, length: int) -> Callable[[], Any]:

@@ -22,11 +22,21 @@ def pipeline(model: Any, length: int) -> Callable[..., Any]:
     """One block of 64 tokens in eight steps, eight tokens each."""
     from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
 
-    made = LLaDA2Pipeline(model=model.network, scheduler=BlockRefinementScheduler(block_length=64), tokenizer=model.tokenizer)
+    made = LLaDA2Pipeline(
+        model=model.network, scheduler=BlockRefinementScheduler(block_length=64), tokenizer=model.tokenizer
+    )
     made.set_progress_bar_config(disable=True)
     prompt = (torch.arange(4, 4 + length - 64) % 400 + 4)[None]
-    options = {"gen_length": 64, "num_inference_steps": STEPS, "output_type": "seq", "editing_threshold": None, "threshold": 2.0}
-    return lambda **more: made(input_ids=prompt, mask_token_id=model.card.mask_id, eos_early_stop=False, **options, **more)
+    options = {
+        "gen_length": 64,
+        "num_inference_steps": STEPS,
+        "output_type": "seq",
+        "editing_threshold": None,
+        "threshold": 2.0,
+    }
+    return lambda **more: made(
+        input_ids=prompt, mask_token_id=model.card.mask_id, eos_early_stop=False, **options, **more
+    )
 
 
 def recorded(model: Any, run: Callable[..., Any]) -> Callable[[], None]:
@@ -62,7 +72,11 @@ def main() -> None:
             if number:
                 wall.append(took["recorded"][0] / took["plain"][0])
                 cpu.append(took["recorded"][1] / took["plain"][1])
-        row = {"length": length, "recorded_over_plain_time": round(statistics.median(wall), 3), "cpu": round(statistics.median(cpu), 3)}
+        row = {
+            "length": length,
+            "recorded_over_plain_time": round(statistics.median(wall), 3),
+            "cpu": round(statistics.median(cpu), 3),
+        }
         rows.append(row | {"least": round(min(cpu), 3), "largest": round(max(cpu), 3)})
     show(rows, given.json)
 

@@ -35,7 +35,9 @@ for line in sys.stdin:
 """
 
 
-def seconds_of(checkouts: dict[str, Path], workload: tuple[int, ...], rounds: int) -> tuple[dict[str, list[float]], bool]:
+def seconds_of(
+    checkouts: dict[str, Path], workload: tuple[int, ...], rounds: int
+) -> tuple[dict[str, list[float]], bool]:
     """Return the processor seconds of each round by checkout, after one uncounted round, and whether all answers were the same."""
     environment = {**os.environ, "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
     workers = {
@@ -67,7 +69,9 @@ def seconds_of(checkouts: dict[str, Path], workload: tuple[int, ...], rounds: in
 def main() -> None:
     given = flags(before="", rounds=12)
     if not (Path(given.before or "nowhere") / "src" / "sinkscope").is_dir():
-        sys.exit(f"error: argument --before: expected another checkout of this repository, found {given.before or 'none'}")
+        sys.exit(
+            f"error: argument --before: expected another checkout of this repository, found {given.before or 'none'}"
+        )
     checkouts = {"before": Path(given.before).resolve(), "now": Path(__file__).parents[1]}
     rows = []
     for name, workload in WORKLOADS.items():
@@ -75,7 +79,10 @@ def main() -> None:
         over = [now / before for now, before in zip(seconds["now"], seconds["before"], strict=True)]
         row = {"workload": name, "rounds": given.rounds, "now_over_before": round(statistics.median(over), 4)}
         row |= {"least": round(min(over), 4), "largest": round(max(over), 4)}
-        row |= {"of_medians": round(statistics.median(seconds["now"]) / statistics.median(seconds["before"]), 4), "same_answers": same}
+        row |= {
+            "of_medians": round(statistics.median(seconds["now"]) / statistics.median(seconds["before"]), 4),
+            "same_answers": same,
+        }
         rows.append(row)
     show(rows, given.json)
 

@@ -131,7 +131,11 @@ def prepare(kind: str, length: int, dtype: str) -> Callable[[], None]:
 
 def main() -> None:
     given = flags(
-        lengths=LENGTHS, kinds=("plain", "recorded", "output_attentions"), rounds=REPEATS, what=("time", "memory"), dtype="float32"
+        lengths=LENGTHS,
+        kinds=("plain", "recorded", "output_attentions"),
+        rounds=REPEATS,
+        what=("time", "memory"),
+        dtype="float32",
     )
     torch.set_num_threads(2)
     model = random_model(dtype=given.dtype)

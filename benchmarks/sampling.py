@@ -37,7 +37,20 @@ def random_model() -> Any:
     network = LlamaForCausalLM(config).eval()
     parameters = sum(parameter.numel() for parameter in network.parameters())
     card = ModelCard(
-        "random", "llada", "random", parameters, 4, 8, 8, 512, VOCABULARY, "float32", "float32", tokenizer.mask_token_id, None, 1024
+        "random",
+        "llada",
+        "random",
+        parameters,
+        4,
+        8,
+        8,
+        512,
+        VOCABULARY,
+        "float32",
+        "float32",
+        tokenizer.mask_token_id,
+        None,
+        1024,
     )
     return Model(network, tokenizer, FAMILIES["llada"], card)
 
@@ -85,7 +98,9 @@ def main() -> None:
                 "steps": STEPS,
                 "plain_over_ours_time": ratio(seconds, "plain", "ours"),
                 "same_tokens": bool(torch.equal(wrote["ours"], wrote["plain"])),
-                "projection_share": round(VOCABULARY * shape.hidden_size / (VOCABULARY * shape.hidden_size + layers), 2),
+                "projection_share": round(
+                    VOCABULARY * shape.hidden_size / (VOCABULARY * shape.hidden_size + layers), 2
+                ),
             }
         )
     show(rows, given.json)

@@ -39,8 +39,15 @@ def inference(width: int, layers: int, heads: int):
     """A bidirectional network without a token, with one, and with it folded."""
     import transformers
 
-    shape = {"hidden_size": width, "intermediate_size": 8 * width // 3, "num_hidden_layers": layers, "num_attention_heads": heads}
-    config = transformers.LlamaConfig(vocab_size=456, num_key_value_heads=heads, max_position_embeddings=2048, pad_token_id=None, **shape)
+    shape = {
+        "hidden_size": width,
+        "intermediate_size": 8 * width // 3,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+    }
+    config = transformers.LlamaConfig(
+        vocab_size=456, num_key_value_heads=heads, max_position_embeddings=2048, pad_token_id=None, **shape
+    )
     config.is_causal = False
     plain = transformers.LlamaForCausalLM(copy.deepcopy(config)).eval()
     unfolded = add_sink_token(copy.deepcopy(plain))
@@ -54,18 +61,30 @@ def inference(width: int, layers: int, heads: int):
 
 def main() -> None:
     given = flags()
-    seconds = interleaved({variant: training(variant) for variant in ("none", "token", "logit", "gate")}, repeats=REPEATS)
-    rows = [{"what": f"training step, {name}", "over_without": ratio(seconds, name, "none")} for name in seconds if name != "none"]
+    seconds = interleaved(
+        {variant: training(variant) for variant in ("none", "token", "logit", "gate")}, repeats=REPEATS
+    )
+    rows = [
+        {"what": f"training step, {name}", "over_without": ratio(seconds, name, "none")}
+        for name in seconds
+        if name != "none"
+    ]
     for width, layers, heads, batch, length in SHAPES:
         tokens = torch.randint(0, 456, (batch, length))
         networks = inference(width, layers, heads)
         with torch.no_grad():
             seconds = interleaved(
-                {name: lambda one=one, tokens=tokens: one.model(input_ids=tokens, use_cache=False) for name, one in networks.items()},
+                {
+                    name: lambda one=one, tokens=tokens: one.model(input_ids=tokens, use_cache=False)
+                    for name, one in networks.items()
+                },
                 REPEATS,
             )
         shape = f"width {width}, {layers} layers, {batch} × {length} tokens"
-        rows += [{"what": f"{name}, {shape}", "over_without": ratio(seconds, name, "plain")} for name in ("folded", "unfolded")]
+        rows += [
+            {"what": f"{name}, {shape}", "over_without": ratio(seconds, name, "plain")}
+            for name in ("folded", "unfolded")
+        ]
     show(rows, given.json)
 
 

@@ -28,7 +28,11 @@ def main() -> None:
             seconds = []
             for _ in range(REPEATS):
                 started = time.perf_counter()
-                subprocess.run([sys.executable, "-m", "sinkscope", "sinks", str(path), *form], check=True, stdout=subprocess.DEVNULL)
+                subprocess.run(
+                    [sys.executable, "-m", "sinkscope", "sinks", str(path), *form],
+                    check=True,
+                    stdout=subprocess.DEVNULL,
+                )
                 seconds.append(time.perf_counter() - started)
             rows.append(
                 {

@@ -39,7 +39,9 @@ def main() -> None:
     rows = []
     for length in given.lengths:
         sizes: list[int] = []
-        seconds = interleaved({"plain": plain(model, length), "statistics": counted(model, length, sizes)}, given.repeats)
+        seconds = interleaved(
+            {"plain": plain(model, length), "statistics": counted(model, length, sizes)}, given.repeats
+        )
         rows.append(
             {
                 "length": length,

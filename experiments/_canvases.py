@@ -75,7 +75,9 @@ def collect(model: Any, problems: int, shots: int) -> list[Canvas]:
             ]
             for result, most in ((True, RESULTS), (False, OTHERS)):
                 some = [one for one in answering if one.result == result]
-                places = np.unique(np.linspace(0, len(some) - 1, most).round().astype(int)) if most > 1 else [len(some) // 2]
+                places = (
+                    np.unique(np.linspace(0, len(some) - 1, most).round().astype(int)) if most > 1 else [len(some) // 2]
+                )
                 found += [some[place] for place in places if some]
     return found
 
@@ -131,7 +133,9 @@ class Reader(Watcher):
         weights = torch.softmax(scores.masked_fill(~real[:, :, None], -torch.inf), -1) * real[..., None]
         chunk.own[layer] = weights[rows, :, chunk.position]
         # How many queries a column's attention comes from, as a share of all: (Σa)² / Σa² / S.
-        chunk.breadth[layer] = weights.sum(2) ** 2 / (weights**2).sum(2).clamp(min=1e-12) / chunk.real.sum(-1)[:, None, None]
+        chunk.breadth[layer] = (
+            weights.sum(2) ** 2 / (weights**2).sum(2).clamp(min=1e-12) / chunk.real.sum(-1)[:, None, None]
+        )
         chunk.diagonal[layer] = torch.diagonal(weights, dim1=-2, dim2=-1)
         largest = chunk.columns[layer].argmax(-1)[..., None, None].expand(-1, -1, 1, call.value.shape[-1])
         chunk.top_value[layer] = call.value.repeat_interleave(groups, 1).gather(2, largest)[:, :, 0]

@@ -221,11 +221,16 @@ def _rounded(number: float) -> float | None:
 def read_part(part: Part, prompts: int) -> dict[str, Any]:
     """Return a part as it is stored, at every number of shots of its run and at every threshold."""
     points = THRESHOLDS if part.number.has_threshold else (MAIN,)
-    found = {shots: {text_of(point): measure(part, shots, prompts, point) for point in points} for shots in RUNS[part.number.run].shots}
+    found = {
+        shots: {text_of(point): measure(part, shots, prompts, point) for point in points}
+        for shots in RUNS[part.number.run].shots
+    }
     return result_of(part, found, definition_of(part.number.statistic).unit)
 
 
-def store(claim: Claim, parts: Sequence[dict[str, Any]], runs: Sequence[Run], prompts: int, script: str) -> dict[str, Any]:
+def store(
+    claim: Claim, parts: Sequence[dict[str, Any]], runs: Sequence[Run], prompts: int, script: str
+) -> dict[str, Any]:
     """Write a claim's result and print it."""
     verdict = verdict_of([part["verdict"] for part in parts if part["decides"]])
     document = {
@@ -238,7 +243,9 @@ def store(claim: Claim, parts: Sequence[dict[str, Any]], runs: Sequence[Run], pr
     }
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"{claim.name}.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-    print(f"{claim.title} ({claim.source})\nclaim     {claim.says}\ncommand   {document['command']}\nexpected  {claim.expected}")
+    print(
+        f"{claim.title} ({claim.source})\nclaim     {claim.says}\ncommand   {document['command']}\nexpected  {claim.expected}"
+    )
     for part in parts:
         print(f"part      {part['what']}, wanted {part['expected']}: {part['verdict']}")
         for one in part["at"]:
@@ -247,9 +254,13 @@ def store(claim: Claim, parts: Sequence[dict[str, Any]], runs: Sequence[Run], pr
     return document
 
 
-def report(claim: Claim, prompts: int, script: str, read: Callable[[Part, int], dict[str, Any]] = read_part) -> dict[str, Any]:
+def report(
+    claim: Claim, prompts: int, script: str, read: Callable[[Part, int], dict[str, Any]] = read_part
+) -> dict[str, Any]:
     """Measure the parts of a claim, store and print them."""
-    names = {name: None for part in claim.parts for one in (part.number, part.minus) if one is not None for name in [one.run]}
+    names = {
+        name: None for part in claim.parts for one in (part.number, part.minus) if one is not None for name in [one.run]
+    }
     return store(claim, [read(part, prompts) for part in claim.parts], [RUNS[name] for name in names], prompts, script)
 
 

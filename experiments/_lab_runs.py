@@ -79,7 +79,11 @@ def load(name: str) -> Any:
 def problems(templates: tuple[str, ...] = ()) -> tuple[int, ...]:
     """Return the numbers of the held-out problems of these templates (all when empty) whose prompt behind five shots is long enough."""
     model, asked = load("lab-diffusion"), enumerate(held_out("lab-arith"))
-    long = {number: problem for number, problem in asked if len(model.encode(few_shot_prompt(problem, number, max(SHOTS)))) >= LEAST_TOKENS}
+    long = {
+        number: problem
+        for number, problem in asked
+        if len(model.encode(few_shot_prompt(problem, number, max(SHOTS)))) >= LEAST_TOKENS
+    }
     return tuple(number for number, problem in long.items() if not templates or problem.template in templates)
 
 
@@ -113,19 +117,29 @@ def analysis(run: Run, shots: int, prompts: int) -> Analysis:
     path = folder_of(run, shots) / f"analysis-{prompts}.json"
     if not path.exists():
         found = analyse([trace(run, shots, number) for number in range(prompts)])
-        written = {name: getattr(found, name) for name in ("prompts", "layers", "heads", "tolerance", "prompt_texts", "keys")}
+        written = {
+            name: getattr(found, name) for name in ("prompts", "layers", "heads", "tolerance", "prompt_texts", "keys")
+        }
         rows = [one.as_dict() for one in found.statistics]
         beside = path.with_suffix(".writing")
         beside.write_text(json.dumps({**written, "statistics": rows, "values": found.values.tolist()}))
         beside.replace(path)
     read = json.loads(path.read_text())
     statistics = tuple(
-        Estimate(row["name"], row["at"], row["value"], row["low"], row["high"], row["prompts"], row.get("p")) for row in read["statistics"]
+        Estimate(row["name"], row["at"], row["value"], row["low"], row["high"], row["prompts"], row.get("p"))
+        for row in read["statistics"]
     )
     keys = tuple((name, tuple((axis, value) for axis, value in place)) for name, place in read["keys"])
     values = np.array(read["values"], dtype=np.float64)
     return Analysis(
-        statistics, read["prompts"], read["layers"], read["heads"], read["tolerance"], tuple(read["prompt_texts"]), keys, values
+        statistics,
+        read["prompts"],
+        read["layers"],
+        read["heads"],
+        read["tolerance"],
+        tuple(read["prompt_texts"]),
+        keys,
+        values,
     )
 
 

@@ -9,7 +9,9 @@ import numpy as np
 from jaxtyping import Float
 
 
-def effective_rank(hidden: Float[np.ndarray, "*layer position dim"], centred: bool = False) -> Float[np.ndarray, "*layer"]:
+def effective_rank(
+    hidden: Float[np.ndarray, "*layer position dim"], centred: bool = False
+) -> Float[np.ndarray, "*layer"]:
     """Return the exponential of the entropy of the singular values' shares (Roy & Vetterli 2007), from 1 to min(position, dim).
 
     1 where all tokens point the same way: fully mixed.

@@ -56,7 +56,13 @@ KINDS = {  # by the role that the rules give: a constant or a copier, read evenl
 
 def shape(layers, heads):
     return Architecture(
-        layers=layers, hidden_size=8 * heads, heads=heads, kv_heads=heads, intermediate_size=16, max_positions=128, rope_theta=1e8
+        layers=layers,
+        hidden_size=8 * heads,
+        heads=heads,
+        kv_heads=heads,
+        intermediate_size=16,
+        max_positions=128,
+        rope_theta=1e8,
     )
 
 
@@ -111,7 +117,9 @@ def prompts(kind, count, rng):
     for _ in range(count):
         tokens = rng.integers(FIRST_LETTER, FIRST_LETTER + LETTERS, int(rng.integers(20, 28)))
         places = rng.choice(
-            np.arange(len(tokens) - 8, len(tokens)) if kind.near else np.arange(1, len(tokens)), kind.sources, replace=False
+            np.arange(len(tokens) - 8, len(tokens)) if kind.near else np.arange(1, len(tokens)),
+            kind.sources,
+            replace=False,
         )
         tokens[places] = SOURCE if kind.value != "letter" else FIRST_LETTERED + rng.integers(LETTERS)
         found.append(tokens.tolist())

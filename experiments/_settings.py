@@ -19,14 +19,18 @@ def seeded(rule: str) -> list[str]:
 
 def command() -> str:
     """Return the running command, without the folders of this machine."""
-    given = [Path(one).name if Path(one).is_absolute() else one for one in sys.argv[1:]]  # where a machine keeps its work says nothing
+    given = [
+        Path(one).name if Path(one).is_absolute() else one for one in sys.argv[1:]
+    ]  # where a machine keeps its work says nothing
     return " ".join(["python", f"experiments/{Path(sys.argv[0]).name}", *given])
 
 
 def commit() -> str | None:
     """Return the commit of the checkout, with a ``+`` where its files were changed since."""
     folder = Path(__file__).parent
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True).stdout.strip()
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True
+    ).stdout.strip()
     changed = subprocess.run(
         ["git", "status", "--porcelain", "-uno", "--", "*.py"], cwd=folder.parent, capture_output=True, text=True
     ).stdout

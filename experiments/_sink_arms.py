@@ -98,7 +98,9 @@ class Table:
 
     def of(self, name: str, column: str, seeds: Sequence[int] | None = None) -> np.ndarray:
         """Return the mean over seeds of every sum."""
-        rows = [row[column] for seed, row in self.values[name].items() if column in row and (seeds is None or seed in seeds)]
+        rows = [
+            row[column] for seed, row in self.values[name].items() if column in row and (seeds is None or seed in seeds)
+        ]
         return np.mean(rows, axis=0) if rows else np.array([np.nan])
 
     def rows(self) -> list[dict[str, Any]]:
@@ -115,7 +117,9 @@ class Table:
                     "what": column,
                     **_mean(values),
                     "seeds": {
-                        s: _mean(r[column])["mean"] for s, r in self.values[name].items() if column in r and not np.isnan(r[column]).all()
+                        s: _mean(r[column])["mean"]
+                        for s, r in self.values[name].items()
+                        if column in r and not np.isnan(r[column]).all()
                     },
                 }
                 others = self.values.get(without, {})
@@ -146,7 +150,11 @@ def ratio_interval(above: np.ndarray, below: np.ndarray, seed: int = 0) -> dict[
 
 
 def measure_arms(
-    arms: Sequence[Arm], measure: Callable[[Arm, Any], dict[str, np.ndarray]], *, keep: Path | None = None, asked: Any = None
+    arms: Sequence[Arm],
+    measure: Callable[[Arm, Any], dict[str, np.ndarray]],
+    *,
+    keep: Path | None = None,
+    asked: Any = None,
 ) -> Table:
     """Measure every arm.
 
@@ -169,7 +177,9 @@ def measure_arms(
             if file is not None:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 beside = file.with_suffix(".writing")
-                beside.write_text(json.dumps({"made_by": asker, "values": {column: one.tolist() for column, one in found.items()}}))
+                beside.write_text(
+                    json.dumps({"made_by": asker, "values": {column: one.tolist() for column, one in found.items()}})
+                )
                 beside.replace(file)
         values.setdefault(arm.name, {})[arm.seed] = found
     return Table(values)
@@ -202,7 +212,9 @@ def write(out: Path, claim: str, document: dict[str, Any], table: str, arms: Seq
     out.parent.mkdir(parents=True, exist_ok=True)
     out.with_suffix(".json").write_text(json.dumps(head | document, indent=1) + "\n")
     about = "\n".join(
-        f"* {key}: {value if not isinstance(value, dict) else json.dumps(value)}" for key, value in head.items() if key != "claim"
+        f"* {key}: {value if not isinstance(value, dict) else json.dumps(value)}"
+        for key, value in head.items()
+        if key != "claim"
     )
     out.with_suffix(".md").write_text(f"# {claim}\n\n{about}\n\n{table}\n")
     print(table)

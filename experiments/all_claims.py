@@ -18,7 +18,9 @@ SCRIPTS = {name: name.replace("-", "_") for name in ORDER}
 def main() -> None:
     parser = Arguments(__doc__)
     parser.add_argument("--prompts", type=int, default=PROMPTS)
-    parser.add_argument("--without", nargs="*", default=[], choices=SCRIPTS, metavar="NAME", help="claims that are left out")
+    parser.add_argument(
+        "--without", nargs="*", default=[], choices=SCRIPTS, metavar="NAME", help="claims that are left out"
+    )
     arguments = parser.parse_args()
     for name, script in SCRIPTS.items():
         if name not in arguments.without:

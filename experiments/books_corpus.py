@@ -37,12 +37,18 @@ LEFT_OUT = ("Samuel Richardson/Clarissa.md", "Various/King James Bible.md")  # a
 def git(clone: Path, *arguments: str) -> bytes:
     run = subprocess.run(["git", "-C", str(clone), *arguments], capture_output=True)
     if run.returncode:
-        raise CallError(f"{clone}: expected a clone of {REPOSITORY} with commit {COMMIT} ({run.stderr.decode(errors='replace').strip()})")
+        raise CallError(
+            f"{clone}: expected a clone of {REPOSITORY} with commit {COMMIT} ({run.stderr.decode(errors='replace').strip()})"
+        )
     return run.stdout
 
 
 def read_books(clone: Path) -> Iterator[LongText]:
-    names = [name for name in git(clone, "ls-tree", "-r", "-z", "--name-only", COMMIT).decode().split("\0") if name.count("/") == 1]
+    names = [
+        name
+        for name in git(clone, "ls-tree", "-r", "-z", "--name-only", COMMIT).decode().split("\0")
+        if name.count("/") == 1
+    ]
     kept = 0
     for name in sorted(name for name in names if name.endswith(".md") and name not in LEFT_OUT):
         text = git(clone, "show", f"{COMMIT}:{name}").decode("utf-8", errors="replace")
@@ -62,7 +68,11 @@ def compare(corpus: Path) -> str:
     if others := [title for title in {**wanted, **found} if wanted.get(title) != found.get(title)]:
         return f"{len(others)} books differ from {LISTED.name}, among them {others[0]}"
     changed = [name for name, sha256 in ours["files"].items() if made["files"].get(name) != sha256]
-    tokens = f"the tokens are not ({', '.join(changed)}): another vocabulary or tokenizer" if changed else "and so are the tokens"
+    tokens = (
+        f"the tokens are not ({', '.join(changed)}): another vocabulary or tokenizer"
+        if changed
+        else "and so are the tokens"
+    )
     return f"all {len(wanted)} books are those of {LISTED.name}, {tokens}"
 
 
@@ -71,7 +81,9 @@ def read_excerpt(path: Path) -> Iterator[LongText]:
     for number, line in read_lines(path, CallError):
         page = parse_json(line, f"{path}, line {number}", CallError)
         if not (isinstance(page, dict) and all(isinstance(page.get(name), str) for name in ("title", "prompt"))):
-            raise CallError(f"{path}, line {number}: expected an object with the texts title and prompt, found {line[:60]!r}")
+            raise CallError(
+                f"{path}, line {number}: expected an object with the texts title and prompt, found {line[:60]!r}"
+            )
         yield LongText(page["title"], page["prompt"], held_out=number % 8 == 0)
 
 

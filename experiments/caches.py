@@ -53,7 +53,13 @@ def keeping(options: str = "", window: int = 8) -> str:
 
 
 PLANS: dict[str, dict[str, Any]] = {
-    "lab-diffusion": {"model": "lab-diffusion", "task": "lab-arith", "limit": 512, "settings": BLOCKS, "policies": SAVING},
+    "lab-diffusion": {
+        "model": "lab-diffusion",
+        "task": "lab-arith",
+        "limit": 512,
+        "settings": BLOCKS,
+        "policies": SAVING,
+    },
     "lab-diffusion-more": {
         "model": "lab-diffusion",
         "task": "lab-arith",
@@ -61,7 +67,13 @@ PLANS: dict[str, dict[str, Any]] = {
         "settings": BLOCKS,
         "policies": "fast-dllm-dual,fast-dllm-prefix",
     },
-    "lab-diffusion-newer": {"model": "lab-diffusion", "task": "lab-arith", "limit": 256, "settings": BLOCKS, "policies": NEWER},
+    "lab-diffusion-newer": {
+        "model": "lab-diffusion",
+        "task": "lab-arith",
+        "limit": 256,
+        "settings": BLOCKS,
+        "policies": NEWER,
+    },
     "lab-diffusion-keys": {
         "model": "lab-diffusion",
         "task": "lab-arith",
@@ -77,7 +89,13 @@ PLANS: dict[str, dict[str, Any]] = {
         "policies": keeping(window=2),
         "budgets": [4, 8],
     },
-    "lab-sink-token": {"model": "lab-sink-token", "task": "lab-sums", "settings": BLOCKS, "policies": keeping(window=2), "budgets": [4, 8]},
+    "lab-sink-token": {
+        "model": "lab-sink-token",
+        "task": "lab-sums",
+        "settings": BLOCKS,
+        "policies": keeping(window=2),
+        "budgets": [4, 8],
+    },
     "lab-shifted": {
         "model": "lab-shifted",
         "task": "lab-sums",
@@ -86,8 +104,20 @@ PLANS: dict[str, dict[str, Any]] = {
         "policies": keeping("every=16", window=2),
         "budgets": [4, 8],
     },
-    "lab-diffusion-refresh": {"model": "lab-diffusion", "task": "lab-sums", "limit": 96, "settings": WHOLE, "policies": REFRESHING},
-    "lab-sink-token-refresh": {"model": "lab-sink-token", "task": "lab-sums", "limit": 96, "settings": WHOLE, "policies": REFRESHING},
+    "lab-diffusion-refresh": {
+        "model": "lab-diffusion",
+        "task": "lab-sums",
+        "limit": 96,
+        "settings": WHOLE,
+        "policies": REFRESHING,
+    },
+    "lab-sink-token-refresh": {
+        "model": "lab-sink-token",
+        "task": "lab-sums",
+        "limit": 96,
+        "settings": WHOLE,
+        "policies": REFRESHING,
+    },
 }
 """Budgets are a quarter and less of the keys outside of a block: about 290 of them with five shots, 40 without, 24 with lab-shifted."""
 
@@ -102,13 +132,18 @@ def savings_table(document: dict[str, Any], without: tuple[str, ...] = ()) -> li
     The speed is left out where plain sampling was timed in another run.
     """
     timed = document["command"] is None or "newer" not in document["command"]
-    lines = ["| policy | accuracy | minus plain, points | same answers | fewer multiply-adds |" + (" faster |" if timed else "")]
+    lines = [
+        "| policy | accuracy | minus plain, points | same answers | fewer multiply-adds |"
+        + (" faster |" if timed else "")
+    ]
     lines.append("|---" * (6 if timed else 5) + "|")
     for row in document["rows"]:
         if row["budget"] is None and row["policy"] not in without:
             name = "plain sampling" if row["policy"] == "none" else f"`{row['policy']}`"
             change = "–" if row["difference"] is None else points(row["difference"])
-            line = f"| {name} | {row['accuracy']:.3f} | {change} | {row['same_answers']:.3f} | {row['work_ratio']:.1f} |"
+            line = (
+                f"| {name} | {row['accuracy']:.3f} | {change} | {row['same_answers']:.3f} | {row['work_ratio']:.1f} |"
+            )
             lines.append(line + (f" {row['speed_ratio']:.1f} |" if timed else ""))
     return lines
 
@@ -122,17 +157,28 @@ def keys_table(documents: dict[str, dict[str, Any]]) -> list[str]:
                 model, keep = name.removesuffix("-keys"), row["policy"].partition("keep=")[2].partition(",")[0]
                 cells[model, row["budget"], keep] = f"{row['accuracy']:.3f}"
     columns = list(dict.fromkeys((model, budget) for model, budget, _ in cells))
-    lines = ["| keys read | " + " | ".join(f"{model}, {budget}" for model, budget in columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    return lines + [f"| `{keep}` | " + " | ".join(cells.get((*column, keep), "–") for column in columns) + " |" for keep in KEEPS]
+    lines = [
+        "| keys read | " + " | ".join(f"{model}, {budget}" for model, budget in columns) + " |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
+    return lines + [
+        f"| `{keep}` | " + " | ".join(cells.get((*column, keep), "–") for column in columns) + " |" for keep in KEEPS
+    ]
 
 
 def pairs(document: dict[str, Any], one: str) -> list[str]:
     """Return a line for each budget and other way to choose keys: the accuracy of ``one`` minus its, in points, Holm over all of them."""
-    chosen = {(row["budget"], row["policy"].partition("keep=")[2].partition(",")[0]): row for row in document["rows"] if row["budget"]}
+    chosen = {
+        (row["budget"], row["policy"].partition("keep=")[2].partition(",")[0]): row
+        for row in document["rows"]
+        if row["budget"]
+    }
     found = {}
     for (budget, keep), row in chosen.items():
         if keep != one:
-            found[budget, keep] = paired_difference(*([int(each) for each in it["outcomes"]] for it in (chosen[budget, one], row)))
+            found[budget, keep] = paired_difference(
+                *([int(each) for each in it["outcomes"]] for it in (chosen[budget, one], row))
+            )
     adjusted = holm([change.p_value for change in found.values()])
     return [
         f"{one} − {keep}, budget {budget}: {points(asdict(change))}, p {p:.2g}"

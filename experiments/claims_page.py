@@ -131,7 +131,9 @@ def cell(one: dict[str, Any], prompts: int) -> str:
     for verdict, known in SIGNS.items():
         points = [point for point, found in one["verdicts_elsewhere"].items() if found == verdict != one["verdict"]]
         if points:
-            others.append(f"{known} at {', '.join(point.replace(' queries', 'q').replace(' percent', '%') for point in points)}")
+            others.append(
+                f"{known} at {', '.join(point.replace(' queries', 'q').replace(' percent', '%') for point in points)}"
+            )
     elsewhere = f" [{'; '.join(others)}]" if others else ""
     return f"{shown(one['found'])}{fewer} {SIGNS[one['verdict']]}{elsewhere}"
 

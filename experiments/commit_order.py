@@ -72,7 +72,9 @@ def work_on(model: Any, shots: int, first: int, number: int) -> list[dict[str, A
             diary = Diary() if (arm, rule) == ("own order", "none") else None
             with sinkscope.parse_rule(rule)(model):
                 if arm == "forced order":
-                    answers = [write_in_order(model, prompt, order) for prompt, order in zip(prompts, orders, strict=True)]
+                    answers = [
+                        write_in_order(model, prompt, order) for prompt, order in zip(prompts, orders, strict=True)
+                    ]
                 elif diary is None:
                     answers = sinkscope.generate(model, prompts, length=LENGTH, block=BLOCK, seed=first, **settings)
                 else:
@@ -83,7 +85,9 @@ def work_on(model: Any, shots: int, first: int, number: int) -> list[dict[str, A
             if diary is not None:
                 for row, record in enumerate(records):
                     start = diary.steps[0][0].shape[1] - diary.lengths[row]
-                    own = [(before[row, start:].numpy(), written[row, start:].numpy()) for before, written in diary.steps]
+                    own = [
+                        (before[row, start:].numpy(), written[row, start:].numpy()) for before, written in diary.steps
+                    ]
                     orders.append([np.flatnonzero(written >= 0).tolist() for _, written in own])
                     record["reliance"] = relied(model, own, diary.lengths[row] - LENGTH)
     return records
@@ -153,7 +157,10 @@ class Reliance:
         ``confidence``: with the change of its confidence (the explanation predicts a negative ρ); ``order``: with how many places
         later it comes (positive). Steps in which nothing varies are left out; NaN where none is left.
         """
-        changes = {"confidence": self.confidence_hidden - self.confidence, "order": (self.order_hidden - self.order).astype(float)}
+        changes = {
+            "confidence": self.confidence_hidden - self.confidence,
+            "order": (self.order_hidden - self.order).astype(float),
+        }
         return {name: self._within_steps(change) for name, change in changes.items()}
 
     def _within_steps(self, change: np.ndarray) -> float:
@@ -189,7 +196,10 @@ class _Lost(Watcher):
 
 @torch.no_grad()
 def reliance(
-    model: Model, canvases: Sequence[np.ndarray] | np.ndarray, rule: Intervention | Composed, candidates: np.ndarray | None = None
+    model: Model,
+    canvases: Sequence[np.ndarray] | np.ndarray,
+    rule: Intervention | Composed,
+    candidates: np.ndarray | None = None,
 ) -> Reliance:
     """Compute what a rule does to the confidence of every masked position, on the canvases of a run in which nothing was hidden.
 
@@ -205,9 +215,16 @@ def reliance(
     """
     mask = model.card.mask_id
     if mask is None:
-        raise CallError(f"{model.card.name} has no mask token; confidence and order of commitment are those of a diffusion model")
+        raise CallError(
+            f"{model.card.name} has no mask token; confidence and order of commitment are those of a diffusion model"
+        )
     array = np.asarray(canvases)
-    if array.ndim != 2 or array.dtype.kind != "i" or (array < 0).any() or (candidates is not None and candidates.shape != array.shape):
+    if (
+        array.ndim != 2
+        or array.dtype.kind != "i"
+        or (array < 0).any()
+        or (candidates is not None and candidates.shape != array.shape)
+    ):
         raise CallError(
             f"canvases: expected token ids [step, position], with candidates of the same shape, found {array.shape} of {array.dtype}"
         )
@@ -282,7 +299,9 @@ def write_in_order(model: Model, prompt: str | Sequence[int], order: Sequence[Se
     ids = model.encode(prompt)
     length = sum(map(len, order))
     if sorted(place for places in order for place in places) != list(range(len(ids), len(ids) + length)):
-        raise CallError(f"order: expected every position from {len(ids)} (behind the prompt) on once, found another set")
+        raise CallError(
+            f"order: expected every position from {len(ids)} (behind the prompt) on once, found another set"
+        )
     batch = make_batch(model, [ids], [prompt if isinstance(prompt, str) else None], length)
     canvas = torch.cat([batch.tokens, batch.tokens.new_full((1, length), mask)], dim=1)
     lengths = torch.tensor([canvas.shape[1]])
@@ -321,7 +340,9 @@ def main() -> None:
         document = {"experiment": "commit_order", **made_by(), "model": model.card.as_dict(), "shots": arguments.shots}
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(json.dumps(document | {"problems": len(records)} | summary(records), indent=1) + "\n")
-        print(len(records), {key: round(one["mean"], 2) for key, one in summary(records)["accuracy"].items()}, flush=True)
+        print(
+            len(records), {key: round(one["mean"], 2) for key, one in summary(records)["accuracy"].items()}, flush=True
+        )
 
 
 if __name__ == "__main__":

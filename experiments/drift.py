@@ -19,7 +19,9 @@ CLAIM = Claim(
     expected="rightward with blocks from the left; the schedule, not the model, when it turns with the blocks",
     limits="The sampler's blocks go to the right by design. A drift that turns round with reversed blocks comes from the sampler.",
     parts=(
-        Part("drift, blocks of 16 from the left", Number("blocks-of-16", "movement.drift"), "above", 0.0, short="drift"),
+        Part(
+            "drift, blocks of 16 from the left", Number("blocks-of-16", "movement.drift"), "above", 0.0, short="drift"
+        ),
         Part(
             "drift of the median head, blocks of 16 from the left",
             Number("blocks-of-16", "movement.drift_median"),
@@ -51,7 +53,9 @@ CLAIM = Claim(
             short="answer's queries, left minus right",
         ),
         Part("drift, blocks from the right", Number("blocks-reversed", "movement.drift"), "below", 0.0, decides=False),
-        Part("heads that drift to the right", Number("blocks-of-16", "movement.drift_right"), "above", 0.5, decides=False),
+        Part(
+            "heads that drift to the right", Number("blocks-of-16", "movement.drift_right"), "above", 0.5, decides=False
+        ),
         Part(
             "drift of the median head of the answer's queries",
             Number("blocks-of-16", "answer_queries.drift_median"),
@@ -66,7 +70,13 @@ CLAIM = Claim(
             0.5,
             decides=False,
         ),
-        Part("moves that go to the right, blocks of 16", Number("blocks-of-16", "movement.rightward"), "above", 0.5, decides=False),
+        Part(
+            "moves that go to the right, blocks of 16",
+            Number("blocks-of-16", "movement.rightward"),
+            "above",
+            0.5,
+            decides=False,
+        ),
         Part(
             "drift relative to the leftmost mask",
             Number("blocks-of-16", "movement.drift_relative", (("frontier", "leftmost_mask"),)),

@@ -17,7 +17,13 @@ CLAIM = Claim(
     limits="The paper's 96 % is for canvases of 64 tokens. These canvases have 90 (no shots) to 390 tokens (five shots), "
     "where an excess of 3 queries is a smaller share of the attention.",
     parts=(
-        Part("steps × heads that have a sink", Number("blocks-of-16", "movement.steps_with_sink"), "above", 0.5, short="with a sink"),
+        Part(
+            "steps × heads that have a sink",
+            Number("blocks-of-16", "movement.steps_with_sink"),
+            "above",
+            0.5,
+            short="with a sink",
+        ),
         Part(
             "tokens that are no sinks",
             Number("blocks-of-16", "epsilon.not_sinks", (("positions", "any"),)),
@@ -26,7 +32,11 @@ CLAIM = Claim(
             short="tokens no sinks",
         ),
         Part(
-            "attention that sinks receive", Number("blocks-of-16", "concentration.share_on_sinks"), "above", 0.5, short="attention on sinks"
+            "attention that sinks receive",
+            Number("blocks-of-16", "concentration.share_on_sinks"),
+            "above",
+            0.5,
+            short="attention on sinks",
         ),
         Part("sinks per head", Number("blocks-of-16", "concentration.sinks_per_head"), "above", 0.0, decides=False),
         Part(

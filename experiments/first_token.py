@@ -33,11 +33,15 @@ def main() -> None:
         folder = (arguments.work or Path(scratch)) / "lab-autoregressive"
         if not folder.exists():
             record(arguments.problems, folder)
-        rows = [trace.last_query[:] for trace in sinkscope.open_traces(folder)]  # each [step, layer, head, key]: the newest query's row
+        rows = [
+            trace.last_query[:] for trace in sinkscope.open_traces(folder)
+        ]  # each [step, layer, head, key]: the newest query's row
     by_head = np.mean([row[..., 0].mean(axis=0) for row in rows], axis=0)
     equal = np.mean([(1 / (~np.isnan(row[:, 0, 0])).sum(axis=-1)).mean() for row in rows])
     print(f"share of the newest query's attention on the first token, {len(rows)} problems:")
-    print(f"mean {by_head.mean():.4f}, lowest head {by_head.min():.4f}, highest {by_head.max():.4f}; equal shares {equal:.4f}")
+    print(
+        f"mean {by_head.mean():.4f}, lowest head {by_head.min():.4f}, highest {by_head.max():.4f}; equal shares {equal:.4f}"
+    )
     print(f"heads above 0.3: {(by_head > 0.3).sum()} of {by_head.size}")
 
 

@@ -28,21 +28,64 @@ SHOTS = {"lab-diffusion": 0, "lab-autoregressive": 5}
 BATCH = 48
 
 DIFFUSION = [
-    *("none", "top:1", "top:1@layers=4", "top:1@layers=0-3+5", "mass:1@seed=0", "random:1@seed=0", "top:1@zero", "top:1@only_sinks"),
+    *(
+        "none",
+        "top:1",
+        "top:1@layers=4",
+        "top:1@layers=0-3+5",
+        "mass:1@seed=0",
+        "random:1@seed=0",
+        "top:1@zero",
+        "top:1@only_sinks",
+    ),
     *("top:1@queries=masked", "top:1@queries=prompt", "ranks:1", "top:1@steps=1-15", "top:1@steps=16-31"),
     *(f"top:1@layers={layer}" for layer in (0, 1, 2, 3, 5)),
-    *("top:1@keys=masked", "top:1@keys=prompt", "top:1@current", "top:1@hidden", "mass:1@zero,seed=0", "above:3", "above:6"),
-    *("random:1@seed=1", "random:1@seed=2", "mass:1@seed=1", "mass:1@seed=2", "top:1@clean", "top:1@layer", "top:1@last_row"),
+    *(
+        "top:1@keys=masked",
+        "top:1@keys=prompt",
+        "top:1@current",
+        "top:1@hidden",
+        "mass:1@zero,seed=0",
+        "above:3",
+        "above:6",
+    ),
+    *(
+        "random:1@seed=1",
+        "random:1@seed=2",
+        "mass:1@seed=1",
+        "mass:1@seed=2",
+        "top:1@clean",
+        "top:1@layer",
+        "top:1@last_row",
+    ),
 ]
 AUTOREGRESSIVE = [
-    *("none", "top:1", "top:1@last_row", "random:1@last_row,seed=0", "mass:1@last_row,seed=0", "top:1@last_row,zero", "ranks:1@last_row"),
+    *(
+        "none",
+        "top:1",
+        "top:1@last_row",
+        "random:1@last_row,seed=0",
+        "mass:1@last_row,seed=0",
+        "top:1@last_row,zero",
+        "ranks:1@last_row",
+    ),
     *(
         "top:1@current,last_row",
         "top:1@last_row,only_sinks",
         "top:1@last_row,keys=0",
         *(f"top:1@last_row,layers={layer}" for layer in range(6)),
     ),
-    *("top:5", "top:10", "top:5@last_row", "top:10@last_row", "top:1@zero", "random:1@seed=0", "mass:1@seed=0", "ranks:1", "above:3"),
+    *(
+        "top:5",
+        "top:10",
+        "top:5@last_row",
+        "top:10@last_row",
+        "top:1@zero",
+        "random:1@seed=0",
+        "mass:1@seed=0",
+        "ranks:1",
+        "above:3",
+    ),
     *("mass:1@last_row,seed=1", "mass:1@last_row,seed=2", "random:1@last_row,seed=1", "random:1@last_row,seed=2"),
 ]
 PAIRS = [  # arm, what it is held against; several seeds are averaged
@@ -78,7 +121,10 @@ def main() -> None:
                 progress=False,
             )
             removed = results[rule].removed_share
-            print(f"{name:<20}{rule:<28}{results[rule].accuracy:.3f}  removed {0 if removed is None else removed:.4f}", flush=True)
+            print(
+                f"{name:<20}{rule:<28}{results[rule].accuracy:.3f}  removed {0 if removed is None else removed:.4f}",
+                flush=True,
+            )
             write(arguments.out, name, results)
 
 
@@ -108,7 +154,11 @@ def write(out: Path, name: str, results: dict) -> None:
             for rule, result in results.items()
         },
         "pairs": [
-            {"arm": one, "against": others, **told(against_controls(outcomes[one], [outcomes[other] for other in others]))}
+            {
+                "arm": one,
+                "against": others,
+                **told(against_controls(outcomes[one], [outcomes[other] for other in others])),
+            }
             for one, others in pairs
         ],
     }

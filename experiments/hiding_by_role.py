@@ -31,7 +31,10 @@ BATCH, LEAST = 48, 5.0
 def heads_of(roles: Roles) -> dict[str, list[tuple[int, int]]]:
     """Return the heads by whether their sink can be hidden."""
     kinds = {"free": True, "costly": False, "unknown": None}
-    return {kind: [(one.layer, one.head) for one in roles.heads if one.removable is wanted] for kind, wanted in kinds.items()}
+    return {
+        kind: [(one.layer, one.head) for one in roles.heads if one.removable is wanted]
+        for kind, wanted in kinds.items()
+    }
 
 
 def rules_for(heads: dict[str, list[tuple[int, int]]]) -> dict[str, list[str]]:
@@ -94,7 +97,9 @@ def _told(
 ) -> dict[str, Any]:
     plain = outcomes["none"]
     changes = {
-        arm: against_controls(plain, [outcomes[rule] for rule in rules]) if len(rules) > 1 else paired_difference(plain, outcomes[rules[0]])
+        arm: against_controls(plain, [outcomes[rule] for rule in rules])
+        if len(rules) > 1
+        else paired_difference(plain, outcomes[rules[0]])
         for arm, rules in arms.items()
         if arm != "none"
     }
@@ -102,7 +107,8 @@ def _told(
     told: dict[str, Any] = {}
     for arm, rules in arms.items():
         shares, committed = (
-            [share for share in found if share is not None] for found in zip(*(removed[rule] for rule in rules), strict=True)
+            [share for share in found if share is not None]
+            for found in zip(*(removed[rule] for rule in rules), strict=True)
         )
         told[arm] = {
             "rules": rules,
@@ -129,8 +135,12 @@ def verdict(arms: dict[str, Any]) -> dict[str, bool | None]:
 
     return {
         "free heads cost less than 5 points": part("top, free heads", lambda one: one["points_lost"]["high"] < LEAST),
-        "costly heads cost more than 5 points": part("top, costly heads", lambda one: one["points_lost"]["low"] > LEAST),
-        "costly heads cost more than rowmass there": part("rowmass, costly heads", lambda one: one["points_more_than_top"]["high"] < 0),
+        "costly heads cost more than 5 points": part(
+            "top, costly heads", lambda one: one["points_lost"]["low"] > LEAST
+        ),
+        "costly heads cost more than rowmass there": part(
+            "rowmass, costly heads", lambda one: one["points_more_than_top"]["high"] < 0
+        ),
     }
 
 

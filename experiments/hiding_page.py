@@ -20,15 +20,27 @@ position being written). Rules are written as in [docs/interventions.md](../../d
 PROVENANCE = (
     ("probe-0", "python experiments/why_hiding_hurts.py --shots 0 --out FILE", "5ddd492"),
     ("probe-0-heads", "python experiments/why_hiding_hurts.py --shots 0 --part heads --out FILE", "0ff76bb"),
-    ("probe-0-layer-4", "python experiments/why_hiding_hurts.py --shots 0 --part heads --layer 4 --out FILE", "9e04a9a"),
+    (
+        "probe-0-layer-4",
+        "python experiments/why_hiding_hurts.py --shots 0 --part heads --layer 4 --out FILE",
+        "9e04a9a",
+    ),
     ("probe-5", "python experiments/why_hiding_hurts.py --shots 5 --out FILE", "5ddd492"),
     ("last_row", "python experiments/why_last_row_hurts.py --out FILE", "e3c40b0"),
     ("arms", "python experiments/hiding_arms.py --work DIR --out FILE --problems 48", "in the file"),
-    ("arms-rowmass", "python experiments/hiding_arms.py --work DIR --out FILE --model lab-diffusion --rules …", "in the file"),
+    (
+        "arms-rowmass",
+        "python experiments/hiding_arms.py --work DIR --out FILE --model lab-diffusion --rules …",
+        "in the file",
+    ),
     ("by_role-0", "python experiments/hiding_by_role.py --roles ROLES --work DIR --out FILE", "in the file"),
     ("commit_order", "python experiments/commit_order.py --work DIR --out FILE --problems 192", "b18a0d2"),
     ("long_context", "python experiments/long_context.py --work DIR --out FILE --problems 192", "b18a0d2"),
-    ("what_breaks", "python experiments/what_breaks.py DIR/lab-diffusion DIR/lab-autoregressive --out FILE", "in the file"),
+    (
+        "what_breaks",
+        "python experiments/what_breaks.py DIR/lab-diffusion DIR/lab-autoregressive --out FILE",
+        "in the file",
+    ),
 )
 """File, command, and the commit that stored it; DIR of the last one is that of table_one.py."""
 KINDS_OF_ERROR = (
@@ -74,7 +86,12 @@ def share(number: float | None) -> str:
 def what_breaks(document: dict[str, Any]) -> str:
     """Return which part of the stored answers is right under each rule."""
     rows = [
-        (one["model"], one["hide"], one["n"], *(f"{one[kind]['right']} of {one[kind]['of']}" for kind in KINDS_OF_ERROR))
+        (
+            one["model"],
+            one["hide"],
+            one["n"],
+            *(f"{one[kind]['right']} of {one[kind]['of']}" for kind in KINDS_OF_ERROR),
+        )
         for one in document["rows"]
     ]
     return "## What breaks in an answer\n\n" + table(("model", "hidden", "problems", *KINDS_OF_ERROR), rows)
@@ -89,11 +106,16 @@ def probe(document: dict[str, Any], more: str = "") -> str:
         rows.append((name, *kept, share(cell["removed_share"]), *((share(cell[WHERE]),) if WHERE in cell else ())))
     lines = [
         f"## Single tokens, lab-diffusion, {part}{more}",
-        "Means over the top keys: " + ", ".join(f"{name} {value:.3f}" for name, value in document["top_keys"]["mean"].items()) + ".",
-        table(("hidden", "results kept", "other tokens kept", "removed", "removed where written")[: len(rows[0])], rows),
+        "Means over the top keys: "
+        + ", ".join(f"{name} {value:.3f}" for name, value in document["top_keys"]["mean"].items())
+        + ".",
+        table(
+            ("hidden", "results kept", "other tokens kept", "removed", "removed where written")[: len(rows[0])], rows
+        ),
     ]
     lines += [
-        f"Larger minus smaller {name}: {row['difference']:+.3f} ({span(row['interval'], 3)})." for name, row in document["halves"].items()
+        f"Larger minus smaller {name}: {row['difference']:+.3f} ({span(row['interval'], 3)})."
+        for name, row in document["halves"].items()
     ]
     if spared := document["spared"]:
         heads = "; ".join(f"{half} problems: {', '.join(names)}" for half, names in spared["heads"].items())
@@ -101,7 +123,9 @@ def probe(document: dict[str, Any], more: str = "") -> str:
         for name in ("worst", "random"):
             one = spared[name]
             over = f"{one['over_top']['difference']:+.2f} ({span(one['over_top']['interval'])})"
-            lines.append(f"Six {name} heads spared: {one['kept']:.2f} ({span(one['interval'])}) kept, {over} over none spared.")
+            lines.append(
+                f"Six {name} heads spared: {one['kept']:.2f} ({span(one['interval'])}) kept, {over} over none spared."
+            )
     return "\n\n".join(lines)
 
 
@@ -110,7 +134,15 @@ def last_row(document: dict[str, Any]) -> str:
     rows = []
     for name, cell in document["arms"].items():
         kept = f"{cell['kept']:.3f} ({span(cell['kept_interval'], 3)})"
-        rows.append((name, kept, f"{cell['whole_answer_kept']:.2f}", share(cell["removed_share"]), f"{cell['share_of_the_loss']:.2f}"))
+        rows.append(
+            (
+                name,
+                kept,
+                f"{cell['whole_answer_kept']:.2f}",
+                share(cell["removed_share"]),
+                f"{cell['share_of_the_loss']:.2f}",
+            )
+        )
     keys = ", ".join(f"{name} {value:.3f}" for name, value in document["keys"].items())
     return "\n\n".join(
         (
@@ -131,14 +163,19 @@ def arms(document: dict[str, Any], which: str = "") -> str:
                 f"{one['accuracy']:.2f} ({span(one['interval'])})",
                 points(one["change"]) if "change" in one else "",
                 share(one["removed_share"])
-                + (f", {share(one['removed_share_committed'])} where committed" if one.get("removed_share_committed") is not None else ""),
+                + (
+                    f", {share(one['removed_share_committed'])} where committed"
+                    if one.get("removed_share_committed") is not None
+                    else ""
+                ),
                 "" if one["hit_rate"] is None else f"{one['hit_rate']:.2f}",
             )
             for rule, one in found["arms"].items()
         ]
         settings = f"{found['problems']} problems, {found['settings']['shots']} shots, {found['dtype']}"
         pairs = "\n".join(
-            f"* `{one['arm']}` minus {', '.join(f'`{name}`' for name in one['against'])}: {points(one)}" for one in found["pairs"]
+            f"* `{one['arm']}` minus {', '.join(f'`{name}`' for name in one['against'])}: {points(one)}"
+            for one in found["pairs"]
         )
         head = table(("hidden", "accuracy", "change in points", "removed", "hit rate"), rows)
         sections.append(f"## Whole answers, {model}, {settings}{which}\n\n{head}\n\n{pairs}")
@@ -162,7 +199,8 @@ def by_role(document: dict[str, Any]) -> str:
         )
     heads = "\n".join(f"* {kind}: {', '.join(found)}" for kind, found in document["heads"].items())
     verdicts = "\n".join(
-        f"* {part}: {'not told' if held is None else 'yes' if held else 'no'}" for part, held in document["verdict"].items()
+        f"* {part}: {'not told' if held is None else 'yes' if held else 'no'}"
+        for part, held in document["verdict"].items()
     )
     correct, beyond = f"correct of {document['judged_on']}", "points that the top key loses beyond it"
     columns = ("hidden", correct, "points lost", beyond, "removed", "of queries that may be committed")
@@ -186,7 +224,10 @@ def commit_order(document: dict[str, Any]) -> str:
         f"* Spearman's ρ of the attention to the hidden key with the change of {name}: {one['mean']:+.3f} ({span(one['interval'], 3)})"
         for name, one in document["reliance"].items()
     )
-    head = table(("order", "nothing hidden", *(f"`{rule}`" for rule in rules[1:]), "loss by `top:1`", "beyond the own order's"), rows)
+    head = table(
+        ("order", "nothing hidden", *(f"`{rule}`" for rule in rules[1:]), "loss by `top:1`", "beyond the own order's"),
+        rows,
+    )
     title = f"## Order of commitment, lab-diffusion, {document['problems']} problems, {document['shots']} shots"
     return "\n\n".join((title, ORDER, head, "\n".join(told)))
 
@@ -229,9 +270,16 @@ SECTIONS = (
 def page(documents: dict[str, dict[str, Any]]) -> str:
     """Return the page as text."""
     made = table(
-        ("file", "command", "commit that stored it"), [(f"`{name}.json`", f"`{command}`", commit) for name, command, commit in PROVENANCE]
+        ("file", "command", "commit that stored it"),
+        [(f"`{name}.json`", f"`{command}`", commit) for name, command, commit in PROVENANCE],
     )
-    return HEAD + made + "\n\n" + "\n\n".join(section(documents[name]) for name, section in SECTIONS if name in documents) + "\n"
+    return (
+        HEAD
+        + made
+        + "\n\n"
+        + "\n\n".join(section(documents[name]) for name, section in SECTIONS if name in documents)
+        + "\n"
+    )
 
 
 def read() -> dict[str, dict[str, Any]]:

@@ -76,7 +76,9 @@ def main() -> None:
         "untrained_undecided": sum(one["roles"].get("undecided", 0) for one in untrained),
     }
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps({**_settings.made_by(), **summary, "each": networks, "untrained": untrained}, indent=1) + "\n")
+    given.out.write_text(
+        json.dumps({**_settings.made_by(), **summary, "each": networks, "untrained": untrained}, indent=1) + "\n"
+    )
     print(json.dumps(summary, indent=1))
 
 

@@ -23,7 +23,9 @@ from sinkscope.lab.recipes import RECIPES, SHORT, Architecture
 LEARNED = RECIPES["lab-diffusion-learned-positions"]
 TWINS = {"learned": LEARNED, "rotary": dataclasses.replace(LEARNED, name="lab-sink-none", architecture=Architecture())}
 SETTINGS = {"length": 32, "steps": 32, "block": 32}
-RUNS.update({name: Run(name, str(WORK / "models" / name), SETTINGS, shots=(0,), templates=SHORT.templates) for name in TWINS})
+RUNS.update(
+    {name: Run(name, str(WORK / "models" / name), SETTINGS, shots=(0,), templates=SHORT.templates) for name in TWINS}
+)
 
 
 def read(part: Part, prompts: int) -> dict[str, Any]:

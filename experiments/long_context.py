@@ -49,7 +49,9 @@ class DropOldest(Intervention):
 
     def choose(self, context: RuleContext) -> torch.Tensor:
         position = context.real.long().cumsum(-1) - 1
-        return (context.real & (position >= self.keep) & (position < position.new_tensor(self.counts)[:, None]))[:, None]
+        return (context.real & (position >= self.keep) & (position < position.new_tensor(self.counts)[:, None]))[
+            :, None
+        ]
 
 
 def arms(causal: bool, half: tuple[int, ...]) -> dict[str, Any]:
@@ -57,7 +59,9 @@ def arms(causal: bool, half: tuple[int, ...]) -> dict[str, Any]:
     found: dict[str, Any] = {"nothing": compose(), "half dropped": DropOldest(half)}
     if causal:
         first = {f"half dropped but the first {keep}": DropOldest(half, keep) for keep in (1, 4)}
-        return found | first | {"first token dropped": HidePositions((0,)), "first four dropped": HidePositions(range(4))}
+        return (
+            found | first | {"first token dropped": HidePositions((0,)), "first four dropped": HidePositions(range(4))}
+        )
     masks = {f"a random mask hidden, seed {seed}": RandomKeys(1, seed=seed, keys="masked") for seed in range(3)}
     return found | {
         "half dropped, top future sink hidden": compose(DropOldest(half), sinkscope.HideTopSinks(1, keys="masked")),
@@ -94,7 +98,9 @@ def work_on(model: Any, first: int, size: int) -> list[dict[str, Any]]:
     """Write some problems under every rule; return one record each."""
     numbers = range(first, first + size)
     problems = [held_out("lab-arith")[number] for number in numbers]
-    prompts = [model.encode(few_shot_prompt(problem, number, SHOTS)) for problem, number in zip(problems, numbers, strict=True)]
+    prompts = [
+        model.encode(few_shot_prompt(problem, number, SHOTS)) for problem, number in zip(problems, numbers, strict=True)
+    ]
     found: list[dict[str, Any]] = [{} for _ in problems]
     for arm, rule in arms(model.family.causal, tuple(len(prompt) // 2 for prompt in prompts)).items():
         with rule(model) as hiding:
@@ -106,11 +112,15 @@ def work_on(model: Any, first: int, size: int) -> list[dict[str, Any]]:
 
 
 def write(out: Path, model: Any, records: list[dict[str, Any]]) -> None:
-    document = json.loads(out.read_text()) if out.exists() else {"experiment": "long_context", "shots": SHOTS, "models": {}}
+    document = (
+        json.loads(out.read_text()) if out.exists() else {"experiment": "long_context", "shots": SHOTS, "models": {}}
+    )
     outcomes = {arm: [one[arm]["correct"] for one in records] for arm in records[0]}
     removed = {arm: float(np.mean([one[arm]["removed_share"] for one in records])) for arm in records[0]}
     against = {"half dropped": "nothing", "first token dropped": "nothing", "first four dropped": "nothing"}
-    against |= {"top future sink hidden": "a random mask hidden"} | {arm: "nothing" for arm in outcomes if arm.startswith("a random mask")}
+    against |= {"top future sink hidden": "a random mask hidden"} | {
+        arm: "nothing" for arm in outcomes if arm.startswith("a random mask")
+    }
     against |= {"half dropped, top future sink hidden": "half dropped, a random mask hidden"}
     document["models"][model.card.name] = {
         **made_by(),
@@ -119,23 +129,35 @@ def write(out: Path, model: Any, records: list[dict[str, Any]]) -> None:
         "settings": SETTINGS[model.card.name],
         "problems": len(records),
         "arms": {
-            arm: {"accuracy": float(np.mean(found)), "interval": wilson_interval(sum(found), len(found)), "removed_share": removed[arm]}
+            arm: {
+                "accuracy": float(np.mean(found)),
+                "interval": wilson_interval(sum(found), len(found)),
+                "removed_share": removed[arm],
+            }
             | (
                 {}
                 if arm == "nothing"
-                else {"against": against.get(arm, "half dropped")} | told(found, outcomes, against.get(arm, "half dropped"))
+                else {"against": against.get(arm, "half dropped")}
+                | told(found, outcomes, against.get(arm, "half dropped"))
             )
             for arm, found in outcomes.items()
         },
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(document, indent=1) + "\n")
-    print(model.card.name, len(records), {arm: round(float(np.mean(found)), 2) for arm, found in outcomes.items()}, flush=True)
+    print(
+        model.card.name,
+        len(records),
+        {arm: round(float(np.mean(found)), 2) for arm, found in outcomes.items()},
+        flush=True,
+    )
 
 
 def told(one: list[int], outcomes: dict[str, list[int]], against: str) -> dict[str, float]:
     """Return the difference from another arm, or from all seeds of one."""
-    found = against_controls(one, [other for arm, other in outcomes.items() if arm == against or arm.startswith(f"{against}, seed ")])
+    found = against_controls(
+        one, [other for arm, other in outcomes.items() if arm == against or arm.startswith(f"{against}, seed ")]
+    )
     return {key: getattr(found, key) for key in ("mean", "low", "high", "p_value")}
 
 

@@ -72,9 +72,23 @@ CLAIM = Claim(
             1.0,
             short="its moves",
         ),
-        Part("swaps of the main sink per head", Number("blocks-of-16", "movement.swaps_per_head"), "above", 1.0, decides=False),
-        Part("autoregressive model: swaps", Number("autoregressive", "movement.swaps_per_head"), "below", 1.0, decides=False),
-        Part("steps in a row at one position", Number("blocks-of-16", "movement.residence"), "below", 64.0, decides=False),
+        Part(
+            "swaps of the main sink per head",
+            Number("blocks-of-16", "movement.swaps_per_head"),
+            "above",
+            1.0,
+            decides=False,
+        ),
+        Part(
+            "autoregressive model: swaps",
+            Number("autoregressive", "movement.swaps_per_head"),
+            "below",
+            1.0,
+            decides=False,
+        ),
+        Part(
+            "steps in a row at one position", Number("blocks-of-16", "movement.residence"), "below", 64.0, decides=False
+        ),
     ),
 )
 

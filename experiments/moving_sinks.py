@@ -41,7 +41,9 @@ def measure(trace: Any) -> dict[str, float]:
         "moves of the largest column, steps shuffled": largest.null_moves[0],
         "moves per head, columns averaged over the steps so far": np.nan
         if trace.causal
-        else movement_test(main_sinks(averaged, is_sink(averaged)), sinks_in(is_sink(averaged)), shuffles=1).moves_per_head,
+        else movement_test(
+            main_sinks(averaged, is_sink(averaged)), sinks_in(is_sink(averaged)), shuffles=1
+        ).moves_per_head,
     }
 
 

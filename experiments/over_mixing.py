@@ -25,7 +25,12 @@ from sinkscope.attention import Columns, Hider, LayerCall, Watcher, subscribed
 
 STEPS = (8, 32, 56)
 RULES = ("none", "top:1@current", "random:1@current")
-UNITS = {"effective rank": "directions", "mean cosine": "cosine", "perturbation spread": "ratio", "attention variance": "variance × keys²"}
+UNITS = {
+    "effective rank": "directions",
+    "mean cosine": "cosine",
+    "perturbation spread": "ratio",
+    "attention variance": "variance × keys²",
+}
 
 
 class Seen(Watcher):
@@ -39,7 +44,9 @@ class Seen(Watcher):
         scores = call.query[0] @ call.key[0].mT / call.query.shape[-1] ** 0.5
         hidden = columns.sums[:, :, 0] == 0  # a key that is taken away receives nothing
         self.hidden[call.name] = hidden
-        self.variances.append(attention_variance(torch.softmax(scores.masked_fill(hidden[0, :, None], -torch.inf), dim=-1).numpy()))
+        self.variances.append(
+            attention_variance(torch.softmax(scores.masked_fill(hidden[0, :, None], -torch.inf), dim=-1).numpy())
+        )
 
 
 class HideTheSame(Hider):
@@ -87,7 +94,9 @@ def measured(shots: int, number: int) -> dict[str, dict[str, float]]:
                         "attention variance": float(np.mean(seen.variances)),
                     }
                 )
-        means = {rule: {name: float(np.mean([row[name] for row in found])) for name in UNITS} for rule, found in rows.items()}
+        means = {
+            rule: {name: float(np.mean([row[name] for row in found])) for name in UNITS} for rule, found in rows.items()
+        }
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_suffix(".writing")
         beside.write_text(json.dumps(means))
@@ -111,7 +120,17 @@ def parts() -> tuple[Part, ...]:
         top, none, random = (number(name, rule) for rule in ("top:1@current", "none", "random:1@current"))
         for other, what in ((none, "nothing"), (random, "random key")):
             short = f"{name.removeprefix('effective ').removeprefix('mean ').removeprefix('perturbation ')}, minus {what.split()[0]}"
-            found.append(Part(f"{name}: top sink hidden minus {what} hidden", top, wanted, 0.0, other, decides, short if decides else ""))
+            found.append(
+                Part(
+                    f"{name}: top sink hidden minus {what} hidden",
+                    top,
+                    wanted,
+                    0.0,
+                    other,
+                    decides,
+                    short if decides else "",
+                )
+            )
     found += [Part(f"{name}: nothing hidden", number(name, "none"), "above", 0.0, decides=False) for name in UNITS]
     return tuple(found)
 

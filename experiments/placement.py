@@ -28,7 +28,9 @@ CLAIM = Claim(
             1.0,
             short="new lines",
         ),
-        Part("masks: the same ratio", Number("blocks-of-16", EXPECTED, (("class", "mask"),)), "above", 1.0, short="masks"),
+        Part(
+            "masks: the same ratio", Number("blocks-of-16", EXPECTED, (("class", "mask"),)), "above", 1.0, short="masks"
+        ),
         Part(
             "punctuation: the same ratio",
             Number("blocks-of-16", EXPECTED, (("class", "punctuation"),)),
@@ -44,12 +46,44 @@ CLAIM = Claim(
             minus=Number("blocks-of-16", "choice.position"),
             short="class minus position, bits",
         ),
-        Part("choice of the sink: gain from the class", Number("blocks-of-16", "choice.class"), "above", 0.0, decides=False),
-        Part("choice of the sink: gain from the position", Number("blocks-of-16", "choice.position"), "above", 0.0, decides=False),
-        Part("choice of the sink: gain from being masked or not", Number("blocks-of-16", "choice.mask_state"), "above", 0.0, decides=False),
-        Part("special tokens: the same ratio", Number("blocks-of-16", EXPECTED, (("class", "special"),)), "above", 1.0, decides=False),
-        Part("digits: the same ratio", Number("blocks-of-16", EXPECTED, (("class", "digit"),)), "above", 1.0, decides=False),
-        Part("words: the same ratio", Number("blocks-of-16", EXPECTED, (("class", "word"),)), "above", 1.0, decides=False),
+        Part(
+            "choice of the sink: gain from the class",
+            Number("blocks-of-16", "choice.class"),
+            "above",
+            0.0,
+            decides=False,
+        ),
+        Part(
+            "choice of the sink: gain from the position",
+            Number("blocks-of-16", "choice.position"),
+            "above",
+            0.0,
+            decides=False,
+        ),
+        Part(
+            "choice of the sink: gain from being masked or not",
+            Number("blocks-of-16", "choice.mask_state"),
+            "above",
+            0.0,
+            decides=False,
+        ),
+        Part(
+            "special tokens: the same ratio",
+            Number("blocks-of-16", EXPECTED, (("class", "special"),)),
+            "above",
+            1.0,
+            decides=False,
+        ),
+        Part(
+            "digits: the same ratio",
+            Number("blocks-of-16", EXPECTED, (("class", "digit"),)),
+            "above",
+            1.0,
+            decides=False,
+        ),
+        Part(
+            "words: the same ratio", Number("blocks-of-16", EXPECTED, (("class", "word"),)), "above", 1.0, decides=False
+        ),
     ),
 )
 

@@ -59,11 +59,15 @@ def losses(model: Any, task: Task, *rules: str) -> tuple[np.ndarray, dict[str, f
     with ExitStack() as stack:
         for rule in rules:
             stack.enter_context(
-                sinkscope.parse_rule(f"{rule},queries={task.queries}" if "@" in rule else f"{rule}@queries={task.queries}")(model)
+                sinkscope.parse_rule(
+                    f"{rule},queries={task.queries}" if "@" in rule else f"{rule}@queries={task.queries}"
+                )(model)
             )
         stack.enter_context(subscribed(model.network, watcher))
         logits = model.network(task.tokens, use_cache=False).logits.float()
-    loss = F.cross_entropy(logits.flatten(0, 1), task.targets.flatten(), reduction="none", ignore_index=NO_TARGET).view(task.targets.shape)
+    loss = F.cross_entropy(logits.flatten(0, 1), task.targets.flatten(), reduction="none", ignore_index=NO_TARGET).view(
+        task.targets.shape
+    )
     judged = task.targets != NO_TARGET
     return ((loss * judged).sum(1) / judged.sum(1)).numpy(), watcher.shares
 
@@ -98,7 +102,9 @@ def swapped(found: list[dict[str, Any]], kind: str) -> bool:
 
 def main() -> None:
     parser = Arguments(__doc__)
-    parser.add_argument("--work", type=Path, required=True, help="folder of the trainings; the same command goes on after a kill")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder of the trainings; the same command goes on after a kill"
+    )
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     found = []

@@ -61,7 +61,9 @@ def main() -> None:
         for prompt in prompts(arm, arguments.problems):
             tokens = torch.tensor([model.encode(prompt)])
             for kept, state in zip(
-                states, network.model(input_ids=tokens, use_cache=False, output_hidden_states=True).hidden_states, strict=True
+                states,
+                network.model(input_ids=tokens, use_cache=False, output_hidden_states=True).hidden_states,
+                strict=True,
             ):
                 kept.append(state[0])
         generator = torch.Generator().manual_seed(0)
@@ -82,11 +84,17 @@ def main() -> None:
                     for token, p in zip(best.indices, best.values, strict=True)
                 ]
                 which = f", token {place + 1} of {len(logs)}" if len(logs) > 1 else ""
-                words.setdefault(f"{arm.name}, seed {arm.seed}{which}", []).append(f"layer {number}: " + ", ".join(shown))
+                words.setdefault(f"{arm.name}, seed {arm.seed}{which}", []).append(
+                    f"layer {number}: " + ", ".join(shown)
+                )
         return {key: np.array([values.mean()]) for key, values in found.items()}
 
     rows = measure_arms(arms, measure).rows()
-    text = show(rows) + "\n\n" + "\n\n".join(f"{name}:\n\n" + "\n".join(f"* {line}" for line in lines) for name, lines in words.items())
+    text = (
+        show(rows)
+        + "\n\n"
+        + "\n\n".join(f"{name}:\n\n" + "\n".join(f"* {line}" for line in lines) for name, lines in words.items())
+    )
     write(arguments.out, "What the sink token says", {"rows": rows, "words": words}, text, arms, started)
 
 

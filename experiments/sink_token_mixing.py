@@ -33,7 +33,11 @@ def canvases(arm: Arm, model: Any, count: int) -> list[torch.Tensor]:
     for problem in sums(arm, count):
         question = model.encode(question_text(problem))
         answer = list(model.tokenizer(" " + problem.worked, add_special_tokens=False).input_ids)
-        made.append(torch.tensor([question + [model.card.mask_id if place % 2 else token for place, token in enumerate(answer)]]))
+        made.append(
+            torch.tensor(
+                [question + [model.card.mask_id if place % 2 else token for place, token in enumerate(answer)]]
+            )
+        )
     return made
 
 
@@ -51,7 +55,10 @@ class Values(Watcher):
         norms = norms.repeat_interleave(text.shape[0] // norms.shape[0], dim=0)
         sinks = torch.from_numpy(is_sink(text[None].numpy())[0])
         added, total = text * norms, float((text * norms).sum())
-        row = {"value norm of sinks of the text": _mean(norms[sinks]), "value norm of other tokens": _mean(norms[~sinks])}
+        row = {
+            "value norm of sinks of the text": _mean(norms[sinks]),
+            "value norm of other tokens": _mean(norms[~sinks]),
+        }
         if columns.prefix is not None and call.own is not None and call.own.keys is not None:
             values = call.own.values
             values = torch.zeros_like(call.own.keys) if values is None else values
@@ -101,9 +108,13 @@ def main() -> None:
             watcher = Values()
             with subscribed(model.network, watcher):
                 model.network.model(input_ids=tokens, use_cache=False)
-            row = {key: _nanmean([one.get(key, np.nan) for one in watcher.rows]) for key in watcher.rows[0]} | mixing(model, tokens)
+            row = {key: _nanmean([one.get(key, np.nan) for one in watcher.rows]) for key in watcher.rows[0]} | mixing(
+                model, tokens
+            )
             with HideSinkToken()(model) if has_sink else contextlib.nullcontext():
-                row |= {f"{key}, token hidden": value for key, value in mixing(model, tokens).items()} if has_sink else {}
+                row |= (
+                    {f"{key}, token hidden": value for key, value in mixing(model, tokens).items()} if has_sink else {}
+                )
             rows.append(row)
         return {key: np.array([row[key] for row in rows]) for key in rows[0]}
 

@@ -65,7 +65,9 @@ class Shares(Watcher):
         total = text.shape[0] * text.shape[1]  # every query has 1 to give
         own = 0.0 if columns.prefix is None else float(columns.prefix[0, :, 0].sum())
         sinks = is_sink(text[None].numpy())[0]
-        self.rows.append((own / total, float(text[torch.from_numpy(sinks)].sum()) / total, float(text.amax(-1).sum()) / total))
+        self.rows.append(
+            (own / total, float(text[torch.from_numpy(sinks)].sum()) / total, float(text.amax(-1).sum()) / total)
+        )
         self.main.append(text.sum(0) / total)
 
 
@@ -134,7 +136,11 @@ def main() -> None:
                 received[name] = ratio_interval(table.of(name, OWN, seeds), before)
     lines = [
         f"* {name}: sinks of the text have {told(value)} of it less"
-        + (f"; the token or score has as much as {told(received[name])} of it" if name in received else "; no place of its own")
+        + (
+            f"; the token or score has as much as {told(received[name])} of it"
+            if name in received
+            else "; no place of its own"
+        )
         for name, value in less.items()
     ] + [f"* {name}: none to compare with, as the arm without has no sinks" for name in without_sinks]
     text = show(rows) + "\n\nOf the attention that sinks of the text have in the arm without:\n\n" + "\n".join(lines)

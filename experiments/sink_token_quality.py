@@ -43,7 +43,10 @@ def main() -> None:
     started, arms = time.time(), find_arms(arguments.arms)
 
     def measure(arm: Arm, model: Any) -> dict[str, np.ndarray]:
-        found = {f"exact match, {per_step} tokens a step": exact(arm, model, arguments.problems, per_step) for per_step in PER_STEP}
+        found = {
+            f"exact match, {per_step} tokens a step": exact(arm, model, arguments.problems, per_step)
+            for per_step in PER_STEP
+        }
         losses = arm.validation_losses
         below = [update for update, loss in losses.items() if loss < LEARNT]
         reached = {f"updates until validation loss {LEARNT}": np.array([min(below)], dtype=float)} if below else {}

@@ -46,9 +46,14 @@ def main() -> None:
         for name, rule in (RULES | ({} if model.card.sink_token in (None, "gate") else OWN)).items():
             right = []
             with rule(model) as hiding:
-                for batch in in_batches(list(zip(sums(arm, arguments.problems), prompts(arm, arguments.problems), strict=True))):
+                for batch in in_batches(
+                    list(zip(sums(arm, arguments.problems), prompts(arm, arguments.problems), strict=True))
+                ):
                     written = sinkscope.generate(model, [prompt for _, prompt in batch], **settings(model))
-                    right += [score_number(problem, one.text).correct for (problem, _), one in zip(batch, written, strict=True)]
+                    right += [
+                        score_number(problem, one.text).correct
+                        for (problem, _), one in zip(batch, written, strict=True)
+                    ]
             found[f"exact match, {name}"] = np.array(right, dtype=float)
             if name != "nothing hidden":
                 found[f"attention removed, {name}"] = np.array([hiding.effect.removed_share])

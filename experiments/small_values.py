@@ -52,8 +52,16 @@ CLAIM = Claim(
             0.0,
             decides=False,
         ),
-        Part("effect size of the key norm", Number("blocks-of-16", "norms.key_norm_effect"), "below", 0.0, decides=False),
-        Part("effect size of the hidden state's norm", Number("blocks-of-16", "norms.hidden_norm_effect"), "above", 0.0, decides=False),
+        Part(
+            "effect size of the key norm", Number("blocks-of-16", "norms.key_norm_effect"), "below", 0.0, decides=False
+        ),
+        Part(
+            "effect size of the hidden state's norm",
+            Number("blocks-of-16", "norms.hidden_norm_effect"),
+            "above",
+            0.0,
+            decides=False,
+        ),
         Part(
             "autoregressive model: other tokens whose value norm is larger than the main sink's",
             Number("autoregressive", "norms.value_norm_auc"),

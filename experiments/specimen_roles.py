@@ -57,7 +57,9 @@ def main() -> None:
     given = parser.parse_args()
     found = [judge(name) for name in tqdm(SPECIMENS)]
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps({**_settings.made_by(), "prompts": PROMPTS, "specimens": found}, indent=1, ensure_ascii=False) + "\n")
+    given.out.write_text(
+        json.dumps({**_settings.made_by(), "prompts": PROMPTS, "specimens": found}, indent=1, ensure_ascii=False) + "\n"
+    )
     print(f"{sum(bool(one['right']) for one in found)} of {len(found)} as the rule says")
 
 

@@ -67,12 +67,16 @@ def divergences(model: Any, prompts: list[list[int]], intervals: Sequence[int] =
         for canvas, one, two in zip(canvases, plain, other, strict=True):
             masked = canvas == model.card.mask_id
             apart = (one.exp() * (one - two)).sum(-1)
-            sums += torch.zeros(masked.shape, dtype=torch.float64).masked_scatter_(masked, apart).sum(-1) / masked.sum(-1)
+            sums += torch.zeros(masked.shape, dtype=torch.float64).masked_scatter_(masked, apart).sum(-1) / masked.sum(
+                -1
+            )
         found[every] = (sums / len(steps)).tolist()
     return found
 
 
-def _predictions(model: Any, batch: Any, layout: Any, settings: Any, canvases: list[Any], steps: list[Any]) -> list[Any]:
+def _predictions(
+    model: Any, batch: Any, layout: Any, settings: Any, canvases: list[Any], steps: list[Any]
+) -> list[Any]:
     """Return the log-probabilities at the masks of each canvas, float64 [mask, vocabulary], as a reader of these settings computes them."""
     found = []
     with reading(model, batch, layout, WorkMeter(model.network, len(canvases[0])), settings) as reader:
@@ -91,7 +95,9 @@ def interval(values: list[float]) -> list[float]:
     return np.quantile(drawn, [0.025, 0.975]).tolist()
 
 
-def divergences_of(model: Any, prompts: list[list[int]], intervals: Sequence[int] = INTERVALS) -> dict[int, list[float]]:
+def divergences_of(
+    model: Any, prompts: list[list[int]], intervals: Sequence[int] = INTERVALS
+) -> dict[int, list[float]]:
     """Return the mean divergence of each answer, by how often everything is refreshed, in batches."""
     found: dict[int, list[float]] = {every: [] for every in intervals}
     for start in range(0, len(prompts), BATCH):
@@ -106,13 +112,21 @@ def bundled(names: list[str], problems: int) -> dict[str, Any]:
     for name in names:
         model = sinkscope.load(name, dtype=torch.float32)
         task = find_task("lab-sums", {})
-        prompts = [model.encode(task.prompt(problem, index, 0)) for index, problem in enumerate(task.problems()[:problems])]
+        prompts = [
+            model.encode(task.prompt(problem, index, 0)) for index, problem in enumerate(task.problems()[:problems])
+        ]
         of_model = divergences_of(model, prompts)
-        rows = [{"every": every, "mean": float(np.mean(one)), "interval": interval(one), "answers": one} for every, one in of_model.items()]
+        rows = [
+            {"every": every, "mean": float(np.mean(one)), "interval": interval(one), "answers": one}
+            for every, one in of_model.items()
+        ]
         found[model.card.name] = {"weight_hash": model.card.weight_hash, "rows": rows}
         for row in rows:
             low, high = row["interval"]
-            print(f"{name}, every {row['every']}: {row['mean']:.2e} ({low:.2e} … {high:.2e}) nats, {len(prompts)} answers", flush=True)
+            print(
+                f"{name}, every {row['every']}: {row['mean']:.2e} ({low:.2e} … {high:.2e}) nats, {len(prompts)} answers",
+                flush=True,
+            )
     return found
 
 
@@ -144,7 +158,9 @@ def ratios(found: dict[str, dict[str, dict[int, list[float]]]]) -> list[dict[str
                 over, under = pair[:, drawn].mean(-1)
                 low, high = np.quantile(over / under, [0.025, 0.975]).tolist()
                 seeds[seed] = {"ratio": float(pair[0].mean() / pair[1].mean()), "interval": [low, high]}
-            rows.append({"arm": arm, "every": every, "seeds": seeds, **over_seeds([one["ratio"] for one in seeds.values()])})
+            rows.append(
+                {"arm": arm, "every": every, "seeds": seeds, **over_seeds([one["ratio"] for one in seeds.values()])}
+            )
     return rows
 
 

@@ -119,7 +119,9 @@ def measure(model: Any, task: Task, rule: str) -> tuple[dict[str, np.ndarray], d
         with sinkscope.parse_rule(rule)(model), subscribed(model.network, watcher):
             logits = model.network(task.tokens[rows], use_cache=False).logits.float()
         targets, known = task.targets[rows], task.known[rows]
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=NO_TARGET).view(targets.shape)
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=NO_TARGET).view(
+            targets.shape
+        )
         for name, some in {"all": torch.ones_like(known), "known": known, "others": ~known}.items():
             judged = some & (targets != NO_TARGET)
             losses[name].append((((loss * judged).sum(1)) / judged.sum(1)).numpy())
@@ -184,7 +186,10 @@ def of_text(name: str, corpus: Path) -> dict[str, Any]:
     model, texts = sinkscope.load(name), open_corpus(corpus)
     bos = model.tokenizer.bos_token_id if model.family.causal else None
     canvases = draw_windows(texts, CANVASES * WINDOW, WINDOW, bos_id=bos)(HELD_OUT, HELD_OUT)
-    return {"model": Path(name).name, **profile(model, make_task(model, canvases, FIRST_READ, specimen=False), HIDDEN[1:])}
+    return {
+        "model": Path(name).name,
+        **profile(model, make_task(model, canvases, FIRST_READ, specimen=False), HIDDEN[1:]),
+    }
 
 
 def of_problems(name: str) -> dict[str, Any]:
@@ -198,8 +203,12 @@ def of_problems(name: str) -> dict[str, Any]:
 def main() -> None:
     parser = Arguments(__doc__)
     parser.add_argument("model", help="specimens, or a model of the lab")
-    parser.add_argument("--folder", type=Path, default=None, help="of specimens by name; the bundled ones when left out")
-    parser.add_argument("--data", type=Path, default=None, help="corpus folder, for a model on text; the lab's problems when left out")
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="of specimens by name; the bundled ones when left out"
+    )
+    parser.add_argument(
+        "--data", type=Path, default=None, help="corpus folder, for a model on text; the lab's problems when left out"
+    )
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     if given.model == "specimens":

@@ -76,7 +76,11 @@ def _by_arm(found: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 def _row_of_reversed(seeds: list[dict[str, Any]]) -> str:
     def cost(what: str) -> str:
-        return ", ".join(f"{round(one['cost'][what]['mean'], 3) + 0.0:+.3f}" for one in seeds) if what in seeds[0]["cost"] else ""
+        return (
+            ", ".join(f"{round(one['cost'][what]['mean'], 3) + 0.0:+.3f}" for one in seeds)
+            if what in seeds[0]["cost"]
+            else ""
+        )
 
     shares = [", ".join(f"{one['shares'][name]:.2f}" for one in seeds) for name in ("sink", "largest")]
     costs = [cost(what) for what in ("top", "sink", "sink and top", "masks")]
@@ -89,7 +93,13 @@ def _by_dial(found: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 def _row_of_specimens(seeds: list[dict[str, Any]]) -> str:
     kind, nulls = seeds[0]["kind"], seeds[0]["nulls"]
-    cells = [kind, str(nulls), _mean(seeds, "nulls"), _mean(seeds, "masks"), ", ".join(_knee(one["knee"]) for one in seeds)]
+    cells = [
+        kind,
+        str(nulls),
+        _mean(seeds, "nulls"),
+        _mean(seeds, "masks"),
+        ", ".join(_knee(one["knee"]) for one in seeds),
+    ]
     cells += [_range(_cost(one, "top", k) for one in seeds) for k in (nulls - 1, nulls)]
     cells.append(_range(_cost(one, "masks") for one in seeds))
     return f"| {' | '.join(cells)} |\n"
@@ -105,12 +115,17 @@ def _row_of_roles(seeds: list[dict[str, Any]]) -> str:
 
 
 def _of_model(read: dict[str, Any], model: dict[str, Any]) -> str:
-    head = MODEL.format(**read | {"model": model["model"], "loss": f"{model['loss']['all']['mean']:.3f}", "knee": _knee(model["knee"])})
+    head = MODEL.format(
+        **read | {"model": model["model"], "loss": f"{model['loss']['all']['mean']:.3f}", "knee": _knee(model["knee"])}
+    )
     rows = {}
     for row in model["hidden"]:
         rows.setdefault(row["hidden"], {})[row["rule"]] = _interval(row["cost"]["all"])
     every = rows.pop(next((row["hidden"] for row in model["hidden"] if row["rule"] == "masks"), None), {}).get("masks")
-    lines = [f"| {k} | {' | '.join(cells.get(rule, '') for rule in ('top', 'rowmass', 'random'))} |\n" for k, cells in rows.items()]
+    lines = [
+        f"| {k} | {' | '.join(cells.get(rule, '') for rule in ('top', 'rowmass', 'random'))} |\n"
+        for k, cells in rows.items()
+    ]
     return head + "".join(lines) + (f"\nAll masks hidden from the masked queries: {every}.\n" if every else "")
 
 
@@ -120,7 +135,9 @@ def _mean(seeds: list[dict[str, Any]], name: str) -> str:
 
 
 def _cost(one: dict[str, Any], rule: str, hidden: int | None = None) -> float | None:
-    found = [row["cost"]["all"]["mean"] for row in one["hidden"] if row["rule"] == rule and hidden in (None, row["hidden"])]
+    found = [
+        row["cost"]["all"]["mean"] for row in one["hidden"] if row["rule"] == rule and hidden in (None, row["hidden"])
+    ]
     return found[0] if found else None
 
 

@@ -83,7 +83,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=None, help="no round is begun after so many")
     parser.add_argument("--until", type=int, default=None, help="rounds, from the first; all when not given")
-    parser.add_argument("--model", choices=list(SETTINGS), default=None, help="one model's rounds only; the other's may run beside")
+    parser.add_argument(
+        "--model", choices=list(SETTINGS), default=None, help="one model's rounds only; the other's may run beside"
+    )
     arguments = parser.parse_args()
     began, models = time.monotonic(), {}
     for number, one in enumerate(rounds()[: arguments.until]):
@@ -107,7 +109,10 @@ def main() -> None:
             )
             line = f"round {number}: {one.model}, {one.task}, {rule}: {result.correct}/{result.n}"
             print(
-                line, "" if result.removed_share is None else f"removed {result.removed_share:.3f}", f"{result.seconds:.0f} s", flush=True
+                line,
+                "" if result.removed_share is None else f"removed {result.removed_share:.3f}",
+                f"{result.seconds:.0f} s",
+                flush=True,
             )
 
 

@@ -71,7 +71,13 @@ def recipe_of(arm: str, seed: int, updates: int, compiled: bool) -> Recipe:
         own = {key: changes.pop(key) for key in list(changes) if hasattr(held, key)}
         changes[inner] = replace(held, **own)
     return replace(
-        recipe, **changes, updates=updates, snapshots=(0, 400, 1000, updates), seed=seed, compile=compiled, validate_every=updates
+        recipe,
+        **changes,
+        updates=updates,
+        snapshots=(0, 400, 1000, updates),
+        seed=seed,
+        compile=compiled,
+        validate_every=updates,
     )
 
 
@@ -230,7 +236,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for seed in given.seeds:
         for arm in given.arms:
             print(json.dumps(run_arm(arm, seed, given, corpus)), flush=True)
-    finished = [(one.parent.name.rpartition("-"), json.loads(one.read_text())) for one in sorted(given.work.glob("*/measured.json"))]
+    finished = [
+        (one.parent.name.rpartition("-"), json.loads(one.read_text()))
+        for one in sorted(given.work.glob("*/measured.json"))
+    ]
     rows = [{"arm": arm, "seed": int(seed), **row} for (arm, _, seed), row in finished]
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps({**made_by(), "updates": given.updates, "rows": rows}, indent=1) + "\n")

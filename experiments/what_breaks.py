@@ -77,15 +77,29 @@ def main() -> None:
             row = {"model": model, "shots": asked["shots"], "hide": arm.name, "n": len(items)}
             row["accuracy"] = sum(item["correct"] for item in items) / len(items)
             row |= {
-                name: {"right": sum(one), "of": len(one), "share": sum(one) / len(one), "interval": wilson_interval(sum(one), len(one))}
+                name: {
+                    "right": sum(one),
+                    "of": len(one),
+                    "share": sum(one) / len(one),
+                    "interval": wilson_interval(sum(one), len(one)),
+                }
                 for name, one in counts.items()
                 if one
             }
             rows.append(row)
-    print("| model | shots | hidden | n | correct | " + " | ".join(MEASURES) + " |\n" + "|---" * (5 + len(MEASURES)) + "|")
+    print(
+        "| model | shots | hidden | n | correct | " + " | ".join(MEASURES) + " |\n" + "|---" * (5 + len(MEASURES)) + "|"
+    )
     for row in rows:
-        cells = [f"{row[name]['share']:.2f} ({row[name]['right']}/{row[name]['of']})" if name in row else "–" for name in MEASURES]
-        print(f"| {row['model']} | {row['shots']} | {row['hide']} | {row['n']} | {row['accuracy']:.2f} | " + " | ".join(cells) + " |")
+        cells = [
+            f"{row[name]['share']:.2f} ({row[name]['right']}/{row[name]['of']})" if name in row else "–"
+            for name in MEASURES
+        ]
+        print(
+            f"| {row['model']} | {row['shots']} | {row['hide']} | {row['n']} | {row['accuracy']:.2f} | "
+            + " | ".join(cells)
+            + " |"
+        )
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps({"experiment": "what_breaks", **made_by(), "rows": rows}, indent=1) + "\n")
 

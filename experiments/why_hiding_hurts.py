@@ -180,7 +180,11 @@ def cells(layers: int, heads: int) -> dict[str, Choose]:
 
     def matched(chunk: Chunk, seed: int) -> tuple[Masks, None, bool]:
         where = at_top(chunk.own, chunk) <= 0.5
-        return {layer: keys & where[layer][..., None] for layer, keys in random_keys(chunk, seed, chunk.own).items()}, None, False
+        return (
+            {layer: keys & where[layer][..., None] for layer, keys in random_keys(chunk, seed, chunk.own).items()},
+            None,
+            False,
+        )
 
     found: dict[str, Choose] = {
         "top": lambda chunk: (top(chunk), None, False),
@@ -196,14 +200,23 @@ def cells(layers: int, heads: int) -> dict[str, Choose]:
         **of_equal_mass("own", 0, 1, 2),
         "top, most of the row where written": most_of_the_row(True),
         "top, less of it": most_of_the_row(False),
-        **{f"random of equal mass where written, less of it, seed {seed}": partial(matched, seed=seed) for seed in (0, 1, 2)},
+        **{
+            f"random of equal mass where written, less of it, seed {seed}": partial(matched, seed=seed)
+            for seed in (0, 1, 2)
+        },
         "rank 2": lambda chunk: (ranked(chunk, 1), None, False),
         "random": lambda chunk: (random_keys(chunk, 0), None, False),
         "top, broader": halves(lambda chunk: chunk.breadth, True),
         "top, narrower": halves(lambda chunk: chunk.breadth, False),
         **{f"top, {name}": of_class(name) for name in CLASSES if name != "white space"},
     }
-    for group in ("committed position", "all but the committed position", "masked but the committed position", "prompt", "answer so far"):
+    for group in (
+        "committed position",
+        "all but the committed position",
+        "masked but the committed position",
+        "prompt",
+        "answer so far",
+    ):
         found[f"top, from {group}"] = lambda chunk, group=group: (top(chunk), who(chunk, group), False)
     for layer in range(layers):
         found[f"top, layer {layer}"] = lambda chunk, layer=layer: ({layer: top(chunk)[layer]}, None, False)
@@ -225,15 +238,21 @@ def main() -> None:
     parser.add_argument("--shots", type=int, default=5)
     parser.add_argument("--problems", type=int, default=48)
     parser.add_argument("--part", choices=("keys", "heads"), default="keys", help="heads: one at a time, and H4")
-    parser.add_argument("--layer", type=int, default=None, help="with --part heads: the heads of this layer only, without H4")
+    parser.add_argument(
+        "--layer", type=int, default=None, help="with --part heads: the heads of this layer only, without H4"
+    )
     arguments = parser.parse_args()
     model = sinkscope.load(arguments.model)
     if arguments.layer is not None and (arguments.part != "heads" or arguments.layer >= model.card.layers):
-        parser.error(f"--layer: expected --part heads and a layer from 0 to {model.card.layers - 1}, found {arguments.layer}")
+        parser.error(
+            f"--layer: expected --part heads and a layer from 0 to {model.card.layers - 1}, found {arguments.layer}"
+        )
     layers, heads = model.card.layers, model.card.heads
     canvases = collect(model, arguments.problems, arguments.shots)
     order = sorted(range(len(canvases)), key=lambda index: len(canvases[index].tokens))
-    chunks = [make_chunk(model, [canvases[index] for index in order[at : at + CHUNK]]) for at in range(0, len(order), CHUNK)]
+    chunks = [
+        make_chunk(model, [canvases[index] for index in order[at : at + CHUNK]]) for at in range(0, len(order), CHUNK)
+    ]
     for chunk in chunks:
         chunk.plain.append(read(model, chunk, Reader(chunk)))
     problem = np.array([canvases[index].problem for index in order])
@@ -252,8 +271,14 @@ def main() -> None:
             fell.append((found - chunk.plain[0])[rows, chunk.token].numpy())
             removed, looked = removed + planned.removed, looked + float(chunk.real.sum()) * layers * heads
             keys += sum(float(mask.sum()) for mask in chosen.values())
-            from_it = torch.ones(len(chunk.token)) if queries is None else queries[torch.arange(len(chunk.token)), chunk.position].float()
-            own += sum(float((chunk.own[layer] * mask * from_it[:, None, None]).sum()) for layer, mask in chosen.items())
+            from_it = (
+                torch.ones(len(chunk.token))
+                if queries is None
+                else queries[torch.arange(len(chunk.token)), chunk.position].float()
+            )
+            own += sum(
+                float((chunk.own[layer] * mask * from_it[:, None, None]).sum()) for layer, mask in chosen.items()
+            )
         same = np.concatenate(kept)
         per_problem = {
             "kept": by_problem(same, problem, result),
@@ -275,10 +300,14 @@ def main() -> None:
             "model": model.card.as_dict(),
             "settings": {**SETTINGS["lab-diffusion"], "shots": arguments.shots},
             "problems": arguments.problems,
-            "unhidden_log_probability": float(np.mean([float(c.plain[0][torch.arange(len(c.token)), c.token].mean()) for c in chunks])),
+            "unhidden_log_probability": float(
+                np.mean([float(c.plain[0][torch.arange(len(c.token)), c.token].mean()) for c in chunks])
+            ),
             "top_keys": described,
             "cells": {name: summary(cell) for name, cell in results.items()},
-            "against_top": {name: paired(results["top"]["kept"], cell["kept"]) for name, cell in results.items() if name != "top"},
+            "against_top": {
+                name: paired(results["top"]["kept"], cell["kept"]) for name, cell in results.items() if name != "top"
+            },
             "halves": {
                 name: paired(results[f"top, larger {name}"]["kept"], results[f"top, smaller {name}"]["kept"])
                 for name in ("contribution", "value")
@@ -332,7 +361,9 @@ def paired(one: np.ndarray, other: np.ndarray) -> dict[str, Any]:
     return {"difference": float((one - other).mean()), "interval": interval(one - other)}
 
 
-def spare_heads(results: Any, problem: np.ndarray, chunks: list[Chunk], layers: int, heads: int, run: Any) -> dict[str, Any]:
+def spare_heads(
+    results: Any, problem: np.ndarray, chunks: list[Chunk], layers: int, heads: int, run: Any
+) -> dict[str, Any]:
     """Compute H4: heads are ranked on the even problems and judged on the odd ones, and the other way round."""
     numbers = np.unique(problem)
     even = numbers % 2 == 0
@@ -351,7 +382,9 @@ def spare_heads(results: Any, problem: np.ndarray, chunks: list[Chunk], layers: 
             cell = f"top, {name} six heads of the {'even' if half else 'odd'} problems spared"
             run(cell, lambda chunk, spared=spared: (heads_only(chunk, ~spared.reshape(layers, heads)), None, False))
             kept[name][even != half] = results[cell]["kept"][even != half]
-        worst_heads["even" if half else "odd"] = [f"{index // heads}.{index % heads}" for index in np.flatnonzero(worst)]
+        worst_heads["even" if half else "odd"] = [
+            f"{index // heads}.{index % heads}" for index in np.flatnonzero(worst)
+        ]
     return {
         "heads": worst_heads,
         **{name: {"kept": float(values.mean()), "interval": interval(values), "over_top": paired(values, results["top"]["kept"])}

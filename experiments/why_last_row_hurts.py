@@ -70,14 +70,18 @@ class Rows(Hider):
         self.removed = self.removed + columns.removed.sum((1, 2))
 
 
-def choices(reader: Reader, start: int, classes: torch.Tensor, number: int) -> dict[str, tuple[dict[int, torch.Tensor], bool]]:
+def choices(
+    reader: Reader, start: int, classes: torch.Tensor, number: int
+) -> dict[str, tuple[dict[int, torch.Tensor], bool]]:
     """Return arms by name: keys [head, query, key] by layer, queries from ``start`` on, and whether weights become 0 after the softmax."""
     arms: dict[str, dict[int, torch.Tensor]] = {}
     for layer, whole in reader.weights.items():
         size = whole.shape[-1]
         weights, before, running = whole[:, start:], whole[:, start - 1 : -1], whole.cumsum(1)[:, start - 1 : -1]
         place, asking = torch.arange(size), torch.arange(start, size)
-        asked = (asking > start)[None, :, None] & (place[None] < asking[:, None])[None]  # the new key was not there to be seen before
+        asked = (asking > start)[None, :, None] & (place[None] < asking[:, None])[
+            None
+        ]  # the new key was not there to be seen before
         last = one_hot(before.masked_fill(~asked, -1.0).argmax(-1), size) & asked
         column = one_hot(running.masked_fill(~asked, -1.0).argmax(-1), size) & asked
         total = asking[None, :, None].float()
@@ -107,13 +111,17 @@ def choices(reader: Reader, start: int, classes: torch.Tensor, number: int) -> d
             "last row, in the prompt": last & (place < start) & (place > 0) & (back > 2),
             "last row, still the top": last & one_hot(weights.masked_fill(~asked, -1.0).argmax(-1), size),
             "last row, no longer the top": last & ~one_hot(weights.masked_fill(~asked, -1.0).argmax(-1), size),
-            "what the query itself attends to most": one_hot(weights.argmax(-1), size) & (asking > start)[None, :, None],
+            "what the query itself attends to most": one_hot(weights.argmax(-1), size)
+            & (asking > start)[None, :, None],
             **{f"last row, {name}": last & (classes == index) for index, name in enumerate(CLASSES)},
             **{f"last row, layer {layer}": last},
         }
         for name, keys in every.items():
             arms.setdefault(name, {})[layer] = keys
-    return {**{name: (keys, False) for name, keys in arms.items()}, "top of the last row, zeroed": (arms["top of the last row"], True)}
+    return {
+        **{name: (keys, False) for name, keys in arms.items()},
+        "top of the last row, zeroed": (arms["top of the last row"], True),
+    }
 
 
 def one_hot(place: torch.Tensor, size: int) -> torch.Tensor:
@@ -135,7 +143,9 @@ def main() -> None:
     parser.add_argument("--shots", type=int, default=5)
     arguments = parser.parse_args()
     model = sinkscope.load("lab-autoregressive")
-    prompts = [few_shot_prompt(held_out("lab-arith")[number], number, arguments.shots) for number in range(arguments.problems)]
+    prompts = [
+        few_shot_prompt(held_out("lab-arith")[number], number, arguments.shots) for number in range(arguments.problems)
+    ]
     answers = sinkscope.generate(model, prompts, length=32)
     kept: dict[str, list[float]] = {}
     whole: dict[str, list[float]] = {}
@@ -169,7 +179,9 @@ def main() -> None:
                 kept.setdefault(name, []).append(float(same.mean()))
                 whole.setdefault(name, []).append(float(same.min()))
                 removed.setdefault(name, []).append(float(hider.removed[row]) / counted / heads / layers)
-                share.setdefault(name, []).append(sum(float(one[row].any(-1).sum()) for one in rows.values()) / counted / heads / layers)
+                share.setdefault(name, []).append(
+                    sum(float(one[row].any(-1).sum()) for one in rows.values()) / counted / heads / layers
+                )
         described.append(describe(reader, slice(start + 1, len(tokens) - 1)))
         print(number, f"{kept['top of the last row'][-1]:.2f}", end=" ", flush=True)
     print()
@@ -194,7 +206,9 @@ def main() -> None:
         "keys": {name: float(np.nanmean([one[name] for one in described])) for name in described[0]},
     }
     for name, arm in document["arms"].items():
-        print(f"{name:<40}kept {arm['kept']:.3f}  whole {arm['whole_answer_kept']:.2f}  removed {arm['removed_share']:.4f}")
+        print(
+            f"{name:<40}kept {arm['kept']:.3f}  whole {arm['whole_answer_kept']:.2f}  removed {arm['removed_share']:.4f}"
+        )
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(document, indent=1) + "\n")
 
@@ -218,7 +232,9 @@ def describe(reader: Reader, queries: slice) -> dict[str, float]:
             found.setdefault(f"{name}: in the last eight", []).append((count - top <= 8).float().mean())
             found.setdefault(f"{name}: value over the median", []).append(values.gather(-1, top).mean())
             sums = running[:, queries].gather(-1, top[..., None])[..., 0]
-            found.setdefault(f"{name}: sink by Eq. 3", []).append((sums - (count - sums) / (count - 1) > EXCESS).float().mean())
+            found.setdefault(f"{name}: sink by Eq. 3", []).append(
+                (sums - (count - sums) / (count - 1) > EXCESS).float().mean()
+            )
             found.setdefault(f"{name}: layer {layer}, first position", []).append((top == 0).float().mean())
     return {name: float(torch.stack(values).mean()) for name, values in found.items()}
 

@@ -12,11 +12,26 @@ import pytest
 from jaxtyping import install_import_hook
 
 SINKS = ("definition", "tracking", "drift", "episodes")
-STATISTICS = ("candidates", "column_counts", "groups", "intervals", "move_triggers", "movement", "norms", "prompt", "prompt_canvas", "step")
+STATISTICS = (
+    "candidates",
+    "column_counts",
+    "groups",
+    "intervals",
+    "move_triggers",
+    "movement",
+    "norms",
+    "prompt",
+    "prompt_canvas",
+    "step",
+)
 CHECKED = (*(f"sinks.{name}" for name in SINKS), *(f"statistics.{name}" for name in STATISTICS))
 SOURCE = Path(__file__).parents[1] / "src" / "sinkscope"
-assert all((SOURCE / f"{name.replace('.', '/')}.py").exists() for name in CHECKED), "a module that is checked has another name now"
-install_import_hook([f"sinkscope.{name}" for name in ("attention.dispatch", "attention.records", *CHECKED)], "beartype.beartype")
+assert all((SOURCE / f"{name.replace('.', '/')}.py").exists() for name in CHECKED), (
+    "a module that is checked has another name now"
+)
+install_import_hook(
+    [f"sinkscope.{name}" for name in ("attention.dispatch", "attention.records", *CHECKED)], "beartype.beartype"
+)
 
 import odd_places
 import torch

@@ -15,7 +15,9 @@ class ReadPage:
 
     def __init__(self, html):
         self.html = html
-        self.document = json.loads(re.search(r'<script type="application/json" id="explorer">(.*?)</script>', html, re.DOTALL)[1])
+        self.document = json.loads(
+            re.search(r'<script type="application/json" id="explorer">(.*?)</script>', html, re.DOTALL)[1]
+        )
         blocks = re.findall(r'<script type="text/plain" id="tile:([^"]+)">([^<]*)</script>', html)
         self.tiles = Tiles(self.document["tiles"], {name: base64.b64decode(text) for name, text in blocks})
         self.traces = self.document["traces"]

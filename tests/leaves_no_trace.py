@@ -21,7 +21,9 @@ class BodyRaised(Exception):
     """Raised by the check inside the context."""
 
 
-def check_leaves_no_trace(network: nn.Module, open_context: Callable[[], AbstractContextManager[Any]], input_ids: Tensor) -> None:
+def check_leaves_no_trace(
+    network: nn.Module, open_context: Callable[[], AbstractContextManager[Any]], input_ids: Tensor
+) -> None:
     """Run the network inside the context, once to the end and once into an exception, and compare its whole state.
 
     Raises:

@@ -15,7 +15,12 @@ def named_tests(text):
 @functools.cache
 def existing_tests():
     trees = [ast.parse(path.read_text()) for path in sorted(TESTS.rglob("test_*.py"))]
-    return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+    return {
+        node.name
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
 
 
 def rows_of(text):

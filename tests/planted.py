@@ -8,7 +8,9 @@ MASK, END, NEWLINE, SPACE, DOT, SEVEN, THE, APPLE = range(1, 9)
 VOCABULARY = {"1": "<|mask|>", "2": "</s>", "3": "\n", "4": " ", "5": ".", "6": "7", "7": " the", "8": "apple"}
 
 
-def make_trace(columns, *, prompt_length=10, block=5, order="left", seed=0, prompt="", tokens=None, commit_every=1, **more):
+def make_trace(
+    columns, *, prompt_length=10, block=5, order="left", seed=0, prompt="", tokens=None, commit_every=1, **more
+):
     """A diffusion trace around column sums [step, layer, head, key].
 
     One token is committed every ``commit_every`` steps, ``order`` left to right, right to left in blocks, or "random".

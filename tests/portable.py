@@ -87,7 +87,9 @@ def selection(short):
     if not short:
         return list(NUMERICAL)
     # pytest runs a folder that is named although it is to be ignored.
-    return [path for path in NUMERICAL if path not in NOT_SHORT] + [f"--ignore={path}" for path in NOT_SHORT if path not in NUMERICAL]
+    return [path for path in NUMERICAL if path not in NOT_SHORT] + [
+        f"--ignore={path}" for path in NOT_SHORT if path not in NUMERICAL
+    ]
 
 
 def run(name, setting, short, workers, arguments):
@@ -97,23 +99,42 @@ def run(name, setting, short, workers, arguments):
         print(f"{name}: left out, torch has {found} here", flush=True)
         return 0
     workers = max(1, workers // int(setting.get("OMP_NUM_THREADS", 1)))
-    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-n", str(workers), "--dist", "loadfile", "-r", "fE"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--no-header",
+        "-n",
+        str(workers),
+        "--dist",
+        "loadfile",
+        "-r",
+        "fE",
+    ]
     command += [*selection(short), *arguments]
     said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     started = time.monotonic()
     done = subprocess.run(command, env=environment(setting), cwd=ROOT, check=False, **said)
     if done.returncode:
         print(done.stdout)
-    print(f"{name}: {done.stdout.splitlines()[-1]} (torch's kernels: {found}; {time.monotonic() - started:.0f} s)", flush=True)
+    print(
+        f"{name}: {done.stdout.splitlines()[-1]} (torch's kernels: {found}; {time.monotonic() - started:.0f} s)",
+        flush=True,
+    )
     return done.returncode
 
 
 def main():
     """Runs every setting, also after one that failed."""
     parser = argparse.ArgumentParser(description=__doc__, epilog="Other options go to pytest.")
-    parser.add_argument("--short", action="store_true", help="torch's two older capabilities only, without what takes long")
+    parser.add_argument(
+        "--short", action="store_true", help="torch's two older capabilities only, without what takes long"
+    )
     parser.add_argument("--only", action="append", choices=SETTINGS, help="this setting; may be given more than once")
-    parser.add_argument("--workers", type=int, default=int(os.environ.get("WORKERS") or 2), help="processes side by side")
+    parser.add_argument(
+        "--workers", type=int, default=int(os.environ.get("WORKERS") or 2), help="processes side by side"
+    )
     given, arguments = parser.parse_known_args()
     chosen = {name: SETTINGS[name] for name in given.only or (SHORT if given.short else SETTINGS)}
     print(f"{len(chosen)} settings; by itself torch takes {torch.backends.cpu.get_cpu_capability()} here", flush=True)

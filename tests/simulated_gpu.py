@@ -37,7 +37,12 @@ class OnDevice(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner):
-        given = {"strides": inner.stride(), "storage_offset": inner.storage_offset(), "dtype": inner.dtype, "device": TO_TORCH}
+        given = {
+            "strides": inner.stride(),
+            "storage_offset": inner.storage_offset(),
+            "dtype": inner.dtype,
+            "device": TO_TORCH,
+        }
         tensor = torch.Tensor._make_wrapper_subclass(cls, inner.size(), **given)
         tensor.inner, tensor.made = inner, 0
         return tensor
@@ -143,7 +148,9 @@ class SimulatedGpu(TorchDispatchMode):
 
     def _check(self, function, args, flat, kwargs):
         packet = function.overloadpacket
-        if packet in SHAPED_BY_VALUES or (function is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None):
+        if packet in SHAPED_BY_VALUES or (
+            function is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None
+        ):
             self.note(f"a shape: {packet.__name__}")
         if packet is aten.isin and isinstance(args[1], OnDevice) and args[1].numel() >= 10 * args[0].numel() ** 0.145:
             self.note("a shape: isin")  # which then sorts, and drops what is double
@@ -155,7 +162,9 @@ class SimulatedGpu(TorchDispatchMode):
             if any(not isinstance(one, OnDevice) for one in indices):
                 self.note("up, index")
             return
-        strangers = [one for one in flat if isinstance(one, torch.Tensor) and not isinstance(one, OnDevice) and one.ndim]
+        strangers = [
+            one for one in flat if isinstance(one, torch.Tensor) and not isinstance(one, OnDevice) and one.ndim
+        ]
         if strangers and "device" not in kwargs:
             raise RuntimeError(f"{function}: expected all tensors to be on the same device, found cuda:0 and cpu")
 
@@ -293,7 +302,9 @@ class _DeviceAsTorchHasIt(TorchFunctionMode):
 
 
 def _for_torch(one):
-    if (isinstance(one, torch.device) and one.type == "cuda") or (isinstance(one, str) and one.partition(":")[0] == "cuda"):
+    if (isinstance(one, torch.device) and one.type == "cuda") or (
+        isinstance(one, str) and one.partition(":")[0] == "cuda"
+    ):
         return TO_TORCH
     return one
 

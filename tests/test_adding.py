@@ -39,7 +39,12 @@ def python(repository):
     def python(*arguments):
         environment = os.environ | {"PYTHONPATH": str(repository / "src")}
         done = subprocess.run(
-            [sys.executable, "-m", *map(str, arguments)], cwd=repository, env=environment, capture_output=True, text=True, check=False
+            [sys.executable, "-m", *map(str, arguments)],
+            cwd=repository,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         return done.returncode, done.stdout + done.stderr * (done.returncode != 0)
 
@@ -47,7 +52,9 @@ def python(repository):
 
 
 def test_every_example_is_linked():
-    assert {str(path.relative_to(EXAMPLES)) for folder in ("src", "tests") for path in (EXAMPLES / folder).rglob("*.py")} <= set(FILES)
+    assert {
+        str(path.relative_to(EXAMPLES)) for folder in ("src", "tests") for path in (EXAMPLES / folder).rglob("*.py")
+    } <= set(FILES)
 
 
 def test_every_file_has_a_test_file():
@@ -60,14 +67,18 @@ def test_every_file_has_a_test_file():
 def test_the_tests_of_the_page_pass(python):
     status, out = python("pytest", "-q", "-p", "no:cacheprovider", "-n", "0", *TESTS)
     assert status == 0, out
-    assert "11 passed" in out  # the rule: 2 tests on two models and 1 without; the statistic 3, the figure 1, the family 2
+    assert (
+        "11 passed" in out
+    )  # the rule: 2 tests on two models and 1 without; the statistic 3, the figure 1, the family 2
 
 
 @pytest.fixture(scope="module")
 def trace(python, repository, diffusion_folder):
     """A trace written under the rule of the page."""
     settings = ("--prompt", "Tom has 7 apples", "--length", 8, "--steps", 8, "--block", 8)
-    status, out = python("sinkscope", "trace", diffusion_folder, *settings, "--hide", "bottom:2", "--out", "run.trace", "--json")
+    status, out = python(
+        "sinkscope", "trace", diffusion_folder, *settings, "--hide", "bottom:2", "--out", "run.trace", "--json"
+    )
     assert status == 0, out
     assert json.loads(out)["removed_share"] > 0 and json.loads(out)["keys_per_head"] == 2
     return repository / "run.trace"
@@ -79,11 +90,15 @@ def test_the_commands_know_them(python, trace):
     assert json.loads(out)["definitions"]["second.column"]["unit"] == "queries"
     status, out = python("sinkscope", "figures", trace, "--out", "drawn", "--only", "99")
     assert status == 0, out
-    assert [Path(line).name for line in out.splitlines()] == [f"figure99-sinks-by-step.{kind}" for kind in ("png", "pdf", "csv")]
+    assert [Path(line).name for line in out.splitlines()] == [
+        f"figure99-sinks-by-step.{kind}" for kind in ("png", "pdf", "csv")
+    ]
 
 
 def test_the_watcher_of_the_page_runs(capsys):
-    (block,) = re.findall(r"^```python\n(import sinkscope\nfrom sinkscope.attention import Watcher.*?)^```", PAGE.read_text(), re.M | re.S)
+    (block,) = re.findall(
+        r"^```python\n(import sinkscope\nfrom sinkscope.attention import Watcher.*?)^```", PAGE.read_text(), re.M | re.S
+    )
     exec(compile(block, str(PAGE), "exec"), {"__name__": "example"})
     assert re.match(r"48 \('model\.layers\.0\.self_attn', tensor", capsys.readouterr().out)  # 8 steps, 6 layers
 

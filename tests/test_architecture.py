@@ -58,7 +58,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "single_use": set(),
     "work_items": set(),
     "attention": set(),
-    "sinks": {"traces.reading", "traces.own_arrays"},  # `find_sinks` opens a path, or checks what is passed in its place
+    "sinks": {
+        "traces.reading",
+        "traces.own_arrays",
+    },  # `find_sinks` opens a path, or checks what is passed in its place
     "traces": set(),
     "checkpoints": set(),
     "models": {"attention"},
@@ -87,7 +90,9 @@ class Import:
 def imports_of_ours(source: str, module: str, package: bool) -> Iterator[Import]:
     """Every import of sinkscope in a file: absolute or relative, at the top or inside, by statement or by import_module."""
     tree = ast.parse(source)
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)]
+    functions = [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    ]
     deferred = {id(node) for function in functions for node in ast.walk(function)}
     for node in ast.walk(tree):
         for name in _imported(node, module, package):
@@ -104,7 +109,11 @@ def _imported(node: ast.AST, module: str, package: bool) -> list[str]:
             parents = module.split(".")[: len(module.split(".")) - node.level + package]
             base = ".".join([*parents, *([base] if base else [])])
         return [f"{base}.{alias.name}" for alias in node.names]
-    if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__") and node.args:
+    if (
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__")
+        and node.args
+    ):
         first = node.args[0].values[0] if isinstance(node.args[0], ast.JoinedStr) else node.args[0]
         return [str(first.value)] if isinstance(first, ast.Constant) else []
     return []
@@ -114,7 +123,11 @@ def _public_names() -> dict[str, str]:
     """Where each name that ``sinkscope`` itself exports is defined, as its stub or its imports for type checkers say."""
     stub = SOURCE / "__init__.pyi"
     source = (stub if stub.exists() else SOURCE / "__init__.py").read_text()
-    return {one.target.rpartition(".")[2]: one.target for one in imports_of_ours(source, "sinkscope", package=True) if "." in one.target}
+    return {
+        one.target.rpartition(".")[2]: one.target
+        for one in imports_of_ours(source, "sinkscope", package=True)
+        if "." in one.target
+    }
 
 
 PUBLIC_NAMES = _public_names()
@@ -151,7 +164,12 @@ def test_imports_keep_to_the_table(path):
 
 def test_all_of_the_source_is_walked():
     found = {_module(path) for path in FILES}
-    assert {"sinkscope", "sinkscope.attention", "sinkscope.attention.subscribers", "sinkscope.recorder.step_recorder"} <= found
+    assert {
+        "sinkscope",
+        "sinkscope.attention",
+        "sinkscope.attention.subscribers",
+        "sinkscope.recorder.step_recorder",
+    } <= found
 
 
 @pytest.mark.parametrize(
@@ -196,9 +214,17 @@ def test_a_forbidden_import_is_found(module, source):
     [
         ("sinkscope.attention", "from .blockwise import attend", True),
         ("sinkscope.attention.blockwise", "from ..errors import AttentionError\nfrom . import records", False),
-        ("sinkscope.attention.blockwise", "import torch\nfrom sinkscope_extras import models\nimport_module(name)", False),
+        (
+            "sinkscope.attention.blockwise",
+            "import torch\nfrom sinkscope_extras import models\nimport_module(name)",
+            False,
+        ),
         ("sinkscope.decoding.llada", "from sinkscope import Model", False),
-        ("sinkscope.figures.page", "from sinkscope.evaluation.results import table\nfrom sinkscope.evaluation import results", False),
+        (
+            "sinkscope.figures.page",
+            "from sinkscope.evaluation.results import table\nfrom sinkscope.evaluation import results",
+            False,
+        ),
         ("sinkscope.cli", "from sinkscope.errors import CallError\ndef sinks():\n    import sinkscope", False),
         ("sinkscope.__main__", "from sinkscope.cli import main", False),
         ("sinkscope", "from sinkscope.traces import Trace\nimport_module(f'sinkscope.{home}')", True),
@@ -253,7 +279,9 @@ def circles(graph: Graph) -> list[str]:
 
 def without(graph: Graph, imports: set[tuple[str, str]]) -> Graph:
     """The graph with some of its imports left out."""
-    return {module: {other for other in imported if (module, other) not in imports} for module, imported in graph.items()}
+    return {
+        module: {other for other in imported if (module, other) not in imports} for module, imported in graph.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -302,8 +330,9 @@ def test_a_circle_is_found_and_its_path_is_told(closing):
 
 def test_a_module_that_imports_its_own_package_closes_a_circle():
     graph = import_graph(CIRCLE | {"sinkscope.sinks.table": ("from sinkscope.sinks import Sinks", False)})
-    assert "sinkscope.sinks → sinkscope.sinks.finding → sinkscope.sinks.tracking → sinkscope.sinks.table → sinkscope.sinks" in circles(
-        graph
+    assert (
+        "sinkscope.sinks → sinkscope.sinks.finding → sinkscope.sinks.tracking → sinkscope.sinks.table → sinkscope.sinks"
+        in circles(graph)
     )
 
 
@@ -321,9 +350,34 @@ def test_what_is_no_circle_passes():
 
 MAY_LOAD = {
     "sinkscope": {"typing_extensions"},
-    "sinkscope.traces, sinkscope.sinks": {"numpy", "safetensors", "jaxtyping", "wadler_lindig", "typing_extensions", "tqdm"},
-    "sinkscope.figures": {"numpy", "safetensors", "jaxtyping", "wadler_lindig", "typing_extensions", "tqdm", "jinja2", "markupsafe"},
-    "sinkscope.cli": {"tyro", "docstring_parser", "typeguard", "rich", "pygments", "markdown_it", "mdurl", "typing_extensions"},
+    "sinkscope.traces, sinkscope.sinks": {
+        "numpy",
+        "safetensors",
+        "jaxtyping",
+        "wadler_lindig",
+        "typing_extensions",
+        "tqdm",
+    },
+    "sinkscope.figures": {
+        "numpy",
+        "safetensors",
+        "jaxtyping",
+        "wadler_lindig",
+        "typing_extensions",
+        "tqdm",
+        "jinja2",
+        "markupsafe",
+    },
+    "sinkscope.cli": {
+        "tyro",
+        "docstring_parser",
+        "typeguard",
+        "rich",
+        "pygments",
+        "markdown_it",
+        "mdurl",
+        "typing_extensions",
+    },
 }
 
 
@@ -371,13 +425,17 @@ def test_files_are_short_and_named_after_nouns(path):
     assert not file_complaints(own, path.read_text())
 
 
-@pytest.mark.parametrize("name", ["sinks/utils.py", "helpers.py", "traces/common.py", "sinks/_utils.py", "utils/norms.py"])
+@pytest.mark.parametrize(
+    "name", ["sinks/utils.py", "helpers.py", "traces/common.py", "sinks/_utils.py", "utils/norms.py"]
+)
 def test_a_vague_name_is_found(name):
     assert len(file_complaints(Path(name), "")) == 1
 
 
 def test_a_long_file_is_found():
-    assert file_complaints(Path("sinks/finding.py"), "\n" * 401) == ["finding.py has 401 lines, at most 400 are allowed"]
+    assert file_complaints(Path("sinks/finding.py"), "\n" * 401) == [
+        "finding.py has 401 lines, at most 400 are allowed"
+    ]
     assert not file_complaints(Path("sinks/finding.py"), "\n" * 400)
 
 
@@ -402,7 +460,10 @@ def test_no_two_modules_have_one_name():
 
 
 def test_two_modules_of_one_name_are_found():
-    paths = [Path(one) for one in ("a/norms.py", "b/norms.py", "commands/norms.py", "a/__init__.py", "b/__init__.py", "b/maps.py")]
+    paths = [
+        Path(one)
+        for one in ("a/norms.py", "b/norms.py", "commands/norms.py", "a/__init__.py", "b/__init__.py", "b/maps.py")
+    ]
     assert twice_named(paths) == ["b/norms.py and a/norms.py have one name"]
 
 
@@ -416,7 +477,9 @@ def unsafe_uses(source: str) -> list[str]:
     found = []
     tree = ast.parse(source)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    safe = {id(call.func) for call in calls if any(ast.unparse(keyword) == "weights_only=True" for keyword in call.keywords)}
+    safe = {
+        id(call.func) for call in calls if any(ast.unparse(keyword) == "weights_only=True" for keyword in call.keywords)
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
@@ -464,12 +527,25 @@ def test_an_unsafe_use_is_found(source):
 
 def test_a_safe_use_passes():
     assert not unsafe_uses("torch.load(path, map_location='cpu', weights_only=True)")
-    assert not unsafe_uses("from_pretrained(folder, trust_remote_code=False)\njson.load(file)\nfrom safetensors.torch import load_file")
+    assert not unsafe_uses(
+        "from_pretrained(folder, trust_remote_code=False)\njson.load(file)\nfrom safetensors.torch import load_file"
+    )
 
 
 # What the repository holds
 
-PARTS = {"src", "tests", "docs", "experiments", "benchmarks", "results", "Makefile", "pyproject.toml", "constraints.txt", "LICENSE"}
+PARTS = {
+    "src",
+    "tests",
+    "docs",
+    "experiments",
+    "benchmarks",
+    "results",
+    "Makefile",
+    "pyproject.toml",
+    "constraints.txt",
+    "LICENSE",
+}
 
 
 def strays(tracked: str) -> list[str]:

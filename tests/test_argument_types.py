@@ -39,7 +39,10 @@ def call(
 GOOD = [
     ((1,), {}),
     ((np.int64(1), 2, "a", "b"), {"name": None, "path": Path("x"), "words": ["a"], "x": object()}),
-    ((1, np.float32(0.5)), {"words": ("a",), "by_name": {"a": 1}, "each": (one for one in (1, 2)), "do": print, "switch": np.bool_(True)}),
+    (
+        (1, np.float32(0.5)),
+        {"words": ("a",), "by_name": {"a": 1}, "each": (one for one in (1, 2)), "do": print, "switch": np.bool_(True)},
+    ),
     ((1,), {"choice": "b", "ours": Share(0, 1)}),
     ((1,), {"other": "another class is not looked at", "pair": [1, 2]}),
 ]
@@ -52,8 +55,16 @@ BAD = [
     ((1, 0.5, "a", 5), {}, "more: expected text, found 5"),
     ((1,), {"name": b"x"}, "name: expected text or None, found bytes"),
     ((1,), {"path": ""}, "path: expected a path, found an empty text"),
-    ((1,), {"path": "a" * 300}, "path: expected a path of at most 4096 bytes and 256 names, 255 bytes each, found .aaa"),
-    ((1,), {"path": "a/" * 300}, "path: expected a path of at most 4096 bytes and 256 names, 255 bytes each, found .a/a"),
+    (
+        (1,),
+        {"path": "a" * 300},
+        "path: expected a path of at most 4096 bytes and 256 names, 255 bytes each, found .aaa",
+    ),
+    (
+        (1,),
+        {"path": "a/" * 300},
+        "path: expected a path of at most 4096 bytes and 256 names, 255 bytes each, found .a/a",
+    ),
     ((1,), {"path": "a\0b"}, r"path: expected a path, found 'a\\x00b'"),
     ((1,), {"path": "\ud800"}, r"path: expected a path, found '\\ud800'"),
     ((1,), {"path": 5}, "path: expected text or a path, found 5"),
@@ -95,7 +106,9 @@ def test_what_does_not_fit_is_told(given, named, message):
 
 @checked
 def beside(
-    columns: Float[np.ndarray, "*step layer head key"], keys: Bool[np.ndarray, "layer key"], more: Int[np.ndarray, " key"] = (0, 1, 2)
+    columns: Float[np.ndarray, "*step layer head key"],
+    keys: Bool[np.ndarray, "layer key"],
+    more: Int[np.ndarray, " key"] = (0, 1, 2),
 ) -> tuple[int, ...]:
     """Return the shape of its first argument."""
     return columns.shape
@@ -112,7 +125,9 @@ def test_axes_of_one_name_have_one_size():
 
 
 def test_an_array_that_does_not_fit_is_told_with_its_shape():
-    with pytest.raises(CallError, match=r"columns: expected ndarray \[\*step layer head key\], found ndarray float64 \[3\]"):
+    with pytest.raises(
+        CallError, match=r"columns: expected ndarray \[\*step layer head key\], found ndarray float64 \[3\]"
+    ):
         beside(np.ones(3), np.ones((2, 3), bool))
     with pytest.raises(CallError, match=r"count: expected a whole number, found Tensor float32 \[2\]"):
         call(torch.ones(2))

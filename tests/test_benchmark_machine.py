@@ -31,7 +31,9 @@ def test_rows_and_tables_name_the_machine(measuring, capsys):
 
 
 def test_the_processor_is_named_as_linux_does(measuring, monkeypatch, tmp_path):
-    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: A Chip 9000 @ 2 GHz\nflags: fpu\nmodel name\t: Another\n")
+    (tmp_path / "cpuinfo").write_text(
+        "processor\t: 0\nmodel name\t: A Chip 9000 @ 2 GHz\nflags: fpu\nmodel name\t: Another\n"
+    )
     monkeypatch.setattr(measuring, "Path", lambda path: tmp_path / Path(path).name)
     assert measuring.processor() == "A Chip 9000 @ 2 GHz"
     monkeypatch.setattr(measuring, "Path", lambda path: tmp_path / "none")

@@ -49,9 +49,13 @@ def test_an_autoregressive_generation(autoregressive, tmp_path, temperature):
 @pytest.mark.parametrize("family", [DREAM, MMADA])
 def test_the_other_samplers(diffusion, family):
     model = replace(diffusion, family=family, card=replace(diffusion.card, family=family.name))
-    expected = [answer.tokens.tolist() for answer in sinkscope.generate(model, PROMPTS, length=8, steps=4, temperature=0.4)]
+    expected = [
+        answer.tokens.tolist() for answer in sinkscope.generate(model, PROMPTS, length=8, steps=4, temperature=0.4)
+    ]
     with torch.device("meta"):
-        assert [answer.tokens.tolist() for answer in sinkscope.generate(model, PROMPTS, length=8, steps=4, temperature=0.4)] == expected
+        assert [
+            answer.tokens.tolist() for answer in sinkscope.generate(model, PROMPTS, length=8, steps=4, temperature=0.4)
+        ] == expected
 
 
 @pytest.mark.parametrize("method", ["monte_carlo", "chain_rule"])
@@ -65,7 +69,9 @@ def test_a_model_is_loaded_onto_its_own_device():
     with torch.device("meta"):
         model = sinkscope.load("lab-diffusion")
     assert {one.device.type for one in (*model.network.parameters(), *model.network.buffers())} == {"cpu"}
-    found, expected = (sinkscope.generate(one, PROMPTS[0], length=8).text for one in (model, sinkscope.load("lab-diffusion")))
+    found, expected = (
+        sinkscope.generate(one, PROMPTS[0], length=8).text for one in (model, sinkscope.load("lab-diffusion"))
+    )
     assert found == expected
 
 
@@ -95,7 +101,12 @@ def test_a_folded_sink_token(tmp_path):
 @pytest.mark.parametrize("name", ["token-2", "logit", "gate"])
 def test_a_network_that_is_given_a_sink(name):
     found = []
-    for device, dtype in (("cpu", torch.float32), ("meta", torch.float32), ("cpu", torch.float64), ("cpu", torch.bfloat16)):
+    for device, dtype in (
+        ("cpu", torch.float32),
+        ("meta", torch.float32),
+        ("cpu", torch.float64),
+        ("cpu", torch.bfloat16),
+    ):
         network = build_network(replace(RECIPES["lab-diffusion"], architecture=TINY), build_tokenizer())
         torch.set_default_dtype(dtype)
         try:
@@ -110,8 +121,19 @@ def test_a_network_that_is_given_a_sink(name):
         assert all(torch.equal(one, other[key]) for key, one in found[0].items())
 
 
-CACHES = ["fast-dllm-dual", "fast-dllm-prefix", "dllm-cache", "dkv-decode", "dkv-greedy", "d2cache", "elastic-cache", "sparse-dllm"]
-CACHES += [f"block:keep={keep},budget=4" for keep in ("random", "first", "norm", "top", "attended", "oracle", "no-sinks")]
+CACHES = [
+    "fast-dllm-dual",
+    "fast-dllm-prefix",
+    "dllm-cache",
+    "dkv-decode",
+    "dkv-greedy",
+    "d2cache",
+    "elastic-cache",
+    "sparse-dllm",
+]
+CACHES += [
+    f"block:keep={keep},budget=4" for keep in ("random", "first", "norm", "top", "attended", "oracle", "no-sinks")
+]
 CACHES += [f"block:trigger={trigger}" for trigger in ("sink", "drift", "confidence", "entropy")]
 
 

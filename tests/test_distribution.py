@@ -24,7 +24,8 @@ def built(tmp_path_factory):
 
     out = str(tmp_path_factory.mktemp("dist"))
     return {
-        kind: Path(next(builder(str(ROOT)).build(directory=out))) for kind, builder in (("wheel", WheelBuilder), ("sdist", SdistBuilder))
+        kind: Path(next(builder(str(ROOT)).build(directory=out)))
+        for kind, builder in (("wheel", WheelBuilder), ("sdist", SdistBuilder))
     }
 
 

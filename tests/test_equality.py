@@ -56,4 +56,6 @@ def test_results_are_compared_and_hashed(diffusion):
 
 
 def test_models_are_hashed(diffusion):
-    assert hash(diffusion) == hash(sinkscope.Model(**vars(diffusion))) and diffusion == sinkscope.Model(**vars(diffusion))
+    assert hash(diffusion) == hash(sinkscope.Model(**vars(diffusion))) and diffusion == sinkscope.Model(
+        **vars(diffusion)
+    )

@@ -12,7 +12,11 @@ NOTEBOOK = Path(__file__).parents[1] / "docs" / "first-look.ipynb"
 
 def shown(cell):
     """The kinds of output that a cell shows."""
-    return [(output["output_type"], sorted(output.get("data", ()))) for output in cell["outputs"] if output.get("name") != "stderr"]
+    return [
+        (output["output_type"], sorted(output.get("data", ())))
+        for output in cell["outputs"]
+        if output.get("name") != "stderr"
+    ]
 
 
 def code_cells():
@@ -26,7 +30,9 @@ def test_the_notebook_runs_and_shows_what_it_shows_here(tmp_path, monkeypatch):
         pytest.importorskip(name, reason=reason)
     monkeypatch.setenv("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
     fresh = [cell for cell in notebook.cells if cell.cell_type == "code"]
     for old, new in zip(code_cells(), fresh, strict=True):
         assert shown(new) == shown(old), "".join(old["source"])
@@ -45,6 +51,11 @@ def test_it_shows_every_kind_of_thing_and_stays_small():
 
 def test_its_links_lead_somewhere():
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    links = [link for cell in cells if cell["cell_type"] == "markdown" for link in re.findall(r"\]\(([^)]+)\)", "".join(cell["source"]))]
+    links = [
+        link
+        for cell in cells
+        if cell["cell_type"] == "markdown"
+        for link in re.findall(r"\]\(([^)]+)\)", "".join(cell["source"]))
+    ]
     assert len(links) >= 5
     assert all((NOTEBOOK.parent / link).exists() for link in links)

@@ -10,21 +10,27 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu.py"
-TINY = "--device cpu --shape tiny --dtype float32 --length 48 --kernel 32 --written 8 --steps 2 --rounds 1 --backend eager"
+TINY = (
+    "--device cpu --shape tiny --dtype float32 --length 48 --kernel 32 --written 8 --steps 2 --rounds 1 --backend eager"
+)
 
 
 @pytest.fixture(scope="module")
 def rows():
     pytest.importorskip("triton", reason="needs Triton, which has wheels for Linux only")
     command = [sys.executable, str(SCRIPT), *TINY.split(), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "TRITON_INTERPRET": "1"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env={**os.environ, "TRITON_INTERPRET": "1"}
+    )
     assert done.returncode == 0, done.stderr
     assert [line[:2] for line in done.stdout.splitlines()][1:3] == ['{"', ",{"], "one row a line, as it comes"
     return {row["what"]: row for row in json.loads(done.stdout)}
 
 
 def test_only_the_kernel_that_a_cpu_lacks_fails(rows):
-    assert [what for what, row in rows.items() if "error" in row] == [f"attention, cudnn over flash, S = {length}" for length in (32, 48)]
+    assert [what for what, row in rows.items() if "error" in row] == [
+        f"attention, cudnn over flash, S = {length}" for length in (32, 48)
+    ]
     assert len(rows) == 28
 
 
@@ -45,7 +51,10 @@ def test_every_number_has_its_goal_beside_it(what, goals, rows):
 
 def test_paths_versions_and_tokens_are_told(rows):
     assert rows["attention, columns over flash, S = 32"]["path"] == ["sweep"]
-    assert rows["recorded over plain, columns"]["path"] == ["sweep"] and rows["recorded over plain, columns"]["written_mb"] > 0
+    assert (
+        rows["recorded over plain, columns"]["path"] == ["sweep"]
+        and rows["recorded over plain, columns"]["written_mb"] > 0
+    )
     assert all(row["same_tokens"] for what, row in rows.items() if "loop" in what or "tokens" in what)
     assert all(ms > 0 for what, row in rows.items() if "tiles" in what for ms in row["ms_by_tiles"].values())
     assert rows["recorded over plain, compiled layers"]["graphs_more"] == 0

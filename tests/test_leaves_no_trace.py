@@ -13,7 +13,13 @@ IDS = torch.arange(1, 8)[None]
 @pytest.fixture
 def network():
     torch.manual_seed(0)
-    shape = {"hidden_size": 12, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 16, "num_hidden_layers": 2}
+    shape = {
+        "hidden_size": 12,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+    }
     return LlamaForCausalLM(LlamaConfig(vocab_size=20, **shape)).eval()
 
 

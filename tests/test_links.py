@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted(path for folder in ("", "docs", "benchmarks", "results/*") for path in ROOT.glob(f"{folder}/*.md" if folder else "*.md"))
+PAGES = sorted(
+    path
+    for folder in ("", "docs", "benchmarks", "results/*")
+    for path in ROOT.glob(f"{folder}/*.md" if folder else "*.md")
+)
 
 
 def without_code(text: str) -> str:
@@ -17,12 +21,16 @@ def without_code(text: str) -> str:
 
 def anchors(text: str) -> set[str]:
     """The anchors that GitHub makes of the headings of a page."""
-    headings = re.findall(r"^#+ (.*?)\s*$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    headings = re.findall(
+        r"^#+ (.*?)\s*$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE
+    )
     found: list[str] = []
     for heading in headings:
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower().replace(" ", "-")
         name = "".join(letter for letter in plain if letter.isalnum() or letter in "-_")
-        found.append(name if name not in found else f"{name}-{sum(one == name or one.startswith(f'{name}-') for one in found)}")
+        found.append(
+            name if name not in found else f"{name}-{sum(one == name or one.startswith(f'{name}-') for one in found)}"
+        )
     return set(found)
 
 
@@ -46,7 +54,13 @@ def test_links_lead_somewhere(page):
 
 def test_all_pages_are_looked_at():
     names = {str(page.relative_to(ROOT)) for page in PAGES}
-    assert {"README.md", "CONTRIBUTING.md", "docs/glossary.md", "benchmarks/RESULTS.md", "results/table-1/README.md"} <= names
+    assert {
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/glossary.md",
+        "benchmarks/RESULTS.md",
+        "results/table-1/README.md",
+    } <= names
 
 
 def test_a_broken_link_would_be_found(tmp_path):

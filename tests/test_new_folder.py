@@ -32,17 +32,25 @@ def test_the_last_file_moves_last(tmp_path, monkeypatch):
 
 def test_what_fails_leaves_nothing(tmp_path):
     folder = tmp_path / "model"
-    with pytest.raises(ModelError, match=f"^{folder}/weights cannot be written"), new_folder(folder, ModelError, "m") as place:
+    with (
+        pytest.raises(ModelError, match=f"^{folder}/weights cannot be written"),
+        new_folder(folder, ModelError, "m") as place,
+    ):
         (place / "config.json").write_text("x")
         raise ModelError(f"{place / 'weights'} cannot be written")
-    with pytest.raises(ModelError, match=f"^{folder} cannot be written .No space left"), new_folder(folder, ModelError, "m"):
+    with (
+        pytest.raises(ModelError, match=f"^{folder} cannot be written .No space left"),
+        new_folder(folder, ModelError, "m"),
+    ):
         raise OSError(28, "No space left on device")
     assert not any(tmp_path.iterdir())
 
 
 def test_a_folder_in_use_is_refused_and_stays(tmp_path):
     (tmp_path / "mine.txt").write_text("keep me")
-    with pytest.raises(CallError, match=r"a new or empty folder for the model, found something there \(mine.txt\); choose another"):
+    with pytest.raises(
+        CallError, match=r"a new or empty folder for the model, found something there \(mine.txt\); choose another"
+    ):
         make(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
@@ -89,7 +97,10 @@ def test_what_was_killed_while_it_moved_is_made_anew(rename, among, tmp_path):
     assert not (tmp_path / "z").exists()
     with new_folder(tmp_path, TraceError, "a test", "z", among=among) as place:
         (place / "b").write_text("new")
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"b": "new", **({"mine": "kept"} if among else {})}
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "b": "new",
+        **({"mine": "kept"} if among else {}),
+    }
 
 
 @pytest.mark.parametrize("rename", range(1, 5))

@@ -33,7 +33,9 @@ class Shown(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag, attrs):
-        if tag not in "div b br table thead tbody tr th td i bdi".split() or [name for name, _ in attrs if name != "style"]:
+        if tag not in "div b br table thead tbody tr th td i bdi".split() or [
+            name for name, _ in attrs if name != "style"
+        ]:
             self.active.append((tag, attrs))
         if "url" in str(attrs):
             self.active.append((tag, attrs))
@@ -90,7 +92,9 @@ def hostile(tmp_path_factory):
 
 def test_a_trace(trace, hostile):
     text = shown(trace)
-    assert text.startswith(f"Trace {trace.folder} model : lab, bidirectional, 3 layers × 4 heads steps : 9 prompt : 6 tokens: Is 1 < 2?")
+    assert text.startswith(
+        f"Trace {trace.folder} model : lab, bidirectional, 3 layers × 4 heads steps : 9 prompt : 6 tokens: Is 1 < 2?"
+    )
     assert "answer : Yes. hidden : top:1" in text
     assert "column_sums step × layer × head × key 9 × 3 × 4 × 20" in text
     assert "incomplete: the generation was cut short" in shown(hostile)
@@ -109,7 +113,9 @@ def test_tracks(trace):
     text = shown(sinkscope.track(sinkscope.find_sinks(trace)))
     tracks = sinkscope.track(sinkscope.find_sinks(trace))
     assert repr(tracks) == "Tracks(3 tracks: 1 static, 1 moved, 1 lasting; followed in column_sums)"
-    assert text.startswith("3 tracks, followed in column_sums; the heads that move most static : 1 (a sink in at least 95 % of the steps)")
+    assert text.startswith(
+        "3 tracks, followed in column_sums; the heads that move most static : 1 (a sink in at least 95 % of the steps)"
+    )
     assert text.endswith("layer head moves swaps drift steps with a sink 0 1 1 0 +0.67 9")
 
 
@@ -128,7 +134,10 @@ def test_an_effect(diffusion):
     text = shown(effect)
     assert f"attention removed : {effect.removed_share:.1%} in 15 heads" in text and "and 5 more" in text
     layer, head = np.unravel_index(np.nanargmax(effect.removed_share_by_head), (3, 5))
-    assert f"still largest {layer} {head} {effect.removed_share_by_head.max():.1%} {effect.hit_rate_by_head[layer, head]:.1%}" in text
+    assert (
+        f"still largest {layer} {head} {effect.removed_share_by_head.max():.1%} {effect.hit_rate_by_head[layer, head]:.1%}"
+        in text
+    )
     from sinkscope.interventions import parse_rule
 
     with parse_rule("none")(diffusion) as nothing:

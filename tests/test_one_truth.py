@@ -32,7 +32,9 @@ class Outputs:
 
         self.trace = sinkscope.open_trace(folder / "columns")
         self.analysis = self._rows(document("analyse", folder / "columns"))
-        self.sinks, self.percent = (document("sinks", folder / "columns", "--unit", unit) for unit in ("queries", "percent"))
+        self.sinks, self.percent = (
+            document("sinks", folder / "columns", "--unit", unit) for unit in ("queries", "percent")
+        )
         self.tracks = document("tracks", folder / "columns")
         self.statistics = document("sinks", folder / "statistics")
         self.rows = self._rows(self.statistics)
@@ -84,9 +86,9 @@ def test_every_statistic_that_both_levels_keep(outputs):
     both = outputs.analysis.keys() & outputs.rows.keys()
     assert len(both) > 1500
     for key in both:
-        assert outputs.rows[key] == (None if outputs.analysis[key] is None else pytest.approx(outputs.analysis[key], rel=1e-6, abs=1e-7)), (
-            key
-        )
+        assert outputs.rows[key] == (
+            None if outputs.analysis[key] is None else pytest.approx(outputs.analysis[key], rel=1e-6, abs=1e-7)
+        ), key
 
 
 def test_how_many_sinks_there_are(outputs):
@@ -97,13 +99,25 @@ def test_how_many_sinks_there_are(outputs):
         place = {"positions": "any", "unit": unit, "excess": 3.0}
         count = len(found["sinks"])
         same(count, outputs.counts["above_epsilon"][unit][at])
-        same(count / columns, found["selected_share"], 1 - outputs.analysis["epsilon.not_sinks", frozenset(place.items())])
+        same(
+            count / columns,
+            found["selected_share"],
+            1 - outputs.analysis["epsilon.not_sinks", frozenset(place.items())],
+        )
         same(1 - count / columns, outputs.means["epsilon_curve"][f"not_sinks_{unit}"][at])
         per_head = outputs.analysis["concentration.sinks_per_head", frozenset({"excess": 3.0, "unit": unit}.items())]
         same(count / heads, per_head)
-    same(len(outputs.sinks["sinks"]), outputs.counts["sinks"], sum(one["sinks"] for one in outputs.counts["classes"].values()))
+    same(
+        len(outputs.sinks["sinks"]),
+        outputs.counts["sinks"],
+        sum(one["sinks"] for one in outputs.counts["classes"].values()),
+    )
     same(columns, outputs.counts["columns"], sum(outputs.counts["column_sums"]))
-    same(len(outputs.sinks["sinks"]) / heads, outputs.mean("sinks_per_head"), np.mean(outputs.means["by_layer_and_head"]["sinks"]))
+    same(
+        len(outputs.sinks["sinks"]) / heads,
+        outputs.mean("sinks_per_head"),
+        np.mean(outputs.means["by_layer_and_head"]["sinks"]),
+    )
     same(outputs.sinks["selected_share"], outputs.mean("share_of_tokens_that_are_sinks"))
 
 
@@ -111,7 +125,11 @@ def test_where_there_is_a_sink(outputs):
     steps, layers, heads, _ = outputs.trace.column_sums.shape
     with_sink = {(one["step"], one["layer"], one["head"]) for one in outputs.sinks["sinks"]}
     share = len(with_sink) / (steps * layers * heads)
-    same(share, outputs.mean("share_of_heads_with_a_sink"), np.mean(outputs.means["by_layer_and_head"]["steps_with_sink"]))
+    same(
+        share,
+        outputs.mean("share_of_heads_with_a_sink"),
+        np.mean(outputs.means["by_layer_and_head"]["steps_with_sink"]),
+    )
     same(len(with_sink), outputs.counts["heads_with_sink"])
     followed = sum(one["steps_with_sink"] for one in outputs.tracks["heads"]) / (steps * layers * heads)
     same(followed, outputs.of("movement.steps_with_sink"))
@@ -124,13 +142,17 @@ def test_how_strong_they_are(outputs):
     for one in outputs.sinks["sinks"]:
         place = (one["step"], one["layer"], one["head"])
         strongest[place] = max(strongest.get(place, 0), one["column_sum"])
-    assert outputs.mean("main_sink_column_sum") == pytest.approx(np.mean(list(strongest.values())), abs=1e-4)  # rows have four decimals
+    assert outputs.mean("main_sink_column_sum") == pytest.approx(
+        np.mean(list(strongest.values())), abs=1e-4
+    )  # rows have four decimals
     by_head = outputs.means["by_layer_and_head"]["main_sink_column_sum"]
     for layer, row in enumerate(by_head):
         having = {head for _, at, head in strongest if at == layer}
         assert {head for head, value in enumerate(row) if value is not None} == having
         own = [value for (_, at, _), value in strongest.items() if at == layer]
-        assert outputs.of("concentration.strength_in", layer=layer) == pytest.approx(np.mean(own) if own else np.nan, abs=1e-4, nan_ok=True)
+        assert outputs.of("concentration.strength_in", layer=layer) == pytest.approx(
+            np.mean(own) if own else np.nan, abs=1e-4, nan_ok=True
+        )
     same(outputs.of("concentration.share_on_sinks"), outputs.mean("share_of_attention_on_sinks"))
     for name in ("entropy", "gini"):
         same(outputs.of(f"concentration.{name}"), outputs.mean(name), np.mean(outputs.means["by_layer_and_head"][name]))
@@ -162,7 +184,11 @@ def test_how_they_move(outputs):
 def test_which_tokens_they_are(outputs):
     counted = Counter(one["token"] for one in outputs.sinks["sinks"])
     assert {row["token"]: row["sinks"] for row in outputs.counts["tokens"]} == dict(counted)
-    shares = {key: value for key, value in outputs.analysis.items() if key[0] == "composition.token" and {*AT.items()} <= key[1]}
+    shares = {
+        key: value
+        for key, value in outputs.analysis.items()
+        if key[0] == "composition.token" and {*AT.items()} <= key[1]
+    }
     for (_, place), share in shares.items():
         same(share, counted[dict(place)["token"]] / counted.total())
     for kind, row in outputs.counts["classes"].items():

@@ -14,7 +14,11 @@ IMPORTS = re.compile(r"^(?:from|import) (?:closeness|other_kernels|odd_places)\b
 def left_out(files):
     """Test files that compare numbers and are not on the list."""
     listed = tuple(ROOT / path for path in portable.NUMERICAL)
-    return [path for path, text in files.items() if IMPORTS.search(text) and not any(path.is_relative_to(one) for one in listed)]
+    return [
+        path
+        for path, text in files.items()
+        if IMPORTS.search(text) and not any(path.is_relative_to(one) for one in listed)
+    ]
 
 
 def test_every_test_with_a_tolerance_is_on_the_list():
@@ -68,7 +72,11 @@ def test_a_run_that_fails_is_shown_and_fails(monkeypatch, capsys):
     monkeypatch.setattr(portable, "capability", lambda setting: "AVX512")
     monkeypatch.setattr(portable.subprocess, "run", fail)
     assert portable.run("avx2, two threads", {"OMP_NUM_THREADS": "2"}, False, 2, ["-x"]) == 1
-    assert capsys.readouterr().out.startswith("off by 3\n1 failed\n\navx2, two threads: 1 failed (torch's kernels: AVX512; ")
+    assert capsys.readouterr().out.startswith(
+        "off by 3\n1 failed\n\navx2, two threads: 1 failed (torch's kernels: AVX512; "
+    )
     ((command, env),) = ran
-    assert env["OMP_NUM_THREADS"] == "2" and command[command.index("-n") + 1] == "1", "as many processes as there are cores for"
+    assert env["OMP_NUM_THREADS"] == "2" and command[command.index("-n") + 1] == "1", (
+        "as many processes as there are cores for"
+    )
     assert command[-len(portable.NUMERICAL) - 1 :] == [*portable.NUMERICAL, "-x"]

@@ -76,7 +76,9 @@ def test_a_notebook_gets_a_bar(monkeypatch, capsys):
     with show_progress(5, "lab", "steps") as bar:
         bar.advance(5)
     assert "5/5" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace()))  # ipython in a terminal
+    monkeypatch.setitem(
+        sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace())
+    )  # ipython in a terminal
     assert not in_notebook()
     monkeypatch.setitem(sys.modules, "marimo", SimpleNamespace(running_in_notebook=lambda: True))
     assert in_notebook()
@@ -103,19 +105,27 @@ def test_progress_is_shown_from_one_place():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("trace", "{model}", "--prompt", "Q: Tom", "--length", 16, "--out", "{tmp}/t"), r": \d+ of 16 steps, 0:\d\d so far"),
+        (
+            ("trace", "{model}", "--prompt", "Q: Tom", "--length", 16, "--out", "{tmp}/t"),
+            r": \d+ of 16 steps, 0:\d\d so far",
+        ),
         (
             ("trace", "{model}", "--prompt", "Q: Tom", "--length", 16, "--out", "{tmp}/t", "--keep", "statistics"),
             r": \d+ of 16 steps, 0:\d\d so far",
         ),
-        (("evaluate", "{model}", "--limit", 3, "--shots", 0, "--length", 8, "--out", "{tmp}/e"), r": \d of 3 problems, 0:\d\d so far"),
+        (
+            ("evaluate", "{model}", "--limit", 3, "--shots", 0, "--length", 8, "--out", "{tmp}/e"),
+            r": \d of 3 problems, 0:\d\d so far",
+        ),
         (
             ("roles", "{model}", "--problems", 10, "--canvases", 1, "--length", 4, "--block", 4, "--out", "{tmp}/r"),
             r": \d+ of 10 prompts, 0:\d\d so far",
         ),
     ],
 )
-def test_commands_say_in_a_log_file_how_far_they_have_come(run, monkeypatch, diffusion_folder, tmp_path, arguments, said):
+def test_commands_say_in_a_log_file_how_far_they_have_come(
+    run, monkeypatch, diffusion_folder, tmp_path, arguments, said
+):
     monkeypatch.setattr(progress, "SECONDS", 0.0005)
     places = {"model": diffusion_folder, "tmp": tmp_path}
     status, _, err = run(*(one.format(**places) if isinstance(one, str) else one for one in arguments))

@@ -27,7 +27,18 @@ FUNCTIONS = {
     "recording",
     "track",
 }
-CLASSES = {"Generation", "HideTopSinks", "Likelihood", "Model", "Roles", "SinkToken", "Sinks", "Trace", "Track", "Tracks"}
+CLASSES = {
+    "Generation",
+    "HideTopSinks",
+    "Likelihood",
+    "Model",
+    "Roles",
+    "SinkToken",
+    "Sinks",
+    "Trace",
+    "Track",
+    "Tracks",
+}
 PACKAGES = {"evaluation", "figures", "interventions"}
 DOCUMENTED = FUNCTIONS | CLASSES | PACKAGES
 MOVED = {
@@ -98,7 +109,9 @@ def test_the_docstring_of_the_package_uses_only_names_that_exist():
 
 
 def test_an_unknown_name_is_refused_with_the_names_there_are():
-    with pytest.raises(AttributeError, match=r"sinkscope has no 'tracks'; it has Model, SinkToken, .*, track, .*, interventions"):
+    with pytest.raises(
+        AttributeError, match=r"sinkscope has no 'tracks'; it has Model, SinkToken, .*, track, .*, interventions"
+    ):
         _ = sinkscope.tracks
     with pytest.raises(ImportError):
         exec("from sinkscope import nonsense")
@@ -106,7 +119,9 @@ def test_an_unknown_name_is_refused_with_the_names_there_are():
 
 @pytest.mark.parametrize("name", sorted(MOVED))
 def test_an_old_name_still_works_and_says_where_it_is_now(name):
-    with pytest.warns(DeprecationWarning, match=rf"sinkscope\.{name} is now sinkscope\.interventions\.{name}; the old name goes") as told:
+    with pytest.warns(
+        DeprecationWarning, match=rf"sinkscope\.{name} is now sinkscope\.interventions\.{name}; the old name goes"
+    ) as told:
         thing = getattr(sinkscope, name)
     assert thing is getattr(sinkscope.interventions, name)
     assert told[0].filename == __file__
@@ -115,14 +130,20 @@ def test_an_old_name_still_works_and_says_where_it_is_now(name):
 
 def test_importing_the_package_loads_nothing_heavy():
     check = "import sys, sinkscope; print(sorted({'torch', 'transformers', 'numpy', 'ast'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
 
 
 def test_a_name_is_looked_for_only_when_it_is_used(tmp_path, monkeypatch):
     package = tmp_path / "lazily"
     package.mkdir()
-    (package / "__init__.py").write_text("from sinkscope.lazy_names import attach\n__getattr__, __dir__ = attach(__name__, __file__)\n")
-    (package / "__init__.pyi").write_text("from .oven import bread as bread, gone as gone\nfrom . import oven as oven\n")
+    (package / "__init__.py").write_text(
+        "from sinkscope.lazy_names import attach\n__getattr__, __dir__ = attach(__name__, __file__)\n"
+    )
+    (package / "__init__.pyi").write_text(
+        "from .oven import bread as bread, gone as gone\nfrom . import oven as oven\n"
+    )
     (package / "oven.py").write_text("bread = 'warm'\n")
     monkeypatch.syspath_prepend(tmp_path)
     lazily = import_module("lazily")

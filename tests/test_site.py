@@ -10,8 +10,14 @@ CONF = ROOT / "docs/site/conf.py"
 def listed(source: str) -> set[str]:
     """The pages that the table of contents in a conf.py names; those of a glob are not among them."""
     tree = ast.parse(source)
-    contents = next(node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CONTENTS")
-    words = [node.value for node in ast.walk(contents.value) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    contents = next(
+        node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CONTENTS"
+    )
+    words = [
+        node.value
+        for node in ast.walk(contents.value)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
     return set(words)
 
 
@@ -34,7 +40,9 @@ def test_a_page_that_is_left_out_is_found():
 
 
 def test_every_page_of_the_table_exists():
-    named = {name for name in listed(CONF.read_text()) if "/" in name and "*" not in name and not name.endswith("README")}
+    named = {
+        name for name in listed(CONF.read_text()) if "/" in name and "*" not in name and not name.endswith("README")
+    }
     assert len(named) > 20
     assert not [name for name in named if not list(ROOT.glob(f"{name}.*"))]
 
@@ -44,8 +52,14 @@ def test_the_parts_of_the_api_page_are_the_packages_that_offer_names():
 
     tree = ast.parse(CONF.read_text())
     parts = next(
-        ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PARTS"
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PARTS"
     )
     assert all(import_module(part).__name__ == part for part in parts)
-    offering = {f"sinkscope.{path.parent.name}" for path in (ROOT / "src/sinkscope").glob("*/__init__.py") if "__all__" in path.read_text()}
+    offering = {
+        f"sinkscope.{path.parent.name}"
+        for path in (ROOT / "src/sinkscope").glob("*/__init__.py")
+        if "__all__" in path.read_text()
+    }
     assert offering - set(parts) <= {"sinkscope.recorder", "sinkscope.lab"}

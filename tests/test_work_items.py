@@ -11,7 +11,16 @@ from full_disk import room_for
 from sinkscope.errors import CallError, EvaluationError, TraceError
 from sinkscope.evaluation.results_folder import locked
 from sinkscope.locks import claimed_folder
-from sinkscope.work_items import Share, differences, exclusive, item_path, lock, read_object, share_of_process, write_whole
+from sinkscope.work_items import (
+    Share,
+    differences,
+    exclusive,
+    item_path,
+    lock,
+    read_object,
+    share_of_process,
+    write_whole,
+)
 
 
 def test_the_share_is_torchruns(monkeypatch):
@@ -23,7 +32,9 @@ def test_the_share_is_torchruns(monkeypatch):
     assert share_of_process() == Share(3, 4)
     for rank in ("4", "x"):
         monkeypatch.setenv("RANK", rank)
-        with pytest.raises(CallError, match=f"expected RANK below WORLD_SIZE in the environment, .* found RANK={rank}, WORLD_SIZE=4"):
+        with pytest.raises(
+            CallError, match=f"expected RANK below WORLD_SIZE in the environment, .* found RANK={rank}, WORLD_SIZE=4"
+        ):
             share_of_process()
 
 
@@ -39,7 +50,9 @@ def test_what_is_not_divided_is_refused_under_torchrun(monkeypatch, tmp_path, ru
         ("trace", "lab-diffusion", "--keep", "drift", *out): "trace without --keep statistics",
     }.items():
         status, _, err = run(*words)
-        expected = f"{what}: expected one process, since its work is not divided, found 4 of torchrun; leave torchrun out"
+        expected = (
+            f"{what}: expected one process, since its work is not divided, found 4 of torchrun; leave torchrun out"
+        )
         assert status == 2 and expected in err
     assert not (tmp_path / "out").exists()
 
@@ -74,7 +87,12 @@ def test_what_is_no_object_is_none(tmp_path, content):
 def test_runs_differ_in_the_values_that_differ():
     theirs = {"model": {"hash": "a", "dtype": "float32"}, "hide": "none", "old": 1}
     mine = {"model": {"hash": "a", "dtype": "bfloat16"}, "hide": "top:1", "new": {"deep": 2}}
-    found = [("model.dtype", "float32", "bfloat16"), ("hide", "none", "top:1"), ("old", 1, None), ("new", None, {"deep": 2})]
+    found = [
+        ("model.dtype", "float32", "bfloat16"),
+        ("hide", "none", "top:1"),
+        ("old", 1, None),
+        ("new", None, {"deep": 2}),
+    ]
     assert list(differences(theirs, mine)) == found
     assert list(differences(mine, mine)) == []
 
@@ -119,7 +137,10 @@ def test_a_lock_is_a_plain_file(tmp_path, make, found):
     with pytest.raises(EvaluationError, match=expected), locked(folder):
         pass
     make(folder / ".claim", victim)
-    with pytest.raises(TraceError, match=f".claim: expected the lock of .*, found {found}"), claimed_folder(folder, TraceError):
+    with (
+        pytest.raises(TraceError, match=f".claim: expected the lock of .*, found {found}"),
+        claimed_folder(folder, TraceError),
+    ):
         pass
     assert victim.read_text() == "precious"
 

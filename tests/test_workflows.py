@@ -18,7 +18,11 @@ def faults(text: str) -> list[str]:
     found = [] if workflow.get("permissions") == {"contents": "read"} else ["permissions"]
     for name, job in workflow["jobs"].items():
         needs = job.get("needs", [])
-        found += [f"{name} needs {one}" for one in ([needs] if isinstance(needs, str) else needs) if one not in workflow["jobs"]]
+        found += [
+            f"{name} needs {one}"
+            for one in ([needs] if isinstance(needs, str) else needs)
+            if one not in workflow["jobs"]
+        ]
         for step in job["steps"]:
             if "run" in step:
                 found += [line for line in step["run"].splitlines() if not runs(line)]

@@ -22,7 +22,9 @@ def run(*command: object, **options: object) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="where the wheel and the sdist are written")
-    parser.add_argument("--constraints", type=Path, help="exact versions for the empty environment; the newest ones without it")
+    parser.add_argument(
+        "--constraints", type=Path, help="exact versions for the empty environment; the newest ones without it"
+    )
     arguments = parser.parse_args()
     run(sys.executable, "-m", "build", "--outdir", arguments.dist, ROOT)
     wheel = max(arguments.dist.glob("*.whl"), key=lambda path: path.stat().st_mtime)
@@ -30,7 +32,16 @@ def main() -> None:
         empty = Path(folder, "venv")
         run(sys.executable, "-m", "venv", empty)
         exact = [] if arguments.constraints is None else ["-c", arguments.constraints.resolve()]
-        run(empty / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel.resolve(), *exact)
+        run(
+            empty / "bin/python",
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            wheel.resolve(),
+            *exact,
+        )
         alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
         run(empty / "bin/sinkscope", "demo", "--out", "demo", cwd=folder, env=alone)
         missing = [name for name in PRODUCTS if not Path(folder, "demo", name).exists()]

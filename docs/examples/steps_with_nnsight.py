@@ -26,13 +26,17 @@ sampling = NNsight(Sampling())
 with torch.no_grad(), sampling.trace(prompt) as tracer:
     residuals = list().save()
     for _ in tracer.iter[:16]:
-        residuals.append(torch.stack([layer.output[0] for layer in sampling.network.model.layers]))  # [layer, position, hidden]
+        residuals.append(
+            torch.stack([layer.output[0] for layer in sampling.network.model.layers])
+        )  # [layer, position, hidden]
 for step, residual in zip(steps, residuals, strict=True):
     at = step.written[0] >= 0
     with torch.no_grad():
         first = network.lm_head(network.model.norm(residual[:, at])).argmax(-1) == step.written[0, at]
     layers = first.flip(0).cumprod(0).sum(0)  # how many of the last layers agree with what was written
-    rows.extend(zip([step.number] * int(at.sum()), step.written[0, at].tolist(), (len(residual) - layers).tolist(), strict=True))
+    rows.extend(
+        zip([step.number] * int(at.sum()), step.written[0, at].tolist(), (len(residual) - layers).tolist(), strict=True)
+    )
 print("step  wrote         from layer")
 for number, token, layer in rows:
     print(f"{number:4}  {model.tokenizer.convert_ids_to_tokens(token)!r:12}  {layer:10}")

@@ -9,7 +9,9 @@ model = sinkscope.load("lab-diffusion")
 network = model.network
 bridge = TransformerBridge.boot_transformers("llama", hf_model=network, tokenizer=model.tokenizer)
 for block in bridge.blocks:
-    vars(block.attn)["is_causal"] = False  # 4.3.0 takes every Llama for a causal one; an assignment would go to the wrapped module
+    vars(block.attn)["is_causal"] = (
+        False  # 4.3.0 takes every Llama for a causal one; an assignment would go to the wrapped module
+    )
 residual, rows = {}, []
 
 
@@ -24,7 +26,9 @@ def on_step(step):
     stack = torch.stack([residual[name][0, at] for name in names])  # [layer, written token, hidden]
     first = network.lm_head(network.model.norm(stack)).argmax(-1) == step.written[0, at]
     layers = first.flip(0).cumprod(0).sum(0)  # how many of the last layers agree with what was written
-    rows.extend(zip([step.number] * int(at.sum()), step.written[0, at].tolist(), (len(names) - layers).tolist(), strict=True))
+    rows.extend(
+        zip([step.number] * int(at.sum()), step.written[0, at].tolist(), (len(names) - layers).tolist(), strict=True)
+    )
 
 
 names = [f"blocks.{layer}.hook_out" for layer in range(len(bridge.blocks))]

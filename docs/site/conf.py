@@ -56,7 +56,15 @@ html_show_sphinx = False
 
 CONTENTS = {
     "Start": ["docs/first-look", "docs/glossary", "docs/site/gallery"],
-    "Look": ["docs/explore", "docs/figures", "docs/statistics", "docs/roles", "docs/emergence", "docs/exports", "docs/trace-format"],
+    "Look": [
+        "docs/explore",
+        "docs/figures",
+        "docs/statistics",
+        "docs/roles",
+        "docs/emergence",
+        "docs/exports",
+        "docs/trace-format",
+    ],
     "Change": [
         "docs/interventions",
         "docs/hiding",
@@ -67,10 +75,22 @@ CONTENTS = {
         "docs/likelihood",
     ],
     "Models": ["docs/models", "docs/any-model", "docs/block-diffusion", "docs/quirks", "docs/lab"],
-    "Reference": ["docs/site/api", "docs/json", "docs/speed", "docs/same-numbers", "docs/adding", "benchmarks/RESULTS", "docs/claims"],
+    "Reference": [
+        "docs/site/api",
+        "docs/json",
+        "docs/speed",
+        "docs/same-numbers",
+        "docs/adding",
+        "benchmarks/RESULTS",
+        "docs/claims",
+    ],
     "Project": ["CHANGELOG", "CONTRIBUTING", "CODE_OF_CONDUCT", "SECURITY"],
     "Evidence": [
-        *sorted(path.relative_to(ROOT).with_suffix("").as_posix() for path in ROOT.glob("results/*/*.md") if path.name != "table.md"),
+        *sorted(
+            path.relative_to(ROOT).with_suffix("").as_posix()
+            for path in ROOT.glob("results/*/*.md")
+            if path.name != "table.md"
+        ),
     ],
 }
 """The pages of each part of the table of contents."""
@@ -102,7 +122,11 @@ def api():
         lines += ["", f"## {heading}", "", f"`import {part}`", "", "```{eval-rst}"]
         for name in getattr(module, "__all__", None) or [one for one in dir(module) if not one.startswith("_")]:
             found = getattr(module, name)
-            if not (inspect.isclass(found) or inspect.isfunction(found)) or found in known or not found.__module__.startswith("sinkscope"):
+            if (
+                not (inspect.isclass(found) or inspect.isfunction(found))
+                or found in known
+                or not found.__module__.startswith("sinkscope")
+            ):
                 continue
             known.add(found)
             lines += [f".. auto{'class' if inspect.isclass(found) else 'function'}:: {part}.{name}", ""]

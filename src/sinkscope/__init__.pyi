@@ -4,7 +4,12 @@
 __version__: str
 
 from .models import Model as Model, SinkToken as SinkToken, add_sink_token as add_sink_token, load as load
-from .decoding import Generation as Generation, Likelihood as Likelihood, generate as generate, log_likelihood as log_likelihood
+from .decoding import (
+    Generation as Generation,
+    Likelihood as Likelihood,
+    generate as generate,
+    log_likelihood as log_likelihood,
+)
 from .recorder import recording as recording
 from .decoding import following as following
 from .traces import Trace as Trace, open_trace as open_trace, open_traces as open_traces

@@ -128,7 +128,12 @@ def _arguments(function: Callable[..., Any], signature: inspect.Signature) -> di
     for name in signature.parameters:
         hint = hints.get(name, Any)
         is_array = getattr(getattr(hint, "array_type", None), "__module__", "") == "numpy"
-        found[name] = (hint, is_array, hint is bool or float in _parts(hint), _asks_for_list(hint) and not _asks_for_array(hint))
+        found[name] = (
+            hint,
+            is_array,
+            hint is bool or float in _parts(hint),
+            _asks_for_list(hint) and not _asks_for_array(hint),
+        )
     return found
 
 
@@ -157,7 +162,9 @@ def check_argument(name: str, value: Any, hint: Any) -> None:
             if len(str(value)) > LONGEST_NAME
             else ""
         )
-        raise CallError(f"{name}: expected a path{limit}, found {in_words(str(value)) if str(value) else 'an empty text'}")
+        raise CallError(
+            f"{name}: expected a path{limit}, found {in_words(str(value)) if str(value) else 'an empty text'}"
+        )
     if hasattr(type(value), "is_nested") and cast(Any, value).is_nested:  # whose length cannot be asked for
         raise CallError(f"{name}: expected {_words(hint)}, found a nested tensor")
     if isinstance(value, range) and value[LONGEST_LIST:]:
@@ -212,7 +219,9 @@ def fits(value: Any, hint: Any) -> bool:
     if _is_our_class(hint):
         return isinstance(value, hint)
     if isinstance(array := getattr(hint, "array_type", None), type):
-        return (isinstance(value, array) and _has_axes(value, hint)) or (isinstance(value, Sequence) and not isinstance(value, str | bytes))
+        return (isinstance(value, array) and _has_axes(value, hint)) or (
+            isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        )
     if origin is Mapping or origin is dict:
         return isinstance(value, Mapping) and (
             not inner or all(fits(key, inner[0]) and fits(item, inner[1]) for key, item in value.items())
@@ -223,7 +232,11 @@ def fits(value: Any, hint: Any) -> bool:
         items = value[:1] if isinstance(value, range) else value  # which may be longer than one can wait for
         return _is_list(value) and (not inner or inner[0] is Any or all(fits(one, inner[0]) for one in items))
     if origin is Iterable:
-        return hasattr(value, "__iter__") and not isinstance(value, str | bytes | Mapping) and getattr(value, "ndim", 1) > 0
+        return (
+            hasattr(value, "__iter__")
+            and not isinstance(value, str | bytes | Mapping)
+            and getattr(value, "ndim", 1) > 0
+        )
     if origin is Callable:
         return callable(value)
     return True
@@ -233,7 +246,10 @@ def _is_our_class(hint: Any) -> bool:
     """Return whether a hint is a class for which nothing else may stand in: one of sinkscope, or torch's dtype."""
     if not isinstance(hint, type) or getattr(hint, "_is_protocol", False):
         return False
-    return (hint.__module__.startswith("sinkscope.") and hint.__name__ != "Model") or (hint.__module__, hint.__name__) == ("torch", "dtype")
+    return (hint.__module__.startswith("sinkscope.") and hint.__name__ != "Model") or (
+        hint.__module__,
+        hint.__name__,
+    ) == ("torch", "dtype")
 
 
 def _asks_for_list(hint: Any) -> bool:
@@ -269,14 +285,20 @@ def _array(name: str, value: Any, hint: Any) -> Any:
     import numpy as np  # the sandbox of programs imports this module, and has no NumPy
 
     if np.ma.is_masked(value):
-        raise CallError(f"{name}: expected {_words(hint)} without a mask, found values that are masked; fill them or cut them off first")
+        raise CallError(
+            f"{name}: expected {_words(hint)} without a mask, found values that are masked; fill them or cut them off first"
+        )
     fractions, switches = "float64" in hint.dtypes, "bool" in hint.dtypes
     try:
-        endless = isinstance(value, list | tuple) and any(isinstance(one, range) and one[LONGEST_LIST:] for one in value)
+        endless = isinstance(value, list | tuple) and any(
+            isinstance(one, range) and one[LONGEST_LIST:] for one in value
+        )
         array = np.asarray(None if endless else value)
     except (ValueError, TypeError, RuntimeError):  # lists of several lengths, sparse tensors, tensors without values
         array = np.asarray(None)
-    if not _has_axes(array, hint) or (array.size and array.dtype.kind not in ("fiub" if fractions else "b" if switches else "iu")):
+    if not _has_axes(array, hint) or (
+        array.size and array.dtype.kind not in ("fiub" if fractions else "b" if switches else "iu")
+    ):
         raise CallError(f"{name}: expected {_words(hint)}, found {array.dtype} {list(array.shape)}")
     return array.astype(np.float64) if fractions and (array.dtype.kind != "f" or array.itemsize < 4) else array
 
@@ -305,7 +327,12 @@ def _may_be_path(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     names = name.split(b"/")
-    return b"\0" not in name and 0 < len(name) < LONGEST_PATH and max(map(len, names)) <= LONGEST_NAME and len(names) <= DEEPEST_PATH
+    return (
+        b"\0" not in name
+        and 0 < len(name) < LONGEST_PATH
+        and max(map(len, names)) <= LONGEST_NAME
+        and len(names) <= DEEPEST_PATH
+    )
 
 
 def _parts(hint: Any) -> tuple[Any, ...]:
@@ -320,7 +347,9 @@ def _words(hint: Any) -> str:
         if one in _WORDS:
             found.append(_WORDS[one])
         elif origin is Literal:
-            found.append(" or ".join([", ".join(map(str, inner[:-1])), str(inner[-1])] if inner[1:] else map(str, inner)))
+            found.append(
+                " or ".join([", ".join(map(str, inner[:-1])), str(inner[-1])] if inner[1:] else map(str, inner))
+            )
         elif origin is Mapping or origin is dict:
             found.append("an object by name")
         elif _is_row(one):

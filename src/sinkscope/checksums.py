@@ -96,7 +96,9 @@ def compare_update(path: Path, update: int, failure: Failure) -> None:
     held = header.get("__metadata__", {})
     found = str(held.get("update", "none" if SHA256 in held else update))
     if found != str(update):
-        raise failure(f"{path}: expected update {update}, as its name says, found {found[:20]}; give it the name that it had")
+        raise failure(
+            f"{path}: expected update {update}, as its name says, found {found[:20]}; give it the name that it had"
+        )
 
 
 def sha256_of(path: Path) -> str:

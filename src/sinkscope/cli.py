@@ -42,7 +42,9 @@ def main() -> None:
         sys.stdout.flush()  # so that an error of writing is raised here, where it can be reported
     except KeyboardInterrupt:
         _catch_late_interrupt()
-        exec("")  # Python would end by the signal, not by our status, where it came within an exec, such as a dataclass being made
+        exec(
+            ""
+        )  # Python would end by the signal, not by our status, where it came within an exec, such as a dataclass being made
         _fail(INTERRUPTED, 130, debug)
     except BrokenPipeError:  # the reader has closed the pipe
         _drop_output()
@@ -60,12 +62,21 @@ def _told(error: Exception) -> "tuple[str, int]":
     if isinstance(error, SinkscopeError):
         return str(error), 2 if isinstance(error, CallError) else 1
     if isinstance(error, FileNotFoundError) and "usable temporary directory" in str(error):
-        return "expected a folder for temporary files that can be written, found none; set TMPDIR to one, or make room in /tmp", 1
+        return (
+            "expected a folder for temporary files that can be written, found none; set TMPDIR to one, or make room in /tmp",
+            1,
+        )
     if isinstance(error, OSError):
         where = error.filename or ("standard output" if _drop_output("\n") else "the system")
         named = _variable_that_names(str(where))
-        return f"{where}: {error.strerror or error}" + (f"; the environment variable {named} says so, unset it" if named else ""), 1
-    if isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY) or _is_torch_out_of_memory(error):
+        return f"{where}: {error.strerror or error}" + (
+            f"; the environment variable {named} says so, unset it" if named else ""
+        ), 1
+    if (
+        isinstance(error, MemoryError)
+        or any(words in str(error) for words in _NO_MEMORY)
+        or _is_torch_out_of_memory(error)
+    ):
         sys.unraisablehook = lambda _: None  # what torch prints of itself at the end, where half of it was imported
         return f"there is not enough memory; use {_smaller(sys.argv[1:])}a machine with more", 1
     from sinkscope.library_settings import refused_file
@@ -92,7 +103,12 @@ def _smaller(words: "list[str]") -> str:
 
     flags: set[str] = set()
     with contextlib.suppress(MemoryError):
-        flags = {field for name in words[:1] if name in COMMANDS for field in getattr(find_command(name), "__dataclass_fields__", ())}
+        flags = {
+            field
+            for name in words[:1]
+            if name in COMMANDS
+            for field in getattr(find_command(name), "__dataclass_fields__", ())
+        }
     less = {"prompts": "fewer or shorter prompts", "batch": "a smaller --batch"}
     found = "".join(f"{advice}, " for flag, advice in less.items() if flag in flags)
     return found and f"{found}or "
@@ -141,7 +157,9 @@ def _prepare_output() -> None:
     except OSError:
         raise SinkscopeError("the current folder does not exist any more; change to another one") from None
     if sys.flags.optimize > 1:
-        raise SinkscopeError("PYTHONOPTIMIZE is 2 (python -OO), which takes away texts that transformers needs; unset PYTHONOPTIMIZE")
+        raise SinkscopeError(
+            "PYTHONOPTIMIZE is 2 (python -OO), which takes away texts that transformers needs; unset PYTHONOPTIMIZE"
+        )
     for stream in (sys.stdout, sys.stderr):
         change: Any = getattr(stream, "reconfigure", None)  # a stream that stands in for another may have none
         if change is not None:
@@ -170,10 +188,15 @@ def _heed_interrupts() -> None:
         again.daemon = True
         again.start()
 
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler and threading.current_thread() is threading.main_thread():
+    if (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        and threading.current_thread() is threading.main_thread()
+    ):
         signal.signal(signal.SIGINT, heed)
         sys.unraisablehook = send_again
-        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # the first to be registered is the last to be called
+        atexit.register(
+            signal.signal, signal.SIGINT, signal.SIG_IGN
+        )  # the first to be registered is the last to be called
 
 
 def _end_interrupted(*_: object) -> None:
@@ -245,7 +268,9 @@ def _expect_memory() -> None:
     allowed = resource.getrlimit(resource.RLIMIT_AS)[0]
     if allowed != resource.RLIM_INFINITY and allowed < LEAST_BYTES:
         found = f"found a limit of {allowed >> 20} MiB (ulimit -v)"
-        raise SinkscopeError(f"expected at least {LEAST_BYTES >> 20} MiB of address space, as torch needs, {found}; raise that limit")
+        raise SinkscopeError(
+            f"expected at least {LEAST_BYTES >> 20} MiB of address space, as torch needs, {found}; raise that limit"
+        )
 
 
 def _without_end_of_flags(words: "list[str]") -> "list[str]":
@@ -278,7 +303,9 @@ def _parse(command: "type[Command]", name: str, arguments: "list[str]") -> "Comm
     told = io.StringIO()
     try:
         with contextlib.redirect_stderr(told):
-            return tyro.cli(command, prog=f"sinkscope {name}", args=arguments, config=(FlagCreatePairsOff, DisallowNone))
+            return tyro.cli(
+                command, prog=f"sinkscope {name}", args=arguments, config=(FlagCreatePairsOff, DisallowNone)
+            )
     except SystemExit as end:
         if not end.code:  # --help
             raise

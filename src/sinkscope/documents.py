@@ -85,7 +85,11 @@ def check_plain(path: Path, failure: Failure, purpose: str) -> None:
     except (OSError, ValueError):
         return  # whoever opens it says why it cannot be
     if not stat.S_ISREG(mode):
-        kind = "a link" if stat.S_ISLNK(mode) else next((name for is_kind, name in _KINDS.items() if is_kind(mode)), "something else")
+        kind = (
+            "a link"
+            if stat.S_ISLNK(mode)
+            else next((name for is_kind, name in _KINDS.items() if is_kind(mode)), "something else")
+        )
         raise failure(f"{path}: expected {purpose}, found {kind}; remove it, or choose another folder")
 
 
@@ -107,7 +111,9 @@ def check_replaceable(path: Path, mark: bytes, purpose: str) -> None:
     except (OSError, ValueError):
         return  # whoever writes it says why it cannot be
     if mark not in found:
-        raise CallError(f"{path}: expected a new file, or {purpose} to replace, found something else; choose another name or delete it")
+        raise CallError(
+            f"{path}: expected a new file, or {purpose} to replace, found something else; choose another name or delete it"
+        )
 
 
 def files_in(folder: Path, pattern: str, failure: Failure) -> list[Path]:
@@ -163,7 +169,9 @@ def read_json(path: Path, failure: Failure, advice: str = "", most: int = MOST, 
     return parse_json(read_bytes(path, failure, advice, most), str(path), failure, advice, any_number)
 
 
-def read_json_object(path: Path, failure: Failure, advice: str = "", most: int = MOST, any_number: bool = False) -> dict[str, Any]:
+def read_json_object(
+    path: Path, failure: Failure, advice: str = "", most: int = MOST, any_number: bool = False
+) -> dict[str, Any]:
     """Return the JSON object in a file; ``any_number`` as in `parse_json`.
 
     Raises:
@@ -200,7 +208,9 @@ def parse_json(content: bytes | str, where: str, failure: Failure, advice: str =
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(found := dict(pairs)) < len(pairs):
             twice = next(name for name, _ in pairs if found.pop(name, pairs) is pairs)
-            raise failure(_message(where, f"expected each name once in an object, found {_shorten(ascii(twice))} twice", advice))
+            raise failure(
+                _message(where, f"expected each name once in an object, found {_shorten(ascii(twice))} twice", advice)
+            )
         return found
 
     text = content if isinstance(content, str) else _decoded(content, where, failure, advice)
@@ -209,12 +219,20 @@ def parse_json(content: bytes | str, where: str, failure: Failure, advice: str =
     except failure:
         raise
     except json.JSONDecodeError as error:
-        found = "nothing" if not text.strip() else f"{_shorten(text)!r}" if "\n" not in text else f"something else in line {error.lineno}"
+        found = (
+            "nothing"
+            if not text.strip()
+            else f"{_shorten(text)!r}"
+            if "\n" not in text
+            else f"something else in line {error.lineno}"
+        )
         raise failure(_message(where, f"expected JSON, found {found}", advice)) from error
     except RecursionError as error:
         raise failure(_message(where, f"expected at most {DEEPEST} levels of nesting, found more", advice)) from error
     except ValueError as error:  # a number with more digits than Python reads
-        raise failure(_message(where, "expected whole numbers of at most 128 bits, found one of thousands of digits", advice)) from error
+        raise failure(
+            _message(where, "expected whole numbers of at most 128 bits, found one of thousands of digits", advice)
+        ) from error
     _check_values(found, where, failure, advice, any_number)
     return found
 
@@ -229,18 +247,34 @@ def _check_values(value: Any, where: str, failure: Failure, advice: str, any_num
         if isinstance(one, dict):
             for key, item in one.items():
                 if not _is_text(key):
-                    raise failure(_message(where, f"{name or 'its fields'}: expected names without lone surrogates, found {key!a}", advice))
+                    raise failure(
+                        _message(
+                            where,
+                            f"{name or 'its fields'}: expected names without lone surrogates, found {key!a}",
+                            advice,
+                        )
+                    )
                 waiting.append((item, f"{name}.{key}" if name else key, depth + 1))
         elif isinstance(one, list):
             waiting += [(item, f"{name}[{number}]", depth + 1) for number, item in enumerate(one)]
         elif isinstance(one, str):
             if not _is_text(one):
-                raise failure(_message(where, f"{_named(name)}expected text without lone surrogates, found {_shorten(ascii(one))}", advice))
+                raise failure(
+                    _message(
+                        where,
+                        f"{_named(name)}expected text without lone surrogates, found {_shorten(ascii(one))}",
+                        advice,
+                    )
+                )
         elif isinstance(one, float) and not any_number:
             if not abs(one) < float("inf"):
                 raise failure(_message(where, f"{_named(name)}expected a finite number, found {one}", advice))
         elif isinstance(one, int) and not any_number and abs(one) >= LARGEST_NUMBER:
-            raise failure(_message(where, f"{_named(name)}expected a whole number of at most 128 bits, found {describe(one)}", advice))
+            raise failure(
+                _message(
+                    where, f"{_named(name)}expected a whole number of at most 128 bits, found {describe(one)}", advice
+                )
+            )
 
 
 def _is_text(text: str) -> bool:
@@ -270,7 +304,9 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def check_fields(document: Mapping[str, Any], schema: type[Any], where: str, failure: Failure, advice: str = "") -> None:
+def check_fields(
+    document: Mapping[str, Any], schema: type[Any], where: str, failure: Failure, advice: str = ""
+) -> None:
     """Check the fields of a document against its schema.
 
     Args:
@@ -285,11 +321,17 @@ def check_fields(document: Mapping[str, Any], schema: type[Any], where: str, fai
         schema.model_validate(document, strict=True)
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
-        name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in wrong["loc"] if part != "[key]").removeprefix(".")
+        name = "".join(
+            f"[{part}]" if isinstance(part, int) else f".{part}" for part in wrong["loc"] if part != "[key]"
+        ).removeprefix(".")
         found = "none" if wrong["type"] == "missing" else wrong.get("ctx", {}).get("found") or describe(wrong["input"])
-        whole = wrong["type"] == "value_error" and found == "an object"  # several fields that contradict each other, which the error names
+        whole = (
+            wrong["type"] == "value_error" and found == "an object"
+        )  # several fields that contradict each other, which the error names
         raise failure(
-            _message(where, f"{_named(name)}expected {_expectation(wrong)}" + ("" if whole else f", found {found}"), advice)
+            _message(
+                where, f"{_named(name)}expected {_expectation(wrong)}" + ("" if whole else f", found {found}"), advice
+            )
         ) from error
 
 
@@ -347,7 +389,9 @@ def check_encodable(text: str, what: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise CallError(f"{what}: expected text, found the lone surrogate {text[error.start]!a} at character {error.start}") from error
+        raise CallError(
+            f"{what}: expected text, found the lone surrogate {text[error.start]!a} at character {error.start}"
+        ) from error
 
 
 def shown(value: Any) -> str:
@@ -360,7 +404,11 @@ def shown(value: Any) -> str:
 
 def printable(text: str) -> str:
     """Return text without the characters that command a terminal or break a line: each as its escape sequence."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return (
+        text
+        if text.isprintable()
+        else "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    )
 
 
 def in_markdown(text: str) -> str:
@@ -385,7 +433,9 @@ def _decoded(content: bytes, where: Path | str, failure: Failure, advice: str) -
     try:
         return content.decode().removeprefix(BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
-        raise failure(_message(where, f"expected UTF-8 text, found byte {content[error.start]:#04x} at {error.start}", advice)) from error
+        raise failure(
+            _message(where, f"expected UTF-8 text, found byte {content[error.start]:#04x} at {error.start}", advice)
+        ) from error
 
 
 def _unreadable(path: Path, error: Exception, advice: str) -> str:

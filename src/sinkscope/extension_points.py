@@ -12,7 +12,9 @@ from sinkscope.errors import CallError, first_line
 Kind = TypeVar("Kind")
 
 
-def find_kinds(package: str, base: type[Kind], is_one: Callable[[type[Kind]], bool], group: str, expected: str) -> Iterator[type[Kind]]:
+def find_kinds(
+    package: str, base: type[Kind], is_one: Callable[[type[Kind]], bool], group: str, expected: str
+) -> Iterator[type[Kind]]:
     """Yield the classes that extend a base class, each from the module that defines it.
 
     Args:
@@ -30,14 +32,18 @@ def find_kinds(package: str, base: type[Kind], is_one: Callable[[type[Kind]], bo
         points = tuple(entry_points(group=group))
     except (TypeError, ValueError) as error:  # importlib names neither the file nor the package
         expected = "expected `name = module:object` in each line of the entry_points.txt of all installed packages"
-        raise CallError(f"{expected}, found a line without a value ({first_line(error)}); reinstall the package that has it") from error
+        raise CallError(
+            f"{expected}, found a line without a value ({first_line(error)}); reinstall the package that has it"
+        ) from error
     for point in points:
         try:
             loaded = point.load()
         except (Exception, SystemExit) as error:  # of a module that is not ours
             package = f" of the package {point.dist.name}" if point.dist else ""
             said = str(error) if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {error}"
-            raise CallError(f"the entry point {point.name} of {group}{package} cannot be loaded from {point.value}: {said}") from error
+            raise CallError(
+                f"the entry point {point.name} of {group}{package} cannot be loaded from {point.value}: {said}"
+            ) from error
         kinds = _kinds_in(loaded, base, is_one) if isinstance(loaded, ModuleType) else [loaded]
         if not kinds or not all(isinstance(kind, type) and issubclass(kind, base) and is_one(kind) for kind in kinds):
             raise CallError(f"the entry point {point.name} of {group}: expected {expected}, found {point.value}")

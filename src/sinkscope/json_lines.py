@@ -16,7 +16,13 @@ PACKED, UNPACKED = 128, 1 << 26
 PIECE = 1 << 22
 _BLANK = re.compile(r"\s*")
 _GZIP = b"\x1f\x8b"
-_OTHERS = {b"BZh": "bzip2", b"PK\x03\x04": "a zip archive", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "Zstandard", b"PAR1": "Parquet"}
+_OTHERS = {
+    b"BZh": "bzip2",
+    b"PK\x03\x04": "a zip archive",
+    b"\xfd7zXZ\x00": "xz",
+    b"\x28\xb5\x2f\xfd": "Zstandard",
+    b"PAR1": "Parquet",
+}
 
 
 def read_json_lines(path: Path, where: str, advice: str, failure: Failure) -> Iterator[tuple[int, str]]:

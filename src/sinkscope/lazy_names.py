@@ -18,7 +18,9 @@ def public_names(file: str) -> dict[str, str]:
     from pathlib import Path
 
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
-    return {alias.name: node.module or "" for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    return {
+        alias.name: node.module or "" for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
 
 
 def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

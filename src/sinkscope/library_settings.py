@@ -38,7 +38,10 @@ def check_fsspec() -> None:
 
 def check_zarr() -> None:
     """Check the settings of zarr and fsspec."""
-    check_settings(_within(["/etc/zarr", os.path.join(sys.prefix, "etc", "zarr"), "~/.config/zarr"], ("yaml", "yml", "json")), "zarr")
+    check_settings(
+        _within(["/etc/zarr", os.path.join(sys.prefix, "etc", "zarr"), "~/.config/zarr"], ("yaml", "yml", "json")),
+        "zarr",
+    )
     check_fsspec()
 
 

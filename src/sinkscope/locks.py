@@ -46,7 +46,10 @@ def claimed_file(path: Path, failure: Failure) -> Iterator[None]:
     Raises:
         failure: another process writes it, or its folder cannot be made or locked.
     """
-    with made_folder(path.parent, failure, str(path)), _held(path.with_name(f".{path.name}{CLAIM}"), str(path), failure):
+    with (
+        made_folder(path.parent, failure, str(path)),
+        _held(path.with_name(f".{path.name}{CLAIM}"), str(path), failure),
+    ):
         yield
 
 
@@ -71,7 +74,9 @@ def new_folder(folder: Path, failure: Failure, purpose: str, *last: str, among: 
         if among and (there := [name for name in held if name in among]):
             raise CallError(f"{folder / there[0]} is there already; choose another folder or delete it")
         if held and not among:
-            raise CallError(f"{folder}: expected a new or empty folder for {purpose}, found something there ({held[0]}); choose another")
+            raise CallError(
+                f"{folder}: expected a new or empty folder for {purpose}, found something there ({held[0]}); choose another"
+            )
         whole = folder.absolute()  # the body may change the current folder
         place = whole / UNMOVED
         try:
@@ -89,7 +94,9 @@ def new_folder(folder: Path, failure: Failure, purpose: str, *last: str, among: 
                 _undo_moving(whole, failure)
             shutil.rmtree(place, ignore_errors=True)
             if isinstance(error, OSError):
-                raise failure(f"{folder} cannot be written ({_reason(error)}); make room or choose another folder") from error
+                raise failure(
+                    f"{folder} cannot be written ({_reason(error)}); make room or choose another folder"
+                ) from error
             if isinstance(error, failure):
                 raise failure(str(error).replace(str(place), str(folder))) from error
             raise
@@ -177,7 +184,9 @@ def made_folder(folder: Path, failure: Failure, wanted: str = "") -> Iterator[No
             folder.mkdir(parents=True, exist_ok=True)
         except (NotADirectoryError, FileExistsError) as error:
             purpose = "a folder for it" if wanted else "a folder"
-            raise CallError(f"{wanted or folder}: expected {purpose}, found {in_the_way(folder)}; choose another name") from error
+            raise CallError(
+                f"{wanted or folder}: expected {purpose}, found {in_the_way(folder)}; choose another name"
+            ) from error
         except (OSError, ValueError) as error:
             raise failure(f"{folder} cannot be made ({_reason(error)}); choose another folder") from error
         yield

@@ -52,7 +52,9 @@ class Progress:
         """Show a bar while the body runs."""
         from tqdm import tqdm
 
-        with tqdm(total=self.total, initial=self.done, desc=self.name, unit=f" {self.units}", disable=False) as self._bar:
+        with tqdm(
+            total=self.total, initial=self.done, desc=self.name, unit=f" {self.units}", disable=False
+        ) as self._bar:
             yield
 
     @contextmanager
@@ -120,7 +122,9 @@ def counting_bar(progress: Progress | None, unit: int) -> Any:
         received = 0
 
         def __init__(self, *arguments: Any, **settings: Any) -> None:
-            super().__init__(*arguments, **{one: value for one, value in settings.items() if one != "name"} | {"disable": True})
+            super().__init__(
+                *arguments, **{one: value for one, value in settings.items() if one != "name"} | {"disable": True}
+            )
 
         def update(self, n: float | None = 1) -> None:
             before = Counting.received // unit

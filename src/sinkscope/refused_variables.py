@@ -30,7 +30,11 @@ def _variable_at_fault(error: BaseException) -> tuple[str, str] | None:
                 first = trace.tb_lineno if code.co_name == "<module>" else max(code.co_firstlineno, trace.tb_lineno - 8)
                 text = "".join(linecache.getline(code.co_filename, line) for line in range(first, trace.tb_lineno + 3))
                 mentioned = re.findall("[A-Z][A-Z0-9_]{2,}", text)
-                own = {name for name, value in os.environ.items() if name.startswith(f"{library.upper()}_") and value in str(last)}
+                own = {
+                    name
+                    for name, value in os.environ.items()
+                    if name.startswith(f"{library.upper()}_") and value in str(last)
+                }
                 if named := [name for name in os.environ if name in mentioned or name in own]:
                     return named[0], library
             trace = trace.tb_next

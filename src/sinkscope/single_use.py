@@ -28,7 +28,9 @@ class _SingleUse(AbstractContextManager, Generic[Value]):
 
     def __enter__(self) -> Value:
         if self._opened:
-            raise CallError(f"{self._name}: expected a new one for each with block, found one that was opened before; make it anew")
+            raise CallError(
+                f"{self._name}: expected a new one for each with block, found one that was opened before; make it anew"
+            )
         self._opened = True
         return self._block.__enter__()
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from sinkscope.argument_types import checked
 from sinkscope.documents import check_plain, check_regular, read_bytes
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.locks import expect_no_folder
@@ -31,7 +30,6 @@ LOCKED = "a file that can be locked"
 Failure = type[SinkscopeError]
 
 
-@checked
 @dataclass(frozen=True)
 class Share:
     """The part of the work that a process does: every ``count``-th piece from number ``index`` on.
@@ -59,7 +57,9 @@ def share_of_process() -> Share:
     """
     rank, count = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
     if not (re.fullmatch("[0-9]{1,9}", rank) and re.fullmatch("[0-9]{1,9}", count) and int(rank) < int(count)):
-        raise CallError(f"expected RANK below WORLD_SIZE in the environment, as torchrun sets them, found RANK={rank}, WORLD_SIZE={count}")
+        raise CallError(
+            f"expected RANK below WORLD_SIZE in the environment, as torchrun sets them, found RANK={rank}, WORLD_SIZE={count}"
+        )
     return Share(int(rank), int(count))
 
 
@@ -70,7 +70,9 @@ def expect_one_process(what: str) -> None:
         what: what is done by one process, such as ``roles``.
     """
     if (count := share_of_process().count) > 1:
-        raise CallError(f"{what}: expected one process, since its work is not divided, found {count} of torchrun; leave torchrun out")
+        raise CallError(
+            f"{what}: expected one process, since its work is not divided, found {count} of torchrun; leave torchrun out"
+        )
 
 
 def item_path(folder: Path, index: int, suffix: str) -> Path:
@@ -86,7 +88,9 @@ def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview], failu
     write_together({path: content}, failure, advice)
 
 
-def write_together(contents: Mapping[Path, bytes | Iterable[bytes | memoryview]], failure: Failure, advice: str) -> None:
+def write_together(
+    contents: Mapping[Path, bytes | Iterable[bytes | memoryview]], failure: Failure, advice: str
+) -> None:
     """Write several files as `write_whole` writes one; where one cannot be written, earlier files under all their names stay."""
     written: dict[Path, Path] = {}
     path = Path()
@@ -135,7 +139,13 @@ def kind_of_run(run: Mapping[str, Any]) -> str:
     """Return what a folder holds, by its run.json."""
     if isinstance(run.get("weight_hash"), str) and "canvases" in run:
         return ROLES
-    return "something else" if not isinstance(run.get("model"), dict) else COMPARISON if run.get("compares") == "caches" else EVALUATION
+    return (
+        "something else"
+        if not isinstance(run.get("model"), dict)
+        else COMPARISON
+        if run.get("compares") == "caches"
+        else EVALUATION
+    )
 
 
 def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -194,7 +204,9 @@ def open_lock(path: Path, failure: Failure) -> IO[str]:
     try:
         return open(path, "a+", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
     except OSError as error:
-        raise failure(f"{path}: expected {LOCKED} ({error.strerror}); remove what is there or choose another folder") from error
+        raise failure(
+            f"{path}: expected {LOCKED} ({error.strerror}); remove what is there or choose another folder"
+        ) from error
 
 
 def lock(file: IO[str], how: int, failure: Failure) -> None:
@@ -211,4 +223,6 @@ def lock(file: IO[str], how: int, failure: Failure) -> None:
         raise
     except OSError as error:
         way_out = "choose a folder on a local disk, or have the shared one mounted with locks (NFS: its lock service; Lustre: flock)"
-        raise failure(f"{file.name}: expected a file system that locks files, found {error.strerror}; {way_out}") from error
+        raise failure(
+            f"{file.name}: expected a file system that locks files, found {error.strerror}; {way_out}"
+        ) from error

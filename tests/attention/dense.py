@@ -20,13 +20,27 @@ class Inputs:
     groups: Tensor
 
 
-def attention_inputs(inputs: Inputs, *, scale: float | None = None, hidden: Tensor | None = None, **more) -> AttentionInputs:
+def attention_inputs(
+    inputs: Inputs, *, scale: float | None = None, hidden: Tensor | None = None, **more
+) -> AttentionInputs:
     """Return the inputs that `attend` makes of its arguments."""
     scale = inputs.query.shape[-1] ** -0.5 if scale is None else scale
-    return AttentionInputs(**vars(inputs), scale=scale, hidden=() if hidden is None else [Hidden(hidden[:, :, None])], **more)
+    return AttentionInputs(
+        **vars(inputs), scale=scale, hidden=() if hidden is None else [Hidden(hidden[:, :, None])], **more
+    )
 
 
-def draw(seed=0, batch=BATCH, heads=HEADS, kv_heads=KV_HEADS, queries=QUERIES, keys=KEYS, dim=DIM, value_dim=VALUE_DIM, groups=GROUPS):
+def draw(
+    seed=0,
+    batch=BATCH,
+    heads=HEADS,
+    kv_heads=KV_HEADS,
+    queries=QUERIES,
+    keys=KEYS,
+    dim=DIM,
+    value_dim=VALUE_DIM,
+    groups=GROUPS,
+):
     source = torch.Generator().manual_seed(seed)
     query = 2 * torch.randn(batch, heads, queries, dim, generator=source)
     key = 2 * torch.randn(batch, kv_heads, keys, dim, generator=source)
@@ -92,7 +106,10 @@ def close(found: Tensor | None, expected: Tensor, inputs: Inputs, dtype: torch.d
     if dtype in (torch.bfloat16, torch.float16):
         assert_close(found, expected, terms=2, dtype=dtype)
         return
-    dim, longest = inputs.query.shape[-1], [float(one.double().norm(dim=-1).max()) for one in (inputs.query, inputs.key)]
+    dim, longest = (
+        inputs.query.shape[-1],
+        [float(one.double().norm(dim=-1).max()) for one in (inputs.query, inputs.key)],
+    )
     terms = inputs.query.shape[2] + inputs.key.shape[2]
     assert_close(found, expected, terms=terms, scores=(longest[0] * longest[1] / math.sqrt(dim), dim))
 

@@ -127,9 +127,13 @@ def test_left_padding_counts_for_nothing():
     real = torch.ones(BATCH, KEYS, dtype=torch.bool)
     real[0, :padding] = False
     groups = real[:, None].float()
-    output, columns = attend(**vars(replace(inputs, groups=groups)), mask=real[:, None, None].expand(-1, 1, KEYS, -1), block=5)
+    output, columns = attend(
+        **vars(replace(inputs, groups=groups)), mask=real[:, None, None].expand(-1, 1, KEYS, -1), block=5
+    )
     own = slice(padding, None)
-    alone = Inputs(inputs.query[:1, :, own], inputs.key[:1, :, own], inputs.value[:1, :, own], torch.ones(1, 1, KEYS - padding))
+    alone = Inputs(
+        inputs.query[:1, :, own], inputs.key[:1, :, own], inputs.value[:1, :, own], torch.ones(1, 1, KEYS - padding)
+    )
     expected, expected_columns = attend(**vars(alone))
     close(output[:1, :, own], expected, inputs)
     close(columns.sums[:1, :, :, own], expected_columns.sums, inputs)
@@ -265,8 +269,13 @@ def test_a_query_that_sees_nothing_sees_the_prefix():
 @pytest.mark.parametrize("dressed", ["keys", "logits"])
 def test_prefix_without_values_only_takes_attention(dressed, chunks):
     inputs, count = draw(), 2
-    keys, logits = draw(seed=5, batch=1, keys=count).key[0], torch.randn(HEADS, count, generator=torch.Generator().manual_seed(6))
-    output, columns = attend(**vars(inputs), prefix=Prefix(keys=keys) if dressed == "keys" else Prefix(logits=logits), block=4)
+    keys, logits = (
+        draw(seed=5, batch=1, keys=count).key[0],
+        torch.randn(HEADS, count, generator=torch.Generator().manual_seed(6)),
+    )
+    output, columns = attend(
+        **vars(inputs), prefix=Prefix(keys=keys) if dressed == "keys" else Prefix(logits=logits), block=4
+    )
     repeat = HEADS // KV_HEADS
     mine = (
         inputs.query @ keys.repeat_interleave(repeat, 0).mT / math.sqrt(DIM)
@@ -290,7 +299,15 @@ def test_any_shape_equals_dense(data):
     kv_heads, repeat = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
     batch, queries, keys, groups = (data.draw(size) for _ in range(4))
     inputs = draw(
-        data.draw(st.integers(0, 99)), batch, kv_heads * repeat, kv_heads, queries, keys, data.draw(size), data.draw(size), groups
+        data.draw(st.integers(0, 99)),
+        batch,
+        kv_heads * repeat,
+        kv_heads,
+        queries,
+        keys,
+        data.draw(size),
+        data.draw(size),
+        groups,
     )
     arguments, bias = draw_mask(data.draw(st.sampled_from(MASKS)), inputs)
     hidden = torch.rand(batch, kv_heads * repeat, keys, generator=torch.Generator().manual_seed(9)) < data.draw(

@@ -35,7 +35,9 @@ from sinkscope.errors import AttentionError
 def test_low_precision_inputs_have_fp32_columns(dtype, dim):
     """Scores reach ±60 and more here, where a score rounded to bfloat16 would already be off by a tenth."""
     inputs = draw(queries=300, keys=310, dim=dim, groups=1)
-    inputs = Inputs(*(2 * tensor.to(dtype) for tensor in (inputs.query, inputs.key, inputs.value)), torch.ones(BATCH, 1, 300))
+    inputs = Inputs(
+        *(2 * tensor.to(dtype) for tensor in (inputs.query, inputs.key, inputs.value)), torch.ones(BATCH, 1, 300)
+    )
     output, columns = attend(**vars(inputs))
     expected, weights = dense(inputs)
     assert columns.sums.dtype == columns.diagonal.dtype == columns.last_row.dtype == torch.float32
@@ -185,7 +187,9 @@ def test_gradients_reach_the_prefix():
     logits = torch.zeros(HEADS, 1, requires_grad=True)
     output, _ = attend(**vars(inputs), prefix=Prefix(logits=logits))
     output.square().sum().backward()
-    assert logits.grad is not None and (logits.grad < 0).all(), "more attention on a value of zero makes outputs smaller"
+    assert logits.grad is not None and (logits.grad < 0).all(), (
+        "more attention on a value of zero makes outputs smaller"
+    )
 
 
 class LargestTensor(TorchDispatchMode):
@@ -222,7 +226,9 @@ def test_a_workspace_is_kept_and_nothing_that_is_returned_lies_in_it():
     for inputs, (output, columns) in found:
         expected, dense_columns = attend(**vars(inputs), block=4)
         assert torch.equal(output, expected) and torch.equal(columns.sums, dense_columns.sums)
-        assert place not in {one.untyped_storage().data_ptr() for one in (output, columns.sums, columns.diagonal, columns.last_row)}
+        assert place not in {
+            one.untyped_storage().data_ptr() for one in (output, columns.sums, columns.diagonal, columns.last_row)
+        }
     with torch.no_grad():
         again, _ = attend(**vars(found[0][0]), workspace=workspace, block=4)
     assert torch.equal(again, found[0][1][0]), "what lies in the workspace does not matter"
@@ -267,7 +273,9 @@ def test_a_mask_that_changes_in_place_is_read_anew(kind):
     mask = mask if kind == "boolean" else torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
     for _ in range(2):
         for prefix in (None, Prefix(logits=torch.zeros(6, 1))):  # behind which every query sees something
-            found, expected = (attend(**vars(inputs), mask=mask, prefix=prefix, workspace=place) for place in (workspace, None))
+            found, expected = (
+                attend(**vars(inputs), mask=mask, prefix=prefix, workspace=place) for place in (workspace, None)
+            )
             assert torch.equal(found[0], expected[0]) and torch.equal(found[1].sums, expected[1].sums)
         mask[:, :, :4] = False if kind == "boolean" else -torch.inf
     with torch.inference_mode():

@@ -23,7 +23,11 @@ def ids(autoregressive, question):
 
 @pytest.fixture(params=["recorded", "hidden from"])
 def watched(request, autoregressive, tmp_path):
-    return HideTopSinks(1)(autoregressive) if request.param == "hidden from" else sinkscope.recording(autoregressive, out=tmp_path / "run")
+    return (
+        HideTopSinks(1)(autoregressive)
+        if request.param == "hidden from"
+        else sinkscope.recording(autoregressive, out=tmp_path / "run")
+    )
 
 
 def begin(network, ids):
@@ -54,7 +58,9 @@ def test_a_reordered_cache_is_refused(watched, autoregressive, ids):
     network, two = autoregressive.network, ids[:, :12].repeat(2, 1)
     with (
         watched,
-        pytest.raises(AttentionError, match=r"of 10 tokens, found one whose keys were replaced, as reorder_cache does; .* reorder"),
+        pytest.raises(
+            AttentionError, match=r"of 10 tokens, found one whose keys were replaced, as reorder_cache does; .* reorder"
+        ),
     ):
         cache = begin(network, two[:, :10])
         cache.reorder_cache(torch.tensor([1, 0]))
@@ -68,13 +74,18 @@ def test_an_attention_mask_with_other_padding_is_refused(watched, autoregressive
     mask[:, :3] = 0
     with (
         watched,
-        pytest.raises(AttentionError, match=rf"with other padding reads, \[{10 - padding}\] tokens in place of \[7\]; .* mask of all"),
+        pytest.raises(
+            AttentionError,
+            match=rf"with other padding reads, \[{10 - padding}\] tokens in place of \[7\]; .* mask of all",
+        ),
     ):
         cache = network(ids[:, :10], attention_mask=mask[:, :10], use_cache=True).past_key_values
         network(ids[:, 10:11], attention_mask=mask[:, :11], past_key_values=cache)
         mask[:, :3] = 1
         mask[:, :padding] = 0
-        cache = network(ids[:, :10], attention_mask=torch.cat([torch.zeros(1, 3), torch.ones(1, 7)], -1), use_cache=True).past_key_values
+        cache = network(
+            ids[:, :10], attention_mask=torch.cat([torch.zeros(1, 3), torch.ones(1, 7)], -1), use_cache=True
+        ).past_key_values
         network(ids[:, 10:11], attention_mask=mask[:, :11] if padding else None, past_key_values=cache)
 
 
@@ -89,7 +100,9 @@ def test_two_texts_in_turn_are_refused(watched, autoregressive, ids):
 @torch.no_grad()
 def test_a_recording_begins_with_the_first_token(autoregressive, ids, tmp_path):
     cache = begin(autoregressive.network, ids[:, :5])
-    expected = pytest.raises(AttentionError, match=f"from the first token on, found a cache that holds 5 of {ids.shape[1]}")
+    expected = pytest.raises(
+        AttentionError, match=f"from the first token on, found a cache that holds 5 of {ids.shape[1]}"
+    )
     with expected, sinkscope.recording(autoregressive, out=tmp_path / "run"):
         autoregressive.network.generate(ids, past_key_values=cache, max_new_tokens=3)
 
@@ -130,7 +143,11 @@ def test_the_cache_of_a_decoder_beside_an_encoder_is_checked_too(change):
     def call(decoded, cache):
         return network(encoder_outputs=encoded, decoder_input_ids=decoded, past_key_values=cache).past_key_values
 
-    found = {"reorder": "whose keys were replaced", "cut": "found one of 3", "swap": "of 3 tokens, found another, of 4"}[change]
+    found = {
+        "reorder": "whose keys were replaced",
+        "cut": "found one of 3",
+        "swap": "of 3 tokens, found another, of 4",
+    }[change]
     with pytest.raises(AttentionError, match=found), subscribed(network, Diary()):
         cache = call(tokens[:, :4], None)
         if change == "reorder":

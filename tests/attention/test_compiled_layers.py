@@ -71,7 +71,9 @@ def test_a_compiled_layer_outside_its_stack_is_refused(compiling, tmp_path):
     from sinkscope.attention.interface import compiled_attention
 
     query = torch.rand(1, 2, 3, 4)
-    with pytest.raises(AttentionError, match="expected a compiled layer to run within its stack; call the model, not the layer"):
+    with pytest.raises(
+        AttentionError, match="expected a compiled layer to run within its stack; call the model, not the layer"
+    ):
         compiled_attention(query, query, query, None, 0.0, None, None)
 
 
@@ -98,5 +100,7 @@ def test_the_operators_keep_themselves_out_of_cuda_graphs(name):
 def test_attention_that_a_cuda_graph_captures_is_refused(diffusion, tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: True)
-    with pytest.raises(AttentionError, match=r"layers\.0\.self_attn to run in every step, found it captured in a CUDA graph"):
+    with pytest.raises(
+        AttentionError, match=r"layers\.0\.self_attn to run in every step, found it captured in a CUDA graph"
+    ):
         record(diffusion, tmp_path / "trace")

@@ -38,7 +38,9 @@ def test_a_gpu_takes_triton_where_it_is_installed(dtype, dim, monkeypatch):
     monkeypatch.setattr(dispatch, "has_triton", lambda: True)
     assert dispatch.kernels_take(*tensors)
     monkeypatch.setattr(dispatch, "has_triton", lambda: False)
-    with pytest.warns(RuntimeWarning, match="expected Triton on a GPU, found none .*; the slower blockwise pass runs instead") as told:
+    with pytest.warns(
+        RuntimeWarning, match="expected Triton on a GPU, found none .*; the slower blockwise pass runs instead"
+    ) as told:
         assert not dispatch.kernels_take(*tensors) and not dispatch.kernels_take(*tensors)
     assert len(told) == 1
 
@@ -126,7 +128,10 @@ def forced(monkeypatch):
 @pytest.mark.parametrize("name", ["diffusion", "autoregressive"])
 def test_a_recording_is_the_same_by_the_kernels(name, request, monkeypatch, tmp_path):
     model = request.getfixturevalue(name)
-    prompts, settings = [[5, 9, 11, 7], [8, 6]], {"length": 4} | ({"steps": 2, "block": 4} if name == "diffusion" else {})
+    prompts, settings = (
+        [[5, 9, 11, 7], [8, 6]],
+        {"length": 4} | ({"steps": 2, "block": 4} if name == "diffusion" else {}),
+    )
     rule = sinkscope.HideTopSinks(k=1)
     written = {}
     for chosen in ("sweep", "triton"):

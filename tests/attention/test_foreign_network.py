@@ -34,7 +34,9 @@ class Attention(nn.Module):
         query, key, value = (getattr(self, name)(x).unflatten(-1, (count, -1)).transpose(1, 2) for name, count in heads)
         if cached:
             key, value = (
-                (torch.cat([old, new], dim=2) for old, new in zip(self.cache, (key, value), strict=True)) if self.cache else (key, value)
+                (torch.cat([old, new], dim=2) for old, new in zip(self.cache, (key, value), strict=True))
+                if self.cache
+                else (key, value)
             )
             self.cache = (key, value)
         self.maps.append(self.dense(query, key, attn_mask).detach())
@@ -219,7 +221,9 @@ def test_a_prefix_equals_a_key_in_front():
         heads = (("query", HEADS), ("key", KV_HEADS), ("value", KV_HEADS))
         q, k, v = (getattr(attention, name)(x).unflatten(-1, (count, -1)).transpose(1, 2) for name, count in heads)
         k, v = (torch.cat([one.expand(ROWS, -1, -1, -1), two], dim=2) for one, two in ((keys, k), (values, v)))
-        expected = attention.out(functional.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2))
+        expected = attention.out(
+            functional.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2)
+        )
     assert_close(found, expected, terms=TERMS)
 
 
@@ -278,7 +282,10 @@ def test_a_generate_of_its_own_is_one_generation(tmp_path):
         answers = [network.generate(IDS[:1, :4], 3), network.generate(IDS[:1, :5], 2)]
     first, second = sinkscope.open_traces(tmp_path / "t")
     assert (first.steps, second.steps) == (3, 2)
-    assert first.tokens[2].tolist() == answers[0][0, :6].tolist() and second.tokens[1].tolist() == answers[1][0, :6].tolist()
+    assert (
+        first.tokens[2].tolist() == answers[0][0, :6].tolist()
+        and second.tokens[1].tolist() == answers[1][0, :6].tolist()
+    )
     assert_close(first.column_sums[2, 1], network.attentions()[1].maps[2][0].sum(dim=1), terms=TERMS)
 
 
@@ -344,7 +351,9 @@ def test_more_keys_than_tokens_in_the_first_call_are_refused():
     network = nn.ModuleDict({"inner": Appends()})
     network.forward = lambda x: network["inner"](x)
     x = torch.ones(ROWS, LENGTH, WIDTH)
-    expected = rf"expected as many keys as tokens in inner, found {LENGTH} queries on {LENGTH + 1} keys in the first call"
+    expected = (
+        rf"expected as many keys as tokens in inner, found {LENGTH} queries on {LENGTH + 1} keys in the first call"
+    )
     with pytest.raises(AttentionError, match=expected), foreign(network), subscribed(network, Diary()):
         network(x)
 
@@ -379,7 +388,9 @@ def test_layers_that_look_at_other_tokens_are_refused():
 
     network = Two()
     with (
-        pytest.raises(AttentionError, match=r"expected two to have 7 queries on 7 keys .* found 4 on 4; choose the layers"),
+        pytest.raises(
+            AttentionError, match=r"expected two to have 7 queries on 7 keys .* found 4 on 4; choose the layers"
+        ),
         foreign(network),
         subscribed(network, Diary()),
     ):
@@ -387,7 +398,10 @@ def test_layers_that_look_at_other_tokens_are_refused():
 
 
 def test_an_unknown_layer_is_refused():
-    with pytest.raises(CallError, match=r"layers: Foreign has no module blocks\.7; it has blocks, "), foreign(build(), layers=["blocks.7"]):
+    with (
+        pytest.raises(CallError, match=r"layers: Foreign has no module blocks\.7; it has blocks, "),
+        foreign(build(), layers=["blocks.7"]),
+    ):
         pass
 
 
@@ -427,12 +441,32 @@ def test_a_truth_value_of_numpy_is_written_as_one(tmp_path):
 SEEN = torch.ones(ROWS, 1, LENGTH, LENGTH, dtype=torch.bool)
 NOBODY = SEEN & (torch.arange(ROWS) == 0)[:, None, None, None]  # the second row sees nothing
 BAD_MASKS = {
-    "all False": (~SEEN, CallError, "expected at least one token in each row, found none in row 0; its mask calls all of it padding"),
-    "all minus infinity": (torch.full((LENGTH, LENGTH), -torch.inf), CallError, "found none in row 0; its mask calls all of it padding"),
-    "the least number": (torch.full((LENGTH, LENGTH), torch.finfo(torch.float32).min), CallError, "found none in row 0"),
+    "all False": (
+        ~SEEN,
+        CallError,
+        "expected at least one token in each row, found none in row 0; its mask calls all of it padding",
+    ),
+    "all minus infinity": (
+        torch.full((LENGTH, LENGTH), -torch.inf),
+        CallError,
+        "found none in row 0; its mask calls all of it padding",
+    ),
+    "the least number": (
+        torch.full((LENGTH, LENGTH), torch.finfo(torch.float32).min),
+        CallError,
+        "found none in row 0",
+    ),
     "one row of padding": (NOBODY, CallError, "found none in row 1; its mask calls all of it padding, leave it out"),
-    "NaN": (torch.full((LENGTH, LENGTH), torch.nan), CallError, r"a mask of numbers in blocks\.0\.attention, found NaN in it; use 0 where"),
-    "one NaN": (torch.zeros(1, 1, 1, LENGTH).index_fill(-1, torch.tensor([3]), torch.nan), CallError, "found NaN in it"),
+    "NaN": (
+        torch.full((LENGTH, LENGTH), torch.nan),
+        CallError,
+        r"a mask of numbers in blocks\.0\.attention, found NaN in it; use 0 where",
+    ),
+    "one NaN": (
+        torch.zeros(1, 1, 1, LENGTH).index_fill(-1, torch.tensor([3]), torch.nan),
+        CallError,
+        "found NaN in it",
+    ),
 }
 
 
@@ -475,7 +509,9 @@ def test_nan_in_the_mask_of_a_later_layer_is_told(tmp_path):
 def test_dropout_is_refused():
     network = build(dropout_p=0.25)
     with (
-        pytest.raises(AttentionError, match=r"no attention dropout while watching or hiding, found 0\.25 in blocks\.0\.attention"),
+        pytest.raises(
+            AttentionError, match=r"no attention dropout while watching or hiding, found 0\.25 in blocks\.0\.attention"
+        ),
         foreign(network),
         subscribed(network, Diary()),
     ):
@@ -486,7 +522,8 @@ def test_a_network_that_does_not_ask_is_refused():
     network = nn.Sequential(nn.Linear(3, 3))
     with (
         pytest.raises(
-            AttentionError, match=r"expected Sequential to call F\.scaled_dot_product_attention in its layers, found that it did not"
+            AttentionError,
+            match=r"expected Sequential to call F\.scaled_dot_product_attention in its layers, found that it did not",
         ),
         foreign(network),
         subscribed(network, Diary()),
@@ -514,7 +551,11 @@ class WithoutBatch(nn.Module):
 def test_heads_in_place_of_a_batch_are_not_recorded_as_texts(tmp_path):
     network = WithoutBatch()
     expected = "of attention to have as many rows as the tokens, found 4 and 1; heads need an axis of their own"
-    with pytest.raises(AttentionError, match=expected), foreign(network), sinkscope.recording(network, out=tmp_path / "t"):
+    with (
+        pytest.raises(AttentionError, match=expected),
+        foreign(network),
+        sinkscope.recording(network, out=tmp_path / "t"),
+    ):
         network(torch.ones(1, 9, dtype=torch.long))
     with foreign(network), sinkscope.recording(network, out=tmp_path / "rows"):
         network(torch.ones(4, 9, dtype=torch.long))
@@ -545,9 +586,18 @@ def test_one_head_of_keys_or_values_is_repeated_as_torch_does(keys, values, tmp_
         ),
         ([SQUARE, SQUARE[:, :3], SQUARE[:, :2]], "as many value heads as key heads in attention, found 2 and 3"),
         ([SQUARE, SQUARE, SQUARE[:, :, :3]], "as many values as keys in attention, found 3 and 4"),
-        ([SQUARE[0], SQUARE[0, :3], SQUARE[0, :3]], r"of one batch, found 6, 3, 3 along the first axis; .* before them: \[1, head"),
-        ([SQUARE, SQUARE.double(), SQUARE], "queries, keys and values of attention of one type, found float32, float64, float32"),
-        ([torch.ones(2, 6, 4, 5), *[torch.ones(2, 6, 3, 5)] * 2], "attention, the first layer, .* found 4 queries on 3 keys"),
+        (
+            [SQUARE[0], SQUARE[0, :3], SQUARE[0, :3]],
+            r"of one batch, found 6, 3, 3 along the first axis; .* before them: \[1, head",
+        ),
+        (
+            [SQUARE, SQUARE.double(), SQUARE],
+            "queries, keys and values of attention of one type, found float32, float64, float32",
+        ),
+        (
+            [torch.ones(2, 6, 4, 5), *[torch.ones(2, 6, 3, 5)] * 2],
+            "attention, the first layer, .* found 4 queries on 3 keys",
+        ),
         (
             [SQUARE] * 3 + [torch.ones(2, 1, 4, 4).long()],
             r"mask of attention to be bool or .* found int64 \[2, 1, 4, 4\]",
@@ -568,13 +618,19 @@ def test_gradient_checkpointing_is_refused():
     network.checkpointed = True
     with foreign(network), subscribed(network, HideOne(2)):
         loss = network(IDS).logits.sum()
-        with pytest.raises(AttentionError, match=r"gradient checkpointing runs blocks\.2.* once more, unseen; turn it off"):
+        with pytest.raises(
+            AttentionError, match=r"gradient checkpointing runs blocks\.2.* once more, unseen; turn it off"
+        ):
             loss.backward()
 
 
 def test_a_network_that_is_watched_already_is_refused():
     network = build()
-    with foreign(network), pytest.raises(AttentionError, match="Foreign is watched already; open foreign"), foreign(network):
+    with (
+        foreign(network),
+        pytest.raises(AttentionError, match="Foreign is watched already; open foreign"),
+        foreign(network),
+    ):
         pass
     assert current_session(network) is None
 
@@ -628,4 +684,8 @@ def test_contexts_that_close_out_of_order_leave_no_trace():
         context.__enter__()
     for context in contexts:
         context.__exit__(None, None, None)
-    assert not any(module._forward_pre_hooks or "forward" in vars(module) for network in (one, other) for module in network.modules())
+    assert not any(
+        module._forward_pre_hooks or "forward" in vars(module)
+        for network in (one, other)
+        for module in network.modules()
+    )

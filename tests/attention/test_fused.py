@@ -16,8 +16,12 @@ from sinkscope.attention.blockwise import compute_blockwise
 SMALL = {"batch": 2, "heads": 2, "kv_heads": 1, "queries": 21, "keys": 37, "dim": 8, "value_dim": 11, "groups": 3}
 """Several tiles of 16 along both axes, none of them full."""
 
-interpreted = pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU the kernels are compiled"))
-compiled = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")])
+interpreted = pytest.param(
+    "cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU the kernels are compiled")
+)
+compiled = pytest.param(
+    "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+)
 
 
 @pytest.fixture(params=[interpreted, compiled])
@@ -41,9 +45,15 @@ def fused(device, inputs, *, mask=None, hidden=None, prefix=None, **more):
     if prefix is not None:
         prefix = Prefix(*(None if one is None else one.to(device) for one in vars(prefix).values()))
     given = attention_inputs(there, mask=mask, hidden=hidden, prefix=prefix, **more)
-    with numpy.errstate(all="ignore"), torch.no_grad(), torch.cuda.device(0) if device == "cuda" else contextlib.nullcontext():
+    with (
+        numpy.errstate(all="ignore"),
+        torch.no_grad(),
+        torch.cuda.device(0) if device == "cuda" else contextlib.nullcontext(),
+    ):
         output, columns = compute_fused(given)
-    return output.cpu(), replace(columns, **{name: one.cpu() for name, one in vars(columns).items() if isinstance(one, torch.Tensor)})
+    return output.cpu(), replace(
+        columns, **{name: one.cpu() for name, one in vars(columns).items() if isinstance(one, torch.Tensor)}
+    )
 
 
 def all_equal_dense(output, columns, inputs, bias, hidden=None):
@@ -105,7 +115,11 @@ def test_head_sizes_and_dtypes(dim, value_dim, dtype, device):
 def test_any_lengths(queries, keys, causal, device, small_tiles):
     inputs = draw(batch=1, heads=2, kv_heads=2, queries=queries, keys=keys, groups=2)
     output, columns = fused(device, inputs, causal=causal)
-    bias = as_bias(triangle(queries, keys)[None, None]) if causal else torch.zeros(1, 1, queries, keys, dtype=torch.float64)
+    bias = (
+        as_bias(triangle(queries, keys)[None, None])
+        if causal
+        else torch.zeros(1, 1, queries, keys, dtype=torch.float64)
+    )
     all_equal_dense(output, columns, inputs, bias)
     close(columns.diagonal, own_places(inputs, dense(inputs, bias)[1], 0 if causal else keys - queries), inputs)
 
@@ -124,7 +138,9 @@ def test_hidden_keys_of_each_batch_and_head(shape, device):
     hidden = torch.rand(*shape, 37, generator=torch.Generator().manual_seed(4)) < 0.3
     output, columns = fused(device, inputs, hidden=hidden)
     all_equal_dense(output, columns, inputs, torch.zeros(1, 1, 21, 37, dtype=torch.float64), hidden)
-    assert columns.sums.masked_select(hidden[:, :, None].expand(2, 2, 3, 37)).abs().sum() == 0, "hidden keys get exactly nothing"
+    assert columns.sums.masked_select(hidden[:, :, None].expand(2, 2, 3, 37)).abs().sum() == 0, (
+        "hidden keys get exactly nothing"
+    )
 
 
 def test_left_padding_and_queries_that_see_nothing(device, small_tiles):
@@ -177,7 +193,11 @@ def test_prefix(dressed, hide, device, small_tiles):
     if hidden is not None:
         bias = bias.masked_fill(hidden[:, :, None], -torch.inf)
     body = (inputs.query.double() @ inputs.key.repeat_interleave(2, 1).double().mT) * 8**-0.5 + bias
-    own = logits[None, :, None] if dressed == "logits" else (inputs.query @ front.key.repeat_interleave(2, 1).mT) * 8**-0.5
+    own = (
+        logits[None, :, None]
+        if dressed == "logits"
+        else (inputs.query @ front.key.repeat_interleave(2, 1).mT) * 8**-0.5
+    )
     weights = torch.softmax(torch.cat([own.double().expand(2, 2, 21, count), body], -1), -1)
     values = front.value.double() if "values" in dressed else torch.zeros_like(front.value).double()
     everything = torch.cat([values.expand(2, -1, -1, -1), inputs.value.double()], 2).repeat_interleave(2, 1)
@@ -222,13 +242,19 @@ def given_to(kernel, device, monkeypatch):
 @pytest.mark.parametrize("kernel", ["flash", "cudnn"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("queries", "keys", "causal"), [(21, 37, False), (37, 21, False), (37, 37, True)])
-def test_columns_beside_torch_s_attention_equal_dense(kernel, queries, keys, causal, dtype, device, small_tiles, monkeypatch):
+def test_columns_beside_torch_s_attention_equal_dense(
+    kernel, queries, keys, causal, dtype, device, small_tiles, monkeypatch
+):
     """In half precision a CPU's exponentials are cubic polynomials there (2⁻¹⁴), and columns are no more exact than that."""
     if device != "cpu" and dtype == torch.float32:
         pytest.skip("torch's kernels with a log-sum-exp do not take float32 on a GPU")
     inputs = draw(**{**SMALL, "kv_heads": 2, "queries": queries, "keys": keys, "value_dim": 8})
     inputs = Inputs(*(one.to(dtype) for one in (inputs.query, inputs.key, inputs.value)), inputs.groups)
-    bias = as_bias(triangle(queries, keys)[None, None]) if causal else torch.zeros(1, 1, queries, keys, dtype=torch.float64)
+    bias = (
+        as_bias(triangle(queries, keys)[None, None])
+        if causal
+        else torch.zeros(1, 1, queries, keys, dtype=torch.float64)
+    )
     with given_to(kernel, device, monkeypatch):
         output, columns = fused(device, inputs, scale=0.2, causal=causal)
     expected, weights = dense(inputs, bias, scale=0.2)
@@ -268,11 +294,19 @@ def test_torch_s_attention_is_not_asked_where_it_could_not_say_all(what, device,
 
 @pytest.mark.parametrize(
     ("heads", "dim", "queries", "causal", "taken"),
-    [(4, 64, 9, False, True), (2, 64, 9, False, False), (4, 60, 9, False, False), (4, 64, 8, True, False), (4, 64, 9, True, True)],
+    [
+        (4, 64, 9, False, True),
+        (2, 64, 9, False, False),
+        (4, 60, 9, False, False),
+        (4, 64, 8, True, False),
+        (4, 64, 9, True, True),
+    ],
     ids=["as it likes it", "grouped queries", "a head to be padded", "a triangle that is none", "causal"],
 )
 def test_what_torch_s_attention_is_asked_for(heads, dim, queries, causal, taken, monkeypatch):
-    fused_module = pytest.importorskip("sinkscope.attention.fused", reason="needs Triton, which has wheels for Linux only")
+    fused_module = pytest.importorskip(
+        "sinkscope.attention.fused", reason="needs Triton, which has wheels for Linux only"
+    )
     query, key = torch.zeros(1, 4, queries, dim), torch.zeros(1, heads, 9, dim)
     assert fused_module._torch_takes(query, key, key, causal) is None, "a CPU has none"
     there = SimpleNamespace(shape=query.shape, is_cuda=True)
@@ -288,7 +322,8 @@ def test_what_torch_s_attention_is_asked_for(heads, dim, queries, causal, taken,
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "keys", "newest", "dims"), [(4, 2, 37, 37, (8, 11)), (3, 3, 70, 5, (24, 40)), (2, 1, 1, 1, (72, 8))]
+    ("heads", "kv_heads", "keys", "newest", "dims"),
+    [(4, 2, 37, 37, (8, 11)), (3, 3, 70, 5, (24, 40)), (2, 1, 1, 1, (72, 8))],
 )
 @pytest.mark.parametrize("projected", [True, False])
 def test_norms_equal_torch_s(heads, kv_heads, keys, newest, dims, dtype, projected, device):
@@ -318,7 +353,9 @@ def test_whole_tiles(kind, dtype, device):
         inputs = draw(batch=1, heads=2, kv_heads=1, queries=length, keys=length, dim=dim, value_dim=dim, groups=2)
         inputs = Inputs(*(one.to(dtype) for one in (inputs.query, inputs.key, inputs.value)), inputs.groups)
         arguments, bias = draw_mask(kind.partition(",")[0], inputs)
-        hidden = torch.rand(1, 2, length, generator=torch.Generator().manual_seed(3)) < 0.1 if "hidden" in kind else None
+        hidden = (
+            torch.rand(1, 2, length, generator=torch.Generator().manual_seed(3)) < 0.1 if "hidden" in kind else None
+        )
         output, columns = fused(device, inputs, **arguments, hidden=hidden)
         assert columns.path == "triton"
         all_equal_dense(output, columns, inputs, bias, hidden)

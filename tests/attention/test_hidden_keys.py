@@ -39,7 +39,11 @@ CASES = {
         everywhere(KEYS_OF_HEADS),
         everywhere(some(1, 1, 1, KEYS, seed=6)),
     ),
-    "several": ([Hidden(KEYS_OF_HEADS), Hidden(BAND, SOME_QUERIES)], everywhere(KEYS_OF_HEADS) | everywhere(BAND, SOME_QUERIES), NONE),
+    "several": (
+        [Hidden(KEYS_OF_HEADS), Hidden(BAND, SOME_QUERIES)],
+        everywhere(KEYS_OF_HEADS) | everywhere(BAND, SOME_QUERIES),
+        NONE,
+    ),
 }
 
 
@@ -87,7 +91,9 @@ def test_a_key_that_takes_nearly_everything_is_hidden_exactly(zeroed, everybody)
     if zeroed:
         close(output, weights.masked_fill(hidden, 0) @ inputs.value.double().repeat_interleave(2, dim=1), inputs)
     else:
-        expected, weights = dense(inputs, torch.zeros(BATCH, HEADS, QUERIES, KEYS).double().masked_fill(hidden, -torch.inf))
+        expected, weights = dense(
+            inputs, torch.zeros(BATCH, HEADS, QUERIES, KEYS).double().masked_fill(hidden, -torch.inf)
+        )
         close(output, expected, inputs)
         close(columns.sums, dense_sums(inputs, weights), inputs)
 
@@ -110,7 +116,10 @@ def test_what_is_removed_beside_a_prefix_is_a_share_of_everything(queries):
     _, columns = attend(**vars(inputs), prefix=Prefix(logits=logits), hidden=[Hidden(hidden, queries)], block=4)
     everybody = torch.ones(BATCH, QUERIES, dtype=torch.bool) if queries is None else queries
     repeat = inputs.key.double().repeat_interleave(2, dim=1)
-    scores = torch.cat([logits.double()[None, :, None].expand(BATCH, -1, QUERIES, -1), inputs.query.double() @ repeat.mT * DIM**-0.5], -1)
+    scores = torch.cat(
+        [logits.double()[None, :, None].expand(BATCH, -1, QUERIES, -1), inputs.query.double() @ repeat.mT * DIM**-0.5],
+        -1,
+    )
     close(columns.removed, torch.softmax(scores, -1)[..., 2:].sum(-1) * everybody[:, None], inputs)
 
 

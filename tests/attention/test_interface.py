@@ -126,20 +126,26 @@ def test_with_no_verb_in_force_the_model_is_the_stock_model(model, ids, padded, 
 
 
 def test_watching_changes_nothing(model, ids):
-    assert_close(watched(model.network, [Seen()], ids), logits(model.network, ids), terms=terms_of(model.network, LENGTH))
+    assert_close(
+        watched(model.network, [Seen()], ids), logits(model.network, ids), terms=terms_of(model.network, LENGTH)
+    )
 
 
 def test_watching_changes_nothing_with_padding(model, ids, padded):
     real = padded.bool()
     found = watched(model.network, [Seen()], ids, attention_mask=padded)
-    assert_close(found[real], logits(model.network, ids, attention_mask=padded)[real], terms=terms_of(model.network, LENGTH))
+    assert_close(
+        found[real], logits(model.network, ids, attention_mask=padded)[real], terms=terms_of(model.network, LENGTH)
+    )
 
 
 def test_columns_sum_to_the_number_of_queries(model, ids):
     seen = Seen()
     watched(model.network, [seen], ids)
     assert [call.index for call in seen.calls] == list(range(model.card.layers))
-    assert [call.name for call in seen.calls] == [f"model.layers.{layer}.self_attn" for layer in range(model.card.layers)]
+    assert [call.name for call in seen.calls] == [
+        f"model.layers.{layer}.self_attn" for layer in range(model.card.layers)
+    ]
     for columns in seen.columns:
         assert columns.sums.shape == (ROWS, model.card.heads, 1, LENGTH)
         assert_close(columns.sums.sum(-1), float(LENGTH), terms=3 * LENGTH)
@@ -172,7 +178,9 @@ def test_query_groups_split_the_columns(diffusion):
     for columns in seen.columns:
         everything, unmasked, masked = columns.sums.unbind(2)
         assert_close(masked + unmasked, everything, terms=2 * LENGTH)
-        assert_close(masked.sum(-1), is_mask.sum(-1).float()[:, None].expand(-1, diffusion.card.heads), terms=3 * LENGTH)
+        assert_close(
+            masked.sum(-1), is_mask.sum(-1).float()[:, None].expand(-1, diffusion.card.heads), terms=3 * LENGTH
+        )
 
 
 def test_an_unknown_query_group_is_refused(model, ids):
@@ -189,7 +197,11 @@ def test_what_a_layer_shows_is_what_it_used(model, ids):
     for call, layer, expected in zip(seen.calls, model.network.model.layers, entering, strict=False):
         assert_close(call.hidden_states, expected, terms=terms_of(model.network, LENGTH))
         values = layer.self_attn.v_proj(layer.input_layernorm(call.hidden_states))
-        assert_close(call.value, values.view(ROWS, LENGTH, model.card.kv_heads, -1).transpose(1, 2), terms=terms_of(model.network, LENGTH))
+        assert_close(
+            call.value,
+            values.view(ROWS, LENGTH, model.card.kv_heads, -1).transpose(1, 2),
+            terms=terms_of(model.network, LENGTH),
+        )
         assert call.query.shape[:3] == (ROWS, model.card.heads, LENGTH)
 
 
@@ -224,10 +236,18 @@ def test_hiders_add_up(model, ids):
 
 def test_hiding_in_one_layer_and_head_leaves_the_others(model, ids):
     def second_head_of_layer_one(call):
-        return (torch.arange(model.card.heads)[:, None] == 1) & (torch.arange(LENGTH) == 2)[None] if call.index == 1 else None
+        return (
+            (torch.arange(model.card.heads)[:, None] == 1) & (torch.arange(LENGTH) == 2)[None]
+            if call.index == 1
+            else None
+        )
 
     seen = Seen()
-    watched(model.network, [seen, Hide(lambda call: None if (key := second_head_of_layer_one(call)) is None else key[None])], ids)
+    watched(
+        model.network,
+        [seen, Hide(lambda call: None if (key := second_head_of_layer_one(call)) is None else key[None])],
+        ids,
+    )
     gone = torch.stack([columns.sums[..., 2] for columns in seen.columns]) == 0
     expected = torch.zeros_like(gone)
     expected[1, :, 1] = True
@@ -277,7 +297,9 @@ def test_the_function_equals_sdpa_for_every_shape(autoregressive, queries, keys,
     seen = Seen()
     with subscribed(autoregressive.network, seen) as session:
         call = session.begin_call(session.stacks[0], {})  # a call that shows no tokens is nobody's step
-        output, nothing = attention_forward(module, query, key, value, mask, scaling=0.4, is_causal=is_causal, sinkscope_call=call)
+        output, nothing = attention_forward(
+            module, query, key, value, mask, scaling=0.4, is_causal=is_causal, sinkscope_call=call
+        )
     expected, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=0.4, is_causal=is_causal)
     largest = 0.4 * float(query.norm(dim=-1).max() * key.norm(dim=-1).max())
     assert_close(output, expected, terms=keys, scores=(largest, 8))
@@ -311,7 +333,9 @@ GROUPED = {**SMALL, **TOKENS, "num_key_value_heads": 1, "head_dim": 8}
 NEEDY = {
     "softcap": lambda: Gemma2ForCausalLM(Gemma2Config(**GROUPED, attn_implementation="eager")),
     "s_aux": lambda: GptOssForCausalLM(GptOssConfig(**GROUPED, num_local_experts=2, num_experts_per_tok=1)),
-    "position_bias": lambda: T5ForConditionalGeneration(T5Config(vocab_size=50, d_model=24, d_kv=8, num_layers=2, num_heads=3, d_ff=16)),
+    "position_bias": lambda: T5ForConditionalGeneration(
+        T5Config(vocab_size=50, d_model=24, d_kv=8, num_layers=2, num_heads=3, d_ff=16)
+    ),
 }
 
 
@@ -341,9 +365,14 @@ def test_dropout_is_refused_while_something_watches(model, ids):
 
 
 def test_a_model_without_the_attention_interface_is_refused_by_name():
-    network = GPTJForCausalLM(GPTJConfig(vocab_size=50, n_positions=16, n_embd=24, n_layer=2, n_head=3, rotary_dim=4, **TOKENS)).eval()
+    network = GPTJForCausalLM(
+        GPTJConfig(vocab_size=50, n_positions=16, n_embd=24, n_layer=2, n_head=3, rotary_dim=4, **TOKENS)
+    ).eval()
     before = network.config._attn_implementation
-    with pytest.raises(AttentionError, match=r"transformer\.h\.0\.attn of GPTJForCausalLM .* found 'eager'; this model cannot be watched"):
+    with pytest.raises(
+        AttentionError,
+        match=r"transformer\.h\.0\.attn of GPTJForCausalLM .* found 'eager'; this model cannot be watched",
+    ):
         watched(network, [Seen()], torch.arange(1, 8)[None])
     assert network.config._attn_implementation == before
     assert not any(module._forward_pre_hooks for module in network.modules())
@@ -362,7 +391,10 @@ def test_a_refused_model_gets_its_attention_back(model, ids):
 def test_a_model_whose_layers_do_not_ask_is_refused(model, ids):
     """As when somebody sets another attention implementation while something watches."""
     network = copy.deepcopy(model.network)
-    with pytest.raises(AttentionError, match="to ask sinkscope for their attention, found that none did"), subscribed(network, Seen()):
+    with (
+        pytest.raises(AttentionError, match="to ask sinkscope for their attention, found that none did"),
+        subscribed(network, Seen()),
+    ):
         network.set_attn_implementation("eager")
         logits(network, ids)
 
@@ -382,7 +414,9 @@ def test_watching_leaves_gradients_as_they_are(model, ids):
 
     expected = gradient(watching=False)
     assert expected.abs().amax() > 0
-    assert_close(gradient(watching=True), expected, terms=3 * terms_of(model.network, LENGTH))  # backwards each product is two
+    assert_close(
+        gradient(watching=True), expected, terms=3 * terms_of(model.network, LENGTH)
+    )  # backwards each product is two
 
 
 def test_bfloat16_networks_have_fp32_columns(model, ids):

@@ -61,7 +61,9 @@ def test_a_hider_sees_columns_where_it_hides_and_where_it_asks():
     assert [index for index, _ in asking.observed] == [1] and asking.observed[0][1].removed is None
     assert [index for index, _ in hiding.observed] == [0, 1]
     for _, columns in hiding.observed:
-        assert_close(columns.removed[:, :, 1:].sum(-1), columns.local[:, :, 0, 1], terms=TERMS)  # query 0 does not see key 1
+        assert_close(
+            columns.removed[:, :, 1:].sum(-1), columns.local[:, :, 0, 1], terms=TERMS
+        )  # query 0 does not see key 1
 
 
 class Unhidden(Looking):

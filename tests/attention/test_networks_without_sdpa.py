@@ -14,9 +14,13 @@ IDS = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(0))
 def network():
     torch.manual_seed(0)
     sizes = {
-        f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 48))
+        f"{part}_{name}": size
+        for part in ("encoder", "decoder")
+        for name, size in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 48))
     }
-    config = transformers.BigBirdPegasusConfig(vocab_size=60, d_model=32, max_position_embeddings=64, init_std=0.3, **sizes)
+    config = transformers.BigBirdPegasusConfig(
+        vocab_size=60, d_model=32, max_position_embeddings=64, init_std=0.3, **sizes
+    )
     network = transformers.BigBirdPegasusForCausalLM(config).eval()
     assert not network._supports_sdpa and not network.model.decoder.layers[0].self_attn.is_causal
     return network
@@ -36,7 +40,9 @@ def test_columns_are_those_of_the_causal_network(network, tmp_path, padding, mas
     for row, trace in enumerate(sinkscope.open_traces(tmp_path / "run")):
         real = mask[row].bool()
         for layer, attention in enumerate(dense.attentions):
-            assert_close(trace.column_sums[0, layer], attention[row][:, real][:, :, real].sum(1), terms=terms_of(network, 9))
+            assert_close(
+                trace.column_sums[0, layer], attention[row][:, real][:, :, real].sum(1), terms=terms_of(network, 9)
+            )
 
 
 @torch.no_grad()

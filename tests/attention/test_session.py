@@ -49,7 +49,10 @@ def test_the_stack_of_a_llama():
     assert list(stack.layers) == [layer.self_attn for layer in network.model.layers]
     assert list(stack.blocks.items()) == [(layer.self_attn, layer) for layer in network.model.layers]
     (alone,) = find_stacks(network.model)
-    assert alone.name == "" and [path for path, _ in alone.layers.values()] == ["layers.0.self_attn", "layers.1.self_attn"]
+    assert alone.name == "" and [path for path, _ in alone.layers.values()] == [
+        "layers.0.self_attn",
+        "layers.1.self_attn",
+    ]
 
 
 def tiny_gpt2():
@@ -74,7 +77,9 @@ class InnerAttention(torch.nn.Module):
 
 def test_a_list_within_a_layer_is_no_stack_of_its_own():
     network = torch.nn.Module()
-    network.layers = torch.nn.ModuleList(torch.nn.ModuleDict({"parts": torch.nn.ModuleList([InnerAttention(n)])}) for n in range(2))
+    network.layers = torch.nn.ModuleList(
+        torch.nn.ModuleDict({"parts": torch.nn.ModuleList([InnerAttention(n)])}) for n in range(2)
+    )
     (stack,) = find_stacks(network)
     assert [path for path, _ in stack.layers.values()] == ["layers.0.parts.0", "layers.1.parts.0"]
 
@@ -82,7 +87,13 @@ def test_a_list_within_a_layer_is_no_stack_of_its_own():
 def test_whether_a_stack_is_causal_is_said_by_its_config_or_its_attention():
     assert [stack.causal for stack in find_stacks(tiny_llama())] == [True]
     assert [stack.causal for stack in find_stacks(tiny_llama(is_causal=False))] == [False]
-    shape = {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 16}
+    shape = {
+        "vocab_size": 50,
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "intermediate_size": 16,
+    }
     assert [stack.causal for stack in find_stacks(BertForMaskedLM(BertConfig(**shape)))] == [False]
 
 
@@ -95,7 +106,9 @@ def test_the_stack_of_a_gpt2():
 
 def test_an_encoder_and_a_decoder_are_two_stacks():
     shape = {"encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 3, "decoder_attention_heads": 3}
-    network = BartForConditionalGeneration(BartConfig(vocab_size=50, d_model=24, encoder_ffn_dim=16, decoder_ffn_dim=16, **shape)).eval()
+    network = BartForConditionalGeneration(
+        BartConfig(vocab_size=50, d_model=24, encoder_ffn_dim=16, decoder_ffn_dim=16, **shape)
+    ).eval()
     encoder, decoder = find_stacks(network)
     assert [path for path, _ in encoder.layers.values()] == ["model.encoder.layers.0.self_attn"]
     assert [path.removeprefix("model.decoder.layers.") for path, _ in decoder.layers.values()] == [
@@ -115,12 +128,16 @@ def test_an_encoder_and_a_decoder_are_two_stacks():
 def test_an_encoder_whose_layers_have_no_number_is_a_stack(tmp_path):
     """Marian's encoder keeps no cache, so its attention has ``layer_idx`` None."""
     sizes = {
-        f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in (("layers", 2), ("attention_heads", 3), ("ffn_dim", 16))
+        f"{part}_{name}": size
+        for part in ("encoder", "decoder")
+        for name, size in (("layers", 2), ("attention_heads", 3), ("ffn_dim", 16))
     }
     config = MarianConfig(vocab_size=50, d_model=24, pad_token_id=0, decoder_start_token_id=1, init_std=0.5, **sizes)
     network = MarianMTModel(config).eval()
     encoder, decoder = find_stacks(network)
-    assert [(path, index) for path, index in encoder.layers.values()] == [(f"model.encoder.layers.{n}.self_attn", n) for n in range(2)]
+    assert [(path, index) for path, index in encoder.layers.values()] == [
+        (f"model.encoder.layers.{n}.self_attn", n) for n in range(2)
+    ]
     assert (encoder.causal, decoder.causal) == (False, True)
     network.set_attn_implementation("eager")
     dense = network(IDS, decoder_input_ids=IDS[:, :4], output_attentions=True)
@@ -143,7 +160,10 @@ def test_layers_that_share_their_attention_are_refused():
 
 def test_a_network_and_a_part_of_it_are_not_watched_together():
     network = tiny_llama()
-    for outer, inner, what in ((network, network.model, "LlamaModel is a part of"), (network.model, network, "LlamaForCausalLM holds")):
+    for outer, inner, what in (
+        (network, network.model, "LlamaModel is a part of"),
+        (network.model, network, "LlamaForCausalLM holds"),
+    ):
         with (
             subscribed(outer, Diary()),
             pytest.raises(AttentionError, match=f"{what} {type(outer).__name__}, which is"),
@@ -166,7 +186,9 @@ def test_a_call_outside_of_inference_mode_follows_one_inside():
 
 def test_a_module_without_layer_numbers_is_refused():
     network = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, batch_first=True), 1)
-    with pytest.raises(AttentionError, match="a layer_idx, found none in TransformerEncoder; watch any other torch module inside"):
+    with pytest.raises(
+        AttentionError, match="a layer_idx, found none in TransformerEncoder; watch any other torch module inside"
+    ):
         find_stacks(network)
 
 
@@ -181,7 +203,13 @@ def test_other_architectures_can_be_watched(build):
 
 
 def test_a_stack_that_is_called_with_hidden_states_can_be_watched():
-    shape = {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 16}
+    shape = {
+        "vocab_size": 50,
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "intermediate_size": 16,
+    }
     network = BertForMaskedLM(BertConfig(**shape)).eval()
     with subscribed(network, diary := Diary()), torch.no_grad():
         network(IDS)
@@ -243,7 +271,9 @@ def test_two_models_are_watched_at_once(diffusion, autoregressive):
         forward(autoregressive.network, IDS)
     assert one.events == ["begin_generation", *step_events(3), "end_generation"]
     assert other.events == ["begin_generation", *(step_events(3) * 2), "end_generation"]
-    assert {columns.sums.shape[1] for columns in one.columns} == {5} and {columns.sums.shape[1] for columns in other.columns} == {6}
+    assert {columns.sums.shape[1] for columns in one.columns} == {5} and {
+        columns.sums.shape[1] for columns in other.columns
+    } == {6}
 
 
 def test_models_that_share_a_config_are_left_alone():
@@ -326,7 +356,11 @@ class MeasureFirst(Hider):
     def hide(self, call):
         self.measured += 1
         columns = call.measure().sums[:, :, 0]
-        return None if call.index == 0 else torch.zeros_like(columns, dtype=torch.bool).scatter(-1, columns.argmax(-1, keepdim=True), True)
+        return (
+            None
+            if call.index == 0
+            else torch.zeros_like(columns, dtype=torch.bool).scatter(-1, columns.argmax(-1, keepdim=True), True)
+        )
 
     def observes(self, call):
         self.asked.append(call.name)

@@ -60,7 +60,9 @@ def test_guidance_records_the_conditional_half(diffusion, question, short):
     for mine, theirs in zip(guided.columns[:3], plain.columns[:3], strict=True):
         assert_close(mine.sums[:2], theirs.sums, terms=terms_of(diffusion.network, 40))
         assert (mine.sums[2:] - theirs.sums).abs().amax() > 1e-2
-        assert_close(mine.sums[:, :, 0].sum(-1), context.lengths.float()[:, None].expand(-1, 5), terms=3 * mine.sums.shape[-1])
+        assert_close(
+            mine.sums[:, :, 0].sum(-1), context.lengths.float()[:, None].expand(-1, 5), terms=3 * mine.sums.shape[-1]
+        )
         prompts = torch.tensor(2 * guided.starts[0].prompt_lengths, dtype=torch.float32)
         assert_close(mine.sums[:, :, 1].sum(-1), prompts[:, None].expand(-1, 5), terms=3 * mine.sums.shape[-1])
 
@@ -121,7 +123,9 @@ def test_a_foreign_generate_is_told_step_by_step(padded):
     assert all(start.causal for start in diary.starts)
     assert [context.lengths.tolist() for context in diary.steps] == [[4, 7], [5, 8], [6, 9], [7, 7], [8, 8]]
     for step, context in enumerate(diary.steps[:3]):
-        assert torch.equal(context.tokens, expected[:, : 7 + step]), "behind a cache all tokens so far, not the fresh ones alone"
+        assert torch.equal(context.tokens, expected[:, : 7 + step]), (
+            "behind a cache all tokens so far, not the fresh ones alone"
+        )
     for number, columns in enumerate(diary.columns[:6]):
         fresh = torch.tensor([4.0, 7.0] if number < 2 else [1.0, 1.0])
         assert_close(columns.sums[:, :, 0].sum(-1), fresh[:, None].expand(-1, 3), terms=3 * columns.sums.shape[-1])
@@ -151,7 +155,10 @@ def test_foreign_columns_equal_ours(autoregressive, question):
 
 def test_right_padding_is_refused(padded):
     network = tiny_llama()
-    with pytest.raises(AttentionError, match="expected padding on the left, found it on the right"), subscribed(network, Diary()):
+    with (
+        pytest.raises(AttentionError, match="expected padding on the left, found it on the right"),
+        subscribed(network, Diary()),
+    ):
         forward(network, IDS, attention_mask=padded.flip(1))
 
 
@@ -163,7 +170,10 @@ def tiny_gemma():
 def test_padding_between_tokens_is_refused_as_such(diffusion):
     hole = torch.tensor([[1, 1, 1, 1], [0, 1, 0, 1]])
     with (
-        pytest.raises(AttentionError, match=r"found it between the tokens of row 1, at position 2 of its mask; leave that token out"),
+        pytest.raises(
+            AttentionError,
+            match=r"found it between the tokens of row 1, at position 2 of its mask; leave that token out",
+        ),
         subscribed(diffusion.network, Diary()),
     ):
         forward(diffusion.network, IDS[:, :4], attention_mask=hole)
@@ -211,7 +221,11 @@ def test_what_is_hidden_behind_a_window_is_hidden_in_its_absolute_place():
         network.generate(IDS, max_new_tokens=3, do_sample=False)
     assert diary.calls[-1].first_key == 5
     for columns in diary.columns[-2:]:
-        assert not columns.sums[..., 6].any() and (columns.local[..., 6] > 0).all() and (columns.sums[..., [5, 7, 8]] > 0).all()
+        assert (
+            not columns.sums[..., 6].any()
+            and (columns.local[..., 6] > 0).all()
+            and (columns.sums[..., [5, 7, 8]] > 0).all()
+        )
 
 
 def test_a_hider_that_counts_the_held_keys_only_is_refused():
@@ -233,7 +247,10 @@ def test_keys_that_are_not_the_tokens_so_far_are_refused():
 
     cache = Shrunk(config=network.config)
     forward(network, IDS, past_key_values=cache)
-    with pytest.raises(AttentionError, match="to look at the 12 tokens so far, found 14 keys"), subscribed(network, Diary()):
+    with (
+        pytest.raises(AttentionError, match="to look at the 12 tokens so far, found 14 keys"),
+        subscribed(network, Diary()),
+    ):
         forward(network, IDS, past_key_values=cache)
 
 
@@ -248,7 +265,10 @@ def test_a_generate_that_reorders_or_guesses_is_refused(settings):
 @pytest.mark.parametrize("name", ["generate_batch", "init_continuous_batching"])
 def test_paged_generation_is_refused(name):
     network = tiny_llama()
-    with pytest.raises(AttentionError, match=f"{name} and its paged cache are not modelled"), subscribed(network, Diary()):
+    with (
+        pytest.raises(AttentionError, match=f"{name} and its paged cache are not modelled"),
+        subscribed(network, Diary()),
+    ):
         getattr(network, name)([[5, 6]])
     assert name not in vars(network)
 
@@ -267,14 +287,21 @@ def test_a_generate_whose_network_reorders_by_its_own_settings_is_refused():
 def test_a_call_inside_a_transform_is_refused(transform):
     network = tiny_llama()
     embedded = network.get_input_embeddings()(IDS[:1])
-    with pytest.raises(AttentionError, match="a plain call of LlamaForCausalLM, found one inside vmap, grad"), subscribed(network, Diary()):
-        transform(lambda x: network(inputs_embeds=x).logits.sum())(embedded[None] if transform is torch.func.vmap else embedded)
+    with (
+        pytest.raises(AttentionError, match="a plain call of LlamaForCausalLM, found one inside vmap, grad"),
+        subscribed(network, Diary()),
+    ):
+        transform(lambda x: network(inputs_embeds=x).logits.sum())(
+            embedded[None] if transform is torch.func.vmap else embedded
+        )
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_fake_tensors_are_refused():
     network = tiny_llama()
-    refused = pytest.raises(AttentionError, match="expected tokens for LlamaForCausalLM, found fake tensors, which hold none")
+    refused = pytest.raises(
+        AttentionError, match="expected tokens for LlamaForCausalLM, found fake tensors, which hold none"
+    )
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, refused, subscribed(network, Diary()):
         network(fake.from_tensor(IDS))
 
@@ -302,7 +329,11 @@ def test_a_generate_in_another_thread_is_refused_between_the_calls_of_the_first(
             return torch.zeros(1, dtype=torch.bool)
 
     def first():
-        written.append(network.generate(IDS[:1], max_new_tokens=4, do_sample=False, stopping_criteria=StoppingCriteriaList([Slow()])))
+        written.append(
+            network.generate(
+                IDS[:1], max_new_tokens=4, do_sample=False, stopping_criteria=StoppingCriteriaList([Slow()])
+            )
+        )
 
     with subscribed(network, diary := Diary()):
         one = threading.Thread(target=first)
@@ -317,7 +348,14 @@ def test_a_generate_in_another_thread_is_refused_between_the_calls_of_the_first(
 
 # What a sampler of one's own may publish
 
-START = {"prompt_lengths": (2,), "final_length": 4, "causal": False, "sampler": {"name": "mine"}, "prompts": (None,), "mask_id": 3}
+START = {
+    "prompt_lengths": (2,),
+    "final_length": 4,
+    "causal": False,
+    "sampler": {"name": "mine"},
+    "prompts": (None,),
+    "mask_id": 3,
+}
 CONTEXT = {"tokens": IDS[:1], "masked": IDS[:1] < 0, "lengths": torch.tensor([7]), "rows": (0,), "prompts": (0,)}
 RESULT = {"written": IDS[:1]}
 
@@ -325,20 +363,65 @@ RESULT = {"written": IDS[:1]}
 @pytest.mark.parametrize(
     ("kind", "given", "more", "message"),
     [
-        (GenerationStart, START, {"prompt_lengths": (1.5,)}, r"GenerationStart: prompt_lengths\[0\]: expected a whole number, found 1.5"),
+        (
+            GenerationStart,
+            START,
+            {"prompt_lengths": (1.5,)},
+            r"GenerationStart: prompt_lengths\[0\]: expected a whole number, found 1.5",
+        ),
         (GenerationStart, START, {"prompt_lengths": (2, 3)}, "expected a length from 0 upwards for each of 1 prompts"),
         (GenerationStart, START, {"prompt_lengths": (-1,)}, "expected a length from 0 upwards for each of 1 prompts"),
-        (GenerationStart, START, {"sampler": "mine"}, "GenerationStart: sampler: expected an object by name, found 'mine'"),
+        (
+            GenerationStart,
+            START,
+            {"sampler": "mine"},
+            "GenerationStart: sampler: expected an object by name, found 'mine'",
+        ),
         (GenerationStart, START, {"mask_id": -1}, "GenerationStart: mask_id: expected a token id or None, found -1"),
-        (GenerationStart, START, {"mask_id": "x"}, "GenerationStart: mask_id: expected a whole number or None, found 'x'"),
-        (StepContext, CONTEXT, {"tokens": IDS[0]}, r"StepContext: expected token ids \[batch, position\], found int64 \[7\]"),
-        (StepContext, CONTEXT, {"tokens": IDS[:1].float()}, r"StepContext: expected token ids .* found float32 \[1, 7\]"),
-        (StepContext, CONTEXT, {"masked": IDS[:1]}, r"StepContext: masked: expected bool \[1, 7\] \(batch, position\), found int64"),
-        (StepContext, CONTEXT, {"lengths": torch.tensor([7, 7])}, r"StepContext: lengths: expected whole numbers \[1\]"),
-        (StepContext, CONTEXT, {"lengths": [7]}, r"StepContext: lengths: expected whole numbers \[1\] \(batch\), found list"),
+        (
+            GenerationStart,
+            START,
+            {"mask_id": "x"},
+            "GenerationStart: mask_id: expected a whole number or None, found 'x'",
+        ),
+        (
+            StepContext,
+            CONTEXT,
+            {"tokens": IDS[0]},
+            r"StepContext: expected token ids \[batch, position\], found int64 \[7\]",
+        ),
+        (
+            StepContext,
+            CONTEXT,
+            {"tokens": IDS[:1].float()},
+            r"StepContext: expected token ids .* found float32 \[1, 7\]",
+        ),
+        (
+            StepContext,
+            CONTEXT,
+            {"masked": IDS[:1]},
+            r"StepContext: masked: expected bool \[1, 7\] \(batch, position\), found int64",
+        ),
+        (
+            StepContext,
+            CONTEXT,
+            {"lengths": torch.tensor([7, 7])},
+            r"StepContext: lengths: expected whole numbers \[1\]",
+        ),
+        (
+            StepContext,
+            CONTEXT,
+            {"lengths": [7]},
+            r"StepContext: lengths: expected whole numbers \[1\] \(batch\), found list",
+        ),
         (StepContext, CONTEXT, {"prompts": (0, 1)}, "StepContext: expected a prompt for each of 1 rows, found 2"),
         (StepResult, RESULT, {"written": IDS[:1].float()}, "StepResult: expected token ids"),
-        (StepResult, RESULT, {"confidence": torch.zeros(1, 3)}, r"StepResult: confidence: expected \[1, 7\] .* found float32 \[1, 3\]"),
+        (
+            StepResult,
+            RESULT,
+            {"confidence": torch.zeros(1, 3)},
+            r"StepResult: confidence: expected \[1, 7\] .* found float32 \[1, 3\]",
+        ),
     ],
 )
 def test_records_that_cannot_be_are_refused(kind, given, more, message):
@@ -352,6 +435,9 @@ def test_records_that_cannot_be_are_refused(kind, given, more, message):
 
 @pytest.mark.parametrize("verb", ["begin_generation", "begin_step", "computing", "end_step"])
 def test_what_is_no_record_is_not_published(verb):
-    with subscribed(tiny_llama(), Diary()) as session, pytest.raises(CallError, match=r"^\w+: expected \w+( or None)?, found 5$"):
+    with (
+        subscribed(tiny_llama(), Diary()) as session,
+        pytest.raises(CallError, match=r"^\w+: expected \w+( or None)?, found 5$"),
+    ):
         found = getattr(session, verb)(5)
         found.__enter__()  # of `computing`

@@ -64,10 +64,22 @@ BAD_HIDING = {
     "numbers": ([1, 2], "found int"),
     "mapping": ({"keys": 1}, "found dict"),
     "masks": ([bools(1, 1)], "found Tensor"),
-    "keys of a Hidden": ([Hidden(bools(1, 1))], r"keys: expected bool \[1 or 2, 1 or 3, 1 or 7, 7\] \(batch, head, query, key\)"),
-    "list in a Hidden": ([changed(Hidden(bools(1, 1, 1)), keys=[[[True] * LENGTH]])], "keys: expected bool .* found list"),
-    "queries of a Hidden": ([Hidden(bools(1, 1, 1), bools())], r"queries: expected bool \[1 or 2, 7\] \(batch, query\), found bool \[7\]"),
-    "heads of a Hidden": ([Hidden(bools(1, 1, 1), heads=bools())], r"heads: expected bool \[3\] \(head\), found bool \[7\]"),
+    "keys of a Hidden": (
+        [Hidden(bools(1, 1))],
+        r"keys: expected bool \[1 or 2, 1 or 3, 1 or 7, 7\] \(batch, head, query, key\)",
+    ),
+    "list in a Hidden": (
+        [changed(Hidden(bools(1, 1, 1)), keys=[[[True] * LENGTH]])],
+        "keys: expected bool .* found list",
+    ),
+    "queries of a Hidden": (
+        [Hidden(bools(1, 1, 1), bools())],
+        r"queries: expected bool \[1 or 2, 7\] \(batch, query\), found bool \[7\]",
+    ),
+    "heads of a Hidden": (
+        [Hidden(bools(1, 1, 1), heads=bools())],
+        r"heads: expected bool \[3\] \(head\), found bool \[7\]",
+    ),
     "switch of a Hidden": ([changed(Hidden(bools(1, 1, 1)), zeroed="no")], "zeroed: expected True or False, found str"),
 }
 KEYS_OF_PREFIX = torch.zeros(1, 2, WIDE)
@@ -83,7 +95,10 @@ BAD_PREFIXES = {
     "rows": (Prefix(torch.zeros(3, 1, 2, WIDE)), r"found float32 \[3, 1, 2, 8\]"),
     "axes": (Prefix(torch.zeros(2, WIDE)), r"found float32 \[2, 8\]"),
     "values": (Prefix(KEYS_OF_PREFIX, torch.zeros(1, 3, WIDE)), r"values: expected numbers \[1 or 3, 2, 8\]"),
-    "logits": (Prefix(logits=torch.zeros(2, 1)), r"logits: expected numbers \[3, any\] \(head, count\), found float32 \[2, 1\]"),
+    "logits": (
+        Prefix(logits=torch.zeros(2, 1)),
+        r"logits: expected numbers \[3, any\] \(head, count\), found float32 \[2, 1\]",
+    ),
     "meta": (Prefix(KEYS_OF_PREFIX.to("meta")), "on the device meta"),
 }
 
@@ -124,7 +139,10 @@ GOOD_HIDING = {
     "one for all": bools(1, 1),
     "every row and head": bools(ROWS, OWN_HEADS),
     "no Hidden": [],
-    "a tuple": (Hidden(bools(1, 1, 1)), Hidden(bools(ROWS, OWN_HEADS, LENGTH), bools(1), heads=torch.ones(OWN_HEADS, dtype=torch.bool))),
+    "a tuple": (
+        Hidden(bools(1, 1, 1)),
+        Hidden(bools(ROWS, OWN_HEADS, LENGTH), bools(1), heads=torch.ones(OWN_HEADS, dtype=torch.bool)),
+    ),
 }
 
 
@@ -243,8 +261,11 @@ def test_a_watcher_that_changes_what_others_see_is_refused(name):
             (getattr(layer, name) if name in ("key", "value") else getattr(columns, name)).zero_()
 
     network, diary = tiny_llama(), Diary()
-    message = (
-        rf"Changes\.watch in .*layers\.0\..*: expected the tensors that it is shown to stay as they are, found {name} changed in place; "
-    )
-    with torch.no_grad(), subscribed(network, Changes()), subscribed(network, diary), pytest.raises(AttentionError, match=message):
+    message = rf"Changes\.watch in .*layers\.0\..*: expected the tensors that it is shown to stay as they are, found {name} changed in place; "
+    with (
+        torch.no_grad(),
+        subscribed(network, Changes()),
+        subscribed(network, diary),
+        pytest.raises(AttentionError, match=message),
+    ):
         forward(network, IDS)

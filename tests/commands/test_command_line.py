@@ -97,9 +97,15 @@ def test_defaults_of_settings_are_told_by_sampler(run):
 
 
 def test_trace_then_sinks_then_tracks(run, diffusion_folder, tmp_path):
-    status, out, _ = run("trace", diffusion_folder, "--prompt", PROMPT, "--out", tmp_path / "t", "--length", 16, "--block", 8, "--json")
+    status, out, _ = run(
+        "trace", diffusion_folder, "--prompt", PROMPT, "--out", tmp_path / "t", "--length", 16, "--block", 8, "--json"
+    )
     assert status == 0
-    assert json.loads(out)["traces"][0] == {"trace": str(tmp_path / "t"), "text": json.loads(out)["traces"][0]["text"], "steps": 16}
+    assert json.loads(out)["traces"][0] == {
+        "trace": str(tmp_path / "t"),
+        "text": json.loads(out)["traces"][0]["text"],
+        "steps": 16,
+    }
     status, out, _ = run("sinks", tmp_path / "t", "--excess", "0.2", "--json")
     document = json.loads(out)
     assert status == 0
@@ -118,25 +124,46 @@ def test_trace_then_sinks_then_tracks(run, diffusion_folder, tmp_path):
     document = json.loads(out)
     assert status == 0
     assert sum(document["kinds"].values()) == len(document["tracks"]) > 0
-    assert set(document["tracks"][0]) == {"layer", "head", "position", "first_step", "last_step", "kind", "successor", "distance"}
+    assert set(document["tracks"][0]) == {
+        "layer",
+        "head",
+        "position",
+        "first_step",
+        "last_step",
+        "kind",
+        "successor",
+        "distance",
+    }
     assert len(document["heads"]) == 15
     assert {"layer", "head", "moves", "drift_per_step"} <= set(document["heads"][0])
 
 
 def test_trace_of_a_prompt_file_makes_numbered_traces(run, autoregressive_folder, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(json.dumps({"prompt": PROMPT}) + "\n\n" + json.dumps({"prompt": "Q: Tom has 3 pens.\nA:"}) + "\n")
-    status, out, _ = run("trace", autoregressive_folder, "--prompts", prompts, "--out", tmp_path / "t", "--length", 4, "--json")
+    prompts.write_text(
+        json.dumps({"prompt": PROMPT}) + "\n\n" + json.dumps({"prompt": "Q: Tom has 3 pens.\nA:"}) + "\n"
+    )
+    status, out, _ = run(
+        "trace", autoregressive_folder, "--prompts", prompts, "--out", tmp_path / "t", "--length", 4, "--json"
+    )
     assert status == 0
-    assert [row["trace"] for row in json.loads(out)["traces"]] == [str(tmp_path / "t" / "000000"), str(tmp_path / "t" / "000001")]
+    assert [row["trace"] for row in json.loads(out)["traces"]] == [
+        str(tmp_path / "t" / "000000"),
+        str(tmp_path / "t" / "000001"),
+    ]
     status, out, _ = run("sinks", tmp_path / "t", "--json")
-    assert [one["trace"] for one in json.loads(out)["traces"]] == [str(tmp_path / "t" / "000000"), str(tmp_path / "t" / "000001")]
+    assert [one["trace"] for one in json.loads(out)["traces"]] == [
+        str(tmp_path / "t" / "000000"),
+        str(tmp_path / "t" / "000001"),
+    ]
 
 
 def test_a_prompt_file_of_one_line_is_numbered_too(run, autoregressive_folder, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"prompt": PROMPT}))
-    status, out, _ = run("trace", autoregressive_folder, "--prompts", prompts, "--out", tmp_path / "t", "--length", 3, "--json")
+    status, out, _ = run(
+        "trace", autoregressive_folder, "--prompts", prompts, "--out", tmp_path / "t", "--length", 3, "--json"
+    )
     assert status == 0
     assert json.loads(out)["traces"][0]["trace"] == str(tmp_path / "t" / "000000")
 
@@ -206,14 +233,30 @@ def test_train_a_recipe_then_load_it(run, tmp_path, monkeypatch):
             2,
             "expected a bundled name (lab-diffusion, lab-autoregressive, lab-",
         ),
-        (["trace", "lab-difusion", "--out", "{tmp}/t"], 2, "no model 'lab-difusion': did you mean lab-diffusion? Expected a bundled name"),
+        (
+            ["trace", "lab-difusion", "--out", "{tmp}/t"],
+            2,
+            "no model 'lab-difusion': did you mean lab-diffusion? Expected a bundled name",
+        ),
         (["trace", "lab-difusion", "--out", "{tmp}/t"], 2, "recorded as it is: sinkscope.recording(network, out=…)"),
         (["trace", "{tmp}", "--prompt", "x", "--out", "{tmp}/t"], 1, "is no model: expected config.json"),
         (["trace", "{model}", "--out", "{tmp}/t"], 2, "expected --prompt TEXT"),
-        (["trace", "{model}", "--prompt", "Q: Tom", "--problem", "1", "--out", "{tmp}/t"], 2, "found --prompt and --problem"),
+        (
+            ["trace", "{model}", "--prompt", "Q: Tom", "--problem", "1", "--out", "{tmp}/t"],
+            2,
+            "found --prompt and --problem",
+        ),
         (["trace", "{model}", "--prompt", "", "--out", "{tmp}/t"], 2, "found an empty one"),
-        (["trace", "{model}", "--prompt", "Tom likes aardvarks", "--out", "{tmp}/t"], 2, "does not know 'likes', 'aardvarks'"),
-        (["trace", "{model}", "--prompt", "Tom likes aardvarks", "--out", "{tmp}/t"], 2, "a published model, such as GSAI-ML/LLaDA-8B-"),
+        (
+            ["trace", "{model}", "--prompt", "Tom likes aardvarks", "--out", "{tmp}/t"],
+            2,
+            "does not know 'likes', 'aardvarks'",
+        ),
+        (
+            ["trace", "{model}", "--prompt", "Tom likes aardvarks", "--out", "{tmp}/t"],
+            2,
+            "a published model, such as GSAI-ML/LLaDA-8B-",
+        ),
         (["trace", "{model}", "--problem", "99999", "--out", "{tmp}/t"], 2, "expected a problem from 0 to 1318"),
         (
             ["trace", "{model}", "--prompt", "Q: Tom", "--length", "20", "--block", "8", "--out", "{tmp}/t"],
@@ -221,13 +264,38 @@ def test_train_a_recipe_then_load_it(run, tmp_path, monkeypatch):
             "length must be a multiple of block",
         ),
         (
-            ["trace", "{model}", "--prompt", "Q: Tom", "--length", "16", "--block", "4", "--steps", "6", "--out", "{tmp}/t"],
+            [
+                "trace",
+                "{model}",
+                "--prompt",
+                "Q: Tom",
+                "--length",
+                "16",
+                "--block",
+                "4",
+                "--steps",
+                "6",
+                "--out",
+                "{tmp}/t",
+            ],
             2,
             "steps must be a multiple",
         ),
-        (["trace", "{model}", "--prompt", "Q: Tom", "--length", "1024", "--out", "{tmp}/t"], 2, "the canvas does not fit"),
-        (["trace", "{model}", "--prompt", "Q: Tom", "--top-k", "3", "--out", "{tmp}/t"], 2, "llada has no setting 'top_k'"),
-        (["trace", "{causal}", "--prompt", "Q: Tom", "--steps", "3", "--out", "{tmp}/t"], 2, "llama has no setting 'steps'"),
+        (
+            ["trace", "{model}", "--prompt", "Q: Tom", "--length", "1024", "--out", "{tmp}/t"],
+            2,
+            "the canvas does not fit",
+        ),
+        (
+            ["trace", "{model}", "--prompt", "Q: Tom", "--top-k", "3", "--out", "{tmp}/t"],
+            2,
+            "llada has no setting 'top_k'",
+        ),
+        (
+            ["trace", "{causal}", "--prompt", "Q: Tom", "--steps", "3", "--out", "{tmp}/t"],
+            2,
+            "llama has no setting 'steps'",
+        ),
         (["trace", "{model}", "--prompt", "Q: Tom", "--length", "8", "--out", "{trace}"], 2, "already holds a trace"),
         (["trace", "{model}", "--prompt", "Q: Tom", "--length", "8", "--out", "{file}"], 2, "found a file on the way"),
         (["trace", "{model}", "--prompts", "{empty}", "--out", "{tmp}/t"], 2, "found none"),
@@ -236,7 +304,11 @@ def test_train_a_recipe_then_load_it(run, tmp_path, monkeypatch):
         (["trace", "{model}", "--prompts", "{long}", "--out", "{tmp}/t"], 2, "long.jsonl, line 3: "),
         (["trace", "{model}", "--prompts", "{tmp}/none", "--out", "{tmp}/t"], 2, "cannot be read"),
         (["trace", "{model}", "--prompt", "Q: Tom", "--device", "warp", "--out", "{tmp}/t"], 2, "cannot be used here"),
-        (["trace", "{model}", "--prompt", "Q: Tom", "--dtype", "int8", "--out", "{tmp}/t"], 2, "expected float32, bfloat16 or float16"),
+        (
+            ["trace", "{model}", "--prompt", "Q: Tom", "--dtype", "int8", "--out", "{tmp}/t"],
+            2,
+            "expected float32, bfloat16 or float16",
+        ),
         (["train", "lab-nothing", "--out", "{tmp}/t"], 2, "no recipe 'lab-nothing'"),
         (["problems", "--task", "gsm9k"], 2, "no task 'gsm9k'"),
         (["problems", "--count", "99999"], 2, "1319"),
@@ -248,14 +320,22 @@ def test_train_a_recipe_then_load_it(run, tmp_path, monkeypatch):
             2,
             "--hide is given 2 times; give it once, with commas between its values where it takes several",
         ),
-        (["trace", "lab-diffusion", "--length", "8", "--length", "9", "--out", "{tmp}/out"], 2, "--length is given 2 times"),
+        (
+            ["trace", "lab-diffusion", "--length", "8", "--length", "9", "--out", "{tmp}/out"],
+            2,
+            "--length is given 2 times",
+        ),
     ],
 )
-def test_bad_input_gets_one_message(run, tmp_path, diffusion_folder, autoregressive_folder, trace_folder, arguments, status, says):
+def test_bad_input_gets_one_message(
+    run, tmp_path, diffusion_folder, autoregressive_folder, trace_folder, arguments, status, says
+):
     (tmp_path / "file").write_text("no json\n")
     (tmp_path / "empty").write_text("\n")
     for name, prompt in (("odd.jsonl", "Tom likes aardvarks"), ("long.jsonl", "Tom " * 1200)):
-        (tmp_path / name).write_text("".join(json.dumps({"prompt": one}) + "\n" for one in ("Q: Tom", prompt)).replace("\n", "\n\n", 1))
+        (tmp_path / name).write_text(
+            "".join(json.dumps({"prompt": one}) + "\n" for one in ("Q: Tom", prompt)).replace("\n", "\n\n", 1)
+        )
     places = {
         "tmp": tmp_path,
         "odd": tmp_path / "odd.jsonl",
@@ -315,7 +395,9 @@ def test_kill_nine_while_tracing_leaves_a_trace_that_opens(diffusion_folder, tmp
         "--length",
         "192",
     ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     deadline = time.monotonic() + 120
     while not list(folder.glob("steps-*.safetensors")):
         assert process.poll() is None, "the trace ended before it could be killed"
@@ -355,16 +437,43 @@ def test_a_trace_is_replaced_where_that_is_said(run, diffusion_folder, tmp_path)
 def test_statistics_of_several_processes_are_not_overwritten(run, diffusion_folder, tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    call = ("trace", diffusion_folder, "--prompt", PROMPT, "--length", 8, "--out", tmp_path / "t", "--keep", "statistics", "--overwrite")
+    call = (
+        "trace",
+        diffusion_folder,
+        "--prompt",
+        PROMPT,
+        "--length",
+        8,
+        "--out",
+        tmp_path / "t",
+        "--keep",
+        "statistics",
+        "--overwrite",
+    )
     status, _, err = run(*call)
     assert status == 2 and "--overwrite: expected one process, found several of torchrun" in err
 
 
 @pytest.mark.parametrize("keep", ["columns", "statistics"])
 def test_a_rule_that_needs_a_longer_canvas_is_refused_before_a_folder_is_made(run, diffusion_folder, tmp_path, keep):
-    call = ("trace", diffusion_folder, "--prompt", PROMPT, "--length", 8, "--hide", "top:1000", "--keep", keep, "--out", tmp_path / "a")
+    call = (
+        "trace",
+        diffusion_folder,
+        "--prompt",
+        PROMPT,
+        "--length",
+        8,
+        "--hide",
+        "top:1000",
+        "--keep",
+        keep,
+        "--out",
+        tmp_path / "a",
+    )
     status, out, err = run(*call)
-    assert (status, out) == (2, "") and "--hide top:1000 needs a canvas of at least 1001 tokens, found " in err.replace("\n", " ")
+    assert (status, out) == (2, "") and "--hide top:1000 needs a canvas of at least 1001 tokens, found " in err.replace(
+        "\n", " "
+    )
     assert not (tmp_path / "a").exists()
 
 
@@ -373,10 +482,16 @@ def test_trace_with_a_rule_says_what_came_of_it(run, diffusion_folder, tmp_path)
     status, out, err = run(*call, "--out", tmp_path / "a", "--json")
     document = json.loads(out)
     assert status == 0
-    assert document["hide"] == "top:2@last_row,zero" and 0 < document["removed_share"] < 1 and 0 < document["hit_rate"] <= 1
+    assert (
+        document["hide"] == "top:2@last_row,zero"
+        and 0 < document["removed_share"] < 1
+        and 0 < document["hit_rate"] <= 1
+    )
     status, out, err = run(*call, "--out", tmp_path / "b")
     assert status == 0
-    assert "top:2@last_row,zero took away" in err and "at the positions being committed), 2 keys per head and step" in err
+    assert (
+        "top:2@last_row,zero took away" in err and "at the positions being committed), 2 keys per head and step" in err
+    )
     assert "took away" not in out
 
 
@@ -399,7 +514,18 @@ def test_trace_tells_a_rule_in_its_one_text(run, diffusion_folder, tmp_path, mon
 
 
 def test_statistics_under_a_rule_say_so_and_go_on_only_under_the_same(run, diffusion_folder, tmp_path):
-    call = ("trace", diffusion_folder, "--prompt", PROMPT, "--length", 8, "--keep", "statistics", "--out", tmp_path / "s")
+    call = (
+        "trace",
+        diffusion_folder,
+        "--prompt",
+        PROMPT,
+        "--length",
+        8,
+        "--keep",
+        "statistics",
+        "--out",
+        tmp_path / "s",
+    )
     status, out, err = run(*call, "--hide", "top:1")
     assert status == 0 and "top:1 took away" in err and out.endswith("s: statistics of 1 prompt\n")
     assert json.loads((tmp_path / "s" / "manifest.json").read_text())["run"]["hide"] == "top:1"
@@ -415,7 +541,9 @@ def test_maps_are_not_kept_of_a_hidden_run(run, diffusion_folder, tmp_path):
 
 
 def test_trace_with_an_unknown_rule_writes_nothing(run, diffusion_folder, tmp_path):
-    status, out, err = run("trace", diffusion_folder, "--prompt", PROMPT, "--out", tmp_path / "t", "--hide", "unheard-of:1")
+    status, out, err = run(
+        "trace", diffusion_folder, "--prompt", PROMPT, "--out", tmp_path / "t", "--hide", "unheard-of:1"
+    )
     assert (status, out) == (2, "")
     assert "no rule 'unheard-of:1'; expected one of none, above:E" in err
     assert not (tmp_path / "t").exists()
@@ -441,7 +569,9 @@ def test_every_command_is_a_frozen_class_in_a_file_of_its_name(name):
     assert command.__module__ == f"sinkscope.commands.{name.replace('-', '_')}"
 
 
-@pytest.mark.parametrize("arguments", [[], *([name, "--help"] for name in COMMANDS)], ids=lambda one: one[0] if one else "overview")
+@pytest.mark.parametrize(
+    "arguments", [[], *([name, "--help"] for name in COMMANDS)], ids=lambda one: one[0] if one else "overview"
+)
 def test_help_loads_no_torch(arguments):
     """Help comes at once: the flags of the samplers that ship are read from settings that load nothing heavy."""
     code = f"""if True:
@@ -476,7 +606,10 @@ def test_help_loads_no_torch(arguments):
             for text, number in (("1_6", 16), ("١٦", 16), ("+3", 3))
         ),
         ("sinks {trace} --excess 1_0.5", "--excess: expected a number in plain digits, found '1_0.5'; write 10.5"),
-        ("trace {trace} --out t --length 1_6", "--length: expected a whole number in plain digits, found '1_6'; write 16"),
+        (
+            "trace {trace} --out t --length 1_6",
+            "--length: expected a whole number in plain digits, found '1_6'; write 16",
+        ),
         ("tracks {trace} --tolerance", "--tolerance: expected a value, found none"),
         ("tracks {trace} --tolerance --json", "--tolerance: expected a value, found the flag --json"),
         ("tracks {trace} --json=yes", "--json: expected no value, found 'yes'"),
@@ -509,7 +642,10 @@ def test_what_only_the_parser_of_flags_refuses_is_told_in_our_words(run, monkeyp
     monkeypatch.setattr("sinkscope.commands.arguments.check_arguments", lambda command, arguments: None)
     status, out, err = run("sinks", "a-trace", "--excess", "many")
     assert (status, out) == (2, "")
-    assert err == "sinkscope: error: expected the flags that `sinkscope sinks --help` lists, found 'a-trace --excess many'\n"
+    assert (
+        err
+        == "sinkscope: error: expected the flags that `sinkscope sinks --help` lists, found 'a-trace --excess many'\n"
+    )
 
 
 def test_several_traces_where_one_is_shown_are_told_in_words_of_the_shell(run, trace_folder, tmp_path):

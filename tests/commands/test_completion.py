@@ -16,7 +16,9 @@ BASH = shutil.which("bash")
 @pytest.fixture(scope="module")
 def script(tmp_path_factory):
     path = tmp_path_factory.mktemp("completion") / "sinkscope.bash"
-    done = subprocess.run([sys.executable, "-m", "sinkscope", "completion", "bash"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "sinkscope", "completion", "bash"], capture_output=True, text=True, check=True
+    )
     assert not done.stderr
     path.write_text(done.stdout)
     return path
@@ -37,7 +39,12 @@ def complete(script, tmp_path_factory):
         program = f'source {script}; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _sinkscope; printf "%s\\n" "${{COMPREPLY[@]}}"'
         path = f"{folder / 'bin'}:{os.environ['PATH']}"
         done = subprocess.run(
-            [BASH, "-c", program], capture_output=True, text=True, check=True, cwd=folder, env={**os.environ, "PATH": path}
+            [BASH, "-c", program],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=folder,
+            env={**os.environ, "PATH": path},
         )
         assert not done.stderr
         return {line for line in done.stdout.splitlines() if line}

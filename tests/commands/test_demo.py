@@ -46,7 +46,9 @@ def test_the_demo_can_be_made_again_where_that_is_said(tmp_path, monkeypatch):
     (tmp_path / "traces" / "lab-diffusion" / "mine.txt").unlink()
 
     def stands(*_, **__):
-        assert not (tmp_path / "report.html").exists() and not (tmp_path / "explorer.html").exists(), "pages of other traces"
+        assert not (tmp_path / "report.html").exists() and not (tmp_path / "explorer.html").exists(), (
+            "pages of other traces"
+        )
         return []
 
     monkeypatch.setattr("sinkscope.figures.draw_figures", stands)

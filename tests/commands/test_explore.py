@@ -29,7 +29,15 @@ def test_one_page_is_written_and_its_name_printed(run, trace, tmp_path, monkeypa
     assert run("explore", trace) == (0, "explorer.html\n", "")
     page = ReadPage((tmp_path / "explorer.html").read_text())
     assert page.traces[0]["steps"] == 8
-    assert {one["name"] for one in page.traces[0]["quantities"]} == {"columns", "masked", "prompt", "self", "values", "keys", "hidden"}
+    assert {one["name"] for one in page.traces[0]["quantities"]} == {
+        "columns",
+        "masked",
+        "prompt",
+        "self",
+        "values",
+        "keys",
+        "hidden",
+    }
 
 
 def test_several_traces_and_a_folder(run, trace, tmp_path):
@@ -39,14 +47,29 @@ def test_several_traces_and_a_folder(run, trace, tmp_path):
 
 
 def test_all_columns_that_there_are_need_no_word(run, diffusion_folder, tmp_path):
-    call = ("trace", diffusion_folder, "--prompt", "Q: 1\nA:", "--length", 4, "--keep", "top", "--top", 1000, "--out", tmp_path / "top")
+    call = (
+        "trace",
+        diffusion_folder,
+        "--prompt",
+        "Q: 1\nA:",
+        "--length",
+        4,
+        "--keep",
+        "top",
+        "--top",
+        1000,
+        "--out",
+        tmp_path / "top",
+    )
     assert run(*call)[0] == 0
     status, _, err = run("sinks", tmp_path / "top")
     assert status == 0 and "largest columns of each head" not in err
 
 
 def test_the_largest_columns_alone_make_a_page_that_says_so(run, diffusion_folder, tmp_path):
-    status, _, err = run("trace", diffusion_folder, "--prompt", "Q: 1\nA:", "--length", 4, "--keep", "top", "--out", tmp_path / "top")
+    status, _, err = run(
+        "trace", diffusion_folder, "--prompt", "Q: 1\nA:", "--length", 4, "--keep", "top", "--out", tmp_path / "top"
+    )
     assert status == 0, err
     status, _, err = run("explore", tmp_path / "top", "--out", tmp_path / "page.html")
     assert status == 0, err
@@ -71,7 +94,12 @@ def test_wrong_calls_are_one_message(run, trace, tmp_path, monkeypatch, argument
     (tmp_path / "file").write_text("mine")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "manifest.json").write_text("<html>")
-    places = {"TRACE": trace, "NOWHERE": tmp_path / "nowhere", "FILE": tmp_path / "file", "FOREIGN": tmp_path / "foreign"}
+    places = {
+        "TRACE": trace,
+        "NOWHERE": tmp_path / "nowhere",
+        "FILE": tmp_path / "file",
+        "FOREIGN": tmp_path / "foreign",
+    }
     found, out, err = run("explore", *(places.get(one, one) for one in arguments))
     assert (found, out) == (status, ""), err
     assert message in err and "Traceback" not in err
@@ -96,7 +124,9 @@ def test_a_browser_that_ends_first_gets_the_page(trace, tmp_path):
     browser.write_text(f"#!{sys.executable}\n{fetch}\n")
     browser.chmod(0o755)
     command = [sys.executable, "-m", "sinkscope", "explore", str(trace), "--serve"]
-    process = subprocess.Popen(command, env={**os.environ, "BROWSER": f"{browser} %s"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command, env={**os.environ, "BROWSER": f"{browser} %s"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     try:
         ends = time.monotonic() + 90
         while not ((tmp_path / "page").exists() and (tmp_path / "page").read_bytes().endswith(b"</html>\n")):

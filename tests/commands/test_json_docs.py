@@ -25,7 +25,9 @@ def documented(page, title):
     always, sometimes = [], []
     for cell in re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE):
         words = re.sub(r"`[^`]*`|,", "", cell).strip()
-        (sometimes if words else always).extend(key for keys in re.findall(r"`([^`]+)`", cell) for key in expanded(keys))
+        (sometimes if words else always).extend(
+            key for keys in re.findall(r"`([^`]+)`", cell) for key in expanded(keys)
+        )
     return always, sometimes
 
 
@@ -63,9 +65,17 @@ def differences(documents, always, sometimes):
         return any(pattern(one).fullmatch(path) or one.startswith((path + ".", path + "[")) for one in known)
 
     strange = {f"not documented: {path}" for one in found for path in one if not told(path)}
-    absent = {f"never printed: {path}" for path in known if not any(pattern(path).fullmatch(one) for one in set().union(*found))}
+    absent = {
+        f"never printed: {path}"
+        for path in known
+        if not any(pattern(path).fullmatch(one) for one in set().union(*found))
+    }
     top = {path: re.split(r"[.\[]", path)[0] for path in always if "*" not in path[:1]}
-    missing = {f"not always printed: {path}" for path, first in top.items() if any(first not in document for document in documents)}
+    missing = {
+        f"not always printed: {path}"
+        for path, first in top.items()
+        if any(first not in document for document in documents)
+    }
     return sorted(strange | absent | missing)
 
 
@@ -100,9 +110,11 @@ def session(tmp_path_factory, diffusion_folder):
         "trace": run(*write, folder / "t", "--keep-maps", "1:0:0")
         + run(*write, folder / "h", "--hide", "top:1")
         + run("trace", *by_hand, folder / "b"),
-        "sinks": run("sinks", folder / "t", "--excess", 0.1, "--json") + run("sinks", folder / "t", "--excess", 15, "--json"),
+        "sinks": run("sinks", folder / "t", "--excess", 0.1, "--json")
+        + run("sinks", folder / "t", "--excess", 15, "--json"),
         "sinks of statistics": run("sinks", folder / "s", "--json"),
-        "tracks": run("tracks", folder / "t", "--excess", 0.1, "--json") + run("tracks", folder / "b/000000", *with_roles),
+        "tracks": run("tracks", folder / "t", "--excess", 0.1, "--json")
+        + run("tracks", folder / "b/000000", *with_roles),
         "analyse": run("analyse", folder / "t", "--excess", 0.5, "--no-sweep", "--no-choice", "--json")
         + run("analyse", folder / "t", "--versus", folder / "h", "--excess", 0.5, "--no-sweep", "--no-choice", "--json")
         + run("analyse", folder / "b", "--no-sweep", "--no-choice", *with_roles),
@@ -113,13 +125,28 @@ def session(tmp_path_factory, diffusion_folder):
         "check": run("check", diffusion_folder, "--json"),
         "trace with keep drift": run(*write, folder / "d", "--keep", "drift"),
         "compare-caches": run(
-            *("compare-caches", diffusion_folder, "--tasks", "lab-sums", "--limit", 2, "--length", 4, "--block", 2, "--json"),
+            *(
+                "compare-caches",
+                diffusion_folder,
+                "--tasks",
+                "lab-sums",
+                "--limit",
+                2,
+                "--length",
+                4,
+                "--block",
+                2,
+                "--json",
+            ),
             *("--policies", "fast-dllm-dual,block:keep=top,block:keep=no-sinks", "--budget", 3, "--out", folder / "c"),
         ),
-        "evaluate, table": run(*lab, folder / "r", "--hide", "none,top:1,random:1") + run("table", folder / "r", "--json"),
+        "evaluate, table": run(*lab, folder / "r", "--hide", "none,top:1,random:1")
+        + run("table", folder / "r", "--json"),
     }
     model = sinkscope.load(diffusion_folder)
-    watch = TrainingWatch(model.network, hold_out([range(5, 25)] * 2, mask_id=model.card.mask_id), folder / "watch", every=1)
+    watch = TrainingWatch(
+        model.network, hold_out([range(5, 25)] * 2, mask_id=model.card.mask_id), folder / "watch", every=1
+    )
     watch(1)
     printed["watch-training"] = run("watch-training", folder / "watch", "--out", folder / "w", "--json")
     for title, files in {
@@ -173,7 +200,9 @@ def test_the_page_on_traces_names_every_key_of_the_manifest(session):
 
 def test_bench_gives_rows_by_benchmark(run, monkeypatch):
     rows = [{"length": 256, "ratio": 1.5}]
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0, json.dumps(rows).encode()))
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0, json.dumps(rows).encode())
+    )
     status, out, _ = run("bench", "sampling", "--json")
     assert (status, json.loads(out)) == (0, {"sampling": rows})
     assert differences([json.loads(out)], *documented((DOCS / "json.md").read_text(), "bench")) == []
@@ -192,7 +221,9 @@ def test_bench_runs_a_script_beside_what_it_imports_and_an_interrupt_ends_it_qui
     from sinkscope.commands.bench import RUN
 
     (tmp_path / "neighbour.py").write_text("import os, signal, sys\n")
-    (tmp_path / "script.py").write_text("from neighbour import *\nprint(sys.argv[1:], flush=True)\nos.kill(os.getpid(), signal.SIGINT)\n")
+    (tmp_path / "script.py").write_text(
+        "from neighbour import *\nprint(sys.argv[1:], flush=True)\nos.kill(os.getpid(), signal.SIGINT)\n"
+    )
     command = [sys.executable, "-c", RUN, str(tmp_path / "script.py"), "--json"]
     done = subprocess.run(command, env={**os.environ, "PYTHONSAFEPATH": "1"}, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "['--json']\n", "")
@@ -210,5 +241,11 @@ def test_a_page_that_says_something_else_would_be_found():
     always, sometimes = documented(page, "one")
     assert (always, sometimes) == (["a", "b[].c"], ["d.*"])
     assert differences([{"a": 1, "b": []}, {"a": 1, "b": [{"c": 2}], "d": {"any": 3}}], always, sometimes) == []
-    assert differences([{"a": 1, "b": [{"c": 2, "e": 4}]}], always, sometimes) == ["never printed: d.*", "not documented: b[].e"]
-    assert differences([{"b": [{"c": 2}], "d": {"f": 1}}], always, sometimes) == ["never printed: a", "not always printed: a"]
+    assert differences([{"a": 1, "b": [{"c": 2, "e": 4}]}], always, sometimes) == [
+        "never printed: d.*",
+        "not documented: b[].e",
+    ]
+    assert differences([{"b": [{"c": 2}], "d": {"f": 1}}], always, sometimes) == [
+        "never printed: a",
+        "not always printed: a",
+    ]

@@ -35,7 +35,9 @@ def small(parts):
 
 def test_a_folder_of_something_else_is_refused(lab, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(CallError, match=r"expected an empty folder, or one that reproduce made, found notes\.txt in it; choose another"):
+    with pytest.raises(
+        CallError, match=r"expected an empty folder, or one that reproduce made, found notes\.txt in it; choose another"
+    ):
         reproduce(small(paper1(LAB, limit=1, traces=1)), Options(tmp_path, {}))
     assert lab == [] and [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
@@ -49,14 +51,18 @@ def test_every_table_and_figure_and_nothing_is_done_twice(lab, tmp_path, monkeyp
     assert {"table1.md", "table1.tex", "table1.csv", "table1.json", "table2.json", "table2.md"} < names
     assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".png", ".pdf", ".csv"}
     assert all(path.stat().st_size for path in written)
-    assert "lab-diffusion, lab-code: left out; --allow-code-execution lets the programs run that the model writes" in said
+    assert (
+        "lab-diffusion, lab-code: left out; --allow-code-execution lets the programs run that the model writes" in said
+    )
     rows = json.loads((tmp_path / "table1.json").read_text())["rows"]
     assert [(row["task"], row["hide"], row["n"]) for row in rows] == [("lab-arith", "none", 3)] * 2
     tokens = json.loads((tmp_path / "table2.json").read_text())
     assert sum(tokens["lab-diffusion"].values()) == pytest.approx(1)
     assert (tmp_path / "table2.md").read_text().startswith("| model | generations | 1. | 2. |")
     figures = [path for path in written if path.parent.name == "figures"]
-    monkeypatch.setattr("sinkscope.figures.draw_figures", lambda *_, **__: figures)  # drawn above; what follows is about the runs
+    monkeypatch.setattr(
+        "sinkscope.figures.draw_figures", lambda *_, **__: figures
+    )  # drawn above; what follows is about the runs
     said.clear()
     assert reproduce(parts, options, said.append) == written
     assert not any("recorded" in line for line in said)
@@ -88,7 +94,9 @@ def test_the_plan_on_the_labs_models_with_hiding_controls_and_programs(tmp_path)
     }
     rows = json.loads((tmp_path / "table1.json").read_text())["rows"]
     found = [(row["model"], row["task"], row["hide"], row["n"]) for row in rows]
-    assert sorted(found) == sorted((model, task, rule, 2) for model in LAB for task in ("lab-arith", "lab-code") for rule in rules[model])
+    assert sorted(found) == sorted(
+        (model, task, rule, 2) for model in LAB for task in ("lab-arith", "lab-code") for rule in rules[model]
+    )
     for row in rows:
         hides = row["hide"] != "none"
         assert (row["removed_share"] or 0) > 0 if hides else row["removed_share"] is None
@@ -96,8 +104,12 @@ def test_the_plan_on_the_labs_models_with_hiding_controls_and_programs(tmp_path)
         if row["hide"].startswith("top:1"):
             assert [one["control"].split("@")[0].split(":")[0] for one in row["controls"]] == ["random", "ranks"]
     taken = {(row["model"], row["task"], row["hide"].split(":")[0]): row["removed_share"] for row in rows}
-    assert all(taken[model, task, "top"] > taken[model, task, "random"] for model in LAB for task in ("lab-arith", "lab-code"))
-    assert sum(row["accuracy"] for row in rows if row["task"] == "lab-code") > 0  # programs were run, and some were right
+    assert all(
+        taken[model, task, "top"] > taken[model, task, "random"] for model in LAB for task in ("lab-arith", "lab-code")
+    )
+    assert (
+        sum(row["accuracy"] for row in rows if row["task"] == "lab-code") > 0
+    )  # programs were run, and some were right
     assert {path.parent.name for path in written} == {tmp_path.name, "figures"}
 
 
@@ -106,7 +118,9 @@ def test_other_processes_of_torchrun_only_share_in_the_evaluations(lab, tmp_path
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert reproduce(small(paper1(LAB[:1], limit=3, traces=1)), Options(tmp_path, {}, batch=2), lambda line: None) == []
     found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json") if path.name != "task.json")
-    assert found == [f"evaluations/lab-diffusion/lab-arith/{name}" for name in ("lab-arith/none/000002.json", "run.json")]
+    assert found == [
+        f"evaluations/lab-diffusion/lab-arith/{name}" for name in ("lab-arith/none/000002.json", "run.json")
+    ]
 
 
 def test_a_process_of_torchrun_reproduces_on_its_own_device(tmp_path, monkeypatch):
@@ -126,7 +140,9 @@ def test_a_process_of_torchrun_reproduces_on_its_own_device(tmp_path, monkeypatc
 
 def test_table_2_counts_tokens(diffusion, tmp_path):
     with sinkscope.recording(diffusion, out=tmp_path / "t"):
-        sinkscope.generate(diffusion, "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:", length=8)
+        sinkscope.generate(
+            diffusion, "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:", length=8
+        )
     trace = sinkscope.open_trace(tmp_path / "t")
     found = sink_tokens([trace, trace], 0.2)
     columns, tokens = trace.column_sums[:], trace.tokens[:]

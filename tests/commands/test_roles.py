@@ -31,9 +31,16 @@ def test_roles_are_printed_kept_and_resumed(run, idle_folder, prompts, tmp_path)
     assert [(head["role"], head["substitutes"], head["removable"]) for head in found["heads"]] == [("idle", 1, False)]
     for head in found["heads"]:
         assert {"layer", "head", "role", "lasting", "token", "measured", "substitutes", "removable"} <= head.keys()
-        assert {"share", "committed_share", "norm_ratio", "evenness", "kl.sink", "kl.sink.zero", "kl.rowmass", "kl.random"} <= head[
-            "measured"
-        ].keys()
+        assert {
+            "share",
+            "committed_share",
+            "norm_ratio",
+            "evenness",
+            "kl.sink",
+            "kl.sink.zero",
+            "kl.rowmass",
+            "kl.random",
+        } <= head["measured"].keys()
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "roles").rglob("0*.json")}
     assert len(before) == 10
     status, text, _ = run(*arguments)
@@ -42,11 +49,17 @@ def test_roles_are_printed_kept_and_resumed(run, idle_folder, prompts, tmp_path)
         "1 idle, 0 broadcast, 0 carrier, 0 undecided" in text
         and "0 of them change the predictions by less than 0.005 nats, 1 by more" in text
     )
-    assert "idle (length 16, steps 16, block 16, canvases 1): 1 of 3 heads" in text, "whose heads, and how they were asked"
+    assert "idle (length 16, steps 16, block 16, canvases 1): 1 of 3 heads" in text, (
+        "whose heads, and how they were asked"
+    )
     assert before == {path: path.stat().st_mtime_ns for path in before}
     (name,) = [f"{head['layer']}.{head['head']}" for head in found["heads"]]
     status, text, _ = run(*arguments, "--head", name)
-    assert status == 0 and f"head {name} is idle: adds little" in text and "columns to hide until the predictions change" in text
+    assert (
+        status == 0
+        and f"head {name} is idle: adds little" in text
+        and "columns to hide until the predictions change" in text
+    )
     other = next(one for one in ("0.0", "0.1") if one != name)
     status, _, error = run(*arguments, "--head", other)
     assert status == 2 and f"--head {other}: expected a head with a lasting sink, such as {name}" in error
@@ -68,11 +81,20 @@ def head_role(**others):
         "kl.rowmass": Estimate(0.014, 0.01, 0.02),
     }
     measured |= {
-        name: Estimate(value, value, value) for name, value in {"taken.sink": 0.259, "taken.rowmass": 0.11, "kept.sink": 0.912}.items()
+        name: Estimate(value, value, value)
+        for name, value in {"taken.sink": 0.259, "taken.rowmass": 0.11, "kept.sink": 0.912}.items()
     }
-    measured |= {name: Estimate(value, value, value) for name, value in {"to_text": 0.3, "to_sink_token": 0.6, "to_itself": 0.1}.items()}
+    measured |= {
+        name: Estimate(value, value, value)
+        for name, value in {"to_text": 0.3, "to_sink_token": 0.6, "to_itself": 0.1}.items()
+    }
     fields = {"layer": 4, "head": 2, "substitutes": None, "substitutes_at_least": 1, "removable": None} | others
-    fields |= {"role": "undecided", "reason": "the interval of what it adds holds both", "token": " a long token", "measured": measured}
+    fields |= {
+        "role": "undecided",
+        "reason": "the interval of what it adds holds both",
+        "token": " a long token",
+        "measured": measured,
+    }
     return HeadRole(lasting=1.0, place=0.5, **fields)
 
 
@@ -83,7 +105,9 @@ def test_the_table_shows_intervals_controls_and_a_match_that_failed():
 
     measured = {f"{kind}.{name}": Estimate(0.2, 0.1, 0.3) for kind in ("kl", "kept") for name in ("sink", "rowmass")}
     heads = tuple(head_role(layer=number // 20, head=number % 20) for number in range(82, 112))
-    found = Roles("lab", "0" * 64, 6, 20, Rules(), heads, 16, 8, {}, {"length": 32}, Together(((4, 2), (5, 1)), measured))
+    found = Roles(
+        "lab", "0" * 64, 6, 20, Rules(), heads, 16, 8, {}, {"length": 32}, Together(((4, 2), (5, 1)), measured)
+    )
     text = f"{heading(found)}\n{table(found)}\n{evidence(found, 4, 2)}"
     assert [line for line in text.splitlines() if len(line) > 120] == []
     row = table(found).splitlines()[1].split()
@@ -93,7 +117,9 @@ def test_the_table_shows_intervals_controls_and_a_match_that_failed():
         and "So each alone changes nothing, but together they do." in text
     )
     assert "11.0 (11.0 to 11.0) % of those that predict: much less, no match, so that it says little" in text
-    assert "\n! 4.2, 4.3" in text and "the control's keys hold much less" in " ".join(text.split()), "what the mark means stands below"
+    assert "\n! 4.2, 4.3" in text and "the control's keys hold much less" in " ".join(text.split()), (
+        "what the mark means stands below"
+    )
     assert "lab (length 32): 30 of 120 heads" in text
 
 
@@ -144,7 +170,9 @@ def test_a_head_of_a_model_without_sinks_is_told_so():
     from sinkscope.roles import Roles, Rules
 
     found = Roles("lab", "0" * 64, 6, 6, Rules(), (), 16, 8, {})
-    with pytest.raises(CallError, match=r"--head 0\.0: expected a head with a lasting sink, found none in this model; leave --head out"):
+    with pytest.raises(
+        CallError, match=r"--head 0\.0: expected a head with a lasting sink, found none in this model; leave --head out"
+    ):
         evidence(found, 0, 0)
 
 
@@ -160,7 +188,9 @@ def test_a_dry_run_reads_no_weights(run, diffusion_folder, prompts, tmp_path):
     assert costs[1]["gpu_hours"] < costs[0]["gpu_hours"] and costs[2]["memory_gib"] > costs[0]["memory_gib"]
     status, output, _ = run("roles", folder, "--prompts", prompts, "--dry-run", *SETTINGS)
     assert "\nunder 0.01 GPU hours and" in output and "canvases of" in output
-    assert "under 0.01" not in run("roles", folder, "--prompts", prompts, "--dry-run", *SETTINGS, "--tflops", "0.00001")[1]
+    assert (
+        "under 0.01" not in run("roles", folder, "--prompts", prompts, "--dry-run", *SETTINGS, "--tflops", "0.00001")[1]
+    )
 
 
 def test_a_dry_run_counts_the_problems_that_are_asked_where_nothing_is_said(run):
@@ -172,7 +202,9 @@ def test_a_dry_run_counts_forward_calls_and_writes_nothing(run, diffusion_folder
     status, output, _ = run("roles", diffusion_folder, "--prompts", prompts, "--dry-run", "--json", *SETTINGS)
     cost = json.loads(output)
     assert status == 0 and cost["generation"] == 10 * 16
-    assert cost["rows"] == 5 * 15 * 10 + 5 * 2 and cost["forwards"] == 10 * 17 + 5 * 5 + 5 * 2  # two of them, hidden together
+    assert (
+        cost["rows"] == 5 * 15 * 10 + 5 * 2 and cost["forwards"] == 10 * 17 + 5 * 5 + 5 * 2
+    )  # two of them, hidden together
     assert cost["gpu_hours"] > 0 and cost["memory_gib"] > 0 and cost["rows_on_card"] > 32 and cost["prompt_tokens"] > 5
     assert not list(tmp_path.iterdir())
 
@@ -181,7 +213,10 @@ def test_a_dry_run_counts_forward_calls_and_writes_nothing(run, diffusion_folder
     ("arguments", "message"),
     [
         ((), "expected --out FOLDER, or --dry-run"),
-        (("--problems", "9", "--dry-run"), "expected at least 10 prompts, half to choose heads and half to judge them, found 9"),
+        (
+            ("--problems", "9", "--dry-run"),
+            "expected at least 10 prompts, half to choose heads and half to judge them, found 9",
+        ),
         (("--canvases", "0", "--out", "OUT"), "canvases: expected at least 1, found 0"),
         (("--rows", "0", "--out", "OUT"), "rows: expected at least 1, found 0"),
         (("--control-seed", "-1", "--out", "OUT"), "--control-seed: expected a number from 0 upwards, found -1"),
@@ -225,12 +260,23 @@ def test_roles_are_said_where_they_are_known(run, idle_folder, prompts, tmp_path
     longer, (least, most) = tmp_path / "longer", found.canvas_tokens
     assert run("trace", idle_folder, "--prompts", prompts, "--out", longer, "--length", 32)[0] == 0
     lengths = f"on canvases of {least} tokens" if least == most else f"on canvases of {least} to {most} tokens"
-    commands = (("tracks",), ("analyse", "--no-sweep", "--no-choice"), ("figures", "--only", "3", "--out", tmp_path / "l"))
+    commands = (
+        ("tracks",),
+        ("analyse", "--no-sweep", "--no-choice"),
+        ("figures", "--only", "3", "--out", tmp_path / "l"),
+    )
     for command in (*commands, ("explore", "--out", tmp_path / "page.html")):
         status, _, error = run(*command, longer, "--roles", roles)
-        assert status == 0 and error.count(f"{lengths} (prompts.jsonl); 10 of 10 traces have {least + 16}") == 1, (command, error)
+        assert status == 0 and error.count(f"{lengths} (prompts.jsonl); 10 of 10 traces have {least + 16}") == 1, (
+            command,
+            error,
+        )
     assert run("trace", "lab-diffusion", "--length", 8, "--out", tmp_path / "other")[0] == 0
-    for command in (("tracks",), ("analyse", "--no-sweep", "--no-choice"), ("figures", "--only", "3", "--out", tmp_path / "g")):
+    for command in (
+        ("tracks",),
+        ("analyse", "--no-sweep", "--no-choice"),
+        ("figures", "--only", "3", "--out", tmp_path / "g"),
+    ):
         status, _, error = run(*command, tmp_path / "other", "--roles", roles)
         assert status == 2 and "idle with weights" in error and "find the roles of this model" in error, command
 

@@ -75,7 +75,13 @@ def test_a_folder_in_which_nobody_makes_files(run, places, name):
 def test_a_file_on_the_way_stays_as_it_is(run, places, name, tmp_path):
     (tmp_path / "file").write_text("mine")
     out = tmp_path / "file" / f"x{'.csv' if name == 'map' else ''}"
-    refused(run(*fill(WRITING[name], places), out), str(tmp_path / "file"), "Not a directory", "File exists", "found a file on the way")
+    refused(
+        run(*fill(WRITING[name], places), out),
+        str(tmp_path / "file"),
+        "Not a directory",
+        "File exists",
+        "found a file on the way",
+    )
     assert everything(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "mine"
 
 
@@ -91,7 +97,13 @@ def test_a_folder_that_must_not_be_written(run, places, name, tmp_path):
 @pytest.mark.parametrize("name", ["demo", "trace", "statistics", "figures", "evaluate", "train"])
 def test_a_file_where_a_folder_is_expected(run, places, name, tmp_path):
     (tmp_path / "file").write_text("mine")
-    refused(run(*fill(WRITING[name], places), tmp_path / "file"), str(tmp_path / "file"), "file", "File exists", "Not a directory")
+    refused(
+        run(*fill(WRITING[name], places), tmp_path / "file"),
+        str(tmp_path / "file"),
+        "file",
+        "File exists",
+        "Not a directory",
+    )
     assert everything(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "mine"
 
 

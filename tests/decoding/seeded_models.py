@@ -24,7 +24,11 @@ def words():
 @cache
 def seeded_model(sampler, seed=0):
     """A model that is written with by one sampler; Dream's has the logit shift and grouped queries."""
-    network = block_causal(seeded_network("qwen3", seed).config, seed) if sampler == "sdar" else seeded_network(NETWORKS[sampler], seed)
+    network = (
+        block_causal(seeded_network("qwen3", seed).config, seed)
+        if sampler == "sdar"
+        else seeded_network(NETWORKS[sampler], seed)
+    )
     config = network.config
     causal = sampler == "autoregressive"
     card = ModelCard(

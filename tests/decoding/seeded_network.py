@@ -12,13 +12,24 @@ def seeded_network(kind, seed, layers=2):
     """A random bidirectional (`llama`, `qwen2`) or causal (`causal`, `qwen3`) network of 61 tokens that writes varied tokens."""
     import transformers
 
-    shape = {"num_hidden_layers": layers, "vocab_size": VOCABULARY, "max_position_embeddings": 128, "tie_word_embeddings": False}
+    shape = {
+        "num_hidden_layers": layers,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": False,
+    }
     if kind == "qwen2":
         family = transformers.Qwen2Config, transformers.Qwen2ForCausalLM
         shape |= {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 64}
     elif kind == "qwen3":
         family = transformers.Qwen3Config, transformers.Qwen3ForCausalLM
-        shape |= {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 64, "head_dim": 16}
+        shape |= {
+            "hidden_size": 48,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "intermediate_size": 64,
+            "head_dim": 16,
+        }
     else:
         family = transformers.LlamaConfig, transformers.LlamaForCausalLM
         shape |= {"hidden_size": 40, "num_attention_heads": 5, "num_key_value_heads": 5, "intermediate_size": 56}
@@ -42,7 +53,9 @@ def _weight(name, shape, seed):
         return 1 + 0.1 * drawn
     if "bias" in name:
         return 0.5 * drawn
-    gain = next((gain for part, gain in {"q_proj": 3, "k_proj": 3, "o_proj": 3, "lm_head": 3}.items() if part in name), 1)
+    gain = next(
+        (gain for part, gain in {"q_proj": 3, "k_proj": 3, "o_proj": 3, "lm_head": 3}.items() if part in name), 1
+    )
     if "lm_head" in name:
         drawn[MASK] = 0  # a network that predicts masks is made by `leaning`
     return drawn if "embed" in name else gain * drawn / shape[1] ** 0.5

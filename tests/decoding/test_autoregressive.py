@@ -46,7 +46,9 @@ def stock_generate(model, prompts, length):
             pad_token_id=model.card.eos_id,
         )
     answers = written[:, width:].tolist()
-    return [answer[: answer.index(model.card.eos_id) + 1] if model.card.eos_id in answer else answer for answer in answers]
+    return [
+        answer[: answer.index(model.card.eos_id) + 1] if model.card.eos_id in answer else answer for answer in answers
+    ]
 
 
 @torch.no_grad()
@@ -142,7 +144,9 @@ def test_tokens_are_drawn_from_the_softmax(model, temperature):
         expected, counts = probabilities * len(drawn), torch.bincount(drawn, minlength=len(probabilities)).double()
         often = expected >= 5
         observed = torch.cat([counts[often], counts[~often].sum()[None]])
-        return scipy.stats.chisquare(observed.numpy(), torch.cat([expected[often], expected[~often].sum()[None]]).numpy()).pvalue
+        return scipy.stats.chisquare(
+            observed.numpy(), torch.cat([expected[often], expected[~often].sum()[None]]).numpy()
+        ).pvalue
 
     assert p_value(next_distribution(model, prompt, temperature)) > 1e-3
     assert p_value(next_distribution(model, prompt, temperature * 1.4)) < 1e-6
@@ -169,7 +173,9 @@ def test_top_p_draws_the_least_set_that_reaches_p_and_no_other(model, top_p):
 
 def test_a_top_p_that_is_0_in_float32_keeps_the_likeliest_token(model):
     prompt = model.encode(PROMPTS[0])
-    assert set(draw(model, prompt, 20, temperature=0.8, top_p=1e-46).tolist()) == {int(next_distribution(model, prompt).argmax())}
+    assert set(draw(model, prompt, 20, temperature=0.8, top_p=1e-46).tolist()) == {
+        int(next_distribution(model, prompt).argmax())
+    }
 
 
 def test_top_p_comes_after_top_k_and_shares_are_taken_anew(model):
@@ -177,7 +183,9 @@ def test_top_p_comes_after_top_k_and_shares_are_taken_anew(model):
     prompt = model.encode(PROMPTS[0])
     three = next_distribution(model, prompt, temperature=2.0).topk(3)
     size = int(((three.values / three.values.sum()).cumsum(-1) < 0.7).sum()) + 1
-    assert set(draw(model, prompt, 1000, temperature=2.0, top_k=3, top_p=0.7).tolist()) == set(three.indices[:size].tolist())
+    assert set(draw(model, prompt, 1000, temperature=2.0, top_k=3, top_p=0.7).tolist()) == set(
+        three.indices[:size].tolist()
+    )
     assert size < 3
 
 
@@ -188,7 +196,9 @@ def test_top_k_beyond_the_vocabulary_and_top_p_of_one_change_nothing(model):
 
 
 def test_seeds_reproduce(model):
-    one, same, other = (sinkscope.generate(model, PROMPTS[0], length=12, temperature=1.0, seed=seed).tokens for seed in (3, 3, 4))
+    one, same, other = (
+        sinkscope.generate(model, PROMPTS[0], length=12, temperature=1.0, seed=seed).tokens for seed in (3, 3, 4)
+    )
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
 

@@ -67,9 +67,9 @@ def test_rotations_that_were_never_filled_fail(model):
 
 
 def test_a_card_that_counts_wrong_fails(model):
-    assert failed(dataclasses.replace(model, card=dataclasses.replace(model.card, parameters=model.card.parameters + 1))) == [
-        "parameters add up to the shape"
-    ]
+    assert failed(
+        dataclasses.replace(model, card=dataclasses.replace(model.card, parameters=model.card.parameters + 1))
+    ) == ["parameters add up to the shape"]
 
 
 def test_attention_that_ignores_keys_fails(model):
@@ -118,7 +118,10 @@ def test_a_count_that_is_not_the_published_one_fails(model):
     shape = PublishedShape(("somebody/something",), card.parameters + 1, card.layers, card.hidden_size, card.vocabulary)
     published = dataclasses.replace(model, family=dataclasses.replace(model.family, shapes=(shape,)))
     assert failed(published) == ["parameters are those of the published checkpoint"]
-    others = dataclasses.replace(shape, layers=card.layers + 1), dataclasses.replace(shape, vocabulary=card.vocabulary + 1)
+    others = (
+        dataclasses.replace(shape, layers=card.layers + 1),
+        dataclasses.replace(shape, vocabulary=card.vocabulary + 1),
+    )
     assert failed(dataclasses.replace(model, family=dataclasses.replace(model.family, shapes=others))) == []
 
 

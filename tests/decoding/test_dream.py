@@ -77,7 +77,10 @@ def test_with_as_many_steps_as_tokens_the_first_commits_nothing_and_the_last_two
 
 
 def test_more_steps_than_tokens_commit_now_and_then():
-    commits = [int((step.written >= 0).sum()) for step in steps_of(MODEL, [PROMPT], length=6, steps=20, algorithm="topk_margin")]
+    commits = [
+        int((step.written >= 0).sum())
+        for step in steps_of(MODEL, [PROMPT], length=6, steps=20, algorithm="topk_margin")
+    ]
     assert len(commits) == 20 and sum(commits) == 6
     assert commits.count(0) >= 14
 
@@ -87,7 +90,9 @@ def test_shares_of_the_masks(steps, eps):
     shares = commit_shares(steps, eps)
     times = [1 - (1 - eps) * step / steps for step in range(steps + 1)]
     expected = [1 - times[step + 1] / times[step] for step in range(steps - 1)] + [1.0]
-    assert_close(shares, expected, terms=2 * steps)  # two times, rounded at 1; the smallest that divides is about a step's
+    assert_close(
+        shares, expected, terms=2 * steps
+    )  # two times, rounded at 1; the smallest that divides is about a step's
 
 
 @pytest.mark.parametrize("restriction", [{"top_p": 0.3}, {"top_k": 2}])
@@ -95,7 +100,12 @@ def test_restricting_the_tokens_changes_the_order_at_temperature_0(restriction):
     settings = {"length": 16, "steps": 16, "algorithm": "entropy"}
     plain, other = (steps_of(MODEL, [PROMPT], **settings, **more) for more in ({}, restriction))
     assert not torch.equal(canvases_of(plain), canvases_of(other))
-    assert torch.equal(*(torch.stack([step.tokens for step in run]) for run in (plain, steps_of(MODEL, [PROMPT], **settings, top_p=1.0))))
+    assert torch.equal(
+        *(
+            torch.stack([step.tokens for step in run])
+            for run in (plain, steps_of(MODEL, [PROMPT], **settings, top_p=1.0))
+        )
+    )
 
 
 def test_top_p_keeps_the_token_that_crosses_it():
@@ -119,7 +129,9 @@ def test_probabilities_that_do_not_add_up_are_not_drawn_from():
     """Quirk: under bf16 the published check refuses the draw, and the arg-max is taken in its place."""
     settings = {"length": 12, "steps": 6, "algorithm": "maskgit_plus", "seed": 4}
     with leaning(MODEL.network, {}, torch.bfloat16):
-        cold, warm = (canvases_of(steps_of(MODEL, [PROMPT], temperature=temperature, **settings)) for temperature in (0.0, 1.0))
+        cold, warm = (
+            canvases_of(steps_of(MODEL, [PROMPT], temperature=temperature, **settings)) for temperature in (0.0, 1.0)
+        )
     exact = canvases_of(steps_of(MODEL, [PROMPT], temperature=1.0, **settings))
     agree = (cold == warm).all(-1)
     assert bool(agree[0]) and not torch.equal(warm, exact)
@@ -145,7 +157,9 @@ def test_a_small_alg_temp_may_mask_what_was_written():
 def test_every_algorithm_commits_only_masks_and_takes_nothing_back():
     for algorithm in ("origin", "maskgit_plus", "topk_margin", "entropy"):
         with leaning(MODEL.network, {MASK: -1e4}):
-            steps = steps_of(MODEL, [PROMPT, PROMPT[:2]], length=14, steps=6, algorithm=algorithm, temperature=0.7, alg_temp=0.5)
+            steps = steps_of(
+                MODEL, [PROMPT, PROMPT[:2]], length=14, steps=6, algorithm=algorithm, temperature=0.7, alg_temp=0.5
+            )
         before = torch.full((2, 19), MASK)
         before[0, :5], before[1, :5] = torch.tensor(PROMPT), torch.tensor([59, 59, 59, *PROMPT[:2]])
         for step in steps:
@@ -177,9 +191,13 @@ ROWS = 1500
 @pytest.mark.parametrize("restriction", [{}, {"top_p": 0.8}, {"top_k": 7}, {"top_p": 0.9, "top_k": 9}])
 def test_tokens_are_drawn_from_what_the_restrictions_leave(restriction):
     """Rows have sources of their own, so a batch cannot draw what the published loop draws; its distribution is the same."""
-    step = steps_of(MODEL, [PROMPT] * ROWS, length=1, steps=1, temperature=2.5, algorithm="maskgit_plus", **restriction)[0]
+    step = steps_of(
+        MODEL, [PROMPT] * ROWS, length=1, steps=1, temperature=2.5, algorithm="maskgit_plus", **restriction
+    )[0]
     shares, order = (logits_at(torch.tensor([*PROMPT, MASK]))[-1] / 2.5).softmax(-1).sort(descending=True)
-    kept = min(int((shares.cumsum(-1) <= restriction.get("top_p", 1.0)).sum()) + 1, restriction.get("top_k", VOCABULARY))
+    kept = min(
+        int((shares.cumsum(-1) <= restriction.get("top_p", 1.0)).sum()) + 1, restriction.get("top_k", VOCABULARY)
+    )
     shares = torch.zeros(VOCABULARY).index_copy(0, order[:kept], shares[:kept])
     counts = torch.bincount(step.tokens[:, -1], minlength=VOCABULARY)
     assert chi_square(counts, shares) > 1e-3

@@ -33,7 +33,9 @@ def test_so_is_one_behind_a_cache(eager, cache):
     settings = {"length": 16, "block": 8, "cache": cache}
     found = sinkscope.generate(eager, PROMPTS, **settings)
     eager.network.set_attn_implementation("sdpa")
-    assert [one.tokens.tolist() for one in found] == [one.tokens.tolist() for one in sinkscope.generate(eager, PROMPTS, **settings)]
+    assert [one.tokens.tolist() for one in found] == [
+        one.tokens.tolist() for one in sinkscope.generate(eager, PROMPTS, **settings)
+    ]
 
 
 @torch.no_grad()

@@ -44,13 +44,20 @@ def test_a_foreign_loop_is_recorded_as_our_sampler_is(diffusion, tmp_path, hidde
     rule = (lambda: contextlib.nullcontext()) if hidden is None else (lambda: sinkscope.parse_rule(hidden)(diffusion))
     with sinkscope.recording(diffusion, out=tmp_path / "ours"), rule():
         ours = sinkscope.generate(diffusion, PROMPT, **SETTINGS)
-    with sinkscope.recording(diffusion, out=tmp_path / "theirs"), rule(), sinkscope.following(diffusion, sampler="mine") as steps:
+    with (
+        sinkscope.recording(diffusion, out=tmp_path / "theirs"),
+        rule(),
+        sinkscope.following(diffusion, sampler="mine") as steps,
+    ):
         theirs = foreign_loop(diffusion, masked_canvas(diffusion, PROMPT), told=steps.committed)
     assert theirs[0].tolist() == ours.tokens.tolist() and steps.number == 8
     first, second = (sinkscope.open_trace(tmp_path / name) for name in ("ours", "theirs"))
     for name in TENSORS:
         assert torch.equal(torch.as_tensor(getattr(first, name)[:]), torch.as_tensor(getattr(second, name)[:])), name
-    assert second.manifest["sampler"]["name"] == "mine" and second.manifest["prompt_length"] == first.manifest["prompt_length"]
+    assert (
+        second.manifest["sampler"]["name"] == "mine"
+        and second.manifest["prompt_length"] == first.manifest["prompt_length"]
+    )
     assert second.complete
 
 
@@ -104,8 +111,15 @@ def test_padding_on_the_left_counts_for_nothing(diffusion, tmp_path):
     padded = torch.cat([torch.zeros(1, 3, dtype=torch.long), canvas], dim=1)
     mask = (torch.arange(padded.shape[1]) >= 3)[None].long()
     places = (mask.cumsum(-1) - 1).clamp(min=0)
-    for name, inputs in {"a": {"input_ids": canvas}, "b": {"input_ids": padded, "attention_mask": mask, "position_ids": places}}.items():
-        with sinkscope.recording(diffusion, out=tmp_path / name), sinkscope.following(diffusion) as steps, torch.no_grad():
+    for name, inputs in {
+        "a": {"input_ids": canvas},
+        "b": {"input_ids": padded, "attention_mask": mask, "position_ids": places},
+    }.items():
+        with (
+            sinkscope.recording(diffusion, out=tmp_path / name),
+            sinkscope.following(diffusion) as steps,
+            torch.no_grad(),
+        ):
             diffusion.network(**inputs)
             steps.committed(inputs["input_ids"])
     first, second = (sinkscope.open_trace(tmp_path / name) for name in "ab")
@@ -139,7 +153,12 @@ class OneLayer(torch.nn.Module):
 def test_a_torch_module_is_followed_inside_foreign(tmp_path):
     network, canvas = OneLayer(), torch.tensor([[3, 4, 29, 29]])
     recorded = sinkscope.recording(network, out=tmp_path / "t")
-    with torch.no_grad(), sinkscope.attention.foreign(network), recorded, sinkscope.following(network, mask_id=29) as steps:
+    with (
+        torch.no_grad(),
+        sinkscope.attention.foreign(network),
+        recorded,
+        sinkscope.following(network, mask_id=29) as steps,
+    ):
         for place in (3, 2):
             network(canvas)
             canvas[0, place] = place
@@ -161,11 +180,18 @@ def test_a_torch_module_is_followed_inside_foreign(tmp_path):
             "or embeddings; record it",
         ),
         ({"attention_mask": torch.tensor([[1] * 8 + [0]])}, "found it on the right; .* together fill whole blocks"),
-        ({"input_ids": None, "inputs_embeds": torch.zeros(1, 9, 40)}, "expected a sampler that calls the network with whole canvases"),
+        (
+            {"input_ids": None, "inputs_embeds": torch.zeros(1, 9, 40)},
+            "expected a sampler that calls the network with whole canvases",
+        ),
     ],
 )
 def test_calls_that_are_no_canvas(diffusion, tmp_path, inputs, words):
-    with pytest.raises(AttentionError, match=words), sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.following(diffusion):
+    with (
+        pytest.raises(AttentionError, match=words),
+        sinkscope.recording(diffusion, out=tmp_path / "t"),
+        sinkscope.following(diffusion),
+    ):
         diffusion.network(**{"input_ids": torch.full((1, 9), 20), **inputs})
 
 
@@ -173,7 +199,11 @@ def test_calls_that_are_no_canvas(diffusion, tmp_path, inputs, words):
 def test_a_nested_tensor_is_no_canvas(diffusion, tmp_path):
     ids = torch.nested.nested_tensor([torch.arange(2)])
     expected = "expected a sampler that calls the network with whole canvases"
-    with pytest.raises(AttentionError, match=expected), sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.following(diffusion):
+    with (
+        pytest.raises(AttentionError, match=expected),
+        sinkscope.recording(diffusion, out=tmp_path / "t"),
+        sinkscope.following(diffusion),
+    ):
         diffusion.network(input_ids=ids)
 
 
@@ -200,7 +230,8 @@ def test_other_rows_are_refused(diffusion, tmp_path):
 def test_a_shorter_canvas_is_refused(diffusion, tmp_path):
     """A sampler that goes on with a part of the canvas, or writes a second prompt."""
     refused = pytest.raises(
-        AttentionError, match="at least 9 tokens as in the call before, found 5; leave the sampler's cache out, and open"
+        AttentionError,
+        match="at least 9 tokens as in the call before, found 5; leave the sampler's cache out, and open",
     )
     with refused, sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.following(diffusion):
         for width in (9, 5):
@@ -290,14 +321,21 @@ def test_after_a_bad_canvas_the_trace_opens(diffusion, tmp_path, case):
     assert not (tmp_path / "t" / "manifest.json").exists() or not sinkscope.open_trace(tmp_path / "t").complete
 
 
-@pytest.mark.parametrize("canvas", [[[5, 6, 7, 8]], np.array([[5, 6, 7, 8]], np.int16), torch.tensor([[5, 6, 7, 8, 3]], dtype=torch.int32)])
+@pytest.mark.parametrize(
+    "canvas", [[[5, 6, 7, 8]], np.array([[5, 6, 7, 8]], np.int16), torch.tensor([[5, 6, 7, 8, 3]], dtype=torch.int32)]
+)
 def test_a_canvas_may_be_any_whole_numbers(diffusion, tmp_path, canvas):
-    assert follow(diffusion, tmp_path / "t", lambda steps: steps.committed(canvas)).written[:].tolist() == [[-1, -1, 7, 8]]
+    assert follow(diffusion, tmp_path / "t", lambda steps: steps.committed(canvas)).written[:].tolist() == [
+        [-1, -1, 7, 8]
+    ]
 
 
 @pytest.mark.parametrize("tensors", [None, 5, ["canvas"], {}, {5: 1}])
 def test_a_pipeline_that_passes_no_canvas_is_told(diffusion, tensors):
-    with sinkscope.following(diffusion) as steps, pytest.raises(CallError, match=r"callback: expected .* from the pipeline, found"):
+    with (
+        sinkscope.following(diffusion) as steps,
+        pytest.raises(CallError, match=r"callback: expected .* from the pipeline, found"),
+    ):
         steps.callback(None, 0, 0, tensors)
 
 
@@ -338,14 +376,21 @@ def test_what_is_no_model_cannot_be_followed(model):
 @pytest.mark.parametrize("said", ["x", -1, 1.5, 10**6, [3]], ids=str)
 def test_a_mask_of_a_configuration_is_checked_too(diffusion, monkeypatch, said):
     monkeypatch.setattr(diffusion.network.config, "mask_token_id", said, raising=False)
-    with pytest.raises(CallError, match="mask_id: expected a token id from 0 to 455, found"), sinkscope.following(diffusion.network):
+    with (
+        pytest.raises(CallError, match="mask_id: expected a token id from 0 to 455, found"),
+        sinkscope.following(diffusion.network),
+    ):
         pass
 
 
 def test_ids_of_32_bits_are_followed(diffusion, tmp_path):
     canvas = masked_canvas(diffusion, PROMPT)
     for name, ids in (("long", canvas), ("int", canvas.int())):
-        with sinkscope.recording(diffusion, out=tmp_path / name), sinkscope.following(diffusion) as steps, torch.no_grad():
+        with (
+            sinkscope.recording(diffusion, out=tmp_path / name),
+            sinkscope.following(diffusion) as steps,
+            torch.no_grad(),
+        ):
             diffusion.network(ids)
             steps.committed(torch.where(ids == diffusion.card.mask_id, 7, ids))
     first, second = (sinkscope.open_trace(tmp_path / name) for name in ("long", "int"))
@@ -357,7 +402,10 @@ def test_ids_of_32_bits_are_followed(diffusion, tmp_path):
 @pytest.mark.parametrize(
     ("then", "message"),
     [
-        (lambda canvas: canvas + 1, "expected the prompt to stay, found token .*; leave guidance out, and open `following` anew for each"),
+        (
+            lambda canvas: canvas + 1,
+            "expected the prompt to stay, found token .*; leave guidance out, and open `following` anew for each",
+        ),
         (lambda canvas: canvas.repeat(2, 1), "expected 1 rows as in the call before, found 2; leave guidance out"),
         (lambda canvas: canvas[:, :-1], "as in the call before, found .*; leave the sampler's cache out"),
     ],
@@ -365,7 +413,12 @@ def test_ids_of_32_bits_are_followed(diffusion, tmp_path):
 def test_another_canvas_is_refused_whether_the_step_before_was_told_or_not(diffusion, tmp_path, then, message, told):
     canvas = masked_canvas(diffusion, PROMPT)
     refused = pytest.raises(AttentionError, match=message)
-    with refused, sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.following(diffusion) as steps, torch.no_grad():
+    with (
+        refused,
+        sinkscope.recording(diffusion, out=tmp_path / "t"),
+        sinkscope.following(diffusion) as steps,
+        torch.no_grad(),
+    ):
         diffusion.network(canvas)
         if told:
             steps.committed(canvas)
@@ -395,7 +448,9 @@ def test_a_sampler_may_mask_again_all_it_has_written_where_it_says_so(diffusion,
     canvas = masked_canvas(diffusion, PROMPT)
     written = canvas.clone()
     written[:, -1] = 3
-    refused = pytest.raises(AttentionError, match="Say what was `committed` where a sampler masks again all it has written")
+    refused = pytest.raises(
+        AttentionError, match="Say what was `committed` where a sampler masks again all it has written"
+    )
     with contextlib.nullcontext() if told else refused, sinkscope.following(diffusion) as steps:
         for one, left in ((canvas, written), (written, canvas), (canvas, written)):
             diffusion.network(one)
@@ -406,7 +461,10 @@ def test_a_sampler_may_mask_again_all_it_has_written_where_it_says_so(diffusion,
 
 @pytest.mark.parametrize("told", [False, True])
 def test_a_second_generation_is_refused(diffusion, tmp_path, told):
-    canvas, refused = masked_canvas(diffusion, PROMPT), pytest.raises(AttentionError, match="open `following` anew for each generation")
+    canvas, refused = (
+        masked_canvas(diffusion, PROMPT),
+        pytest.raises(AttentionError, match="open `following` anew for each generation"),
+    )
     with refused, sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.following(diffusion) as steps:
         for _ in range(2):
             foreign_loop(diffusion, canvas, told=steps.committed if told else lambda canvas: None)
@@ -415,7 +473,9 @@ def test_a_second_generation_is_refused(diffusion, tmp_path, told):
 
 @pytest.mark.parametrize("rule", ["none", "top:1"])
 def test_a_recording_that_is_closed_before_following_is_told(diffusion, tmp_path, rule):
-    said = pytest.warns(RuntimeWarning, match="a recording was closed before `following`, .*; open `following` inside `recording`")
+    said = pytest.warns(
+        RuntimeWarning, match="a recording was closed before `following`, .*; open `following` inside `recording`"
+    )
     recorded = sinkscope.recording(diffusion, out=tmp_path / "t")
     with said, sinkscope.parse_rule(rule)(diffusion), sinkscope.following(diffusion) as steps, recorded:
         foreign_loop(diffusion, masked_canvas(diffusion, PROMPT), told=steps.committed)
@@ -435,7 +495,10 @@ def test_a_sampler_may_mask_again_what_it_wrote(diffusion, tmp_path):
 
 @pytest.mark.parametrize("shape", [(1, 0), (0, 4)])
 def test_a_canvas_without_tokens_is_refused(diffusion, shape):
-    with pytest.raises(CallError, match="expected at least one token in each row, found a canvas of"), sinkscope.following(diffusion):
+    with (
+        pytest.raises(CallError, match="expected at least one token in each row, found a canvas of"),
+        sinkscope.following(diffusion),
+    ):
         diffusion.network(torch.zeros(*shape, dtype=torch.long))
 
 
@@ -447,7 +510,10 @@ def test_a_row_of_padding_only_is_refused(diffusion):
 
 def test_padding_between_tokens_is_told_as_such(diffusion):
     mask = torch.tensor([[1, 1, 0, 1]])
-    with pytest.raises(AttentionError, match="found it between the tokens of row 0, at position 2"), sinkscope.following(diffusion):
+    with (
+        pytest.raises(AttentionError, match="found it between the tokens of row 0, at position 2"),
+        sinkscope.following(diffusion),
+    ):
         diffusion.network(torch.full((1, 4), 20), attention_mask=mask)
 
 
@@ -476,7 +542,11 @@ def test_padding_that_a_sampler_does_not_mask_is_said(diffusion, tmp_path):
     with sinkscope.recording(diffusion, out=tmp_path / "t"), said, sinkscope.following(diffusion, pad_id=7) as steps:
         diffusion.network(canvas)
         steps.committed(canvas)
-    with sinkscope.recording(diffusion, out=tmp_path / "u"), warnings.catch_warnings(), sinkscope.following(diffusion, pad_id=7) as steps:
+    with (
+        sinkscope.recording(diffusion, out=tmp_path / "u"),
+        warnings.catch_warnings(),
+        sinkscope.following(diffusion, pad_id=7) as steps,
+    ):
         warnings.simplefilter("error")
         diffusion.network(canvas, attention_mask=(canvas != 7).long())
         steps.committed(canvas)
@@ -487,14 +557,18 @@ def test_padding_that_a_sampler_does_not_mask_is_said(diffusion, tmp_path):
 
 @pytest.fixture
 def diffusers():
-    return pytest.importorskip("diffusers", reason="diffusers, whose pipelines run here, is not installed: pip install diffusers")
+    return pytest.importorskip(
+        "diffusers", reason="diffusers, whose pipelines run here, is not installed: pip install diffusers"
+    )
 
 
 @pytest.fixture
 def llada2(diffusers, diffusion):
     """Diffusers' pipeline for LLaDA 2 around a network that `load` has given."""
     pipeline = diffusers.LLaDA2Pipeline(
-        model=diffusion.network, scheduler=diffusers.BlockRefinementScheduler(block_length=5), tokenizer=diffusion.tokenizer
+        model=diffusion.network,
+        scheduler=diffusers.BlockRefinementScheduler(block_length=5),
+        tokenizer=diffusion.tokenizer,
     )
     pipeline.set_progress_bar_config(disable=True)
     ids = torch.tensor([diffusion.encode(PROMPT)])
@@ -511,7 +585,10 @@ def llada2(diffusers, diffusion):
 
 def test_a_pipeline_of_diffusers_is_recorded(llada2, diffusion, tmp_path):
     expected = llada2()
-    with sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.following(diffusion, sampler="LLaDA2Pipeline") as steps:
+    with (
+        sinkscope.recording(diffusion, out=tmp_path / "t"),
+        sinkscope.following(diffusion, sampler="LLaDA2Pipeline") as steps,
+    ):
         found = llada2(callback_on_step_end=steps.callback)
     assert torch.equal(found, expected), "recording changed what the pipeline writes"
     trace = sinkscope.open_trace(tmp_path / "t")
@@ -521,7 +598,9 @@ def test_a_pipeline_of_diffusers_is_recorded(llada2, diffusion, tmp_path):
     prompt = trace.manifest["prompt_length"]
     assert after[prompt : prompt + found.shape[1]].tolist() == found[0].tolist()
     for step in range(trace.steps - 1):
-        here, wrote, then = (torch.as_tensor(one) for one in (trace.tokens[step], trace.written[step], trace.tokens[step + 1]))
+        here, wrote, then = (
+            torch.as_tensor(one) for one in (trace.tokens[step], trace.written[step], trace.tokens[step + 1])
+        )
         length = int(trace.lengths[step])
         assert torch.equal(torch.where(wrote >= 0, wrote, here)[:length], then[:length])
         assert float(trace.column_sums[step, 0, 0, :length].sum()) == pytest.approx(length, rel=1e-4)
@@ -537,11 +616,16 @@ def test_hiding_is_in_force_in_a_pipeline(llada2, diffusion, tmp_path):
 
 
 def test_a_pipeline_whose_last_block_is_not_full(llada2, diffusion, tmp_path):
-    refused = pytest.raises(AttentionError, match="prompt and answer of a pipeline that writes in blocks together fill whole blocks")
+    refused = pytest.raises(
+        AttentionError, match="prompt and answer of a pipeline that writes in blocks together fill whole blocks"
+    )
     with refused, sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.following(diffusion) as steps:
         llada2(callback_on_step_end=steps.callback, gen_length=8)
 
 
 def test_a_mask_that_is_another_one_than_the_models_is_refused(diffusion):
-    with pytest.raises(CallError, match=r"mask_id: the mask of .* is 2, found 5; leave it out"), sinkscope.following(diffusion, mask_id=5):
+    with (
+        pytest.raises(CallError, match=r"mask_id: the mask of .* is 2, found 5; leave it out"),
+        sinkscope.following(diffusion, mask_id=5),
+    ):
         pass

@@ -46,7 +46,9 @@ def exact_bound(model, guidance=0.0, target=TARGET):
     for masks in itertools.product([False, True], repeat=length):
         if any(masks):
             share = 1 / length / math.comb(length, sum(masks))
-            total += share * length / sum(masks) * float(dense_scores(model, masks, guidance, target)[list(masks)].sum())
+            total += (
+                share * length / sum(masks) * float(dense_scores(model, masks, guidance, target)[list(masks)].sum())
+            )
     return total
 
 
@@ -66,7 +68,9 @@ def test_monte_carlo_is_unbiased_and_knows_its_error(sampler, guidance):
     assert abs(float(totals.mean()) - exact) < 3.5 * spread / 60**0.5
     stated = torch.tensor([one.standard_error for one in found])
     assert 0.6 * spread < float((stated**2).mean().sqrt()) < 1.5 * spread
-    assert all(one.samples == 20 and one.tokens == 4 and one.greedy is None and one.method == "monte_carlo" for one in found)
+    assert all(
+        one.samples == 20 and one.tokens == 4 and one.greedy is None and one.method == "monte_carlo" for one in found
+    )
 
 
 def test_many_samples_come_close():
@@ -97,7 +101,9 @@ def test_a_group_spreads_its_numbers_of_masks_evenly():
 def test_the_chain_rule_reveals_one_token_at_a_time(sampler, guidance):
     model = seeded_model(sampler)
     found = sinkscope.log_likelihood(model, CONTEXT, TARGET, method="chain_rule", guidance=guidance)
-    expected = sum(float(dense_scores(model, [place >= number for place in range(4)], guidance)[number]) for number in range(4))
+    expected = sum(
+        float(dense_scores(model, [place >= number for place in range(4)], guidance)[number]) for number in range(4)
+    )
     assert_close(found.total, expected, **sums_of(model))
     assert (found.standard_error, found.samples, found.tokens, found.method) == (0.0, 1, 4, "chain_rule")
 
@@ -126,12 +132,16 @@ def test_an_autoregressive_model_is_summed_exactly():
     assert found == sinkscope.log_likelihood(model, CONTEXT, TARGET, method="chain_rule")
 
 
-@pytest.mark.parametrize("case", PUBLISHED, ids=lambda case: f"{case['method']}-{len(case['continuation'])}-{case['guidance']}")
+@pytest.mark.parametrize(
+    "case", PUBLISHED, ids=lambda case: f"{case['method']}-{len(case['continuation'])}-{case['guidance']}"
+)
 def test_the_published_numbers(case):
     """Draw for draw where the length is a multiple of 16; to the last digits of a sum in fp32."""
     model = seeded_model("llada" if case["network"] == "llama" else "dream", case["weights"])
     names = ("method", "samples", "guidance", "seed")
-    found = sinkscope.log_likelihood(model, case["context"], case["continuation"], **{name: case[name] for name in names if name in case})
+    found = sinkscope.log_likelihood(
+        model, case["context"], case["continuation"], **{name: case[name] for name in names if name in case}
+    )
     assert_close(found.total, case["total"], **sums_of(model))
 
 
@@ -140,7 +150,8 @@ def test_the_published_numbers(case):
 def test_the_batch_changes_nothing(sampler, method):
     model = seeded_model(sampler)
     alone, *others = (
-        sinkscope.log_likelihood(model, CONTEXT, TARGET, method=method, samples=40, guidance=0.5, batch=batch) for batch in (1, 3, 64)
+        sinkscope.log_likelihood(model, CONTEXT, TARGET, method=method, samples=40, guidance=0.5, batch=batch)
+        for batch in (1, 3, 64)
     )
     for other in others:
         assert_close(other.total, alone.total, **sums_of(model))
@@ -182,7 +193,12 @@ def test_the_standard_error_of_single_samples_is_the_usual_one():
 def test_texts_are_encoded_together_and_their_spaces_belong_to_the_continuation():
     model = seeded_model("llada")
     by_ids = sinkscope.log_likelihood(model, [3, 17], [42, 8], method="chain_rule")
-    for context, continuation in (("w3 w17", " w42 w8"), ("w3 w17 ", "w42 w8"), ([3, 17], "w42 w8"), ("w3 w17", [42, 8])):
+    for context, continuation in (
+        ("w3 w17", " w42 w8"),
+        ("w3 w17 ", "w42 w8"),
+        ([3, 17], "w42 w8"),
+        ("w3 w17", [42, 8]),
+    ):
         assert sinkscope.log_likelihood(model, context, continuation, method="chain_rule") == by_ids
 
 
@@ -211,15 +227,40 @@ def test_texts_are_encoded_together_and_their_spaces_belong_to_the_continuation(
         ("llada", (CONTEXT, TARGET), {"method": "mc"}, "method: expected monte_carlo or chain_rule, found 'mc'"),
         ("llada", (CONTEXT, TARGET), {"samples": 0}, "samples: expected a whole number from 1 upwards, found 0"),
         ("llada", (CONTEXT, TARGET), {"batch": 2.5}, "batch: expected a whole number from 1 upwards, found 2.5"),
-        ("llada", (CONTEXT, TARGET), {"guidance": -1.0}, "guidance: expected a finite number from 0 upwards, found -1.0"),
+        (
+            "llada",
+            (CONTEXT, TARGET),
+            {"guidance": -1.0},
+            "guidance: expected a finite number from 0 upwards, found -1.0",
+        ),
         ("llada", (CONTEXT, TARGET), {"seed": 2**70}, "seed: expected a whole number between"),
-        ("llada", (CONTEXT, TARGET), {"seed": 1.5}, "seed: expected a whole number between −2\\^62 and 2\\^62, found 1.5"),
+        (
+            "llada",
+            (CONTEXT, TARGET),
+            {"seed": 1.5},
+            "seed: expected a whole number between −2\\^62 and 2\\^62, found 1.5",
+        ),
         ("llada", (CONTEXT, TARGET), {"seed": "x"}, "seed: expected a whole number between .* found 'x'"),
         ("llada", (CONTEXT, TARGET), {"guidance": "x"}, "guidance: expected a finite number from 0 upwards, found 'x'"),
-        ("llada", (CONTEXT, TARGET), {"guidance": math.nan}, "guidance: expected a finite number from 0 upwards, found nan"),
+        (
+            "llada",
+            (CONTEXT, TARGET),
+            {"guidance": math.nan},
+            "guidance: expected a finite number from 0 upwards, found nan",
+        ),
         ("llada", (CONTEXT, 5), {}, "continuation: expected a continuation as text or as 1-D token ids, found 5"),
-        ("llada", (CONTEXT, torch.tensor(5)), {}, "continuation: expected a continuation as text or as 1-D token ids, found int64"),
-        ("llada", (CONTEXT, [1.5]), {}, r"continuation: expected a continuation as text or as 1-D token ids, found 1.5 among them, at 0"),
+        (
+            "llada",
+            (CONTEXT, torch.tensor(5)),
+            {},
+            "continuation: expected a continuation as text or as 1-D token ids, found int64",
+        ),
+        (
+            "llada",
+            (CONTEXT, [1.5]),
+            {},
+            r"continuation: expected a continuation as text or as 1-D token ids, found 1.5 among them, at 0",
+        ),
         ("llada", (5, TARGET), {}, "expected a prompt as text or as 1-D token ids, found 5"),
         ("autoregressive", (CONTEXT, TARGET), {"guidance": 1.0}, "guidance: seeded-autoregressive is autoregressive"),
     ],
@@ -241,7 +282,14 @@ def test_a_rule_of_the_step_before_is_refused():
 
 
 @pytest.mark.parametrize(
-    "text", ["top:1@current", "class:1@current", "random:1@current,seed=3", "rowmass:1@current,queries=masked,seed=3", "window:2+2"]
+    "text",
+    [
+        "top:1@current",
+        "class:1@current",
+        "random:1@current,seed=3",
+        "rowmass:1@current,queries=masked,seed=3",
+        "window:2+2",
+    ],
 )
 def test_what_a_rule_hides_does_not_depend_on_the_batch(text):
     model, found = seeded_model("llada"), []
@@ -255,7 +303,9 @@ def test_what_a_rule_hides_does_not_depend_on_the_batch(text):
 def test_numbers_of_numpy_are_numbers():
     model = seeded_model("llada")
     plain = monte_carlo(model, samples=40, seed=1, batch=2, guidance=0.5)
-    assert monte_carlo(model, samples=np.int64(40), seed=np.int32(1), batch=np.int64(2), guidance=np.float32(0.5)) == plain
+    assert (
+        monte_carlo(model, samples=np.int64(40), seed=np.int32(1), batch=np.int64(2), guidance=np.float32(0.5)) == plain
+    )
 
 
 def test_an_unknown_word_is_told_where_it_stands():
@@ -293,5 +343,8 @@ def test_in_the_middle_of_a_generation_under_a_rule_it_is_refused(name):
         sinkscope.log_likelihood(model, CONTEXT, TARGET, samples=2)
 
     sinkscope.generate(model, CONTEXT, on_step=ask, **settings)
-    with HideTopSinks(1, observe="current")(model), pytest.raises(AttentionError, match="one generation of it runs already"):
+    with (
+        HideTopSinks(1, observe="current")(model),
+        pytest.raises(AttentionError, match="one generation of it runs already"),
+    ):
         sinkscope.generate(model, CONTEXT, on_step=ask, **settings)

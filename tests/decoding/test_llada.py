@@ -29,7 +29,9 @@ def dense_llada(model, prompt, **settings):
         return _dense_llada(model, prompt, **settings)
 
 
-def _dense_llada(model, prompt, *, length, steps, block, guidance=0.0, logits_eos_inf=False, no_confidence=(), leftward=False):
+def _dense_llada(
+    model, prompt, *, length, steps, block, guidance=0.0, logits_eos_inf=False, no_confidence=(), leftward=False
+):
     mask = model.card.mask_id
     canvas = torch.tensor([*prompt, *[mask] * length])
     is_prompt = torch.arange(len(canvas)) < len(prompt)
@@ -209,7 +211,8 @@ def test_a_tokenizer_without_an_end_of_turn_loses_only_eos(diffusion, prompt):
 
 
 @pytest.mark.parametrize(
-    ("masks", "steps", "expected"), [(8, 8, [1] * 8), (8, 3, [3, 3, 2]), (7, 2, [4, 3]), (2, 4, [1, 1, 0, 0]), (0, 2, [0, 0])]
+    ("masks", "steps", "expected"),
+    [(8, 8, [1] * 8), (8, 3, [3, 3, 2]), (7, 2, [4, 3]), (2, 4, [1, 1, 0, 0]), (0, 2, [0, 0])],
 )
 def test_quotas(masks, steps, expected):
     assert quotas(masks, steps) == expected
@@ -227,7 +230,9 @@ def test_quotas_add_up_and_fall():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_step_commits_its_quota_in_its_block_and_takes_nothing_back(diffusion, prompts, remasking, temperature):
     with biased(diffusion, mask=-1e4):  # a committed mask would be written once more
-        steps = written_by(diffusion, prompts, length=24, steps=8, block=12, remasking=remasking, temperature=temperature)
+        steps = written_by(
+            diffusion, prompts, length=24, steps=8, block=12, remasking=remasking, temperature=temperature
+        )
     mask, width = diffusion.card.mask_id, steps[0].tokens.shape[1] - 24
     before = torch.cat([make_batch(diffusion, prompts, [None] * 3, 24).tokens, torch.full((3, 24), mask)], dim=1)
     assert [step.number for step in steps] == list(range(8))
@@ -243,8 +248,14 @@ def test_every_step_commits_its_quota_in_its_block_and_takes_nothing_back(diffus
 
 
 def test_random_remasking_commits_the_arg_max_at_random_places(diffusion, prompt):
-    one, same, other = (written_by(diffusion, [prompt], length=16, steps=16, block=16, remasking="random", seed=seed) for seed in (0, 0, 1))
-    places = [torch.cat([step.written[0].nonzero() for step in run if (step.written >= 0).any()]) for run in (one, same, other)]
+    one, same, other = (
+        written_by(diffusion, [prompt], length=16, steps=16, block=16, remasking="random", seed=seed)
+        for seed in (0, 0, 1)
+    )
+    places = [
+        torch.cat([step.written[0].nonzero() for step in run if (step.written >= 0).any()])
+        for run in (one, same, other)
+    ]
     orders = [[int((step.written[0] >= 0).nonzero()) for step in run] for run in (one, same, other)]
     assert len(places[0]) > 0
     assert orders[0] == orders[1] != orders[2]
@@ -260,7 +271,9 @@ def test_random_remasking_commits_the_arg_max_at_random_places(diffusion, prompt
 
 def test_random_remasking_prefers_no_place(diffusion):
     rows, length = 800, 8
-    step = written_by(diffusion, [[0, 40, 41, 42]] * rows, length=length, steps=length, block=length, remasking="random")[0]
+    step = written_by(
+        diffusion, [[0, 40, 41, 42]] * rows, length=length, steps=length, block=length, remasking="random"
+    )[0]
     counts = (step.written[:, 4:] >= 0).sum(0)
     assert int(counts.sum()) == rows
     assert scipy.stats.chisquare(counts.numpy()).pvalue > 1e-3
@@ -310,7 +323,9 @@ def test_confidence_is_read_without_the_noise(diffusion, prompt):
     with softened(diffusion, 2):
         step = written_by(diffusion, [prompt] * 50, length=1, steps=1, block=1, temperature=1.0)[0]
         expected = softmax_at(diffusion, prompt, 1.0)
-    assert_close(step.confidence[:, -1], expected[step.tokens[:, -1]], **probabilities_of(diffusion.network, step.tokens[:1]))
+    assert_close(
+        step.confidence[:, -1], expected[step.tokens[:, -1]], **probabilities_of(diffusion.network, step.tokens[:1])
+    )
     assert bool(step.confidence[:, :-1].isnan().all())
 
 
@@ -325,11 +340,14 @@ def test_confidence_stands_where_a_token_could_be_committed(diffusion, prompt):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"temperature": 1.0}, {"remasking": "random"}, {"temperature": 0.7, "remasking": "random"}], ids=name_of
+    "settings",
+    [{"temperature": 1.0}, {"remasking": "random"}, {"temperature": 0.7, "remasking": "random"}],
+    ids=name_of,
 )
 def test_seeds_reproduce(diffusion, prompt, settings):
     one, same, other = (
-        canvases_of(written_by(diffusion, [prompt], length=16, steps=8, block=8, seed=seed, **settings)) for seed in (3, 3, 4)
+        canvases_of(written_by(diffusion, [prompt], length=16, steps=8, block=8, seed=seed, **settings))
+        for seed in (3, 3, 4)
     )
     assert torch.equal(one, same)
     assert not torch.equal(one, other)

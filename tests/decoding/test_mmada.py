@@ -33,7 +33,9 @@ def _dense_mmada(model, prompt, *, length, steps, block, precision=torch.float64
     return torch.stack(canvases)
 
 
-@pytest.mark.parametrize("shape", [SETTINGS, {"length": 15, "steps": 6, "block": 5}, {"length": 40, "steps": 5, "block": 40}])
+@pytest.mark.parametrize(
+    "shape", [SETTINGS, {"length": 15, "steps": 6, "block": 5}, {"length": 40, "steps": 5, "block": 40}]
+)
 def test_token_for_token_as_the_plain_loop(shape):
     model = seeded_model("mmada")
     found = torch.stack([step.tokens[0] for step in steps_of(model, [PROMPT], **shape)])
@@ -63,5 +65,7 @@ def test_defaults_are_those_of_the_published_function():
 
 
 def test_the_eos_switches_are_lladas_alone():
-    with pytest.raises(SettingsError, match=r"mmada has no setting 'logits_eos_inf'\. Its settings are length, steps, block"):
+    with pytest.raises(
+        SettingsError, match=r"mmada has no setting 'logits_eos_inf'\. Its settings are length, steps, block"
+    ):
         resolve_settings(seeded_model("mmada").family, logits_eos_inf=True)

@@ -32,7 +32,13 @@ def test_every_kind_of_list_says_the_same(model):
     ids = [model.encode(text) for text in (QUESTION, SHORT)]
     expected = sinkscope.generate(model, [QUESTION, SHORT], length=LENGTH)
     assert [generation.prompt_length for generation in expected] == [len(one) for one in ids]
-    for prompts in (ids, tuple(ids), [torch.tensor(one) for one in ids], [QUESTION, ids[1]], [np.array(one) for one in ids]):
+    for prompts in (
+        ids,
+        tuple(ids),
+        [torch.tensor(one) for one in ids],
+        [QUESTION, ids[1]],
+        [np.array(one) for one in ids],
+    ):
         found = sinkscope.generate(model, prompts, length=LENGTH)
         assert [one.tokens.tolist() for one in found] == [one.tokens.tolist() for one in expected]
 
@@ -137,7 +143,9 @@ def test_messages_need_a_chat_template(diffusion, diffusion_folder):
         sinkscope.generate(model, messages=[{"role": "user", "content": "Tom has 7 apples."}])
 
 
-@pytest.mark.parametrize("given", [{}, {"prompt": QUESTION, "messages": [{"role": "user", "content": "Tom"}]}], ids=["neither", "both"])
+@pytest.mark.parametrize(
+    "given", [{}, {"prompt": QUESTION, "messages": [{"role": "user", "content": "Tom"}]}], ids=["neither", "both"]
+)
 def test_prompt_or_messages(model, given):
     with pytest.raises(CallError, match="either prompt or messages"):
         sinkscope.generate(model, **given, length=LENGTH)
@@ -162,7 +170,12 @@ def test_nothing_runs_before_everything_is_checked(diffusion, monkeypatch):
         raise AssertionError("the network ran")
 
     monkeypatch.setattr(diffusion.network.model, "forward", fail)
-    for prompt, settings in (("", {}), (QUESTION, {"length": 7, "block": 2}), ([QUESTION, [-1]], {}), (QUESTION, {"length": 1000})):
+    for prompt, settings in (
+        ("", {}),
+        (QUESTION, {"length": 7, "block": 2}),
+        ([QUESTION, [-1]], {}),
+        (QUESTION, {"length": 1000}),
+    ):
         with pytest.raises(SinkscopeError):
             sinkscope.generate(diffusion, prompt, **settings)
 

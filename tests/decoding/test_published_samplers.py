@@ -25,7 +25,9 @@ def cases(sampler):
 def name_of(case):
     settings = "-".join(f"{name}{value}" for name, value in case["settings"].items())
     more = "-leaning" * ("lean" in case) + "-bf16" * ("logits" in case)
-    return f"weights{case['weights']}-prompts{'+'.join(str(len(prompt)) for prompt in case['prompts'])}-{settings}{more}"
+    return (
+        f"weights{case['weights']}-prompts{'+'.join(str(len(prompt)) for prompt in case['prompts'])}-{settings}{more}"
+    )
 
 
 def written(case, sampler):
@@ -94,9 +96,16 @@ def test_the_published_runs_say_something(sampler):
     runs = {json.dumps(case["steps"]) for case in cases(sampler)}
     assert len(runs) > 0.85 * len(cases(sampler))
     leaning_to_masks = [case for case in cases(sampler) if str(MASK) in case.get("lean", {})]
-    assert any(sum(map(len, case["steps"][0])) < 2 * case["settings"]["length"] for case in leaning_to_masks)  # some stay
-    settings = [{**case["settings"], "lean": "lean" in case, "batch": len(case["prompts"]) > 1} for case in cases(sampler)]
-    varied = {"dream": ["top_p", "top_k", "alg_temp", "eps", "temperature"], "mmada": ["guidance", "temperature", "remasking"]}
+    assert any(
+        sum(map(len, case["steps"][0])) < 2 * case["settings"]["length"] for case in leaning_to_masks
+    )  # some stay
+    settings = [
+        {**case["settings"], "lean": "lean" in case, "batch": len(case["prompts"]) > 1} for case in cases(sampler)
+    ]
+    varied = {
+        "dream": ["top_p", "top_k", "alg_temp", "eps", "temperature"],
+        "mmada": ["guidance", "temperature", "remasking"],
+    }
     varied["llada"] = [*varied["mmada"], "logits_eos_inf", "confidence_eos_eot_inf"]
     for name in [*varied[sampler], "lean", "batch"]:
         assert any(one.get(name) for one in settings), name

@@ -26,9 +26,17 @@ def test_a_test_that_does_not_exist_is_noticed():
 
 
 def test_quirks_of_the_code_are_in_the_document():
-    code = {path.stem: path.read_text().count("Quirk:") for path in (ROOT / "src" / "sinkscope" / "decoding").rglob("*.py")}
+    code = {
+        path.stem: path.read_text().count("Quirk:") for path in (ROOT / "src" / "sinkscope" / "decoding").rglob("*.py")
+    }
     kinds = {"llada": "LLaDA", "mmada": "MMaDA", "dream": "Dream", "likelihood": "likelihood", "fast_dllm": "Fast-dLLM"}
-    kinds |= {"dkv_cache": "dKV-Cache", "dkv_greedy": "dKV-Cache", "sparse_dllm": "Sparse-dLLM", "sdar": "SDAR", "llada2": "LLaDA 2"}
+    kinds |= {
+        "dkv_cache": "dKV-Cache",
+        "dkv_greedy": "dKV-Cache",
+        "sparse_dllm": "Sparse-dLLM",
+        "sdar": "SDAR",
+        "llada2": "LLaDA 2",
+    }
     kinds |= {"d2_cache": "d2Cache", "dllm_cache": "dLLM-Cache", "elastic_cache": "Elastic-Cache"}
     assert {name for name, count in code.items() if count} == set(kinds)
     for name, kind in kinds.items():

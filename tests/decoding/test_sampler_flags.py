@@ -25,7 +25,9 @@ def test_help_shows_every_setting_of_every_sampler(capsys):
     assert "maskgit_plus" in shown
 
 
-@pytest.mark.parametrize("flag", [("--algorithm", "entropy"), ("--alg-temp", "0.2"), ("--top-p", "0.9"), ("--eps", "0.01")])
+@pytest.mark.parametrize(
+    "flag", [("--algorithm", "entropy"), ("--alg-temp", "0.2"), ("--top-p", "0.9"), ("--eps", "0.01")]
+)
 def test_a_flag_of_another_sampler_is_refused(tmp_path, flag):
     name = flag[0].removeprefix("--").replace("-", "_")
     with pytest.raises(SettingsError, match=f"llada has no setting '{name}'. Its settings are length, steps, block"):
@@ -37,7 +39,11 @@ def test_a_flag_of_another_sampler_is_refused(tmp_path, flag):
     [
         (DREAM, {"alg": "entropy"}, "dream has no setting 'alg'; here it is called algorithm"),
         (DREAM, {"max_new_tokens": 8}, "here it is called length"),
-        (DREAM, {"block_length": 8}, r"dream has no setting 'block_length'\. Its settings are length, steps, temperature, top_p, top_k"),
+        (
+            DREAM,
+            {"block_length": 8},
+            r"dream has no setting 'block_length'\. Its settings are length, steps, temperature, top_p, top_k",
+        ),
         (DREAM, {"guidance": 1.0}, "dream has no setting 'guidance'"),
         (DREAM, {"cfg_scale": 1.0}, r"'cfg_scale'\. Its settings"),
         (MMADA, {"gen_length": 8}, "mmada has no setting 'gen_length'; here it is called length"),

@@ -11,11 +11,21 @@ from sinkscope.models import FAMILIES
 LLADA, LLAMA = FAMILIES["llada"], FAMILIES["llama"]
 
 REFUSED = [
-    (LLADA, {"max_new_tokens": 8}, TypeError, ["llada has no setting 'max_new_tokens'", "it is called length", "length, steps, block"]),
+    (
+        LLADA,
+        {"max_new_tokens": 8},
+        TypeError,
+        ["llada has no setting 'max_new_tokens'", "it is called length", "length, steps, block"],
+    ),
     (LLADA, {"gen_length": 8}, TypeError, ["'gen_length'", "it is called length"]),
     (LLADA, {"block_length": 8}, TypeError, ["'block_length'", "it is called block"]),
     (LLADA, {"cfg_scale": 1.0}, TypeError, ["'cfg_scale'", "it is called guidance"]),
-    (LLADA, {"top_p": 0.9}, TypeError, ["llada has no setting 'top_p'", "Its settings are length, steps, block, temperature"]),
+    (
+        LLADA,
+        {"top_p": 0.9},
+        TypeError,
+        ["llada has no setting 'top_p'", "Its settings are length, steps, block, temperature"],
+    ),
     (LLADA, {"lenght": 8}, TypeError, ["'lenght'", "Its settings are length, steps"]),
     (LLAMA, {"steps": 8}, TypeError, ["llama has no setting 'steps'", "length, temperature, top_p, top_k, seed"]),
     (LLAMA, {"block": 8}, TypeError, ["llama has no setting 'block'"]),
@@ -39,7 +49,12 @@ REFUSED = [
     (LLADA, {"temperature": float("inf")}, ValueError, ["temperature", "found inf"]),
     (LLADA, {"guidance": -1.0}, ValueError, ["guidance", "found -1.0"]),
     (LLADA, {"remasking": "sideways"}, ValueError, ["remasking: expected low_confidence or random, found 'sideways'"]),
-    (LLADA, {"block_order": "inwards"}, ValueError, ["block_order: expected left_to_right or right_to_left, found 'inwards'"]),
+    (
+        LLADA,
+        {"block_order": "inwards"},
+        ValueError,
+        ["block_order: expected left_to_right or right_to_left, found 'inwards'"],
+    ),
     (LLAMA, {"temperature": -1.0}, ValueError, ["temperature", "found -1.0"]),
     (LLAMA, {"top_k": -1}, ValueError, ["top_k", "found -1"]),
     (LLAMA, {"top_p": 0.0}, ValueError, ["top_p: expected a number above 0 and up to 1, found 0.0"]),
@@ -59,7 +74,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(
-    ("family", "given", "kind", "fragments"), REFUSED, ids=lambda value: None if not isinstance(value, dict) else str(value)
+    ("family", "given", "kind", "fragments"),
+    REFUSED,
+    ids=lambda value: None if not isinstance(value, dict) else str(value),
 )
 def test_what_does_not_fit_is_refused_by_name(family, given, kind, fragments):
     with pytest.raises(kind) as caught:
@@ -112,7 +129,11 @@ def test_the_advice_of_an_error_is_right():
     for length in range(1, 60):
         for block in range(1, length + 1):
             advised = _advice(length=length, steps=length, block=block)
-            assert LLaDASettings(length=length, steps=length, block=advised.get("block", block)).length % advised.get("block", block) == 0
+            assert (
+                LLaDASettings(length=length, steps=length, block=advised.get("block", block)).length
+                % advised.get("block", block)
+                == 0
+            )
     for steps in range(1, 41):
         advised = _advice(length=40, steps=steps, block=8)
         LLaDASettings(length=40, steps=advised.get("steps", steps), block=8)

@@ -30,11 +30,17 @@ AUTOREGRESSIVE = [
     {"length": 12, "temperature": 0.9, "seed": 5},
     {"length": 12, "temperature": 1.2, "top_k": 5, "top_p": 0.8, "seed": 5},
 ]
-CASES = [("varied_diffusion", settings) for settings in DIFFUSION] + [("varied_autoregressive", settings) for settings in AUTOREGRESSIVE]
+CASES = [("varied_diffusion", settings) for settings in DIFFUSION] + [
+    ("varied_autoregressive", settings) for settings in AUTOREGRESSIVE
+]
 
 
 def name_of(value):
-    return value.removeprefix("varied_") if isinstance(value, str) else "-".join(f"{name}{setting}" for name, setting in value.items())
+    return (
+        value.removeprefix("varied_")
+        if isinstance(value, str)
+        else "-".join(f"{name}{setting}" for name, setting in value.items())
+    )
 
 
 def assert_same_generation(one, other):
@@ -106,4 +112,6 @@ def test_a_row_that_met_eos_is_recorded_as_it_is_alone(varied_autoregressive, tm
     record(model, list(PROMPTS), tmp_path / "batch", length=8)
     steps = [open_trace(tmp_path / "batch" / f"{row:06d}").steps for row in range(4)]
     assert steps[1] <= 3 and max(steps) > steps[1]
-    assert_same_run(tmp_path / "batch" / "000001", record(model, PROMPTS[1], tmp_path / "alone", length=8, seed=1), model)
+    assert_same_run(
+        tmp_path / "batch" / "000001", record(model, PROMPTS[1], tmp_path / "alone", length=8, seed=1), model
+    )

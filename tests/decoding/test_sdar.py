@@ -26,7 +26,11 @@ def changes_of(steps, prompt):
     before, found = None, []
     for step in steps:
         after = step.tokens[0, : int(step.lengths[0])]
-        before = torch.cat([torch.tensor(prompt), torch.full((len(after) - len(prompt),), MASK)]) if before is None else before
+        before = (
+            torch.cat([torch.tensor(prompt), torch.full((len(after) - len(prompt),), MASK)])
+            if before is None
+            else before
+        )
         changed = (after != before).nonzero().flatten()
         found.append(torch.stack([changed, after[changed]], dim=1).flatten().tolist())
         before = after
@@ -56,7 +60,9 @@ def test_the_published_runs_say_something():
     }
     for name in ("top_k", "top_p", "stop", "seed"):
         assert any(one.get(name) for one in settings), name
-    assert any(len(case["prompts"][0]) % case["settings"]["block"] for case in CASES)  # a block that begins in the prompt
+    assert any(
+        len(case["prompts"][0]) % case["settings"]["block"] for case in CASES
+    )  # a block that begins in the prompt
     assert any(sum(map(bool, case["steps"][0])) < sum(not stored for stored in case["stores"][0]) + 1 for case in CASES)
 
 

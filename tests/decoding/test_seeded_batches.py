@@ -32,9 +32,16 @@ PARALLEL = [
     {"length": 12, "block": 4, "threshold": 0.3, "guidance": 1.5},
     {"length": 12, "block": 4, "factor": 1.0, "guidance": 0.5, "temperature": 0.6, "seed": 5},
 ]
-LLADA = [{"length": 12, "steps": 6, "block": 12, "logits_eos_inf": True, "confidence_eos_eot_inf": True, "temperature": 0.5}]
+LLADA = [
+    {"length": 12, "steps": 6, "block": 12, "logits_eos_inf": True, "confidence_eos_eot_inf": True, "temperature": 0.5}
+]
 AUTOREGRESSIVE = [{"length": 9}, {"length": 9, "temperature": 0.9, "top_p": 0.9, "top_k": 20, "seed": 5}]
-CASES = {"llada": BLOCKS + LLADA + PARALLEL, "mmada": BLOCKS + PARALLEL, "dream": DREAM, "autoregressive": AUTOREGRESSIVE}
+CASES = {
+    "llada": BLOCKS + LLADA + PARALLEL,
+    "mmada": BLOCKS + PARALLEL,
+    "dream": DREAM,
+    "autoregressive": AUTOREGRESSIVE,
+}
 EVERY = [(sampler, settings) for sampler, cases in CASES.items() for settings in cases]
 
 
@@ -55,7 +62,11 @@ def test_every_row_writes_what_it_writes_alone(sampler, settings):
     for row, generation in enumerate(batch):
         single = alone(model, row, settings)
         assert torch.equal(generation.tokens, single.tokens)
-        assert (generation.text, generation.steps, generation.prompt_length) == (single.text, single.steps, single.prompt_length)
+        assert (generation.text, generation.steps, generation.prompt_length) == (
+            single.text,
+            single.steps,
+            single.prompt_length,
+        )
 
 
 @pytest.mark.parametrize(("sampler", "settings"), EVERY, ids=name_of)
@@ -68,7 +79,9 @@ def test_every_row_is_recorded_as_it_is_alone_and_recording_changes_no_token(tmp
         assert torch.equal(recorded[row].tokens, plain[row].tokens)
         with sinkscope.recording(model, out=tmp_path / f"alone{row}"):
             alone(model, row, settings)
-        assert_same_trace(open_trace(tmp_path / "batch" / f"{row:06d}"), open_trace(tmp_path / f"alone{row}"), model.network)
+        assert_same_trace(
+            open_trace(tmp_path / "batch" / f"{row:06d}"), open_trace(tmp_path / f"alone{row}"), model.network
+        )
 
 
 @pytest.mark.parametrize("sampler", ["llada", "mmada", "dream"])
@@ -85,7 +98,9 @@ def test_the_padding_token_is_never_read():
         model = seeded_model(sampler)
         other = dataclasses.replace(model, card=dataclasses.replace(model.card, eos_id=5))
         settings = {"length": 4, "guidance": 1.0} if sampler == "mmada" else {"length": 4}
-        one, same = (sinkscope.generate(each, [list(prompt) for prompt in PROMPTS[:2]], **settings) for each in (model, other))
+        one, same = (
+            sinkscope.generate(each, [list(prompt) for prompt in PROMPTS[:2]], **settings) for each in (model, other)
+        )
         for first, second in zip(one, same, strict=True):
             width = min(len(first.tokens), len(second.tokens))
             assert torch.equal(first.tokens[:width], second.tokens[:width])

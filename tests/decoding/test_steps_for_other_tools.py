@@ -39,13 +39,17 @@ def layers_of_tokens(prompt):
     model = sinkscope.load("lab-diffusion")
     layers, seen, rows = model.network.model.layers, {}, []
     for number, layer in enumerate(layers):
-        layer.register_forward_hook(lambda module, arguments, output, number=number: seen.__setitem__(number, output[0]))
+        layer.register_forward_hook(
+            lambda module, arguments, output, number=number: seen.__setitem__(number, output[0])
+        )
 
     def on_step(step):
         for place in (step.written[0] >= 0).nonzero().flatten().tolist():
             token, stack = int(step.written[0, place]), [seen[number][place] for number in range(len(layers))]
             chosen = [int(model.network.lm_head(model.network.model.norm(one)).argmax()) == token for one in stack]
-            rows.append((step.number, token, max((number + 1 for number, same in enumerate(chosen) if not same), default=0)))
+            rows.append(
+                (step.number, token, max((number + 1 for number, same in enumerate(chosen) if not same), default=0))
+            )
 
     with torch.no_grad():
         sinkscope.generate(model, prompt, length=16, steps=16, block=16, on_step=on_step)
@@ -54,7 +58,9 @@ def layers_of_tokens(prompt):
 
 @pytest.mark.parametrize("tool", ["transformer_lens", "nnsight"])
 def test_another_tool_sees_what_our_hooks_see(tool, tmp_path, monkeypatch, capsys):
-    pytest.importorskip(tool, reason=f"{tool}, which this example is for, is not installed: pip install {tool.replace('_', '-')}")
+    pytest.importorskip(
+        tool, reason=f"{tool}, which this example is for, is not installed: pip install {tool.replace('_', '-')}"
+    )
     path, names = EXAMPLE.with_name(f"steps_with_{tool}.py"), {"__name__": "example"}
     monkeypatch.chdir(tmp_path)
     exec(compile(path.read_text(), str(path), "exec"), names)

@@ -73,7 +73,14 @@ def test_a_sink_adds_its_keys_and_its_gate(variant, front, gate):
     assert mine.projections - theirs.projections == gate * 4 * layers * width * width + token
 
 
-SINKS = [SinkToken(), SinkToken(count=2), SinkToken(zero_value=True), SinkToken(folded=True), SinkToken("gate"), SinkToken("logit")]
+SINKS = [
+    SinkToken(),
+    SinkToken(count=2),
+    SinkToken(zero_value=True),
+    SinkToken(folded=True),
+    SinkToken("gate"),
+    SinkToken("logit"),
+]
 
 
 @pytest.mark.parametrize("cache", ["none", "fast-dllm-dual", "block:every=2", "dllm-cache:prompt=3,answer=2"])

@@ -35,7 +35,10 @@ from sinkscope.roles.probes import predictions
 SHAPE = Architecture(layers=2, hidden_size=24, heads=4, kv_heads=2, intermediate_size=40, max_positions=96, tied=True)
 KINDS = {"causal": "lab-text-autoregressive", "diffusion": "lab-text-diffusion"}
 LENGTH, MASK = 40, 2
-BOOK = " ".join(f"Chapter {number}: the {'old ' * (number % 3)}whale swam {number} miles, and Ishmael slept." for number in range(200))
+BOOK = " ".join(
+    f"Chapter {number}: the {'old ' * (number % 3)}whale swam {number} miles, and Ishmael slept."
+    for number in range(200)
+)
 
 
 def recipe(kind, **changes):
@@ -47,7 +50,11 @@ def recipe(kind, **changes):
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     texts = [LongText("Whales", BOOK), LongText("Held out", BOOK[1000:6000], held_out=True)]
-    return open_corpus(make_corpus(texts, tmp_path_factory.mktemp("corpora") / "whales", vocabulary=400, source="a test", progress=False))
+    return open_corpus(
+        make_corpus(
+            texts, tmp_path_factory.mktemp("corpora") / "whales", vocabulary=400, source="a test", progress=False
+        )
+    )
 
 
 @pytest.fixture(params=KINDS)
@@ -65,7 +72,10 @@ def test_every_number_of_a_moment_equals_a_dense_version(kind, corpus):
     network, canvases = network_and_canvases(kind, corpus)
     found = measure(model_of(network), canvases)
     values = []
-    hooks = [layer.self_attn.v_proj.register_forward_hook(lambda m, i, o: values.append(o[0])) for layer in network.model.layers]
+    hooks = [
+        layer.self_attn.v_proj.register_forward_hook(lambda m, i, o: values.append(o[0]))
+        for layer in network.model.layers
+    ]
     for number, one in enumerate(canvases):
         values.clear()
         with torch.no_grad():
@@ -78,11 +88,15 @@ def test_every_number_of_a_moment_equals_a_dense_version(kind, corpus):
         assert_close(found.share[number], rows.gather(-1, main[..., None])[..., 0], terms=terms_of(network, LENGTH))
         assert_close(found.first_share[number], rows[..., 0], terms=terms_of(network, LENGTH))
         assert_close(
-            found.masks_share[number], rows[..., torch.from_numpy(one.probe.tokens) == MASK].sum(-1), terms=terms_of(network, LENGTH)
+            found.masks_share[number],
+            rows[..., torch.from_numpy(one.probe.tokens) == MASK].sum(-1),
+            terms=terms_of(network, LENGTH),
         )
         medians = np.median(norms.numpy(), axis=-1)
         assert_close(
-            found.value_ratio[number], norms.gather(-1, main[..., None])[..., 0].numpy() / medians, terms=terms_of(network, LENGTH)
+            found.value_ratio[number],
+            norms.gather(-1, main[..., None])[..., 0].numpy() / medians,
+            terms=terms_of(network, LENGTH),
         )
         assert_close(
             found.loss[number],
@@ -120,7 +134,11 @@ def test_the_main_key_of_every_head_is_hidden_from_the_readers_alone(kind, corpu
     network.config._attn_implementation = "dense_for_a_test"
     with torch.no_grad():
         said = network(torch.from_numpy(one.probe.tokens)[None], use_cache=False).logits[0, readers]
-    assert_close(found.loss_without_top[0], F.cross_entropy(said.float(), torch.from_numpy(one.targets)), terms=terms_of(network, LENGTH))
+    assert_close(
+        found.loss_without_top[0],
+        F.cross_entropy(said.float(), torch.from_numpy(one.targets)),
+        terms=terms_of(network, LENGTH),
+    )
     assert found.loss_without_top[0] != found.loss[0] != found.loss_without_rowmass[0]
 
 
@@ -157,10 +175,14 @@ def test_half_of_what_may_be_predicted_is_masked_and_the_last_quarters_are_read(
         assert (one.probe.readers == masked).all() and one.queries == "masked"
     shifted = hold_out(rows, mask_id=MASK, shift=True)[0]
     assert (np.flatnonzero(shifted.probe.readers) + 1 == np.flatnonzero(shifted.probe.tokens == MASK)).all()
-    with pytest.raises(CallError, match="seed: expected a whole number of at most 63 bits, found 1180591620717411303424"):
+    with pytest.raises(
+        CallError, match="seed: expected a whole number of at most 63 bits, found 1180591620717411303424"
+    ):
         hold_out(rows, mask_id=MASK, seed=2**70)
     causal = hold_out(rows, mask_id=None)[0]
-    assert causal.queries == "50-198" and (causal.targets == rows[0][51:]).all() and (causal.probe.tokens == rows[0]).all()
+    assert (
+        causal.queries == "50-198" and (causal.targets == rows[0][51:]).all() and (causal.probe.tokens == rows[0]).all()
+    )
     assert hold_out([np.arange(512)], mask_id=None)[0].queries == "64-510"
     with pytest.raises(CallError, match="canvas 0 has 1 tokens and nothing to predict"):
         hold_out([np.arange(1)], mask_id=None)
@@ -169,9 +191,21 @@ def test_half_of_what_may_be_predicted_is_masked_and_the_last_quarters_are_read(
 @pytest.mark.parametrize(
     ("network", "mask_id", "message"),
     [
-        ("diffusion", None, rf"hold_out\(…, mask_id={MASK}\), because .* is a diffusion model, found one without masked tokens"),
-        ("causal", MASK, r"hold_out\(…, mask_id=None\), because .* is an autoregressive model, found one with masked tokens"),
-        ("diffusion", 7, rf"hold_out\(…, mask_id={MASK}\), because .* found one that predicts tokens which are not masked"),
+        (
+            "diffusion",
+            None,
+            rf"hold_out\(…, mask_id={MASK}\), because .* is a diffusion model, found one without masked tokens",
+        ),
+        (
+            "causal",
+            MASK,
+            r"hold_out\(…, mask_id=None\), because .* is an autoregressive model, found one with masked tokens",
+        ),
+        (
+            "diffusion",
+            7,
+            rf"hold_out\(…, mask_id={MASK}\), because .* found one that predicts tokens which are not masked",
+        ),
     ],
 )
 def test_canvases_for_another_kind_of_network_are_refused(network, mask_id, message, corpus, tmp_path):
@@ -186,17 +220,26 @@ def test_canvases_for_another_kind_of_network_are_refused(network, mask_id, mess
 
 def test_a_canvas_with_little_to_predict_has_one_mask_at_least():
     for seed in range(20):
-        one, other = hold_out([[5] * 8, [5] * 8], [[False] * 6 + [True] * 2, [True, True] + [False] * 6], mask_id=2, shift=True, seed=seed)
-        assert 1 <= (one.probe.tokens == 2).sum() <= 2 and (other.probe.tokens == 2).tolist() == [False, True] + [False] * 6
+        one, other = hold_out(
+            [[5] * 8, [5] * 8], [[False] * 6 + [True] * 2, [True, True] + [False] * 6], mask_id=2, shift=True, seed=seed
+        )
+        assert (
+            1 <= (one.probe.tokens == 2).sum() <= 2
+            and (other.probe.tokens == 2).tolist() == [False, True] + [False] * 6
+        )
 
 
 def test_a_canvas_of_a_logit_shift_reads_left_of_its_masks(corpus):
     network = build_network(recipe("diffusion"), corpus.tokenizer())
-    assert np.isfinite(measure(model_of(network), hold_out([np.arange(10, 10 + LENGTH)], mask_id=MASK, shift=True)).loss).all()
+    assert np.isfinite(
+        measure(model_of(network), hold_out([np.arange(10, 10 + LENGTH)], mask_id=MASK, shift=True)).loss
+    ).all()
 
 
 def test_a_canvas_that_holds_the_mask_is_refused():
-    with pytest.raises(CallError, match="canvas 1: expected tokens without masks, found the mask token 2 at position 3"):
+    with pytest.raises(
+        CallError, match="canvas 1: expected tokens without masks, found the mask token 2 at position 3"
+    ):
         hold_out([[5, 7, 9, 8], [5, 7, 9, 2]], mask_id=2)
 
 
@@ -226,7 +269,11 @@ def test_the_readers_stand_in_the_rules_of_a_shifted_and_of_a_patchy_canvas():
     with HideTopSinks(1, observe="current", queries=np.flatnonzero(one.probe.readers))(model):
         said = predictions(model, torch.from_numpy(one.probe.tokens)[None], torch.from_numpy(one.probe.readers))[0]
     expected = -said[torch.arange(len(one.targets)), torch.from_numpy(one.targets)].mean()
-    assert_close(torch.tensor(measure(model, [one]).loss_without_top[0]), expected, terms=terms_of(model.network, len(one.probe.tokens)))
+    assert_close(
+        torch.tensor(measure(model, [one]).loss_without_top[0]),
+        expected,
+        terms=terms_of(model.network, len(one.probe.tokens)),
+    )
     (gaps,) = hold_out([np.arange(10, 50)], [np.arange(40) % 2], mask_id=None)
     assert read_queries(gaps.queries) == np.flatnonzero(gaps.probe.readers).tolist() and len(gaps.targets) > 5
 
@@ -239,7 +286,9 @@ def read_queries(text):
 def test_canvases_of_the_other_shift_are_refused_where_the_shift_is_known(name, shift):
     model = sinkscope.load(name)
     canvases = hold_out([np.arange(10, 50)], mask_id=model.card.mask_id, shift=shift)
-    with pytest.raises(CallError, match=f"shift={not shift}\\), because {name} is a diffusion model, found one of shift={shift}"):
+    with pytest.raises(
+        CallError, match=f"shift={not shift}\\), because {name} is a diffusion model, found one of shift={shift}"
+    ):
         measure(model, canvases)
 
 
@@ -260,7 +309,11 @@ def test_a_moment_of_other_weights_is_measured_again(corpus, tmp_path):
 def test_a_sink_is_born_when_it_has_come_to_stay():
     moments = (moment(0.2, [[[0, 1]], [[0, 1]]]), moment(0.05, [[[0, 2]], [[0, 1]]]), moment(0.3, [[[0, 2]], [[0, 3]]]))
     run = Emergence({"name": "by hand", "layers": 1, "heads": 2, "canvases": 2}, (0, 10, 100), moments)
-    assert run.born().tolist() == [[100, 100]] and run.born(0.5).tolist() == [[-1, -1]] and run.born(0.04).tolist() == [[0, 0]]
+    assert (
+        run.born().tolist() == [[100, 100]]
+        and run.born(0.5).tolist() == [[-1, -1]]
+        and run.born(0.04).tolist() == [[0, 0]]
+    )
     assert np.isnan(run.stayed[0]).all() and run.stayed[1:].tolist() == [[[1.0, 0.5]], [[1.0, 0.5]]]
 
 
@@ -279,10 +332,15 @@ def test_a_folder_goes_on_refuses_other_runs_and_says_what_is_damaged(corpus, tm
         ({"name": "another"}, "its name is 'mine', now it is 'another'"),
     ):
         with pytest.raises(CallError, match=message):
-            TrainingWatch(network, given.get("canvases", canvases), tmp_path / "watch", every=2, name=given.get("name", "mine"))
+            TrainingWatch(
+                network, given.get("canvases", canvases), tmp_path / "watch", every=2, name=given.get("name", "mine")
+            )
     path = tmp_path / "watch/update-000004.safetensors"
     renamed = path.rename(path.with_name("update-000005.safetensors"))
-    with pytest.raises(TrainingError, match=r"update-000005\.safetensors: expected update 5, as its name says, found 4; give it the name"):
+    with pytest.raises(
+        TrainingError,
+        match=r"update-000005\.safetensors: expected update 5, as its name says, found 4; give it the name",
+    ):
         open_emergence(tmp_path / "watch")
     renamed.rename(path)
     for wrong in ({}, 10**12, None):  # in a header of another kind
@@ -308,8 +366,13 @@ def test_a_folder_goes_on_refuses_other_runs_and_says_what_is_damaged(corpus, tm
         TrainingWatch(network, [], tmp_path / "new", every=1)
     with pytest.raises(ModelError, match="expected a transformers network"):
         TrainingWatch(torch.nn.Linear(2, 2), canvases, tmp_path / "new", every=1)
-    other = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=32, n_positions=32, bos_token_id=1, eos_token_id=1))
-    with pytest.raises(ModelError, match=r"expected a transformers network of llama, qwen2, qwen3, causal, .* found GPT2LMHeadModel; any"):
+    other = GPT2LMHeadModel(
+        GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=32, n_positions=32, bos_token_id=1, eos_token_id=1)
+    )
+    with pytest.raises(
+        ModelError,
+        match=r"expected a transformers network of llama, qwen2, qwen3, causal, .* found GPT2LMHeadModel; any",
+    ):
         TrainingWatch(other, canvases, tmp_path / "new", every=1)
     network.config.quantization_config = {}
     with pytest.raises(ModelError, match="expected plain weights, found quantization_config"):
@@ -357,16 +420,30 @@ def test_roles_are_found_on_the_same_canvases(tmp_path):
     assert measure(model, canvases, roles=True).role.tolist() == [[0]]
     with pytest.raises(CallError, match="found 5 and 4"):
         measure(model, canvases[:9], roles=True)
-    with pytest.raises(CallError, match="10 prompts, 5 of even numbers to choose heads and 5 of odd ones to judge them, found 12 and 0"):
+    with pytest.raises(
+        CallError, match="10 prompts, 5 of even numbers to choose heads and 5 of odd ones to judge them, found 12 and 0"
+    ):
         TrainingWatch(model.network, canvases[::2], tmp_path / "watch", every=1, roles=True)
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "message"),
     [
-        (transformers.LlamaModel, "mine", "mine: expected a network that predicts tokens, such as LlamaForCausalLM, found LlamaModel"),
-        (transformers.LlamaForTokenClassification, "mine", "found LlamaForTokenClassification without a language model's head"),
-        (transformers.LlamaForCausalLM, "a\ud800", r"name: expected text, found the lone surrogate '\\ud800' at character 1"),
+        (
+            transformers.LlamaModel,
+            "mine",
+            "mine: expected a network that predicts tokens, such as LlamaForCausalLM, found LlamaModel",
+        ),
+        (
+            transformers.LlamaForTokenClassification,
+            "mine",
+            "found LlamaForTokenClassification without a language model's head",
+        ),
+        (
+            transformers.LlamaForCausalLM,
+            "a\ud800",
+            r"name: expected text, found the lone surrogate '\\ud800' at character 1",
+        ),
     ],
 )
 def test_what_cannot_be_watched_is_refused_before_the_training(kind, name, message, corpus, tmp_path):
@@ -408,11 +485,16 @@ def test_roles_of_moments_that_were_measured_without_them_are_found(corpus, tmp_
 
 def test_a_run_is_measured_from_its_snapshots_and_while_it_trains(kind, corpus, run, tmp_path):
     network = {}
-    train_checkpoint(recipe(kind), tmp_path / "run", texts=corpus, watch=lambda given, update: network.__setitem__(update, given))
+    train_checkpoint(
+        recipe(kind), tmp_path / "run", texts=corpus, watch=lambda given, update: network.__setitem__(update, given)
+    )
     assert sorted(network) == [0, 1, 2, 3, 4]
     call = ("watch-training", tmp_path / "run", "--data", corpus.folder, "--out", tmp_path / "out", "--canvases", "2")
     status, _, err = run("watch-training", tmp_path / "run", "--out", tmp_path / "out")
-    assert status == 2 and f"{tmp_path}/run was trained on {corpus.fingerprint}, found none; pass the same as --data" in err
+    assert (
+        status == 2
+        and f"{tmp_path}/run was trained on {corpus.fingerprint}, found none; pass the same as --data" in err
+    )
     status, out, _ = run(*call, "--json")
     (one,) = json.loads(out, parse_constant=pytest.fail)["runs"]  # NaN is no JSON
     assert status == 0
@@ -422,12 +504,22 @@ def test_a_run_is_measured_from_its_snapshots_and_while_it_trains(kind, corpus, 
     with (tmp_path / "out/emergence.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 3 * 2 * 4 and all(
-        float(row["share"]) == pytest.approx(opened.shares[opened.updates.index(int(row["update"])), int(row["layer"]), int(row["head"])])
+        float(row["share"])
+        == pytest.approx(opened.shares[opened.updates.index(int(row["update"])), int(row["layer"]), int(row["head"])])
         for row in rows
     )
-    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"emergence.png", "emergence.pdf", "emergence.csv", "run"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {
+        "emergence.png",
+        "emergence.pdf",
+        "emergence.csv",
+        "run",
+    }
     status, _, err = run("watch-training", tmp_path / "out", "--out", tmp_path / "again")
-    assert status == 2 and f"expected the folder of one run, found a collection of runs that were measured; give {tmp_path}/out/run" in err
+    assert (
+        status == 2
+        and f"expected the folder of one run, found a collection of runs that were measured; give {tmp_path}/out/run"
+        in err
+    )
     status, out, _ = run("watch-training", tmp_path / "out/run", "--out", tmp_path / "again")
     assert status == 0 and "held-out loss" in out and len(out.splitlines()) == 2 + 3 + 3
     assert out.splitlines()[2].endswith(" –") and not any("nan" in line for line in out.splitlines()[1:5])
@@ -444,7 +536,9 @@ def test_a_run_is_measured_from_its_snapshots_and_while_it_trains(kind, corpus, 
     assert status == 0 and f"{opened.name} (out/run): " in out and f"{opened.name} (other/run): " in out, err
     status, _, err = run("watch-training", tmp_path / "twin", tmp_path / "twin/.", "--out", tmp_path / "once")
     assert status == 2 and f"expected each folder once, found {tmp_path}/twin twice" in err
-    (tmp_path / "run/model.safetensors").rename(tmp_path / "finished")  # as if it had been killed between snapshot and checkpoint
+    (tmp_path / "run/model.safetensors").rename(
+        tmp_path / "finished"
+    )  # as if it had been killed between snapshot and checkpoint
     assert run(*call[:-3], tmp_path / "early", *call[-2:])[0] == 0
     (tmp_path / "finished").rename(tmp_path / "run/model.safetensors")
     status, _, err = run(*call[:-3], tmp_path / "early", *call[-2:])
@@ -455,10 +549,15 @@ def test_a_run_is_measured_from_its_snapshots_and_while_it_trains(kind, corpus, 
     snapshot = tmp_path / "run/snapshots/update-000000.safetensors"
     hidden = snapshot.rename(tmp_path / "hidden")
     status, _, err = run(*call[:-3], tmp_path / "fewer", *call[-2:])
-    assert status == 0 and "expected snapshots of updates 0 too, as its recipe says, found none; they are left out" in err
+    assert (
+        status == 0 and "expected snapshots of updates 0 too, as its recipe says, found none; they are left out" in err
+    )
     hidden.rename(snapshot)
     renamed = snapshot.rename(snapshot.with_name("update-000003.safetensors"))
-    with pytest.raises(TrainingError, match=r"update-000003\.safetensors: expected update 3, as its name says, found 0; give it the name"):
+    with pytest.raises(
+        TrainingError,
+        match=r"update-000003\.safetensors: expected update 3, as its name says, found 0; give it the name",
+    ):
         network_at(open_run(tmp_path / "run"), 3, corpus.tokenizer())
     renamed.rename(snapshot)
 
@@ -478,7 +577,10 @@ def test_watching_a_finished_training_is_refused_unless_its_moments_are_there(ru
     found = f"found {tmp_path / 'run'} after update 2 and {tmp_path / 'run/watch'} without update"
     assert run(*call)[0] == 0
     status, out, err = run(*call, "--watch", "2")
-    assert (status, out) == (2, "") and f"--watch 2: expected a training that is still to come, {found} 0; train into another folder" in err
+    assert (status, out) == (
+        2,
+        "",
+    ) and f"--watch 2: expected a training that is still to come, {found} 0; train into another folder" in err
     run("train", "lab-nulls-autoregressive-1", "--updates", "2", "--out", tmp_path / "watched", "--watch", "2")
     call = (*call[:-1], tmp_path / "watched")
     assert run(*call, "--watch", "2")[0] == 0  # the same command again
@@ -499,7 +601,9 @@ def test_a_watch_that_begins_in_the_middle_is_refused(run, tmp_path, monkeypatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr(training, "save_state", stop)
-    monkeypatch.setattr(training, "_objective", lambda recipe, network, *_: lambda *_: sum(one.sum() for one in network.parameters()))
+    monkeypatch.setattr(
+        training, "_objective", lambda recipe, network, *_: lambda *_: sum(one.sum() for one in network.parameters())
+    )
     assert run(*call)[0] == 130
     status, out, err = run(*call, "--watch", "100")
     assert (status, out) == (2, "") and re.search(r"found \S+ after update \d+ and \S+ without update 0", err)
@@ -518,9 +622,20 @@ def test_weights_that_are_not_the_ones_of_their_run_are_refused(run, tmp_path):
     from sinkscope.lab.snapshots import open_run
 
     for seed in (0, 1):
-        run("train", "lab-nulls-autoregressive-1", "--updates", "1", "--seed", str(seed), "--out", tmp_path / f"run{seed}")
+        run(
+            "train",
+            "lab-nulls-autoregressive-1",
+            "--updates",
+            "1",
+            "--seed",
+            str(seed),
+            "--out",
+            tmp_path / f"run{seed}",
+        )
     shutil.copy(tmp_path / "run1/model.safetensors", tmp_path / "run0/model.safetensors")
-    with pytest.raises(TrainingError, match=r"model\.safetensors: expected the bytes whose sha256 its recipe\.json gives"):
+    with pytest.raises(
+        TrainingError, match=r"model\.safetensors: expected the bytes whose sha256 its recipe\.json gives"
+    ):
         open_run(tmp_path / "run0")
 
 
@@ -543,7 +658,8 @@ def test_a_snapshot_and_a_state_of_another_run_are_refused(corpus, tmp_path):
         kept = path.read_bytes()
         shutil.copy(theirs / f"{name}.safetensors", path)
         with pytest.raises(
-            TrainingError, match=rf"{name}\.safetensors: expected weights of the run of .*recipe\.json, found those of another"
+            TrainingError,
+            match=rf"{name}\.safetensors: expected weights of the run of .*recipe\.json, found those of another",
         ):
             use()
         path.write_bytes(kept)
@@ -594,7 +710,13 @@ def test_a_figure_of_two_runs_has_a_line_for_each_head_and_says_what_it_shows():
 
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2"])
 def test_a_bidirectional_network_of_ones_own_is_watched(kind, tmp_path):
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     config = getattr(transformers, f"{kind}Config")(vocab_size=50, mask_token_id=2, is_causal=False, **sizes)
     network = getattr(transformers, f"{kind}ForCausalLM")(config)
     assert TrainingWatch(network, hold_out([range(3, 43)], mask_id=2), tmp_path / "watch", every=1)(1)

@@ -32,7 +32,11 @@ PROBLEMS = [
 ]
 ROWS = {
     "arc_easy": [
-        {"question": "What melts?", "choices": {"text": ["ice", "a stone", "sand"], "label": ["A", "B", "C"]}, "answerKey": "A"},
+        {
+            "question": "What melts?",
+            "choices": {"text": ["ice", "a stone", "sand"], "label": ["A", "B", "C"]},
+            "answerKey": "A",
+        },
         {"question": "What is hot?", "choices": {"text": ["snow", "the sun"], "label": ["1", "2"]}, "answerKey": "2"},
     ],
     "hellaswag": [
@@ -47,7 +51,14 @@ ROWS = {
     "piqa": [{"goal": "Cut bread.", "sol1": "Use a knife.", "sol2": "Use a spoon.", "label": 0}],
     "race": [{"article": "A boy went to school.", "problems": str(PROBLEMS)}],
     "social_iqa": [
-        {"context": "Anna fell.", "question": "How is she?", "answerA": "glad", "answerB": "hurt", "answerC": "rich", "label": "2"}
+        {
+            "context": "Anna fell.",
+            "question": "How is she?",
+            "answerA": "glad",
+            "answerB": "hurt",
+            "answerC": "rich",
+            "label": "2",
+        }
     ],
     "lambada": [{"text": "he sat on the chair"}, {"text": "the cat ate the fish"}],
 }
@@ -83,7 +94,13 @@ def harness(name, row):
     import yaml
     from lm_eval.utils import apply_template
 
-    homes = {"arc_easy": "arc", "arc_challenge": "arc", "social_iqa": "siqa", "lambada": "lambada", "lambada_openai": "lambada"}
+    homes = {
+        "arc_easy": "arc",
+        "arc_challenge": "arc",
+        "social_iqa": "siqa",
+        "lambada": "lambada",
+        "lambada_openai": "lambada",
+    }
     files = {"social_iqa": "siqa", "lambada": "lambada_standard"}
 
     class Loader(yaml.SafeLoader):
@@ -111,7 +128,10 @@ def harness(name, row):
     text, target = apply_template(config["doc_to_text"], row), None
     if name.startswith("lambada"):
         benchmark = BENCHMARKS[name]
-        assert benchmark.hub == (config["dataset_path"], config["dataset_name"]) and benchmark.split == config["test_split"]
+        assert (
+            benchmark.hub == (config["dataset_path"], config["dataset_name"])
+            and benchmark.split == config["test_split"]
+        )
         return text, [apply_template(config["doc_to_target"], row).removeprefix(" ")], 0
     if name == "piqa":
         return text, [row["sol1"], row["sol2"]], row[config["doc_to_target"]]
@@ -146,14 +166,22 @@ def settled(name, **more):
 @pytest.mark.parametrize("name", ["arc_easy", "race", "social_iqa"])
 def test_items_hold_the_likelihoods_of_the_choices(name, model, tmp_path):
     settings = {"method": "monte_carlo", "samples": 20, "guidance": 0.6, "seed": 4}
-    (result,) = evaluate(model, out=tmp_path / "out", data={name: write_rows(tmp_path, name)}, settings=settings, **settled(name))
+    (result,) = evaluate(
+        model, out=tmp_path / "out", data={name: write_rows(tmp_path, name)}, settings=settings, **settled(name)
+    )
     assert result.n == len(ROWS[name]) and result.settings["guidance"] == 0.6 and set(result.measures) >= {"acc"}
     for index, question in enumerate(find_task(name, {name: tmp_path / f"{name}.jsonl"}).problems()):
-        item = json.loads((tmp_path / "out" / name / "none" / f"{index:06d}.json").read_text(), parse_constant=pytest.fail)
+        item = json.loads(
+            (tmp_path / "out" / name / "none" / f"{index:06d}.json").read_text(), parse_constant=pytest.fail
+        )
         own = settings | {"seed": 4 + index}
-        expected = [sinkscope.log_likelihood(model, question.context, f" {choice}", **own).total for choice in question.choices]
+        expected = [
+            sinkscope.log_likelihood(model, question.context, f" {choice}", **own).total for choice in question.choices
+        ]
         assert [one["total"] for one in item["likelihoods"]] == pytest.approx(expected, rel=1e-5)
-        assert item["text"] == question.choices[expected.index(max(expected))] and item["correct"] == (item["text"] == item["gold"])
+        assert item["text"] == question.choices[expected.index(max(expected))] and item["correct"] == (
+            item["text"] == item["gold"]
+        )
 
 
 def test_an_error_that_is_not_known_is_null(model, tmp_path):
@@ -161,14 +189,20 @@ def test_an_error_that_is_not_known_is_null(model, tmp_path):
     for _ in range(2):  # the second time from the items
         evaluate(model, out=tmp_path / "out", data=data, settings={"samples": 1}, **settled("piqa"))
     text = (tmp_path / "out/piqa/none/000000.json").read_text()
-    assert [one["standard_error"] for one in json.loads(text, parse_constant=pytest.fail)["likelihoods"]] == [None, None]
+    assert [one["standard_error"] for one in json.loads(text, parse_constant=pytest.fail)["likelihoods"]] == [
+        None,
+        None,
+    ]
 
 
 def test_a_rule_takes_attention_from_likelihoods(model, tmp_path):
     data = {"piqa": write_rows(tmp_path, "piqa")}
     plain, hidden = evaluate(model, out=tmp_path / "out", data=data, hide=["none", "top:2@current"], **settled("piqa"))
     assert plain.removed_share is None and hidden.removed_share is not None and hidden.removed_share > 0.01
-    one, other = (json.loads((next((tmp_path / "out" / "piqa").glob(f"{rule}*")) / "000000.json").read_text()) for rule in ("none", "top"))
+    one, other = (
+        json.loads((next((tmp_path / "out" / "piqa").glob(f"{rule}*")) / "000000.json").read_text())
+        for rule in ("none", "top")
+    )
     assert one["likelihoods"] != other["likelihoods"]
     again = evaluate(model, out=tmp_path / "out", data=data, hide=["none", "top:2@current"], **settled("piqa"))
     assert [result.outcomes for result in again] == [plain.outcomes, hidden.outcomes]
@@ -194,7 +228,9 @@ def test_lambada_is_written_by_confidence(model, tmp_path):
         texts.append(model.decode(canvas[0].tolist()))
     rows = [{"text": texts[0]}, {"text": f"{texts[1]} x"}] if " " in texts[0] else []
     (result,) = evaluate(model, out=tmp_path / "a", data=data, settings=settings, **settled("lambada"))
-    assert [one == other["text"] for one, other in zip(texts, ROWS["lambada"], strict=True)] == [mark == "1" for mark in result.outcomes]
+    assert [one == other["text"] for one, other in zip(texts, ROWS["lambada"], strict=True)] == [
+        mark == "1" for mark in result.outcomes
+    ]
     if rows:  # what the model itself writes counts as right
         data = {"lambada": write_rows(tmp_path, "lambada", rows[:1])}
         task = find_task("lambada", data)
@@ -204,7 +240,10 @@ def test_lambada_is_written_by_confidence(model, tmp_path):
 
 
 def read_until_the_end(model, generation):
-    prompt, answer = generation.tokens.tolist()[: generation.prompt_length], generation.tokens.tolist()[generation.prompt_length :]
+    prompt, answer = (
+        generation.tokens.tolist()[: generation.prompt_length],
+        generation.tokens.tolist()[generation.prompt_length :],
+    )
     answer = answer[: answer.index(model.card.eos_id)] if model.card.eos_id in answer else answer
     return model.decode([*prompt, *answer])
 
@@ -238,8 +277,14 @@ def test_a_rule_is_counted_in_both_passes(model, tmp_path):
             alone = running.effect.removed_share
             sinkscope.generate(model, read_until_the_end(model, first), **settings)
         found = json.loads((folder / f"{index:06d}.json").read_text())["effect"]
-        assert found["removed_share"] == pytest.approx(running.effect.removed_share, rel=1e-4) != pytest.approx(alone, rel=1e-3)
-        assert found["keys_per_head"] == running.effect.keys_per_head and found["hit_rate"] == pytest.approx(running.effect.hit_rate)
+        assert (
+            found["removed_share"]
+            == pytest.approx(running.effect.removed_share, rel=1e-4)
+            != pytest.approx(alone, rel=1e-3)
+        )
+        assert found["keys_per_head"] == running.effect.keys_per_head and found["hit_rate"] == pytest.approx(
+            running.effect.hit_rate
+        )
 
 
 def test_two_passes_resumed_are_the_uninterrupted_ones(model, tmp_path):
@@ -247,7 +292,10 @@ def test_two_passes_resumed_are_the_uninterrupted_ones(model, tmp_path):
     settings = {"length": 8, "steps": 4, "block": 8, "temperature": 1.0}
 
     def items():
-        found = [json.loads(path.read_text()) for path in sorted((tmp_path / "out" / "gsm8k_two_pass" / "none").glob("0*.json"))]
+        found = [
+            json.loads(path.read_text())
+            for path in sorted((tmp_path / "out" / "gsm8k_two_pass" / "none").glob("0*.json"))
+        ]
         return [{key: value for key, value in item.items() if key not in ("seconds", "checksum")} for item in found]
 
     (whole,) = evaluate(model, out=tmp_path / "out", data=data, settings=settings, **settled("gsm8k_two_pass"))
@@ -326,13 +374,16 @@ class AskingForTheStepBefore(Intervention):
         return None if seen is None else seen.columns > 1
 
 
-@pytest.mark.parametrize(("rule", "found"), [("mine", "asked for the step before"), ("top:1@current,steps=900", "was never in force")])
+@pytest.mark.parametrize(
+    ("rule", "found"), [("mine", "asked for the step before"), ("top:1@current,steps=900", "was never in force")]
+)
 def test_a_rule_that_cannot_work_in_a_likelihood_is_an_error(rule, found, model, tmp_path, monkeypatch):
     known = rules.known_rules() | {"mine": AskingForTheStepBefore}
     monkeypatch.setattr(rules, "known_rules", lambda: known)
     data = {"piqa": write_rows(tmp_path, "piqa")}
     with pytest.raises(
-        CallError, match=rf"hide: expected a rule for the one step of a likelihood, found that .*\) {found}; let it measure"
+        CallError,
+        match=rf"hide: expected a rule for the one step of a likelihood, found that .*\) {found}; let it measure",
     ):
         evaluate(model, out=tmp_path / "out", data=data, hide=[rule], **settled("piqa"))
 
@@ -351,14 +402,34 @@ def _arc_row(texts, labels):
 @pytest.mark.parametrize(
     ("name", "rows", "more", "message"),
     [
-        ("piqa", None, {"settings": {"length": 8}}, "length: tasks of likelihoods have the settings method, samples, guidance, seed"),
+        (
+            "piqa",
+            None,
+            {"settings": {"length": 8}},
+            "length: tasks of likelihoods have the settings method, samples, guidance, seed",
+        ),
         ("piqa", None, {"settings": {"samples": 0}}, "samples: expected a whole number from 1 upwards, found 0"),
         ("piqa", None, {"settings": {"samples": "4"}}, "samples: expected a whole number from 1 upwards, found '4'"),
         ("piqa", None, {"settings": {"samples": 70000}}, "samples: expected at most 65,536, found 70000"),
-        ("piqa", None, {"settings": {"guidance": float("nan")}}, "guidance: expected a finite number from 0 upwards, found nan"),
+        (
+            "piqa",
+            None,
+            {"settings": {"guidance": float("nan")}},
+            "guidance: expected a finite number from 0 upwards, found nan",
+        ),
         ("piqa", None, {"settings": {"method": "foo"}}, "method: expected monte_carlo or chain_rule, found 'foo'"),
-        ("piqa", None, {"settings": {"seed": None}}, "seed: expected a whole number between −2\\^62 and 2\\^62, found None"),
-        ("piqa", None, {"hide": ["top:1"]}, "top:1 decides by the step before, .* expected observe=current, as in top:1@current"),
+        (
+            "piqa",
+            None,
+            {"settings": {"seed": None}},
+            "seed: expected a whole number between −2\\^62 and 2\\^62, found None",
+        ),
+        (
+            "piqa",
+            None,
+            {"hide": ["top:1"]},
+            "top:1 decides by the step before, .* expected observe=current, as in top:1@current",
+        ),
         ("piqa", None, {"shots": 2}, "shots: piqa is asked without any, found 2"),
         (
             "piqa",
@@ -369,8 +440,18 @@ def _arc_row(texts, labels):
         ("piqa", [PIQA | {"label": True}], {}, r"label: expected one of 0, 1, found True"),
         ("piqa", [PIQA | {"label": "١"}], {}, r"label: expected one of 0, 1, found '١'"),
         ("piqa", [PIQA | {"label": " 1"}], {}, r"label: expected one of 0, 1, found ' 1'"),
-        ("piqa", [{"goal": "Cut.", "sol1": "a", "label": 0}], {}, "row 1: expected the field 'sol2' as text, found only goal, sol1, label"),
-        ("arc_easy", [{"question": "?", "choices": "A", "answerKey": "A"}], {}, "expected the field 'choices' as an object, found str"),
+        (
+            "piqa",
+            [{"goal": "Cut.", "sol1": "a", "label": 0}],
+            {},
+            "row 1: expected the field 'sol2' as text, found only goal, sol1, label",
+        ),
+        (
+            "arc_easy",
+            [{"question": "?", "choices": "A", "answerKey": "A"}],
+            {},
+            "expected the field 'choices' as an object, found str",
+        ),
         (
             "race",
             [{"article": "A.", "problems": "-" * 100_000 + "1"}],
@@ -378,14 +459,39 @@ def _arc_row(texts, labels):
             r"row 1: expected a row of race as on the hub .*\(problems: expected a list of objects with question, options and answer\)",
         ),
         ("piqa", [PIQA | {"goal": " "}], {}, r"row 1: .* \(goal: expected a text that is not blank\)"),
-        ("arc_easy", [_arc_row(["a", "b"], ["A", "B"]) | {"question": ""}], {}, r"\(question: expected a text that is not blank\)"),
+        (
+            "arc_easy",
+            [_arc_row(["a", "b"], ["A", "B"]) | {"question": ""}],
+            {},
+            r"\(question: expected a text that is not blank\)",
+        ),
         ("race", [_race_row() | {"article": ""}], {}, r"\(article: expected a text that is not blank\)"),
         ("race", [_race_row(answer="")], {}, r"problems\[0\]\.answer: expected one of A, B, found ''"),
         ("race", [_race_row(answer="AB")], {}, r"problems\[0\]\.answer: expected one of A, B, found 'AB'"),
-        ("race", [_race_row(options=["a", 2])], {}, r"problems\[0\]\.options: expected a list of texts that are not blank"),
-        ("arc_easy", [_arc_row(["a", "b", "c"], ["A", "B"])], {}, r"choices\.label: expected another label for each of the 3 texts"),
-        ("arc_easy", [_arc_row(["a", "b"], ["A", "A"])], {}, r"choices\.label: expected another label for each of the 2 texts"),
-        ("arc_easy", [_arc_row(["a", "  "], ["A", "B"])], {}, r"choices\.text: expected a list of texts that are not blank"),
+        (
+            "race",
+            [_race_row(options=["a", 2])],
+            {},
+            r"problems\[0\]\.options: expected a list of texts that are not blank",
+        ),
+        (
+            "arc_easy",
+            [_arc_row(["a", "b", "c"], ["A", "B"])],
+            {},
+            r"choices\.label: expected another label for each of the 3 texts",
+        ),
+        (
+            "arc_easy",
+            [_arc_row(["a", "b"], ["A", "A"])],
+            {},
+            r"choices\.label: expected another label for each of the 2 texts",
+        ),
+        (
+            "arc_easy",
+            [_arc_row(["a", "  "], ["A", "B"])],
+            {},
+            r"choices\.text: expected a list of texts that are not blank",
+        ),
         (
             "arc_easy",
             [ROWS["arc_easy"][0], {"question": "Why?", "choices": {"text": ["So."], "label": ["A"]}, "answerKey": "A"}],
@@ -399,7 +505,12 @@ def _arc_row(texts, labels):
             "row 1: expected a row of arc_easy as on the hub .*answerKey: expected one of A, .*, found 'F'",
         ),
         ("lambada", [{"text": "  sun"}], {}, "row 1: expected a context and choices that are not blank, found"),
-        ("lambada", [{"text": "the sun " * 300 + "sets"}], {}, "problem 0 with its longest choice has .* tokens, .* was made for 512"),
+        (
+            "lambada",
+            [{"text": "the sun " * 300 + "sets"}],
+            {},
+            "problem 0 with its longest choice has .* tokens, .* was made for 512",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(name, rows, more, message, model, tmp_path):

@@ -48,9 +48,17 @@ def test_arms_are_read_from_text():
     [
         ("", (), "policies: expected at least one, such as fast-dllm-dual, found none"),
         ("fast", (), "no cache 'fast'; expected one of none, block"),
-        ("fast-dllm-dual", (4,), "budget: expected a policy that leaves its budget open, such as block:keep=sinks, found fast-dllm-dual"),
+        (
+            "fast-dllm-dual",
+            (4,),
+            "budget: expected a policy that leaves its budget open, such as block:keep=sinks, found fast-dllm-dual",
+        ),
         ("block:keep=sinks", (), "expected a budget of keys; give --budget 16,64, or write block:keep=sinks,budget=64"),
-        ("none@temperature=1", (), "expected threshold=… or factor=… up to 1 behind the @, each once, found 'temperature=1'"),
+        (
+            "none@temperature=1",
+            (),
+            "expected threshold=… or factor=… up to 1 behind the @, each once, found 'temperature=1'",
+        ),
         ("block@threshold=2", (), "found 'threshold=2'"),
         ("block@threshold=x", (), "found 'threshold=x'"),
     ],
@@ -75,7 +83,9 @@ def quiet(content):
 
 
 def items(folder):
-    return {str(path.relative_to(folder)): quiet(json.loads(path.read_text())) for path in sorted(folder.rglob("*.json"))}
+    return {
+        str(path.relative_to(folder)): quiet(json.loads(path.read_text())) for path in sorted(folder.rglob("*.json"))
+    }
 
 
 def test_rows_are_those_of_the_generations(whole, diffusion):
@@ -89,23 +99,32 @@ def test_rows_are_those_of_the_generations(whole, diffusion):
         written = [
             one
             for start in (0, 2, 4)
-            for one in sinkscope.generate(diffusion, prompts[start : start + 2], length=8, block=4, seed=start, **arm.settings)
+            for one in sinkscope.generate(
+                diffusion, prompts[start : start + 2], length=8, block=4, seed=start, **arm.settings
+            )
         ]
         found[arm] = [one.tokens[one.prompt_length :].tolist() for one in written]
         assert row["n"] == 5 and len(row["outcomes"]) == 5
         for name, value in row["work"].items():
             assert value == pytest.approx(sum(getattr(one.work, name) for one in written) / 5), name
         assert row["same_answers"] == sum(one == other for one, other in zip(found[arm], found[PLAIN], strict=True)) / 5
-        same = [a == b for one, other in zip(found[arm], found[PLAIN], strict=True) for a, b in zip(one, other, strict=True)]
+        same = [
+            a == b for one, other in zip(found[arm], found[PLAIN], strict=True) for a, b in zip(one, other, strict=True)
+        ]
         assert row["same_tokens"] == pytest.approx(sum(same) / 40)
         assert row["canvas"] == [min(len(one.tokens) for one in written), max(len(one.tokens) for one in written)]
     assert len({json.dumps(one) for one in found.values()}) > 2
     plain, dual = document["rows"][:2]
     assert plain["difference"] is None and dual["difference"]["n"] == 5 and dual["difference"]["p_holm"] == 1
-    assert dual["work_ratio"] == pytest.approx(plain["work"]["total"] / dual["work"]["total"]) and dual["work_ratio"] > 1
+    assert (
+        dual["work_ratio"] == pytest.approx(plain["work"]["total"] / dual["work"]["total"]) and dual["work_ratio"] > 1
+    )
     assert dual["peak_memory"] is None or dual["peak_memory"] > 1 << 20
     assert dual["tokens_per_second"] > 0
-    assert [(one["with"], one["without"], one["budget"]) for one in document["sinks"]] == [(ARMS[3], ARMS[6], 4), (ARMS[4], ARMS[7], 7)]
+    assert [(one["with"], one["without"], one["budget"]) for one in document["sinks"]] == [
+        (ARMS[3], ARMS[6], 4),
+        (ARMS[4], ARMS[7], 7),
+    ]
 
 
 def test_a_resumed_comparison_equals_an_uninterrupted_one(whole, diffusion, tmp_path, monkeypatch):
@@ -179,10 +198,10 @@ def test_a_table_that_holds_less_than_before_says_what_it_leaves_out(whole, diff
     call = {"arms": [PLAIN], "out": tmp_path / "copy"}
     compare_caches(diffusion, **call, **{**SMALL, "limit": 4})
     (said,) = caplog.messages
-    begin = (
-        f"{tmp_path / 'copy' / COMPARISON} has fewer answers now, without some of lab-sums none (of 5), lab-sums fast-dllm-dual (of 5), "
+    begin = f"{tmp_path / 'copy' / COMPARISON} has fewer answers now, without some of lab-sums none (of 5), lab-sums fast-dllm-dual (of 5), "
+    assert said.startswith(begin) and said.endswith(
+        "; all are kept, and the call that asked for them counts them again"
     )
-    assert said.startswith(begin) and said.endswith("; all are kept, and the call that asked for them counts them again")
     caplog.clear()
     compare_caches(diffusion, **call, **SMALL)
     compare_caches(diffusion, arms=read_arms(POLICIES, [4, 7]), out=tmp_path / "copy", **SMALL)
@@ -192,21 +211,30 @@ def test_a_table_that_holds_less_than_before_says_what_it_leaves_out(whole, diff
 def test_counts_of_one_have_their_nouns_in_the_singular(whole):
     row = {**whole[0]["rows"][0], "task": "t", "n": 1, "canvas": [31, 31]}
     for shown, canvas in (("31 tokens", [31, 31]), ("30 to 31 tokens", [30, 31]), ("1 token", [1, 1])):
-        assert comparison_table({"rows": [{**row, "canvas": canvas}], "sinks": []}).startswith(f"t: 1 problem, canvases of {shown}\n")
+        assert comparison_table({"rows": [{**row, "canvas": canvas}], "sinks": []}).startswith(
+            f"t: 1 problem, canvases of {shown}\n"
+        )
     assert [counted(count, "move", ",") for count in (0, 1, 2000)] == ["0 moves", "1 move", "2,000 moves"]
 
 
 def test_other_settings_and_other_runs_are_refused(whole, diffusion, tmp_path):
     with pytest.raises(CallError, match="holds another run"):
         compare_caches(diffusion, arms=[PLAIN], out=whole[1], **{**SMALL, "settings": {"length": 8, "block": 8}})
-    sinkscope.evaluation.evaluate(diffusion, tasks=["lab-sums"], limit=1, settings={"length": 8}, out=tmp_path, progress=False)
+    sinkscope.evaluation.evaluate(
+        diffusion, tasks=["lab-sums"], limit=1, settings={"length": 8}, out=tmp_path, progress=False
+    )
     with pytest.raises(CallError, match="holds another run"):
         compare_caches(diffusion, arms=[PLAIN], out=tmp_path, **SMALL)
 
 
 @pytest.mark.parametrize(
     ("change", "low", "high", "verdict"),
-    [(0.4, 0.3, 0.5, "keep"), (-0.4, -0.5, -0.3, "filter"), (0.0, -0.019, 0.019, "discount"), (0.0, -0.03, 0.01, "undecided")],
+    [
+        (0.4, 0.3, 0.5, "keep"),
+        (-0.4, -0.5, -0.3, "filter"),
+        (0.0, -0.019, 0.019, "discount"),
+        (0.0, -0.03, 0.01, "undecided"),
+    ],
 )
 def test_the_verdict_on_sinks(change, low, high, verdict):
     assert on_sinks(Difference(100, change, low, high, 0.5, 10)) == verdict
@@ -215,14 +243,25 @@ def test_the_verdict_on_sinks(change, low, high, verdict):
 def test_the_difference_is_paired(whole):
     rows = {row["policy"]: row for row in whole[0]["rows"]}
     change = paired_difference(*([int(one) for one in rows[name]["outcomes"]] for name in ("fast-dllm-dual", "none")))
-    assert (rows["fast-dllm-dual"]["difference"]["low"], rows["fast-dllm-dual"]["difference"]["high"]) == (change.low, change.high)
+    assert (rows["fast-dllm-dual"]["difference"]["low"], rows["fast-dllm-dual"]["difference"]["high"]) == (
+        change.low,
+        change.high,
+    )
 
 
 FLAGS = ("--tasks", "lab-sums", "--limit", 3, "--length", 8, "--block", 4)
 
 
 def test_the_command_prints_a_table_and_draws_a_figure(run, diffusion_folder, tmp_path):
-    command = ("compare-caches", diffusion_folder, "--out", tmp_path / "c", *FLAGS, "--policies", "fast-dllm-dual,block:keep=top")
+    command = (
+        "compare-caches",
+        diffusion_folder,
+        "--out",
+        tmp_path / "c",
+        *FLAGS,
+        "--policies",
+        "fast-dllm-dual,block:keep=top",
+    )
     status, out, err = run(*command, "--budget", 5)
     assert status == 0, err
     assert "| plain sampling | 0.000" in out and "| `block:keep=top,budget=5` |" in out
@@ -236,14 +275,21 @@ def test_the_command_prints_a_table_and_draws_a_figure(run, diffusion_folder, tm
         == [row["policy"] for row in document["rows"]]
         == ["none", "fast-dllm-dual", "block:keep=top,budget=5"]
     )
-    assert [float(row["multiply_adds"]) for row in rows] == pytest.approx([row["work"]["total"] for row in document["rows"]])
+    assert [float(row["multiply_adds"]) for row in rows] == pytest.approx(
+        [row["work"]["total"] for row in document["rows"]]
+    )
 
 
 def test_a_dry_run_counts_every_policy(run, diffusion_folder):
-    status, out, err = run("compare-caches", diffusion_folder, *FLAGS, "--policies", "fast-dllm-dual", "--dry-run", "--json")
+    status, out, err = run(
+        "compare-caches", diffusion_folder, *FLAGS, "--policies", "fast-dllm-dual", "--dry-run", "--json"
+    )
     assert status == 0, err
     costs = json.loads(out)
-    assert [(part["part"], part["prompts"], part["forwards"]) for part in costs["parts"]] == [("none", 3, 24), ("fast-dllm-dual", 3, 24)]
+    assert [(part["part"], part["prompts"], part["forwards"]) for part in costs["parts"]] == [
+        ("none", 3, 24),
+        ("fast-dllm-dual", 3, 24),
+    ]
     assert costs["assumptions"][-1].startswith("Every policy is counted as plain sampling")
 
 
@@ -296,7 +342,9 @@ def test_a_dry_run_knows_the_published_protocol(run):
     ],
 )
 def test_bad_input_gets_one_message(run, diffusion_folder, tmp_path, arguments, says):
-    (tmp_path / "gsm8k.jsonl").write_text(json.dumps({"question": "Q: Tom has 3 apples.", "answer": "3\n#### 3"}) + "\n")
+    (tmp_path / "gsm8k.jsonl").write_text(
+        json.dumps({"question": "Q: Tom has 3 apples.", "answer": "3\n#### 3"}) + "\n"
+    )
     given = [one.format(tmp=tmp_path) for one in arguments]
     task = () if "--tasks" in arguments else ("--tasks", "lab-sums")
     status, out, err = run("compare-caches", diffusion_folder, "--out", tmp_path / "c", "--limit", 2, *task, *given)
@@ -305,7 +353,9 @@ def test_bad_input_gets_one_message(run, diffusion_folder, tmp_path, arguments, 
 
 
 def test_an_autoregressive_model_is_refused(run, autoregressive_folder, tmp_path):
-    status, _, err = run("compare-caches", autoregressive_folder, "--out", tmp_path / "c", "--tasks", "lab-sums", "--limit", 2)
+    status, _, err = run(
+        "compare-caches", autoregressive_folder, "--out", tmp_path / "c", "--tasks", "lab-sums", "--limit", 2
+    )
     assert status == 2 and "has no setting" in err
 
 

@@ -38,7 +38,8 @@ def answers(monkeypatch):
         texts = [model.decode(prompt) for prompt in prompts]
         asked.append(texts)
         return [
-            Generation(torch.tensor([*prompt, 1, 2]), worked[text], 2, len(prompt)) for prompt, text in zip(prompts, texts, strict=True)
+            Generation(torch.tensor([*prompt, 1, 2]), worked[text], 2, len(prompt))
+            for prompt, text in zip(prompts, texts, strict=True)
         ]
 
     monkeypatch.setattr(running, "generate", generate)
@@ -70,12 +71,19 @@ def test_texts_are_those_of_the_batches(fixture, request, tmp_path):
     problems = held_out("lab-arith")
     for batch in ([0, 1, 2, 3], [4, 5]):
         prompts = [few_shot_prompt(problems[index], index, 1) for index in batch]
-        for index, prompt, generation in zip(batch, prompts, sinkscope.generate(model, prompts, **settings), strict=True):
+        for index, prompt, generation in zip(
+            batch, prompts, sinkscope.generate(model, prompts, **settings), strict=True
+        ):
             item = json.loads((tmp_path / "lab-arith" / "none" / f"{index:06d}.json").read_text())
             assert (item["index"], item["prompt"], item["gold"]) == (index, prompt, problems[index].result)
             assert (item["text"], item["steps"]) == (generation.text, generation.steps)
             assert item["tokens"] == generation.tokens[generation.prompt_length :].tolist()
-    assert (result.model, result.weight_hash, result.dtype, result.device) == (model.card.name, model.card.weight_hash, "float32", "cpu")
+    assert (result.model, result.weight_hash, result.dtype, result.device) == (
+        model.card.name,
+        model.card.weight_hash,
+        "float32",
+        "cpu",
+    )
     assert set(result.versions) == {"python", "sinkscope", "torch", "transformers"}
     assert result.seconds > 0
     assert read_results(tmp_path) == [result]
@@ -113,8 +121,12 @@ def test_defaults(diffusion, autoregressive, tmp_path, answers):
 
 
 def test_the_tasks_own_shots(diffusion, tmp_path, answers, monkeypatch):
-    monkeypatch.setattr(task_plans, "make_batch", lambda *_: None)  # these prompts are longer than the tiny model's canvas
-    monkeypatch.setattr(running, "generate", lambda model, prompts, **_: [Generation(torch.tensor([1]), "", 1, 0) for _ in prompts])
+    monkeypatch.setattr(
+        task_plans, "make_batch", lambda *_: None
+    )  # these prompts are longer than the tiny model's canvas
+    monkeypatch.setattr(
+        running, "generate", lambda model, prompts, **_: [Generation(torch.tensor([1]), "", 1, 0) for _ in prompts]
+    )
     (result,) = evaluate(diffusion, out=tmp_path, tasks=["lab-arith"], limit=1, progress=False)
     assert result.settings["shots"] == 5
 
@@ -139,7 +151,9 @@ def test_a_rule_is_on_while_its_batches_are_written_and_says_what_it_did(fixture
     assert (unhidden.hide, unhidden.removed_share, unhidden.hit_rate, hidden.hide) == ("none", None, None, rule)
     items = {
         text: [
-            json.loads((tmp_path / "lab-arith" / text.translate({58: "-", 64: "-", 61: "-"}) / f"{n:06d}.json").read_text())
+            json.loads(
+                (tmp_path / "lab-arith" / text.translate({58: "-", 64: "-", 61: "-"}) / f"{n:06d}.json").read_text()
+            )
             for n in range(6)
         ]
         for text in ("none", rule)
@@ -150,7 +164,9 @@ def test_a_rule_is_on_while_its_batches_are_written_and_says_what_it_did(fixture
     shares = []
     for batch in ([0, 1, 2, 3], [4, 5]):
         with sinkscope.parse_rule(rule)(model) as running:
-            generations = sinkscope.generate(model, [items[rule][index]["prompt"] for index in batch], **settings, seed=batch[0])
+            generations = sinkscope.generate(
+                model, [items[rule][index]["prompt"] for index in batch], **settings, seed=batch[0]
+            )
         for row, index in enumerate(batch):
             assert items[rule][index]["tokens"] == generations[row].tokens[generations[row].prompt_length :].tolist()
             assert items[rule][index]["effect"] == running.effect.of(row).as_dict()
@@ -168,7 +184,16 @@ def test_rules_on_the_command_line():
     assert split_rules("top:1,none,top:1,") == ["top:1", "none"]
 
 
-SPELLED = ["top:1", "top:01", "random:1", "random:1@seed=00", "above:3", "above:3.0", "top:1@layers=0", "top:1@layers=0-0,local"]
+SPELLED = [
+    "top:1",
+    "top:01",
+    "random:1",
+    "random:1@seed=00",
+    "above:3",
+    "above:3.0",
+    "top:1@layers=0",
+    "top:1@layers=0-0,local",
+]
 
 
 def test_a_rule_in_two_spellings_is_one_rule(diffusion, tmp_path):
@@ -179,7 +204,9 @@ def test_a_rule_in_two_spellings_is_one_rule(diffusion, tmp_path):
     assert [contrast.control for row in compare(results) for contrast in row.contrasts] == ["random:1"]
 
 
-def test_items_that_an_earlier_version_stored_under_another_spelling_are_gone_on_with(diffusion, tmp_path, answers, monkeypatch):
+def test_items_that_an_earlier_version_stored_under_another_spelling_are_gone_on_with(
+    diffusion, tmp_path, answers, monkeypatch
+):
     with monkeypatch.context() as earlier:
         earlier.setattr(task_plans, "canonical_rule", str)
         (before,) = evaluate(diffusion, out=tmp_path, **{**SMALL, "hide": ["top:01"]})
@@ -239,13 +266,17 @@ def test_a_corrupted_item_is_redone_and_reported(diffusion, tmp_path, answers, c
     with caplog.at_level(logging.WARNING):
         (second,) = evaluate(diffusion, out=tmp_path, **SMALL)
     assert (second.outcomes, second.n) == (first.outcomes, 6) == ("100100", 6)
-    assert caplog.messages == [f"{path} is damaged or of another run; it is kept as 000001.json.damaged and the problem is done again"]
+    assert caplog.messages == [
+        f"{path} is damaged or of another run; it is kept as 000001.json.damaged and the problem is done again"
+    ]
     assert read_results(tmp_path) == [second]
 
 
 def test_tasks_can_be_added_to_a_folder(diffusion, tmp_path, answers):
     evaluate(diffusion, out=tmp_path, **SMALL)
-    evaluate(diffusion, out=tmp_path, **{**SMALL, "tasks": ["lab-code", "lab-arith", "lab-code"]}, allow_code_execution=True)
+    evaluate(
+        diffusion, out=tmp_path, **{**SMALL, "tasks": ["lab-code", "lab-arith", "lab-code"]}, allow_code_execution=True
+    )
     assert [result.task for result in read_results(tmp_path)] == ["lab-arith", "lab-code"]
 
 
@@ -272,7 +303,9 @@ def test_kill_9_then_the_same_command_is_an_uninterrupted_run(diffusion_folder, 
     arguments = {**SMALL, "limit": 20, "batch": 2, "hide": ["top:1"]}
     evaluate(diffusion, out=tmp_path / "whole", **arguments)
     folder = tmp_path / "killed"
-    with subprocess.Popen([sys.executable, "-c", KILLED, str(diffusion_folder), str(folder)], env=environment()) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(diffusion_folder), str(folder)], env=environment()
+    ) as process:
         deadline = time.monotonic() + 120
         while len(list(folder.glob("*/*/??????.json"))) < 3 and time.monotonic() < deadline and process.poll() is None:
             time.sleep(0.02)
@@ -296,7 +329,10 @@ def test_changed_settings_under_the_same_folder_are_refused(diffusion, tmp_path,
     ):
         with pytest.raises(CallError) as error:
             evaluate(diffusion, out=tmp_path, **{**SMALL, **change})
-        assert str(error.value) == f"{where} holds another run ({named}); choose another folder, or go on with its settings"
+        assert (
+            str(error.value)
+            == f"{where} holds another run ({named}); choose another folder, or go on with its settings"
+        )
 
 
 def test_a_refused_call_writes_nothing(diffusion, tmp_path, answers):
@@ -315,7 +351,9 @@ def test_weights_that_were_changed_in_memory_do_not_go_on(diffusion, tmp_path, a
     kept = weight[0, :2].clone()
     try:
         weight[0, :2] = kept.flip(0)
-        with pytest.raises(CallError, match=r"another run: the weights in memory are not those that began it, .* save them, load"):
+        with pytest.raises(
+            CallError, match=r"another run: the weights in memory are not those that began it, .* save them, load"
+        ):
             evaluate(diffusion, out=tmp_path, **SMALL)
     finally:
         weight[0, :2] = kept
@@ -325,9 +363,15 @@ def test_weights_that_were_changed_in_memory_do_not_go_on(diffusion, tmp_path, a
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("chat template", "the model's tokenizer, or its chat template, is not that with which it began; bring it back"),
+        (
+            "chat template",
+            "the model's tokenizer, or its chat template, is not that with which it began; bring it back",
+        ),
         ("vocabulary", "the model's tokenizer, or its chat template, is not that"),
-        ("config", r"the model's config\.json is not that with which it began; bring it back, or choose another place for the results"),
+        (
+            "config",
+            r"the model's config\.json is not that with which it began; bring it back, or choose another place for the results",
+        ),
     ],
 )
 def test_another_tokenizer_or_configuration_is_another_run(diffusion, diffusion_folder, tmp_path, what, message):
@@ -364,19 +408,26 @@ def test_a_folder_of_an_earlier_version_goes_on(diffusion, tmp_path, answers):
 
 
 def test_answers_that_end_before_a_rule_comes_into_force_lose_nothing(diffusion, tmp_path, answers):
-    (found,) = evaluate(diffusion, out=tmp_path, **SMALL, hide=["top:1@steps=7"])  # these answers are written in no step at all
+    (found,) = evaluate(
+        diffusion, out=tmp_path, **SMALL, hide=["top:1@steps=7"]
+    )  # these answers are written in no step at all
     assert (found.n, found.removed_share, found.removed_share_committed, found.hit_rate) == (6, 0.0, None, None)
 
 
 def test_a_model_under_a_rule_is_refused(diffusion, tmp_path):
-    with HideTopSinks(1)(diffusion), pytest.raises(CallError, match="found it under a rule that hides keys; call this outside of the rule"):
+    with (
+        HideTopSinks(1)(diffusion),
+        pytest.raises(CallError, match="found it under a rule that hides keys; call this outside of the rule"),
+    ):
         evaluate(diffusion, out=tmp_path / "out", **SMALL)
     assert not (tmp_path / "out").exists()
 
 
 def test_another_model_in_the_same_folder_is_refused(diffusion, autoregressive, tmp_path, answers):
     evaluate(diffusion, out=tmp_path, **SMALL)
-    with pytest.raises(CallError, match=r"holds another run \(model\.family: llada → llama; other weights; model\.parameters: "):
+    with pytest.raises(
+        CallError, match=r"holds another run \(model\.family: llada → llama; other weights; model\.parameters: "
+    ):
         evaluate(autoregressive, out=tmp_path, **SMALL)
 
 
@@ -388,19 +439,31 @@ REFUSED = {
     "no task": ({"tasks": []}, "tasks: expected a list of names, found []"),
     "text as tasks": ({"tasks": "lab-arith"}, "tasks: expected a list of names, found 'lab-arith'"),
     "rule": ({"hide": ["none", "bottom:1"]}, "no rule 'bottom:1'"),
-    "as many keys as the canvas has": ({"hide": ["top:500"]}, "hide: top:500 needs a canvas of at least 501 tokens; that of problem "),
+    "as many keys as the canvas has": (
+        {"hide": ["top:500"]},
+        "hide: top:500 needs a canvas of at least 501 tokens; that of problem ",
+    ),
     "twice as many": ({"hide": ["ranks:50"]}, "hide: ranks:50 needs a canvas of at least 101 tokens; that of problem "),
     "later than the last step": (
         {"hide": ["none", "top:1@steps=8"]},
         "hide: top:1@steps=8 is in force in none of the steps 0 to 7 of an answer to lab-arith; it needs the step before each",
     ),
-    "before there is a step before": ({"hide": ["top:1@steps=0"]}, "hide: top:1@steps=0 is in force in none of the steps 0 to 7 of"),
+    "before there is a step before": (
+        {"hide": ["top:1@steps=0"]},
+        "hide: top:1@steps=0 is in force in none of the steps 0 to 7 of",
+    ),
     "later, whatever it looks at": (
         {"hide": ["top:1@current,steps=9+8"]},
         "hide: top:1@current,steps=9+8 is in force in none of the steps 0 to 7 of an answer to lab-arith; choose other steps",
     ),
-    "chat": ({"chat": True}, "chat: expected a task with a conversation, found lab-arith, which has raw text only; leave chat out"),
-    "data": ({"tasks": ["gsm8k"], "data": {"gsm8k": Path("/nowhere")}}, "--data gsm8k=/nowhere: expected a JSON-lines file or a folder"),
+    "chat": (
+        {"chat": True},
+        "chat: expected a task with a conversation, found lab-arith, which has raw text only; leave chat out",
+    ),
+    "data": (
+        {"tasks": ["gsm8k"], "data": {"gsm8k": Path("/nowhere")}},
+        "--data gsm8k=/nowhere: expected a JSON-lines file or a folder",
+    ),
     "no rule": ({"hide": []}, 'hide: expected a list of rules such as ["none"], found []'),
     "text as rules": ({"hide": "none"}, "hide: expected a list of rules such as [\"none\"], found 'none'"),
     "limit": ({"limit": 0}, "limit: expected at least 1 problem, found 0"),
@@ -413,7 +476,10 @@ REFUSED = {
     ),
     "setting": ({"settings": {"gen_length": 8}}, "llada has no setting 'gen_length'; here it is called length."),
     "length": ({"settings": {"length": "8"}}, "length: expected int, found '8'"),
-    "block": ({"settings": {"length": 24}}, "length must be a multiple of block: 24 tokens do not split into blocks of 16"),
+    "block": (
+        {"settings": {"length": 24}},
+        "length must be a multiple of block: 24 tokens do not split into blocks of 16",
+    ),
     "canvas": ({"settings": {"length": 256}}, "the canvas does not fit: "),
 }
 
@@ -431,8 +497,12 @@ def test_what_the_sandbox_lacks_is_said_before_and_kept(diffusion, tmp_path, ans
     from sinkscope.evaluation.sandbox import run_program
 
     for module in (running, tasks):
-        monkeypatch.setattr(module, "run_program", lambda source: run_program(source, without=("namespaces", "seccomp", "landlock")))
-    (result,) = evaluate(diffusion, out=tmp_path, **{**SMALL, "tasks": ["lab-code"], "limit": 1}, allow_code_execution=True)
+        monkeypatch.setattr(
+            module, "run_program", lambda source: run_program(source, without=("namespaces", "seccomp", "landlock"))
+        )
+    (result,) = evaluate(
+        diffusion, out=tmp_path, **{**SMALL, "tasks": ["lab-code"], "limit": 1}, allow_code_execution=True
+    )
     assert any(line.startswith("network: the program can open sockets (") for line in result.not_enforced)
     said = "the sandbox cannot enforce everything on this system. "
     assert sorted(caplog.messages) == [said + line for line in sorted(result.not_enforced)]

@@ -9,7 +9,10 @@ import pytest
 def data(tmp_path):
     """Two problems in words that the lab's tokenizer knows."""
     path = tmp_path / "gsm8k.jsonl"
-    rows = [{"question": f"Q: Tom has {n} apples and buys 1 more.", "answer": f"{n} + 1 = {n + 1}\n#### {n + 1}"} for n in (3, 4)]
+    rows = [
+        {"question": f"Q: Tom has {n} apples and buys 1 more.", "answer": f"{n} + 1 = {n + 1}\n#### {n + 1}"}
+        for n in (3, 4)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -49,7 +52,11 @@ def test_evaluate_then_table(run, diffusion_folder, tmp_path):
         (["--jobs", "-1"], 2, "--jobs: expected a number from 0 upwards, found -1"),
         (["--tasks", ","], 2, "--tasks: expected names separated by commas, such as lab-arith, found ','"),
         (["--hide", ","], 2, "--hide: expected rules separated by commas, such as none,top:1, found ','"),
-        (["--chat"], 2, "chat: expected a task with a conversation, found lab-arith, which has raw text only; leave chat out"),
+        (
+            ["--chat"],
+            2,
+            "chat: expected a task with a conversation, found lab-arith, which has raw text only; leave chat out",
+        ),
     ],
 )
 def test_bad_input_gets_one_message(run, diffusion_folder, tmp_path, data, arguments, status, says):
@@ -97,7 +104,10 @@ def test_dry_run(run):
     assert status == 0
     assert "| Table 1 | lab-diffusion | lab-arith | 2 | 6 | 768 |" in out
     most = min(int(line.split("|")[9]) for line in out.splitlines() if line.startswith(("| Table", "| Fig")))
-    assert f"A card of 24 GB suffices for every part, with --batch {most} or less; each part's own limit is in its row." in out
+    assert (
+        f"A card of 24 GB suffices for every part, with --batch {most} or less; each part's own limit is in its row."
+        in out
+    )
 
 
 def test_a_card_is_known_by_its_name(run):
@@ -112,7 +122,11 @@ def test_a_card_is_known_by_its_name(run):
     rows = [[row["batch_on_card"] for row in one["parts"]] for one in found.values()]
     assert rows[0] == rows[1] and all(more > less for more, less in zip(rows[2], rows[1], strict=True))
     status, out, _ = run("reproduce", "paper1", "--dry-run", "--gpu", "h100", "--tflops", 50)
-    assert "batch on 80 GB" in out and "An H100 of 80 GB suffices for every part, with --batch " in out and "50 TFLOP/s reached" in out
+    assert (
+        "batch on 80 GB" in out
+        and "An H100 of 80 GB suffices for every part, with --batch " in out
+        and "50 TFLOP/s reached" in out
+    )
 
 
 def test_controls_can_be_left_out(run):
@@ -123,7 +137,15 @@ def test_controls_can_be_left_out(run):
 
 def test_an_evaluation_says_what_it_would_cost(run, monkeypatch, tmp_path, diffusion_folder, data):
     monkeypatch.setattr("sinkscope.models.loading._network", None)  # no weights are read
-    call = ("evaluate", "GSAI-ML/LLaDA-8B-Instruct", "--tasks", "gsm8k,humaneval,lab-arith", "--hide", "none,top:1", "--dry-run")
+    call = (
+        "evaluate",
+        "GSAI-ML/LLaDA-8B-Instruct",
+        "--tasks",
+        "gsm8k,humaneval,lab-arith",
+        "--hide",
+        "none,top:1",
+        "--dry-run",
+    )
     status, out, err = run(*call, "--gpu", "h100", "--limit", 7, "--json")
     assert status == 0, err
     rows = json.loads(out)["parts"]
@@ -135,7 +157,9 @@ def test_an_evaluation_says_what_it_would_cost(run, monkeypatch, tmp_path, diffu
     few = ("--length", 32, "--steps", 8, "--shots", 0)
     status, out, _ = run("evaluate", diffusion_folder, "--dry-run", *few, "--data", f"gsm8k={data}", "--tasks", "gsm8k")
     assert status == 0
-    assert "| evaluate |" in out and "| gsm8k | 2 | 1 | 16 |" in out and "A card of 24 GB suffices for every part" in out
+    assert (
+        "| evaluate |" in out and "| gsm8k | 2 | 1 | 16 |" in out and "A card of 24 GB suffices for every part" in out
+    )
     assert not (tmp_path / "results.json").exists()
 
 
@@ -163,7 +187,11 @@ def test_the_shape_of_a_checkpoint_is_read_from_its_config_alone(diffusion_folde
 
     shutil.copy(diffusion_folder / "config.json", tmp_path)
     family, config, parameters = describe(str(tmp_path))
-    assert (family.name, parameters, config.num_hidden_layers) == ("llada", diffusion.card.parameters, diffusion.card.layers)
+    assert (family.name, parameters, config.num_hidden_layers) == (
+        "llada",
+        diffusion.card.parameters,
+        diffusion.card.layers,
+    )
 
 
 def test_a_likelihood_of_an_autoregressive_model_is_one_call_a_choice():
@@ -181,7 +209,9 @@ def test_a_dry_run_counts_the_width_of_the_heads():
 
     cards = {"name": "x", "model": "m", "task": "lab-sums", "rules": ("none",), "prompts": 10, "shots": 0}
     shared, own = (
-        estimate(Part("", *cards.values(), {"length": 64, "steps": 64}, Shape(2, 2, 2, 16, 32, 100, 10_000, head_dim=dim)))
+        estimate(
+            Part("", *cards.values(), {"length": 64, "steps": 64}, Shape(2, 2, 2, 16, 32, 100, 10_000, head_dim=dim))
+        )
         for dim in (None, 32)
     )
     canvas = 24 + 64
@@ -230,11 +260,20 @@ def test_a_dry_run_says_that_a_cache_costs_less(run, diffusion_folder):
         ([], "expected --out FOLDER, or --dry-run"),
         (["--dry-run", "--ks", "1,x"], "--ks: expected whole numbers from 1 upwards, separated by commas, found '1,x'"),
         (["--dry-run", "--ks", "²"], "--ks: expected whole numbers from 1 upwards, separated by commas, found '²'"),
-        (["--dry-run", "--ks", "9" * 5000], "--ks: expected whole numbers from 1 upwards, separated by commas, found '999"),
+        (
+            ["--dry-run", "--ks", "9" * 5000],
+            "--ks: expected whole numbers from 1 upwards, separated by commas, found '999",
+        ),
         (["--dry-run", "--traces", "0"], "--traces: expected a whole number from 1 upwards, found 0"),
         (["--dry-run", "--models", "gpt2"], "paper1: no checkpoint 'gpt2'; expected some of "),
-        (["--dry-run", "--models", "lab,lab-diffusion"], "--models: expected 'lab' alone, as it stands for lab-diffusion, "),
-        (["--dry-run", "--models", "lab-diffusion, published"], "--models: expected 'published' alone, as it stands for "),
+        (
+            ["--dry-run", "--models", "lab,lab-diffusion"],
+            "--models: expected 'lab' alone, as it stands for lab-diffusion, ",
+        ),
+        (
+            ["--dry-run", "--models", "lab-diffusion, published"],
+            "--models: expected 'published' alone, as it stands for ",
+        ),
         (["--dry-run", "--tflops", "-1"], "tflops: expected a number above 0, found -1.0"),
     ],
 )

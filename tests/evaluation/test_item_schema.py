@@ -13,12 +13,28 @@ from sinkscope.evaluation.results_folder import ResultItems
 
 WORK = {"forwards": 4, "rows": 36, "projections": 5, "attention": 3, "mlp": 2, "vocabulary": 1, "total": 11}
 ANY = {"run": "f0", "index": 0, "correct": True, "reason": "", "text": "7", "tokens": [5, 6], "seconds": 0.5}
-COMPARED = {**ANY, "beside": 1, "canvas": 9, "work": WORK, "processor_seconds": 0.4, "on_cpu": True, "peak_memory": None}
+COMPARED = {
+    **ANY,
+    "beside": 1,
+    "canvas": 9,
+    "work": WORK,
+    "processor_seconds": 0.4,
+    "on_cpu": True,
+    "peak_memory": None,
+}
 LIKELY = {"total": -1.5, "standard_error": math.nan, "samples": 1, "tokens": 2, "greedy": None, "method": "monte_carlo"}
 EFFECT = {"removed_share": 0.1, "removed_share_committed": None, "hit_rate": None, "keys_per_head": 1.0}
 EVALUATED = {
     **ANY,
-    **{"prompt": "a", "gold": "7", "read": None, "not_enforced": [], "measures": {"acc": True}, "effect": EFFECT, "likelihoods": [LIKELY]},
+    **{
+        "prompt": "a",
+        "gold": "7",
+        "read": None,
+        "not_enforced": [],
+        "measures": {"acc": True},
+        "effect": EFFECT,
+        "likelihoods": [LIKELY],
+    },
 }
 
 

@@ -18,7 +18,9 @@ from sinkscope.evaluation.answers import answer_until
 from sinkscope.evaluation.tasks import find_task
 from sinkscope.lab.prompts import problem_prompts
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::FutureWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::FutureWarning"
+)
 
 GENERATION = """
 task: tiny_arith
@@ -92,7 +94,9 @@ def test_answers_are_those_of_generate_in_the_same_batches(fixture, request, har
 
 def test_model_arguments_override_the_tasks_own(diffusion, harness):
     samples = harness(language_model(diffusion, batch_size="5", length=8, block=4, steps=4), "tiny_arith", limit=3)
-    written = sinkscope.generate(diffusion, [row["prompt"] for row in problem_prompts("lab-arith", 3, 0)], length=8, block=4, steps=4)
+    written = sinkscope.generate(
+        diffusion, [row["prompt"] for row in problem_prompts("lab-arith", 3, 0)], length=8, block=4, steps=4
+    )
     assert [sample["resps"][0][0] for sample in samples] == [
         answer_until(diffusion, one.tokens[one.prompt_length :], []) for one in written
     ]
@@ -100,7 +104,12 @@ def test_model_arguments_override_the_tasks_own(diffusion, harness):
 
 def test_chats_and_shots_as_turns(diffusion, harness):
     samples = harness(
-        language_model(diffusion, length=4), "tiny_arith", limit=1, num_fewshot=1, apply_chat_template=True, fewshot_as_multiturn=True
+        language_model(diffusion, length=4),
+        "tiny_arith",
+        limit=1,
+        num_fewshot=1,
+        apply_chat_template=True,
+        fewshot_as_multiturn=True,
     )
     context = samples[0]["arguments"][0][0]
     rows = problem_prompts("lab-arith", 5, 0)
@@ -146,13 +155,19 @@ def humaneval_task(name, tmp_path, repeats, k):
     file = tmp_path / "HumanEval.jsonl"
     file.write_text(json.dumps(row) + "\n")
     config = load_yaml(TASKS / f"{name}.yaml", resolve_func=True)
-    config = {**config, "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(file)}, "cache_dir": str(tmp_path / "c")}}
+    config = {
+        **config,
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(file)}, "cache_dir": str(tmp_path / "c")},
+    }
     config["repeats"] = repeats
     config["metric_list"] = [{**config["metric_list"][0], "k": k}]
     return ConfigurableTask(config=config)
 
 
-@pytest.mark.parametrize(("name", "tail"), [("sinkscope_humaneval", ""), ("sinkscope_humaneval_instruct", "\n```\nDone")])
+@pytest.mark.parametrize(
+    ("name", "tail"), [("sinkscope_humaneval", ""), ("sinkscope_humaneval_instruct", "\n```\nDone")]
+)
 def test_pass_at_k_of_humaneval_inside_lm_eval(name, tail, tmp_path):
     from lm_eval.api.instance import Instance
 
@@ -161,7 +176,9 @@ def test_pass_at_k_of_humaneval_inside_lm_eval(name, tail, tmp_path):
     task._instances = [Instance("generate_until", doc, ("", {}), 0, doc_id=0)]
     task._instances[0].resps = ["    return x + 1" + tail, "    return x" + tail, "    return 3" + tail]
     task.apply_filters()
-    assert task.process_results(doc, [task._instances[0].filtered_resps["create_test"]]) == pytest.approx({"pass@1": 2 / 3, "pass@2": 1.0})
+    assert task.process_results(doc, [task._instances[0].filtered_resps["create_test"]]) == pytest.approx(
+        {"pass@1": 2 / 3, "pass@2": 1.0}
+    )
     context = task.fewshot_context(doc, 0, gen_prefix=task.doc_to_prefix(doc))
     ours = find_task(name.removeprefix("sinkscope_"), {"humaneval": tmp_path / "HumanEval.jsonl"})
     assert context == ours.prompt(ours.problems()[0], 0, 0)
@@ -176,12 +193,19 @@ LIAR = """
 """
 
 
-@pytest.mark.parametrize(("completion", "correct"), [("    return 0.5 + x\n", 1.0), ("    return x\n", 0.0), (LIAR, 0.0)])
+@pytest.mark.parametrize(
+    ("completion", "correct"), [("    return 0.5 + x\n", 1.0), ("    return x\n", 0.0), (LIAR, 0.0)]
+)
 def test_tests_run_apart_from_programs_inside_lm_eval_too(completion, correct):
     from sinkscope.evaluation.lm_eval_tasks import passing
 
     test = "def check(candidate):\n    for i in range(9):\n        assert abs(candidate(i) - half(i)) < 1e-6\n"
-    doc = {"prompt": "def half(x):\n    return x + 0.5\n\n\ndef f(x):\n", "entry_point": "f", "test": test, "task_id": "x"}
+    doc = {
+        "prompt": "def half(x):\n    return x + 0.5\n\n\ndef f(x):\n",
+        "entry_point": "f",
+        "test": test,
+        "task_id": "x",
+    }
     (programs,) = passing.complete([[completion]], [doc])
     assert passing.pass_at_k([passing.reference(doc)], [programs], [1]) == {"pass@1": correct}
 
@@ -211,8 +235,12 @@ def test_processes_wait_for_each_other_for_days(monkeypatch):
 
     began = {}
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
-    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend, timeout: began.update({backend: timeout}))
-    monkeypatch.setattr(torch.distributed, "all_gather_object", lambda every, mine: every.__setitem__(slice(None), [mine] * len(every)))
+    monkeypatch.setattr(
+        torch.distributed, "init_process_group", lambda backend, timeout: began.update({backend: timeout})
+    )
+    monkeypatch.setattr(
+        torch.distributed, "all_gather_object", lambda every, mine: every.__setitem__(slice(None), [mine] * len(every))
+    )
     assert list(ours._exchanged("mine", 2)) == ["mine", "mine"]
     assert began["gloo"].days >= 7
     assert began["gloo"].total_seconds() * 1000 < 2**31  # some of what gloo is made of counts milliseconds in an int
@@ -228,7 +256,9 @@ def likelihoods(monkeypatch):
         model.network(input_ids=torch.tensor([context + continuation]))
         return types.SimpleNamespace(total=-float(len(continuation)), greedy=len(continuation) == 1 or None)
 
-    monkeypatch.setitem(sys.modules, "sinkscope.decoding.likelihood", types.SimpleNamespace(log_likelihood=log_likelihood))
+    monkeypatch.setitem(
+        sys.modules, "sinkscope.decoding.likelihood", types.SimpleNamespace(log_likelihood=log_likelihood)
+    )
     return asked
 
 
@@ -290,7 +320,10 @@ def test_what_a_rule_did_is_kept_in_lm_evals_results(diffusion, harness):
 @pytest.mark.parametrize("fixture", ["diffusion", "autoregressive"])
 def test_a_likelihood_of_hidden_keys_and_what_was_removed(fixture, request, caplog):
     model, caplog_before = request.getfixturevalue(fixture), len(caplog.messages)
-    context, continuation = model.encode("Tom has 7 apples and buys"), list(model.tokenizer(" 5 more", add_special_tokens=False).input_ids)
+    context, continuation = (
+        model.encode("Tom has 7 apples and buys"),
+        list(model.tokenizer(" 5 more", add_special_tokens=False).input_ids),
+    )
     asked = [(None, context, continuation)]
     arguments = {"method": "chain_rule", "batch_size": 2}
     (plain,) = language_model(model, **arguments)._loglikelihood_tokens(asked, disable_tqdm=True)
@@ -305,7 +338,8 @@ def test_a_likelihood_of_hidden_keys_and_what_was_removed(fixture, request, capl
 
 
 @pytest.mark.parametrize(
-    ("error", "status"), [(None, None), (CallError("a wrong call"), 2), (sinkscope.errors.EvaluationError("a broken folder"), 1)]
+    ("error", "status"),
+    [(None, None), (CallError("a wrong call"), 2), (sinkscope.errors.EvaluationError("a broken folder"), 1)],
 )
 def test_the_command_line_knows_our_tasks_and_reports_in_one_line(monkeypatch, capsys, error, status):
     import lm_eval.__main__
@@ -322,7 +356,12 @@ def test_the_command_line_knows_our_tasks_and_reports_in_one_line(monkeypatch, c
         ours.main()
     except SystemExit as stop:
         assert stop.code == status
-    assert sys.argv[-4:] == ["--include_path", str(ours.TASKS), "--device", "cuda" if torch.cuda.is_available() else "cpu"]
+    assert sys.argv[-4:] == [
+        "--include_path",
+        str(ours.TASKS),
+        "--device",
+        "cuda" if torch.cuda.is_available() else "cpu",
+    ]
     assert (ours.TASKS / "sinkscope_humaneval.yaml").exists()
     assert capsys.readouterr().err == ("" if error is None else f"sinkscope: error: {error}\n")
 
@@ -331,7 +370,9 @@ def test_the_command_line_knows_our_tasks_and_reports_in_one_line(monkeypatch, c
 def test_a_task_that_nobody_knows_is_an_error_of_ours(monkeypatch, capfd, asked, found):
     from sinkscope.evaluation import lm_eval as ours
 
-    monkeypatch.setattr(sys, "argv", ["lm_eval", "--model", "sinkscope", "--model_args", "pretrained=lab-diffusion", *asked])
+    monkeypatch.setattr(
+        sys, "argv", ["lm_eval", "--model", "sinkscope", "--model_args", "pretrained=lab-diffusion", *asked]
+    )
     with pytest.raises(SystemExit) as stop:
         ours.main()
     assert stop.value.code == 2
@@ -363,11 +404,23 @@ def test_a_device_is_chosen_only_where_none_is(monkeypatch, argv):
     assert sys.argv == ["lm_eval", *argv]
 
 
-def test_the_command_line_under_torchrun_gives_what_one_process_gives(diffusion_folder, diffusion, task_folder, harness, tmp_path):
+def test_the_command_line_under_torchrun_gives_what_one_process_gives(
+    diffusion_folder, diffusion, task_folder, harness, tmp_path
+):
     lm = language_model(diffusion, batch_size=2, hide="top:1")
     expected = [sample["resps"] for sample in harness(lm, "tiny_arith")]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launch, "-m", "sinkscope.evaluation.lm_eval", "--model", "sinkscope", "--tasks", "tiny_arith", "--batch_size", "2"]
+    command = [
+        *launch,
+        "-m",
+        "sinkscope.evaluation.lm_eval",
+        "--model",
+        "sinkscope",
+        "--tasks",
+        "tiny_arith",
+        "--batch_size",
+        "2",
+    ]
     command += ["--model_args", f"pretrained={diffusion_folder},hide=top:1", "--include_path", str(task_folder)]
     command += ["--output_path", str(tmp_path), "--log_samples", "--device", "cpu"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=400, check=False)
@@ -376,7 +429,9 @@ def test_the_command_line_under_torchrun_gives_what_one_process_gives(diffusion_
     assert [json.loads(line)["resps"] for line in file.read_text().splitlines()] == expected
     (file,) = tmp_path.rglob("results_*.json")
     kept = json.loads(file.read_text())["config"]
-    assert {name: kept[name] for name in lm.get_model_info()} == lm.get_model_info()  # of both processes, in the order of the requests
+    assert {
+        name: kept[name] for name in lm.get_model_info()
+    } == lm.get_model_info()  # of both processes, in the order of the requests
     assert kept["effects"] == 5
 
 
@@ -389,7 +444,9 @@ def test_the_entry_point_is_declared():
     assert (module, name) == ("sinkscope.evaluation.lm_eval", "SinkscopeLM")
 
 
-@pytest.mark.parametrize("asked", [None, {}, {"until": None}, {"until": []}, {"until": "x"}, {"max_gen_toks": "7", "temperature": None}])
+@pytest.mark.parametrize(
+    "asked", [None, {}, {"until": None}, {"until": []}, {"until": "x"}, {"max_gen_toks": "7", "temperature": None}]
+)
 def test_a_task_may_ask_for_nothing(asked, diffusion):
     from sinkscope.evaluation.lm_eval import LENGTH
 
@@ -402,7 +459,10 @@ def test_a_task_may_ask_for_nothing(asked, diffusion):
     ("asked", "message"),
     [
         ({"until": 5}, "until: expected text, a list of texts or none, found 5; write numbers in quotes"),
-        ({"until": ["a", 5]}, r"until: expected text, a list of texts or none, found \['a', 5\]; write numbers in quotes"),
+        (
+            {"until": ["a", 5]},
+            r"until: expected text, a list of texts or none, found \['a', 5\]; write numbers in quotes",
+        ),
         ({"max_new_tokens": "many"}, "max_new_tokens: expected a number, found 'many'"),
         ({"temperature": []}, r"temperature: expected a number, found \[\]"),
         ([], r"generation_kwargs: expected settings by name, found list"),

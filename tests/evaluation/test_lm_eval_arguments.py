@@ -8,7 +8,9 @@ pytest.importorskip("lm_eval")
 
 from sinkscope.errors import CallError
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::FutureWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::FutureWarning"
+)
 
 
 def language_model(model, **arguments):
@@ -19,7 +21,9 @@ def language_model(model, **arguments):
 
 def test_a_tasks_arguments_in_our_words(autoregressive):
     lm = language_model(autoregressive, seed=3)
-    settings, stops = lm._settings({"until": "x", "do_sample": True, "temperature": 0.5, "top_p": 0.9, "max_new_tokens": 7})
+    settings, stops = lm._settings(
+        {"until": "x", "do_sample": True, "temperature": 0.5, "top_p": 0.9, "max_new_tokens": 7}
+    )
     assert (settings.length, settings.temperature, settings.top_p, settings.seed, stops) == (7, 0.5, 0.9, 3, ["x"])
     settings, stops = lm._settings({"do_sample": False, "temperature": 0.7})
     assert (settings.length, settings.temperature, stops) == (256, 0.0, [])
@@ -33,7 +37,10 @@ def test_an_unknown_word_is_refused_as_everywhere(diffusion):
         lm.loglikelihood([types.SimpleNamespace(args=("Tom has 7", " xylophone"))], disable_tqdm=True)
     with pytest.raises(CallError, match="does not know 'xylophone'"):
         lm.generate_until([types.SimpleNamespace(args=("xylophone", {"max_gen_toks": 4}))], disable_tqdm=True)
-    assert lm.tok_encode("Tom has 7", add_special_tokens=False) == diffusion.tokenizer("Tom has 7", add_special_tokens=False).input_ids
+    assert (
+        lm.tok_encode("Tom has 7", add_special_tokens=False)
+        == diffusion.tokenizer("Tom has 7", add_special_tokens=False).input_ids
+    )
 
 
 @pytest.mark.parametrize(
@@ -47,7 +54,10 @@ def test_an_unknown_word_is_refused_as_everywhere(diffusion):
         ({"length": 8, "steps": 9}, "steps must not exceed length"),
         ({"samples": 0}, "samples: expected a whole number from 1 upwards, found 0"),
         ({"samples": "abc"}, "samples: expected a whole number from 1 upwards, found 'abc'"),
-        ({"likelihood_guidance": float("nan")}, "^likelihood_guidance: expected a finite number from 0 upwards, found nan"),
+        (
+            {"likelihood_guidance": float("nan")},
+            "^likelihood_guidance: expected a finite number from 0 upwards, found nan",
+        ),
         ({"gen_length": 8}, "llada has no setting 'gen_length'; here it is called length"),
     ],
 )
@@ -57,7 +67,9 @@ def test_refused_arguments(diffusion, arguments, message):
 
 
 def test_a_model_is_asked_for():
-    with pytest.raises(CallError, match=r"pretrained: expected a bundled name, a folder or a hub id, as in --model_args .* found none"):
+    with pytest.raises(
+        CallError, match=r"pretrained: expected a bundled name, a folder or a hub id, as in --model_args .* found none"
+    ):
         language_model(None)
 
 

@@ -49,7 +49,9 @@ def test_pass_at_k_needs_k_answers():
 
 def outcomes(lost, gained, both, neither):
     """(changed, unchanged) with these numbers of pairs."""
-    return [0] * lost + [1] * gained + [1] * both + [0] * neither, [1] * lost + [0] * gained + [1] * both + [0] * neither
+    return [0] * lost + [1] * gained + [1] * both + [0] * neither, [1] * lost + [0] * gained + [1] * both + [
+        0
+    ] * neither
 
 
 def score(gained, lost, n, difference):
@@ -57,14 +59,25 @@ def score(gained, lost, n, difference):
 
     def surprise(q):  # q: share of problems that are lost, q + difference: that are gained
         shares = [q + difference, q, 1 - 2 * q - difference]
-        return -sum(scipy.special.xlogy(count, share) for count, share in zip((gained, lost, n - gained - lost), shares, strict=True))
+        return -sum(
+            scipy.special.xlogy(count, share)
+            for count, share in zip((gained, lost, n - gained - lost), shares, strict=True)
+        )
 
     low, high = max(0.0, -difference), (1 - difference) / 2
     q = scipy.optimize.minimize_scalar(surprise, bounds=(low, high), method="bounded", options={"xatol": 1e-12}).x
     return (gained - lost - n * difference) / math.sqrt(n * (2 * q + difference - difference**2))
 
 
-CELLS = [(9, 4, 80, 30), (30, 2, 300, 168), (1, 0, 20, 19), (0, 3, 50, 7), (40, 39, 1000, 240), (5, 0, 43, 0), (44, 0, 0, 4)]
+CELLS = [
+    (9, 4, 80, 30),
+    (30, 2, 300, 168),
+    (1, 0, 20, 19),
+    (0, 3, 50, 7),
+    (40, 39, 1000, 240),
+    (5, 0, 43, 0),
+    (44, 0, 0, 4),
+]
 
 
 @pytest.mark.parametrize("cells", CELLS)
@@ -73,7 +86,11 @@ def test_the_interval_is_what_the_score_test_does_not_reject(cells):
     lost, gained = cells[:2]
     assert score(gained, lost, sum(cells), found.low) == pytest.approx(1.959963984540054, abs=1e-4)
     assert score(gained, lost, sum(cells), found.high) == pytest.approx(-1.959963984540054, abs=1e-4)
-    assert (found.n, found.mean, found.discordant) == (sum(cells), pytest.approx((gained - lost) / sum(cells)), lost + gained)
+    assert (found.n, found.mean, found.discordant) == (
+        sum(cells),
+        pytest.approx((gained - lost) / sum(cells)),
+        lost + gained,
+    )
 
 
 @pytest.mark.parametrize("cells", CELLS)
@@ -95,19 +112,27 @@ def test_several_controls_are_averaged_and_two_problems_added():
 
 
 @pytest.mark.parametrize(
-    ("n", "sink", "control"), [(48, 0.97, 0.97), (164, 0.99, 0.99), (164, 0.5, 0.95), (512, 0.99, 0.99), (512, 0.05, 0.97)]
+    ("n", "sink", "control"),
+    [(48, 0.97, 0.97), (164, 0.99, 0.99), (164, 0.5, 0.95), (512, 0.99, 0.99), (512, 0.05, 0.97)],
 )
 def test_intervals_of_several_controls_cover(n, sink, control):
     rng, missed = np.random.default_rng(n), np.zeros(2)
     for _ in range(400):
-        found = against_controls((rng.random(n) < sink).astype(int).tolist(), (rng.random((3, n)) < control).astype(int).tolist())
+        found = against_controls(
+            (rng.random(n) < sink).astype(int).tolist(), (rng.random((3, n)) < control).astype(int).tolist()
+        )
         missed += (found.low > sink - control, found.high < sink - control)
     assert max(missed / 400) <= 0.025 + 0.03
 
 
 def test_several_controls_are_tested_by_every_assignment_of_the_runs():
-    for runs in ([[0, 1, 1, 0, 1], [1, 1, 0, 1, 1], [1, 0, 1, 1, 1]], [[0, 0, 0, 1], [1, 1, 0, 1], [1, 1, 1, 1], [1, 0, 1, 1]]):
-        every = np.array([sum(one) for one in itertools.product(*np.transpose(runs))])  # of each problem, any run may be the sinks'
+    for runs in (
+        [[0, 1, 1, 0, 1], [1, 1, 0, 1, 1], [1, 0, 1, 1, 1]],
+        [[0, 0, 0, 1], [1, 1, 0, 1], [1, 1, 1, 1], [1, 0, 1, 1]],
+    ):
+        every = np.array(
+            [sum(one) for one in itertools.product(*np.transpose(runs))]
+        )  # of each problem, any run may be the sinks'
         tails = (every <= sum(runs[0])).mean(), (every >= sum(runs[0])).mean()
         assert against_controls(runs[0], runs[1:]).p_value == pytest.approx(min(1, 2 * min(tails)))
 
@@ -134,7 +159,9 @@ def test_one_control_is_a_paired_difference():
 def test_nothing_different_still_has_an_interval():
     found, z = paired_difference([1, 0, 1], [1, 0, 1]), 1.959963984540054
     assert (found.mean, found.p_value, found.discordant) == (0, 1.0, 0)
-    assert (found.low, found.high) == pytest.approx((-z * z / (3 + z * z), z * z / (3 + z * z)))  # Wilson's of none in three
+    assert (found.low, found.high) == pytest.approx(
+        (-z * z / (3 + z * z), z * z / (3 + z * z))
+    )  # Wilson's of none in three
     lost = paired_difference([0] * 4, [1] * 4)
     assert (lost.low, lost.high) == pytest.approx((-1, -1 + 2 * z * z / (4 + z * z)), abs=1e-6)
     same = against_controls([1] * 3, [[1] * 3] * 2)
@@ -176,7 +203,9 @@ def test_too_small_and_how_many_are_needed():
 def holm_by_definition(p_values):
     """The least level at which Holm's step-down procedure rejects each."""
     ordered = sorted(p_values)
-    return [max(min(1.0, (len(ordered) - rank) * ordered[rank]) for rank in range(ordered.index(p) + 1)) for p in p_values]
+    return [
+        max(min(1.0, (len(ordered) - rank) * ordered[rank]) for rank in range(ordered.index(p) + 1)) for p in p_values
+    ]
 
 
 def test_holm():
@@ -196,7 +225,8 @@ def simulate(rng, n, loss, spare):
 
 
 @pytest.mark.parametrize(
-    ("n", "spare"), [(48, 0.0), (48, 0.03), (96, 0.01), (164, 0.0), (164, 0.03), (200, 0.01), (500, 0.0), (500, 0.03), (1319, 0.02)]
+    ("n", "spare"),
+    [(48, 0.0), (48, 0.03), (96, 0.01), (164, 0.0), (164, 0.03), (200, 0.01), (500, 0.0), (500, 0.03), (1319, 0.02)],
 )
 def test_at_a_loss_of_two_points_a_verdict_is_rarely_wrong(n, spare):
     """The true loss is the margin itself: robust and degraded are both wrong, each at most 2.5 % (with slack for 400 runs)."""

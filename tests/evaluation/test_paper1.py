@@ -62,11 +62,15 @@ def test_forwards_memory_and_disk():
     assert weights < cost.memory_gib < weights + 1
     assert cost.batch_on_card >= 1
     assert estimate(part, card_of(tflops=250.0)).gpu_hours == pytest.approx(cost.gpu_hours / 2)
-    assert cost.gpu_hours == pytest.approx(7 * (1 + 15 * 1.1) * 256 * costs._flops(part.shape, 80 + 5 * 155 + 256, 32) / 125e12 / 3600)
+    assert cost.gpu_hours == pytest.approx(
+        7 * (1 + 15 * 1.1) * 256 * costs._flops(part.shape, 80 + 5 * 155 + 256, 32) / 125e12 / 3600
+    )
     guided = estimate(dataclasses.replace(part, settings={**part.settings, "guidance": 1.0}))
     assert guided.gpu_hours == pytest.approx(2 * cost.gpu_hours) and guided.batch_on_card == cost.batch_on_card // 2
     for rules, times in {("none",): 1, ("top:1",): 1.1, ("top:1", "top:2"): 2.2, ("none", "top:1@clean"): 3.1}.items():
-        assert estimate(dataclasses.replace(part, rules=rules)).gpu_hours == pytest.approx(times * cost.gpu_hours / (1 + 15 * 1.1))
+        assert estimate(dataclasses.replace(part, rules=rules)).gpu_hours == pytest.approx(
+            times * cost.gpu_hours / (1 + 15 * 1.1)
+        )
     clean = estimate(dataclasses.replace(part, rules=("none", "top:1@clean")))
     assert clean.forwards == 7 * 256 * (1 + 2)  # a call without the hiding beside each with it
     tied = dataclasses.replace(part.shape, tied=True, parameters=part.shape.parameters - 126464 * 4096)
@@ -87,14 +91,18 @@ def test_rules_have_controls_and_llamas_decide_by_the_last_row():
         *("top:5", "random:5@seed=0", "random:5@seed=1", "ranks:5"),
     )
     assert rules_for("lab-diffusion", [2], 1, ["mass", "class"]) == ("none", "top:2", "mass:2@seed=0", "class:2@seed=0")
-    with pytest.raises(CallError, match="controls: expected some of class, mass, persistent, random, ranks, rowmass, found 'magic'"):
+    with pytest.raises(
+        CallError, match="controls: expected some of class, mass, persistent, random, ranks, rowmass, found 'magic'"
+    ):
         paper1(controls=["magic"])
     assert rules_for("lab-autoregressive", [1], 0) == ("none", "top:1@last_row", "ranks:1@last_row")
     assert rules_for("meta-llama/Llama-3.1-8B-Instruct", [5], 2, ["random", "mass"]) == (
         *("none", "top:5@last_row", "random:5@last_row,seed=0", "random:5@last_row,seed=1"),
         *("mass:5@last_row,seed=0", "mass:5@last_row,seed=1"),
     )
-    with pytest.raises(CallError, match="paper1: no checkpoint 'gpt2'; expected some of Dream-org/Dream-v0-Instruct-7B, "):
+    with pytest.raises(
+        CallError, match="paper1: no checkpoint 'gpt2'; expected some of Dream-org/Dream-v0-Instruct-7B, "
+    ):
         paper1(["gpt2"])
 
 
@@ -125,11 +133,23 @@ def test_the_labs_models_stand_in_for_the_papers():
     [
         ("llada", "GSAI-ML/LLaDA-8B-Base", "gsm8k", "auto", ("authors", 5, False, 1024, 0.703)),
         ("llada", "/data/LLaDA-8B-Instruct/", "gsm8k", "auto", ("paper1", 5, True, 256, 0.76)),
-        ("llada", "GSAI-ML/LLaDA-8B-Instruct", "gsm8k", "semi-autoregressive", ("semi-autoregressive", 5, True, 256, 0.786)),
+        (
+            "llada",
+            "GSAI-ML/LLaDA-8B-Instruct",
+            "gsm8k",
+            "semi-autoregressive",
+            ("semi-autoregressive", 5, True, 256, 0.786),
+        ),
         ("llada", "GSAI-ML/LLaDA-1.5", "gsm8k", "auto", ("authors", 5, True, 256, 0.838)),
         ("dream", "Dream-org/Dream-v0-Instruct-7B", "humaneval_instruct", "auto", ("authors", 0, True, 768, 0.555)),
         ("dream", "Dream-org/Dream-Coder-v0-Base-7B", "humaneval", "auto", ("authors", 0, False, 512, None)),
-        ("dream", "Dream-org/Dream-Coder-v0-Instruct-7B", "humaneval_instruct", "auto", ("authors", 0, True, 768, None)),
+        (
+            "dream",
+            "Dream-org/Dream-Coder-v0-Instruct-7B",
+            "humaneval_instruct",
+            "auto",
+            ("authors", 0, True, 768, None),
+        ),
         ("dream", "Dream-org/Dream-Coder-v0-Instruct-7B", "gsm8k_cot", "auto", None),
         ("dream", "apple/DiffuCoder-7B-cpGRPO", "humaneval_instruct", "auto", ("authors", 0, True, 256, None)),
         ("dream", "apple/DiffuCoder-7B-Base", "humaneval", "auto", ("authors", 0, False, 256, None)),
@@ -147,7 +167,9 @@ def test_which_protocol(family, model, task, wanted, expected):
 
 def test_a_name_that_no_protocol_has_is_refused_for_the_labs_tasks_too():
     assert find_protocol("llama", "lab-autoregressive", "lab-arith", "paper1") is None
-    with pytest.raises(CallError, match="lab-autoregressive has no protocol 'papr1' for lab-arith; expected one of auto, none"):
+    with pytest.raises(
+        CallError, match="lab-autoregressive has no protocol 'papr1' for lab-arith; expected one of auto, none"
+    ):
         find_protocol("llama", "lab-autoregressive", "lab-arith", "papr1")
 
 

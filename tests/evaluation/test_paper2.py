@@ -59,7 +59,9 @@ def test_all_of_the_tables_is_there():
     assert set(ACCURACY) == set(CHECKPOINTS) and all(len(row) == len(TASKS) for row in ACCURACY.values())
     guidance = {part.task: part.settings.get("guidance") for part in parts}
     assert guidance["piqa"] == 0.6 and guidance["lambada"] == 1.1 and guidance["hellaswag"] == 0.7
-    assert all("block" in part.settings for part in parts if part.task == "gsm8k_two_pass" and part.model.startswith("scratch"))
+    assert all(
+        "block" in part.settings for part in parts if part.task == "gsm8k_two_pass" and part.model.startswith("scratch")
+    )
 
 
 def test_parameters_are_those_of_the_shape():
@@ -79,7 +81,9 @@ def test_the_cost_counts_canvases():
     assert estimate(fewer[0]).forwards * 1838 == forwards["piqa"] * 10
     one = estimate(parts["arc_easy"])
     three = estimate(dataclasses.replace(parts["arc_easy"], rules=("none", "top:1@current", "top:1@current,clean")))
-    assert three.forwards == (1 + 1 + 2) * one.forwards and three.gpu_hours == pytest.approx((1 + 1.1 + 2.1) * one.gpu_hours)
+    assert three.forwards == (1 + 1 + 2) * one.forwards and three.gpu_hours == pytest.approx(
+        (1 + 1.1 + 2.1) * one.gpu_hours
+    )
     slow, fast = (estimate(parts["arc_easy"], card_of(tflops=tflops)).gpu_hours for tflops in (1, 2))
     assert slow == pytest.approx(2 * fast) and slow > 0
 
@@ -118,7 +122,8 @@ def test_the_plan_counts_what_a_run_does(name, task, settings, folders, tmp_path
     rows = {
         "lambada": [{"text": "it is a sun"}] * 2,
         "piqa": [{"goal": "What is hot?", "sol1": "the sun", "sol2": "the sun", "label": 0}] * 2,
-        "arc_easy": [{"question": "Hot?", "choices": {"text": [word] * 3, "label": ["A", "B", "C"]}, "answerKey": "A"}] * 12,
+        "arc_easy": [{"question": "Hot?", "choices": {"text": [word] * 3, "label": ["A", "B", "C"]}, "answerKey": "A"}]
+        * 12,
         "gsm8k_two_pass": [{"question": "How many?", "answer": "#### 3"}] * 3,
     }[task]
     (part,) = paper2({name: folders[name]}, tasks=[task], limit=len(rows))
@@ -157,27 +162,58 @@ def test_a_run_on_local_files(folders, tmp_path):
         "but it is not the paper's checkpoint"
     )
     lines = written.read_text().splitlines()
-    assert [line.split(" | ")[0].removeprefix("| ") for line in lines[2:]] == ["scratch-472m"] * 2 + ["scratch-472m+sink"] * 2
-    assert f"| arc_easy | {len(ROWS['arc_easy'])} |" in lines[3] and lines[3].endswith("| 32.2 |") and lines[5].endswith("| 40.9 |")
+    assert [line.split(" | ")[0].removeprefix("| ") for line in lines[2:]] == ["scratch-472m"] * 2 + [
+        "scratch-472m+sink"
+    ] * 2
+    assert (
+        f"| arc_easy | {len(ROWS['arc_easy'])} |" in lines[3]
+        and lines[3].endswith("| 32.2 |")
+        and lines[5].endswith("| 40.9 |")
+    )
     results = json.loads((tmp_path / "out" / "evaluations" / "scratch-472m" / "piqa" / "results.json").read_text())
-    assert results["results"][0]["settings"]["method"] == "chain_rule" and results["results"][0]["settings"]["guidance"] == 0.6
+    assert (
+        results["results"][0]["settings"]["method"] == "chain_rule"
+        and results["results"][0]["settings"]["guidance"] == 0.6
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("scratch-472m+sink", "scratch-472m", "expected family smdm with sink token token, .* found family smdm with sink token none"),
-        ("scratch-472m", "scratch-472m+sink", "expected family smdm with sink token none, .* found family smdm with sink token token"),
-        ("scratch-472m", "scratch-472m+gate", "expected family smdm with sink token none, .* found family smdm with sink token gate"),
-        ("scratch-472m", "qwen2.5-0.5b", "expected family smdm with sink token none, .* found family dream with sink token none"),
-        ("qwen2.5-1.5b+gate", "qwen2.5-0.5b+sink", "expected family dream with sink token gate, .* with sink token token; give the folder"),
+        (
+            "scratch-472m+sink",
+            "scratch-472m",
+            "expected family smdm with sink token token, .* found family smdm with sink token none",
+        ),
+        (
+            "scratch-472m",
+            "scratch-472m+sink",
+            "expected family smdm with sink token none, .* found family smdm with sink token token",
+        ),
+        (
+            "scratch-472m",
+            "scratch-472m+gate",
+            "expected family smdm with sink token none, .* found family smdm with sink token gate",
+        ),
+        (
+            "scratch-472m",
+            "qwen2.5-0.5b",
+            "expected family smdm with sink token none, .* found family dream with sink token none",
+        ),
+        (
+            "qwen2.5-1.5b+gate",
+            "qwen2.5-0.5b+sink",
+            "expected family dream with sink token gate, .* with sink token token; give the folder",
+        ),
     ],
 )
 def test_a_folder_of_another_kind_than_its_name_is_refused(name, given, message, folders, tmp_path):
     data = {"piqa": write_rows(tmp_path, "piqa")}
     right = {"qwen2.5-0.5b": folders["qwen2.5-0.5b"]}
     with pytest.raises(CallError, match=f"--models {re.escape(f'{name}={folders[given]}')}: {message}"):
-        reproduce(paper2(right | {name: folders[given]}, tasks=["piqa"]), Options(tmp_path / "out", data), lambda line: None)
+        reproduce(
+            paper2(right | {name: folders[given]}, tasks=["piqa"]), Options(tmp_path / "out", data), lambda line: None
+        )
     assert not (tmp_path / "out").exists(), "what the others take is hours"
 
 
@@ -198,7 +234,10 @@ def test_a_limit_below_one_is_refused(run, limit):
     [
         (lambda: paper2({"scratch-1b": "x"}), "paper2: no checkpoint 'scratch-1b'; expected some of qwen2.5-0.5b,"),
         (lambda: paper2({"scratch-472m": "x"}, tasks=["gsm8k"]), "paper2: no task 'gsm8k'; expected some of arc_easy"),
-        (lambda: paper2({"scratch-472m": "x"}, limit=0), "paper2: limit: expected at least 1 problem of each task, found 0"),
+        (
+            lambda: paper2({"scratch-472m": "x"}, limit=0),
+            "paper2: limit: expected at least 1 problem of each task, found 0",
+        ),
         (lambda: read_folders("scratch-472m"), "--models: expected NAME=FOLDER once each, .* found 'scratch-472m'"),
         (lambda: read_folders("scratch-472m=a,scratch-472m=b"), "--models: expected NAME=FOLDER once each"),
         (

@@ -67,8 +67,14 @@ def test_a_row_of_code_brings_a_right_program_and_its_tests():
     ("call", "message"),
     [
         (lambda: held_out("gsm8k"), "no task 'gsm8k': expected one of lab-arith, lab-code, lab-sums"),
-        (lambda: problem_prompts("lab-code", 165), "count: expected 1 to 164, the held-out problems of lab-code, found 165"),
-        (lambda: problem_prompts("lab-code", 0), "count: expected 1 to 164, the held-out problems of lab-code, found 0"),
+        (
+            lambda: problem_prompts("lab-code", 165),
+            "count: expected 1 to 164, the held-out problems of lab-code, found 165",
+        ),
+        (
+            lambda: problem_prompts("lab-code", 0),
+            "count: expected 1 to 164, the held-out problems of lab-code, found 0",
+        ),
         (lambda: problem_prompt("lab-arith", 1319), "lab-arith: expected a problem from 0 to 1318, found 1319"),
         (lambda: problem_prompt("lab-arith", -1), "lab-arith: expected a problem from 0 to 1318, found -1"),
         (lambda: problem_prompt("lab-arith", 0, -1), "shots: expected 0 or more, found -1"),

@@ -15,7 +15,14 @@ from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.gsm8k import THE_ANSWER_IS, _normal, score_answer
 from sinkscope.evaluation.tasks import find_task, read_data_flags
 
-NUMBERS = [("3 + 4 = <<3+4=7>>7", "7"), ("a\nb", "1,234"), ("10% of it", "$12.50"), ("Below zero.", "-3"), ("So.", "70000"), ("x", "0.5")]
+NUMBERS = [
+    ("3 + 4 = <<3+4=7>>7", "7"),
+    ("a\nb", "1,234"),
+    ("10% of it", "$12.50"),
+    ("Below zero.", "-3"),
+    ("So.", "70000"),
+    ("x", "0.5"),
+]
 TEXTS = [
     "3 + 4 = 7\n#### 7",
     "#### 7.",
@@ -50,8 +57,14 @@ def write_lines(path, rows):
 @pytest.fixture(scope="module")
 def gsm8k_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gsm8k")
-    write_lines(folder / "test.jsonl", [{"question": f"Question {i}?", "answer": f"{w}\n#### {n}"} for i, (w, n) in enumerate(NUMBERS)])
-    write_lines(folder / "train.jsonl", [{"question": f"Train {i}?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"} for i in range(23)])
+    write_lines(
+        folder / "test.jsonl",
+        [{"question": f"Question {i}?", "answer": f"{w}\n#### {n}"} for i, (w, n) in enumerate(NUMBERS)],
+    )
+    write_lines(
+        folder / "train.jsonl",
+        [{"question": f"Train {i}?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"} for i in range(23)],
+    )
     return folder
 
 
@@ -81,7 +94,11 @@ def harness_task(name, folder):
     file = Path(lm_eval.__file__).parent / "tasks" / "gsm8k" / f"{name.replace('_', '-')}.yaml"
     config = yaml.safe_load(file.read_text())
     files = {"test": str(folder / "test.jsonl"), "train": str(folder / "train.jsonl")}
-    config |= {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files, "cache_dir": str(folder / "cache")}}
+    config |= {
+        "dataset_path": "json",
+        "dataset_name": None,
+        "dataset_kwargs": {"data_files": files, "cache_dir": str(folder / "cache")},
+    }
     task = ConfigurableTask(config=config)
     task.set_fewshot_seed(1234)
     return task
@@ -107,7 +124,9 @@ def test_prompts_are_lm_evals(name, multiturn, gsm8k_folder):
                 chat_template=(lambda talk, add_generation_prompt: talk) if multiturn else None,
             )
             assert ours.messages
-            assert context == (ours.messages(problem, index, shots) if multiturn else ours.prompt(problem, index, shots))
+            assert context == (
+                ours.messages(problem, index, shots) if multiturn else ours.prompt(problem, index, shots)
+            )
 
 
 def harness_scores(task, text):
@@ -120,7 +139,10 @@ def harness_scores(task, text):
         instance.resps.append(text)
     task.apply_filters()
     measures = task._instances[0].filtered_resps
-    return {m: [task.process_results(i.doc, [i.filtered_resps[m]])["exact_match"] for i in task._instances] for m in measures}
+    return {
+        m: [task.process_results(i.doc, [i.filtered_resps[m]])["exact_match"] for i in task._instances]
+        for m in measures
+    }
 
 
 @HARNESS
@@ -130,7 +152,9 @@ def test_scores_are_lm_evals_on_the_same_answers(name, gsm8k_folder):
     right = 0
     for text in TEXTS:
         scores = [ours.score(problem, text) for problem in ours.problems()]
-        found = {measure: [score.measures[measure] for score in scores] for measure in ("strict-match", "flexible-extract")}
+        found = {
+            measure: [score.measures[measure] for score in scores] for measure in ("strict-match", "flexible-extract")
+        }
         assert found == harness_scores(theirs, text), text
         assert [score.correct for score in scores] == found["flexible-extract"]
         right += sum(map(sum, found.values()))
@@ -159,7 +183,9 @@ def test_worked_examples_without_lm_eval(gsm8k_folder, monkeypatch):
     worked_examples.cache_clear()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     task = find_task("gsm8k_cot", {"gsm8k": gsm8k_folder})
-    with pytest.raises(CallError, match=r"read from lm-eval, which is not installed: pip install 'sinkscope\[eval\]', or --shots 0"):
+    with pytest.raises(
+        CallError, match=r"read from lm-eval, which is not installed: pip install 'sinkscope\[eval\]', or --shots 0"
+    ):
         task.prompt(task.problems()[0], 0, 8)
     assert task.prompt(task.problems()[0], 0, 0).startswith("Q: ")
 
@@ -236,7 +262,11 @@ def broken(tmp_path, content, name="test.jsonl"):
             b'{"question": "a", "answer": "#### 1"}\n{"question": "b"}\n',
             "row 2: expected the field 'answer' as text, found only",
         ),
-        ("gsm8k", b'{"question": "a", "answer": 5}\n', "row 1: expected the field 'answer' as text, found int; is this the file of gsm8k?"),
+        (
+            "gsm8k",
+            b'{"question": "a", "answer": 5}\n',
+            "row 1: expected the field 'answer' as text, found int; is this the file of gsm8k?",
+        ),
         (
             "gsm8k",
             json.dumps(HUMANEVAL[0]).encode(),
@@ -247,27 +277,49 @@ def broken(tmp_path, content, name="test.jsonl"):
             b'{"question": "a", "answer": "#### 1"}\n',
             "row 1: expected the field 'task_id' as text, found only question",
         ),
-        ("gsm8k", b'{"question": "a", "answer": "7"}\n', "test row 1: expected an answer that ends in '#### NUMBER', found '7'"),
-        ("gsm8k", b'{"question": "a", "answer": "####"}\n', "test row 1: expected an answer that ends in '#### NUMBER', found '####'"),
+        (
+            "gsm8k",
+            b'{"question": "a", "answer": "7"}\n',
+            "test row 1: expected an answer that ends in '#### NUMBER', found '7'",
+        ),
+        (
+            "gsm8k",
+            b'{"question": "a", "answer": "####"}\n',
+            "test row 1: expected an answer that ends in '#### NUMBER', found '####'",
+        ),
         ("gsm8k", b'{"question": "a", "answer": "#### apples"}\n', "that ends in '#### NUMBER', found '#### apples'"),
-        ("gsm8k", b'{"question": "a", "answer": "#### 7 apples"}\n', "that ends in '#### NUMBER', found '#### 7 apples'"),
+        (
+            "gsm8k",
+            b'{"question": "a", "answer": "#### 7 apples"}\n',
+            "that ends in '#### NUMBER', found '#### 7 apples'",
+        ),
         ("gsm8k", b'{"question": "a", "answer": "####7"}\n', "that ends in '#### NUMBER', found '####7'"),
         ("gsm8k", b'{"question": "a", "answer": "#### 1.2.3"}\n', "that ends in '#### NUMBER', found '#### 1.2.3'"),
         ("gsm8k", b'{"question": "a", "answer": "#### -,."}\n', "that ends in '#### NUMBER', found '#### -,.'"),
         ("gsm8k", b'{"question": " ", "answer": "#### 7"}\n', "row 1: question: expected a text that is not blank"),
         ("gsm8k", b"[1]\n", 'row 1: expected an object like {"question": "…", "answer": "…"}, found list'),
         ("gsm8k", b"PAR1\xff\xfe", "expected JSON lines, plain or in gzip, found Parquet"),
-        ("gsm8k", b'{"question": "\xe9"}', "expected JSON lines in UTF-8, found byte 0xe9 at 14; save the file as UTF-8"),
+        (
+            "gsm8k",
+            b'{"question": "\xe9"}',
+            "expected JSON lines in UTF-8, found byte 0xe9 at 14; save the file as UTF-8",
+        ),
         ("gsm8k", b'{"question": "a"\n', 'line 1: expected JSON, found \'{"question": "a"\''),
         *(
             ("humaneval", json.dumps(HUMANEVAL[0] | changes).encode(), says)
             for changes, says in (
-                ({"entry_point": 'f"); import os; (1'}, "row 1: entry_point: expected the name of a function, found 'f\"); import"),
+                (
+                    {"entry_point": 'f"); import os; (1'},
+                    "row 1: entry_point: expected the name of a function, found 'f\"); import",
+                ),
                 ({"entry_point": "class"}, "row 1: entry_point: expected the name of a function, found 'class'"),
                 ({"test": "def check(:"}, "row 1: test: expected a program in Python, found something else"),
                 ({"test": "x = '\0'"}, "row 1: test: expected a program in Python, found something else"),
                 ({"prompt": " "}, "row 1: prompt: expected the beginning of a program, found none"),
-                ({"test": ""}, "row 1: test: expected a program that defines check, which gets the function, found none"),
+                (
+                    {"test": ""},
+                    "row 1: test: expected a program that defines check, which gets the function, found none",
+                ),
             )
         ),
         ("gsm8k", b"\n", 'expected rows like {"question": "…", "answer": "…"}, found none'),
@@ -282,20 +334,28 @@ def test_a_wrong_data_file(tmp_path, key, content, says):
 
 
 def test_data_that_is_not_there(tmp_path, gsm8k_folder):
-    with pytest.raises(CallError, match=r"nothing: expected a JSON-lines file or a folder with test.jsonl or gsm8k.jsonl, found nothing"):
+    with pytest.raises(
+        CallError,
+        match=r"nothing: expected a JSON-lines file or a folder with test.jsonl or gsm8k.jsonl, found nothing",
+    ):
         find_task("gsm8k", {"gsm8k": tmp_path / "nothing"}).problems()
     with pytest.raises(CallError, match=r"expected test.jsonl or gsm8k.jsonl in .*, found none$"):
         find_task("gsm8k", {"gsm8k": tmp_path}).problems()
     alone = write_lines(tmp_path / "alone" / "rows.jsonl", [{"question": "a", "answer": "#### 1"}])
     task = find_task("gsm8k", {"gsm8k": alone})
     assert task.prompt(task.problems()[0], 0, 0) == "Question: a\nAnswer:"
-    with pytest.raises(CallError, match=r"expected train.jsonl in .*alone, found none; few-shot prompts are drawn from it, --shots 0"):
+    with pytest.raises(
+        CallError, match=r"expected train.jsonl in .*alone, found none; few-shot prompts are drawn from it, --shots 0"
+    ):
         task.prompt(task.problems()[0], 0, 5)
     file = find_task("gsm8k", {"gsm8k": gsm8k_folder / "test.jsonl"})
     assert file.prompt(file.problems()[0], 0, 2).count("Question: Train") == 2
     both = find_task("gsm8k", {"gsm8k": gsm8k_folder / "train.jsonl"})
     assert both.prompt(both.problems()[0], 0, 0) == "Question: Train 0?\nAnswer:"
-    with pytest.raises(CallError, match=r"train.jsonl: expected the problems in another file than train.jsonl, .* --shots 0 does without"):
+    with pytest.raises(
+        CallError,
+        match=r"train.jsonl: expected the problems in another file than train.jsonl, .* --shots 0 does without",
+    ):
         both.prompt(both.problems()[0], 0, 1)
 
 
@@ -328,7 +388,9 @@ def test_an_error_of_the_hub_is_told_without_its_classes(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda self, name, timeout: None)
-    with pytest.raises(EvaluationError, match=r"\(Couldn't reach 'x' on the Hub\); go online \(unset HF_HUB_OFFLINE\), or"):
+    with pytest.raises(
+        EvaluationError, match=r"\(Couldn't reach 'x' on the Hub\); go online \(unset HF_HUB_OFFLINE\), or"
+    ):
         find_task("humaneval").problems()
 
 
@@ -336,7 +398,9 @@ def test_a_hub_that_cannot_be_reached(hub, monkeypatch):
     with pytest.raises(EvaluationError, match=r"openai_humaneval could not be had from the hub \(offline\); go online"):
         find_task("humaneval").problems()
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(CallError, match="the package datasets, which is not installed; install it, or pass a local file: --data gsm8k"):
+    with pytest.raises(
+        CallError, match="the package datasets, which is not installed; install it, or pass a local file: --data gsm8k"
+    ):
         find_task("gsm8k").problems()
 
 
@@ -359,13 +423,18 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch, cached):
     if cached:
         assert find_task("gsm8k").problems()[0]["question"] == "cached?"
     else:
-        with pytest.raises(EvaluationError, match=r"could not be had from the hub \(no way to openai/gsm8k\); go online"):
+        with pytest.raises(
+            EvaluationError, match=r"could not be had from the hub \(no way to openai/gsm8k\); go online"
+        ):
             find_task("gsm8k").problems()
     assert states[0] == (True, True) and not config.HF_HUB_OFFLINE and not huggingface_hub.constants.HF_HUB_OFFLINE
 
 
 def test_data_flags(tmp_path):
-    assert read_data_flags(["gsm8k=a/b", "humaneval_instruct=c=d"]) == {"gsm8k": Path("a/b"), "humaneval_instruct": Path("c=d")}
+    assert read_data_flags(["gsm8k=a/b", "humaneval_instruct=c=d"]) == {
+        "gsm8k": Path("a/b"),
+        "humaneval_instruct": Path("c=d"),
+    }
     for flag in ("gsm8k", "gsm8k=", "lab-arith=x", "gsm9k=x"):
         with pytest.raises(CallError, match="--data: expected TASK=PATH with a task of gsm8k, gsm8k_cot, "):
             read_data_flags([flag])

@@ -37,8 +37,20 @@ def test_a_result_counts_its_items():
             "measures": {"strict": False},
             "effect": {"removed_share": 0.5, "removed_share_committed": 0.75},
         },
-        {"correct": False, "seconds": 0.5, "not_enforced": ["b", "a"], "measures": {"strict": False}, "effect": {"removed_share": 0.0}},
-        {"correct": True, "seconds": 0.25, "not_enforced": ["a"], "measures": {"strict": True}, "effect": {"removed_share": None}},
+        {
+            "correct": False,
+            "seconds": 0.5,
+            "not_enforced": ["b", "a"],
+            "measures": {"strict": False},
+            "effect": {"removed_share": 0.0},
+        },
+        {
+            "correct": True,
+            "seconds": 0.25,
+            "not_enforced": ["a"],
+            "measures": {"strict": True},
+            "effect": {"removed_share": None},
+        },
     ]
     fields = ("model", "task", "hide", "settings", "weight_hash", "versions", "device", "dtype")
     result = summarise(items, **{name: getattr(RESULT, name) for name in fields})
@@ -51,7 +63,10 @@ def test_a_result_counts_its_items():
 def test_results_come_back_as_they_were_written(tmp_path):
     write_results(tmp_path / "a", [RESULT])
     write_results(tmp_path / "b", [dataclasses.replace(RESULT, model="n", not_enforced=("files: x",))])
-    assert read_results(tmp_path / "a", str(tmp_path / "b")) == [RESULT, dataclasses.replace(RESULT, model="n", not_enforced=("files: x",))]
+    assert read_results(tmp_path / "a", str(tmp_path / "b")) == [
+        RESULT,
+        dataclasses.replace(RESULT, model="n", not_enforced=("files: x",)),
+    ]
     with pytest.raises(dataclasses.FrozenInstanceError):
         RESULT.n = 5
 
@@ -69,7 +84,9 @@ def test_compressed_results_come_back_too(tmp_path):
     assert read_results(tmp_path) == [new, other]  # kept, and results.json is read first
 
 
-@pytest.mark.parametrize("damage", [lambda stored: stored[:-9], lambda stored: b"{}", lambda stored: stored[:20] + b"?" + stored[21:]])
+@pytest.mark.parametrize(
+    "damage", [lambda stored: stored[:-9], lambda stored: b"{}", lambda stored: stored[:20] + b"?" + stored[21:]]
+)
 def test_damaged_compressed_results_are_named(tmp_path, damage):
     write_compressed(tmp_path, [RESULT])
     path = tmp_path / "results.json.gz"
@@ -97,7 +114,10 @@ def test_results_of_fewer_problems_than_before_are_announced(tmp_path, caplog):
     assert caplog.messages == []
     write_results(tmp_path, [dataclasses.replace(RESULT, n=2, correct=1, accuracy=0.5, outcomes="01")])
     (said,) = caplog.messages
-    assert f"{RESULT.hide}: it has the first 2 problems now, where it had {RESULT.n}; all are kept, and a larger --limit counts" in said
+    assert (
+        f"{RESULT.hide}: it has the first 2 problems now, where it had {RESULT.n}; all are kept, and a larger --limit counts"
+        in said
+    )
 
 
 def broken(path, text):
@@ -123,7 +143,10 @@ def test_messages(tmp_path):
             CallError,
             "{} holds no evaluation: expected results.json or results.json.gz in it, found neither; name a folder of `evaluate`",
         ),
-        tmp_path / "half": (EvaluationError, "{} is unfinished (3 problems done); run the same `sinkscope evaluate` again"),
+        tmp_path / "half": (
+            EvaluationError,
+            "{} is unfinished (3 problems done); run the same `sinkscope evaluate` again",
+        ),
         broken(tmp_path / "cut", '{"format": 1,'): (EvaluationError, "{}/results.json: expected JSON, found "),
         broken(tmp_path / "new", '{"format": 2}'): (
             EvaluationError,
@@ -157,12 +180,18 @@ def test_messages(tmp_path):
 
 def test_a_result_without_a_rule_hides_nothing(tmp_path):
     for removed, hide in ((0.5, "none"), (7.0, "top:1")):
-        results = json.dumps({"format": 1, "results": [dataclasses.asdict(RESULT) | {"removed_share": removed, "hide": hide}]})
-        with pytest.raises(EvaluationError, match=r"results\[0\].*(no attention removed where nothing is hidden|a number up to 1)"):
+        results = json.dumps(
+            {"format": 1, "results": [dataclasses.asdict(RESULT) | {"removed_share": removed, "hide": hide}]}
+        )
+        with pytest.raises(
+            EvaluationError, match=r"results\[0\].*(no attention removed where nothing is hidden|a number up to 1)"
+        ):
             read_results(broken(tmp_path / hide.replace(":", "-"), results))
 
 
-@pytest.mark.parametrize("module", ["sinkscope.evaluation", "sinkscope.evaluation.results", "sinkscope.evaluation.sandbox"])
+@pytest.mark.parametrize(
+    "module", ["sinkscope.evaluation", "sinkscope.evaluation.results", "sinkscope.evaluation.sandbox"]
+)
 def test_the_figures_and_the_sandbox_load_no_torch(module):
     code = f"import sys, {module}\nprint(sorted({{'torch', 'transformers', 'scipy', 'tokenizers'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
@@ -179,7 +208,9 @@ def test_public_names():
 
 
 def test_a_folder_that_cannot_be_summed_up(tmp_path):
-    with pytest.raises(EvaluationError, match=r"is damaged or not begun \(run.json, lab-arith/task.json\); run the same"):
+    with pytest.raises(
+        EvaluationError, match=r"is damaged or not begun \(run.json, lab-arith/task.json\); run the same"
+    ):
         collect(tmp_path, [("lab-arith", "none")])
 
 
@@ -198,7 +229,8 @@ def test_two_folders_with_the_same_result_are_named(tmp_path):
     write_results(tmp_path / "c", [dataclasses.replace(RESULT, device="other")])
     assert len(read_results(tmp_path / "a", tmp_path / "c")) == 2
     with pytest.raises(
-        CallError, match=f"b: {RESULT.task}, {RESULT.hide} of .* with the same settings is in .*a too; leave one folder out"
+        CallError,
+        match=f"b: {RESULT.task}, {RESULT.hide} of .* with the same settings is in .*a too; leave one folder out",
     ):
         read_results(tmp_path / "a", tmp_path / "b")
 

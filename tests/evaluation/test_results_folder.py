@@ -36,7 +36,9 @@ def items(tmp_path):
 
 def test_an_item_comes_back_as_it_went_in(items, tmp_path):
     committed = items.commit(17, {"text": "ä", "tokens": (1, 2), "correct": True})
-    assert items.read(17) == committed == {"run": items.run, "index": 17, "text": "ä", "tokens": [1, 2], "correct": True}
+    assert (
+        items.read(17) == committed == {"run": items.run, "index": 17, "text": "ä", "tokens": [1, 2], "correct": True}
+    )
     assert items.read(16) is None
     assert find_items(tmp_path) == [tmp_path / "lab-arith" / "none" / "000017.json"]
 
@@ -58,7 +60,9 @@ def test_a_damaged_item_is_set_aside_and_reported(items, caplog, damage):
     path.write_bytes(damage(path.read_bytes()))
     with caplog.at_level(logging.WARNING):
         assert items.read(3) is None
-    assert caplog.messages == [f"{path} is damaged or of another run; it is kept as 000003.json.damaged and the problem is done again"]
+    assert caplog.messages == [
+        f"{path} is damaged or of another run; it is kept as 000003.json.damaged and the problem is done again"
+    ]
     assert items.read(3) is None
     assert [file.name for file in items.folder.iterdir()] == ["000003.json.damaged"]
 
@@ -67,7 +71,9 @@ def test_an_item_whose_fields_do_not_fit_is_set_aside_under_a_right_checksum(ite
     items.commit(3, {"correct": 1})
     path = items.folder / "000003.json"
     assert items.read(3) is None
-    expected = "correct: expected true or false, found 1; it is kept as 000003.json.damaged and the problem is done again"
+    expected = (
+        "correct: expected true or false, found 1; it is kept as 000003.json.damaged and the problem is done again"
+    )
     assert caplog.messages == [f"{path}: {expected}"]
     items.commit(3, {"beside": "x"})
     assert items.is_done(3, 5)
@@ -111,7 +117,10 @@ def test_another_run_is_refused_by_what_differs(tmp_path):
     with pytest.raises(CallError) as error:
         claim(tmp_path / "run.json", other)
     changes = "other weights; sampler.length: 8 → 16; sampler.seed: 0 → None"
-    assert str(error.value) == f"{tmp_path} holds another run ({changes}); choose another folder, or go on with its settings"
+    assert (
+        str(error.value)
+        == f"{tmp_path} holds another run ({changes}); choose another folder, or go on with its settings"
+    )
 
 
 def test_how_many_problems_are_asked_is_kept_but_does_not_make_another_run(tmp_path):
@@ -132,7 +141,9 @@ def test_a_damaged_description_is_written_anew(tmp_path, caplog):
     first = claim(tmp_path / "run.json", RUN)
     (tmp_path / "run.json").write_text("{")
     assert claim(tmp_path / "run.json", RUN) == first
-    assert caplog.messages == [f"{tmp_path / 'run.json'} is damaged and is written anew; items of another run will be redone"]
+    assert caplog.messages == [
+        f"{tmp_path / 'run.json'} is damaged and is written anew; items of another run will be redone"
+    ]
     assert json.loads((tmp_path / "run.json").read_text()) == RUN
 
 
@@ -174,7 +185,10 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(CallError) as error, locked(tmp_path):
         pass
-    assert str(error.value) == f"{tmp_path} holds files of something else (thesis.tex …); choose another folder or an empty one"
+    assert (
+        str(error.value)
+        == f"{tmp_path} holds files of something else (thesis.tex …); choose another folder or an empty one"
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
@@ -263,7 +277,9 @@ def test_two_that_start_together_cannot_both_go_on(tmp_path, monkeypatch):
     assert outcomes == {2: "in", 4: "refused"}
 
 
-@pytest.mark.parametrize("work", [lambda folder: locked(folder).__enter__(), lambda folder: claim(folder / "run.json", RUN)])
+@pytest.mark.parametrize(
+    "work", [lambda folder: locked(folder).__enter__(), lambda folder: claim(folder / "run.json", RUN)]
+)
 def test_a_file_system_without_locks_is_named_with_a_way_out(tmp_path, monkeypatch, work):
     import fcntl
 
@@ -274,7 +290,9 @@ def test_a_file_system_without_locks_is_named_with_a_way_out(tmp_path, monkeypat
     way_out = "choose a folder on a local disk, or have the shared one mounted with locks (NFS: its lock service; Lustre: flock)"
     with pytest.raises(EvaluationError) as error:
         work(tmp_path)
-    expected = f"{tmp_path / 'lock.claim'}: expected a file system that locks files, found No locks available; {way_out}"
+    expected = (
+        f"{tmp_path / 'lock.claim'}: expected a file system that locks files, found No locks available; {way_out}"
+    )
     assert str(error.value) == expected
     with pytest.raises(EvaluationError, match="expected a file system that locks files, found No locks available"):
         is_working(tmp_path, Share(0, 2))

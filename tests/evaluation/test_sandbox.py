@@ -39,7 +39,9 @@ def test_two_surrogates_are_not_one_character():
 
 def test_an_empty_set_is_no_literal():
     """Python's own reading of literals takes ``set()`` for one."""
-    result = run_program("def f(): return set()\nassert f() == set() and [f()] == [set()] and {'a': f()} == {'a': set()}")
+    result = run_program(
+        "def f(): return set()\nassert f() == set() and [f()] == [set()] and {'a': f()} == {'a': set()}"
+    )
     assert (result.passed, result.reason) == (True, "ran to its end, 3 assertions held")
 
 
@@ -52,9 +54,7 @@ def test_a_umask_that_allows_nothing_does_not_keep_it_from_starting():
 
 
 def test_the_standard_library_and_the_own_folder_can_be_used():
-    program = (
-        "import json, math, re, collections, decimal, sqlite3\nopen('note', 'w').write('kept')\nassert open('note').read() == 'kept'\n"
-    )
+    program = "import json, math, re, collections, decimal, sqlite3\nopen('note', 'w').write('kept')\nassert open('note').read() == 'kept'\n"
     result = run_program(program)
     assert result.passed, result.reason
 
@@ -196,7 +196,9 @@ def test_forged_comparisons_do_not_count_wherever_they_stand_in_an_assertion(tes
     assert run_program(f"def f(x): return x + 4\nassert {test}\n").passed
 
 
-@pytest.mark.parametrize("test", ["assert False", "assert 0, 'no'", "assert 1 == 2", "assert not True", "assert None", "assert 3 in [4]"])
+@pytest.mark.parametrize(
+    "test", ["assert False", "assert 0, 'no'", "assert 1 == 2", "assert not True", "assert None", "assert 3 in [4]"]
+)
 def test_assertions_without_a_name_are_not_asked_for(test):
     lie = "import builtins, sys\nsys.modules['sinkscope.evaluation.sandbox.confined'].pack = lambda value: True\n"
     assert not run_program(lie + test).passed
@@ -263,7 +265,8 @@ def test_a_system_without_processes_is_told_in_its_own_words(monkeypatch, tmp_pa
 def test_a_python_that_is_none_is_no_wrong_answer(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/echo")
     with pytest.raises(
-        EvaluationError, match=r"^the sandbox did not start: b'-I -S .* is not what a sandbox says; programs cannot be run here$"
+        EvaluationError,
+        match=r"^the sandbox did not start: b'-I -S .* is not what a sandbox says; programs cannot be run here$",
     ):
         run_program("assert True")
 
@@ -272,7 +275,10 @@ def test_a_supervisor_that_hangs_is_ended(monkeypatch):
     monkeypatch.setattr(sandbox, "GRACE_S", 2.0 - 600)
     result = run_program("import time\ntime.sleep(60)", timeout_s=60)
     assert not result.passed
-    assert result.reason == "the sandbox ended without a verdict: the program broke it, or is too large to compile or to compare"
+    assert (
+        result.reason
+        == "the sandbox ended without a verdict: the program broke it, or is too large to compile or to compare"
+    )
 
 
 def test_a_machine_that_was_busy_is_given_its_time_again():
@@ -299,7 +305,9 @@ def test_time_in_which_the_supervisor_had_no_turn_does_not_count(monkeypatch):
         return (reading if len(waited) == 8 else [], [], [])
 
     monkeypatch.setattr(clock, "select", SimpleNamespace(select=select))
-    monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda: 300.0 * len(waited)))  # stopped for minutes each time
+    monkeypatch.setattr(
+        clock, "time", SimpleNamespace(monotonic=lambda: 300.0 * len(waited))
+    )  # stopped for minutes each time
     clock.Clock(1.0).wait([5], [])
     assert len(waited) == 8
     with pytest.raises(clock.ProgramFailed, match=r"ran past 0.5 s by the clock"):
@@ -309,7 +317,9 @@ def test_time_in_which_the_supervisor_had_no_turn_does_not_count(monkeypatch):
 
 def test_a_verdict_without_the_nonce_does_not_count(monkeypatch, tmp_path):
     forger = tmp_path / "python"
-    forger.write_text("""#!/bin/sh\necho '{"not_enforced": []}'\necho '{"nonce": "0", "passed": true, "reason": "", "output": ""}'\n""")
+    forger.write_text(
+        """#!/bin/sh\necho '{"not_enforced": []}'\necho '{"nonce": "0", "passed": true, "reason": "", "output": ""}'\n"""
+    )
     forger.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(forger))
     assert not run_program("assert False").passed

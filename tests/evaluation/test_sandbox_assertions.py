@@ -45,10 +45,14 @@ def judged(source, **names):
 def test_a_literal_stays_and_is_compared_here(test, right, wrong):
     for answer, expected in ((right, True), (wrong, False)):
         holds, values = judged(f"assert {test}", f=lambda x, answer=answer: answer)
-        assert holds is expected and values and all(value == answer for value in values), "only what f gives is asked for"
+        assert holds is expected and values and all(value == answer for value in values), (
+            "only what f gives is asked for"
+        )
 
 
-@pytest.mark.parametrize(("test", "expected"), [("not f(3)", False), ("f(3)", True), ("f(3) == a", True), ("f(3) < a", False)])
+@pytest.mark.parametrize(
+    ("test", "expected"), [("not f(3)", False), ("f(3)", True), ("f(3) == a", True), ("f(3) < a", False)]
+)
 def test_the_program_says_itself_whether_other_conditions_hold(test, expected):
     assert judged(f"assert {test}", f=lambda x: x + 4, a=7)[0] is expected
 
@@ -59,7 +63,8 @@ def test_a_value_without_truth_of_its_own_is_asked_for_its_truth():
 
 
 @pytest.mark.parametrize(
-    ("test", "holds"), [("True", True), ("[]", False), ("1 == 1", True), ("1 == 2", False), ("not 1", False), ("not 0", True)]
+    ("test", "holds"),
+    [("True", True), ("[]", False), ("1 == 1", True), ("1 == 2", False), ("not 1", False), ("not 0", True)],
 )
 def test_literals_alone_are_judged_without_asking(test, holds):
     (part,) = parts(f"assert {test}")
@@ -122,12 +127,18 @@ def f(x=0):
         {"foreign": 3, "iterates": True, "error": "", "raised": ["exception", {"kinds": [["builtins", "SystemExit"]]}]},
         {"value": ["exception", {"kinds": [["builtins", "SystemExit"]], "own": "a\0b", "attributes": 3}]},
         {"value": ["list", [["again", 0]]]},
-        {"error": "x", "raised": ["exception", {"kinds": [["sinkscope.evaluation.sandbox.confined", "_CannotBeSent"]]}]},
+        {
+            "error": "x",
+            "raised": ["exception", {"kinds": [["sinkscope.evaluation.sandbox.confined", "_CannotBeSent"]]}],
+        },
         {"held": True},
     ],
     ids=str,
 )
 def test_a_forged_reply_passes_nothing(forged):
     program = FORGER.format(forged=forged)
-    for found in (run_program(f"{program}\nassert f() == 3"), run_program(program, tests="assert f() == 3", function="f")):
+    for found in (
+        run_program(f"{program}\nassert f() == 3"),
+        run_program(program, tests="assert f() == 3", function="f"),
+    ):
         assert not found.passed and not found.reason.startswith("the sandbox ended without a verdict"), found.reason

@@ -43,7 +43,9 @@ def test_cpu_time(granted, program):
 
 def test_time_by_the_clock():
     assert run_program("import time\ntime.sleep(60)", timeout_s=0.1).reason == "ran past 1 s by the clock"
-    silent = "import os, time\nfor pipe in range(3, 64):\n    try: os.close(pipe)\n    except OSError: pass\ntime.sleep(60)"
+    silent = (
+        "import os, time\nfor pipe in range(3, 64):\n    try: os.close(pipe)\n    except OSError: pass\ntime.sleep(60)"
+    )
     assert run_program(silent, timeout_s=0.1).reason == "ran past 1 s by the clock"
 
 
@@ -65,7 +67,10 @@ def test_endless_output(granted):
 
 
 def test_a_value_too_large_to_compare():
-    assert run_program("def f(): return [0] * 6_000_000\nassert f() == 1", timeout_s=20).reason == "a value is larger than 16 MB"
+    assert (
+        run_program("def f(): return [0] * 6_000_000\nassert f() == 1", timeout_s=20).reason
+        == "a value is larger than 16 MB"
+    )
 
 
 def test_memory(granted):
@@ -179,7 +184,9 @@ def test_without_its_layers_a_program_can_kill(victim):
 
 
 def test_killing_the_supervisor_is_a_failure():
-    result = run_program("import os\nos.kill(os.getppid(), 9)\nimport time\ntime.sleep(60)", without=SIGNALS, timeout_s=20)
+    result = run_program(
+        "import os\nos.kill(os.getppid(), 9)\nimport time\ntime.sleep(60)", without=SIGNALS, timeout_s=20
+    )
     assert (result.passed, result.reason) == (
         False,
         "the sandbox ended without a verdict: the program broke it, or is too large to compile or to compare",
@@ -188,9 +195,7 @@ def test_killing_the_supervisor_is_a_failure():
 
 def test_nothing_of_the_environment_gets_in(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
-    program = (
-        "import os, sys\nprint(dict(os.environ), sys.argv[1:], [p for p in sys.path if 'site-packages' in p])\nassert os.getuid() != 0"
-    )
+    program = "import os, sys\nprint(dict(os.environ), sys.argv[1:], [p for p in sys.path if 'site-packages' in p])\nassert os.getuid() != 0"
     result = run_program(program)
     assert result.output.startswith("{} ")
     assert result.output.rstrip().endswith(" []")
@@ -198,7 +203,9 @@ def test_nothing_of_the_environment_gets_in(monkeypatch):
 
 def test_another_user_without_rights(granted):
     granted("user")
-    program = "import os\nassert os.getuid() == 65534\nassert os.geteuid() == 65534\nassert os.getgroups() in ([], [65534])"
+    program = (
+        "import os\nassert os.getuid() == 65534\nassert os.geteuid() == 65534\nassert os.getgroups() in ([], [65534])"
+    )
     assert run_program(program, without=("landlock",)).passed
 
 
@@ -278,7 +285,9 @@ def test_what_a_comparison_takes_counts(seconds):
     )
 
 
-@pytest.mark.parametrize(("clock_s", "cpu_s", "expected"), [(0.5, 100, 1), (100.0, 3, 2), (100.0, 40, 39), (7.5, 40, 7)])
+@pytest.mark.parametrize(
+    ("clock_s", "cpu_s", "expected"), [(0.5, 100, 1), (100.0, 3, 2), (100.0, 40, 39), (7.5, 40, 7)]
+)
 def test_the_supervisor_has_what_is_left(clock_s, cpu_s, expected):
     code = (
         "import resource; from sinkscope.evaluation.sandbox import clock\n"

@@ -13,12 +13,24 @@ from hypothesis import strategies as st
 from sinkscope.evaluation.sandbox.foreign import stand_in
 from sinkscope.evaluation.sandbox.plain_data import Numbering, fill, pack, unpack
 
-numbers = st.integers() | st.floats(allow_nan=False) | st.complex_numbers(allow_nan=False) | st.fractions() | st.decimals(allow_nan=False)
+numbers = (
+    st.integers()
+    | st.floats(allow_nan=False)
+    | st.complex_numbers(allow_nan=False)
+    | st.fractions()
+    | st.decimals(allow_nan=False)
+)
 leaves = st.none() | st.booleans() | numbers | st.text() | st.binary()
 keys = st.integers() | st.text() | st.tuples(st.integers(), st.text())
 values = st.recursive(
     leaves,
-    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(keys, inner) | st.sets(keys) | st.frozensets(keys),
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(keys, inner)
+        | st.sets(keys)
+        | st.frozensets(keys)
+    ),
     max_leaves=12,
 )
 
@@ -153,7 +165,9 @@ def test_a_named_tuple_keeps_its_names():
     assert (back, back.y, repr(back)) == ((1, [2]), [2], "Point(x=1, y=[2])")
 
 
-@pytest.mark.parametrize("value", [object(), iter([]), [object()], {1: print}, datetime(2026, 1, 1, tzinfo=UTC), memoryview(b"x"), Point])
+@pytest.mark.parametrize(
+    "value", [object(), iter([]), [object()], {1: print}, datetime(2026, 1, 1, tzinfo=UTC), memoryview(b"x"), Point]
+)
 def test_what_is_not_plain_data_stays(value):
     with pytest.raises(TypeError, match="is not plain data"):
         pack(value)

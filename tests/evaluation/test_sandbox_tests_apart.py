@@ -11,7 +11,11 @@ from sinkscope.evaluation.humaneval import score_completion, separate_tests
 
 def row(test, prompt='def f(x):\n    """ Adds a half. """\n', name="f"):
     body = textwrap.indent(textwrap.dedent(test), "    ")
-    return {"prompt": prompt, "entry_point": name, "test": f"\n\nMETADATA = {{'author': 'x'}}\n\n\ndef check(candidate):\n{body}\n\n"}
+    return {
+        "prompt": prompt,
+        "entry_point": name,
+        "test": f"\n\nMETADATA = {{'author': 'x'}}\n\n\ndef check(candidate):\n{body}\n\n",
+    }
 
 
 RIGHT, WRONG = "    return x + 0.5\n", "    return x + 0.25\n"
@@ -79,13 +83,17 @@ def f(x=0):
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 def test_no_lie_gets_through_any_form_of_test(lie):
-    merged = "\n".join(TESTS[name] for name in ("tolerance", "random arguments", "through a function", "a helper of its own"))
+    merged = "\n".join(
+        TESTS[name] for name in ("tolerance", "random arguments", "through a function", "a helper of its own")
+    )
     for test in (TESTS["plain"], TESTS["tolerance"], merged):
         assert not score_completion(row(test), WRONG + lie + "\n", fenced=False).correct
 
 
 def test_what_the_prompt_defines_is_there_for_the_tests_and_out_of_the_programs_reach():
-    prompt = 'import math\n\n\ndef poly(xs, x):\n    return xs[0] + xs[1] * x\n\n\ndef find_zero(xs):\n    """ A root. """\n'
+    prompt = (
+        'import math\n\n\ndef poly(xs, x):\n    return xs[0] + xs[1] * x\n\n\ndef find_zero(xs):\n    """ A root. """\n'
+    )
     test = row("xs = [3, -2]\nassert math.fabs(poly(xs, candidate(list(xs)))) < 1e-4", prompt, "find_zero")
     assert score_completion(test, "    return -xs[0] / xs[1]\n", fenced=False).correct
     lie = "    return 0\npoly = lambda *a: 0\nmath.fabs = lambda *a: 0\n"
@@ -124,14 +132,20 @@ def test_an_honest_program_is_judged_as_in_one_process(body, test):
         (RIGHT, "ran to its end, the tests held in 2 calls"),
         (WRONG, "AssertionError: too small; last call: f(1), which gave 1.25"),
         ("    return 1 / 0\n", "ZeroDivisionError: division by zero; last call: f(1), which raised it"),
-        ("    return object()\n", "AssertionError: too small; last call: f(1), which gave a object, which is not plain data and "),
+        (
+            "    return object()\n",
+            "AssertionError: too small; last call: f(1), which gave a object, which is not plain data and ",
+        ),
         ("    import sys; sys.exit(0)\n", "left before its end (SystemExit: 0)"),
         ("    import os; os._exit(0)\n", "left before its end (exit status 0)"),
         ("    return x + 0.5\ndel f\n", "NameError: name 'f' is not defined"),
         ("    return x +\n", "SyntaxError: invalid syntax (<unknown>, line 3)"),
         ("    class Own(Exception): pass\n    raise Own('x')\n", "Own: x; last call: f(1), which raised it"),
         ("    return [0] * 6_000_000\n", "a value is larger than 16 MB"),
-        ("    x = []\n    for _ in range(9999): x = [x]\n    return x\n", "RecursionError: maximum recursion depth exceeded"),
+        (
+            "    x = []\n    for _ in range(9999): x = [x]\n    return x\n",
+            "RecursionError: maximum recursion depth exceeded",
+        ),
         (
             "    x = []\n    for _ in range(2400): x = {0: x}\n    return x\n",
             "Exception: RecursionError: a value is nested too deeply to leave",
@@ -160,7 +174,10 @@ def f(x):
 
 def test_tests_are_as_confined_as_programs():
     assert not run_program("def f(): pass", tests="import os\nos.fork()", function="f").passed
-    assert run_program("def f(): pass", tests="while True: pass", function="f", timeout_s=1).reason == "used more than 1 s of CPU"
+    assert (
+        run_program("def f(): pass", tests="while True: pass", function="f", timeout_s=1).reason
+        == "used more than 1 s of CPU"
+    )
 
 
 @pytest.mark.parametrize("tests", ["def check(c):\n    assert c() == 6", "assert True"])
@@ -219,10 +236,14 @@ def test_tests_that_name_something_else_stay_with_the_program(test, prompt):
 
 def test_a_program_with_a_class_that_only_it_defines():
     test = row("assert candidate(Point(1)) == 2")
-    assert score_completion(test, "    return x.y + 1\nclass Point:\n    def __init__(s, y): s.y = y\n", fenced=False).correct
+    assert score_completion(
+        test, "    return x.y + 1\nclass Point:\n    def __init__(s, y): s.y = y\n", fenced=False
+    ).correct
 
 
-@pytest.mark.parametrize(("tests", "function"), [("assert f() == 1", ""), ("", "f"), ("assert f() == 1", "f()"), ("assert 1", "class")])
+@pytest.mark.parametrize(
+    ("tests", "function"), [("assert f() == 1", ""), ("", "f"), ("assert f() == 1", "f()"), ("assert 1", "class")]
+)
 def test_tests_and_their_function_come_together(tests, function):
     with pytest.raises(CallError) as error:
         run_program("", tests=tests, function=function)
@@ -233,10 +254,16 @@ def test_tests_and_their_function_come_together(tests, function):
 @pytest.mark.parametrize(
     ("raises", "expected"),
     [
-        ("b'\\xff'.decode()", "except ValueError as error:\n    assert (type(error), error.start) == (UnicodeDecodeError, 0)"),
+        (
+            "b'\\xff'.decode()",
+            "except ValueError as error:\n    assert (type(error), error.start) == (UnicodeDecodeError, 0)",
+        ),
         ("{}[1]", "except LookupError as error:\n    assert error.args == (1,)"),
         ("{}['a']", "except KeyError as error:\n    assert str(error) == repr('a')"),
-        ("raise Own('bad', 2)", "except ValueError as error:\n    assert (type(error).__name__, error.args) == ('Own', ('bad', 2))"),
+        (
+            "raise Own('bad', 2)",
+            "except ValueError as error:\n    assert (type(error).__name__, error.args) == ('Own', ('bad', 2))",
+        ),
         ("raise Own(object())", "except ValueError as error:\n    assert 'object' in str(error)"),
         ("next(iter([]))", "except StopIteration:\n    pass"),
         (
@@ -274,26 +301,53 @@ def test_an_exception_of_the_program_is_of_the_class_that_its_tests_expect(raise
         ("def f(x): x.sort(); return x", "a = [2, 1]\nassert f(a) is a and a == [1, 2]"),
         ("def f(x): x[0].append(3)", "inner = [1]\na = [inner, 2]\nf(a)\nassert a[0] is inner and inner == [1, 3]"),
         ("def f(x): return [x]", "a = [1]\nassert f(a) == [a] and f(a) is not a"),
-        ("def f():\n    n = 0\n    while True:\n        yield n\n        n += 1", "g = f()\nassert (next(g), next(g)) == (0, 1)"),
-        ("def f():\n    yield 1\n    raise ValueError('end')", "g = f()\nassert next(g) == 1\ntry: next(g)\nexcept ValueError: pass"),
+        (
+            "def f():\n    n = 0\n    while True:\n        yield n\n        n += 1",
+            "g = f()\nassert (next(g), next(g)) == (0, 1)",
+        ),
+        (
+            "def f():\n    yield 1\n    raise ValueError('end')",
+            "g = f()\nassert next(g) == 1\ntry: next(g)\nexcept ValueError: pass",
+        ),
         ("from collections import *\ndef f(): return Counter('aab')", "assert f().most_common(1) == [('a', 2)]"),
-        ("from collections import *\nP = namedtuple('P', 'x y')\ndef f(): return P(1, 2)", "assert f().y == 2 and f() == (1, 2)"),
+        (
+            "from collections import *\nP = namedtuple('P', 'x y')\ndef f(): return P(1, 2)",
+            "assert f().y == 2 and f() == (1, 2)",
+        ),
         ("def f(x): return type(x)", "assert f(1) is int"),
         ("from datetime import *\ndef f(): return date(2024, 2, 28) + timedelta(1)", "assert f().day == 29"),
         ("def f(a, b): a.append(1); return b", "x = []\nassert f(x, x) == [1]"),
         ("def f(g): g[0][0] = 1; return g", "g = [[0] * 3] * 3\nassert f(g) == [[1, 0, 0]] * 3 and g[2] is g[0]"),
-        ("def f(d): d['a'].append(0)", "x = []\nd = {'a': x, 'b': x}\nf(d)\nassert d == {'a': [0], 'b': [0]} and x == [0]"),
+        (
+            "def f(d): d['a'].append(0)",
+            "x = []\nd = {'a': x, 'b': x}\nf(d)\nassert d == {'a': [0], 'b': [0]} and x == [0]",
+        ),
         ("def f(x): return x[0] is x", "x = []\nx.append(x)\nassert f(x)"),
         ("def f():\n    x = []\n    x.append(x)\n    return x", "y = f()\nassert y[0] is y"),
         ("def f(x): return [x, x[0]]", "x = [[1]]\ny = f(x)\nassert y[0] is x and y[1] is x[0]"),
         ("def f(x, y): x.append(y)", "x, y = [], {}\nf(x, y)\nassert x[0] is y"),
-        ("def f(a, b): a[:], b[:] = b[:], a[:]", "a, b = [1], {2}\na, b = [1], [2]\nf(a, b)\nassert (a, b) == ([2], [1])"),
+        (
+            "def f(a, b): a[:], b[:] = b[:], a[:]",
+            "a, b = [1], {2}\na, b = [1], [2]\nf(a, b)\nassert (a, b) == ([2], [1])",
+        ),
         ("def f(x):\n    yield x\n    x.append(1)", "x = []\ny = list(f(x))\nassert y[0] is x and x == [1]"),
         ("def f(x):\n    x.pop()\n    raise KeyError", "x = [1, 2]\ntry: f(x)\nexcept KeyError: pass\nassert x == [1]"),
-        ("def f(d): return d['z']", "from collections import *\nd = defaultdict(int)\nassert f(d) == 0 and d == {'z': 0}"),
-        ("def f(d): d.rotate(); return d", "from collections import *\nd = deque([1, 2], 2)\nassert f(d) is d and d == deque([2, 1])"),
-        ("def f(d): d.move_to_end('a')", "from collections import *\nd = OrderedDict(a=1, b=2)\nf(d)\nassert list(d) == ['b', 'a']"),
-        ("def f(c): c['a'] -= 5", "from collections import *\nc = Counter('aab')\nf(c)\nassert c.most_common(1) == [('b', 1)]"),
+        (
+            "def f(d): return d['z']",
+            "from collections import *\nd = defaultdict(int)\nassert f(d) == 0 and d == {'z': 0}",
+        ),
+        (
+            "def f(d): d.rotate(); return d",
+            "from collections import *\nd = deque([1, 2], 2)\nassert f(d) is d and d == deque([2, 1])",
+        ),
+        (
+            "def f(d): d.move_to_end('a')",
+            "from collections import *\nd = OrderedDict(a=1, b=2)\nf(d)\nassert list(d) == ['b', 'a']",
+        ),
+        (
+            "def f(c): c['a'] -= 5",
+            "from collections import *\nc = Counter('aab')\nf(c)\nassert c.most_common(1) == [('b', 1)]",
+        ),
         (
             "def f():\n    a, b = 0, 1\n    while True:\n        yield a\n        a, b = b, a + b",
             "g = f()\nassert [next(g) for _ in range(6)][-1] == 5",
@@ -307,17 +361,29 @@ def test_an_exception_of_the_program_is_of_the_class_that_its_tests_expect(raise
             "from itertools import *\nassert [*islice(f(), 3)] == [6, 28, 496]",
         ),
         ("def f(x):\n    x.append(1)\n    yield 1", "x = []\ng = f(x)\nassert x == []\nnext(g)\nassert x == [1]"),
-        ("def f():\n    x = 0\n    while True: x = (yield x) or 0", "g = f()\nassert next(g) == 0 and g.send(5) == 5 and g.send(7) == 7"),
+        (
+            "def f():\n    x = 0\n    while True: x = (yield x) or 0",
+            "g = f()\nassert next(g) == 0 and g.send(5) == 5 and g.send(7) == 7",
+        ),
         (
             "def f(x):\n    try: yield 1\n    finally: x.append(2)",
             "x = []\ng = f(x)\nassert next(g) == 1 and x == []\ng.close()\nassert x == [2] and list(g) == []",
         ),
         ("def f(x): return (y + 1 for y in x)", "assert list(f(f([1, 2]))) == [3, 4]"),
-        ("def f(): return ((j for j in range(i)) for i in range(3))", "assert [list(g) for g in f()] == [[], [0], [0, 1]]"),
+        (
+            "def f(): return ((j for j in range(i)) for i in range(3))",
+            "assert [list(g) for g in f()] == [[], [0], [0, 1]]",
+        ),
         ("class P: pass\np = P()\ndef f(): return p", "assert f() is f()"),
-        ("class R:\n    def __iter__(s): return iter('ab')\ndef f(): return R()", "r = f()\nassert list(r) == list(r) == ['a', 'b']"),
+        (
+            "class R:\n    def __iter__(s): return iter('ab')\ndef f(): return R()",
+            "r = f()\nassert list(r) == list(r) == ['a', 'b']",
+        ),
         ("from datetime import *\ndef f(): return datetime(2024, 10, 27, 2, 30, fold=1)", "assert f().fold == 1"),
-        ("from datetime import *\ndef f(): return date(2024, 1, 1).isocalendar()", "assert f().week == 1 and f() == (2024, 1, 1)"),
+        (
+            "from datetime import *\ndef f(): return date(2024, 1, 1).isocalendar()",
+            "assert f().week == 1 and f() == (2024, 1, 1)",
+        ),
         ("import time\ndef f(): return time.gmtime(0)", "assert f().tm_year == 1970"),
         ("def f(): return type(None)", "assert f() is type(None)"),
         ("def µ(x): return x\nf = µ", "µ = f\nassert µ(1) == 1"),
@@ -340,7 +406,8 @@ def test_a_right_answer_is_one_apart_from_its_tests_too(program, tests):
 
 
 @pytest.mark.parametrize(
-    "test", ["3 in range(5)", "1 in deque([1])", "2 in {1: 2}.values()", "2 in (n for n in range(3))", "9 not in iter([1])"]
+    "test",
+    ["3 in range(5)", "1 in deque([1])", "2 in {1: 2}.values()", "2 in (n for n in range(3))", "9 not in iter([1])"],
 )
 def test_a_value_is_looked_for_in_what_a_program_gives(test):
     assert run_program(f"from collections import deque\nassert {test}").passed
@@ -360,10 +427,17 @@ def test_a_name_is_read_as_python_reads_it():
 
 
 def test_tests_of_unittest():
-    tests = "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), {})\nunittest.main()"
+    tests = (
+        "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), {})\nunittest.main()"
+    )
     right, wrong = (run_program("def f(x): return x + 1", tests=tests.format(value), function="f") for value in (2, 3))
-    assert not wrong.passed and right.reason in ("left before its end (SystemExit: False)", "left before its end (SystemExit: 0)")
-    assert run_program("def f(x): return x + 1", tests=tests.format(2).replace("main()", "main(exit=False)"), function="f").passed
+    assert not wrong.passed and right.reason in (
+        "left before its end (SystemExit: False)",
+        "left before its end (SystemExit: 0)",
+    )
+    assert run_program(
+        "def f(x): return x + 1", tests=tests.format(2).replace("main()", "main(exit=False)"), function="f"
+    ).passed
 
 
 def test_a_class_that_holds_everything_holds_nothing_outside_the_program():

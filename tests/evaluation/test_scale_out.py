@@ -85,7 +85,9 @@ except sinkscope.errors.SinkscopeError as error:
 
 def start(rank, count, model, out, pause):
     arguments = [sys.executable, "-c", SLOWLY, str(model), str(out), str(pause)]
-    return subprocess.Popen(arguments, env=environment(RANK=str(rank), WORLD_SIZE=str(count)), stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        arguments, env=environment(RANK=str(rank), WORLD_SIZE=str(count)), stderr=subprocess.PIPE, text=True
+    )
 
 
 @contextlib.contextmanager
@@ -98,9 +100,14 @@ def ending(process):
             process.kill()
 
 
-def test_a_worker_killed_9_is_noticed_and_the_same_command_goes_on(diffusion, diffusion_folder, whole, tmp_path, monkeypatch):
+def test_a_worker_killed_9_is_noticed_and_the_same_command_goes_on(
+    diffusion, diffusion_folder, whole, tmp_path, monkeypatch
+):
     out = tmp_path / "r"
-    with ending(start(0, 2, diffusion_folder, out, 0)) as first, ending(start(1, 2, diffusion_folder, out, 2)) as second:
+    with (
+        ending(start(0, 2, diffusion_folder, out, 0)) as first,
+        ending(start(1, 2, diffusion_folder, out, 2)) as second,
+    ):
         deadline = time.monotonic() + 120
         while not (out / "lab-arith" / "top-1" / "000002.json").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -180,12 +187,29 @@ def test_jobs_of_submitit(diffusion_folder, whole, tmp_path, monkeypatch):
     assert items(tmp_path / "~") == whole
 
 
-@pytest.mark.parametrize("send", [lambda one: os.killpg(one.pid, signal.SIGINT), lambda one: one.kill()], ids=["ctrl-c", "kill -9"])
+@pytest.mark.parametrize(
+    "send", [lambda one: os.killpg(one.pid, signal.SIGINT), lambda one: one.kill()], ids=["ctrl-c", "kill -9"]
+)
 def test_local_jobs_end_with_the_command_and_print_nothing(tmp_path, send):
     pytest.importorskip("submitit")
-    flags = ["--limit", "100", "--shots", "0", "--length", "32", "--jobs", "1", "--cluster", "local", "--out", str(tmp_path / "r")]
+    flags = [
+        "--limit",
+        "100",
+        "--shots",
+        "0",
+        "--length",
+        "32",
+        "--jobs",
+        "1",
+        "--cluster",
+        "local",
+        "--out",
+        str(tmp_path / "r"),
+    ]
     command = [sys.executable, *COMMAND, "lab-diffusion", *flags]
-    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a test in the background ignores interrupts
+    heed = functools.partial(
+        signal.signal, signal.SIGINT, signal.SIG_DFL
+    )  # a test in the background ignores interrupts
     own = {"start_new_session": True, "preexec_fn": heed}
     with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment(), text=True, **own) as one:
         while not (tmp_path / "r" / "run.json").exists():
@@ -226,7 +250,9 @@ def test_a_job_that_was_ended_says_why(told, reason, tmp_path, monkeypatch):
         run_in_jobs("lab-diffusion", "cpu", None, ARGUMENTS | {"out": tmp_path / "r"}, 1, "local")
 
 
-@pytest.mark.parametrize(("options", "minutes"), [("", 365 * 24 * 60), ("timeout_min=7", 7), ("local_timeout_min=8", None)])
+@pytest.mark.parametrize(
+    ("options", "minutes"), [("", 365 * 24 * 60), ("timeout_min=7", 7), ("local_timeout_min=8", None)]
+)
 def test_a_local_job_has_a_year_where_no_option_says_less(options, minutes, tmp_path, monkeypatch):
     pytest.importorskip("submitit")
     asked = []
@@ -259,7 +285,8 @@ def test_a_job_that_fails_is_named_with_its_own_reason(diffusion_folder, tmp_pat
     folder = shutil.copytree(diffusion_folder, tmp_path / "no-weights", ignore=shutil.ignore_patterns("*.safetensors*"))
     reason = rf"{folder}: expected weights in model.safetensors, found .*"
     with pytest.raises(
-        EvaluationError, match=rf"1 of 1 jobs failed \(job \d+_?\d*: {reason}; logs in .*lock.jobs\); run the same command again"
+        EvaluationError,
+        match=rf"1 of 1 jobs failed \(job \d+_?\d*: {reason}; logs in .*lock.jobs\); run the same command again",
     ):
         run_in_jobs(str(folder), "cpu", None, arguments, 1, "local")
 
@@ -270,8 +297,16 @@ def test_a_job_that_fails_is_named_with_its_own_reason(diffusion_folder, tmp_pat
         ({"settings": {"temperature": float("nan")}}, "", "temperature: expected a finite number"),
         ({"settings": {"samples": 2}}, "", "samples: expected a task of likelihoods beside it"),
         ({"hide": ["top:99"], "settings": {"length": 8}}, "", "top:99 needs a canvas of at least 100 tokens"),
-        ({"tasks": ["humaneval"], "data": {"humaneval": "none.jsonl"}}, "", "humaneval runs programs that the model wrote"),
-        ({}, "tasks_per_node=2", "expected one process for each job, found tasks_per_node=2; leave it out and raise --jobs"),
+        (
+            {"tasks": ["humaneval"], "data": {"humaneval": "none.jsonl"}},
+            "",
+            "humaneval runs programs that the model wrote",
+        ),
+        (
+            {},
+            "tasks_per_node=2",
+            "expected one process for each job, found tasks_per_node=2; leave it out and raise --jobs",
+        ),
         ({}, "timeout_min=0", "expected minutes above 0, found timeout_min=0"),
     ],
 )
@@ -289,15 +324,27 @@ def test_what_jobs_refuse(tmp_path, monkeypatch):
     with pytest.raises(CallError, match="--job-options: expected name=value separated by commas, found 'gpu'"):
         run_in_jobs("m", "cpu", None, arguments, 1, "local", "timeout_min=5,gpu")
     known = r"timeout_min=60, cpus_per_task=4, slurm_partition=gpu …"
-    for option in ("no_such_option=1", "timeout_min=x", "timeout_min=5,mem_gb=much", "slurm_nosuch=1", "timeout_min=²", "=", "nodes=2"):
-        with pytest.raises(CallError, match=rf"--job-options: expected options of submitit with values of their kind \({known}\), found"):
+    for option in (
+        "no_such_option=1",
+        "timeout_min=x",
+        "timeout_min=5,mem_gb=much",
+        "slurm_nosuch=1",
+        "timeout_min=²",
+        "=",
+        "nodes=2",
+    ):
+        with pytest.raises(
+            CallError,
+            match=rf"--job-options: expected options of submitit with values of their kind \({known}\), found",
+        ):
             run_in_jobs("m", "cpu", None, arguments, 1, "local", option)
     with pytest.raises(CallError, match="expected each name once, found 'timeout_min' twice"):
         run_in_jobs("m", "cpu", None, arguments, 1, "local", "timeout_min=1,timeout_min=2")
     with pytest.raises(CallError, match="no model 'm': expected a bundled name"):
         run_in_jobs("m", "cpu", None, arguments, 1, "local")
     with pytest.raises(
-        CallError, match=r"--out: expected a path without %, where submitit and Slurm put the numbers of jobs, found /.*/a%jb"
+        CallError,
+        match=r"--out: expected a path without %, where submitit and Slurm put the numbers of jobs, found /.*/a%jb",
     ):
         run_in_jobs("lab-diffusion", "cpu", None, arguments | {"out": tmp_path / "a%jb"}, 1, "local")
     with pytest.raises(CallError, match="no rule 'nosuch'"):
@@ -306,12 +353,15 @@ def test_what_jobs_refuse(tmp_path, monkeypatch):
         run_in_jobs("lab-diffusion", "cpu", None, arguments | {"tasks": ["nosuch"]}, 1, "local")
     if not shutil.which("srun"):
         with pytest.raises(
-            CallError, match="--jobs: expected a machine that submits jobs to slurm, found no srun; or pass --cluster local"
+            CallError,
+            match="--jobs: expected a machine that submits jobs to slurm, found no srun; or pass --cluster local",
         ):
             run_in_jobs("m", "cpu", None, arguments, 1, "slurm")
     assert not (tmp_path / "r").exists()
     monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(CallError, match=r"--jobs needs submitit, which is not installed: pip install 'sinkscope\[slurm\]'"):
+    with pytest.raises(
+        CallError, match=r"--jobs needs submitit, which is not installed: pip install 'sinkscope\[slurm\]'"
+    ):
         run_in_jobs("m", "cpu", None, arguments, 1)
 
 

@@ -12,7 +12,9 @@ FOLDER = Path(__file__).parents[2] / "results" / "table-1"
 
 
 def test_rows_follow_from_the_outcomes_beside_them():
-    published = {(row["model"], row["task"], row["hide"]): row for row in json.loads((FOLDER / "table.json").read_text())["rows"]}
+    published = {
+        (row["model"], row["task"], row["hide"]): row for row in json.loads((FOLDER / "table.json").read_text())["rows"]
+    }
     results = read_results(FOLDER / "lab-diffusion")
     assert len(results) >= 20
     for result in results:

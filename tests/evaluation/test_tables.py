@@ -40,7 +40,12 @@ def result(hide, outcomes, model="GSAI-ML/LLaDA-8B-Instruct", task="gsm8k", **mo
     )
 
 
-NONE, TOP, RANDOM, OTHER = "1" * 150 + "0" * 50, "0" * 60 + "1" * 90 + "0" * 50, "1" * 148 + "0" * 52, "1" * 149 + "0" * 49 + "10"
+NONE, TOP, RANDOM, OTHER = (
+    "1" * 150 + "0" * 50,
+    "0" * 60 + "1" * 90 + "0" * 50,
+    "1" * 148 + "0" * 52,
+    "1" * 149 + "0" * 49 + "10",
+)
 RESULTS = [
     result("none", NONE),
     result("top:1", TOP, removed_share=0.031, removed_share_committed=0.052, hit_rate=0.9),
@@ -63,7 +68,10 @@ def test_a_rule_is_compared_with_the_unhidden_run_and_with_its_controls():
         paired_difference(bits(OTHER), bits(NONE)),
         paired_difference(bits(TOP[:120]), bits(NONE[:120])),
     ]
-    sinks, controls = holm([rows[1].change.p_value, rows[4].change.p_value]), holm([rows[2].change.p_value, rows[3].change.p_value])
+    sinks, controls = (
+        holm([rows[1].change.p_value, rows[4].change.p_value]),
+        holm([rows[2].change.p_value, rows[3].change.p_value]),
+    )
     assert [row.adjusted for row in rows] == [None, sinks[0], *controls, sinks[1]]  # two families
     assert [len(row.contrasts) for row in rows] == [0, 1, 0, 0, 0]
     (contrast,) = rows[1].contrasts
@@ -118,19 +126,49 @@ def test_a_control_has_the_rules_k_and_options(rule, control, name):
 
 
 def test_a_rule_stands_with_its_controls_however_late_they_were_run():
-    order = ["none", "top:1", "top:1@current", "top:5", "random:1", "random:5@seed=1", "random:1@current", "window:1+4", "mass:1@seed=0"]
+    order = [
+        "none",
+        "top:1",
+        "top:1@current",
+        "top:5",
+        "random:1",
+        "random:5@seed=1",
+        "random:1@current",
+        "window:1+4",
+        "mass:1@seed=0",
+    ]
     arith, code = [result(hide, NONE) for hide in order], [result(hide, NONE, task="humaneval") for hide in order]
     mixed = [one for pair in zip(arith, code, strict=True) for one in pair]
-    hidden = ["none", "top:1", "random:1", "mass:1@seed=0", "top:1@current", "random:1@current", "top:5", "random:5@seed=1", "window:1+4"]
-    assert [(one.task, one.hide) for one in arranged(mixed)] == [(task, hide) for task in ("gsm8k", "humaneval") for hide in hidden]
+    hidden = [
+        "none",
+        "top:1",
+        "random:1",
+        "mass:1@seed=0",
+        "top:1@current",
+        "random:1@current",
+        "top:5",
+        "random:5@seed=1",
+        "window:1+4",
+    ]
+    assert [(one.task, one.hide) for one in arranged(mixed)] == [
+        (task, hide) for task in ("gsm8k", "humaneval") for hide in hidden
+    ]
     assert [row["hide"] for row in table(mixed)["rows"]] == 2 * hidden
-    lines = [line.split(" | ")[:2] for line in write_table([*mixed, *(dataclasses.replace(one, model="o") for one in mixed)]).splitlines()]
+    lines = [
+        line.split(" | ")[:2]
+        for line in write_table([*mixed, *(dataclasses.replace(one, model="o") for one in mixed)]).splitlines()
+    ]
     assert lines[2:20] == [[f"| {task}", hide] for task in ("gsm8k", "humaneval") for hide in hidden]
     assert arranged(RESULTS) == RESULTS
 
 
 def test_a_seed_counts_once_however_it_is_written():
-    results = [*RESULTS[:3], result("random:1@seed=0", OTHER[:50]), result("random:1@previous,seed=0", OTHER[:60]), RESULTS[3]]
+    results = [
+        *RESULTS[:3],
+        result("random:1@seed=0", OTHER[:50]),
+        result("random:1@previous,seed=0", OTHER[:60]),
+        RESULTS[3],
+    ]
     (contrast,) = compare(results)[1].contrasts
     assert contrast.seeds == 2
     assert contrast.difference == against_controls(bits(TOP), [bits(RANDOM), bits(OTHER)])
@@ -140,7 +178,10 @@ def test_a_control_of_fewer_problems_is_named():
     results = [*RESULTS[:3], result("random:1@seed=1", OTHER[:90]), result("random:1@seed=2", OTHER)]
     (contrast,) = compare(results)[1].contrasts
     assert (contrast.seeds, contrast.difference.n) == (3, 90)
-    assert "GSAI-ML/LLaDA-8B-Instruct, gsm8k, top:1: set against random:1 over the 90 problems that both have" in remarks(compare(results))
+    assert (
+        "GSAI-ML/LLaDA-8B-Instruct, gsm8k, top:1: set against random:1 over the 90 problems that both have"
+        in remarks(compare(results))
+    )
 
 
 @pytest.fixture
@@ -181,7 +222,12 @@ def test_remarks():
     where = "GSAI-ML/LLaDA-8B-Instruct, gsm8k, "
     assert f"{where}top:1: 2 of at least 3 seeds of random:1" in said
     assert f"{where}top:5: no random control with its K and options; hiding any keys may hurt as much" in said
-    some = [result("none", NONE[:100]), result("random:1", NONE[:99] + "0"), result("ranks:1", NONE[:100]), result("window:1+4", TOP[:100])]
+    some = [
+        result("none", NONE[:100]),
+        result("random:1", NONE[:99] + "0"),
+        result("ranks:1", NONE[:100]),
+        result("window:1+4", TOP[:100]),
+    ]
     few = "100 problems are too few for a verdict on these rules (in brackets how many would do): random:1 (242), ranks:1 (189)"
     assert remarks(compare(some)) == ["GSAI-ML/LLaDA-8B-Instruct, gsm8k: " + few]
     (alone,) = remarks(compare([result("none", NONE[:1]), result("window:1+4", TOP[:1])]))
@@ -224,7 +270,9 @@ def test_json():
     document = json.loads(write_table(RESULTS, "json"))
     assert document == json.loads(json.dumps(table(RESULTS)))
     row = document["rows"][1]
-    assert {key: row[key] for key in ("model", "task", "hide", "n", "accuracy", "published", "published_error", *SHARES)} == {
+    assert {
+        key: row[key] for key in ("model", "task", "hide", "n", "accuracy", "published", "published_error", *SHARES)
+    } == {
         "model": "GSAI-ML/LLaDA-8B-Instruct",
         "task": "gsm8k",
         "hide": "top:1",
@@ -252,7 +300,9 @@ def test_markdown_has_models_across():
         f"| gsm8k | none | 0.750 ({low:.3f}–{high:.3f}), n = 200 [paper 0.76 ± 0.01] | – |",
         "| lab-code | none | – | 0.500 (0.150–0.850), n = 4 |",
     ]
-    assert lines[5:] == ["Accuracy with Wilson's 95 % interval over problems; it speaks of one checkpoint, not of a way to train."]
+    assert lines[5:] == [
+        "Accuracy with Wilson's 95 % interval over problems; it speaks of one checkpoint, not of a way to train."
+    ]
 
 
 def test_a_control_of_equal_mass_that_takes_away_something_else_is_reported():
@@ -270,11 +320,16 @@ def test_a_control_of_equal_mass_that_takes_away_something_else_is_reported():
 def test_a_control_of_equal_mass_of_the_committed_rows_is_matched_there():
     sinks = result("top:1", TOP, removed_share=0.06, removed_share_committed=0.2)
     for share, matches in ((0.4, False), (0.1, False), (0.18, True)):
-        controls = [result(f"rowmass:1@seed={seed}", RANDOM, removed_share=0.4, removed_share_committed=share) for seed in range(3)]
+        controls = [
+            result(f"rowmass:1@seed={seed}", RANDOM, removed_share=0.4, removed_share_committed=share)
+            for seed in range(3)
+        ]
         rows = compare([RESULTS[0], sinks, *controls])
         assert rows[1].contrasts[0].removed_share_committed == pytest.approx(share)
         document = table([RESULTS[0], sinks, *controls])["rows"][1]["controls"][0]
-        assert document["removed_share_committed"] == pytest.approx(share) and document["removed_share"] == pytest.approx(0.4)
+        assert document["removed_share_committed"] == pytest.approx(share) and document[
+            "removed_share"
+        ] == pytest.approx(0.4)
         at = "of the attention at the positions being committed, the sinks' rule 20.0 %"
         said = f"rowmass:1 took away {100 * share:.1f} % {at}; they do not match in mass"
         assert any(said in line for line in remarks(rows)) != matches
@@ -282,7 +337,11 @@ def test_a_control_of_equal_mass_of_the_committed_rows_is_matched_there():
 
 def test_markdown_compares():
     change = paired_difference(bits(TOP), bits(NONE))
-    line = next(line for line in write_table(RESULTS).splitlines() if line.startswith("| GSAI-ML/LLaDA-8B-Instruct | gsm8k | top:1 |"))
+    line = next(
+        line
+        for line in write_table(RESULTS).splitlines()
+        if line.startswith("| GSAI-ML/LLaDA-8B-Instruct | gsm8k | top:1 |")
+    )
     start = f"| GSAI-ML/LLaDA-8B-Instruct | gsm8k | top:1 | 200 | -30.0 ({100 * change.low:+.1f} to {100 * change.high:+.1f}) |"
     assert line.startswith(start)
     assert "| degraded | 3.1 % | 5.2 % | 90.0 % | random:1 ×2: -29." in line
@@ -314,7 +373,12 @@ def test_latex():
 def test_csv():
     rows = list(csv.DictReader(io.StringIO(write_table(RESULTS, "csv"))))
     assert [row["hide"] for row in rows] == [one.hide for one in RESULTS]
-    assert (rows[1]["accuracy"], rows[1]["verdict"], rows[1]["change_mean"], rows[1]["published"]) == ("0.45", "degraded", "-0.3", "0.75")
+    assert (rows[1]["accuracy"], rows[1]["verdict"], rows[1]["change_mean"], rows[1]["published"]) == (
+        "0.45",
+        "degraded",
+        "-0.3",
+        "0.75",
+    )
     assert json.loads(rows[1]["controls"])[0]["seeds"] == 2
     assert (rows[0]["change_mean"], rows[0]["controls"]) == ("", "")
 
@@ -353,7 +417,10 @@ def test_reading_and_planning_load_no_torch(command, tmp_path):
         ({"settings": {"length": 0}}, "settings.length: expected a number from 1 upwards, found 0"),
         ({"settings": {"temperature": -1.0}}, "settings.temperature: expected a number from 0.0 upwards, found -1.0"),
         ({"hide": "none", "hit_rate": 0.5}, "expected no hit rate where nothing is hidden, not 0.5$"),
-        ({"hide": "none", "removed_share_committed": 0.5}, "expected no attention removed where nothing is hidden, not 0.5$"),
+        (
+            {"hide": "none", "removed_share_committed": 0.5},
+            "expected no attention removed where nothing is hidden, not 0.5$",
+        ),
         ({"settings": None}, "settings: expected an object, found null"),
         ({"settings": {"a": {1, 2}}}, "settings: expected plain values, as JSON holds them, found others"),
         ({"model": 5}, "model: expected text, found 5"),
@@ -379,7 +446,8 @@ def test_a_number_of_numpy_is_a_number():
 
 def test_the_same_result_twice_is_refused():
     with pytest.raises(
-        CallError, match=r"results\[5\]: expected each model, task and rule once, found .*gsm8k, top:1 with .* of results\[1\]"
+        CallError,
+        match=r"results\[5\]: expected each model, task and rule once, found .*gsm8k, top:1 with .* of results\[1\]",
     ):
         table([*RESULTS, RESULTS[1]])
 
@@ -387,7 +455,11 @@ def test_the_same_result_twice_is_refused():
 def test_a_rule_that_is_written_in_two_ways_is_tested_once():
     alone = compare([*RESULTS[:4], RESULTS[4]])
     doubled = compare(
-        [*RESULTS, dataclasses.replace(RESULTS[1], hide="top:1@previous"), dataclasses.replace(RESULTS[3], hide="random:01@seed=01")]
+        [
+            *RESULTS,
+            dataclasses.replace(RESULTS[1], hide="top:1@previous"),
+            dataclasses.replace(RESULTS[3], hide="random:01@seed=01"),
+        ]
     )
     assert [row.adjusted for row in doubled[:5]] == [row.adjusted for row in alone]
     assert [row.contrasts for row in doubled[:5]] == [row.contrasts for row in alone]
@@ -411,7 +483,8 @@ def test_two_spellings_of_a_rule_with_other_outcomes_are_refused(ask, spelled, o
         ask([*RESULTS, second])  # a part of the same run
         return
     with pytest.raises(
-        CallError, match=rf"results\[5\]: expected each .* once, found .*, {spelled} with other outcomes than .* results\[2\]"
+        CallError,
+        match=rf"results\[5\]: expected each .* once, found .*, {spelled} with other outcomes than .* results\[2\]",
     ):
         ask([*RESULTS, second])
 

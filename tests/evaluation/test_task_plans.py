@@ -32,7 +32,9 @@ def test_a_tokenizer_without_a_template(diffusion):
         def get_vocab(self):
             return {}
 
-    with pytest.raises(ModelError, match="its tokenizer has no chat template; evaluate it on raw text, with --protocol none"):
+    with pytest.raises(
+        ModelError, match="its tokenizer has no chat template; evaluate it on raw text, with --protocol none"
+    ):
         chat_text(dataclasses.replace(diffusion, tokenizer=Plain()), TALK)
 
 
@@ -51,7 +53,11 @@ def templated(model, template, family=None):
             ModelError,
             "expected Jinja, found a mistake in line 1 .*; correct it or evaluate it on raw text, with --protocol none",
         ),
-        ("{{ raise_exception('no system') }}", CallError, r"found one that it refuses \(no system\); evaluate it on raw text"),
+        (
+            "{{ raise_exception('no system') }}",
+            CallError,
+            r"found one that it refuses \(no system\); evaluate it on raw text",
+        ),
         (
             {"tools": "x"},
             ModelError,
@@ -63,7 +69,9 @@ def templated(model, template, family=None):
 def test_a_conversation_is_refused_as_by_the_model_itself(template, kind, message, diffusion, monkeypatch):
     monkeypatch.setattr(task_plans, "find_task", lambda name, data: talking(TASKS[name]))
     with pytest.raises(kind, match=message):
-        make_plans(templated(diffusion, template), Request(["lab-arith"], limit=1, shots=0, chat=True, settings={"length": 8}))
+        make_plans(
+            templated(diffusion, template), Request(["lab-arith"], limit=1, shots=0, chat=True, settings={"length": 8})
+        )
 
 
 def test_a_tokenizer_without_a_template_gets_the_familys(diffusion, monkeypatch):
@@ -97,8 +105,12 @@ def talking(task: Task) -> Task:
 @pytest.fixture
 def protocol(monkeypatch):
     """lab-arith as if it had been published, for every model."""
-    published = Protocol("llada", "", "lab-arith", "authors", 1, False, {"length": 12, "steps": 6, "block": 6}, "a paper", 0.5)
-    monkeypatch.setattr(task_plans, "find_protocol", lambda family, model, task, wanted: None if wanted == "none" else published)
+    published = Protocol(
+        "llada", "", "lab-arith", "authors", 1, False, {"length": 12, "steps": 6, "block": 6}, "a paper", 0.5
+    )
+    monkeypatch.setattr(
+        task_plans, "find_protocol", lambda family, model, task, wanted: None if wanted == "none" else published
+    )
     monkeypatch.setattr(task_plans, "find_task", lambda name, data: talking(TASKS[name]))
     return published
 
@@ -106,8 +118,13 @@ def protocol(monkeypatch):
 def test_a_protocol_sets_shots_and_sampler_and_flags_override_it(diffusion, protocol, tmp_path, caplog):
     (plan,), _ = make_plans(diffusion, Request(["lab-arith"], limit=2))
     assert (plan.shots, plan.chat, plan.sampler.length, plan.sampler.steps) == (1, False, 12, 6)
-    assert plan.protocol == "lab-arith: authors (1 shots, raw text, length 12, steps 6, block 6; published 50.0 %); source: a paper"
-    (plan,), _ = make_plans(diffusion, Request(["lab-arith"], limit=2, shots=0, chat=True, settings={"steps": 4, "block": 6}))
+    assert (
+        plan.protocol
+        == "lab-arith: authors (1 shots, raw text, length 12, steps 6, block 6; published 50.0 %); source: a paper"
+    )
+    (plan,), _ = make_plans(
+        diffusion, Request(["lab-arith"], limit=2, shots=0, chat=True, settings={"steps": 4, "block": 6})
+    )
     assert (plan.shots, plan.chat, plan.sampler.steps) == (0, True, 4)
     assert plan.protocol.endswith("; source: a paper; changed: steps 4, shots 0, chat")
     assert plan.prompts[0] == chat_text(diffusion, [{"role": "user", "content": plan.problems[0].question}])
@@ -121,9 +138,17 @@ def test_a_protocol_sets_shots_and_sampler_and_flags_override_it(diffusion, prot
 @pytest.mark.parametrize(
     ("tasks", "given", "says"),
     [
-        (["lab-sums"], "lab-sums", r"data: expected none, as lab-sums needs no data of yours, found a path for 'lab-sums'; leave it out"),
+        (
+            ["lab-sums"],
+            "lab-sums",
+            r"data: expected none, as lab-sums needs no data of yours, found a path for 'lab-sums'; leave it out",
+        ),
         (["lab-sums"], "gsm8k", r"data: expected none, .* found a path for 'gsm8k'"),
-        (["piqa", "gsm8k_cot"], "humaneval", r"data: expected paths for piqa, gsm8k_cot, gsm8k, found a path for 'humaneval'"),
+        (
+            ["piqa", "gsm8k_cot"],
+            "humaneval",
+            r"data: expected paths for piqa, gsm8k_cot, gsm8k, found a path for 'humaneval'",
+        ),
     ],
 )
 def test_data_of_tasks_that_are_not_asked_are_refused(diffusion, tmp_path, tasks, given, says):

@@ -14,13 +14,27 @@ FOLDER = Path(books_corpus.__file__).parent
 
 @pytest.mark.parametrize(
     "given",
-    ["--problems 0", "--problems -3", "--shots -1", "--out nosuch/\0", "--out file/x", "--arms nosuch", "--minutes nan", "--seeds 0 -1"],
+    [
+        "--problems 0",
+        "--problems -3",
+        "--shots -1",
+        "--out nosuch/\0",
+        "--out file/x",
+        "--arms nosuch",
+        "--minutes nan",
+        "--seeds 0 -1",
+    ],
 )
 def test_bad_arguments(tmp_path, monkeypatch, capsys, given):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
     parser = Arguments("A script.")
-    for name, kind, count in (("problems", int, None), ("shots", int, None), ("minutes", float, None), ("seeds", int, "*")):
+    for name, kind, count in (
+        ("problems", int, None),
+        ("shots", int, None),
+        ("minutes", float, None),
+        ("seeds", int, "*"),
+    ):
         parser.add_argument(f"--{name}", type=kind, nargs=count)
     for name in ("out", "arms"):
         parser.add_argument(f"--{name}", type=Path)

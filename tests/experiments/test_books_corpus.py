@@ -27,13 +27,24 @@ def write(monkeypatch, *arguments):
 def clone(tmp_path, monkeypatch):
     """A repository of four books that may be used, one that is too young and one without a year."""
     folder = tmp_path / "clone"
-    years = {"A/Old": "1900", "B/Ancient": "-300", "C/Young": "1929", "D/Without": "unknown", "E/Late": "1928", "F/First": "1700"}
+    years = {
+        "A/Old": "1900",
+        "B/Ancient": "-300",
+        "C/Young": "1929",
+        "D/Without": "unknown",
+        "E/Late": "1928",
+        "F/First": "1700",
+    }
     for name, year in years.items():
         path = folder / f"{name}.md"
         path.parent.mkdir(parents=True)
         body = "\n\n".join(f"{name} has page {number}. It says nothing." for number in range(200))
         path.write_text(f"# {name}\n\n## Year: {year}\n\n-------\n{body}\n")
-    for command in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "books"]):
+    for command in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "books"],
+    ):
         subprocess.run(["git", "-C", str(folder), *command], check=True)
     monkeypatch.setattr(books_corpus, "COMMIT", "HEAD")
     monkeypatch.setattr(books_corpus, "HELD_OUT_EVERY", 2)
@@ -67,7 +78,10 @@ def test_what_was_made_is_compared_with_the_list_of_books(tmp_path):
     assert "the tokens are not (train.bin): another vocabulary or tokenizer" in books_corpus.compare(tmp_path)
     changed = [ours["documents"][0] | {"sha256": "0" * 64}, *ours["documents"][1:]]
     path.write_text(json.dumps(ours | {"documents": changed}))
-    assert books_corpus.compare(tmp_path) == "1 books differ from books.json, among them Abbie Farwell Brown/The Christmas Angel"
+    assert (
+        books_corpus.compare(tmp_path)
+        == "1 books differ from books.json, among them Abbie Farwell Brown/The Christmas Angel"
+    )
 
 
 def test_the_excerpt_is_a_page_of_each_held_out_book(clone, tmp_path, monkeypatch):
@@ -84,11 +98,19 @@ def test_a_network_of_text_is_trained_on_the_excerpt_in_seconds(tmp_path, monkey
     assert len(pages) == 17 and all(1000 < len(page) <= books_corpus.PAGE for page in pages)
     write(monkeypatch, EXCERPT, "--out", tmp_path / "pages", "--vocabulary", 600)
     corpus = open_corpus(tmp_path / "pages")
-    small = Architecture(layers=1, hidden_size=24, heads=2, kv_heads=2, intermediate_size=32, max_positions=64, tied=True)
-    changes = {"architecture": small, "canvases": CanvasMix(tokens=128, lengths=(64,), weights=(1.0,)), "snapshots": (0, 30)}
+    small = Architecture(
+        layers=1, hidden_size=24, heads=2, kv_heads=2, intermediate_size=32, max_positions=64, tied=True
+    )
+    changes = {
+        "architecture": small,
+        "canvases": CanvasMix(tokens=128, lengths=(64,), weights=(1.0,)),
+        "snapshots": (0, 30),
+    }
     for name in ("lab-text-autoregressive", "lab-text-diffusion"):
         recipe = dataclasses.replace(RECIPES[name], **changes, updates=30, autocast=False, log_every=1)
         train(recipe, tmp_path / name, texts=corpus, progress=False)
-        losses = [json.loads(line).get("loss") for line in (tmp_path / name / "training.jsonl").read_text().splitlines()]
+        losses = [
+            json.loads(line).get("loss") for line in (tmp_path / name / "training.jsonl").read_text().splitlines()
+        ]
         losses = [loss for loss in losses if loss is not None]
         assert sum(losses[-5:]) < sum(losses[:5])

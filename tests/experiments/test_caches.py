@@ -51,10 +51,15 @@ def test_the_two_caches_of_fast_dllm_on_twice_as_many_problems_are_told_as_measu
 
 def test_triggers_that_are_left_out_of_the_table_hardly_ever_fire():
     rows = {row["policy"]: row for row in DOCUMENTS["lab-diffusion-newer"]["rows"]}
-    assert set(caches.SAME_AS_BLOCK) <= set(rows) and f"plain sampling solves {rows['none']['accuracy']:.3f}" in " ".join(PAGE)
+    assert set(caches.SAME_AS_BLOCK) <= set(
+        rows
+    ) and f"plain sampling solves {rows['none']['accuracy']:.3f}" in " ".join(PAGE)
     for trigger in ("confidence", "entropy"):
         found = rows[f"block:trigger={trigger}"]
-        assert found["outcomes"] == rows["block"]["outcomes"] and 1 <= found["work"]["total"] / rows["block"]["work"]["total"] < 1.005
+        assert (
+            found["outcomes"] == rows["block"]["outcomes"]
+            and 1 <= found["work"]["total"] / rows["block"]["work"]["total"] < 1.005
+        )
 
 
 def test_watching_attention_costs_more_seconds_than_multiply_adds():
@@ -85,7 +90,9 @@ def test_stale_keys_are_on_the_page():
         for row in document["rows"]:
             low, high = row["interval"]
             assert row["every"] < 32 or f"{row['mean']:.1e} ({low:.1e} … {high:.1e})" in page
-            assert row["mean"] == pytest.approx(sum(row["answers"]) / len(row["answers"])) and low <= row["mean"] <= high
+            assert (
+                row["mean"] == pytest.approx(sum(row["answers"]) / len(row["answers"])) and low <= row["mean"] <= high
+            )
         means = [row["mean"] for row in document["rows"]]
         assert means == sorted(means)
     for one, other in zip(*(models[name]["rows"] for name in ("lab-sink-token", "lab-diffusion")), strict=True):
@@ -109,11 +116,16 @@ def test_stale_keys_of_models_trained_alike_are_on_the_page():
         low, high = row["interval"]
         if row["every"] == 32:
             *first, last = (f"{one['ratio']:.2g}" for one in row["seeds"].values())
-            assert f"{row['ratio']:.2g} ({low:.2g} … {high:.2g}) times as far" in page and f"({', '.join(first)} and {last})" in page
+            assert (
+                f"{row['ratio']:.2g} ({low:.2g} … {high:.2g}) times as far" in page
+                and f"({', '.join(first)} and {last})" in page
+            )
     assert "**Undecided**: refreshed in every 32nd step" in page
 
 
-@pytest.mark.parametrize(("found", "verdict"), [([0.5, 0.52, 0.48], "holds"), ([2.0, 2.1, 1.9], "refuted"), ([0.2, 8.0, 1.0], "undecided")])
+@pytest.mark.parametrize(
+    ("found", "verdict"), [([0.5, 0.52, 0.48], "holds"), ([2.0, 2.1, 1.9], "refuted"), ([0.2, 8.0, 1.0], "undecided")]
+)
 def test_seeds_decide_on_stale_keys(found, verdict):
     told = stale_keys.over_seeds(found)
     assert told["verdict"] == verdict and told["interval"][0] < told["ratio"] < told["interval"][1]
@@ -125,7 +137,9 @@ def test_results_are_those_of_the_plans():
         plan = caches.PLANS[name]
         (task,) = document["tasks"].values()
         assert (task["task"], document["limit"]) == (plan["task"], plan.get("limit"))
-        assert {row["policy"] for row in document["rows"]} <= {arm.text for arm in read_arms(plan["policies"], plan.get("budgets", ()))}
+        assert {row["policy"] for row in document["rows"]} <= {
+            arm.text for arm in read_arms(plan["policies"], plan.get("budgets", ()))
+        }
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -135,7 +149,14 @@ def test_verdicts_follow_from_the_answers(name):
     work, plain = {"total": 1, "rows": 1}, rows[0]
     items = {
         (row["task"], arm): [
-            {"correct": int(one), "tokens": [int(one)], "work": work, "canvas": 1, "processor_seconds": 1, "peak_memory": None}
+            {
+                "correct": int(one),
+                "tokens": [int(one)],
+                "work": work,
+                "canvas": 1,
+                "processor_seconds": 1,
+                "peak_memory": None,
+            }
             for one in row["outcomes"]
         ]
         for row in rows

@@ -53,7 +53,11 @@ HOLDS, FAILS, OPEN = "holds", "does not hold", "undecided"
 )
 def test_a_part_is_judged_over_lengths_and_thresholds(cells, verdict):
     points = ("3 queries", "5 percent")
-    named = {(shots, point): one for shots, row in zip((0, 5), cells, strict=True) for point, one in zip(points, row, strict=True)}
+    named = {
+        (shots, point): one
+        for shots, row in zip((0, 5), cells, strict=True)
+        for point, one in zip(points, row, strict=True)
+    }
     assert verdict_over(named) == verdict
 
 
@@ -62,7 +66,11 @@ def test_verdicts_over_lengths_and_thresholds_are_those_of_all_pairs():
     rng, seen = np.random.default_rng(0), set()
     points = ("3 queries", "1 queries", "5 percent")
     for _ in range(400):
-        cells = {(shots, point): str(rng.choice([HOLDS, FAILS, OPEN], p=[0.6, 0.15, 0.25])) for shots in (0, 1, 5) for point in points}
+        cells = {
+            (shots, point): str(rng.choice([HOLDS, FAILS, OPEN], p=[0.6, 0.15, 0.25]))
+            for shots in (0, 1, 5)
+            for point in points
+        }
         pairs = [(one, other) for one in cells for other in cells if {cells[one], cells[other]} == {HOLDS, FAILS}]
         on = {name for name, axis in (("shots", 1), ("ε", 0)) if any(one[axis] == other[axis] for one, other in pairs)}
         main = {cells[shots, "3 queries"] for shots in (0, 1, 5)}
@@ -95,7 +103,9 @@ def planted(monkeypatch):
         values = np.stack([first + shift + 2 * shots, -first - shift, first], axis=1)
         return Analysis((), 7, 2, 3, 0, ("",) * 7, keys, values)
 
-    monkeypatch.setattr(_claims, "RUNS", {name: _lab_runs.Run(name, "lab-diffusion", shots=(0, 5)) for name in ("one", "two")})
+    monkeypatch.setattr(
+        _claims, "RUNS", {name: _lab_runs.Run(name, "lab-diffusion", shots=(0, 5)) for name in ("one", "two")}
+    )
     monkeypatch.setattr(_claims, "analysis", found)
     monkeypatch.setattr(_claims, "THRESHOLDS", (MAIN, Threshold(5.0, "percent")))
     return first
@@ -178,7 +188,11 @@ def test_every_script_states_a_claim_that_can_be_measured(name):
 
 
 def test_every_claim_of_the_folder_is_run_and_shown():
-    found = {path.stem for path in claims_page.PAGE.parents[1].glob("experiments/*.py") if "CLAIM = Claim(" in path.read_text()}
+    found = {
+        path.stem
+        for path in claims_page.PAGE.parents[1].glob("experiments/*.py")
+        if "CLAIM = Claim(" in path.read_text()
+    }
     assert found == set(SCRIPTS.values())
 
 
@@ -191,8 +205,12 @@ def test_stored_results_are_of_the_claims_as_they_stand():
     """A bound that is changed after a run no longer fits what was stored, and every verdict follows from the intervals."""
     for name, document in claims_page.read().items():
         claim = importlib.import_module(SCRIPTS[name]).CLAIM
-        assert [part["expected"] for part in document["parts"]] == [f"{part.wanted} {part.bound:g}" for part in claim.parts]
-        assert [(part["what"], part["short"]) for part in document["parts"]] == [(part.what, part.short) for part in claim.parts]
+        assert [part["expected"] for part in document["parts"]] == [
+            f"{part.wanted} {part.bound:g}" for part in claim.parts
+        ]
+        assert [(part["what"], part["short"]) for part in document["parts"]] == [
+            (part.what, part.short) for part in claim.parts
+        ]
         for part, stated in zip(document["parts"], claim.parts, strict=True):
             assert tuple(one["shots"] for one in part["at"]) == _lab_runs.RUNS[stated.number.run].shots
             cells = {}
@@ -200,7 +218,8 @@ def test_stored_results_are_of_the_claims_as_they_stand():
                 low, high = (np.nan if one["found"][end] is None else one["found"][end] for end in ("low", "high"))
                 assert one["verdict"] == judge(low, high, *_wanted(part["expected"]))
                 cells |= {
-                    (one["shots"], point): found for point, found in (one["verdicts_elsewhere"] | {"3 queries": one["verdict"]}).items()
+                    (one["shots"], point): found
+                    for point, found in (one["verdicts_elsewhere"] | {"3 queries": one["verdict"]}).items()
                 }
             assert part["verdict"] == verdict_over(cells)
         assert document["verdict"] == verdict_of([part["verdict"] for part in document["parts"] if part["decides"]])
@@ -246,8 +265,18 @@ def test_a_row_has_a_sign_for_each_part_and_length():
 
 
 def test_the_full_table_names_the_thresholds_that_differ():
-    elsewhere = {"1 queries": "holds", "2 percent": "undecided", "5 percent": "does not hold", "8 queries": "does not hold"}
-    one = {"found": {"value": 1.0, "low": 0.5, "high": 1.5}, "prompts": 40, "verdict": "holds", "verdicts_elsewhere": elsewhere}
+    elsewhere = {
+        "1 queries": "holds",
+        "2 percent": "undecided",
+        "5 percent": "does not hold",
+        "8 queries": "does not hold",
+    }
+    one = {
+        "found": {"value": 1.0, "low": 0.5, "high": 1.5},
+        "prompts": 40,
+        "verdict": "holds",
+        "verdicts_elsewhere": elsewhere,
+    }
     assert claims_page.cell(one, 48) == "1 (0.5 to 1.5), 40 prompts + [− at 5%, 8q; ? at 2%]"
     assert claims_page.cell(one | {"verdicts_elsewhere": {"1 queries": "holds"}}, 40) == "1 (0.5 to 1.5) +"
 

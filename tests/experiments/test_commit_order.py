@@ -16,7 +16,9 @@ from sinkscope.interventions import HidePositions, HideTopSinks, compose
 def trace(diffusion, tmp_path_factory):
     folder = tmp_path_factory.mktemp("why") / "t"
     with sinkscope.recording(diffusion, out=folder):
-        sinkscope.generate(diffusion, "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:", length=6)
+        sinkscope.generate(
+            diffusion, "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:", length=6
+        )
     return sinkscope.open_trace(folder)
 
 
@@ -30,7 +32,9 @@ def test_reliance_equals_dense(diffusion, trace):
     assert found.position.tolist() == [place for step in range(1, 6) for place in masked[step]]
     for step in range(1, 6):
         rows = found.step == step
-        own = torch.stack([(maps[step].local[layer] * maps[step].taken[layer]).sum(-1)[0].mean(0) for layer in range(3)]).mean(0)
+        own = torch.stack(
+            [(maps[step].local[layer] * maps[step].taken[layer]).sum(-1)[0].mean(0) for layer in range(3)]
+        ).mean(0)
         assert_close(found.attention[rows], own[masked[step]], **shares)
         with torch.no_grad():
             sure = torch.softmax(diffusion.network(canvases[step]).logits[0, masked[step]], -1).amax(-1).numpy()
@@ -48,7 +52,9 @@ def test_reliance_sees_what_the_run_itself_would(diffusion, trace):
         logits = diffusion.network(canvas).logits[0]
     best = torch.softmax(logits, -1).max(-1)
     rows = found.step == 2
-    assert_close(found.confidence_hidden[rows], best.values[found.position[rows]], **probabilities_of(diffusion.network, canvas))
+    assert_close(
+        found.confidence_hidden[rows], best.values[found.position[rows]], **probabilities_of(diffusion.network, canvas)
+    )
     assert not np.allclose(found.confidence_hidden, found.confidence)
     assert set(found.step) == set(range(6))
 
@@ -71,14 +77,20 @@ def test_correlations_are_within_steps():
     step = np.repeat([1, 2], 4)
     attention = np.array([0.1, 0.2, 0.3, 0.4, 0.01, 0.02, 0.03, 0.04])
     confidence = np.full(8, 0.9)
-    lower = confidence - np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8])  # the second step lower in all, though looked at less
+    lower = confidence - np.array(
+        [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
+    )  # the second step lower in all, though looked at less
     order = np.tile(np.arange(4), 2)
-    found = Reliance(step, np.arange(8), attention, confidence, lower, order, order[::-1].copy(), np.ones(8, bool)).correlations()
+    found = Reliance(
+        step, np.arange(8), attention, confidence, lower, order, order[::-1].copy(), np.ones(8, bool)
+    ).correlations()
     assert found["confidence"] == pytest.approx(-1) and found["order"] == pytest.approx(-1)
 
 
 def test_what_cannot_be_looked_at_is_refused(diffusion, autoregressive):
-    with pytest.raises(CallError, match="has no mask token; confidence and order of commitment are those of a diffusion model"):
+    with pytest.raises(
+        CallError, match="has no mask token; confidence and order of commitment are those of a diffusion model"
+    ):
         reliance(autoregressive, np.zeros((2, 3), int), compose())
     with pytest.raises(CallError, match=r"canvases: expected token ids \[step, position\], .*, found \(3,\) of int64"):
         reliance(diffusion, np.zeros(3, int), compose())
@@ -108,7 +120,9 @@ def test_the_order_is_kept(diffusion, question, tmp_path):
 def test_a_bad_order_is_refused(diffusion, autoregressive, question):
     first = len(diffusion.encode(question))
     for order in ([[first], [first]], [[first + 1]], [[0], [first]]):
-        with pytest.raises(CallError, match=rf"order: expected every position from {first} \(behind the prompt\) on once"):
+        with pytest.raises(
+            CallError, match=rf"order: expected every position from {first} \(behind the prompt\) on once"
+        ):
             write_in_order(diffusion, question, order)
     with pytest.raises(CallError, match="has no mask token; it writes from left to right"):
         write_in_order(autoregressive, question, [[first]])

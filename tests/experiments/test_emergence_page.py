@@ -16,7 +16,11 @@ MODELS = {"autoregressive": "lab-text-autoregressive", "diffusion": "lab-text-di
 
 def cells(kind):
     """The five rows of numbers of one kind, as they are written."""
-    rows = [line.split("|")[3:-1] for line in PAGE.splitlines() if re.match(r"\| [a-z ]*\| (heads|largest|windows|cost)", line)]
+    rows = [
+        line.split("|")[3:-1]
+        for line in PAGE.splitlines()
+        if re.match(r"\| [a-z ]*\| (heads|largest|windows|cost)", line)
+    ]
     assert len(rows) == 10
     return [[cell.strip().replace("−", "-") for cell in row] for row in rows[5 * (kind == "diffusion") :][:5]]
 
@@ -68,8 +72,12 @@ def test_what_the_sinks_do_is_computed_from_the_files():
     counts = [[one["counts"][role] for role in ("idle", "broadcast", "carrier", "undecided")] for one in moments]
     assert row("heads with a lasting sink, of 36") == [str(sum(one)) for one in counts]
     assert row("idle / broadcast / carrier / undecided") == [" / ".join(map(str, one)) for one in counts]
-    assert row("heads that can lose it for nothing") == [str(sum(head["removable"] is True for head in one["heads"])) for one in moments]
-    assert row("heads with a main sink while 64 tokens are written")[1:] == [f"{one['heads_with_main_sink']:.1f}" for one in moments[1:]]
+    assert row("heads that can lose it for nothing") == [
+        str(sum(head["removable"] is True for head in one["heads"])) for one in moments
+    ]
+    assert row("heads with a main sink while 64 tokens are written")[1:] == [
+        f"{one['heads_with_main_sink']:.1f}" for one in moments[1:]
+    ]
     moved = [f"{one['moves_per_head']:.1f} / {one['moves_shuffled']:.1f}" for one in moments[1:]]
     assert row("moves of it per head / with the steps shuffled")[1:] == moved
     idle = [head for head in moments[0]["heads"] if head["role"] == "idle"]
@@ -95,7 +103,9 @@ def test_short_trainings_with_a_sink_token_are_told_as_measured():
 
 def test_the_training_is_as_good_as_a_plain_one():
     losses = {
-        row["arm"]: row["loss"] for row in json.loads((ROOT / "results/emergence/knobs.json").read_text())["rows"] if row["seed"] == 0
+        row["arm"]: row["loss"]
+        for row in json.loads((ROOT / "results/emergence/knobs.json").read_text())["rows"]
+        if row["seed"] == 0
     }
     plain, ours = (losses[f"autoregressive-{arm}"] for arm in ("plain", "cosine"))
     assert f"has a held-out loss of {plain:.2f}; the lab's, on the same windows, {ours:.2f}" in PAGE
@@ -103,7 +113,11 @@ def test_the_training_is_as_good_as_a_plain_one():
 
 
 def test_what_each_setting_does_is_told_as_measured():
-    rows = {row["arm"]: row for row in json.loads((ROOT / "results/emergence/knobs.json").read_text())["rows"] if row["seed"] == 0}
+    rows = {
+        row["arm"]: row
+        for row in json.loads((ROOT / "results/emergence/knobs.json").read_text())["rows"]
+        if row["seed"] == 0
+    }
     lines = PAGE[PAGE.index("## What each setting does") :].split("\n\n")[2].splitlines()[2:]
     arms = ("base", "cosine", "plain", "rate", "decay", "first", "context", "depth", "batch")
     arms = [arm for arm in arms if f"autoregressive-{arm}" in rows]
@@ -122,7 +136,9 @@ def test_what_each_setting_does_is_told_as_measured():
     assert plain["largest_first_share"] > 3 * cosine["largest_first_share"]
     fast, usual = (rows[f"diffusion-{arm}"] for arm in ("rate", "base"))
     told = re.sub(r"\s+", " ", PAGE)
-    assert f"{fast['heads_over_a_tenth']} heads with 10 % or more on one key, {fast['largest_share']:.2f} at most" in told
+    assert (
+        f"{fast['heads_over_a_tenth']} heads with 10 % or more on one key, {fast['largest_share']:.2f} at most" in told
+    )
     assert f"({usual['heads_over_a_tenth']} and {usual['largest_share']:.2f} at 3e-3)" in told
     assert f"values of {fast['its_value_ratio']:.1f} ({usual['its_value_ratio']:.1f}) times the median" in told
     assert f"a loss of {fast['loss']:.2f} ({usual['loss']:.2f})" in told

@@ -54,15 +54,21 @@ def test_the_table_of_what_top_keys_carry_is_what_the_probe_says():
         kept("top, from committed position"),
         kept("top, head 4.2"),
     ]
-    shares = {name: 100 * cells[name]["keys_per_head"] for name in ("top, less of it", "top, most of the row where written")}
+    shares = {
+        name: 100 * cells[name]["keys_per_head"] for name in ("top, less of it", "top, most of the row where written")
+    }
     assert "({:.0f} % of heads × canvases)".format(shares["top, less of it"]) in page
     assert "than half of that row ({:.0f} %)".format(shares["top, most of the row where written"]) in page
     random, top = (
-        cells[name]["removed_where_written"] for name in ("random of equal mass where written, less of it, seed 0", "top, less of it")
+        cells[name]["removed_where_written"]
+        for name in ("random of equal mass where written, less of it, seed 0", "top, less of it")
     )
     assert f"that row there ({100 * random:.1f} % against {100 * top:.1f} %)" in page
     random, top = (cells[name] for name in ("random of equal mass where written, seed 0", "top"))
     there, of_all = (100 * random[name] for name in ("removed_where_written", "removed_share"))
-    assert f"({there:.1f} % against {100 * top['removed_where_written']:.1f} % is what they reach; {of_all:.0f} % of all attention)" in page
+    assert (
+        f"({there:.1f} % against {100 * top['removed_where_written']:.1f} % is what they reach; {of_all:.0f} % of all attention)"
+        in page
+    )
     assert f"too weak by {top['removed_where_written'] / random['removed_where_written']:.1f} there" in page
     assert "(.99)" in page and round(cells["top, smaller contribution"]["kept"], 2) == 0.99

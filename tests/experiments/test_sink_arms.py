@@ -48,7 +48,9 @@ def run(monkeypatch, arms, tmp_path):
 def test_quality(run, arms):
     rows, _ = run("sink_token_quality", "--problems", "6")
     loss = rows["lab-sink-token", "validation loss"]
-    logs = [json.loads((arms / f"lab-sink-token-{seed}" / "training.jsonl").read_text().splitlines()[-1]) for seed in (0, 1)]
+    logs = [
+        json.loads((arms / f"lab-sink-token-{seed}" / "training.jsonl").read_text().splitlines()[-1]) for seed in (0, 1)
+    ]
     assert loss["mean"] == pytest.approx(np.mean([log["validation_loss"] for log in logs]))
     assert loss["difference"]["seeds"] == [0] and loss["difference"]["to"] == "lab-sink-none"
     assert rows["lab-sink-none", "exact match, 8 tokens a step"]["n"] == 6
@@ -77,13 +79,17 @@ def test_what_is_done_is_kept_until_something_else_is_asked(monkeypatch, arms, t
 def test_movement(run):
     rows, document = run("sink_token_movement", "--problems", "5")
     share = rows["lab-sink-token", "attention on the token, or on the learned score"]
-    assert 0 < share["mean"] < 1 and rows["lab-sink-none", "attention on the token, or on the learned score"]["mean"] == 0
+    assert (
+        0 < share["mean"] < 1 and rows["lab-sink-none", "attention on the token, or on the learned score"]["mean"] == 0
+    )
     assert rows["lab-sink-none", "sinks per head and step"]["n"] == 5
     without, with_it = (rows[name, "attention on sinks of the text"] for name in ("lab-sink-none", "lab-sink-token"))
     if without["mean"] > 0:
         less = document["less_on_text_sinks"]["lab-sink-token"]["mean"]
         assert less == pytest.approx((without["mean"] - with_it["seeds"]["0"]) / without["mean"])
-        assert document["received_over_text_sinks"]["lab-sink-token"]["mean"] == pytest.approx(share["seeds"]["0"] / without["mean"])
+        assert document["received_over_text_sinks"]["lab-sink-token"]["mean"] == pytest.approx(
+            share["seeds"]["0"] / without["mean"]
+        )
 
 
 @torch.no_grad()
@@ -93,10 +99,16 @@ def test_mixing(run, arms):
     hidden, norms = network.model.sink_token.embedding, []
     for layer in network.model.layers:
         norms.append(layer.self_attn.v_proj(layer.input_layernorm(hidden)).view(2, 8).norm(dim=-1).mean())
-        value = layer.self_attn.v_proj(layer.input_layernorm(hidden)).view(1, 2, 8).repeat_interleave(2, dim=1).flatten(1)
+        value = (
+            layer.self_attn.v_proj(layer.input_layernorm(hidden)).view(1, 2, 8).repeat_interleave(2, dim=1).flatten(1)
+        )
         hidden = hidden + layer.self_attn.o_proj(value)
         hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-    assert_close(rows["lab-sink-token", "value norm of the token"]["seeds"]["0"], torch.stack(norms).mean(), terms=terms_of(network, 1))
+    assert_close(
+        rows["lab-sink-token", "value norm of the token"]["seeds"]["0"],
+        torch.stack(norms).mean(),
+        terms=terms_of(network, 1),
+    )
     hidden_too = {what for arm, what in rows if arm == "lab-sink-token" and what.endswith("token hidden")}
     assert len(hidden_too) == 3 and not {what for arm, what in rows if arm == "lab-sink-none"} & hidden_too
 
@@ -107,7 +119,9 @@ def test_content(run, arms):
     network = sinkscope.load(str(arms / "lab-sink-token-1"), dtype="float32").network
     logs = torch.log_softmax(network.lm_head(network.model.norm(network.model.sink_token.embedding)), -1)
     bits = float(-(logs.exp() * logs).sum() / np.log(2))
-    assert_close(rows["lab-sink-token", "layer 0: bits, token"]["seeds"]["1"], bits, terms=logs.numel(), dtype=torch.float32)
+    assert_close(
+        rows["lab-sink-token", "layer 0: bits, token"]["seeds"]["1"], bits, terms=logs.numel(), dtype=torch.float32
+    )
     assert {what.split(":")[0] for _, what in rows} == {"layer 0", "layer 1"} and len(document["words"]) == 2
 
 

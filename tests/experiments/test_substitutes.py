@@ -45,7 +45,10 @@ def test_a_diffusion_model_predicts_what_is_masked():
     canvases = draw_nulls(NullTask(2, "placed", rows=4), -1, 0)
     found = substitutes.make_task(model, canvases, 18)
     masked = found.tokens == model.card.mask_id
-    assert torch.equal(found.targets[masked], canvases.tokens[masked]) and (found.targets[~masked] == substitutes.NO_TARGET).all()
+    assert (
+        torch.equal(found.targets[masked], canvases.tokens[masked])
+        and (found.targets[~masked] == substitutes.NO_TARGET).all()
+    )
     assert not masked[:, :18].any() and 0.3 < masked[:, 18:].float().mean() < 0.7
 
 
@@ -76,7 +79,9 @@ def test_the_cost_is_that_of_a_dense_softmax_without_the_key(causal, task):
         from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
         states = named["hidden_states"]
-        query, key, value = (projection(states)[:, None] for projection in (module.q_proj, module.k_proj, module.v_proj))
+        query, key, value = (
+            projection(states)[:, None] for projection in (module.q_proj, module.k_proj, module.v_proj)
+        )
         query, key = apply_rotary_pos_emb(query, key, *named["position_embeddings"])
         scores = query @ key.mT / query.shape[-1] ** 0.5
         width = scores.shape[-1]

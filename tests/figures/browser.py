@@ -30,9 +30,7 @@ class Browser:
             os.dup2(read, 3)
             os.dup2(write, 4)
 
-        flags = (
-            "--headless --no-sandbox --disable-gpu --hide-scrollbars --no-first-run --disable-extensions --remote-debugging-pipe".split()
-        )
+        flags = "--headless --no-sandbox --disable-gpu --hide-scrollbars --no-first-run --disable-extensions --remote-debugging-pipe".split()
         self.process = subprocess.Popen(
             [find_browser(), *flags, f"--user-data-dir={self.profile}", "about:blank"],
             preexec_fn=hand_over,
@@ -63,7 +61,9 @@ class Browser:
 
     def call(self, method, session=None, **parameters):
         self.number += 1
-        message = {"id": self.number, "method": method, "params": parameters} | ({"sessionId": session} if session else {})
+        message = {"id": self.number, "method": method, "params": parameters} | (
+            {"sessionId": session} if session else {}
+        )
         os.write(self.ours, json.dumps(message).encode() + b"\0")
         while True:
             answer = self._read()
@@ -75,22 +75,41 @@ class Browser:
 
     def trace(self, categories, work):
         """What ``work`` returns, and the events of these categories that the browser traced meanwhile."""
-        self.call("Tracing.start", traceConfig={"includedCategories": categories, "recordMode": "recordAsMuchAsPossible"})
+        self.call(
+            "Tracing.start", traceConfig={"includedCategories": categories, "recordMode": "recordAsMuchAsPossible"}
+        )
         returned, first = work(), len(self.events)
         self.call("Tracing.end")
         while not any(event["method"] == "Tracing.tracingComplete" for event in self.events[first:]):
             self.events.append(self._read())
-        traced = [one for event in self.events[first:] if event["method"] == "Tracing.dataCollected" for one in event["params"]["value"]]
+        traced = [
+            one
+            for event in self.events[first:]
+            if event["method"] == "Tracing.dataCollected"
+            for one in event["params"]["value"]
+        ]
         return returned, traced
 
-    def open(self, url, width=1280, height=900, dark=False, ready="document.querySelector('.tokens span')?.textContent !== ''"):
+    def open(
+        self,
+        url,
+        width=1280,
+        height=900,
+        dark=False,
+        ready="document.querySelector('.tokens span')?.textContent !== ''",
+    ):
         """A page that has been loaded and drawn, which ``ready`` tells."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         page = Page(self, self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
         for domain in ("Page", "Runtime", "Network", "Log"):
             page.call(f"{domain}.enable")
-        page.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
-        page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        page.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+        page.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
+        )
         page.call("Page.navigate", url=url)
         page.wait(f"document.readyState === 'complete' && {ready}")
         page.settle()
@@ -110,7 +129,9 @@ class Page:
         """The value of an expression, promises awaited."""
         found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in found:
-            raise RuntimeError(found["exceptionDetails"].get("exception", {}).get("description", str(found["exceptionDetails"])))
+            raise RuntimeError(
+                found["exceptionDetails"].get("exception", {}).get("description", str(found["exceptionDetails"]))
+            )
         return found["result"].get("value")
 
     def wait(self, condition, seconds=30):
@@ -122,12 +143,17 @@ class Page:
 
     def settle(self):
         """Waits until tiles are read and everything is drawn."""
-        self.evaluate("new Promise((done) => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 250))")
+        self.evaluate(
+            "new Promise((done) => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 250))"
+        )
 
     def press(self, key, text=None):
         for kind in ("keyDown", "keyUp"):
             self.call(
-                "Input.dispatchKeyEvent", type=kind, key=key, **({"text": text or key} if len(key) == 1 and kind == "keyDown" else {})
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                **({"text": text or key} if len(key) == 1 and kind == "keyDown" else {}),
             )
         self.settle()
 
@@ -148,7 +174,9 @@ class Page:
     def screenshot(self, path, whole=True):
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}} if whole else {}
-        Path(path).write_bytes(base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=whole, **clip)["data"]))
+        Path(path).write_bytes(
+            base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=whole, **clip)["data"])
+        )
 
     def complaints(self):
         """Errors and warnings of the console, exceptions, and refused or failed loads."""

@@ -36,7 +36,9 @@ def blocks(tmp_path_factory):
     newest, masked = sudden_columns()
     columns = np.random.default_rng(7).random(newest.shape).astype(np.float32) * 0.4
     columns[:, :, 0, 1] = columns[:, :, 1, 4] = columns[:, :, 2:, 6] = 15
-    return write_sudden(tmp_path_factory.mktemp("traces") / "blocks", columns, np.minimum(masked, columns), newest=newest)
+    return write_sudden(
+        tmp_path_factory.mktemp("traces") / "blocks", columns, np.minimum(masked, columns), newest=newest
+    )
 
 
 @pytest.fixture(scope="session")

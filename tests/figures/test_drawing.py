@@ -83,7 +83,9 @@ def cut_off(sheet):
     canvas = FigureCanvasAgg(sheet)
     canvas.draw()
     edge, found = sheet.bbox, []
-    ticks = set(chain(*(axis.get_ticklabels(which="both") for axis in sheet.findobj(Axis))))  # some of these are not drawn
+    ticks = set(
+        chain(*(axis.get_ticklabels(which="both") for axis in sheet.findobj(Axis)))
+    )  # some of these are not drawn
     for text in sheet.findobj(Text):
         if text.get_visible() and text.get_text().strip() and text not in ticks:
             box = text.get_window_extent(canvas.get_renderer())
@@ -133,8 +135,12 @@ def test_comparison_puts_both_traces_into_every_figure(unpainted, sudden, tmp_pa
 
 
 def test_several_traces_without_compare_get_figures_of_their_own(unpainted, wandering, causal, tmp_path):
-    names = [path.name for path in draw_figures([wandering, causal], tmp_path, only=["1", "5"]) if path.suffix == ".png"]
-    assert names == [f"{FIGURES[name].file}-{model}.png" for model in ("org-planted", "my-llama") for name in ("1", "5")]
+    names = [
+        path.name for path in draw_figures([wandering, causal], tmp_path, only=["1", "5"]) if path.suffix == ".png"
+    ]
+    assert names == [
+        f"{FIGURES[name].file}-{model}.png" for model in ("org-planted", "my-llama") for name in ("1", "5")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -151,14 +157,18 @@ def test_several_traces_without_compare_get_figures_of_their_own(unpainted, wand
 def test_no_trace_overwrites_the_figures_of_another(unpainted, wandering, tmp_path, monkeypatch, labels, names):
     monkeypatch.setattr("sinkscope.figures.drawing.model_labels", lambda _: labels)
     paths = draw_figures([wandering] * len(labels), tmp_path, only=["3"])
-    assert [path.name for path in paths if path.suffix == ".csv"] == [f"{FIGURES['3'].file}-{name}.csv" for name in names]
+    assert [path.name for path in paths if path.suffix == ".csv"] == [
+        f"{FIGURES['3'].file}-{name}.csv" for name in names
+    ]
     for path, label in zip((path for path in paths if path.suffix == ".csv"), labels, strict=True):
         with path.open(newline="", encoding="utf-8") as file:
             assert {row["model"] for row in csv.DictReader(file)} == {label}
 
 
 def test_a_model_that_no_figure_asks_for_is_refused(run, wandering, tmp_path):
-    status, out, err = run("figures", wandering.folder, "--out", tmp_path / "out", "--only", "3,norms", "--model", tmp_path)
+    status, out, err = run(
+        "figures", wandering.folder, "--out", tmp_path / "out", "--only", "3,norms", "--model", tmp_path
+    )
     assert (status, out) == (2, "") and "--model is not used by Figure 3,norms; leave it out" in err
 
 
@@ -168,7 +178,9 @@ def test_the_command_draws_the_head_that_is_asked_for(run, unpainted, wandering,
     assert [Path(line).name for line in out.splitlines()] == files("1", "5", "7")
     for name, column in (("1", "panel"), ("7", "series")):
         with (tmp_path / f"{FIGURES[name].file}.csv").open(newline="", encoding="utf-8") as file:
-            places = {(row["layer"], row["head"]) for row in csv.DictReader(file) if row[column] not in ("mean", "committed")}
+            places = {
+                (row["layer"], row["head"]) for row in csv.DictReader(file) if row[column] not in ("mean", "committed")
+            }
         assert places == {("1", "2")}
     for flags, message in (
         (("--layer", 2), "layer: expected 0 to 1, found 2"),
@@ -179,7 +191,9 @@ def test_the_command_draws_the_head_that_is_asked_for(run, unpainted, wandering,
 
 
 def test_more_traces_than_fit_side_by_side_are_refused(sudden, tmp_path):
-    with pytest.raises(CallError, match=r"expected at most 4 traces side by side, found 5; name single ones, such as FOLDER/000000"):
+    with pytest.raises(
+        CallError, match=r"expected at most 4 traces side by side, found 5; name single ones, such as FOLDER/000000"
+    ):
         draw_figures([sudden] * 5, tmp_path / "out", compare=True)
     assert not (tmp_path / "out").exists()
 
@@ -194,7 +208,9 @@ def test_a_model_that_is_gone_leaves_the_other_figures(sudden, tmp_path):
     said = []
     paths = draw_figures([sudden], tmp_path, only=["10", *OF_MAPS], maps=gone, say=said.append)
     assert [path.name for path in paths] == files("10")
-    assert said == [f"Figure {name} is not drawn for org/planted: the model cannot be loaded. Pass --model" for name in OF_MAPS]
+    assert said == [
+        f"Figure {name} is not drawn for org/planted: the model cannot be loaded. Pass --model" for name in OF_MAPS
+    ]
 
 
 def test_a_figure_of_another_run_is_not_left_among_those_of_this_one(sudden, tmp_path):
@@ -254,18 +270,22 @@ def test_the_files_of_one_figure_are_all_there_or_none_of_them(room, sudden, tmp
     ],
 )
 def test_what_is_no_map_is_refused(sudden, change, found):
-    with pytest.raises(CallError, match=rf"maps: expected a map of floats, \d+ queries × \d+ keys as in step \d+, {found}"):
+    with pytest.raises(
+        CallError, match=rf"maps: expected a map of floats, \d+ queries × \d+ keys as in step \d+, {found}"
+    ):
         draw_figure("8", sudden, maps=lambda *place: change(map_of(*place)))
 
 
 @pytest.mark.parametrize("other", [np.zeros, np.eye])
 def test_a_map_of_something_else_is_refused(sudden, other):
     """Its columns tell: they are not those that were recorded."""
-    refused = (
-        r"expected the map's columns to be those of the trace, 9\.000 at key 4, found [01]\.000: not the map of step 0, layer 0, head 0"
-    )
+    refused = r"expected the map's columns to be those of the trace, 9\.000 at key 4, found [01]\.000: not the map of step 0, layer 0, head 0"
     with pytest.raises(CallError, match=f"maps: {refused}"):
-        draw_figure("8", sudden, maps=lambda *_: other(sudden.lengths[0]) if other is np.eye else other((sudden.lengths[0],) * 2))
+        draw_figure(
+            "8",
+            sudden,
+            maps=lambda *_: other(sudden.lengths[0]) if other is np.eye else other((sudden.lengths[0],) * 2),
+        )
     with pytest.raises(CallError, match=f"attention: {refused}"):
         attention_map(sudden, 0, 0, 0, np.eye(sudden.lengths[0]) * (other is np.eye))
 
@@ -275,7 +295,8 @@ def test_without_maps_the_others_are_drawn(unpainted, sudden, tmp_path):
     paths = draw_figures([sudden], tmp_path, say=said.append)
     assert [path.name for path in paths] == files(*(name for name in FIGURES if name not in OF_MAPS))
     assert said == [
-        f"Figure {name} is not drawn for org/planted: it needs attention maps; `sinkscope figures` recomputes them" for name in OF_MAPS
+        f"Figure {name} is not drawn for org/planted: it needs attention maps; `sinkscope figures` recomputes them"
+        for name in OF_MAPS
     ]
 
 
@@ -312,7 +333,9 @@ def with_a_new_figure(tmp_path, monkeypatch):
 def test_the_documented_example_is_a_new_figure(with_a_new_figure, sudden, tmp_path, monkeypatch, capsys):
     names = list(find_figures())
     assert names.index("10") < names.index("99") < names.index("norms")
-    monkeypatch.setattr(sys, "argv", ["sinkscope", "figures", str(sudden.folder), "--out", str(tmp_path / "out"), "--only", "99"])
+    monkeypatch.setattr(
+        sys, "argv", ["sinkscope", "figures", str(sudden.folder), "--out", str(tmp_path / "out"), "--only", "99"]
+    )
     cli.main()
     paths = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert [path.name for path in paths] == [f"figure99-sinks-by-step.{kind}" for kind in KINDS]
@@ -324,7 +347,9 @@ def test_the_documented_example_is_a_new_figure(with_a_new_figure, sudden, tmp_p
 @pytest.mark.parametrize(("mine", "taken"), [('"99"', '"3"'), ('"figure99-sinks-by-step"', '"figure3-column-sums"')])
 def test_two_figures_of_one_name_are_refused(with_a_new_figure, tmp_path, mine, taken):
     (tmp_path / "more" / "figure99_sinks.py").write_text(NEW_FIGURE.replace(mine, taken))
-    with pytest.raises(SinkscopeError, match=f"of its own, found {taken.replace(chr(34), chr(39))} twice; rename one of them"):
+    with pytest.raises(
+        SinkscopeError, match=f"of its own, found {taken.replace(chr(34), chr(39))} twice; rename one of them"
+    ):
         find_figures()
 
 

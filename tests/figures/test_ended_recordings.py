@@ -26,13 +26,17 @@ def test_commands_leave_out_a_numbered_trace_without_a_whole_step(tmp_path, run,
         assert sorted(path.name for path in (tmp_path / "z").iterdir()) == ["000000.npz", "000001.npz"]
 
 
-@pytest.mark.parametrize("command", [["sinks"], ["tracks"], ["analyse"], ["map", "--step", "0", "--layer", "0", "--head", "0"]], ids=str)
+@pytest.mark.parametrize(
+    "command", [["sinks"], ["tracks"], ["analyse"], ["map", "--step", "0", "--layer", "0", "--head", "0"]], ids=str
+)
 @pytest.mark.parametrize("number", ["", "000001"])
 def test_a_trace_without_a_whole_step_is_named(tmp_path, run, command, number):
     numbered(tmp_path / "t", {1: 0})
     status, out, err = run(command[0], tmp_path / "t" / number, *command[1:])
     assert (status, out) == (1, "")
-    assert f"{tmp_path}/t/000001: the trace holds no whole step yet" in err and "record it again with --overwrite" in err
+    assert (
+        f"{tmp_path}/t/000001: the trace holds no whole step yet" in err and "record it again with --overwrite" in err
+    )
 
 
 def test_commands_say_which_numbers_are_missing(tmp_path, run):
@@ -65,7 +69,9 @@ def without(folder, names):
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
-@pytest.mark.parametrize("command", [["sinks"], ["tracks"], ["analyse"], ["figures", "--only", "3"], ["explore"]], ids=str)
+@pytest.mark.parametrize(
+    "command", [["sinks"], ["tracks"], ["analyse"], ["figures", "--only", "3"], ["explore"]], ids=str
+)
 def test_a_trace_without_tokens_says_so(tmp_path, run, command):
     without(write_wandering(tmp_path / "t", wandering_columns()[:3]).folder, ["tokens"])
     out = {"figures": ["--out", tmp_path / "f"], "explore": ["--out", tmp_path / "p.html"]}.get(command[0], [])
@@ -74,7 +80,9 @@ def test_a_trace_without_tokens_says_so(tmp_path, run, command):
 
 
 def test_a_trace_of_all_columns_without_norms_is_not_called_one_of_the_largest(tmp_path, run):
-    without(write_wandering(tmp_path / "t", wandering_columns()[:3]).folder, ["value_norms", "key_norms", "hidden_norms"])
+    without(
+        write_wandering(tmp_path / "t", wandering_columns()[:3]).folder, ["value_norms", "key_norms", "hidden_norms"]
+    )
     status, _, err = run("figures", tmp_path / "t", "--only", "norms", "--out", tmp_path / "f")
     assert status and "the trace keeps no norms (it holds no tensor of them)" in err
 
@@ -86,5 +94,9 @@ def test_numbered_traces_say_how_many_prompts_were_asked(tmp_path, run, diffusio
     assert "prompts that were asked" not in run("sinks", tmp_path / "t")[2]
     shutil.rmtree(tmp_path / "t" / "000002")  # as if it had never been begun
     status, _, err = run("sinks", tmp_path / "t")
-    assert status == 0 and f"{tmp_path}/t: traces of 2 of the 3 prompts that were asked; the recording was ended before the others" in err
+    assert (
+        status == 0
+        and f"{tmp_path}/t: traces of 2 of the 3 prompts that were asked; the recording was ended before the others"
+        in err
+    )
     assert "prompts that were asked" not in run("sinks", tmp_path / "t" / "000001")[2]

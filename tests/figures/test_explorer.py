@@ -24,7 +24,10 @@ def full(tmp_path_factory):
     """A trace with everything that the explorer shows."""
     rng = np.random.default_rng(3)
     shape = (STEPS, POSITIONS)
-    norms = {name: 0.5 + rng.random((STEPS, LAYERS, 1, POSITIONS)).astype(np.float32) for name in ("value_norms", "key_norms")}
+    norms = {
+        name: 0.5 + rng.random((STEPS, LAYERS, 1, POSITIONS)).astype(np.float32)
+        for name in ("value_norms", "key_norms")
+    }
     confidence = np.where(rng.random(shape) < 0.5, np.nan, rng.random(shape)).astype(np.float32)
     more = {
         **norms,
@@ -65,9 +68,16 @@ def test_columns_of_every_step_layer_head_and_position_are_those_of_the_trace(pa
         recorded = getattr(full, tensor)[:, layer]
         assert_within(page.layer(0, name, layer), recorded, quantity["error"], quantity["layers"][layer][0])
     recorded = getattr(full, tensor)[:].mean(axis=2)
-    assert_within(LogScale(*quantity["mean"]).decode(page.tile(0, f"{name}/mean")), recorded, quantity["error"], quantity["mean"][0])
+    assert_within(
+        LogScale(*quantity["mean"]).decode(page.tile(0, f"{name}/mean")),
+        recorded,
+        quantity["error"],
+        quantity["mean"][0],
+    )
     recorded = recorded.mean(axis=1)
-    assert_within(LogScale(*quantity["all"]).decode(page.tile(0, f"{name}/all")), recorded, quantity["error"], quantity["all"][0])
+    assert_within(
+        LogScale(*quantity["all"]).decode(page.tile(0, f"{name}/all")), recorded, quantity["error"], quantity["all"][0]
+    )
 
 
 def test_norms_are_those_of_the_trace(page, full):
@@ -75,7 +85,12 @@ def test_norms_are_those_of_the_trace(page, full):
         quantity = page.quantity(0, name)
         assert (quantity["heads"], quantity["layers"]) == (1, [])
         recorded = getattr(full, tensor)[:].reshape(STEPS, LAYERS, POSITIONS)
-        assert_within(LogScale(*quantity["mean"]).decode(page.tile(0, f"{name}/mean")), recorded, quantity["error"], quantity["mean"][0])
+        assert_within(
+            LogScale(*quantity["mean"]).decode(page.tile(0, f"{name}/mean")),
+            recorded,
+            quantity["error"],
+            quantity["mean"][0],
+        )
 
 
 def test_layers_with_fewer_key_heads_show_those_that_they_have(tmp_path):
@@ -87,14 +102,20 @@ def test_layers_with_fewer_key_heads_show_those_that_they_have(tmp_path):
     expected = norms.copy()
     expected[:, 1] = norms[:, 1, :1]
     for layer in range(LAYERS):
-        assert_within(page.layer(0, "values", layer), expected[:, layer], quantity["error"], quantity["layers"][layer][0])
+        assert_within(
+            page.layer(0, "values", layer), expected[:, layer], quantity["error"], quantity["layers"][layer][0]
+        )
 
 
 def test_the_page_knows_where_numbers_were_not_recorded(tmp_path, page):
     norms = np.ones((STEPS, LAYERS, POSITIONS), np.float32)
     norms[3, 0, :5] = np.nan  # not computed in that step
     gaps = ReadPage(explore(write_wandering(tmp_path / "run", wandering_columns(4), hidden_norms=norms)).page())
-    assert gaps.quantity(0, "hidden")["gaps"] and not gaps.quantity(0, "columns")["gaps"] and not page.quantity(0, "hidden")["gaps"]
+    assert (
+        gaps.quantity(0, "hidden")["gaps"]
+        and not gaps.quantity(0, "columns")["gaps"]
+        and not page.quantity(0, "hidden")["gaps"]
+    )
 
 
 def test_the_largest_columns_are_exact(page, full):
@@ -127,7 +148,10 @@ def test_sinks_main_sinks_moves_and_swaps_are_those_of_tracks(page, full, causal
         assert (page.tile(number, "sink-heads") == sinks.moving.sum(axis=(1, 2))).all()
         for head in tracks.heads:
             changes = [one for one in page.traces[number]["changes"] if one[1:3] == [head.layer, head.head]]
-            assert (len(changes) - sum(one[3] for one in changes), sum(one[3] for one in changes)) == (head.moves, head.swaps)
+            assert (len(changes) - sum(one[3] for one in changes), sum(one[3] for one in changes)) == (
+                head.moves,
+                head.swaps,
+            )
             for step, layer, which, _ in changes:
                 assert tracks.main[step, layer, which] != tracks.main[step - 1, layer, which]
             place = (head.layer, head.head)
@@ -144,7 +168,9 @@ def test_statistics_of_each_step_are_those_of_the_summary(page, full):
     sinks = find_sinks(full)
     selected = sinks.moving
     assert (page.tile(0, "heads/counts") == selected.sum(axis=-1)).all()
-    share = np.where(selected, sinks.columns, 0).sum(axis=-1, dtype=np.float64) / sinks.columns.sum(axis=-1, dtype=np.float64)
+    share = np.where(selected, sinks.columns, 0).sum(axis=-1, dtype=np.float64) / sinks.columns.sum(
+        axis=-1, dtype=np.float64
+    )
     assert np.abs(page.tile(0, "heads/shares") - share).max() < 1e-6
     strongest = np.where(selected.any(axis=-1), sinks.columns.max(axis=-1), np.nan)
     assert np.array_equal(page.tile(0, "heads/strength"), strongest.astype(np.float32), equal_nan=True)
@@ -281,7 +307,11 @@ def test_a_log_scale_without_values_or_with_one_value_tells_what_there_is():
 def test_a_tile_is_read_as_it_was_added(kind, delta):
     if kind == "f32" and delta:
         return
-    values = np.random.default_rng(0).integers(0, 250, (5, 3, 7)) if kind != "f32" else np.random.default_rng(0).random((5, 3, 7))
+    values = (
+        np.random.default_rng(0).integers(0, 250, (5, 3, 7))
+        if kind != "f32"
+        else np.random.default_rng(0).random((5, 3, 7))
+    )
     tiles = Tiles()
     tiles.add("a", values, kind, delta=delta)
     assert (tiles.read("a") == values.astype(tiles.read("a").dtype)).all()

@@ -17,7 +17,9 @@ from wandering import HEADS, LAYERS, MOVING, POSITIONS, PROMPT, STEPS, wandering
 
 from sinkscope.figures.explorer import ExplorerServer, explore
 
-pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium on this machine: apt-get install chromium, or set CHROMIUM")
+pytestmark = pytest.mark.skipif(
+    find_browser() is None, reason="no Chromium on this machine: apt-get install chromium, or set CHROMIUM"
+)
 
 PICTURES = os.environ.get("SINKSCOPE_PICTURES")
 """A folder that keeps screenshots of all states, where it is set."""
@@ -42,9 +44,15 @@ def browser():
 def traces(tmp_path_factory):
     folder = tmp_path_factory.mktemp("traces")
     rng = np.random.default_rng(1)
-    norms = {name: 0.5 + rng.random((STEPS, LAYERS, HEADS, POSITIONS)).astype(np.float32) for name in ("value_norms", "key_norms")}
+    norms = {
+        name: 0.5 + rng.random((STEPS, LAYERS, HEADS, POSITIONS)).astype(np.float32)
+        for name in ("value_norms", "key_norms")
+    }
     confidence = rng.random((STEPS, POSITIONS)).astype(np.float32)
-    return [write_wandering(folder / "one", wandering_columns(), confidence=confidence, **norms), write_causal(folder / "two")]
+    return [
+        write_wandering(folder / "one", wandering_columns(), confidence=confidence, **norms),
+        write_causal(folder / "two"),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +82,24 @@ def dots(page, selector):
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (768, False), (390, True)])
 def test_every_view_is_drawn_without_a_complaint_or_a_request(browser, address, width, dark):
     page = browser.open(address + f"#step=6&layer={MOVING[0]}&head={MOVING[1]}&second=1", width, 900, dark)
-    for view in (".heat-view .heat", ".heads-view .heads", "#track-view", "#token-view", "#norm-view", "#order-view", "#difference"):
+    for view in (
+        ".heat-view .heat",
+        ".heads-view .heads",
+        "#track-view",
+        "#token-view",
+        "#norm-view",
+        "#order-view",
+        "#difference",
+    ):
         assert dots(page, view) > 500, view
     assert page.evaluate("document.documentElement.dataset.theme") == ("dark" if dark else "light")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     shot(page, f"two-{width}-{'dark' if dark else 'light'}")
     assert page.complaints() == []
-    assert page.requests() == [address + f"#step=6&layer={MOVING[0]}&head={MOVING[1]}&second=1"] or len(page.requests()) == 1
+    assert (
+        page.requests() == [address + f"#step=6&layer={MOVING[0]}&head={MOVING[1]}&second=1"]
+        or len(page.requests()) == 1
+    )
 
 
 def test_the_page_says_where_the_main_sink_is_and_when_it_moved(browser, address):
@@ -111,16 +130,20 @@ def test_one_colour_is_one_value_in_traces_side_by_side(browser, traces, tmp_pat
     address = explore([traces[0], halved]).write_page(tmp_path / "page.html").as_uri()
 
     def legends(state):
-        page = browser.open(f"{address}#step=6&layer={MOVING[0]}&head={MOVING[1]}&statistic=strength&{state}", 1280, 900)
+        page = browser.open(
+            f"{address}#step=6&layer={MOVING[0]}&head={MOVING[1]}&statistic=strength&{state}", 1280, 900
+        )
         shot(page, f"scales-{state}")
         tops = {}
         for view in ("heat-view", "heads-view"):
-            found = page.evaluate(f"[...document.querySelectorAll('.{view} .bar')].map((one) => one.textContent).join('|')").split("|")
+            found = page.evaluate(
+                f"[...document.querySelectorAll('.{view} .bar')].map((one) => one.textContent).join('|')"
+            ).split("|")
             assert len(set(found)) == 1, found
             tops[view] = float(re.search(r"([\d.]+) queries", found[0])[1])
-        return tops, page.evaluate("[...document.querySelectorAll('.tokens .main')].map((one) => one.style.background).join('|')").split(
-            "|"
-        )
+        return tops, page.evaluate(
+            "[...document.querySelectorAll('.tokens .main')].map((one) => one.style.background).join('|')"
+        ).split("|")
 
     both, shades = legends("first=0&second=1")
     assert shades[0] != shades[1]
@@ -194,7 +217,11 @@ def test_hostile_tokens_are_text(browser, tmp_path, monkeypatch):
 
 
 def test_an_inline_script_from_elsewhere_does_not_run(browser, address, tmp_path):
-    html = Path(address.removeprefix("file://")).read_text().replace("<body>", "<body><script>document.title = 'owned'</script>")
+    html = (
+        Path(address.removeprefix("file://"))
+        .read_text()
+        .replace("<body>", "<body><script>document.title = 'owned'</script>")
+    )
     (tmp_path / "page.html").write_text(html)
     page = browser.open((tmp_path / "page.html").as_uri())
     assert "owned" not in page.evaluate("document.title")
@@ -220,13 +247,17 @@ def test_a_folder_is_read_from_a_plain_web_server_tile_by_tile(browser, traces, 
 
 
 def test_a_folder_opened_from_disk_says_what_it_needs(browser, traces, tmp_path):
-    page = browser.open(explore(traces).write_folder(tmp_path).as_uri(), ready="!document.querySelector('#problem').hidden")
+    page = browser.open(
+        explore(traces).write_folder(tmp_path).as_uri(), ready="!document.querySelector('#problem').hidden"
+    )
     assert "only from a web server" in page.text("#problem") and "http.server" in page.text("#problem")
 
 
 def test_a_page_that_keeps_only_the_strongest_columns_draws_them(browser, traces, tmp_path, monkeypatch):
     monkeypatch.setattr("sinkscope.figures.explorer.explorer_page.LARGEST_PAGE", 1000)
-    page = browser.open(explore(traces[:1]).write_page(tmp_path / "page.html").as_uri() + f"#step=6&layer={MOVING[0]}&head={MOVING[1]}")
+    page = browser.open(
+        explore(traces[:1]).write_page(tmp_path / "page.html").as_uri() + f"#step=6&layer={MOVING[0]}&head={MOVING[1]}"
+    )
     assert "6.75 queries’ worth" in page.text("#sentence")
     assert dots(page, ".heat-view .heat") > 500
     assert "too large for one page" in page.text("#problem")

@@ -75,7 +75,9 @@ def test_maps_that_cannot_be_had_say_why(server, query, message):
 
 
 @pytest.mark.parametrize(
-    "headers", [{"Host": "evil.example"}, {"Host": "127.0.0.1"}, {"Origin": "http://evil.example"}, {"Origin": "null"}], ids=str
+    "headers",
+    [{"Host": "evil.example"}, {"Host": "127.0.0.1"}, {"Origin": "http://evil.example"}, {"Origin": "null"}],
+    ids=str,
 )
 def test_requests_of_other_sites_are_refused(server, headers):
     for path in ("/", "/map?trace=0&step=0&layer=0&head=0"):
@@ -96,7 +98,8 @@ def test_a_page_at_the_port_that_browsers_leave_out(server, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "path", ["/data/../manifest.json", "/../../etc/passwd", "/manifest.json", "//etc/passwd", "/data/%2e%2e/x", "/data/"]
+    "path",
+    ["/data/../manifest.json", "/../../etc/passwd", "/manifest.json", "//etc/passwd", "/data/%2e%2e/x", "/data/"],
 )
 def test_paths_outside_the_page_are_refused(server, path):
     assert ask(server, path)[0] == 404
@@ -118,7 +121,11 @@ def test_a_head_is_a_page_without_its_content(server):
 
 
 def test_a_server_of_something_else_is_refused(server):
-    for given in (("x", server.traces, server.maps), (server.explorer, "x", server.maps), (server.explorer, server.traces, 5)):
+    for given in (
+        ("x", server.traces, server.maps),
+        (server.explorer, "x", server.maps),
+        (server.explorer, server.traces, 5),
+    ):
         with pytest.raises(CallError, match=r"explorer: expected|traces: expected|maps: expected"):
             ExplorerServer(*given)
     with pytest.raises(CallError, match="port: expected a whole number"):
@@ -130,7 +137,11 @@ STRANGE = {
     "an address that is none": b"GET //[ HTTP/1.1\r\n" + HOST + b"\r\n",
     "another address that is none": b"GET http://[ HTTP/1.1\r\n" + HOST + b"\r\n",
     "two equal signs": b"GET /map?trace=0&step===&layer=0&head=0 HTTP/1.1\r\n" + HOST + b"\r\n",
-    "a number of 5,000 digits": b"GET /map?trace=0&step=" + b"9" * 5000 + b"&layer=0&head=0 HTTP/1.1\r\n" + HOST + b"\r\n",
+    "a number of 5,000 digits": b"GET /map?trace=0&step="
+    + b"9" * 5000
+    + b"&layer=0&head=0 HTTP/1.1\r\n"
+    + HOST
+    + b"\r\n",
     "another digit": "GET /map?trace=0&step=²&layer=0&head=0 HTTP/1.1\r\n".encode() + HOST + b"\r\n",
     "no host": b"GET / HTTP/1.1\r\n\r\n",
     "a line too long": b"GET /" + b"x" * 70000 + b" HTTP/1.1\r\n\r\n",
@@ -153,7 +164,9 @@ def test_a_strange_request_prints_nothing(server, capfd, kind):
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(("error", "printed"), [(BrokenPipeError(), ""), (OSError("x"), "(OSError: x)")], ids=["gone", "other"])
+@pytest.mark.parametrize(
+    ("error", "printed"), [(BrokenPipeError(), ""), (OSError("x"), "(OSError: x)")], ids=["gone", "other"]
+)
 def test_what_a_failing_connection_prints(server, capfd, error, printed):
     try:
         raise error
@@ -170,6 +183,8 @@ def test_a_taken_and_an_impossible_port_are_refused(server):
         ExplorerServer(server.explorer, server.traces, server.maps, 70000)
 
 
-@pytest.mark.parametrize("headers", [{f"X-{number}": "1" for number in range(200)}, {"X": "1" * 70_000}], ids=["many", "long"])
+@pytest.mark.parametrize(
+    "headers", [{f"X-{number}": "1" for number in range(200)}, {"X": "1" * 70_000}], ids=["many", "long"]
+)
 def test_more_headers_than_a_page_has(server, headers):
     assert ask(server, "/", **headers)[:2] == (431, b"expected fewer and shorter headers\n")

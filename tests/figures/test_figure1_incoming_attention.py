@@ -3,7 +3,18 @@
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
-from wandering import CAUSAL_STEPS, EMPTY, FLIPPING, LENGTH, MOVING, POSITIONS, PROMPT, STEPS, wandering_columns, write_wandering
+from wandering import (
+    CAUSAL_STEPS,
+    EMPTY,
+    FLIPPING,
+    LENGTH,
+    MOVING,
+    POSITIONS,
+    PROMPT,
+    STEPS,
+    wandering_columns,
+    write_wandering,
+)
 
 from sinkscope.figures.figure1_incoming_attention import as_drawn
 from sinkscope.figures.incoming_attention import apart
@@ -49,7 +60,9 @@ def test_percent_are_of_all_attention_that_the_columns_hold():
     columns = np.random.default_rng(0).random((4, 9)).astype(np.float32)
     columns[1], columns[2, 6:], columns[3] = 3 * columns[1], np.nan, 0
     shown = as_drawn(columns, percent=True)
-    assert np.nansum(shown, axis=-1) == pytest.approx([100, 100, 100, 0], rel=1e-5) and (as_drawn(columns, percent=False) is columns)
+    assert np.nansum(shown, axis=-1) == pytest.approx([100, 100, 100, 0], rel=1e-5) and (
+        as_drawn(columns, percent=False) is columns
+    )
 
 
 def test_side_by_side_models_of_one_kind_have_one_linear_scale(draw, wandering, causal):
@@ -70,7 +83,10 @@ def test_the_title_says_what_the_numbers_bear_out(draw, rows_of, wandering, caus
     drawn = draw("1", wandering, causal)
     first, second = drawn.sheet.get_suptitle().replace("its\n", "its ").replace("\N{NO-BREAK SPACE}", " ").splitlines()
     # of twelve moves the last is the clearest: behind it the sink stays for seven steps
-    assert first == "org/planted: in step 12 the main sink moves from a mask (22, later “a very l…”) to “↵” (23), its clearest of 12 moves"
+    assert (
+        first
+        == "org/planted: in step 12 the main sink moves from a mask (22, later “a very l…”) to “↵” (23), its clearest of 12 moves"
+    )
     marked = {row["step"]: int(row["position"]) for row in rows_of(drawn, model="org/planted", panel="head", marked=1)}
     assert (marked["11"], marked["12"], marked["18"]) == (22, 23, 23)
     assert second == r"my-llama: the main sink does not move; 2 sinks swap their rank, “\$x\$” (3) leads longest"
@@ -90,7 +106,10 @@ def test_a_sink_that_stays_and_no_sink_are_told(draw, tmp_path):
     ("places", "story"),
     [
         ({0: 8, 4: 5, 5: 5}, "the main sink stands at 2 places, with steps without a sink between, longest on “a very"),
-        ({0: 8, 1: 5, 3: 2}, "the main sink does not move; 2 sinks swap their rank, 1 more stand behind steps without a sink, “"),
+        (
+            {0: 8, 1: 5, 3: 2},
+            "the main sink does not move; 2 sinks swap their rank, 1 more stand behind steps without a sink, “",
+        ),
     ],
 )
 def test_a_swap_is_told_only_of_steps_that_follow_one_another(draw, tmp_path, places, story):
@@ -109,7 +128,9 @@ def test_a_swap_is_told_only_of_steps_that_follow_one_another(draw, tmp_path, pl
 
 def test_the_main_sink_is_outlined_where_it_stands(draw, wandering):
     (axes, _), (below, _) = maps_of_figure(draw("1", wandering))
-    boxes = [patch for patch in axes.patches if to_hex(patch.get_edgecolor()) == VERMILLION.lower() and not patch.get_fill()]
+    boxes = [
+        patch for patch in axes.patches if to_hex(patch.get_edgecolor()) == VERMILLION.lower() and not patch.get_fill()
+    ]
     found = [(box.get_x() + 0.5, box.get_y() + 0.5, box.get_height()) for box in boxes]
     assert found == [*((PROMPT + step, step, 1) for step in range(12)), (PROMPT + 12, 12, 7)]
     assert not [patch for patch in below.patches if to_hex(patch.get_edgecolor()) == VERMILLION.lower()]
@@ -120,7 +141,11 @@ def test_a_head_that_is_asked_for_is_drawn(draw_head, rows_of, wandering):
     assert {(row["panel"], row["layer"], row["head"]) for row in rows} == {("head", "1", "0"), ("mean", "1", "all")}
     columns = wandering_columns()
     for row in rows:
-        expected = columns[int(row["step"]), 1].mean(axis=0) if row["panel"] == "mean" else columns[(int(row["step"]), *FLIPPING)]
+        expected = (
+            columns[int(row["step"]), 1].mean(axis=0)
+            if row["panel"] == "mean"
+            else columns[(int(row["step"]), *FLIPPING)]
+        )
         assert float(row["column_sum"]) == pytest.approx(expected[int(row["position"])], rel=1e-6)
     empty = draw_head("1", wandering, EMPTY)
     assert empty.sheet.get_suptitle() == "org/planted: no token is a sink by Eq. 3"
@@ -133,7 +158,9 @@ def test_the_caption_says_over_which_heads(draw_head, wandering):
 
 
 def test_of_a_layer_its_clearest_head_is_drawn(draw_head, rows_of, wandering):
-    assert {(row["layer"], row["head"]) for row in rows_of(draw_head("1", wandering, (0, None)), panel="head")} == {("0", "1")}
+    assert {(row["layer"], row["head"]) for row in rows_of(draw_head("1", wandering, (0, None)), panel="head")} == {
+        ("0", "1")
+    }
 
 
 def test_names_stand_apart_and_as_near_as_they_can():
@@ -148,7 +175,9 @@ def test_a_long_prompt_is_cut_where_nothing_stands():
     cut = Cut.around([0, 100, 103, *range(290, 300)], 300)
     assert cut.windows == ((0, 5), (96, 108), (286, 300))
     assert cut.left_out == 300 - 5 - 12 - 14
-    assert (cut.places[4], cut.places[96], cut.places[286]) == (4, 8, 23) and np.isnan(cut.places[[5, 95, 108, 285]]).all()
+    assert (cut.places[4], cut.places[96], cut.places[286]) == (4, 8, 23) and np.isnan(
+        cut.places[[5, 95, 108, 285]]
+    ).all()
     assert {0, 96, 286} <= set(cut.ticks())
     whole = Cut.around([33, 60], 90)
     assert (whole.windows, whole.left_out) == (((0, 90),), 0)

@@ -10,7 +10,9 @@ from sinkscope.traces import TraceWriter, open_trace
 
 def test_it_lists_the_commits_in_order(draw, rows_of, sudden):
     rows = rows_of(draw("2", sudden))
-    assert [(int(row["step_committed"]), int(row["position"])) for row in rows] == [(step, ORDER[step]) for step in range(STEPS)]
+    assert [(int(row["step_committed"]), int(row["position"])) for row in rows] == [
+        (step, ORDER[step]) for step in range(STEPS)
+    ]
     assert [int(row["position_in_answer"]) for row in rows] == [ORDER[step] - PROMPT for step in range(STEPS)]
     assert "for good" not in draw("2", sudden).caption, "a sampler may mask a token again"
 
@@ -45,7 +47,15 @@ def test_a_position_that_is_masked_again_is_masked_until_it_is_written_anew(tmp_
             written[told[step][0]] = told[step][1]
         sums = np.ones((1, 1, 4), np.float32)
         masked = (canvas == mask).astype(np.uint8)
-        writer.add({"tokens": canvas, "masked": masked, "written": written, "lengths": np.array(4, np.int32), "column_sums": sums})
+        writer.add(
+            {
+                "tokens": canvas,
+                "masked": masked,
+                "written": written,
+                "lengths": np.array(4, np.int32),
+                "column_sums": sums,
+            }
+        )
         canvas = np.where(written >= 0, written, canvas).astype(np.int32)
     writer.close(complete=True)
     one = subject_of(open_trace(tmp_path / "run"))

@@ -50,8 +50,14 @@ def test_where_columns_add_up_to_less_than_the_tokens_no_line_is_drawn(draw, row
         drawn = draw("3", write_wandering(tmp_path / name, wandering_columns(), **more))
         assert rows_of(drawn)[0]["threshold_column_sum"] in ("", "nan")
         assert not [line for line in drawn.sheet.axes[0].lines if line.get_linestyle() == "--"]
-        assert "no line parts the sinks from the rest" in drawn.caption and "right of it" not in drawn.sheet.axes[0].texts[0].get_text()
-        assert "no line parts the sinks" in draw("9", write_wandering(tmp_path / f"{name}9", wandering_columns(), **more)).caption
+        assert (
+            "no line parts the sinks from the rest" in drawn.caption
+            and "right of it" not in drawn.sheet.axes[0].texts[0].get_text()
+        )
+        assert (
+            "no line parts the sinks"
+            in draw("9", write_wandering(tmp_path / f"{name}9", wandering_columns(), **more)).caption
+        )
 
 
 @pytest.mark.parametrize("name", ["3", "5", "9"])

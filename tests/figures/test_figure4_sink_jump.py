@@ -21,9 +21,13 @@ def test_it_draws_both_maps_and_the_shares_over_steps(draw, rows_of, sudden):
             assert float(row["attention"]) == pytest.approx(dense[int(row["query"]), int(row["key"])], rel=1e-4)
     shares = rows_of(drawn, panel="share of all attention", key=25)
     columns = sudden.column_sums[:, 0, 1]
-    assert [float(row["attention"]) for row in shares] == pytest.approx((columns[:, 25] / columns.sum(axis=-1)).tolist(), rel=1e-5)
+    assert [float(row["attention"]) for row in shares] == pytest.approx(
+        (columns[:, 25] / columns.sum(axis=-1)).tolist(), rel=1e-5
+    )
     own = rows_of(drawn, panel="self-attention")
-    assert [float(row["attention"]) for row in own] == pytest.approx(sudden.self_attention[:, 0, 1].mean(axis=-1).tolist(), rel=1e-5)
+    assert [float(row["attention"]) for row in own] == pytest.approx(
+        sudden.self_attention[:, 0, 1].mean(axis=-1).tolist(), rel=1e-5
+    )
 
 
 def test_the_caption_correlates_the_sink_with_self_attention(draw, sudden):
@@ -63,7 +67,10 @@ def test_a_share_of_all_attention_counts_what_a_sink_token_has(draw, rows_of, su
     columns *= 0.8 * POSITIONS / columns.sum(axis=-1, keepdims=True)
     token = POSITIONS - columns.sum(axis=-1, keepdims=True)
     trace = write_sudden(
-        tmp_path / "token", columns, columns * sudden.masked[:].mean(axis=-1, dtype=np.float32)[:, None, None, None], sink_token=token
+        tmp_path / "token",
+        columns,
+        columns * sudden.masked[:].mean(axis=-1, dtype=np.float32)[:, None, None, None],
+        sink_token=token,
     )
     jump = subject_of(trace).highlights.jump
     rows = [row for row in rows_of(draw("4", trace), panel="share of all attention") if row["key"] == str(jump.before)]

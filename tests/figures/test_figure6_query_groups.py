@@ -11,7 +11,9 @@ def test_it_averages_over_the_queries_of_each_group(draw, rows_of, sudden):
     masked, dense = sudden.masked[5].astype(bool), map_of(sudden, 5, 1, 1)
     for name, members in (("masked", masked), ("unmasked", ~masked)):
         rows = rows_of(drawn, panel=f"mean of {name} queries")
-        assert [float(row["attention"]) for row in rows] == pytest.approx(dense[members].mean(axis=0).tolist(), rel=1e-4)
+        assert [float(row["attention"]) for row in rows] == pytest.approx(
+            dense[members].mean(axis=0).tolist(), rel=1e-4
+        )
     assert {row["step"] for row in rows_of(drawn, panel="one step")} == {"5", "6", "7"}
 
 
@@ -19,7 +21,10 @@ def test_a_head_that_is_asked_for_is_drawn(draw_head, rows_of, sudden):
     rows = rows_of(draw_head("6", sudden, (1, 1)))
     assert {(row["layer"], row["head"]) for row in rows} == {("1", "1")}, "it has a split, and no sink of one step"
     layer = rows_of(draw_head("6", sudden, (1, None)))
-    assert {(row["panel"], row["head"]) for row in layer if row["panel"] in ("split", "one step")} == {("split", "1"), ("one step", "3")}
+    assert {(row["panel"], row["head"]) for row in layer if row["panel"] in ("split", "one step")} == {
+        ("split", "1"),
+        ("one step", "3"),
+    }
     with pytest.raises(FigureError, match="attend most to different keys of layer 1 head 3"):
         draw_head("6", sudden, (1, 3))
 
@@ -27,7 +32,9 @@ def test_a_head_that_is_asked_for_is_drawn(draw_head, rows_of, sudden):
 def test_the_caption_tells_of_a_sink_of_one_step_only_where_one_is_drawn(draw, draw_head, sudden):
     assert "Below: the strongest sink that lives for one step, with" in draw("6", sudden).caption
     caption = draw_head("6", sudden, (1, 1)).caption
-    assert "Below" not in caption and "Above" not in caption and "No sink of layer 1 head 1 lives for one step" in caption
+    assert (
+        "Below" not in caption and "Above" not in caption and "No sink of layer 1 head 1 lives for one step" in caption
+    )
 
 
 def test_it_says_why_there_is_no_split(draw, tmp_path, causal, monkeypatch):

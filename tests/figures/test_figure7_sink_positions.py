@@ -16,7 +16,9 @@ def test_it_follows_the_planted_heads(draw, rows_of, wandering):
     assert path("most positions") == ({MOVING}, [min(PROMPT + step, PROMPT + 12) for step in range(STEPS)])
     assert path("most static") == ({STATIC}, [4] * STEPS)
     committed = rows_of(drawn, series="committed")
-    assert [(int(row["step"]), int(row["position"])) for row in committed] == [(step, PROMPT + step) for step in range(LENGTH)]
+    assert [(int(row["step"]), int(row["position"])) for row in committed] == [
+        (step, PROMPT + step) for step in range(LENGTH)
+    ]
 
 
 def test_a_head_that_is_first_in_two_ways_is_drawn_once(draw, wandering):

@@ -16,7 +16,10 @@ from sinkscope.figures.subject import subject_of
 
 def test_it_names_its_heads(sudden):
     chosen = chosen_heads(subject_of(sudden))
-    assert [(why, head.layer, head.head) for why, head in chosen] == [("fixed sink", 0, 0), ("drifts left, -1.00 positions a step", 0, 2)]
+    assert [(why, head.layer, head.head) for why, head in chosen] == [
+        ("fixed sink", 0, 0),
+        ("drifts left, -1.00 positions a step", 0, 2),
+    ]
 
 
 def test_a_head_that_is_asked_for_is_drawn_with_a_sink_or_without(draw_head, rows_of, sudden):
@@ -34,7 +37,10 @@ def test_the_caption_tells_of_a_second_head_only_where_one_is_drawn(draw, draw_h
     columns[:, 0, 1:], columns[:, 1] = 0.1, 0.1
     still = write_sudden(tmp_path / "still", columns, columns * 0.3)
     caption = draw("8", still).caption
-    assert "Below" not in caption and "org/planted has no second head: no main sink drifts in at least half of the steps" in caption
+    assert (
+        "Below" not in caption
+        and "org/planted has no second head: no main sink drifts in at least half of the steps" in caption
+    )
     both = draw_head("8", sudden, (0, None))
     assert "Below" in both.caption
     columns[:, 0, 0, 4] = 0.1

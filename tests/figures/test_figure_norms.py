@@ -32,10 +32,15 @@ def test_effect_size_is_cohens_d_with_the_pooled_standard_deviation(draw, rows_o
     selected, values = is_sink(columns), np.repeat(sudden.value_norms[:], HEADS // KV_HEADS, axis=2).astype(np.float64)
     for layer in range(LAYERS):
         sinks, others = (values[:, layer][chosen[:, layer]] for chosen in (selected, ~selected))
-        pooled = np.sqrt((((sinks - sinks.mean()) ** 2).sum() + ((others - others.mean()) ** 2).sum()) / (len(sinks) + len(others) - 2))
+        pooled = np.sqrt(
+            (((sinks - sinks.mean()) ** 2).sum() + ((others - others.mean()) ** 2).sum())
+            / (len(sinks) + len(others) - 2)
+        )
         for row in rows_of(drawn, kind="value", layer=layer):
             assert float(row["effect_size"]) == pytest.approx((sinks.mean() - others.mean()) / pooled, rel=1e-5)
-        assert abs(pooled - np.sqrt((sinks.var() + others.var()) / 2)) > 1e-4 * pooled, "the test cannot tell them apart"
+        assert abs(pooled - np.sqrt((sinks.var() + others.var()) / 2)) > 1e-4 * pooled, (
+            "the test cannot tell them apart"
+        )
 
 
 def test_a_trace_of_the_largest_columns_draws_the_other_figures(diffusion, tmp_path):
@@ -43,13 +48,20 @@ def test_a_trace_of_the_largest_columns_draws_the_other_figures(diffusion, tmp_p
         sinkscope.generate(diffusion, "Q: Write a function f(x) that returns x plus 3.\nA:", length=6)
     said = []
     trace = sinkscope.open_trace(tmp_path / "top")
-    paths = draw_figures([trace], tmp_path / "out", excess=0.5, only=["1", "3", "5", "6", "7", "9", "norms"], say=said.append)
+    paths = draw_figures(
+        [trace], tmp_path / "out", excess=0.5, only=["1", "3", "5", "6", "7", "9", "norms"], say=said.append
+    )
     assert [path.stem for path in paths if path.suffix == ".png"] == [
         "figure1-incoming-attention",
         "figure5-main-sink-strength",
         "figure7-main-sink-position",
     ]
-    reasons = ("only the 6 largest columns of each head", "no columns of the masked queries alone", "only the 6 largest", "no norms")
+    reasons = (
+        "only the 6 largest columns of each head",
+        "no columns of the masked queries alone",
+        "only the 6 largest",
+        "no norms",
+    )
     assert len(said) == 4
     assert all(reason in one and "recorded with --keep top" in one for reason, one in zip(reasons, said, strict=True))
 
@@ -58,6 +70,11 @@ def test_the_caption_counts_the_layers_that_have_sinks(draw, tmp_path):
     columns, shape = wandering.wandering_columns(), (wandering.STEPS, wandering.LAYERS, 1, wandering.POSITIONS)
     norms = {"value_norms": np.random.default_rng(0).random(shape).astype(np.float32) + 0.5}
     columns[:, 1] = 1
-    assert "of the 1 layer that have sinks" in draw("norms", wandering.write_wandering(tmp_path / "one", columns, **norms)).caption
+    assert (
+        "of the 1 layer that have sinks"
+        in draw("norms", wandering.write_wandering(tmp_path / "one", columns, **norms)).caption
+    )
     columns[:] = 1
-    assert "no layer has a sink" in draw("norms", wandering.write_wandering(tmp_path / "none", columns, **norms)).caption
+    assert (
+        "no layer has a sink" in draw("norms", wandering.write_wandering(tmp_path / "none", columns, **norms)).caption
+    )

@@ -23,7 +23,9 @@ def test_a_move_is_a_longer_jump_than_a_swap_of_the_same_head():
     main = np.array([[4], [20], [4], [9]])
     step, key = np.array([0, 0, 1, 1, 2, 3, 3]), np.array([4, 20, 4, 20, 4, 4, 9])
     sinks = LayerSinks(step, np.zeros_like(step), key, np.full(7, 5.0))
-    assert largest_jump(main, sinks, 3) == Jump(1, 3, 0, 20, 4, clean=False, swap=False)  # the swap from 4 to 20 comes before it
+    assert largest_jump(main, sinks, 3) == Jump(
+        1, 3, 0, 20, 4, clean=False, swap=False
+    )  # the swap from 4 to 20 comes before it
     assert largest_jump(main[:2], sinks, 3) == Jump(0, 3, 0, 4, 20, clean=False, swap=True)
 
 
@@ -59,9 +61,9 @@ def test_the_clearest_move_is_the_one_whose_places_hold_attention_for_long(sudde
             for step in range(STEPS - 1):
                 if -1 in path[step : step + 2] or path[step] == path[step + 1]:
                     continue
-                excess = columns[:, layer, head] - (columns[:, layer, head].sum(-1, keepdims=True) - columns[:, layer, head]) / (
-                    POSITIONS - 1
-                )
+                excess = columns[:, layer, head] - (
+                    columns[:, layer, head].sum(-1, keepdims=True) - columns[:, layer, head]
+                ) / (POSITIONS - 1)
                 if (excess[step, path[step + 1]] > 3) and (excess[step + 1, path[step]] > 3):
                     continue  # a swap
                 first, last = step, step + 1

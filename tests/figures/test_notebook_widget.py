@@ -17,7 +17,9 @@ from sinkscope.errors import CallError
 from sinkscope.figures.explorer import explorer_page
 
 anywidget = pytest.importorskip("anywidget", reason="no anywidget: pip install 'sinkscope[notebook]'")
-in_a_browser = pytest.mark.skipif(find_browser() is None, reason="no Chromium on this machine: apt-get install chromium, or set CHROMIUM")
+in_a_browser = pytest.mark.skipif(
+    find_browser() is None, reason="no Chromium on this machine: apt-get install chromium, or set CHROMIUM"
+)
 
 HOST = """<!doctype html><meta charset="utf-8"><title>a notebook</title><body>
 <script type="application/json" id="state">{state}</script>
@@ -55,10 +57,15 @@ def frame_of(browser, seconds=30):
     while time.monotonic() < end:
         for target in browser.call("Target.getTargets")["targetInfos"]:
             if target["type"] == "iframe":
-                inner = Page(browser, browser.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)["sessionId"])
+                inner = Page(
+                    browser,
+                    browser.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)["sessionId"],
+                )
                 for domain in ("Runtime", "Network", "Log"):
                     inner.call(f"{domain}.enable")
-                inner.wait("document.readyState === 'complete' && document.querySelector('.tokens span')?.textContent !== ''")
+                inner.wait(
+                    "document.readyState === 'complete' && document.querySelector('.tokens span')?.textContent !== ''"
+                )
                 inner.settle()
                 return inner
         time.sleep(0.05)
@@ -122,7 +129,10 @@ def test_without_anywidget_the_message_says_what_to_install(wandering, monkeypat
     with pytest.raises(CallError, match=r"anywidget, which is not installed: pip install 'sinkscope\[notebook\]'"):
         explorer.widget()
     (text,) = explorer._repr_mimebundle_().values()
-    assert text.startswith("Explorer(org/planted): the explorer is shown inside a notebook by anywidget") and "sinkscope explore" in text
+    assert (
+        text.startswith("Explorer(org/planted): the explorer is shown inside a notebook by anywidget")
+        and "sinkscope explore" in text
+    )
 
 
 def test_a_large_trace_keeps_what_travels_through_the_kernel_small(wandering, monkeypatch):

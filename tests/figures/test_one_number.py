@@ -39,7 +39,10 @@ def of_sinks(trace):
     percent = said("sinks", trace.folder, "--unit", "percent", "--json")
     numbers = {(name,): found[name] for name in ("steps", "layers", "heads")}
     numbers |= {("sinks", "queries"): len(found["sinks"]), ("sinks", "percent"): len(percent["sinks"])}
-    numbers |= {("share of columns", "queries"): found["selected_share"], ("share of columns", "percent"): percent["selected_share"]}
+    numbers |= {
+        ("share of columns", "queries"): found["selected_share"],
+        ("share of columns", "percent"): percent["selected_share"],
+    }
     strongest = defaultdict(dict)
     for row in found["sinks"]:
         place = strongest[row["layer"], row["head"]]
@@ -62,7 +65,9 @@ def of_tracks(trace):
     numbers |= {("test of movement", name): value for name, value in flat(found["null"])}
     numbers["heads with a main sink",] = sum(row["steps_with_sink"] > 0 for row in found["heads"])
     numbers |= {("changes of place", row["layer"], row["head"]): row["moves"] + row["swaps"] for row in found["heads"]}
-    numbers["share of steps with a main sink",] = np.mean([row["steps_with_sink"] for row in found["heads"]]) / trace.steps
+    numbers["share of steps with a main sink",] = (
+        np.mean([row["steps_with_sink"] for row in found["heads"]]) / trace.steps
+    )
     return numbers
 
 
@@ -71,14 +76,17 @@ def main_sinks_of(trace):
     found = find_sinks(trace, EXCESS)
     columns = np.where(found.moving, found.columns, -1)
     return {
-        (layer, head, step): int(columns[step, layer, head].argmax()) for step, layer, head in np.argwhere(found.moving.any(-1)).tolist()
+        (layer, head, step): int(columns[step, layer, head].argmax())
+        for step, layer, head in np.argwhere(found.moving.any(-1)).tolist()
     }
 
 
 def flat(null):
     for name, value in null.items():
         yield from (
-            zip((f"{name}, mean", f"{name}, low", f"{name}, high"), value, strict=True) if isinstance(value, list) else [(name, value)]
+            zip((f"{name}, mean", f"{name}, low", f"{name}, high"), value, strict=True)
+            if isinstance(value, list)
+            else [(name, value)]
         )
 
 
@@ -90,8 +98,13 @@ def of_analyse(trace):
         (row["name"], *(value for key, value in row["at"].items() if (key, value) not in AT.items())): row["value"]
         for row in found["statistics"]
     }
-    numbers |= {("share of sinks", token): at[name, token, text] for name, token, text in some(at, "composition.token", 3)}
-    numbers |= {("share of the canvas", token): at[name, token, text] for name, token, text in some(at, "composition.token_on_canvas", 3)}
+    numbers |= {
+        ("share of sinks", token): at[name, token, text] for name, token, text in some(at, "composition.token", 3)
+    }
+    numbers |= {
+        ("share of the canvas", token): at[name, token, text]
+        for name, token, text in some(at, "composition.token_on_canvas", 3)
+    }
     numbers |= {("tracks, share", kind): at[name, kind] for name, kind in some(at, "movement.tracks", 2)}
     numbers["share of steps × heads above 0.3",] = at["concentration.gu_rate",]
     numbers["share of steps × heads above 0.3, first token",] = at["concentration.gu_rate_first",]
@@ -106,7 +119,10 @@ def of_analyse(trace):
             numbers["share that are not sinks", row["at"]["unit"], row["at"]["excess"]] = row["value"]
     for kind in ("value", "key", "hidden"):
         for name, ours in (("of_sinks", "sinks"), ("of_others", "others"), ("effect", "effect")):
-            numbers |= {("norms", kind, ours, layer): at[one, layer] for one, layer in some(at, f"norms.{kind}_norm_{name}_in", 2)}
+            numbers |= {
+                ("norms", kind, ours, layer): at[one, layer]
+                for one, layer in some(at, f"norms.{kind}_norm_{name}_in", 2)
+            }
     return numbers
 
 
@@ -134,11 +150,15 @@ def of_statistics(trace, folder):
             numbers["column sum of the main sink", layer, head] = value
             numbers["steps with a sink", layer, head] = round(by_head["steps_with_sink"][layer][head] * counts["steps"])
     for unit in UNITS:
-        for epsilon, share in zip(means["epsilon_curve"]["epsilon"], means["epsilon_curve"][f"not_sinks_{unit}"], strict=True):
+        for epsilon, share in zip(
+            means["epsilon_curve"]["epsilon"], means["epsilon_curve"][f"not_sinks_{unit}"], strict=True
+        ):
             numbers["share that are not sinks", unit, epsilon] = share
     for name, by_layer in means["norms_by_layer"].items():
         kind, _, what = name.partition("_")
-        numbers |= {("norms", kind, what.replace("effect_size", "effect"), layer): value for layer, value in enumerate(by_layer)}
+        numbers |= {
+            ("norms", kind, what.replace("effect_size", "effect"), layer): value for layer, value in enumerate(by_layer)
+        }
     for number, columns in enumerate(counts["column_sums"][:256]):
         numbers["columns in a bin", number / 4, number / 4 + 0.25] = columns
     return numbers
@@ -192,7 +212,9 @@ def of_figures(trace, folder):
 def draw(trace, folder):
     maps = None if trace.causal else map_of
     return [
-        path for path in draw_figures([trace], folder, only=["1", "3", "5", "7", "9", "10", "norms"], maps=maps) if path.suffix == ".csv"
+        path
+        for path in draw_figures([trace], folder, only=["1", "3", "5", "7", "9", "10", "norms"], maps=maps)
+        if path.suffix == ".csv"
     ]
 
 

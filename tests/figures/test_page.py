@@ -39,7 +39,9 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.tags[tag] += 1
         self.loads += [value for key, value in attrs if key in ("src", "href", "srcset", "data", "poster", "action")]
-        self.faults += [f"{tag} has {key} twice" for key, count in Counter(key for key, _ in attrs).items() if count > 1]
+        self.faults += [
+            f"{tag} has {key} twice" for key, count in Counter(key for key, _ in attrs).items() if count > 1
+        ]
         if tag not in self.void:
             self.open.append(tag)
 
@@ -89,8 +91,9 @@ def test_a_drift_that_cannot_be_told_has_no_numbers_of_chance(tmp_path):
     movement = page_numbers(trace)["movement"]
     assert movement["blocks"] == 1
     text = " ".join(Page(write_page([trace], tmp_path / "page").read_text()).text.split())
-    assert f"Drift, positions per step{movement['drift_per_step']:.2f}cannot be told: sinks stay too long for one trace" in text.replace(
-        "−", "-"
+    assert (
+        f"Drift, positions per step{movement['drift_per_step']:.2f}cannot be told: sinks stay too long for one trace"
+        in text.replace("−", "-")
     )
     assert "1.000" not in text
 
@@ -107,7 +110,10 @@ def test_figures_that_are_missing_are_named(wandering, tmp_path):
     figures = draw_figures([wandering], tmp_path, only=["3", "4"], say=said.append)
     page = Page(write_page([wandering], tmp_path / "page", figures=figures, notes=said).read_text())
     assert page.tags["img"] == 1
-    assert "Figure 4 is not drawn for org/planted: it needs attention maps; `sinkscope figures` recomputes them" in page.text
+    assert (
+        "Figure 4 is not drawn for org/planted: it needs attention maps; `sinkscope figures` recomputes them"
+        in page.text
+    )
 
 
 def test_page_escapes_what_models_write(page):
@@ -125,7 +131,14 @@ def test_page_shows_the_numbers_and_where_they_come_from(page, wandering):
     assert f"{numbers['movement']['moves_per_head']:.2f}" in text
     assert f"({numbers['movement']['null_moves']['low']:.2f} … {numbers['movement']['null_moves']['high']:.2f})" in text
     assert f"{numbers['selected_share']:.2%}" in text
-    for expected in ("0123abcd", "llada: length 18, steps 19", "python 3.x", "sinkscope demo --out demo", "12,345", "16 newest queries"):
+    for expected in (
+        "0123abcd",
+        "llada: length 18, steps 19",
+        "python 3.x",
+        "sinkscope demo --out demo",
+        "12,345",
+        "16 newest queries",
+    ):
         assert expected in text
     for name in FILES:
         assert f"({name}.png; the numbers drawn are in the CSV file of the same name)" in text
@@ -137,7 +150,9 @@ def test_a_page_calls_a_local_model_by_its_folder_and_says_the_command(tmp_path)
     trace = write_wandering(tmp_path / "local", wandering_columns()[:3], name="/home/somebody/models/my-llama")
     manifest = json.loads((tmp_path / "local" / "manifest.json").read_text())
     del manifest["checksum"]
-    (tmp_path / "local" / "manifest.json").write_text(json.dumps(manifest | {"command": "sinkscope trace my-llama --out local"}))
+    (tmp_path / "local" / "manifest.json").write_text(
+        json.dumps(manifest | {"command": "sinkscope trace my-llama --out local"})
+    )
     page = Page(write_page([open_trace(tmp_path / "local")], tmp_path / "out").read_text())
     assert "my-llama" in page.text and "/home/somebody" not in page.text
     assert "sinkscope trace my-llama --out local" in page.text
@@ -147,7 +162,9 @@ def test_a_page_calls_a_local_model_by_its_folder_and_says_the_command(tmp_path)
 def test_incomplete_traces_are_marked(tmp_path):
     trace = write_wandering(tmp_path / "cut", wandering_columns()[:5], complete=False)
     page = Page(write_page([trace], tmp_path / "out" / "cut.html").read_text())
-    assert "Incomplete. The generation was cut short; the numbers below are of the 5 complete steps on disk." in page.text
+    assert (
+        "Incomplete. The generation was cut short; the numbers below are of the 5 complete steps on disk." in page.text
+    )
     assert page.faults == []
     assert subject_of(trace).heading == "org/planted (incomplete), prompt of 11 tokens"
     assert page_numbers(trace)["complete"] is False

@@ -23,7 +23,9 @@ def test_summary_agrees_with_the_whole_trace_in_memory(wandering):
     assert numbers["tracks"] == tracks.kinds
     assert numbers["heads_with_sink"] == numbers["heads_with_main_sink"] == 3
     assert numbers["movement"]["moves_per_head"] == pytest.approx(np.mean([12, STEPS - 1, 0]))
-    assert numbers["movement"]["drift_per_step"] == pytest.approx(np.mean([h.drift_per_step for h in tracks.heads if h.steps_with_sink]))
+    assert numbers["movement"]["drift_per_step"] == pytest.approx(
+        np.mean([h.drift_per_step for h in tracks.heads if h.steps_with_sink])
+    )
     null = numbers["movement"]["null_drift"]
     assert null["low"] <= null["mean"] <= null["high"]
 

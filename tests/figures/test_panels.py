@@ -9,7 +9,15 @@ from wandering import CAUSAL_STEPS, FLIPPING, LENGTH, MOVING, POSITIONS, PROMPT,
 
 import sinkscope
 from sinkscope.errors import CallError, TraceError
-from sinkscope.figures import DrawnFigure, attention_map, draw_figure, incoming, sink_positions, sink_strengths, token_column
+from sinkscope.figures import (
+    DrawnFigure,
+    attention_map,
+    draw_figure,
+    incoming,
+    sink_positions,
+    sink_strengths,
+    token_column,
+)
 from sinkscope.figures.incoming_attention import mean_name
 from sinkscope.sinks import find_sinks, track
 
@@ -37,7 +45,9 @@ def test_a_head_is_drawn_with_its_columns_and_its_main_sink(wandering):
     assert drawn_path(sheet) == dict(enumerate(main.tolist()))
     assert sheet.axes[0].get_title(loc="left") == "org/planted, layer 1 head 2"
     main = track(find_sinks(wandering, excess=6.5)).main[:, MOVING[0], MOVING[1]].tolist()
-    assert drawn_path(incoming(wandering, *MOVING, excess=6.5)) == {step: place for step, place in enumerate(main) if place >= 0}
+    assert drawn_path(incoming(wandering, *MOVING, excess=6.5)) == {
+        step: place for step, place in enumerate(main) if place >= 0
+    }
     assert -1 in main and PROMPT + 12 in main
 
 
@@ -59,7 +69,11 @@ def test_of_an_autoregressive_model_the_newest_queries_are_drawn(causal):
 def test_the_scale_says_of_which_queries_it_is(wandering, causal, blocks):
     labels = [incoming(trace, 0, 0).axes[-1].get_ylabel() for trace in (wandering, causal, blocks)]
     worth = "attention received, queries' worth"
-    assert labels == [worth, f"{worth}\nfrom the 16 newest queries", f"{worth}\nfrom the newest blocks of 16 or more queries"]
+    assert labels == [
+        worth,
+        f"{worth}\nfrom the 16 newest queries",
+        f"{worth}\nfrom the newest blocks of 16 or more queries",
+    ]
 
 
 def test_it_draws_into_axes_of_the_user_and_leaves_his_settings(wandering, sudden):
@@ -78,7 +92,9 @@ def test_it_draws_into_axes_of_the_user_and_leaves_his_settings(wandering, sudde
 
 
 def test_the_path_of_a_trace_will_do(wandering):
-    np.testing.assert_array_equal(image_of(incoming(str(wandering.folder), *STATIC)), image_of(incoming(wandering, *STATIC)))
+    np.testing.assert_array_equal(
+        image_of(incoming(str(wandering.folder), *STATIC)), image_of(incoming(wandering, *STATIC))
+    )
     with pytest.raises(TraceError, match="no trace at nowhere"):
         incoming("nowhere")
 
@@ -96,7 +112,9 @@ def test_strengths_are_those_of_figure_5(wandering, draw, rows_of):
     found = image_of(sink_strengths(wandering))
     for row in rows_of(draw("5", wandering)):
         value = row["mean_main_sink_column_sum"]
-        assert found[int(row["layer"]), int(row["head"])] == pytest.approx(float(value) if value else np.nan, nan_ok=True)
+        assert found[int(row["layer"]), int(row["head"])] == pytest.approx(
+            float(value) if value else np.nan, nan_ok=True
+        )
 
 
 def test_the_column_of_a_token(wandering):
@@ -106,7 +124,8 @@ def test_the_column_of_a_token(wandering):
     assert written.get_xdata() == [3, 3] and LENGTH > 3
     assert line.get_label() == rf"“\$x\$” ({PROMPT + 3})"
     np.testing.assert_array_equal(
-        token_column(wandering, *MOVING, -1).axes[0].get_lines()[0].get_ydata(), wandering_columns()[:, MOVING[0], MOVING[1], -1]
+        token_column(wandering, *MOVING, -1).axes[0].get_lines()[0].get_ydata(),
+        wandering_columns()[:, MOVING[0], MOVING[1], -1],
     )
 
 
@@ -141,7 +160,10 @@ def test_a_map_is_the_one_given_or_the_one_stored(sudden, diffusion, tmp_path):
         (lambda trace: incoming(trace, layer=0, head=3), r"head: expected 0 to 2, found 3"),
         (lambda trace: incoming(trace, head=1), r"head: expected a layer with it, found head 1 alone"),
         (lambda trace: sink_positions(trace, 0, 9), r"head: expected 0 to 2, found 9"),
-        (lambda trace: token_column(trace, 0, 0, POSITIONS), rf"position: expected 0 to {POSITIONS - 1}, found {POSITIONS}"),
+        (
+            lambda trace: token_column(trace, 0, 0, POSITIONS),
+            rf"position: expected 0 to {POSITIONS - 1}, found {POSITIONS}",
+        ),
         (lambda trace: attention_map(trace, STEPS, 0, 0), rf"step: expected 0 to {STEPS - 1}, found {STEPS}"),
         (lambda trace: incoming(trace, 0, 0, excess=500), r"excess: 500 in queries can never hold here"),
         (lambda trace: draw_figure("11", trace), r"no figure '11'; expected one of 1, 2"),

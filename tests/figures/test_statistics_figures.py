@@ -20,7 +20,13 @@ from sinkscope.traces.statistics_folder import StatisticsFolder
 
 OF_STEPS = ["1", "2", "4", "6", "7", "8"]
 OF_STATISTICS = ["3", "5", "9", "10", "norms"]
-FILES = ["figure3-column-sums", "figure5-main-sink-strength", "figure9-column-sums-by-layer", "figure10-thresholds", "figure-norms"]
+FILES = [
+    "figure3-column-sums",
+    "figure5-main-sink-strength",
+    "figure9-column-sums-by-layer",
+    "figure10-thresholds",
+    "figure-norms",
+]
 
 
 def count(folder, *traces, excess=3.0):
@@ -31,7 +37,12 @@ def count(folder, *traces, excess=3.0):
         for step in range(trace.steps):
             arrays = {name: getattr(trace, name)[step] for name in trace.tensors}
             feed.feed(arrays | {"key_norms": np.zeros_like(arrays["value_norms"])})
-        kept.commit(number, Summary.of(feed.finish(), excess).to_arrays(), {"model": {"name": "org/planted"}, "causal": False}, {})
+        kept.commit(
+            number,
+            Summary.of(feed.finish(), excess).to_arrays(),
+            {"model": {"name": "org/planted"}, "causal": False},
+            {},
+        )
     return folder
 
 
@@ -48,7 +59,9 @@ def rows(path):
 def test_statistics_whose_model_is_not_told_are_drawn(statistics, tmp_path):
     shutil.copytree(statistics, tmp_path / "copy")
     manifest = json.loads((tmp_path / "copy" / "manifest.json").read_text())
-    (tmp_path / "copy" / "manifest.json").write_text(json.dumps(with_checksum({k: v for k, v in manifest.items() if k != "model"})))
+    (tmp_path / "copy" / "manifest.json").write_text(
+        json.dumps(with_checksum({k: v for k, v in manifest.items() if k != "model"}))
+    )
     assert {row[0] for row in draw_figure("3", tmp_path / "copy").rows} == {"a model without a name"}
 
 
@@ -81,13 +94,18 @@ def test_the_numbers_are_those_of_the_trace(sudden, statistics, tmp_path):
 
 
 def test_one_figure_is_drawn_from_statistics_or_their_folder(statistics, wandering):
-    opened, path, of_text = (draw_figure("3", one) for one in (open_statistics(statistics), statistics, str(statistics)))
+    opened, path, of_text = (
+        draw_figure("3", one) for one in (open_statistics(statistics), statistics, str(statistics))
+    )
     assert opened.rows == path.rows == of_text.rows and len(opened.rows) > 5
     assert len(draw_figure("3", statistics, wandering).rows) > len(opened.rows)
 
 
 def test_several_prompts_add_up(sudden, statistics, tmp_path):
-    twice, once = subject_of(open_statistics(count(tmp_path / "twice", sudden, sudden))), subject_of(open_statistics(statistics))
+    twice, once = (
+        subject_of(open_statistics(count(tmp_path / "twice", sudden, sudden))),
+        subject_of(open_statistics(statistics)),
+    )
     for name in ("steps", "sinks", "columns"):
         assert getattr(twice.summary, name) == 2 * getattr(once.summary, name)
     for one in (once, twice):
@@ -116,7 +134,9 @@ def test_wide_bins_are_spread_over_their_quarters_and_lose_no_column():
 
 
 def test_another_threshold_is_refused(statistics, tmp_path):
-    with pytest.raises(CallError, match=r"excess: the statistics of org/planted were counted at ε = 3, found 5; draw traces instead"):
+    with pytest.raises(
+        CallError, match=r"excess: the statistics of org/planted were counted at ε = 3, found 5; draw traces instead"
+    ):
         draw_figures([open_statistics(statistics)], tmp_path, excess=5.0)
 
 

@@ -83,7 +83,13 @@ def write_long(folder, columns, prompt_length):
     for sums in columns:
         masked, length = np.zeros(positions, np.uint8), np.array(positions, np.int32)
         writer.add(
-            {"tokens": tokens, "masked": masked, "written": np.full(positions, -1, np.int32), "lengths": length, "column_sums": sums}
+            {
+                "tokens": tokens,
+                "masked": masked,
+                "written": np.full(positions, -1, np.int32),
+                "lengths": length,
+                "column_sums": sums,
+            }
         )
     writer.close(complete=True)
     return open_trace(folder)

@@ -17,7 +17,13 @@ WRONG: tuple[Any, ...] = (
 
 def paths_of(value: Any, most: int = 3) -> Iterator[tuple[Any, ...]]:
     """Yield the place of every field of a document: of lists and long objects the first ones."""
-    items = list(value.items())[:80] if isinstance(value, dict) else list(enumerate(value))[:1] if isinstance(value, list) else []
+    items = (
+        list(value.items())[:80]
+        if isinstance(value, dict)
+        else list(enumerate(value))[:1]
+        if isinstance(value, list)
+        else []
+    )
     for key, item in items:
         yield (key,)
         if most > 1:
@@ -56,7 +62,10 @@ def changed_documents(document: dict[str, Any], source: random.Random, count: in
             yield f"{name} missing", _text(without(document, path), document)
         else:
             text = _text(changed(document, path, value), document)
-            yield f"{name} = {value!r}"[:60], text.replace(f'"{DEEP}"', "[" * 3000 + "]" * 3000) if value == DEEP else text
+            yield (
+                f"{name} = {value!r}"[:60],
+                text.replace(f'"{DEEP}"', "[" * 3000 + "]" * 3000) if value == DEEP else text,
+            )
 
 
 def _text(document: Any, model: dict[str, Any]) -> str:
@@ -103,7 +112,9 @@ def changed_headers(content: bytes, source: random.Random, count: int, seal: boo
     header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
     places = list(paths_of(header))
     cases = [
-        (path, value) for path in places for value in (None, -1, 0, "x", "F64", "I64", [], [1], [10**9], 10**12, {}, "1e9", "-1", "9" * 30)
+        (path, value)
+        for path in places
+        for value in (None, -1, 0, "x", "F64", "I64", [], [1], [10**9], 10**12, {}, "1e9", "-1", "9" * 30)
     ]
     source.shuffle(cases)
     for path, value in cases[:count]:

@@ -18,7 +18,9 @@ RECIPE = dataclasses.replace(
     validate_every=2,
     save_every=1,
 )
-SMALL_TEXT = Architecture(layers=1, hidden_size=16, heads=2, kv_heads=1, intermediate_size=16, max_positions=256, tied=True)
+SMALL_TEXT = Architecture(
+    layers=1, hidden_size=16, heads=2, kv_heads=1, intermediate_size=16, max_positions=256, tied=True
+)
 TEXT_RECIPE = dataclasses.replace(RECIPES["lab-text-diffusion"], updates=1, architecture=SMALL_TEXT, snapshots=(0,))
 SETTINGS = {"length": 8, "steps": 8, "block": 8}
 SHORT = {"length": 4, "steps": 4, "block": 4}
@@ -50,7 +52,9 @@ def make_specimens(folder: Path) -> Path:
     evaluate(model, tasks=["lab-arith"], out=folder / "results", limit=2, shots=0, settings=SETTINGS, progress=False)
     card = model.card
     estimate = Estimate(0.5, 0.25, 0.75)
-    head = HeadRole(0, 1, "idle", "adds nothing", 1.0, 0.5, " has", {"share": estimate, "kl.sink": estimate}, 1, 1, True)
+    head = HeadRole(
+        0, 1, "idle", "adds nothing", 1.0, 0.5, " has", {"share": estimate, "kl.sink": estimate}, 1, 1, True
+    )
     roles = Roles(card.name, card.weight_hash, card.layers, card.heads, Rules(), (head,), 4, 2, {})
     (folder / "roles.json").write_text(json.dumps(roles.as_dict()))
     (folder / "prompts.jsonl").write_text(json.dumps({"prompt": PROMPT}) + "\n")
@@ -60,10 +64,17 @@ def make_specimens(folder: Path) -> Path:
     (folder / "counts.json").write_text(json.dumps({"3": 7, "4": 1}))
     (folder / "text.jsonl").write_text(json.dumps({"prompt": "a b", "answer": "c d"}) + "\n")
     words = "the cat sat on the mat and the dog ate the rat " * 40
-    make_corpus([LongText("a", words), LongText("b", words[::-1], held_out=True)], folder / "corpus", vocabulary=300, progress=False)
+    make_corpus(
+        [LongText("a", words), LongText("b", words[::-1], held_out=True)],
+        folder / "corpus",
+        vocabulary=300,
+        progress=False,
+    )
     train_checkpoint(TEXT_RECIPE, folder / "textrun", texts=open_corpus(folder / "corpus"))
     write_bundle(sinkscope.open_trace(folder / "trace"), folder / "bundle", page="<!doctype html>")
-    sinkscope.find_roles(model, [problem_prompt("lab-arith", number, 0)["prompt"] for number in range(10)], out=folder / "found", **ROLES)
+    sinkscope.find_roles(
+        model, [problem_prompt("lab-arith", number, 0)["prompt"] for number in range(10)], out=folder / "found", **ROLES
+    )
     request = {"tasks": ["lab-arith"], "limit": 1, "shots": 0, "settings": SHORT}
     compare_caches(model, arms=read_arms("none@threshold=0.9"), out=folder / "caches", progress=False, **request)
     return folder
@@ -80,7 +91,9 @@ def _lit_gpt(folder: Path) -> None:
 
     build_tokenizer().save_pretrained(folder)
     path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "mask_token"}))
+    path.write_text(
+        json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "mask_token"})
+    )
     save_file(lit_gpt_weights("none", Shape(1, 2, 2, 8, 8)), folder / "lit.safetensors")
 
 

@@ -18,7 +18,19 @@ from hostile import specimens
 from hostile.trial import FOREIGN
 
 import sinkscope
-from sinkscope import attention, decoding, emergence, evaluation, figures, interventions, models, roles, sinks, statistics, traces
+from sinkscope import (
+    attention,
+    decoding,
+    emergence,
+    evaluation,
+    figures,
+    interventions,
+    models,
+    roles,
+    sinks,
+    statistics,
+    traces,
+)
 from sinkscope.errors import SinkscopeError
 
 FULL = os.environ.get("HOSTILE") == "full"
@@ -37,15 +49,67 @@ class Unwritable:
 
 def values() -> dict[str, Any]:
     """Return the values by a name of each."""
-    plain = [None, True, 0, -1, 1, 5, 10**30, 1.5, -0.5, float("nan"), float("inf"), 1e308, 1j, Decimal(1), Fraction(1, 2), ..., print]
+    plain = [
+        None,
+        True,
+        0,
+        -1,
+        1,
+        5,
+        10**30,
+        1.5,
+        -0.5,
+        float("nan"),
+        float("inf"),
+        1e308,
+        1j,
+        Decimal(1),
+        Fraction(1, 2),
+        ...,
+        print,
+    ]
     texts = ["", " ", "x", "a\0b", "\ud800", "y" * 10**5, "../..", b"x", bytearray(b"x"), memoryview(b"ab")]
-    lists = [[], (), {}, set(), [None], ["x"], [5], [[5]], [1.5], [-1], [10**30], (0, 1), {"a": 1}, {0: 1}, range(3), {1: 2}.keys()]
-    arrays = [np.array(3), np.zeros(0), np.arange(3), np.array([0.5, np.nan]), np.array(["a"]), np.array([True]), np.ones((2, 1, 2, 3))]
+    lists = [
+        [],
+        (),
+        {},
+        set(),
+        [None],
+        ["x"],
+        [5],
+        [[5]],
+        [1.5],
+        [-1],
+        [10**30],
+        (0, 1),
+        {"a": 1},
+        {0: 1},
+        range(3),
+        {1: 2}.keys(),
+    ]
+    arrays = [
+        np.array(3),
+        np.zeros(0),
+        np.arange(3),
+        np.array([0.5, np.nan]),
+        np.array(["a"]),
+        np.array([True]),
+        np.ones((2, 1, 2, 3)),
+    ]
     arrays += [np.array([1j]), np.array([object()], dtype=object), np.int64(2), np.float32(0.5), np.bool_(True)]
     tensors = [torch.tensor(3), torch.zeros(0), torch.arange(3), torch.tensor([True]), torch.zeros(3, device="meta")]
     with warnings.catch_warnings(action="ignore"):  # torch's, that they may change
         tensors += [torch.eye(2).to_sparse(), torch.nested.nested_tensor([torch.arange(2)]), slice(1)]
-    others = [object(), Unwritable(), datetime.date(2020, 1, 1), ValueError("x"), os, Path("nosuch"), torch.float32, torch.device("cpu")]
+    others = [
+        object(),
+        Unwritable(),
+        datetime.date(2020, 1, 1),
+        ValueError("x"),
+        os,
+        Path("nosuch"),
+        torch.float32,
+        torch.device("cpu"),
+    ]
     found = [*plain, *texts, *lists, *arrays, *tensors, *others]
     return {f"{number} {type(one).__name__}": one for number, one in enumerate(found)}
 
@@ -126,7 +190,14 @@ class Calls:
         cheap = {"model": model, "prompts": prompts, **specimens.ROLES}
         asked = {"rules": None, "canvases": 1, "rows": 8, "out": None, "on_prompt": None}
         self.add(lambda **given: roles.find_roles(**{**cheap, **given}), "find_roles", **asked)
-        request = {"model": model, "tasks": ["lab-arith"], "limit": 1, "shots": 0, "settings": specimens.SHORT, "progress": False}
+        request = {
+            "model": model,
+            "tasks": ["lab-arith"],
+            "limit": 1,
+            "shots": 0,
+            "settings": specimens.SHORT,
+            "progress": False,
+        }
         self.add(evaluation.evaluate, out=out, **request)
         self.add(evaluation.run_program, source="x = 1", timeout_s=2.0)
 
@@ -164,7 +235,15 @@ class Calls:
         columns = np.random.default_rng(0).random((4, 1, 2, 6))
         columns *= 6 / columns.sum(-1, keepdims=True)
         selected = sinks.is_sink(columns, 0.5)
-        good = {"columns": columns, "selected": selected, "k": 1, "unit": "queries", "causal": False, "last_query": columns, "window": 2}
+        good = {
+            "columns": columns,
+            "selected": selected,
+            "k": 1,
+            "unit": "queries",
+            "causal": False,
+            "last_query": columns,
+            "window": 2,
+        }
         good["main"] = sinks.main_sinks(columns, selected)
         for name in sinks.__all__:
             one = getattr(sinks, name)
@@ -221,16 +300,30 @@ class Calls:
 
         settings = {**specimens.SHORT, "temperature": 0.0, "seed": 0, "cache": "none"}
         self.add(write, "generate", **settings, prompt=specimens.PROMPT, on_step=None, model=model)
-        self.add(lambda messages: sinkscope.generate(model, messages=messages, **specimens.SHORT), "messages", messages=[])
+        self.add(
+            lambda messages: sinkscope.generate(model, messages=messages, **specimens.SHORT), "messages", messages=[]
+        )
         self.add(sinkscope.log_likelihood, model=model, context="Q:", continuation=" Tom", samples=2)
         self.add(model.decode, ids=[5])
         self.add(model.answer_text, answer=[5])
         self.add(model.chat, messages=[])
-        self.add(recorded, "recording", model=model, out=out, keep="columns", top=8, numbered=False, tokenizer=None, overwrite=False)
+        self.add(
+            recorded,
+            "recording",
+            model=model,
+            out=out,
+            keep="columns",
+            top=8,
+            numbered=False,
+            tokenizer=None,
+            overwrite=False,
+        )
         given = {"canvas": torch.tensor([[5, 6, 7, mask]]), "ids": torch.tensor([[5, 6, mask, mask]]), "mask_id": mask}
         self.add(followed, "following", **given, pad_id=None, sampler="foreign")
         self.add(answered(lambda: attention.subscribed(model.network, Hides())), "what a hider answers", answer=None)
-        self.add(answered(lambda: attention.subscribed(model.network, Prepends())), "what a prepender answers", answer=None)
+        self.add(
+            answered(lambda: attention.subscribed(model.network, Prepends())), "what a prepender answers", answer=None
+        )
         self.add(answered(lambda: Chooses()(model)), "what a rule answers", answer=None)
         classified = interventions.SameClassKeys(1, classify=lambda *_: answers[0])
         self.add(answered(lambda: classified(model)), "what a classifier answers", answer="x")

@@ -47,18 +47,26 @@ many = settings(
 )
 
 NUMBER = st.one_of(
-    st.integers(), st.integers(-3, 40), st.floats(), st.sampled_from(["", "-", "+", "0-", "x", "1e9", "inf", "nan", "٣", "²"])
+    st.integers(),
+    st.integers(-3, 40),
+    st.floats(),
+    st.sampled_from(["", "-", "+", "0-", "x", "1e9", "inf", "nan", "٣", "²"]),
 )
 WORD = st.sampled_from([*known_rules(), "none", "nosuch", ""])
 OPTION = st.sampled_from(
     [*"current previous last_row only_sinks layers= steps= keys= queries= heads= seed= masked prompt share".split(), ""]
 )
 RULE = st.builds(
-    lambda word, number, others, options: f"{word}:{number}{others}@{','.join(options)}" if options else f"{word}:{number}{others}",
+    lambda word, number, others, options: (
+        f"{word}:{number}{others}@{','.join(options)}" if options else f"{word}:{number}{others}"
+    ),
     WORD,
     NUMBER,
     st.sampled_from(["", "+1", "+x", ":"]),
-    st.lists(st.builds(lambda option, numbers: option + "+".join(map(str, numbers)), OPTION, st.lists(NUMBER, max_size=3)), max_size=3),
+    st.lists(
+        st.builds(lambda option, numbers: option + "+".join(map(str, numbers)), OPTION, st.lists(NUMBER, max_size=3)),
+        max_size=3,
+    ),
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -90,7 +98,9 @@ def test_any_rule(text):
 CACHE = st.builds(
     lambda name, options: f"{name}:{','.join(options)}",
     st.sampled_from([*known_caches(), "none", "nosuch"]),
-    st.lists(st.builds("{}={}".format, st.sampled_from(["every", "keep", "budget", "window", "x", ""]), NUMBER), max_size=3),
+    st.lists(
+        st.builds("{}={}".format, st.sampled_from(["every", "keep", "budget", "window", "x", ""]), NUMBER), max_size=3
+    ),
 )
 
 
@@ -102,7 +112,11 @@ def test_any_cache(text):
 
 
 @many
-@given(st.lists(st.builds("{}@threshold={}".format, CACHE, NUMBER), max_size=3).map(",".join) | CACHE | st.text(max_size=40))
+@given(
+    st.lists(st.builds("{}@threshold={}".format, CACHE, NUMBER), max_size=3).map(",".join)
+    | CACHE
+    | st.text(max_size=40)
+)
 def test_any_list_of_caches(text):
     with in_our_words():
         read_arms(text, read_budgets("4,8"))
@@ -112,7 +126,10 @@ def test_any_list_of_caches(text):
 
 @many
 @given(
-    st.builds(lambda places: ",".join(":".join(map(str, place)) for place in places), st.lists(st.lists(NUMBER, max_size=4))) | st.text()
+    st.builds(
+        lambda places: ",".join(":".join(map(str, place)) for place in places), st.lists(st.lists(NUMBER, max_size=4))
+    )
+    | st.text()
 )
 def test_any_place_of_a_map(text):
     with in_our_words():
@@ -121,7 +138,9 @@ def test_any_place_of_a_map(text):
 
 
 @many
-@given(st.text(max_size=60) | st.lists(st.builds("{}={}".format, st.text(max_size=5), NUMBER), max_size=4).map(",".join))
+@given(
+    st.text(max_size=60) | st.lists(st.builds("{}={}".format, st.text(max_size=5), NUMBER), max_size=4).map(",".join)
+)
 def test_any_option_of_a_job(text):
     with in_our_words():
         _read_options(text)
@@ -137,7 +156,9 @@ def test_any_json(content):
 LINE = st.one_of(
     st.binary(max_size=30).map(lambda some: some.replace(b"\n", b"")),
     JSON.map(lambda value: json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass")),
-    st.builds(lambda key, value: json.dumps({key: value}).encode(), st.sampled_from(["prompt", "text", "answer"]), JSON),
+    st.builds(
+        lambda key, value: json.dumps({key: value}).encode(), st.sampled_from(["prompt", "text", "answer"]), JSON
+    ),
 )
 
 
@@ -179,9 +200,22 @@ def words_of(name):
     """Return words that look like a command line of a command: its flags, other flags, and values of every kind."""
     names = [*(field.name for field in dataclasses.fields(find_command(name))), *setting_types()]
     flags = [f"--{name.replace('_', '-')}" for name in names]
-    values = st.one_of(NUMBER.map(str), st.text(alphabet="ab-=,./ ", max_size=6), st.sampled_from(["lab-diffusion", "paper1", "bash", "x"]))
+    values = st.one_of(
+        NUMBER.map(str),
+        st.text(alphabet="ab-=,./ ", max_size=6),
+        st.sampled_from(["lab-diffusion", "paper1", "bash", "x"]),
+    )
     flag = st.sampled_from(
-        [*flags, "--length", "--no-choice", "--nosuch", "--", "-x", *(f"{one}=" for one in flags), *(f"{one}=1" for one in flags)]
+        [
+            *flags,
+            "--length",
+            "--no-choice",
+            "--nosuch",
+            "--",
+            "-x",
+            *(f"{one}=" for one in flags),
+            *(f"{one}=1" for one in flags),
+        ]
     )
     return st.lists(flag | values, max_size=6)
 

@@ -39,7 +39,24 @@ RULES = [
     *"top:1@keys=99999- window:0+0 none@x top:1@@ persistent:1@layers=5 class:1@layers=1- top:0 ranks:1@queries=x top:1, mass:1e9".split(),
     *["above:1e309", "top:" + "9" * 5000, "top:1@steps=" + "+".join(["1"] * 20000)],
 ]
-TEXTS = ["", "\udcff", "\x1b[31m", "x" * 100_000, "٣", "none", "0", "-1", "../..", "a,b,c", ",", "=", "a=b=c", "'; rm", "${x}", "%s%n"]
+TEXTS = [
+    "",
+    "\udcff",
+    "\x1b[31m",
+    "x" * 100_000,
+    "٣",
+    "none",
+    "0",
+    "-1",
+    "../..",
+    "a,b,c",
+    ",",
+    "=",
+    "a=b=c",
+    "'; rm",
+    "${x}",
+    "%s%n",
+]
 CACHES = [
     *"nosuch block block: block:every=x block:every=0 block:every=-1 block:every=99999999999999999999 block:keep=sinks : ,".split(),
     *"block:budget=nan block:keep=sinks,budget=0 block:every=8,every=9 fast-dllm-dual:x=1 none:1 block:every=1e309".split(),
@@ -74,7 +91,12 @@ GOOD = {
     *(("demo", "--out", name) for name in ("a\nb/c", "~nosuchuser/x", "x.npy/")),
 }
 """Values that are good, of commands that then work for minutes."""
-NEVER = {("explore", "--serve"), ("explore", "--port"), ("evaluate", "--jobs"), ("demo", "--problems")}  # --serve waits for ever
+NEVER = {
+    ("explore", "--serve"),
+    ("explore", "--port"),
+    ("evaluate", "--jobs"),
+    ("demo", "--problems"),
+}  # --serve waits for ever
 
 
 def flags_of(name):
@@ -134,7 +156,10 @@ def test_a_flag_of_a_bad_value(place, tally, share, name):
     os.mkfifo(place / "fifo")
     (place / "file").write_text("x")
     (place / "zero").symlink_to("/dev/zero")
-    names = {one: str(place / one) for one in ("model", "lit", "trace", "results", "watch", "loop", "fifo", "file", "zero", "out")}
+    names = {
+        one: str(place / one)
+        for one in ("model", "lit", "trace", "results", "watch", "loop", "fifo", "file", "zero", "out")
+    }
     cases = [(flag, value) for flag, values in flags_of(name) for value in values]
     kept = cases[:: len(cases) // share(len(cases))]
     before = listing(place)

@@ -49,7 +49,9 @@ def test_every_map_of_a_trace_has_the_columns_that_were_recorded(sdar, recorded)
 
 
 def test_maps_are_shown_and_kept(sdar, recorded, tmp_path):
-    shown = trial.run("map", str(recorded), "--step", "3", "--layer", "1", "--head", "2", "--model", str(sdar), "--json")
+    shown = trial.run(
+        "map", str(recorded), "--step", "3", "--layer", "1", "--head", "2", "--model", str(sdar), "--json"
+    )
     assert shown.status == 0, shown.err
     assert np.array(json.loads(shown.out)["map"]).sum(0)[0] > 0
     out = tmp_path / "out"
@@ -84,7 +86,10 @@ def test_no_generation_makes_more_calls_than_its_settings_say(sdar, prompt, leng
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["compare-caches", "--limit", "1", "--shots", "0"], "sdar has no setting 'cache': expected a model whose sampler takes a cache"),
+        (
+            ["compare-caches", "--limit", "1", "--shots", "0"],
+            "sdar has no setting 'cache': expected a model whose sampler takes a cache",
+        ),
         (["compare-caches", "--dry-run"], "sdar has no setting 'cache': expected a model whose sampler takes a cache"),
         (["trace", "--prompt", "a b c", "--keep", "drift"], "which is computed again in every step, found sdar"),
         (
@@ -107,7 +112,9 @@ def test_a_temperature_of_which_nothing_can_be_drawn(family, temperature):
     from sinkscope.models import FAMILIES
 
     for name in ("temperature", *(["alg_temp"] if family == "dream" else [])):
-        with pytest.raises(CallError, match=f"{name}: expected 0, which takes the most probable one, or a number from 0.001 to 1000"):
+        with pytest.raises(
+            CallError, match=f"{name}: expected 0, which takes the most probable one, or a number from 0.001 to 1000"
+        ):
             resolve_settings(FAMILIES[family], **{name: temperature})
 
 
@@ -117,7 +124,9 @@ def test_the_noise_of_llada_may_be_as_weak_as_one_likes_but_not_as_strong():
 
     for family in ("llada", "mmada"):
         assert resolve_settings(FAMILIES[family], temperature=1e-300).temperature == 1e-300
-        with pytest.raises(CallError, match="temperature: expected 0, which takes the most probable one, or a number from 0 to 1000"):
+        with pytest.raises(
+            CallError, match="temperature: expected 0, which takes the most probable one, or a number from 0 to 1000"
+        ):
             resolve_settings(FAMILIES[family], temperature=1e308)
 
 
@@ -125,5 +134,7 @@ def test_logits_that_overflow_when_they_are_divided(sdar):
     model = sinkscope.load(sdar)
     with torch.no_grad():
         model.network.lm_head.weight.mul_(1e36)
-    with pytest.raises(CallError, match=r"step \d+: expected probabilities above 0 to draw from, found too few or an infinite one"):
+    with pytest.raises(
+        CallError, match=r"step \d+: expected probabilities above 0 to draw from, found too few or an infinite one"
+    ):
         sinkscope.generate(model, PROMPT, length=8, temperature=1e-3)

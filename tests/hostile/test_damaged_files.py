@@ -16,7 +16,18 @@ TRAIN_TEXT = ["train", "lab-text-diffusion", "--data", "{corpus}", "--out", "{ou
 WATCH = ["watch-training", "{textrun}", "--data", "{corpus}", "--canvases", "2", "--out", "{out}"]
 DRAW = ["watch-training", "{watch}", "--out", "{out}"]
 ROLES = ["roles", "{model}", "--problems", "10", "--canvases", "1", *SHORT[:-1], "{found}"]
-CACHES = ["compare-caches", "{model}", "--policies", "none@threshold=0.9", "--limit", "1", "--shots", "0", *SHORT[:-1], "{caches}"]
+CACHES = [
+    "compare-caches",
+    "{model}",
+    "--policies",
+    "none@threshold=0.9",
+    "--limit",
+    "1",
+    "--shots",
+    "0",
+    *SHORT[:-1],
+    "{caches}",
+]
 READERS = {
     "trace/manifest.json": (
         ["sinks", "{trace}", "--json"], ["tracks", "{trace}"], ["export", "{trace}", "--to", "numpy", "--out", "{out}"],
@@ -72,7 +83,10 @@ WRITTEN = ("run", "found", "caches")
 BYTES = {
     **TENSORS,
     **{name: commands[0] for name, commands in READERS.items() if name not in FREE and not name.startswith("caches")},
-    **{f"bundle/{name}": ["bundle", "{bundle}", "--check"] for name in ("manifest.json", PART, "README.md", "page.html")},
+    **{
+        f"bundle/{name}": ["bundle", "{bundle}", "--check"]
+        for name in ("manifest.json", PART, "README.md", "page.html")
+    },
     **{f"corpus/{name}": TRAIN_TEXT for name in ("train.bin", "tokenizer/tokenizer.json")},
 }
 
@@ -93,7 +107,12 @@ def attempt(tally, place, file, name, content, words, **how):
     out = place / "out"
     outcome = trial.run(*command(place, words))
     whole = file in ("model/config.json", "model/tokenizer_config.json", "prompts.jsonl", f"trace/{PART}", "text.jsonl")
-    tally.judge(f"{words[0]} with {file}: {name}", outcome, out=out if "{out}" in words and outcome.status and not whole else None, **how)
+    tally.judge(
+        f"{words[0]} with {file}: {name}",
+        outcome,
+        out=out if "{out}" in words and outcome.status and not whole else None,
+        **how,
+    )
     path.write_bytes(kept)
     for left in (out, out.with_name("out.npz")):
         if left.is_dir():

@@ -46,19 +46,30 @@ def test_a_flag_that_would_be_ignored(place, flag):
 
 def test_traces_that_definitions_would_ignore(place):
     outcome = trial.run("analyse", "trace", "--definitions", cwd=place)
-    assert trial.faults(outcome) == [] and outcome.status == 2 and "--definitions reads no traces, found trace" in outcome.err, outcome
+    assert (
+        trial.faults(outcome) == []
+        and outcome.status == 2
+        and "--definitions reads no traces, found trace" in outcome.err
+    ), outcome
 
 
 def test_a_map_of_a_step_that_will_not_be(place):
-    outcome = trial.run("trace", "model", "--prompt", "Q", "--length", "4", "--keep-maps", "0:0:0,4:0:0", "--out", "out", cwd=place)
-    assert trial.faults(outcome, out=place / "out") == [] and "--keep-maps: expected steps from 0 to 3, found 4" in outcome.err, outcome
+    outcome = trial.run(
+        "trace", "model", "--prompt", "Q", "--length", "4", "--keep-maps", "0:0:0,4:0:0", "--out", "out", cwd=place
+    )
+    assert (
+        trial.faults(outcome, out=place / "out") == []
+        and "--keep-maps: expected steps from 0 to 3, found 4" in outcome.err
+    ), outcome
 
 
 @pytest.mark.parametrize("keep", ["statistics", "drift"])
 def test_a_prompt_that_would_count_twice(place, tmp_path, keep):
     prompts = tmp_path / "twice.jsonl"
     prompts.write_text('{"prompt": "Q"}\n{"prompt": "A"}\n\n{"prompt": "Q"}\n')
-    outcome = trial.run("trace", "model", "--prompts", str(prompts), "--length", "4", "--keep", keep, "--out", "out", cwd=place)
+    outcome = trial.run(
+        "trace", "model", "--prompts", str(prompts), "--length", "4", "--keep", keep, "--out", "out", cwd=place
+    )
     told = f"--prompts {prompts}, line 4: expected each prompt once, found that of line 1 again; leave it out"
     assert trial.faults(outcome, out=place / "out") == [] and told in outcome.err, outcome
     prompts.write_text('{"prompt": "Q"}\n{"prompt": "A"}\n')
@@ -109,7 +120,9 @@ OTHERS = {
 def test_counts_that_give_a_token_twice(place):
     (place / "counts.json").write_text('{"03": 1, "3": 2}')
     outcome = trial.run("analyse", "trace", "--no-choice", "--no-sweep", "--training-counts", "counts.json", cwd=place)
-    assert trial.faults(outcome) == [] and "expected each token id once, found 3 twice; '3' is the second" in outcome.err, outcome
+    assert (
+        trial.faults(outcome) == [] and "expected each token id once, found 3 twice; '3' is the second" in outcome.err
+    ), outcome
 
 
 def test_a_text_where_a_corpus_should_be(place):
@@ -156,8 +169,14 @@ def test_a_list_of_many_thousands(place, words):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("trace model --length 4 --keep statistics --out out --prompts many.jsonl.gz", "line 2: expected each prompt once"),
-        (f"evaluate model {SMALL} --tasks gsm8k --out out --data gsm8k=many.jsonl.gz", "row 1: expected the field 'question'"),
+        (
+            "trace model --length 4 --keep statistics --out out --prompts many.jsonl.gz",
+            "line 2: expected each prompt once",
+        ),
+        (
+            f"evaluate model {SMALL} --tasks gsm8k --out out --data gsm8k=many.jsonl.gz",
+            "row 1: expected the field 'question'",
+        ),
     ],
 )
 def test_a_fault_at_the_beginning_of_a_large_file(place, words, told):

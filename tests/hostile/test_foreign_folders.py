@@ -11,7 +11,22 @@ from hostile import trial
 SHORT = ["--limit", "1", "--shots", "0", "--length", "4", "--steps", "4", "--block", "4"]
 EVALUATE = ["evaluate", "{0}/model", *SHORT, "--out", "{0}/{1}"]
 COMPARE = ["compare-caches", "{0}/model", "--policies", "none@threshold=0.9", *SHORT, "--out", "{0}/{1}"]
-ROLES = ["roles", "{0}/model", "--problems", "10", "--canvases", "1", "--length", "4", "--steps", "4", "--block", "4", "--out", "{0}/{1}"]
+ROLES = [
+    "roles",
+    "{0}/model",
+    "--problems",
+    "10",
+    "--canvases",
+    "1",
+    "--length",
+    "4",
+    "--steps",
+    "4",
+    "--block",
+    "4",
+    "--out",
+    "{0}/{1}",
+]
 WATCH = ["watch-training", "{0}/watch", "--out", "{0}/{1}"]
 CASES = [
     (EVALUATE, "found", "expected an empty folder, or one with an evaluation, found roles"),
@@ -21,10 +36,17 @@ CASES = [
     (ROLES, "results", "expected an empty folder, or one with roles, found an evaluation"),
     (ROLES, "caches", "expected an empty folder, or one with roles, found a comparison of caches"),
     (EVALUATE, "foreign", "expected an empty folder, or one with an evaluation, found something else"),
-    (["table", "{0}/{1}"], "found", "expected a folder that `sinkscope evaluate` wrote, found roles; `sinkscope roles` prints its table"),
+    (
+        ["table", "{0}/{1}"],
+        "found",
+        "expected a folder that `sinkscope evaluate` wrote, found roles; `sinkscope roles` prints its table",
+    ),
     (["table", "{0}/{1}"], "caches", "found a comparison of caches; `sinkscope compare-caches` prints its table"),
     (["explore", "{0}/trace", "--out", "{0}/{1}"], "trace", "trace holds files of something else (manifest.json …)"),
-    *((WATCH, name, f"{name} holds files of something else") for name in ("trace", "model", "results", "found", "mine", "watch")),
+    *(
+        (WATCH, name, f"{name} holds files of something else")
+        for name in ("trace", "model", "results", "found", "mine", "watch")
+    ),
 ]
 
 
@@ -32,7 +54,9 @@ def contents(folder):
     return {path.relative_to(folder): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-@pytest.mark.parametrize(("words", "name", "says"), CASES, ids=lambda value: value[0] if isinstance(value, list) else value[:20])
+@pytest.mark.parametrize(
+    ("words", "name", "says"), CASES, ids=lambda value: value[0] if isinstance(value, list) else value[:20]
+)
 def test_a_folder_of_something_else_is_left_as_it_was(place, words, name, says):
     (place / "foreign").mkdir()
     (place / "foreign/run.json").write_text(json.dumps({"scripts": {}}))
@@ -48,8 +72,21 @@ def test_a_watch_goes_on_in_its_own_folder(place):
     words = [word.format(place, "out") for word in WATCH]
     for _ in range(2):
         assert trial.run(*words).status == 0
-    for out in ("other", "textrun/watch", "other"):  # a collection within its run, where training itself would have measured
-        words = ["watch-training", f"{place}/textrun", "--data", f"{place}/corpus", "--canvases", "2", "--out", f"{place}/{out}"]
+    for out in (
+        "other",
+        "textrun/watch",
+        "other",
+    ):  # a collection within its run, where training itself would have measured
+        words = [
+            "watch-training",
+            f"{place}/textrun",
+            "--data",
+            f"{place}/corpus",
+            "--canvases",
+            "2",
+            "--out",
+            f"{place}/{out}",
+        ]
         for _ in range(2):
             assert trial.run(*words).status == 0
 
@@ -83,7 +120,10 @@ def test_other_settings_than_those_of_a_folder(place):
         (["train", "lab-sink-token", "--out", "run", "--sink-token", "gate"], "(sink_token 'token' → 'gate')"),
         (["train", "lab-nulls-diffusion-0", "--out", "run"], "updates 2 → "),
         ([*ROLES[:2], "--shots", "1", *ROLES[2:]], "another run: other prompts; choose another folder"),
-        (["trace", "model", "--prompt", "Q", "--keep", "statistics", "--length", "8", "--out", "statistics"], "other prompts"),
+        (
+            ["trace", "model", "--prompt", "Q", "--keep", "statistics", "--length", "8", "--out", "statistics"],
+            "other prompts",
+        ),
     ):
         words = [word.format(place, "found").replace(f"{place}/", "") for word in words]
         outcome = trial.run(*words, cwd=place)

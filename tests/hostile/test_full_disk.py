@@ -7,7 +7,8 @@ from hostile import trial
 from hostile.test_bad_values import BASES, SHORT
 
 WRITERS = {
-    name: [name, *BASES[name]] for name in ("trace", "roles", "figures", "explore", "evaluate", "train", "fold", "convert", "bundle")
+    name: [name, *BASES[name]]
+    for name in ("trace", "roles", "figures", "explore", "evaluate", "train", "fold", "convert", "bundle")
 }
 WRITERS |= {
     "statistics": ["trace", "{model}", "--prompts", "{prompts}", "--keep", "statistics", "--out", "{out}", *SHORT],
@@ -26,7 +27,9 @@ TIMES = 24
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_full_disk(place, tally, name):
-    names = {one: str(place / one) for one in ("model", "lit", "trace", "corpus", "out")} | {"prompts": str(place / "prompts.jsonl")}
+    names = {one: str(place / one) for one in ("model", "lit", "trace", "corpus", "out")} | {
+        "prompts": str(place / "prompts.jsonl")
+    }
     words = [word.format(**names) for word in WRITERS[name]]
     if name == "evaluate":
         words += ["--json"]
@@ -50,7 +53,12 @@ def test_a_full_disk(place, tally, name):
 
 def written(place, before):
     """Return the files that were written."""
-    return [path for top in {*place.iterdir()} - before for path in ([top] if top.is_file() else top.rglob("*")) if path.is_file()]
+    return [
+        path
+        for top in {*place.iterdir()} - before
+        for path in ([top] if top.is_file() else top.rglob("*"))
+        if path.is_file()
+    ]
 
 
 def wipe(place, before):

@@ -102,7 +102,9 @@ def check_readable(kind, out, expected):
             return
         for name, array in expected.items():
             found = getattr(trace, name)[:]
-            assert np.array_equal(found, array[: trace.steps, ..., : found.shape[-1]], equal_nan=found.dtype.kind == "f"), name
+            assert np.array_equal(
+                found, array[: trace.steps, ..., : found.shape[-1]], equal_nan=found.dtype.kind == "f"
+            ), name
         assert not trace.complete or trace.steps == len(expected["tokens"])
     elif kind == "statistics":
         if not (out / STATISTICS).exists():  # killed before the first prompt was finished
@@ -127,7 +129,9 @@ def result(kind, folder):
     if kind == "trace":
         trace = open_trace(folder)
         assert trace.complete
-        return {name: getattr(trace, name)[:] for name in ("tokens", "written", "confidence", "column_sums", "value_norms")}
+        return {
+            name: getattr(trace, name)[:] for name in ("tokens", "written", "confidence", "column_sums", "value_norms")
+        }
     if kind == "statistics":
         manifest, arrays, texts = read_statistics(folder)
         assert manifest["complete"]

@@ -33,7 +33,17 @@ WORDS = {
     "evaluate": ("evaluate", "{whole}/model", "--limit", "1", "--shots", "0", *SETTINGS),
     "train": ("train", "lab-sink-token"),
     "roles": ("roles", "{whole}/model", "--problems", "10", "--canvases", "1", *SHORT),
-    "caches": ("compare-caches", "{whole}/model", "--policies", "none@threshold=0.9", "--limit", "1", "--shots", "0", *SHORT),
+    "caches": (
+        "compare-caches",
+        "{whole}/model",
+        "--policies",
+        "none@threshold=0.9",
+        "--limit",
+        "1",
+        "--shots",
+        "0",
+        *SHORT,
+    ),
     "watch-training": ("watch-training", "{whole}/textrun", "--data", "{whole}/corpus", "--canvases", "2"),
 }
 ASIDE = re.compile(r"lock|\.claim|\.writing|\.unmoved")
@@ -101,7 +111,11 @@ def test_the_same_command_goes_on_wherever_it_was_killed(kind, whole, tmp_path, 
     expected, changes = found_in(tmp_path / "whole"), os.fstat(count).st_size
     os.close(count)
     assert expected and changes > 1
-    moments = range(1, changes + 1) if share(PART) == PART else sorted({1 + place * (changes - 1) // (PART - 1) for place in range(PART)})
+    moments = (
+        range(1, changes + 1)
+        if share(PART) == PART
+        else sorted({1 + place * (changes - 1) // (PART - 1) for place in range(PART)})
+    )
     for at in moments:
         killed = run(command(str(at)), errors, at)
         assert killed == -signal.SIGKILL or at > changes - CACHED, killed

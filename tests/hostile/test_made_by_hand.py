@@ -26,7 +26,9 @@ NUMBER = Estimate(0.5, 0.25, 0.75)
 HEAD = HeadRole(0, 1, "idle", "adds nothing", 1.0, 0.5, " has", {"kl.sink": NUMBER}, 2, 1, True)
 ROLES = Roles("lab", "0" * 64, 2, 3, Rules(), (HEAD, replace(HEAD, layer=1)), 4, 2, {})
 KEYS = (("movement.drift", (("excess", 3.0), ("unit", "queries"))), ("concentration.gini", ()))
-ANALYSIS = Analysis((Mean("concentration.gini", {}, 0.5, None, None, 3),), 3, 2, 3, 0, ("a", "b", "c"), KEYS, np.zeros((3, 2)))
+ANALYSIS = Analysis(
+    (Mean("concentration.gini", {}, 0.5, None, None, 3),), 3, 2, 3, 0, ("a", "b", "c"), KEYS, np.zeros((3, 2))
+)
 BATCH = Batch(torch.tensor([[0, 4], [5, 6]]), torch.tensor([[False, True], [True, True]]), ("a", None))
 READ = np.array([False, True, True, False])
 PROBE = Probe(0, 0, np.arange(4), READ, READ)
@@ -53,7 +55,11 @@ REFUSED = [
     (ROLES, {"heads": [HEAD, HEAD]}, "heads: expected each of 2 layers × 3 heads at most once, found 0.1"),
     (ROLES, {"heads": (replace(HEAD, head=3),)}, "heads: expected each of 2 layers × 3 heads at most once, found 0.3"),
     (ROLES, {"heads": ({"layer": 0},)}, "heads[0]: expected HeadRole, found dict"),
-    (ROLES, {"together": Together(((5, 0),), {})}, "heads: expected each of 2 layers × 3 heads at most once, found 5.0"),
+    (
+        ROLES,
+        {"together": Together(((5, 0),), {})},
+        "heads: expected each of 2 layers × 3 heads at most once, found 5.0",
+    ),
     (ROLES, {"judged": 5}, "judged: expected at most the 4 prompts, found 5"),
     (ROLES, {"canvas_tokens": (9, 3)}, "canvas_tokens: expected the shortest, then the longest, found [9, 3]"),
     (ROLES, {"canvas_tokens": (9,)}, "canvas_tokens: expected 2 items, found 1"),
@@ -65,9 +71,21 @@ REFUSED = [
     (ANALYSIS, {"values": [["a"]]}, "values: expected ndarray [prompt key]"),
     (ANALYSIS, {"prompt_texts": ("a",)}, "prompt_texts: expected one for each of 3 prompts, found 1"),
     (BATCH, {"tokens": [[0, 4], [5, 6]]}, "tokens: expected a tensor int64 [batch, position], found list"),
-    (BATCH, {"tokens": torch.zeros(2, 2)}, "tokens: expected a tensor int64 [batch, position], found Tensor float32 [2, 2]"),
-    (BATCH, {"real": torch.ones(2, 3, dtype=torch.bool)}, "expected real [2, 2] and 2 texts, as there are tokens, found real [2, 3]"),
-    (BATCH, {"real": torch.tensor([[True, False], [True, True]])}, "real: expected False on padding, which is left of each prompt"),
+    (
+        BATCH,
+        {"tokens": torch.zeros(2, 2)},
+        "tokens: expected a tensor int64 [batch, position], found Tensor float32 [2, 2]",
+    ),
+    (
+        BATCH,
+        {"real": torch.ones(2, 3, dtype=torch.bool)},
+        "expected real [2, 2] and 2 texts, as there are tokens, found real [2, 3]",
+    ),
+    (
+        BATCH,
+        {"real": torch.tensor([[True, False], [True, True]])},
+        "real: expected False on padding, which is left of each prompt",
+    ),
     (BATCH, {"texts": ("a",)}, "found real [2, 2] and 1 texts"),
     (BATCH, {"texts": (1, 2)}, "texts[0]: expected text or None, found 1"),
     (PROBE, {"block": 0}, "block: expected None or at least 1 token, found 0"),
@@ -91,7 +109,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("made", "change", "message"), REFUSED, ids=[f"{type(one).__name__}-{'-'.join(c)}" for one, c, _ in REFUSED])
+@pytest.mark.parametrize(
+    ("made", "change", "message"), REFUSED, ids=[f"{type(one).__name__}-{'-'.join(c)}" for one, c, _ in REFUSED]
+)
 def test_an_object_with_a_wrong_field_is_refused_where_it_is_made(made, change, message):
     assert type(replace(made)) is type(made), "as it stands it is taken"
     with pytest.raises(CallError) as refused:

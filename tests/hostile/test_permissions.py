@@ -50,7 +50,18 @@ CLOSED = {
 }
 WRITERS = {
     "trace": ["trace", "model", "--prompt", "Q", "--length", "4", "--out", "out"],
-    "statistics": ["trace", "model", "--prompts", "prompts.jsonl", "--keep", "statistics", "--length", "4", "--out", "out"],
+    "statistics": [
+        "trace",
+        "model",
+        "--prompts",
+        "prompts.jsonl",
+        "--keep",
+        "statistics",
+        "--length",
+        "4",
+        "--out",
+        "out",
+    ],
     "evaluate": [*EVALUATE, "--out", "out"],
     "compare-caches": [*COMPARE, "--out", "out"],
     "roles": [*ROLES, "--out", "out"],

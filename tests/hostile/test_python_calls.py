@@ -27,7 +27,22 @@ SHORT = specimens.SHORT
 TEXTS = [f"{number} {specimens.PROMPT}" for number in range(10)]
 PROMPTS = {
     "find_roles": [TEXTS[:9], [], [None] * 10, [5] * 10, [[10**6]] * 10, [[-1]] * 10, [[1.5]] * 10, ["\ud800"] * 10],
-    "generate": ["", [], [[]], ["", "a"], ["a", 5], None, 5.5, b"x", torch.zeros(3), np.array([1.5]), [10**9], [-1], {"a": 1}, "x" * 10**5],
+    "generate": [
+        "",
+        [],
+        [[]],
+        ["", "a"],
+        ["a", 5],
+        None,
+        5.5,
+        b"x",
+        torch.zeros(3),
+        np.array([1.5]),
+        [10**9],
+        [-1],
+        {"a": 1},
+        "x" * 10**5,
+    ],
 }
 SETTINGS = {
     "length": [0, -1, 1.5, "4", None, 10**10],
@@ -83,7 +98,9 @@ def test_a_setting_that_cannot_be(model, name):
 
 
 @pytest.mark.parametrize(
-    "messages", [[], [{}], [{"role": "x"}], [{"role": "user", "content": None}], "x", [[{"role": "user", "content": "\ud800"}]]], ids=ascii
+    "messages",
+    [[], [{}], [{"role": "x"}], [{"role": "user", "content": None}], "x", [[{"role": "user", "content": "\ud800"}]]],
+    ids=ascii,
 )
 def test_a_conversation_that_cannot_be(model, messages):
     refused(lambda: sinkscope.generate(model, messages=messages, **SHORT))
@@ -93,7 +110,10 @@ def test_a_conversation_that_cannot_be(model, messages):
     "call", [sinkscope.generate, sinkscope.find_roles, evaluate, sinkscope.log_likelihood], ids=lambda one: one.__name__
 )
 def test_the_name_of_a_model_is_no_model(call):
-    given = {evaluate: {"tasks": ["lab-arith"], "out": "x"}, sinkscope.log_likelihood: {"context": "a", "continuation": "b"}}
+    given = {
+        evaluate: {"tasks": ["lab-arith"], "out": "x"},
+        sinkscope.log_likelihood: {"context": "a", "continuation": "b"},
+    }
     more = given.get(call, {"prompts": TEXTS} if call is sinkscope.find_roles else {"prompt": "a"})
     assert refused(lambda: call("lab-diffusion", **more)) == "model: expected what sinkscope.load returns, found str"
 
@@ -103,7 +123,9 @@ def test_prompts_that_show_no_roles(model, number):
     refused(lambda: sinkscope.find_roles(model, PROMPTS["find_roles"][number], **specimens.ROLES))
 
 
-@pytest.mark.parametrize("more", [{"rows": 0}, {"canvases": 0}, {"length": 10**9}, {"steps": 0}, {"seed": 2**64}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{"rows": 0}, {"canvases": 0}, {"length": 10**9}, {"steps": 0}, {"seed": 2**64}], ids=str
+)
 def test_roles_with_arguments_that_cannot_be(model, more):
     refused(lambda: sinkscope.find_roles(model, TEXTS, **{**specimens.ROLES, **more}))
 
@@ -146,18 +168,29 @@ def test_a_mask_that_is_no_token(mask_id):
     refused(lambda: hold_out([range(5, 25)], mask_id=mask_id))
 
 
-@pytest.mark.parametrize("make", [np.array, torch.tensor, lambda rows: list(map(torch.tensor, rows))], ids=["array", "tensor", "tensors"])
+@pytest.mark.parametrize(
+    "make", [np.array, torch.tensor, lambda rows: list(map(torch.tensor, rows))], ids=["array", "tensor", "tensors"]
+)
 def test_canvases_may_be_arrays_or_tensors(make):
     rows = [list(range(5, 25)), list(range(6, 26))]
     free = [[number % 3 > 0 for number in row] for row in rows]
-    expected, found = hold_out(rows, [np.array(one) for one in free], mask_id=1), hold_out(make(rows), make(free), mask_id=1)
+    expected, found = (
+        hold_out(rows, [np.array(one) for one in free], mask_id=1),
+        hold_out(make(rows), make(free), mask_id=1),
+    )
     for one, other in zip(expected, found, strict=True):
         assert (one.probe.tokens == other.probe.tokens).all() and (one.targets == other.targets).all()
         assert other.probe.tokens.dtype == np.int64
 
 
 @pytest.mark.parametrize(
-    "tokens", [torch.zeros(2, 8), torch.zeros(2, 8, dtype=torch.bfloat16), torch.zeros(2, 8, dtype=torch.long, device="meta"), [[5, [6]]]]
+    "tokens",
+    [
+        torch.zeros(2, 8),
+        torch.zeros(2, 8, dtype=torch.bfloat16),
+        torch.zeros(2, 8, dtype=torch.long, device="meta"),
+        [[5, [6]]],
+    ],
 )
 def test_tensors_that_are_no_canvases(tokens):
     refused(lambda: hold_out(tokens, mask_id=1))
@@ -186,9 +219,15 @@ WATCHES = {
     "update 1.0": lambda network, canvases, out: TrainingWatch(network, canvases, out, every=1)(1.0),
     "update -1": lambda network, canvases, out: TrainingWatch(network, canvases, out, every=1)(-1),
     "update 10**12": lambda network, canvases, out: TrainingWatch(network, canvases, out, every=1)(10**12),
-    "tokens beyond": lambda network, canvases, out: TrainingWatch(network, hold_out([[10**6] * 20], mask_id=2), out, every=1)(1),
-    "tokens below": lambda network, canvases, out: TrainingWatch(network, hold_out([[-5] * 20], mask_id=2), out, every=1)(1),
-    "too long": lambda network, canvases, out: TrainingWatch(network, hold_out([[5] * 5000], mask_id=2), out, every=1)(1),
+    "tokens beyond": lambda network, canvases, out: TrainingWatch(
+        network, hold_out([[10**6] * 20], mask_id=2), out, every=1
+    )(1),
+    "tokens below": lambda network, canvases, out: TrainingWatch(
+        network, hold_out([[-5] * 20], mask_id=2), out, every=1
+    )(1),
+    "too long": lambda network, canvases, out: TrainingWatch(network, hold_out([[5] * 5000], mask_id=2), out, every=1)(
+        1
+    ),
 }
 
 
@@ -265,7 +304,9 @@ def test_a_path_may_be_a_text(trace, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["", "nosuch", "../x", "x" * 5000, "a\0b", "~nosuchuser/x", "a/b/c", "\ud800"], ids=lambda name: ascii(name[:12])
+    "name",
+    ["", "nosuch", "../x", "x" * 5000, "a\0b", "~nosuchuser/x", "a/b/c", "\ud800"],
+    ids=lambda name: ascii(name[:12]),
 )
 def test_what_is_no_model(name):
     refused(lambda: sinkscope.load(name), TypeError)
@@ -282,7 +323,9 @@ def test_a_recording_into_what_is_no_folder(model, out):
 
 KINDS = {
     "prompts as text": lambda model: sinkscope.find_roles(model, "abcdefghijkl", **specimens.ROLES),
-    "prompts by name": lambda model: sinkscope.find_roles(model, {number: "a" for number in range(12)}, **specimens.ROLES),
+    "prompts by name": lambda model: sinkscope.find_roles(
+        model, {number: "a" for number in range(12)}, **specimens.ROLES
+    ),
     "prompts one by one": lambda model: sinkscope.find_roles(model, (one for one in TEXTS), **specimens.ROLES),
     "no prompts": lambda model: sinkscope.find_roles(model, None, **specimens.ROLES),
     "canvases": lambda model: sinkscope.find_roles(model, TEXTS, **{**specimens.ROLES, "canvases": 1.5}),
@@ -388,7 +431,9 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_an_odd_argument_of_a_smaller_function(trace, name):
     for one in ODD:
-        if (name == "the layer of incoming" and one is None) or (name in ("attention_map", "token_column") and isinstance(one, int)):
+        if (name == "the layer of incoming" and one is None) or (
+            name in ("attention_map", "token_column") and isinstance(one, int)
+        ):
             continue
         refused(lambda one=one: FUNCTIONS[name](trace, one))
 
@@ -401,8 +446,25 @@ def test_evaluations_that_are_refused_leave_nothing(model, tmp_path, name):
 
 
 PACKAGES = "decoding traces sinks statistics interventions figures roles emergence evaluation models".split()
-TAKES_ANYTHING = {"known_caches", "known_rules", "known_controls", "all_statistics", "all_definitions", "find_figures"}  # no arguments
-CHECKS_ITSELF = {"load", "run_program", "evaluate", "read_results", "compose", "block_length", "expect_model", "explore", "described"}
+TAKES_ANYTHING = {
+    "known_caches",
+    "known_rules",
+    "known_controls",
+    "all_statistics",
+    "all_definitions",
+    "find_figures",
+}  # no arguments
+CHECKS_ITSELF = {
+    "load",
+    "run_program",
+    "evaluate",
+    "read_results",
+    "compose",
+    "block_length",
+    "expect_model",
+    "explore",
+    "described",
+}
 
 
 def public_functions():
@@ -448,7 +510,9 @@ def test_what_a_user_makes_and_asks_checks_its_arguments():
         classes |= {name: getattr(module, name) for name in module.__all__ if inspect.isclass(getattr(module, name))}
     unchecked = [name for name in MADE if not hasattr(classes[name].__init__, "__wrapped__")]
     for name, methods in ASKED.items():
-        unchecked += [f"{name}.{one}" for one in methods.split() if not hasattr(getattr(classes[name], one), "__wrapped__")]
+        unchecked += [
+            f"{name}.{one}" for one in methods.split() if not hasattr(getattr(classes[name], one), "__wrapped__")
+        ]
     assert unchecked == []
 
 
@@ -577,7 +641,9 @@ def test_a_panel_into_what_are_no_axes(trace, ax):
 def test_the_effect_on_a_prompt_that_was_not_written(model):
     with sinkscope.HideTopSinks(1)(model) as hiding:
         sinkscope.generate(model, specimens.PROMPT, **SHORT)
-    assert hiding.effect.of(0).removed_share == hiding.effect.of(np.int64(-1)).removed_share == hiding.effect.removed_share
+    assert (
+        hiding.effect.of(0).removed_share == hiding.effect.of(np.int64(-1)).removed_share == hiding.effect.removed_share
+    )
     assert "prompt: expected 0 to 0, found 9" in refused(lambda: hiding.effect.of(9))
     for given in (-2, "x", None, 0.0):
         refused(lambda given=given: hiding.effect.of(given))
@@ -587,7 +653,11 @@ def test_the_effect_on_a_prompt_that_was_not_written(model):
 
 
 def test_what_is_asked_of_results(whole, trace):
-    found, roles, watch = sinkscope.analyse(trace, choice=False), read_roles(whole / "roles.json"), open_emergence(whole / "watch")
+    found, roles, watch = (
+        sinkscope.analyse(trace, choice=False),
+        read_roles(whole / "roles.json"),
+        open_emergence(whole / "watch"),
+    )
     prompt = statistics.summarise(trace)
     for one in ODD[2:]:
         refused(lambda one=one: roles.of_head(one, 0))
@@ -632,7 +702,9 @@ def test_a_trace_given_twice_is_refused(whole, trace):
 def test_no_figure_at_all_is_an_error(whole, tmp_path):
     of_many = figures.open_statistics(whole / "statistics")
     assert "Figure 1 is not drawn for" in refused(lambda: figures.draw_figures([of_many], tmp_path / "out", only=["1"]))
-    assert "only: expected at least one of 1, 2" in refused(lambda: figures.draw_figures([of_many], tmp_path / "out", only=[]))
+    assert "only: expected at least one of 1, 2" in refused(
+        lambda: figures.draw_figures([of_many], tmp_path / "out", only=[])
+    )
     assert os.listdir(tmp_path) == []
 
 
@@ -643,9 +715,14 @@ def test_a_watch_takes_numbers_of_numpy(model, canvases, tmp_path):
 
 def test_numbers_of_numpy_and_lists_are_as_good_as_plain_ones(model, trace):
     columns = (COLUMNS * 9).round()
-    assert np.array_equal(sinks.is_sink(columns.astype(int), 1.0, "percent"), sinks.is_sink(columns.tolist(), 1.0, "percent"))
+    assert np.array_equal(
+        sinks.is_sink(columns.astype(int), 1.0, "percent"), sinks.is_sink(columns.tolist(), 1.0, "percent")
+    )
     assert np.array_equal(sinks.excess_of(columns.tolist()), sinks.excess_of(columns))
-    assert sinkscope.SinkToken(count=np.int64(2), seed=np.int64(3)).as_config() == sinkscope.SinkToken(count=2, seed=3).as_config()
+    assert (
+        sinkscope.SinkToken(count=np.int64(2), seed=np.int64(3)).as_config()
+        == sinkscope.SinkToken(count=2, seed=3).as_config()
+    )
     plain = hold_out([range(5, 25)], mask_id=2, seed=3)[0].probe.tokens
     assert np.array_equal(hold_out([range(5, 25)], mask_id=np.int64(2), seed=np.int64(3))[0].probe.tokens, plain)
     tokens = sinkscope.generate(model, [5, 6], **SHORT).tokens
@@ -655,4 +732,6 @@ def test_numbers_of_numpy_and_lists_are_as_good_as_plain_ones(model, trace):
         assert torch.equal(given.tokens, tokens)
     assert explore(trace, excess=np.float32(3)).page() == explore(trace, excess=3.0).page()
     assert type(statistics.Threshold(np.float32(3.5)).excess) is float
-    assert repr(sinkscope.analyse((trace,), choice=False)) == repr(sinkscope.analyse(np.array([trace], object), choice=False))
+    assert repr(sinkscope.analyse((trace,), choice=False)) == repr(
+        sinkscope.analyse(np.array([trace], object), choice=False)
+    )

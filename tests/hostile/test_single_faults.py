@@ -23,7 +23,8 @@ from sinkscope.models.outline import outline
 
 FRACTION = "from fractions import Fraction\n"
 BOMBS = {
-    "a fraction that says it is large": FRACTION + "class F(Fraction):\n    def __str__(self): return '1e99999999'\nassert F(1, 2) == 7",
+    "a fraction that says it is large": FRACTION
+    + "class F(Fraction):\n    def __str__(self): return '1e99999999'\nassert F(1, 2) == 7",
     "a large fraction": FRACTION + "assert Fraction(3**90000, 5**90000) == 7",
     "a large number": "assert 10**10**8 == 7",
     "a number that is too long to show": "assert 10**10**5 == 7",
@@ -99,11 +100,15 @@ def test_data_of_a_task_may_be_in_gzip(tmp_path):
     for given in (path, tmp_path):
         assert Source("humaneval", given, HUB, ("task_id", "prompt"), FILES).rows("test") == (row,)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(CallError, match=r"HumanEval.jsonl.gz: expected a whole gzip file, found one that ends early; get it again"):
+    with pytest.raises(
+        CallError, match=r"HumanEval.jsonl.gz: expected a whole gzip file, found one that ends early; get it again"
+    ):
         Source("humaneval", path, HUB, ("task_id", "prompt"), FILES).rows("test")
 
 
-@pytest.mark.parametrize(("pack", "found"), [(bz2.compress, "bzip2"), (lzma.compress, "xz"), (lambda _: b"PK\x03\x04", "a zip archive")])
+@pytest.mark.parametrize(
+    ("pack", "found"), [(bz2.compress, "bzip2"), (lzma.compress, "xz"), (lambda _: b"PK\x03\x04", "a zip archive")]
+)
 def test_prompts_may_be_in_gzip_and_in_nothing_else(tmp_path, pack, found):
     from sinkscope.commands.trace import read_prompts
 
@@ -111,7 +116,9 @@ def test_prompts_may_be_in_gzip_and_in_nothing_else(tmp_path, pack, found):
     path.write_bytes(gzip.compress(content))
     assert read_prompts(path) == ["a", "b"]
     path.write_bytes(pack(content))
-    with pytest.raises(CallError, match=f"prompts.jsonl.gz: expected JSON lines, plain or in gzip, found {found}; unpack it first"):
+    with pytest.raises(
+        CallError, match=f"prompts.jsonl.gz: expected JSON lines, plain or in gzip, found {found}; unpack it first"
+    ):
         read_prompts(path)
 
 
@@ -119,7 +126,9 @@ def test_prompts_in_utf_16_are_told_what_to_do(tmp_path):
     from sinkscope.commands.trace import read_prompts
 
     (tmp_path / "prompts.jsonl").write_bytes('{"prompt": "a"}\n'.encode("utf-16-le").join([b"\xff\xfe", b""]))
-    with pytest.raises(CallError, match="expected JSON lines in UTF-8, found byte 0xff at 0; save the file as UTF-8") as error:
+    with pytest.raises(
+        CallError, match="expected JSON lines in UTF-8, found byte 0xff at 0; save the file as UTF-8"
+    ) as error:
         read_prompts(tmp_path / "prompts.jsonl")
     assert str(error.value).count("expected") == 1
 
@@ -145,16 +154,22 @@ def test_numbers_that_do_not_fit_are_refused_at_once(place):
     config = json.loads(path.read_text())
     for layers in (100_000, 10**7):
         path.write_text(json.dumps(config | {"num_hidden_layers": layers}))
-        with pytest.raises(ModelError, match=r"num_hidden_layers: expected a whole number from 1 to \d+, which is what its \d+ tensors"):
+        with pytest.raises(
+            ModelError, match=r"num_hidden_layers: expected a whole number from 1 to \d+, which is what its \d+ tensors"
+        ):
             sinkscope.load(place / "model")
     path.write_text(json.dumps(config | dict.fromkeys(("hidden_size", "intermediate_size"), 30 << 26)))
-    with pytest.raises(ModelError, match=r"config.json: expected fields of which a network can be made, found hidden_size 2013265920"):
+    with pytest.raises(
+        ModelError, match=r"config.json: expected fields of which a network can be made, found hidden_size 2013265920"
+    ):
         outline(str(place / "model"))
     assert time.process_time() - began < 4
 
 
 @pytest.mark.parametrize("device", ["meta", "hpu", "foo", "cuda:77", "cpu:x"])
-@pytest.mark.parametrize("words", [["check", "{0}/model"], ["train", "lab-sink-token", "--out", "{0}/out"]], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "words", [["check", "{0}/model"], ["train", "lab-sink-token", "--out", "{0}/out"]], ids=lambda words: words[0]
+)
 def test_all_commands_say_the_same_of_a_device(place, device, words):
     outcome = trial.run(*(word.format(place) for word in words), "--device", device)
     assert outcome.status == 2 and f"device '{device}' cannot be used here: expected one of cpu" in outcome.err
@@ -163,7 +178,10 @@ def test_all_commands_say_the_same_of_a_device(place, device, words):
 
 def test_a_refused_call_leaves_no_folder(place):
     rules = [["trace", "{0}/model", "--prompt", "Q: Tom\nA:", "--hide", "top:1@layers=9"], ["fold", "lab-diffusion"]]
-    rules += [["figures", "{0}/trace", "--excess", "nan"], ["evaluate", "{0}/model", "--limit", "1", "--hide", "top:1@layers=9"]]
+    rules += [
+        ["figures", "{0}/trace", "--excess", "nan"],
+        ["evaluate", "{0}/model", "--limit", "1", "--hide", "top:1@layers=9"],
+    ]
     for words in rules:
         outcome = trial.run(*(word.format(place) for word in words), "--out", str(place / "out"))
         assert outcome.status == 2 and not (place / "out").exists(), outcome
@@ -188,8 +206,14 @@ def test_the_judge_finds_what_is_bad(place):
         ("explore {0}/trace --serve --no-browser --device meta", "--device 'meta' cannot be used here"),
         ("explore {0}/trace --serve --no-browser --model nosuch", "no model 'nosuch'"),
         ("explore {0}/trace --serve --no-browser --port 99999", "port"),
-        ("evaluate {0}/model --out {0}/out --limit 1 --shots 0 --length 4 --hide top:1 --cache fast-dllm-dual", "hide without a cache"),
-        ("evaluate {0}/model --out {0}/out --limit 1 --shots 0 --length 4 --hide top:1@steps=" + "1+" * 200 + "1", "at most 200 bytes"),
+        (
+            "evaluate {0}/model --out {0}/out --limit 1 --shots 0 --length 4 --hide top:1 --cache fast-dllm-dual",
+            "hide without a cache",
+        ),
+        (
+            "evaluate {0}/model --out {0}/out --limit 1 --shots 0 --length 4 --hide top:1@steps=" + "1+" * 200 + "1",
+            "at most 200 bytes",
+        ),
         ("roles {0}/model --out {0}/out --problems 10 --length 0", "length: expected at least 1, found 0"),
         ("evaluate {0}/model --out {0}/out --jobs 1 --cluster local --job-options nosuch=1", "found nosuch=1"),
     ],
@@ -247,7 +271,9 @@ def _sealed_corpus(folder, change):
 def test_a_corpus_that_cannot_be_drawn_from(place, change, says):
     _sealed_corpus(place / "corpus", change)
     for more in ([], ["--watch", "1"]):
-        outcome = trial.run("train", "lab-text-diffusion", "--data", str(place / "corpus"), "--out", str(place / "out"), *more)
+        outcome = trial.run(
+            "train", "lab-text-diffusion", "--data", str(place / "corpus"), "--out", str(place / "out"), *more
+        )
         assert trial.faults(outcome, out=place / "out") == [] and says in outcome.err, outcome
 
 
@@ -262,10 +288,16 @@ def test_a_corpus_that_changed_since_the_run_began(place):
 def test_prompts_that_fill_every_canvas(place):
     (place / "text.jsonl").write_text(json.dumps({"prompt": "a b " * 3000, "answer": "c"}))
     outcome = trial.run("train", "lab-sink-token", "--data", str(place / "text.jsonl"), "--out", str(place / "out"))
-    assert trial.faults(outcome, out=place / "out") == [] and "expected prompts that leave room for an answer" in outcome.err, outcome
+    assert (
+        trial.faults(outcome, out=place / "out") == []
+        and "expected prompts that leave room for an answer" in outcome.err
+    ), outcome
     short = json.dumps({"prompt": "a", "answer": "b"})
     (place / "text.jsonl").write_text("\n".join([json.dumps({"prompt": "a b " * 3000, "answer": "c"})] * 18 + [short]))
-    assert trial.run("train", "lab-sink-token", "--data", str(place / "text.jsonl"), "--out", str(place / "out")).status == 0
+    assert (
+        trial.run("train", "lab-sink-token", "--data", str(place / "text.jsonl"), "--out", str(place / "out")).status
+        == 0
+    )
 
 
 def test_the_moments_of_another_training_are_refused(place):
@@ -279,7 +311,9 @@ def test_the_moments_of_another_training_are_refused(place):
     weights["lm_head.weight" if "lm_head.weight" in weights else "model.embed_tokens.weight"][0] += 1
     save_file(weights, place / "a/textrun/snapshots/update-000000.safetensors")
     outcome = trial.run(*words, str(place / "a/textrun"))
-    assert trial.faults(outcome) == [] and "expected the moment of these weights, found that of others" in outcome.err, outcome
+    assert (
+        trial.faults(outcome) == [] and "expected the moment of these weights, found that of others" in outcome.err
+    ), outcome
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None])
@@ -290,25 +324,54 @@ def test_a_snapshot_that_says_nothing_finite(place, value):
         weight.fill_(0 if value is None else value)
     save_file(weights, path)
     outcome = trial.run(
-        "watch-training", str(place / "textrun"), "--data", str(place / "corpus"), "--canvases", "2", "--out", str(place / "out")
+        "watch-training",
+        str(place / "textrun"),
+        "--data",
+        str(place / "corpus"),
+        "--canvases",
+        "2",
+        "--out",
+        str(place / "out"),
     )
     if value is None:  # weights of 0 are allowed; they have no norms to compare
         assert outcome.status == 0 and "Warning" not in outcome.err, outcome
     else:
-        assert trial.faults(outcome, out=place / "out") == [] and "expected finite log-probabilities" in outcome.err, outcome
+        assert trial.faults(outcome, out=place / "out") == [] and "expected finite log-probabilities" in outcome.err, (
+            outcome
+        )
 
 
 def test_names_of_snapshots_that_are_none(place):
     path = place / "textrun/snapshots/update-000000.safetensors"
     for name in ("update-x", "update-", "update-1.5", "update-99999999999999999999", "update-000000 (copy)"):
         shutil.copy(path, path.with_name(f"{name}.safetensors"))
-    words = ["watch-training", str(place / "textrun"), "--data", str(place / "corpus"), "--canvases", "2", "--out", str(place / "out")]
+    words = [
+        "watch-training",
+        str(place / "textrun"),
+        "--data",
+        str(place / "corpus"),
+        "--canvases",
+        "2",
+        "--out",
+        str(place / "out"),
+    ]
     assert trial.run(*words).status == 0
 
 
 @pytest.mark.parametrize("rank", ["²", "9" * 5000, "x", "-1"])
 def test_numbers_of_processes_that_are_none(place, rank):
-    words = ["evaluate", str(place / "model"), "--limit", "1", "--shots", "0", "--length", "4", "--out", str(place / "out")]
+    words = [
+        "evaluate",
+        str(place / "model"),
+        "--limit",
+        "1",
+        "--shots",
+        "0",
+        "--length",
+        "4",
+        "--out",
+        str(place / "out"),
+    ]
     outcome = trial.run(*words, environment={"RANK": rank, "WORLD_SIZE": "2"})
     assert trial.faults(outcome, out=place / "out") == [] and "RANK below WORLD_SIZE" in outcome.err, outcome
 
@@ -333,7 +396,9 @@ def test_a_bundle_of_a_trace_that_lists_other_parts(place, parts, message):
 
 def test_a_prompt_given_twice_in_a_line(place):
     (place / "twice.jsonl").write_text('{"prompt": "Q:", "prompt": "A:"}\n')
-    outcome = trial.run("trace", str(place / "model"), "--prompts", str(place / "twice.jsonl"), "--out", str(place / "out"))
+    outcome = trial.run(
+        "trace", str(place / "model"), "--prompts", str(place / "twice.jsonl"), "--out", str(place / "out")
+    )
     assert trial.faults(outcome, out=place / "out") == [], outcome
     assert "line 1: expected each name once in an object, found 'prompt' twice" in outcome.err, outcome
 
@@ -353,7 +418,10 @@ MESSAGES = {
         "already holds files (manifest.json …)",
     ),
     "a name of three parts": ("check a{1}b/c", "no name of a repository, which has letters"),
-    "no models": ("reproduce paper1 --dry-run --models=", "--models: expected published, lab, or names separated by commas, found ''"),
+    "no models": (
+        "reproduce paper1 --dry-run --models=",
+        "--models: expected published, lab, or names separated by commas, found ''",
+    ),
     "no models of paper 2": ("reproduce paper2 --dry-run --models=", "--models: expected published, or NAME=FOLDER"),
     "two values of an option": (
         "trace {0}/model --prompt Q: --out {0}/out --hide top:1@current,previous",
@@ -363,12 +431,18 @@ MESSAGES = {
         "trace {0}/model --prompt Q: --out {0}/out --guidance 1e308",
         "guidance: expected a number from 0 to 1000, found 1e+308",
     ),
-    "a port without a server": ("explore {0}/trace --out {0}/out.html --port 5", "--port is not used without --serve; leave it out"),
+    "a port without a server": (
+        "explore {0}/trace --out {0}/out.html --port 5",
+        "--port is not used without --serve; leave it out",
+    ),
     "a device without a server": (
         "explore {0}/trace --out {0}/out.html --device cuda",
         "--device is not used without --serve; leave it out",
     ),
-    "a port below 0": ("explore {0}/trace --serve --no-browser --port=-5", "--port: expected a number from 0 to 65535, found -5"),
+    "a port below 0": (
+        "explore {0}/trace --serve --no-browser --port=-5",
+        "--port: expected a number from 0 to 65535, found -5",
+    ),
     "a million canvases": (
         "watch-training {0}/textrun --data {0}/corpus --canvases 1000000 --out {0}/out",
         "--canvases: expected a number up to 10,000, found 1,000,000",
@@ -387,10 +461,14 @@ def test_what_a_message_says(place, case):
 
 def test_a_model_that_is_named_twice_counts_once():
     once, twice = (
-        trial.run("reproduce", "paper1", "--dry-run", "--json", "--models", name) for name in ("lab-diffusion", "lab-diffusion," * 2)
+        trial.run("reproduce", "paper1", "--dry-run", "--json", "--models", name)
+        for name in ("lab-diffusion", "lab-diffusion," * 2)
     )
     assert once.status == 0 and once.out == twice.out
-    ks = [trial.run("reproduce", "paper1", "--dry-run", "--json", "--models", "lab", "--ks", ks) for ks in ("1,5", "1,5,1")]
+    ks = [
+        trial.run("reproduce", "paper1", "--dry-run", "--json", "--models", "lab", "--ks", ks)
+        for ks in ("1,5", "1,5,1")
+    ]
     assert ks[0].status == 0 and ks[0].out == ks[1].out
 
 

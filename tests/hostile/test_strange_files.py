@@ -11,7 +11,20 @@ from safetensors.numpy import load_file, save_file
 from sinkscope.checksums import compare_file
 
 PART = "steps-000000.safetensors"
-TRACE = ["trace", "{0}/model", "--prompt", "Q: Tom\nA:", "--length", "4", "--steps", "4", "--block", "4", "--out", "{0}/out"]
+TRACE = [
+    "trace",
+    "{0}/model",
+    "--prompt",
+    "Q: Tom\nA:",
+    "--length",
+    "4",
+    "--steps",
+    "4",
+    "--block",
+    "4",
+    "--out",
+    "{0}/out",
+]
 FILES = {
     "trace/manifest.json": ["sinks", "{0}/trace"],
     f"trace/{PART}": ["sinks", "{0}/trace"],
@@ -96,13 +109,18 @@ def test_tensors_that_cannot_be(place, tally, change):
 
     path, manifest = place / "trace" / PART, place / "trace/manifest.json"
     fields = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps({**fields, "parts": [], "checksum": None} | {"checksum": None}).replace(', "checksum": null', ""))
+    manifest.write_text(
+        json.dumps({**fields, "parts": [], "checksum": None} | {"checksum": None}).replace(', "checksum": null', "")
+    )
     tensors = load_file(path)
     CHANGES[change](tensors)
     save_file(tensors, path, {"first_step": "0", "steps": "8"})
     for words in (["sinks"], ["tracks"], ["analyse"], ["figures", "--out", str(place / "out")]):
         outcome = trial.run(words[0], str(place / "trace"), *words[1:])
-        seen = words[0] in ("figures", "analyse") or change not in ("infinite norms", "a mask of 7")  # others do not read these
+        seen = words[0] in ("figures", "analyse") or change not in (
+            "infinite norms",
+            "a mask of 7",
+        )  # others do not read these
         tally.judge(f"{words[0]} with {change}", outcome, harmless=not seen, out=place / "out")
     tally.conclude(4)
 

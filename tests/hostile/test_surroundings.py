@@ -18,13 +18,18 @@ from sinkscope.cli import _told
 def run(*words, environment=None, shell="", cwd=None):
     """Run ``sinkscope`` as a shell does; ``shell`` is put behind the command."""
     command = f"exec {sys.executable} -m sinkscope " + " ".join(f"'{word}'" for word in words) + f" {shell}"
-    done = subprocess.run(["sh", "-c", command], env={**os.environ, **(environment or {})}, capture_output=True, cwd=cwd)
+    done = subprocess.run(
+        ["sh", "-c", command], env={**os.environ, **(environment or {})}, capture_output=True, cwd=cwd
+    )
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
 def test_standard_output_that_is_closed(whole):
     status, _, err = run("sinks", str(whole / "trace"), shell=">&-")
-    assert (status, err) == (1, "sinkscope: error: standard output is closed; expected somewhere to print to, such as > /dev/null\n")
+    assert (status, err) == (
+        1,
+        "sinkscope: error: standard output is closed; expected somewhere to print to, such as > /dev/null\n",
+    )
     assert run("sinks", str(whole / "trace"), shell="2>&-")[0] == 0
 
 
@@ -49,7 +54,9 @@ def test_no_folder_for_temporary_files(whole, tmp_path):
     words = ["trace", str(whole / "model"), "--prompt", "Q: Tom\nA:", "--length", "4", "--out", str(tmp_path / "t")]
     command = ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", sys.executable, "-m", "sinkscope", *words]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr.startswith("sinkscope: error: ") and done.stderr.count("\n") == 1, done.stderr
+    assert done.returncode == 1 and done.stderr.startswith("sinkscope: error: ") and done.stderr.count("\n") == 1, (
+        done.stderr
+    )
     assert "usable temporary" not in done.stderr
 
 
@@ -64,7 +71,9 @@ def test_an_interrupt_while_the_interpreter_ends():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("locale", [{"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, {"PYTHONIOENCODING": "ascii"}])
+@pytest.mark.parametrize(
+    "locale", [{"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, {"PYTHONIOENCODING": "ascii"}]
+)
 def test_output_is_utf8_whatever_the_locale(whole, locale):
     status, out, err = run("table", str(whole / "results"), environment=locale)
     assert (status, err) == (0, "")
@@ -96,7 +105,10 @@ def test_nothing_is_printed_behind_a_memory_that_did_not_suffice():
     """torch looks at itself at the end, and fails where it was imported by half."""
     code = "import atexit\nfrom sinkscope import cli\ndef fail(*_): raise MemoryError\natexit.register(fail)\ncli._run = fail\ncli.main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (1, "sinkscope: error: there is not enough memory; use a machine with more\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "sinkscope: error: there is not enough memory; use a machine with more\n",
+    )
 
 
 def test_variables_that_break_an_import(whole, tmp_path):
@@ -111,7 +123,18 @@ def test_variables_that_break_an_import(whole, tmp_path):
     status, _, err = run("check", str(whole / "model"), environment={"TORCHINDUCTOR_CACHE_DIR": "/dev/null"})
     told = "/dev/null: File exists; the environment variable TORCHINDUCTOR_CACHE_DIR says so, unset it"
     assert (status, err) == (1, f"sinkscope: error: {told}\n")
-    call = ("trace", "lab-sink-token", "--prompt", "Q: 1", "--length", "4", "--block", "4", "--out", str(tmp_path / "t"))
+    call = (
+        "trace",
+        "lab-sink-token",
+        "--prompt",
+        "Q: 1",
+        "--length",
+        "4",
+        "--block",
+        "4",
+        "--out",
+        str(tmp_path / "t"),
+    )
     status, _, err = run(*call, environment={"TORCHINDUCTOR_CACHE_DIR": "/dev/null"})
     told = "/dev/null cannot be used (File exists); the environment variable TORCHINDUCTOR_CACHE_DIR names it, unset it"
     assert (status, err) == (1, f"sinkscope: error: {told}\n")
@@ -119,7 +142,10 @@ def test_variables_that_break_an_import(whole, tmp_path):
 
 def test_a_variable_that_breaks_the_import_of_the_hub():
     status, _, err = run("check", "a/b", environment={"HF_HUB_DOWNLOAD_TIMEOUT": "x", "HF_HUB_OFFLINE": "1"})
-    assert status == 1 and "environment variable HF_HUB_DOWNLOAD_TIMEOUT is set to 'x', which huggingface_hub refuses" in err, err
+    assert (
+        status == 1
+        and "environment variable HF_HUB_DOWNLOAD_TIMEOUT is set to 'x', which huggingface_hub refuses" in err
+    ), err
     status, _, err = run("check", "a/b", environment={"HF_ENDPOINT": "nonsense"})
     assert status == 1 and "HF_ENDPOINT: expected the address of a model hub" in err and err.count("\n") == 1, err
 
@@ -136,14 +162,20 @@ def test_a_variable_that_breaks_a_figure(whole, tmp_path):
 def test_a_variable_that_is_set_to_nothing_is_not_set():
     """numpy.f2py, which loading a model may import, fails at it."""
     code = "import os, sys\nfrom sinkscope.cli import main\nsys.argv[1:] = ['--version']\ntry: main()\nexcept SystemExit: import numpy.f2py"
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "SOURCE_DATE_EPOCH": ""}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "SOURCE_DATE_EPOCH": ""}, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_library_s_own_settings(whole, tmp_path):
     words = ["export", str(whole / "trace"), "--to", "zarr", "--out", str(tmp_path / "z")]
     assert run(*words) == (0, f"{words[-1]}.zarr\n", "")
-    expected = {path.relative_to(tmp_path / "z.zarr"): path.read_bytes() for path in (tmp_path / "z.zarr").rglob("*") if path.is_file()}
+    expected = {
+        path.relative_to(tmp_path / "z.zarr"): path.read_bytes()
+        for path in (tmp_path / "z.zarr").rglob("*")
+        if path.is_file()
+    }
     settings = {
         "DEFAULT_ZARR_FORMAT": "9",
         "JSON_INDENT": "x",
@@ -160,7 +192,11 @@ def test_a_library_s_own_settings(whole, tmp_path):
     }
     for number, given in enumerate((settings, settings | {"ASYNC__CONCURRENCY": "abc", "THREADING": "x"})):
         words[-1] = str(tmp_path / f"under-{number}")
-        assert run(*words, environment={f"ZARR_{name}": value for name, value in given.items()}) == (0, f"{words[-1]}.zarr\n", "")
+        assert run(*words, environment={f"ZARR_{name}": value for name, value in given.items()}) == (
+            0,
+            f"{words[-1]}.zarr\n",
+            "",
+        )
         found = Path(f"{words[-1]}.zarr")
         assert expected == {path.relative_to(found): path.read_bytes() for path in found.rglob("*") if path.is_file()}
 
@@ -188,14 +224,34 @@ def test_settings_of_matplotlib_that_cannot_be_read(variable, write, told, whole
 @pytest.mark.parametrize(
     ("file", "content", "told"),
     [
-        ("fsspec/conf.json", b"{broken", "expected settings as fsspec reads them, found others (Expecting property name"),
+        (
+            "fsspec/conf.json",
+            b"{broken",
+            "expected settings as fsspec reads them, found others (Expecting property name",
+        ),
         ("fsspec/conf.json", b'{"file": 5}', "expected settings as fsspec reads them, found others ('int' object"),
-        ("fsspec/conf.ini", b"broken", "expected settings as fsspec reads them, found others (File contains no section headers"),
-        ("fsspec/conf.ini", None, "expected a regular file, found a named pipe; fsspec reads its settings there; remove it"),
+        (
+            "fsspec/conf.ini",
+            b"broken",
+            "expected settings as fsspec reads them, found others (File contains no section headers",
+        ),
+        (
+            "fsspec/conf.ini",
+            None,
+            "expected a regular file, found a named pipe; fsspec reads its settings there; remove it",
+        ),
         ("zarr/own.yaml", b"a: [b", "expected settings as zarr reads them, found others (A config file at"),
         ("zarr/own.yaml", b"- 5", "expected settings as zarr reads them, found others (A config file at"),
-        ("zarr/own.yml", b"\xff", "expected text in UTF-8, found other bytes; zarr reads its settings there; remove it"),
-        ("matplotlib/stylelib/own.mplstyle", b"\xff", "expected text in UTF-8, found other bytes; matplotlib reads its settings there"),
+        (
+            "zarr/own.yml",
+            b"\xff",
+            "expected text in UTF-8, found other bytes; zarr reads its settings there; remove it",
+        ),
+        (
+            "matplotlib/stylelib/own.mplstyle",
+            b"\xff",
+            "expected text in UTF-8, found other bytes; matplotlib reads its settings there",
+        ),
         ("matplotlib/stylelib/own.mplstyle", None, "expected a regular file, found a named pipe"),
         ("matplotlib/stylelib/own.mplstyle", b"no.such.setting: 5", None),
     ],
@@ -205,9 +261,17 @@ def test_files_of_settings_that_libraries_read(file, content, told, whole, tmp_p
     place.parent.mkdir(parents=True)
     os.mkfifo(place) if content is None else place.write_bytes(content)
     out = tmp_path / "out"
-    command = ["figures", "--only", "3", "--out", out] if file.startswith("matplotlib") else ["export", "--to", "zarr", "--out", out]
-    status, _, err = run(command[0], whole / "trace", *command[1:], environment={"HOME": str(tmp_path), "MPLCONFIGDIR": ""})
-    assert (status, err) == (0, "") if told is None else status == 1 and f"{place}: {told}" in err and err.count("\n") == 1, err
+    command = (
+        ["figures", "--only", "3", "--out", out]
+        if file.startswith("matplotlib")
+        else ["export", "--to", "zarr", "--out", out]
+    )
+    status, _, err = run(
+        command[0], whole / "trace", *command[1:], environment={"HOME": str(tmp_path), "MPLCONFIGDIR": ""}
+    )
+    assert (
+        (status, err) == (0, "") if told is None else status == 1 and f"{place}: {told}" in err and err.count("\n") == 1
+    ), err
     assert told is None or [*tmp_path.iterdir()] == [tmp_path / ".config"]
 
 
@@ -216,16 +280,16 @@ def test_what_datasets_cannot_read_of_its_settings_is_told(whole, tmp_path):
     place.write_text("{broken")
     words = ["evaluate", str(whole / "model"), "--tasks", "gsm8k", "--limit", "1", "--out", str(tmp_path / "e")]
     status, _, err = run(*words, environment={"FSSPEC_CONFIG_DIR": str(tmp_path)})
-    assert status == 1 and f"{place}: expected settings as fsspec reads them" in err and not (tmp_path / "e").exists(), err
+    assert (
+        status == 1 and f"{place}: expected settings as fsspec reads them" in err and not (tmp_path / "e").exists()
+    ), err
 
 
 def test_a_folder_named_as_a_data_set_of_the_hub_is_not_taken_for_it(whole, tmp_path):
     (tmp_path / "openai" / "gsm8k").mkdir(parents=True)
     words = ["evaluate", str(whole / "model"), "--tasks", "gsm8k", "--limit", "1", "--out", str(tmp_path / "e")]
     status, _, err = run(*words, cwd=tmp_path)
-    told = (
-        f"openai/gsm8k comes from the hub, but {tmp_path}/openai/gsm8k stands here, which datasets would read instead; move it, or pass a"
-    )
+    told = f"openai/gsm8k comes from the hub, but {tmp_path}/openai/gsm8k stands here, which datasets would read instead; move it, or pass a"
     assert status == 2 and told in err and not (tmp_path / "e").exists(), err
 
 
@@ -252,7 +316,9 @@ def test_help_on_a_terminal_of_odd_width(columns):
 
 def test_figures_have_settings_of_their_own(whole, tmp_path):
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\nnonsense\nbackend: nosuch\nfont.size: 90\n")
-    status, _, err = run("figures", str(whole / "trace"), "--only", "3", "--out", "f", environment={"MPLBACKEND": "nosuch"}, cwd=tmp_path)
+    status, _, err = run(
+        "figures", str(whole / "trace"), "--only", "3", "--out", "f", environment={"MPLBACKEND": "nosuch"}, cwd=tmp_path
+    )
     assert status == 0, err
     assert "nosuch" not in err and "usetex" not in err
 
@@ -264,7 +330,11 @@ def test_an_interrupt_while_torch_is_imported(whole, tmp_path):
     code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
     code += "import sinkscope.cli; sys.argv[1:] = ['check', 'model']; sinkscope.cli.main()"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=whole, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+        [sys.executable, "-c", code],
+        cwd=whole,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
     )
     assert (done.returncode, done.stderr) == (130, "sinkscope: error: interrupted\n")
 
@@ -330,7 +400,18 @@ def test_a_body_that_changes_the_current_folder(place, monkeypatch):
 
 
 def test_a_variable_that_torch_refuses_is_no_damage_of_a_model(whole, tmp_path):
-    words = ["trace", str(whole / "model"), "--prompt", "Tom", "--length", "8", "--block", "8", "--out", str(tmp_path / "t")]
+    words = [
+        "trace",
+        str(whole / "model"),
+        "--prompt",
+        "Tom",
+        "--length",
+        "8",
+        "--block",
+        "8",
+        "--out",
+        str(tmp_path / "t"),
+    ]
     status, _, err = run(*words, environment={"TORCHINDUCTOR_COMPILE_THREADS": "x"})
     assert (status, err) == (
         1,
@@ -339,6 +420,18 @@ def test_a_variable_that_torch_refuses_is_no_damage_of_a_model(whole, tmp_path):
 
 
 def test_a_variable_about_progress_bars_is_heeded_without_a_word(whole, tmp_path):
-    words = ["trace", str(whole / "model"), "--prompt", "Tom", "--length", "8", "--block", "8", "--out", str(tmp_path / "t"), "--json"]
+    words = [
+        "trace",
+        str(whole / "model"),
+        "--prompt",
+        "Tom",
+        "--length",
+        "8",
+        "--block",
+        "8",
+        "--out",
+        str(tmp_path / "t"),
+        "--json",
+    ]
     status, _, err = run(*words, environment={"HF_HUB_DISABLE_PROGRESS_BARS": "0"})
     assert (status, err) == (0, "")

@@ -67,7 +67,9 @@ def test_a_file_is_claimed_beside_it(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("words", [["explore", "--out", "a.html"], ["map", "--step", "1", "--layer", "0", "--head", "1", "--out", "a.npy"]])
+@pytest.mark.parametrize(
+    "words", [["explore", "--out", "a.html"], ["map", "--step", "1", "--layer", "0", "--head", "1", "--out", "a.npy"]]
+)
 def test_a_page_and_a_map_have_one_writer(whole, tmp_path, run, words):
     path = tmp_path / words.pop()
     with claimed_file(path, TraceError):
@@ -120,7 +122,9 @@ def test_training_into_a_folder_that_it_did_not_make(whole, tmp_path):
     train_checkpoint(RECIPE, out)  # it is finished
     foreign = (whole / "trace/steps-000000.safetensors").read_bytes()
     (out / "model.safetensors").write_bytes(foreign)
-    with pytest.raises(TrainingError, match=r"model\.safetensors: expected the bytes whose sha256 its recipe\.json gives, found others"):
+    with pytest.raises(
+        TrainingError, match=r"model\.safetensors: expected the bytes whose sha256 its recipe\.json gives, found others"
+    ):
         train_checkpoint(RECIPE, out)
     recipe = json.loads((out / "recipe.json").read_text())
     for name in ("command", "weights_sha256", "checksum"):
@@ -160,5 +164,8 @@ def test_statistics_have_one_lone_writer(whole, tmp_path, run, monkeypatch):
         monkeypatch.setenv("RANK", "1")
         monkeypatch.setenv("WORLD_SIZE", "2")
         status, out, err = run(*words)  # torchrun's processes add to one folder together
-        assert (status, out) == (0, "") and "process 1 of 2 (RANK, WORLD_SIZE) did its prompts; another one still has some" in err
+        assert (status, out) == (
+            0,
+            "",
+        ) and "process 1 of 2 (RANK, WORLD_SIZE) did its prompts; another one still has some" in err
     assert not (tmp_path / "o" / CLAIM).exists()

@@ -81,7 +81,9 @@ def replay(model, canvases, rule):
             taken = fresh & ~spared
             maps.taken[layer] = taken
             zeroed = rule.effect == "zero"
-            maps.hidden[layer] = maps.local[layer] * ~taken if zeroed else torch.softmax(scores.masked_fill(taken, -torch.inf), -1)
+            maps.hidden[layer] = (
+                maps.local[layer] * ~taken if zeroed else torch.softmax(scores.masked_fill(taken, -torch.inf), -1)
+            )
             return maps.hidden[layer]
 
         forward(network, tokens, clean)

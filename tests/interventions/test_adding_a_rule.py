@@ -72,7 +72,10 @@ def test_a_rule_for_one_step_has_seen_the_step_before_it(diffusion, settings, qu
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (AskingBlindly(), r"AskingBlindly asks for .* the previous step \(local\): expected its observing to be True, found False"),
+        (
+            AskingBlindly(),
+            r"AskingBlindly asks for .* the previous step \(local\): expected its observing to be True, found False",
+        ),
         (AskingBlindly(observe="current"), r"the current step \(local\): expected its observing to be True"),
         (Asking(measured="clean"), r"Asking asks for .* \(clean\): expected its unhidden_pass to be True, found False"),
         (Asking(observe="next"), "observe: expected previous or current, found 'next'"),
@@ -156,22 +159,40 @@ ASKED = {
     "a list of positions": (lambda context: context.among([0, 1]), None),
     "positions of NumPy": (lambda context: context.among(np.array([0, 1])), None),
     "a set of positions": (lambda context: context.among({0, 1}), None),
-    "lists of positions": (lambda context: context.among([[0], [1]]), r"where\[0\]: expected a whole number, found list"),
-    "tuples of positions": (lambda context: context.among(((0, 1),)), r"where\[0\]: expected a whole number, found tuple"),
+    "lists of positions": (
+        lambda context: context.among([[0], [1]]),
+        r"where\[0\]: expected a whole number, found list",
+    ),
+    "tuples of positions": (
+        lambda context: context.among(((0, 1),)),
+        r"where\[0\]: expected a whole number, found tuple",
+    ),
     "fractions": (lambda context: context.among((0.5, 1)), r"where\[0\]: expected a whole number, found 0.5"),
     "positions below 0": (lambda context: context.among([0, -1]), "where: expected positions from 0 upwards, found -1"),
     "a number": (lambda context: context.among(5), "where: expected text or a list of whole numbers, found 5"),
-    "an unknown group": (lambda context: context.among("middle"), "where: expected masked or .* or answer, or positions, found 'middle'"),
-    "no groups to draw for": (lambda context: context.draw(0, -1), "groups: expected a whole number from 1 upwards, found -1"),
+    "an unknown group": (
+        lambda context: context.among("middle"),
+        "where: expected masked or .* or answer, or positions, found 'middle'",
+    ),
+    "no groups to draw for": (
+        lambda context: context.draw(0, -1),
+        "groups: expected a whole number from 1 upwards, found -1",
+    ),
     "a seed of text": (lambda context: context.draw("x", 1), "seed: expected a whole number, found 'x'"),
     "too few queries": (
         lambda context: context.received_from(torch.ones(1, 2, dtype=torch.bool)),
         r"queries: expected bool \[1, \d+\] \(batch, query\) of \S+, found bool \[1, 2\]",
     ),
     "queries of numbers": (lambda context: context.received_from([1, 2]), "queries: expected bool .*, found list"),
-    "attention of a list": (lambda context: context.seen(["previous"], "local"), "observe: expected previous or current, found list"),
+    "attention of a list": (
+        lambda context: context.seen(["previous"], "local"),
+        "observe: expected previous or current, found list",
+    ),
     "a class of a list": (lambda context: context.of_class(["digit"]), "name: expected .*, found list"),
-    "a class by no function": (lambda context: context.of_class("a", 5), "classify: expected a function from token id to class, found 5"),
+    "a class by no function": (
+        lambda context: context.of_class("a", 5),
+        "classify: expected a function from token id to class, found 5",
+    ),
 }
 
 
@@ -183,7 +204,10 @@ def test_what_a_rule_may_ask_for(model, settings, question, case):
             written(model, Answering(lambda context: ask(context)[:, None]), question, **settings)
         return
     tokens, effect = written(model, Answering(lambda context: ask(context)[:, None]), question, **settings)
-    assert torch.equal(tokens, written(model, interventions.HidePositions((0, 1)), question, **settings)[0]) and effect.removed_share > 0
+    assert (
+        torch.equal(tokens, written(model, interventions.HidePositions((0, 1)), question, **settings)[0])
+        and effect.removed_share > 0
+    )
 
 
 @pytest.mark.parametrize("criterion", [5, None, (torch.zeros(1, 1, 2), "head"), "scope", ("x", "head")], ids=str)
@@ -195,7 +219,9 @@ def test_a_criterion_that_is_none_is_refused(diffusion, settings, question, crit
     def first(context):
         return context.among((0,))[:, None]
 
-    with pytest.raises(CallError, match=r"^Ranking\.criterion: expected numbers .* and head or kv_head or layer, found"):
+    with pytest.raises(
+        CallError, match=r"^Ranking\.criterion: expected numbers .* and head or kv_head or layer, found"
+    ):
         written(diffusion, Ranking(first), question, **settings)
 
 
@@ -222,7 +248,10 @@ def test_a_function_that_cannot_be_hashed_classifies_as_any(diffusion, settings,
 
     with pytest.raises(TypeError):
         hash(Halves(30))
-    found = [interventions.SameClassKeys(2, classify=one) for one in (Halves(30), lambda token: "low" if token < 30 else "high")]
+    found = [
+        interventions.SameClassKeys(2, classify=one)
+        for one in (Halves(30), lambda token: "low" if token < 30 else "high")
+    ]
     assert torch.equal(*(written(diffusion, rule, question, **settings)[0] for rule in found))
 
 
@@ -276,7 +305,8 @@ def test_a_class_that_is_not_there_has_no_keys_and_an_unknown_one_is_refused(mod
         sinkscope.generate(model, question, **settings)
     assert running.effect.removed_share == 0 and not any(where.any() for where, _, _ in rule.found)
     with pytest.raises(
-        CallError, match=r"name: expected mask or newline or .* or word, found 'comma'; for classes of your own give classify"
+        CallError,
+        match=r"name: expected mask or newline or .* or word, found 'comma'; for classes of your own give classify",
     ):
         written(model, HideClass("comma"), question, **settings)
 
@@ -301,7 +331,19 @@ def declare(folder, name, value):
 def test_a_rule_of_another_package_is_hidden_by_from_the_shell(value, diffusion_folder, tmp_path):
     site = declare(tmp_path / "site", "mine", value)
     (site / "mine.py").write_text(EXAMPLE.replace("bottom:K", "mine:K"))
-    arguments = ["trace", diffusion_folder, "--prompt", "a b c", "--length", "4", "--hide", "mine:1", "--out", tmp_path / "t", "--json"]
+    arguments = [
+        "trace",
+        diffusion_folder,
+        "--prompt",
+        "a b c",
+        "--length",
+        "4",
+        "--hide",
+        "mine:1",
+        "--out",
+        tmp_path / "t",
+        "--json",
+    ]
     path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "sinkscope", *map(str, arguments)]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
@@ -344,12 +386,24 @@ class Joined(_Abstract):
     ("value", "message"),
     [
         ("test_adding_a_rule:Double", "Double: expected a word of its own, found 'top', which is HideTopSinks"),
-        ("test_adding_a_rule:Nothing", "Nothing: expected a word of its own, found 'none', which is the rule that hides nothing"),
-        ("test_adding_a_rule:Number", "Number.rule: expected a word of letters, digits, _ and -, behind it : .*, found 5"),
+        (
+            "test_adding_a_rule:Nothing",
+            "Nothing: expected a word of its own, found 'none', which is the rule that hides nothing",
+        ),
+        (
+            "test_adding_a_rule:Number",
+            "Number.rule: expected a word of letters, digits, _ and -, behind it : .*, found 5",
+        ),
         ("test_adding_a_rule:Joined", r"Joined.rule: expected a word of .*, such as 'top:K', found 'my\+x'"),
-        ("test_adding_a_rule:Asking", "entry point mine of sinkscope.interventions: expected an Intervention with a `rule`, .* found"),
+        (
+            "test_adding_a_rule:Asking",
+            "entry point mine of sinkscope.interventions: expected an Intervention with a `rule`, .* found",
+        ),
         ("pathlib", "expected an Intervention with a `rule`, or a module with some, found pathlib"),
-        ("no_such_module_at_all", "entry point mine of sinkscope.interventions cannot be loaded from no_such_module_at_all: No module"),
+        (
+            "no_such_module_at_all",
+            "entry point mine of sinkscope.interventions cannot be loaded from no_such_module_at_all: No module",
+        ),
     ],
 )
 def test_a_bad_declaration_is_refused(value, message, monkeypatch):
@@ -370,7 +424,9 @@ def test_a_bad_declaration_is_refused(value, message, monkeypatch):
 def test_a_module_that_fails_is_named_with_its_package(source, message, tmp_path, monkeypatch):
     (tmp_path / "failing_rules.py").write_text(source)
     monkeypatch.syspath_prepend(declare(tmp_path, "mine", "failing_rules"))
-    expected = rf"point mine of sinkscope.interventions of the package mine cannot be loaded from failing_rules: {message}"
+    expected = (
+        rf"point mine of sinkscope.interventions of the package mine cannot be loaded from failing_rules: {message}"
+    )
     with pytest.raises(CallError, match=expected):
         known_rules.__wrapped__()
 
@@ -380,7 +436,10 @@ def test_entry_points_that_cannot_be_read_are_told(tmp_path, monkeypatch):
     (file,) = tmp_path.rglob("entry_points.txt")
     file.write_text("[sinkscope.interventions]\nbottom failing_rules\n")
     monkeypatch.syspath_prepend(path)
-    with pytest.raises(CallError, match=r"expected `name = module:object` in each line of the entry_points\.txt of all installed packages"):
+    with pytest.raises(
+        CallError,
+        match=r"expected `name = module:object` in each line of the entry_points\.txt of all installed packages",
+    ):
         known_rules.__wrapped__()
 
 

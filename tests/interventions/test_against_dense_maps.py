@@ -27,7 +27,11 @@ def check(model, rule, seen):
         for layer, found in columns.items():
             fresh = slice(-found.diagonal.shape[-1], None)  # behind a cache, the new query alone
             close(found.sums[:, :, 0], maps.hidden[layer][:, :, fresh].sum(-2), model)
-            close((found.sums if found.local is None else found.local)[:, :, 0], maps.local[layer][:, :, fresh].sum(-2), model)
+            close(
+                (found.sums if found.local is None else found.local)[:, :, 0],
+                maps.local[layer][:, :, fresh].sum(-2),
+                model,
+            )
             close(found.last_row_in_force, maps.hidden[layer][:, :, -1], model)
     return steps
 
@@ -39,7 +43,9 @@ def test_top_sinks_equal_dense(model, settings, run, question, observe, measured
     rule = HideTopSinks(2, observe=observe, measured=measured, decide=decide)
     _, seen, running = run(model, rule, question, **settings)
     steps = check(model, rule, seen)
-    assert (seen.columns[0][0].local is None) == (observe == "previous"), "step 0 is left alone by the previous-step rule"
+    assert (seen.columns[0][0].local is None) == (observe == "previous"), (
+        "step 0 is left alone by the previous-step rule"
+    )
     removed = queries = hits = 0
     for step, (maps, columns) in enumerate(zip(steps, seen.columns, strict=True)):
         if step == 0 and observe == "previous":
@@ -113,7 +119,10 @@ def test_measured_with_the_hiding_in_force_the_rule_flips_between_two_sets(diffu
 
         from sinkscope.attention import subscribed
 
-        with subscribed(diffusion.network, seen.setdefault(measured, Seen())), HideTopSinks(1, measured=measured)(diffusion) as running:
+        with (
+            subscribed(diffusion.network, seen.setdefault(measured, Seen())),
+            HideTopSinks(1, measured=measured)(diffusion) as running,
+        ):
             for _ in range(8):
                 with torch.no_grad():
                     diffusion.network(ids)

@@ -48,7 +48,13 @@ def gemma():
     """Layers 0 and 2 hold the newest four tokens only."""
     torch.manual_seed(0)
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    shape = {"hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 16}
+    shape = {
+        "hidden_size": 24,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 16,
+    }
     config = Gemma3TextConfig(
         vocab_size=50,
         num_hidden_layers=3,
@@ -209,7 +215,12 @@ def test_heads_of_a_network_that_shows_them_only_as_it_runs_are_refused():
 
 def bart(decoder_layers=1):
     torch.manual_seed(0)
-    shape = {"encoder_layers": 2, "decoder_layers": decoder_layers, "encoder_attention_heads": 3, "decoder_attention_heads": 3}
+    shape = {
+        "encoder_layers": 2,
+        "decoder_layers": decoder_layers,
+        "encoder_attention_heads": 3,
+        "decoder_attention_heads": 3,
+    }
     return BartForConditionalGeneration(
         BartConfig(vocab_size=50, d_model=24, encoder_ffn_dim=16, decoder_ffn_dim=16, init_std=0.5, **shape)
     ).eval()
@@ -240,7 +251,9 @@ def test_heads_are_hidden_from_behind_a_sliding_window():
     for step in (1, 2, 3):
         for layer, heads in ((0, [3]), (1, [2])):
             best = newest_row(seen.calls[step][layer]).argmax(-1)[:, heads]
-            assert seen.hidden(step, layer).nonzero()[:, 1:].tolist() == [[heads[0], one] for one in best.flatten().tolist()]
+            assert seen.hidden(step, layer).nonzero()[:, 1:].tolist() == [
+                [heads[0], one] for one in best.flatten().tolist()
+            ]
 
 
 def test_of_an_encoder_and_a_decoder_each_has_steps_and_prompts_of_its_own():
@@ -251,14 +264,20 @@ def test_of_an_encoder_and_a_decoder_each_has_steps_and_prompts_of_its_own():
         network(input_ids=IDS, decoder_input_ids=ids)
     encoder, decoder = seen.columns
     assert not encoder[0].sums[:, :, 0, 0].any()
-    assert not decoder[0].sums[:, :, 0, 0].sub(1).abs().gt(1e-6).any(), "the first query keeps its only key, the others lose it"
+    assert not decoder[0].sums[:, :, 0, 0].sub(1).abs().gt(1e-6).any(), (
+        "the first query keeps its only key, the others lose it"
+    )
     assert encoder[1].removed is None and decoder[1].removed is None
-    assert running.effect.removed.shape == (2, 4, 3), "two layers of the encoder, self- and cross-attention of the decoder"
+    assert running.effect.removed.shape == (2, 4, 3), (
+        "two layers of the encoder, self- and cross-attention of the decoder"
+    )
     assert running.effect.steps.tolist() == 2 * [[[1] * 3, [0] * 3, [1] * 3, [0] * 3]]
 
 
 @pytest.mark.parametrize(
-    "rule", [HidePositions((0,), layers=(1,)), HideTopSinks(1, heads={(1, 0), (1, 1), (1, 2)}, observe="current")], ids=["layers", "heads"]
+    "rule",
+    [HidePositions((0,), layers=(1,)), HideTopSinks(1, heads={(1, 0), (1, 1), (1, 2)}, observe="current")],
+    ids=["layers", "heads"],
 )
 def test_layers_of_a_decoder_are_those_of_its_trace(rule, tmp_path):
     """Its cross-attention is a trace of its own, and no layer in between."""
@@ -268,7 +287,8 @@ def test_layers_of_a_decoder_are_those_of_its_trace(rule, tmp_path):
             network(input_ids=IDS[:1], decoder_input_ids=IDS[:1, :3])
     traces = zip(*(sinkscope.open_traces(folder) for folder in folders), strict=True)
     lost = {
-        (plain.manifest["stack"], plain.manifest["attends_to"]): plain.column_sums[0] != hidden.column_sums[0] for plain, hidden in traces
+        (plain.manifest["stack"], plain.manifest["attends_to"]): plain.column_sums[0] != hidden.column_sums[0]
+        for plain, hidden in traces
     }
     assert len(lost) == 3
     for stack in ("model.encoder", "model.decoder"):
@@ -311,8 +331,12 @@ def test_an_unhidden_pass_needs_a_call_that_tokens_and_padding_describe(how):
 @pytest.mark.parametrize("observe", ["previous", "current"])
 def test_a_rule_does_not_decide_by_a_longer_canvas(observe):
     """It would hide nothing, without a word."""
-    network = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=32, n_embd=24, n_layer=2, n_head=3, **TOKENS)).eval()
-    refused = pytest.raises(CallError, match=r"no shorter than in the step before, by which HideTopSinks decides, found 4 tokens behind 7")
+    network = GPT2LMHeadModel(
+        GPT2Config(vocab_size=50, n_positions=32, n_embd=24, n_layer=2, n_head=3, **TOKENS)
+    ).eval()
+    refused = pytest.raises(
+        CallError, match=r"no shorter than in the step before, by which HideTopSinks decides, found 4 tokens behind 7"
+    )
     with refused if observe == "previous" else nullcontext(), HideTopSinks(1, observe=observe)(network) as running:
         network(IDS, use_cache=False)
         network(IDS[:, :4], use_cache=False)

@@ -99,7 +99,9 @@ def test_mass_matched_keys_hold_as_much_as_the_sinks(lab_diffusion, run, questio
         reachable = now.sum(-1) - aim > aim
         gaps.append((mass - aim).abs()[reachable] / aim[reachable])
         counts.append(hidden.sum(-1).flatten())
-        assert torch.equal(hidden.sum(-1)[~reachable], torch.full_like(hidden.sum(-1)[~reachable], columns.shape[-1] - 1))
+        assert torch.equal(
+            hidden.sum(-1)[~reachable], torch.full_like(hidden.sum(-1)[~reachable], columns.shape[-1] - 1)
+        )
     assert torch.cat(gaps).mean() < 0.15
     assert torch.cat(counts).float().mean() > 2
     _, _, sinks = run(lab_diffusion, HideTopSinks(1), question, **WRITE)
@@ -136,7 +138,9 @@ def rows(model, rule, prompts, **settings):
     return seen, running
 
 
-@pytest.mark.parametrize(("rule", "who"), [(RowMatchedKeys(1, seed=4), "could"), (RowMatchedKeys(1, seed=4, queries="prompt"), "prompt")])
+@pytest.mark.parametrize(
+    ("rule", "who"), [(RowMatchedKeys(1, seed=4), "could"), (RowMatchedKeys(1, seed=4, queries="prompt"), "prompt")]
+)
 def test_row_matched_keys_hold_as_much_as_the_sinks_of_the_queries_being_committed(lab_diffusion, question, rule, who):
     """Dense: whole maps, the rows of the masked positions of the running block, or of the prompt."""
     seen, running = rows(lab_diffusion, rule, question, length=12, block=6)
@@ -183,7 +187,9 @@ def test_where_nothing_is_committed_nothing_is_matched():
     assert any(seen.hidden(step, 0).any() for step in range(1, 12))
 
 
-@pytest.mark.parametrize(("kind", "guidance"), [("diffusion", 0.0), ("diffusion", 1.0), ("autoregressive", 0.0), ("lab-shifted", 0.0)])
+@pytest.mark.parametrize(
+    ("kind", "guidance"), [("diffusion", 0.0), ("diffusion", 1.0), ("autoregressive", 0.0), ("lab-shifted", 0.0)]
+)
 def test_what_was_removed_where_tokens_were_committed(request, question, short, kind, guidance):
     """Dense: the hidden keys' entries in the rows from which each written token was read, left padding and guidance included."""
     model = sinkscope.load(kind) if kind == "lab-shifted" else request.getfixturevalue(kind)
@@ -201,12 +207,21 @@ def test_what_was_removed_where_tokens_were_committed(request, question, short, 
             for layer, whole in seen.maps[step].items():
                 seeing = whole[row][:, [place - width for place in readers]]
                 seeing[..., :start] = 0
-                removed[row, layer] += (seeing / seeing.sum(-1, keepdim=True))[..., [start + 1, start + 3]].sum((-1, -2))
+                removed[row, layer] += (seeing / seeing.sum(-1, keepdim=True))[..., [start + 1, start + 3]].sum(
+                    (-1, -2)
+                )
     effect = running.effect
     assert torch.equal(torch.from_numpy(effect.committed).float(), committed[:, None, None].expand_as(removed))
     assert committed.tolist() == [8, 8] or model.family.causal
-    assert_close(torch.from_numpy(effect.removed_committed), removed.double(), terms=terms_of(model.network, 64), dtype=torch.float32)
-    assert effect.removed_share_committed == pytest.approx(float(removed.sum() / committed.sum() / removed[0].numel()), rel=1e-4)
+    assert_close(
+        torch.from_numpy(effect.removed_committed),
+        removed.double(),
+        terms=terms_of(model.network, 64),
+        dtype=torch.float32,
+    )
+    assert effect.removed_share_committed == pytest.approx(
+        float(removed.sum() / committed.sum() / removed[0].numel()), rel=1e-4
+    )
 
 
 def test_a_likelihood_commits_nothing(diffusion):
@@ -215,7 +230,9 @@ def test_a_likelihood_commits_nothing(diffusion):
         diffusion.network(ids)
     assert running.effect.removed_share > 0
     assert running.effect.removed_share_committed is None and "committed" not in running.effect.sentence("x")
-    message = "rowmass: expected a step in which tokens are committed, .*, found a forward call that commits none .*queries="
+    message = (
+        "rowmass: expected a step in which tokens are committed, .*, found a forward call that commits none .*queries="
+    )
     with pytest.raises(CallError, match=message), RowMatchedKeys(1)(diffusion), torch.no_grad():
         diffusion.network(ids)
     with RowMatchedKeys(1, queries=range(4), observe="current")(diffusion) as running, torch.no_grad():
@@ -239,7 +256,9 @@ def test_mass_is_matched_in_what_the_new_query_loses(autoregressive, run, questi
 CURRENT = {"observe": "current"}
 
 
-@pytest.mark.parametrize("rule", [MassMatchedKeys(1, **CURRENT), compose(HideTopSinks(1, **CURRENT), RandomKeys(1, **CURRENT))])
+@pytest.mark.parametrize(
+    "rule", [MassMatchedKeys(1, **CURRENT), compose(HideTopSinks(1, **CURRENT), RandomKeys(1, **CURRENT))]
+)
 def test_what_is_measured_in_the_running_step_is_measured_once(diffusion, run, question, rule, monkeypatch):
     from sinkscope.attention import call
 
@@ -316,18 +335,30 @@ def test_classes_can_be_given(diffusion, run, question):
 
 def test_two_ways_to_tell_classes_do_not_mix(diffusion, run, question):
     ways = (lambda token: "even" if token % 2 == 0 else "odd", lambda token: "all")
-    alone = [run(diffusion, SameClassKeys(2, classify=way, layers=(layer,)), question, length=2)[1] for layer, way in enumerate(ways)]
+    alone = [
+        run(diffusion, SameClassKeys(2, classify=way, layers=(layer,)), question, length=2)[1]
+        for layer, way in enumerate(ways)
+    ]
     rules = [SameClassKeys(2, classify=way, layers=(layer,)) for layer, way in enumerate(ways)]
     _, together, _ = run(diffusion, compose(*rules), question, length=2)
     assert torch.equal(together.hidden(1, 0), alone[0].hidden(1, 0))
     expected = columns_before(together, 1, 1)
     assert (together.hidden(1, 1).sum(-1) == 2).all() and not (together.hidden(1, 1) & top(expected, 2)).any()
     even = together.canvases[1][0] % 2 == 0
-    assert ((together.hidden(1, 1) & even).sum(-1) != (top(expected, 2) & even).sum(-1)).any(), "of one class all are alike"
+    assert ((together.hidden(1, 1) & even).sum(-1) != (top(expected, 2) & even).sum(-1)).any(), (
+        "of one class all are alike"
+    )
 
 
 def test_token_classes(diffusion):
     ids = {text: diffusion.encode(text)[-1] for text in ("\n", " ", "7", ".", "apples", "####")}
-    assert [class_in(diffusion, ids[text]) for text in ids] == ["newline", "white space", "digit", "punctuation", "word", "punctuation"]
+    assert [class_in(diffusion, ids[text]) for text in ids] == [
+        "newline",
+        "white space",
+        "digit",
+        "punctuation",
+        "word",
+        "punctuation",
+    ]
     special = [diffusion.card.mask_id, diffusion.card.eos_id, diffusion.tokenizer.bos_token_id, 10_000, -1]
     assert [class_in(diffusion, token) for token in special] == ["mask", "special", "special", "special", "special"]

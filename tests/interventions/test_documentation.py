@@ -20,7 +20,11 @@ def test_its_programs_run(capsys):
 
 
 def test_it_names_every_intervention_and_every_rule():
-    final = {kind.__name__ for kind in vars(interventions).values() if isinstance(kind, type) and issubclass(kind, Intervention)}
+    final = {
+        kind.__name__
+        for kind in vars(interventions).values()
+        if isinstance(kind, type) and issubclass(kind, Intervention)
+    }
     for name in final - {"Intervention", "Observed", "SinkRule"}:
         assert f"`{name}(" in PAGE
     for word, kind in known_rules().items():

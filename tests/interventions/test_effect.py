@@ -10,7 +10,11 @@ from sinkscope.interventions import HidePositions, HideTopSinks, KeepWindow, com
 
 def test_rules_together_are_judged_by_what_they_hide_together(diffusion):
     """The same keys, by one rule, by two, or by two that both name some of them."""
-    ways = (HidePositions([3, 4]), compose(HidePositions([3]), HidePositions([4])), compose(HidePositions([3, 4]), HidePositions([4])))
+    ways = (
+        HidePositions([3, 4]),
+        compose(HidePositions([3]), HidePositions([4])),
+        compose(HidePositions([3, 4]), HidePositions([4])),
+    )
     effects = []
     for rule in ways:
         with rule(diffusion) as hiding:
@@ -26,7 +30,9 @@ def test_rules_together_are_judged_by_what_they_hide_together(diffusion):
 def test_keys_of_a_window_are_counted_over_the_queries_of_the_rule(diffusion, question, queries):
     canvases, counts = [], []
     with KeepWindow(1, 2, queries=queries)(diffusion) as running:
-        sinkscope.generate(diffusion, question, length=8, steps=4, block=8, on_step=lambda step: canvases.append(step.tokens[0]))
+        sinkscope.generate(
+            diffusion, question, length=8, steps=4, block=8, on_step=lambda step: canvases.append(step.tokens[0])
+        )
     prompt, mask = len(diffusion.encode(question)), diffusion.card.mask_id
     canvas = torch.tensor([*diffusion.encode(question), *[mask] * 8])
     place = torch.arange(len(canvas))

@@ -86,7 +86,11 @@ def test_it_bites(model, settings, question, rule):
     _, found, effect = confidences(model, rule, question, **settings)
     last = min(len(plain), len(found)) - 1
     assert last >= 3
-    assert any((one.nan_to_num() != other.nan_to_num()).any() for one, other in zip(plain, found, strict=False) if one.shape == other.shape)
+    assert any(
+        (one.nan_to_num() != other.nan_to_num()).any()
+        for one, other in zip(plain, found, strict=False)
+        if one.shape == other.shape
+    )
     assert effect.removed_share > 1e-4
     assert effect.keys_per_head > 0
 
@@ -96,7 +100,9 @@ def test_at_strength_zero_it_is_bit_identical_to_none(model, settings, question,
     plain, expected, _ = confidences(model, compose(), question, **settings)
     written, found, effect = confidences(model, rule, question, **settings)
     assert torch.equal(plain.tokens, written.tokens)
-    assert all(torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0)) for one, other in zip(expected, found, strict=True))
+    assert all(
+        torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0)) for one, other in zip(expected, found, strict=True)
+    )
     assert effect.removed_share == 0 and effect.hit_rate is None and effect.keys_per_head == 0
 
 
@@ -152,7 +158,12 @@ def test_a_generation_too_short_to_hide_in_counts_as_one(diffusion, question):
     with HideTopSinks(1)(diffusion) as running:
         assert running.effect.steps.shape[0] == 0
         sinkscope.generate(diffusion, question, length=4, block=4, steps=1)
-        assert running.effect.of(0).as_dict() == {"removed_share": 0, "removed_share_committed": None, "hit_rate": None, "keys_per_head": 0}
+        assert running.effect.of(0).as_dict() == {
+            "removed_share": 0,
+            "removed_share_committed": None,
+            "hit_rate": None,
+            "keys_per_head": 0,
+        }
         sinkscope.generate(diffusion, question, length=4, block=4, steps=2)
     assert running.effect.of(0).removed_share == 0 < running.effect.of(1).removed_share
 

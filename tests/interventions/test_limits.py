@@ -82,7 +82,9 @@ def test_what_was_removed_from_some_heads_is_a_share_of_theirs(diffusion, run, q
             for layer, head in heads:
                 removed[row, layer, head] += columns[layer].local[row, head, 0, -length:][[1, 2]].sum()
     effect = running.effect
-    assert_close(torch.from_numpy(effect.removed), removed.double(), terms=terms_of(diffusion.network, 64), dtype=torch.float32)
+    assert_close(
+        torch.from_numpy(effect.removed), removed.double(), terms=terms_of(diffusion.network, 64), dtype=torch.float32
+    )
     assert effect.removed_share == pytest.approx(float(removed.sum() / (3 * queries.sum())), rel=1e-5)
     assert effect.keys_per_head == 2
     shares = torch.from_numpy(effect.removed_share_by_head)
@@ -144,7 +146,9 @@ def test_only_some_queries_lose_the_keys(diffusion, run, question, short, querie
         context = seen.contexts[step]
         position = torch.arange(context.tokens.shape[1]) - (context.tokens.shape[1] - context.lengths[:, None])
         lengths = torch.tensor([len(diffusion.encode(question)), len(diffusion.encode(short))])[:, None]
-        who = {"masked": context.masked, "prompt": position < lengths}.get(queries if isinstance(queries, str) else "", position < 3)
+        who = {"masked": context.masked, "prompt": position < lengths}.get(
+            queries if isinstance(queries, str) else "", position < 3
+        )
         who = who & (position >= 0)
         lost = columns[2].removed > 0
         assert torch.equal(lost.any(1), who) and torch.equal(lost.all(1), who)
@@ -167,7 +171,10 @@ def test_a_key_that_no_query_loses_is_not_hidden(diffusion, queries, effect):
 def test_queries_behind_a_cache_are_positions_of_the_text(autoregressive, run, question):
     length = len(autoregressive.encode(question))
     _, seen, _ = run(autoregressive, HidePositions((0,), queries=(5, length + 1)), question, length=4)
-    lost = [columns[0].removed is not None and (columns[0].removed > 0).all(1)[0].nonzero().flatten().tolist() for columns in seen.columns]
+    lost = [
+        columns[0].removed is not None and (columns[0].removed > 0).all(1)[0].nonzero().flatten().tolist()
+        for columns in seen.columns
+    ]
     assert lost[0] == [5] and lost[2] == [0], "the prompt's sixth query, then the new query at its place"
     assert not lost[1] and not lost[3]
 
@@ -203,7 +210,9 @@ def test_a_window_behind_a_cache_equals_one_call(autoregressive, question):
     with torch.no_grad(), KeepWindow(2, 5)(autoregressive):
         first = autoregressive.network(ids[:, :-3], use_cache=True)
         found = [
-            autoregressive.network(ids[:, at : at + 1 or None], past_key_values=first.past_key_values, use_cache=True).logits
+            autoregressive.network(
+                ids[:, at : at + 1 or None], past_key_values=first.past_key_values, use_cache=True
+            ).logits
             for at in (-3, -2, -1)
         ]
     assert_close(torch.cat(found, 1), expected, terms=terms_of(autoregressive.network, ids.shape[1]))
@@ -252,7 +261,9 @@ def test_what_is_not_recorded_is_not_calibrated_on(request, question, kind):
     """Half of a call with guidance has no prompt; in a batch rows end before others."""
     model = request.getfixturevalue("lab_diffusion" if kind == "guidance" else "lab_autoregressive")
     answered = [f"{question}{more}" for more in ("", " 7 + 5 = 12.\n#### 12")]
-    given, more = (question, {"length": 8, "block": 8, "guidance": 2.0}) if kind == "guidance" else (answered, {"length": 24})
+    given, more = (
+        (question, {"length": 8, "block": 8, "guidance": 2.0}) if kind == "guidance" else (answered, {"length": 24})
+    )
 
     def write():
         return sinkscope.generate(model, given, **more)
@@ -262,7 +273,9 @@ def test_what_is_not_recorded_is_not_calibrated_on(request, question, kind):
         write()
     counts, before = [], torch.zeros(0)
     for context, columns in zip(seen.contexts, seen.columns, strict=True):
-        sums = torch.stack([one.sums[:, :, 0] for one in columns.values()], dim=1)  # of a causal model those of the new query
+        sums = torch.stack(
+            [one.sums[:, :, 0] for one in columns.values()], dim=1
+        )  # of a causal model those of the new query
         sums[..., : before.shape[-1]] += before
         before = sums if kind == "rows that end" else before
         for row in context.rows:
@@ -288,7 +301,10 @@ def test_a_threshold_for_some_heads_is_calibrated_on_these(lab_diffusion, questi
             columns = columns[head] if scope == "head" else columns.mean(0)
             counts.append(is_sink(columns.numpy()[None, None, None], rule.excess).sum())
     assert sum(counts) / len(counts) == pytest.approx(wanted, abs=0.5 / 7)
-    assert rule.excess != calibrate_excess(lab_diffusion, write, wanted, layers={3, 5}, scope=scope).excess or scope == "layer"
+    assert (
+        rule.excess != calibrate_excess(lab_diffusion, write, wanted, layers={3, 5}, scope=scope).excess
+        or scope == "layer"
+    )
 
 
 def test_calibrating_needs_something_to_learn_from(lab_diffusion, question):

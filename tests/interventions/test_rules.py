@@ -36,7 +36,9 @@ TEXTS = {
     "top:0": HideTopSinks(0),
     " top:10@current ": HideTopSinks(10, observe="current"),
     "top:1@current,last_row": HideTopSinks(1, observe="current", decide="last_row"),
-    "top:5@hidden,layer,only_sinks,zero": HideTopSinks(5, measured="hidden", scope="layer", only_sinks=True, effect="zero"),
+    "top:5@hidden,layer,only_sinks,zero": HideTopSinks(
+        5, measured="hidden", scope="layer", only_sinks=True, effect="zero"
+    ),
     "top:1@previous,local,columns,head,mask": HideTopSinks(1),
     "top:1@clean,kv_head": HideTopSinks(1, measured="clean", scope="kv_head"),
     "top:2@layers=0-2+5,steps=3": HideTopSinks(2, layers=(0, 1, 2, 5), steps=(3,)),
@@ -69,8 +71,14 @@ def test_a_rule_is_read(text):
 def untried(rules):
     """Words of rules that are read neither above nor in the test file of their module, such as `test_bottom_keys.py`."""
     words = {re.split("[:@]", text.strip())[0] for text in TEXTS}
-    own = {word: Path(__file__).with_name(f"test_{kind.__module__.rpartition('.')[2]}.py") for word, kind in rules.items()}
-    return [word for word, path in own.items() if word not in words and not (path.exists() and f'"{word}' in path.read_text())]
+    own = {
+        word: Path(__file__).with_name(f"test_{kind.__module__.rpartition('.')[2]}.py") for word, kind in rules.items()
+    }
+    return [
+        word
+        for word, path in own.items()
+        if word not in words and not (path.exists() and f'"{word}' in path.read_text())
+    ]
 
 
 def test_every_rule_is_tried():
@@ -93,14 +101,20 @@ def test_a_rule_that_nothing_tries_is_seen():
         ("top@current", "rule 'top@current': top needs K: top:K"),
         ("window", r"rule 'window': window needs SINKS\+RECENT: window:SINKS\+RECENT"),
         ("top:two", "expected top:K, found 'two' behind the colon; K is a whole number from 0 upwards"),
-        ("window:4+x", r"found '4\+x' behind the colon; SINKS is a whole number from 0 upwards, RECENT is a whole number from 0 upwards"),
+        (
+            "window:4+x",
+            r"found '4\+x' behind the colon; SINKS is a whole number from 0 upwards, RECENT is a whole number from 0 upwards",
+        ),
         ("none@current", "no rule 'none@current'"),
         ("top:", "expected top:K, found '' behind the colon"),
         ("top:-1", "expected top:K, found '-1' behind the colon"),
         ("top:1.5", "expected top:K, found '1.5' behind the colon"),
         ("window:4", r"expected window:SINKS\+RECENT, found '4' behind the colon"),
         ("above:high", "expected above:E, found 'high' behind the colon; E is a number"),
-        *((f"above:{text}", rf"expected above:E, found '{text}' behind the colon; E is a number") for text in ("1_0", "٣", "1e400", "3 0")),
+        *(
+            (f"above:{text}", rf"expected above:E, found '{text}' behind the colon; E is a number")
+            for text in ("1_0", "٣", "1e400", "3 0")
+        ),
         ("above:-1", "excess: expected a number from 0 upwards, found -1.0"),
         ("above:nan", "excess: expected a number from 0 upwards, found nan"),
         (
@@ -120,7 +134,10 @@ def test_a_rule_that_nothing_tries_is_seen():
         ("top:1+2", r"expected top:K, found '1\+2' behind the colon"),
         ("top:1@current,previous", "observe is given twice"),
         ("top:1@layers=a", "expected layers as numbers such as 0-3\\+7, found 'a'"),
-        ("top:1@layers=masked", "layers: expected numbers from 0 upwards, such as range\\(4\\) or \\(0, 2\\), found 'masked'"),
+        (
+            "top:1@layers=masked",
+            "layers: expected numbers from 0 upwards, such as range\\(4\\) or \\(0, 2\\), found 'masked'",
+        ),
         ("top:1@heads=5", "expected heads as layer.head, such as 5.1\\+0.5, found '5'"),
         ("top:1@heads=5.1-3", "expected heads as layer.head, such as 5.1\\+0.5, found '5.1-3'"),
         ("top:1@heads=5.1+0.5+5.1", "heads: expected each head once, found 5.1 twice"),
@@ -159,18 +176,33 @@ def test_rules_are_split_without_their_options(text, rules):
         (lambda: HideTopSinks(1, decide="row"), "decide: expected columns or last_row, found 'row'"),
         (lambda: HideTopSinks(1, scope="all"), "scope: expected head or kv_head or layer, found 'all'"),
         (lambda: HideTopSinks(1, effect="drop"), "effect: expected mask or zero, found 'drop'"),
-        (lambda: HideTopSinks(1, layers=3), r"layers: expected numbers from 0 upwards, such as range\(4\) or \(0, 2\), found 3"),
+        (
+            lambda: HideTopSinks(1, layers=3),
+            r"layers: expected numbers from 0 upwards, such as range\(4\) or \(0, 2\), found 3",
+        ),
         (lambda: HideTopSinks(1, steps=(0, -1)), "steps: expected numbers from 0 upwards, .*, found -1 among them"),
-        (lambda: HideTopSinks(1, keys="mask"), "keys: expected numbers .*, or one of masked, unmasked, prompt, answer, found 'mask'"),
+        (
+            lambda: HideTopSinks(1, keys="mask"),
+            "keys: expected numbers .*, or one of masked, unmasked, prompt, answer, found 'mask'",
+        ),
         (lambda: HideTopSinks(1, queries=(0.5,)), "queries: expected numbers .*, found 0.5 among them"),
-        (lambda: HideTopSinks(1, heads=(5, 1)), r"heads: expected pairs \(layer, head\) .*, such as \{\(5, 1\), \(0, 5\)\}, found 5 among"),
+        (
+            lambda: HideTopSinks(1, heads=(5, 1)),
+            r"heads: expected pairs \(layer, head\) .*, such as \{\(5, 1\), \(0, 5\)\}, found 5 among",
+        ),
         (lambda: HideTopSinks(1, heads="5.1"), "heads: expected pairs .*, found '5.1'"),
         (lambda: HideTopSinks(1, heads={(0, -1)}), r"heads: expected pairs .*, found \(0, -1\) among them"),
         (lambda: HideTopSinks(1, heads=[(0, 1), (2, 2), (0, 1)]), "heads: expected each head once, found 0.1 twice"),
         (lambda: RandomKeys(1, seed=-2), "seed: expected a whole number from 0 upwards, found -2"),
-        (lambda: HidePositions((0, -1)), r"positions: expected numbers from 0 upwards, such as \(0, 5\) or range\(3\), found \(0, -1\)"),
+        (
+            lambda: HidePositions((0, -1)),
+            r"positions: expected numbers from 0 upwards, such as \(0, 5\) or range\(3\), found \(0, -1\)",
+        ),
         (lambda: HidePositions(3), "positions: expected numbers from 0 upwards"),
-        (lambda: HideSinksAbove(3, decide="last_row"), "excess 3 of one query's row can never be reached, as a row adds up to 1"),
+        (
+            lambda: HideSinksAbove(3, decide="last_row"),
+            "excess 3 of one query's row can never be reached, as a row adds up to 1",
+        ),
         (lambda: HideSinksAbove("3"), "excess: expected a number from 0 upwards, found '3'"),
         (lambda: HideSinksAbove(3, unit="mean"), "unit: expected queries or percent, found 'mean'"),
         (lambda: compose("top:1"), r"compose: expected interventions such as HideTopSinks\(1\), found 'top:1'"),
@@ -190,7 +222,14 @@ def test_values_are_frozen_equal_and_hashable():
 
 @pytest.mark.parametrize(
     ("text", "waits"),
-    [("top:1", True), ("top:1@current", False), ("random:2", True), ("above:3@current", False), ("window:1+2", False), ("none", False)],
+    [
+        ("top:1", True),
+        ("top:1@current", False),
+        ("random:2", True),
+        ("above:3@current", False),
+        ("window:1+2", False),
+        ("none", False),
+    ],
 )
 def test_a_rule_says_whether_it_waits_for_a_step(text, waits, diffusion):
     rule = parse_rule(text)
@@ -252,7 +291,9 @@ def test_a_batch_that_changes_within_a_generation_is_refused(diffusion):
 
     def context(rows):
         shape = (rows, 4)
-        return StepContext(torch.ones(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.bool), torch.full((rows,), 4), (), ())
+        return StepContext(
+            torch.ones(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.bool), torch.full((rows,), 4), (), ()
+        )
 
     with HideTopSinks(1)(diffusion) as running:
         running.begin_step(context(2))
@@ -262,7 +303,10 @@ def test_a_batch_that_changes_within_a_generation_is_refused(diffusion):
 
 def test_a_clean_look_needs_tokens(diffusion):
     embeddings = diffusion.network.get_input_embeddings()(torch.arange(5, 15)[None]).detach()
-    message, rule = "expected a step whose tokens are known, in a network with one stack", HideTopSinks(1, measured="clean")
+    message, rule = (
+        "expected a step whose tokens are known, in a network with one stack",
+        HideTopSinks(1, measured="clean"),
+    )
     with pytest.raises(AttentionError, match=message), rule(diffusion), torch.no_grad():
         diffusion.network(inputs_embeds=embeddings)
 
@@ -271,7 +315,9 @@ def test_cross_attention_is_refused():
     from transformers import BartConfig, BartForConditionalGeneration
 
     shape = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 3, "decoder_attention_heads": 3}
-    network = BartForConditionalGeneration(BartConfig(vocab_size=50, d_model=24, encoder_ffn_dim=16, decoder_ffn_dim=16, **shape)).eval()
+    network = BartForConditionalGeneration(
+        BartConfig(vocab_size=50, d_model=24, encoder_ffn_dim=16, decoder_ffn_dim=16, **shape)
+    ).eval()
     message = r"expected .*encoder_attn to attend to the 4 tokens of the canvas, found 7 keys"
     with pytest.raises(AttentionError, match=message), HidePositions((0,))(network), torch.no_grad():
         network(input_ids=torch.ones(1, 7, dtype=torch.long), decoder_input_ids=torch.ones(1, 4, dtype=torch.long))

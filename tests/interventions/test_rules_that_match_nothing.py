@@ -19,7 +19,10 @@ from sinkscope.traces import open_trace
         (HideTopSinks(1, queries=[1024]), "queries: expected positions from 0 to 1023, .*, found 1024"),
         (parse_rule("top:1@keys=5000"), "keys: expected positions from 0 to 1023"),
         (HidePositions([3], keys=[5000]), "keys: expected positions from 0 to 1023"),
-        (HideSinksAbove(1e300), r"excess 1e\+300 in queries can never hold on this model, whose longest canvas has 1024"),
+        (
+            HideSinksAbove(1e300),
+            r"excess 1e\+300 in queries can never hold on this model, whose longest canvas has 1024",
+        ),
         (compose(HideTopSinks(1), HideSinksAbove(1024.0)), "excess 1024 in queries can never hold"),
     ],
     ids=repr,
@@ -65,7 +68,9 @@ def test_a_threshold_that_no_column_of_a_trace_can_exceed_is_refused(lab_diffusi
     with sinkscope.recording(lab_diffusion, out=tmp_path / "trace"):
         sinkscope.generate(lab_diffusion, [4, 5, 6], length=2, steps=2, block=2)
     trace = open_trace(tmp_path / "trace")
-    with pytest.raises(CallError, match="excess: 10 in queries can never hold here: expected less than the 10 queries of all steps"):
+    with pytest.raises(
+        CallError, match="excess: 10 in queries can never hold here: expected less than the 10 queries of all steps"
+    ):
         analyse(trace, [Threshold(10.0)], choice=False)
     for excess in (8.0, 9.5):
         assert np.isfinite(analyse(trace, [Threshold(excess)], choice=False).prompts)

@@ -27,7 +27,8 @@ FEW = dataclasses.replace(SHORT, tokens=192)
 
 def tiny(name, **changes):
     return dataclasses.replace(
-        RECIPES[name], **{"architecture": SMALL, "canvases": FEW, "updates": 20, "autocast": False, "learning_rate": 1e-2} | changes
+        RECIPES[name],
+        **{"architecture": SMALL, "canvases": FEW, "updates": 20, "autocast": False, "learning_rate": 1e-2} | changes,
     )
 
 
@@ -40,7 +41,9 @@ def test_the_arms_differ_in_their_sink_alone():
     arms = [RECIPES[f"lab-sink-{name}"] for name in ARMS]
     assert [arm.sink_token for arm in arms] == list(VARIANTS) == list(ARMS)
     assert len({dataclasses.replace(arm, name="", sink_token="none") for arm in arms}) == 1
-    shifted = [dataclasses.replace(RECIPES[name], name="", sink_token="none") for name in ("lab-shifted", "lab-shifted-token")]
+    shifted = [
+        dataclasses.replace(RECIPES[name], name="", sink_token="none") for name in ("lab-shifted", "lab-shifted-token")
+    ]
     assert shifted[0] == shifted[1] and shifted[0].start_from == "lab-autoregressive"
     assert max(SHORT.lengths) <= 96
 
@@ -70,7 +73,9 @@ def test_a_logit_shift_reads_each_prediction_one_place_to_the_left(tokenizer):
     loss = masked_diffusion_loss(network, canvases, **common, generator=torch.Generator().manual_seed(2), shift=True)
     noisy, weights, maskable = mask_canvases(canvases, tokenizer.mask_token_id, 0.0, torch.Generator().manual_seed(2))
     shifted = torch.roll(network(noisy, use_cache=False).logits, 1, dims=1)
-    each = torch.nn.functional.cross_entropy(shifted.flatten(0, 1), canvases.tokens.flatten(), reduction="none").view_as(weights)
+    each = torch.nn.functional.cross_entropy(
+        shifted.flatten(0, 1), canvases.tokens.flatten(), reduction="none"
+    ).view_as(weights)
     assert_close(loss, (each * weights).sum() / maskable, terms=terms_of(network, 96) + weights.numel())
     assert not torch.isclose(
         loss, masked_diffusion_loss(network, canvases, **common, generator=torch.Generator().manual_seed(2)), rtol=1e-4
@@ -83,7 +88,9 @@ def test_a_shifted_model_is_not_asked_for_the_first_token_of_a_whole_canvas(toke
     common = {"mask_id": tokenizer.mask_token_id, "whole_canvas_share": 1.0, "shift": True}
     generator = torch.Generator().manual_seed(2)
     found = masked_diffusion_loss(network, canvases, **common, generator=generator, first_stays=False)
-    assert torch.equal(found, masked_diffusion_loss(network, canvases, **common, generator=torch.Generator().manual_seed(2)))
+    assert torch.equal(
+        found, masked_diffusion_loss(network, canvases, **common, generator=torch.Generator().manual_seed(2))
+    )
 
 
 def test_the_shifted_arms_start_from_the_autoregressive_model(tokenizer):
@@ -97,7 +104,8 @@ def test_the_shifted_arms_start_from_the_autoregressive_model(tokenizer):
 
 def test_weights_of_another_shape_are_no_start(tokenizer):
     with pytest.raises(
-        TrainingError, match=r"expected weights of model\.embed_tokens\.weight \(\d+, 24\) to start from, found \(\d+, 192\) in lab-auto"
+        TrainingError,
+        match=r"expected weights of model\.embed_tokens\.weight \(\d+, 24\) to start from, found \(\d+, 192\) in lab-auto",
     ):
         build_network(tiny("lab-shifted"), tokenizer)
 
@@ -113,12 +121,18 @@ def test_under_autocast_gradients_are_as_near_to_fp32_as_those_of_a_token_in_the
         mask = torch.zeros(1, 1, text.shape[1], text.shape[1])
         mask[..., 0, 1:] = -torch.inf
         hidden = plain.model(inputs_embeds=text, attention_mask=mask, use_cache=False).last_hidden_state[:, 1:]
-        each = torch.nn.functional.cross_entropy(plain.lm_head(hidden).float().flatten(0, 1), canvases.tokens.flatten(), reduction="none")
+        each = torch.nn.functional.cross_entropy(
+            plain.lm_head(hidden).float().flatten(0, 1), canvases.tokens.flatten(), reduction="none"
+        )
         return torch.autograd.grad((each.view_as(weights) * weights).sum() / maskable, [row, *plain.parameters()])
 
     def beside():
         loss = masked_diffusion_loss(
-            network, canvases, mask_id=tokenizer.mask_token_id, whole_canvas_share=0.0, generator=torch.Generator().manual_seed(2)
+            network,
+            canvases,
+            mask_id=tokenizer.mask_token_id,
+            whole_canvas_share=0.0,
+            generator=torch.Generator().manual_seed(2),
         )
         parameters = dict(network.named_parameters())
         return torch.autograd.grad(loss, [embedding, *(parameters[name] for name, _ in plain.named_parameters())])
@@ -127,11 +141,15 @@ def test_under_autocast_gradients_are_as_near_to_fp32_as_those_of_a_token_in_the
     with torch.autocast("cpu", dtype=torch.bfloat16):
         theirs_rounded, ours_rounded = in_sequence(), beside()
     for true, mine, rounded, rounded_mine in zip(exact, ours, theirs_rounded, ours_rounded, strict=True):
-        assert_close(mine, true, terms=3 * terms_of(network, 96) + 1536)  # backwards each product is two; tokens are summed
+        assert_close(
+            mine, true, terms=3 * terms_of(network, 96) + 1536
+        )  # backwards each product is two; tokens are summed
         assert (rounded_mine - true).norm() < 2 * (rounded - true).norm() < 0.1 * true.norm()
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, while it compiles
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # torch's own, while it compiles
 @pytest.mark.parametrize("variant", ["token", "token-end", "logit", "gate"])
 def test_compiling_changes_no_gradient(variant, tokenizer):
     network = build_network(tiny(f"lab-sink-{variant}"), tokenizer)
@@ -141,7 +159,9 @@ def test_compiling_changes_no_gradient(variant, tokenizer):
         if compiled:
             network.model.compile(dynamic=False, backend="aot_eager")
         generator = torch.Generator().manual_seed(2)
-        loss = masked_diffusion_loss(network, canvases, mask_id=tokenizer.mask_token_id, whole_canvas_share=0.0, generator=generator)
+        loss = masked_diffusion_loss(
+            network, canvases, mask_id=tokenizer.mask_token_id, whole_canvas_share=0.0, generator=generator
+        )
         found.append(torch.autograd.grad(loss, list(network.parameters())))
     for plain, mine in zip(*found, strict=True):
         assert_close(mine, plain, terms=3 * terms_of(network, 96) + 1536)
@@ -162,7 +182,9 @@ def test_an_arm_trains_into_a_folder_that_loads_and_writes(name, tmp_path, short
 
 def test_a_run_resumed_with_another_variant_is_refused(tmp_path):
     train(tiny("lab-sink-token", updates=2), tmp_path, progress=False)
-    with pytest.raises(TrainingError, match=r"another recipe \(name 'lab-sink-token' → 'lab-sink-gate', sink_token 'token' → 'gate'\)"):
+    with pytest.raises(
+        TrainingError, match=r"another recipe \(name 'lab-sink-token' → 'lab-sink-gate', sink_token 'token' → 'gate'\)"
+    ):
         train(tiny("lab-sink-gate", updates=2), tmp_path, progress=False)
 
 

@@ -20,7 +20,11 @@ def batches(tokenizer):
 
 
 def rows_of(batches):
-    return [(tokens.tolist(), answers.tolist()) for batch in batches for tokens, answers in zip(batch.tokens, batch.answers, strict=True)]
+    return [
+        (tokens.tolist(), answers.tolist())
+        for batch in batches
+        for tokens, answers in zip(batch.tokens, batch.answers, strict=True)
+    ]
 
 
 def shots(tokens, tokenizer):
@@ -34,7 +38,11 @@ def shots(tokens, tokenizer):
 
 
 def same_batch(one, other):
-    return one.tokens.shape == other.tokens.shape and torch.equal(one.tokens, other.tokens) and torch.equal(one.answers, other.answers)
+    return (
+        one.tokens.shape == other.tokens.shape
+        and torch.equal(one.tokens, other.tokens)
+        and torch.equal(one.answers, other.answers)
+    )
 
 
 def test_a_batch_is_a_function_of_seed_and_update(tokenizer):

@@ -71,7 +71,10 @@ def test_a_compiler_that_is_missing_is_told(tmp_path, monkeypatch):
         raise exc.InvalidCxxCompiler
 
     monkeypatch.setattr("sinkscope.lab.training._objective", lambda *_: objective)
-    with pytest.raises(TrainingError, match=r"expected layers that torch compiles, found that it fails \(.*\); install a C\+\+ compiler"):
+    with pytest.raises(
+        TrainingError,
+        match=r"expected layers that torch compiles, found that it fails \(.*\); install a C\+\+ compiler",
+    ):
         train(dataclasses.replace(TINY, compile=True), tmp_path)
 
 
@@ -97,7 +100,9 @@ def test_a_kill_while_saving_leaves_nothing_that_looks_finished(tmp_path, monkey
     train_checkpoint(TINY, tmp_path / "cut")
     mine, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("cut", "whole"))
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
-    assert {path.name for path in (tmp_path / "cut").iterdir()} == {path.name for path in (tmp_path / "whole").iterdir()}
+    assert {path.name for path in (tmp_path / "cut").iterdir()} == {
+        path.name for path in (tmp_path / "whole").iterdir()
+    }
 
 
 def test_a_state_left_behind_a_finished_checkpoint_is_removed(tmp_path):

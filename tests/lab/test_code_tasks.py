@@ -6,7 +6,13 @@ from itertools import islice
 import pytest
 
 from sinkscope.lab import code_tasks
-from sinkscope.lab.code_tasks import CODE_TEMPLATES, HELD_OUT_COUNT, held_out_code_tasks, make_code_task, training_code_tasks
+from sinkscope.lab.code_tasks import (
+    CODE_TEMPLATES,
+    HELD_OUT_COUNT,
+    held_out_code_tasks,
+    make_code_task,
+    training_code_tasks,
+)
 
 HELD_OUT_SHA256 = "4ef5b4bca214d7a67b18d81313c97fd2421617bba45e7c75335b187f436be724"
 
@@ -69,7 +75,9 @@ def test_another_task_s_body_fails():
                 body = other.worked.split("\n", 1)[1]
                 for mine, name in zip(arguments, theirs, strict=True):
                     body = re.sub(rf"\b{name}\b", mine.upper(), body)
-                assert not passes(task.worked.split("\n")[0] + "\n" + body.replace(arguments[0].upper(), arguments[0]), task), (task, body)
+                assert not passes(
+                    task.worked.split("\n")[0] + "\n" + body.replace(arguments[0].upper(), arguments[0]), task
+                ), (task, body)
 
 
 def test_the_question_names_the_function_the_tests_call():

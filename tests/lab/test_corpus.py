@@ -23,7 +23,10 @@ from sinkscope.lab.training import train
 
 SHAPE = Architecture(layers=2, hidden_size=24, heads=3, kv_heads=3, intermediate_size=40, max_positions=96, tied=True)
 MIX = CanvasMix(tokens=96, lengths=(32,), weights=(1.0,))
-BOOK = " ".join(f"Chapter {number}: the {'old ' * (number % 3)}whale swam {number} miles, and Ishmael slept." for number in range(200))
+BOOK = " ".join(
+    f"Chapter {number}: the {'old ' * (number % 3)}whale swam {number} miles, and Ishmael slept."
+    for number in range(200)
+)
 
 
 def tiny(name, **changes):
@@ -41,15 +44,23 @@ def tiny(name, **changes):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    texts = [LongText("Whales", BOOK), LongText("More whales", BOOK[::-1]), LongText("Held out", BOOK[1000:5000], held_out=True)]
-    return make_corpus(texts, tmp_path_factory.mktemp("corpora") / "whales", vocabulary=400, source="a test", progress=False)
+    texts = [
+        LongText("Whales", BOOK),
+        LongText("More whales", BOOK[::-1]),
+        LongText("Held out", BOOK[1000:5000], held_out=True),
+    ]
+    return make_corpus(
+        texts, tmp_path_factory.mktemp("corpora") / "whales", vocabulary=400, source="a test", progress=False
+    )
 
 
 def test_a_corpus_holds_its_texts_with_eos_between_them(folder):
     corpus = open_corpus(folder)
     tokenizer = corpus.tokenizer()
     first, second, rest = tokenizer.decode(corpus.train).split("<|eos|>")
-    assert (first, second, rest) == (BOOK, BOOK[::-1], "") and tokenizer.decode(corpus.held_out) == BOOK[1000:5000] + "<|eos|>"
+    assert (first, second, rest) == (BOOK, BOOK[::-1], "") and tokenizer.decode(corpus.held_out) == BOOK[
+        1000:5000
+    ] + "<|eos|>"
     manifest = json.loads((folder / "corpus.json").read_text())
     assert [one["title"] for one in manifest["documents"]] == ["Whales", "More whales", "Held out"]
     assert sum(one["tokens"] + 1 for one in manifest["documents"]) == len(corpus.train) + len(corpus.held_out)
@@ -62,7 +73,9 @@ def test_windows_are_stretches_of_the_text_and_a_function_of_seed_and_update(fol
         batch, again, other = draw(1, 7), draw(1, 7), draw(1, 8)
         assert torch.equal(batch.tokens, again.tokens) and not torch.equal(batch.tokens, other.tokens)
         assert batch.tokens.shape == batch.answers.shape == (3, 32)
-        assert (batch.answers == PROMPT).sum() == (0 if bos is None else 3) and (bos is None or batch.tokens[:, 0].tolist() == [0, 0, 0])
+        assert (batch.answers == PROMPT).sum() == (0 if bos is None else 3) and (
+            bos is None or batch.tokens[:, 0].tolist() == [0, 0, 0]
+        )
         text = np.asarray(corpus.train).tobytes()
         for row in batch.tokens[:, 0 if bos is None else 1 :]:
             assert row.numpy().astype("<u2").tobytes() in text
@@ -71,7 +84,9 @@ def test_windows_are_stretches_of_the_text_and_a_function_of_seed_and_update(fol
 
 
 def test_what_is_no_corpus_or_was_changed_is_refused(folder, tmp_path):
-    with pytest.raises(CallError, match=r"corpus\.json cannot be read .*; expected a corpus, a folder with corpus\.json"):
+    with pytest.raises(
+        CallError, match=r"corpus\.json cannot be read .*; expected a corpus, a folder with corpus\.json"
+    ):
         open_corpus(tmp_path)
     copy = tmp_path / "copy"
     copy.mkdir()
@@ -83,13 +98,17 @@ def test_what_is_no_corpus_or_was_changed_is_refused(folder, tmp_path):
     open_corpus(copy)
     settings = copy / "tokenizer/tokenizer_config.json"
     settings.write_text(settings.read_text().replace("mask", "musk"))
-    with pytest.raises(TrainingError, match=r"tokenizer_config\.json: expected the bytes whose sha256 corpus\.json gives, found others"):
+    with pytest.raises(
+        TrainingError, match=r"tokenizer_config\.json: expected the bytes whose sha256 corpus\.json gives, found others"
+    ):
         open_corpus(copy)
     shutil.copy(folder / "tokenizer/tokenizer_config.json", settings)
     changed = bytearray((copy / "train.bin").read_bytes())
     changed[100] ^= 1
     (copy / "train.bin").write_bytes(changed)
-    with pytest.raises(TrainingError, match=r"train\.bin: expected the bytes whose sha256 corpus\.json gives, found others"):
+    with pytest.raises(
+        TrainingError, match=r"train\.bin: expected the bytes whose sha256 corpus\.json gives, found others"
+    ):
         open_corpus(copy)
 
 
@@ -118,7 +137,9 @@ def test_a_corpus_that_cannot_be_made_or_drawn_from_is_refused(folder, tmp_path)
         LongText("a", 5)
     (tmp_path / "file").write_text("mine")
     with pytest.raises(CallError, match="expected a folder, found a file on the way"):
-        make_corpus([LongText("a", BOOK), LongText("b", BOOK, True)], tmp_path / "file" / "a", vocabulary=400, progress=False)
+        make_corpus(
+            [LongText("a", BOOK), LongText("b", BOOK, True)], tmp_path / "file" / "a", vocabulary=400, progress=False
+        )
     assert [*tmp_path.iterdir()] == [tmp_path / "file"]
     with pytest.raises(TrainingError, match=r"expected more than 4096 tokens \(one canvas\) in each file, found \d+"):
         draw_windows(open_corpus(folder), 4096, 4096, bos_id=None)
@@ -126,7 +147,9 @@ def test_a_corpus_that_cannot_be_made_or_drawn_from_is_refused(folder, tmp_path)
 
 def test_a_corpus_of_an_earlier_version_that_holds_a_mask_is_refused(folder, tmp_path):
     corpus = open_corpus(folder)
-    train_on = dataclasses.replace(corpus, held_out=np.append(corpus.held_out, corpus.tokenizer().mask_token_id).astype("<u2"))
+    train_on = dataclasses.replace(
+        corpus, held_out=np.append(corpus.held_out, corpus.tokenizer().mask_token_id).astype("<u2")
+    )
     with pytest.raises(TrainingError, match=r"expected text without masks, found '<\|mask\|>'; make the corpus again"):
         train(tiny("lab-text-diffusion"), tmp_path / "a", texts=train_on)
 
@@ -134,10 +157,14 @@ def test_a_corpus_of_an_earlier_version_that_holds_a_mask_is_refused(folder, tmp
 def test_a_recipe_for_text_needs_a_corpus_and_others_refuse_one(folder, tmp_path):
     with pytest.raises(CallError, match="lab-text-diffusion: expected a corpus folder as --data"):
         train(tiny("lab-text-diffusion"), tmp_path / "a")
-    with pytest.raises(CallError, match="lab-diffusion: expected a file of text or nothing as --data, found a corpus folder"):
+    with pytest.raises(
+        CallError, match="lab-diffusion: expected a file of text or nothing as --data, found a corpus folder"
+    ):
         train(dataclasses.replace(RECIPES["lab-diffusion"], updates=1), tmp_path / "b", texts=open_corpus(folder))
     with pytest.raises(CallError, match="lab-nulls-diffusion-1: expected no --data, because it draws its own canvases"):
-        train(dataclasses.replace(RECIPES["lab-nulls-diffusion-1"], updates=1), tmp_path / "c", texts=open_corpus(folder))
+        train(
+            dataclasses.replace(RECIPES["lab-nulls-diffusion-1"], updates=1), tmp_path / "c", texts=open_corpus(folder)
+        )
 
 
 def test_flat_weights_are_the_plain_mean_over_masked_tokens_and_the_first_token_can_be_masked(folder):
@@ -151,13 +178,20 @@ def test_flat_weights_are_the_plain_mean_over_masked_tokens_and_the_first_token_
     def drawn(update):
         return torch.Generator().manual_seed(update)
 
-    first = [bool(mask_canvases(canvases, mask, 1.0, drawn(update), first_stays=False)[0][:, 0].eq(mask).any()) for update in range(8)]
+    first = [
+        bool(mask_canvases(canvases, mask, 1.0, drawn(update), first_stays=False)[0][:, 0].eq(mask).any())
+        for update in range(8)
+    ]
     assert any(first)
     assert not any(mask_canvases(canvases, mask, 1.0, drawn(update))[0][:, 0].eq(mask).any() for update in range(8))
     noisy, weights, _ = mask_canvases(canvases, mask, 1.0, drawn(3), first_stays=False)
     logits = network(noisy, use_cache=False).logits
-    dense = torch.stack([F.cross_entropy(logits[i, j], canvases.tokens[i, j]) for i, j in (weights > 0).nonzero().tolist()]).mean()
-    found = masked_diffusion_loss(network, canvases, mask_id=mask, whole_canvas_share=1.0, generator=drawn(3), first_stays=False, flat=True)
+    dense = torch.stack(
+        [F.cross_entropy(logits[i, j], canvases.tokens[i, j]) for i, j in (weights > 0).nonzero().tolist()]
+    ).mean()
+    found = masked_diffusion_loss(
+        network, canvases, mask_id=mask, whole_canvas_share=1.0, generator=drawn(3), first_stays=False, flat=True
+    )
     assert_close(found, dense, terms=terms_of(network, noisy.shape[1]) + noisy.numel())
 
 
@@ -190,8 +224,14 @@ def test_the_command_trains_on_a_corpus_and_the_model_loads(folder, tmp_path, mo
     monkeypatch.setitem(RECIPES, "lab-text-diffusion", tiny("lab-text-diffusion", updates=2))
     Train(recipe="lab-text-diffusion", out=tmp_path / "model", data=folder).run()
     model = sinkscope.load(tmp_path / "model")
-    assert model.network.config.tie_word_embeddings and model.network.lm_head.weight is model.network.model.embed_tokens.weight
+    assert (
+        model.network.config.tie_word_embeddings
+        and model.network.lm_head.weight is model.network.model.embed_tokens.weight
+    )
     answer = sinkscope.generate(model, "Chapter 7: the whale", length=8, steps=8, block=8)
-    assert len(answer.tokens) > 8 and json.loads((tmp_path / "model/recipe.json").read_text())["data"] == open_corpus(folder).fingerprint
+    assert (
+        len(answer.tokens) > 8
+        and json.loads((tmp_path / "model/recipe.json").read_text())["data"] == open_corpus(folder).fingerprint
+    )
     with pytest.raises(TrainingError, match="holds a run of another recipe"):
         train_checkpoint(tiny("lab-text-diffusion", updates=3), tmp_path / "model", texts=open_corpus(folder))

@@ -12,7 +12,17 @@ import sinkscope
 from sinkscope.errors import CallError
 from sinkscope.lab.canvases import PROMPT
 from sinkscope.lab.checkpoint import train_checkpoint
-from sinkscope.lab.nulls import EVERY, LEAST_MARGIN, LETTERS, NULL, TRIGGER, NullTask, draw_nulls, draw_prompt, null_tokenizer
+from sinkscope.lab.nulls import (
+    EVERY,
+    LEAST_MARGIN,
+    LETTERS,
+    NULL,
+    TRIGGER,
+    NullTask,
+    draw_nulls,
+    draw_prompt,
+    null_tokenizer,
+)
 from sinkscope.lab.objectives import next_token_loss
 from sinkscope.lab.prompts import problem_prompt, problem_prompts, task_of
 from sinkscope.lab.recipes import RECIPES
@@ -28,7 +38,9 @@ def texts(canvases):
 
 
 def lead(letters):
-    (first, most), (_, next_one) = (Counter(letters) + Counter({"": 0, "-": 0})).most_common(2) if letters else (("", 0), ("", 0))
+    (first, most), (_, next_one) = (
+        (Counter(letters) + Counter({"": 0, "-": 0})).most_common(2) if letters else (("", 0), ("", 0))
+    )
     return first, most - next_one
 
 
@@ -70,7 +82,8 @@ def test_other_tokens_of_the_body_are_alike(form):
             places.update(
                 token
                 for place, token in enumerate(body)
-                if token in LETTERS and ((place + 1) % EVERY if form == "placed" else place and body[place - 1] != TRIGGER)
+                if token in LETTERS
+                and ((place + 1) % EVERY if form == "placed" else place and body[place - 1] != TRIGGER)
             )
     total = sum(places.values())
     assert all(abs(places[letter] / total - 0.25) < 4 * (0.1875 / total) ** 0.5 for letter in LETTERS)
@@ -123,13 +136,19 @@ def test_a_prompt_does_not_depend_on_how_many_are_drawn():
 def test_a_prompt_of_an_autoregressive_specimen_asks_for_an_answer():
     for row in problem_prompts("lab-nulls-autoregressive-1", 10):
         tokens = row["prompt"].split()
-        assert tokens[-1] == TRIGGER and lead([token for token in tokens if token in LETTERS])[0] == row["answer"].split()[0]
+        assert (
+            tokens[-1] == TRIGGER
+            and lead([token for token in tokens if token in LETTERS])[0] == row["answer"].split()[0]
+        )
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: problem_prompts("lab-nulls-diffusion-3"), "no task 'lab-nulls-diffusion-3': expected lab-nulls-autoregressive-0"),
+        (
+            lambda: problem_prompts("lab-nulls-diffusion-3"),
+            "no task 'lab-nulls-diffusion-3': expected lab-nulls-autoregressive-0",
+        ),
         (lambda: problem_prompts("lab-nulls-diffusion-4", 0), "count: expected 1 to"),
         (lambda: problem_prompts("lab-nulls-diffusion-4", 2, shots=1), "shots: expected 0"),
         (lambda: problem_prompt("lab-nulls-diffusion-4", -1), "expected a problem from 0 upwards, found -1"),

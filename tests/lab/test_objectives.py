@@ -32,7 +32,11 @@ def block_canvases(rows, answers, width):
 def rates_of(weights, canvases, answers):
     """p of each (row, answer), read off the weights; NaN where nothing of the answer is masked."""
     return torch.stack(
-        [1 / weights.masked_fill((canvases.answers != number) | (weights == 0), torch.nan).nanmean(-1) for number in range(answers)], dim=-1
+        [
+            1 / weights.masked_fill((canvases.answers != number) | (weights == 0), torch.nan).nanmean(-1)
+            for number in range(answers)
+        ],
+        dim=-1,
     )
 
 
@@ -168,7 +172,9 @@ def test_the_diffusion_loss_of_a_uniform_network_is_the_entropy_of_the_vocabular
     with torch.no_grad():
         network.lm_head.weight.zero_()
         losses = [
-            masked_diffusion_loss(network, canvases, mask_id=MASK, whole_canvas_share=0.0, generator=seeded(seed)).item()
+            masked_diffusion_loss(
+                network, canvases, mask_id=MASK, whole_canvas_share=0.0, generator=seeded(seed)
+            ).item()
             for seed in range(150)
         ]
         network.lm_head.weight.copy_(head)
@@ -188,7 +194,9 @@ def test_the_next_token_loss_equals_a_dense_one(networks, canvases, tokenizer):
             total -= float(logs[row, position, target])
     assert finished > 0
     loss = next_token_loss(network, canvases, eos_id=tokenizer.eos_token_id).item()
-    assert_close(loss, total / (rows * (length - 1)), terms=terms_of(network, length) + rows * length, dtype=torch.float32)
+    assert_close(
+        loss, total / (rows * (length - 1)), terms=terms_of(network, length) + rows * length, dtype=torch.float32
+    )
 
 
 def test_the_next_token_loss_leaves_the_canvas_as_it_was(networks, tokenizer):
@@ -211,6 +219,11 @@ def test_a_network_on_a_gpu_has_the_losses_of_one_on_the_cpu(loss, diffusion_fol
             if loss == "next_token":
                 found.append(next_token_loss(network, canvases, eos_id=2).cpu())
             else:
-                more = {"mask_id": MASK, "whole_canvas_share": 0.3, "generator": seeded(2), "shift": loss == "shifted_diffusion"}
+                more = {
+                    "mask_id": MASK,
+                    "whole_canvas_share": 0.3,
+                    "generator": seeded(2),
+                    "shift": loss == "shifted_diffusion",
+                }
                 found.append(masked_diffusion_loss(network, canvases, **more).cpu())
     torch.testing.assert_close(found[1], found[0])

@@ -69,9 +69,18 @@ def test_what_is_none_of_the_choices_makes_no_recipe(record, change, message):
         ({"layers": 0}, "architecture.layers: expected a number from 1 upwards, found 0"),
         ({"heads": 0}, "architecture.heads: expected a number from 1 upwards, found 0"),
         ({"heads": 3}, "architecture: expected a hidden_size that .*, found hidden_size 16, heads 3 and kv_heads 2"),
-        ({"hidden_size": 18}, "architecture: expected a hidden_size that .*, found hidden_size 18, heads 2 and kv_heads 2"),
-        ({"kv_heads": 3}, "architecture: expected .* heads that the kv_heads divide, found hidden_size 16, heads 2 and kv_heads 3"),
-        ({"positions": "learned", "max_positions": 50}, "expected architecture.max_positions from 72 upwards, .*, found 50"),
+        (
+            {"hidden_size": 18},
+            "architecture: expected a hidden_size that .*, found hidden_size 18, heads 2 and kv_heads 2",
+        ),
+        (
+            {"kv_heads": 3},
+            "architecture: expected .* heads that the kv_heads divide, found hidden_size 16, heads 2 and kv_heads 3",
+        ),
+        (
+            {"positions": "learned", "max_positions": 50},
+            "expected architecture.max_positions from 72 upwards, .*, found 50",
+        ),
     ],
 )
 def test_an_architecture_out_of_bounds_is_not_trained(tmp_path, change, message):
@@ -109,10 +118,26 @@ def test_every_shipped_recipe_may_be_trained(name, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "given", "message"),
     [
-        (Recipe, {"name": "x", "objective": "next_token", "updates": 2.5}, "updates: expected a whole number, found 2.5"),
-        (Recipe, {"name": "x", "objective": "next_token", "updates": 2, "autocast": "x"}, "autocast: expected True or False, found 'x'"),
-        (Recipe, {"name": "x", "objective": "next_token", "updates": 2, "nulls": 5}, "nulls: expected NullTask or None, found 5"),
-        (Recipe, {"name": "x", "objective": "next_token", "updates": 2, "betas": (0.9,)}, "betas: expected 2 items, found 1"),
+        (
+            Recipe,
+            {"name": "x", "objective": "next_token", "updates": 2.5},
+            "updates: expected a whole number, found 2.5",
+        ),
+        (
+            Recipe,
+            {"name": "x", "objective": "next_token", "updates": 2, "autocast": "x"},
+            "autocast: expected True or False, found 'x'",
+        ),
+        (
+            Recipe,
+            {"name": "x", "objective": "next_token", "updates": 2, "nulls": 5},
+            "nulls: expected NullTask or None, found 5",
+        ),
+        (
+            Recipe,
+            {"name": "x", "objective": "next_token", "updates": 2, "betas": (0.9,)},
+            "betas: expected 2 items, found 1",
+        ),
         (
             Recipe,
             {"name": "x", "objective": "next_token", "updates": 2, "betas": (object(), 0.9)},
@@ -168,7 +193,10 @@ def test_a_training_stops_where_its_loss_is_no_number(tmp_path):
 
 def test_canvases_without_room_for_an_answer_are_refused(tmp_path):
     short = dataclasses.replace(SMALL, objective="masked_diffusion", canvases=CanvasMix(40, (10,), (1.0,)))
-    with pytest.raises(TrainingError, match="expected canvases with room for an answer, found none on 4 of 10 tokens; choose longer ones"):
+    with pytest.raises(
+        TrainingError,
+        match="expected canvases with room for an answer, found none on 4 of 10 tokens; choose longer ones",
+    ):
         train(short, tmp_path, progress=False)
 
 
@@ -190,11 +218,18 @@ def test_weights_are_as_readable_as_what_lies_beside_them(tmp_path):
     ("name", "sink", "instead", "message"),
     [
         ("lab-autoregressive", "token-end", "token", "expected a bidirectional network"),
-        ("lab-diffusion-learned-positions", "token", "logit", "'token': expected rotated positions, found learned ones"),
+        (
+            "lab-diffusion-learned-positions",
+            "token",
+            "logit",
+            "'token': expected rotated positions, found learned ones",
+        ),
     ],
 )
 def test_a_variant_that_does_not_fit_leaves_the_folder_free(tmp_path, name, sink, instead, message):
-    tiny = dataclasses.replace(RECIPES[name].architecture, layers=1, hidden_size=24, heads=3, kv_heads=3, intermediate_size=16)
+    tiny = dataclasses.replace(
+        RECIPES[name].architecture, layers=1, hidden_size=24, heads=3, kv_heads=3, intermediate_size=16
+    )
     recipe = dataclasses.replace(RECIPES[name], architecture=tiny, updates=1, autocast=False, sink_token=sink)
     with pytest.raises(CallError, match=message):
         train_checkpoint(recipe, tmp_path / "out")

@@ -20,7 +20,9 @@ from sinkscope.lab.vocabulary import build_tokenizer
 SMALL = Architecture(layers=2, hidden_size=24, heads=3, kv_heads=3, intermediate_size=40, max_positions=96)
 MIX = CanvasMix(tokens=192, lengths=(32, 48), weights=(0.5, 0.5))
 TINY = dataclasses.replace(RECIPES["lab-sink-token"], architecture=SMALL, canvases=MIX, updates=5, autocast=False)
-POEM = "\n\n".join(f"Über {number} grüne Wälder flog der Vogel, {number} Tage lang.\nDann ruhte er." for number in range(1, 41))
+POEM = "\n\n".join(
+    f"Über {number} grüne Wälder flog der Vogel, {number} Tage lang.\nDann ruhte er." for number in range(1, 41)
+)
 
 
 @pytest.fixture
@@ -48,9 +50,17 @@ def test_json_lines_have_texts_or_prompts_with_answers(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", '{"text": 3}', r'a\.jsonl, line 1: expected \{"text": "…"\} or \{"prompt": "…", "answer": "…"\}, found'),
+        (
+            "a.jsonl",
+            '{"text": 3}',
+            r'a\.jsonl, line 1: expected \{"text": "…"\} or \{"prompt": "…", "answer": "…"\}, found',
+        ),
         ("a.jsonl", '{"prompt": "x"}\n', r"line 1: expected"),
-        ("a.jsonl", '\n{"text": "x", "prompt": "y", "answer": "z"}', "line 2: expected .*, found both in '.*'; leave one of them out"),
+        (
+            "a.jsonl",
+            '\n{"text": "x", "prompt": "y", "answer": "z"}',
+            "line 2: expected .*, found both in '.*'; leave one of them out",
+        ),
         ("a.jsonl", '\n{"text": "x"}\nnonsense', r"line 3: expected JSON, found 'nonsense'"),
         ("a.txt", " \n\n ", "expected text to train on, found none"),
         ("a.txt", b"\xff\xfe\x00", "expected UTF-8 text, found byte 0xff at 0; give a file of UTF-8 text"),
@@ -100,7 +110,12 @@ def test_every_twentieth_document_is_held_out(poem):
     seen = " ".join(tokenizer.decode(source.draw(0, update).tokens[0]) for update in range(30))
     held = " ".join(tokenizer.decode(source.draw(-1, -1 - update).tokens[0]) for update in range(30))
     mine, theirs = ([f"Über {number} grüne" in text for number in range(1, 41)] for text in (seen, held))
-    assert [number for number, found in enumerate(theirs) if found] == [0, 20] and not mine[0] and not mine[20] and sum(mine) > 30
+    assert (
+        [number for number, found in enumerate(theirs) if found] == [0, 20]
+        and not mine[0]
+        and not mine[20]
+        and sum(mine) > 30
+    )
 
 
 def test_a_long_text_is_seen_from_anywhere():
@@ -114,7 +129,10 @@ def test_a_long_text_is_seen_from_anywhere():
 
 
 def test_a_tokenizer_that_does_not_know_the_text_is_refused(poem):
-    with pytest.raises(TrainingError, match=r"poem\.txt .*: expected words of the tokenizer's vocabulary, found others in 'Über 1 grüne"):
+    with pytest.raises(
+        TrainingError,
+        match=r"poem\.txt .*: expected words of the tokenizer's vocabulary, found others in 'Über 1 grüne",
+    ):
         TextCanvases(read_texts(poem), build_tokenizer(), MIX)
     bare = train_tokenizer(read_texts(poem))
     bare.bos_token = None
@@ -126,9 +144,12 @@ def test_a_tokenizer_that_does_not_know_the_text_is_refused(poem):
 def test_tokens_that_mean_something_to_a_training_are_refused_in_a_text(special):
     from sinkscope.lab.texts import Texts
 
-    texts = Texts("odd", tuple(Document("", f"line {number} {special if number == 7 else ''} ends") for number in range(30)))
+    texts = Texts(
+        "odd", tuple(Document("", f"line {number} {special if number == 7 else ''} ends") for number in range(30))
+    )
     with pytest.raises(
-        TrainingError, match=rf"odd: expected text without the tokens that .* found '{re.escape(special)}' in 'line 7 .*; take"
+        TrainingError,
+        match=rf"odd: expected text without the tokens that .* found '{re.escape(special)}' in 'line 7 .*; take",
     ):
         TextCanvases(texts, train_tokenizer(texts, vocabulary=270), MIX)
 
@@ -179,11 +200,15 @@ def test_the_command_takes_data_and_a_variant(poem, tmp_path, monkeypatch, capsy
 )
 def test_json_is_no_plain_text(tmp_path, name, content, found):
     (tmp_path / name).write_text(content)
-    with pytest.raises(CallError, match=rf"{name}: expected plain text, found {found}; .* into a file whose name ends in \.jsonl"):
+    with pytest.raises(
+        CallError, match=rf"{name}: expected plain text, found {found}; .* into a file whose name ends in \.jsonl"
+    ):
         read_texts(tmp_path / name)
 
 
-@pytest.mark.parametrize("text", ['[1]\n\nA footnote, and {"a": 1}', '{"a": 1}\n\n{"b": 2}', "{ braces }", "{" * 100_000 + "}"])
+@pytest.mark.parametrize(
+    "text", ['[1]\n\nA footnote, and {"a": 1}', '{"a": 1}\n\n{"b": 2}', "{ braces }", "{" * 100_000 + "}"]
+)
 def test_text_that_begins_like_json_is_text(tmp_path, text):
     (tmp_path / "notes.txt").write_text(text)
     assert read_texts(tmp_path / "notes.txt").documents[0].text

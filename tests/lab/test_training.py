@@ -92,7 +92,9 @@ def test_a_killed_run_goes_on_to_the_same_losses_and_weights(whole_run, tmp_path
     kill_while_training(TINY, tmp_path, updates=13)
     assert [row["update"] for row in rows_of(tmp_path)] == list(range(1, 14))
     assert rows_of(tmp_path)[:10] == rows_of(whole)[:10]
-    assert not torch.equal(load_file(tmp_path / STATE)["weight.lm_head.weight"], load_file(whole / STATE)["weight.lm_head.weight"])
+    assert not torch.equal(
+        load_file(tmp_path / STATE)["weight.lm_head.weight"], load_file(whole / STATE)["weight.lm_head.weight"]
+    )
     resumed = train(TINY, tmp_path, progress=False)
     assert_same_run(tmp_path, whole)
     for (name, mine), (_, theirs) in zip(resumed.named_parameters(), network.named_parameters(), strict=True):
@@ -144,7 +146,11 @@ def test_the_recipe_is_stored(whole_run):
 def test_the_loss_goes_down(recipe, whole_run, tmp_path):
     if recipe is not TINY:
         train(recipe, tmp_path, progress=False)
-    validation = [row["validation_loss"] for row in rows_of(whole_run[0] if recipe is TINY else tmp_path) if "validation_loss" in row]
+    validation = [
+        row["validation_loss"]
+        for row in rows_of(whole_run[0] if recipe is TINY else tmp_path)
+        if "validation_loss" in row
+    ]
     assert validation[0] > validation[1] > validation[2]
     assert validation[2] < 0.8 * 6.12  # a uniform guess among 456 words costs 6.12 nats
 
@@ -173,7 +179,10 @@ def test_a_state_without_a_checksum_that_is_damaged_is_told_as_that(whole_run, t
     folder = shutil.copytree(whole_run[0], tmp_path / "run")
     header = json.dumps({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 8]}}).encode()
     (folder / STATE).write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    with pytest.raises(TrainingError, match=r"expected the state of this run, found a file that is damaged .*; delete \S+ to begin anew"):
+    with pytest.raises(
+        TrainingError,
+        match=r"expected the state of this run, found a file that is damaged .*; delete \S+ to begin anew",
+    ):
         train(TINY, folder, progress=False)
 
 
@@ -205,7 +214,9 @@ def test_a_run_without_warm_up_starts_at_the_peak():
 def test_the_rate_stays_where_the_decay_has_ended():
     shorter = dataclasses.replace(TINY, updates=1000, learning_rate=1.0)
     longer = dataclasses.replace(shorter, updates=1500, decay_updates=1000)
-    assert [learning_rate(longer, update) for update in range(1000)] == [learning_rate(shorter, update) for update in range(1000)]
+    assert [learning_rate(longer, update) for update in range(1000)] == [
+        learning_rate(shorter, update) for update in range(1000)
+    ]
     assert all(learning_rate(longer, update) == pytest.approx(0.1) for update in range(1000, 1500))
     with pytest.raises(CallError, match="decay_updates: expected at least 1, found 0"):
         dataclasses.replace(TINY, decay_updates=0)
@@ -213,7 +224,9 @@ def test_the_rate_stays_where_the_decay_has_ended():
 
 def test_runs_of_two_seeds_differ_and_of_one_agree():
     tokenizer = build_tokenizer()
-    one, same, other = (build_network(dataclasses.replace(TINY, seed=seed), tokenizer).lm_head.weight for seed in (0, 0, 1))
+    one, same, other = (
+        build_network(dataclasses.replace(TINY, seed=seed), tokenizer).lm_head.weight for seed in (0, 0, 1)
+    )
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
 
@@ -237,11 +250,15 @@ def test_norms_do_not_decay(tmp_path):
 def test_shipped_recipes_build_what_they_say(name):
     recipe = RECIPES[name]
     network = build_network(
-        dataclasses.replace(recipe, architecture=dataclasses.replace(TINY.architecture, max_positions=1024), start_from=None),
+        dataclasses.replace(
+            recipe, architecture=dataclasses.replace(TINY.architecture, max_positions=1024), start_from=None
+        ),
         build_tokenizer(),
     )
     assert recipe.name == name
-    room = 1024 if recipe.architecture.positions == "rotary" else 0  # a table of positions has the rows that are trained
+    room = (
+        1024 if recipe.architecture.positions == "rotary" else 0
+    )  # a table of positions has the rows that are trained
     task = recipe.nulls
     lengths = recipe.canvases.lengths if task is None else (task.front + task.nulls + task.body,)
     assert recipe.architecture.max_positions >= max(room if task is None else 0, *lengths)
@@ -301,7 +318,12 @@ def test_what_the_caller_has_set_changes_nothing_and_comes_back(short_run, surro
 
 def test_gradients_that_a_watch_leaves_are_not_trained_on(short_run, tmp_path):
     recipe, folder = short_run
-    train(recipe, tmp_path, progress=False, watch=lambda network, done: network(torch.ones(1, 4, dtype=torch.long)).logits.sum().backward())
+    train(
+        recipe,
+        tmp_path,
+        progress=False,
+        watch=lambda network, done: network(torch.ones(1, 4, dtype=torch.long)).logits.sum().backward(),
+    )
     assert_same_run(tmp_path, folder)
 
 
@@ -314,7 +336,10 @@ def test_a_run_leaves_the_random_numbers_of_its_caller(tmp_path):
 
 
 def test_a_watch_that_freezes_all_weights_is_one_clear_message(tmp_path):
-    with pytest.raises(TrainingError, match="short, update 1: expected weights that are trained, found requires_grad False on all of them"):
+    with pytest.raises(
+        TrainingError,
+        match="short, update 1: expected weights that are trained, found requires_grad False on all of them",
+    ):
         train(SHORT, tmp_path, progress=False, watch=lambda network, done: network.requires_grad_(False))
 
 

@@ -66,11 +66,19 @@ def test_spaces_survive_in_any_number(tokenizer):
 
 
 def test_special_tokens(tokenizer):
-    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.mask_token, tokenizer.unk_token) == (BOS, EOS, MASK, UNKNOWN)
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.mask_token, tokenizer.unk_token) == (
+        BOS,
+        EOS,
+        MASK,
+        UNKNOWN,
+    )
     ids = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.mask_token_id, tokenizer.unk_token_id]
     assert len(set(ids)) == 4
     assert tokenizer("Tom").input_ids == [tokenizer.bos_token_id, tokenizer.convert_tokens_to_ids("Tom")]
-    assert tokenizer.decode([tokenizer.convert_tokens_to_ids("Tom"), tokenizer.eos_token_id], skip_special_tokens=True) == "Tom"
+    assert (
+        tokenizer.decode([tokenizer.convert_tokens_to_ids("Tom"), tokenizer.eos_token_id], skip_special_tokens=True)
+        == "Tom"
+    )
 
 
 def test_unknown_words_become_unk(tokenizer):

@@ -6,7 +6,15 @@ from itertools import islice
 import pytest
 
 from sinkscope.lab import word_problems
-from sinkscope.lab.word_problems import HELD_OUT_COUNT, LARGEST, TEMPLATES, held_out_problems, make_problem, read_result, training_problems
+from sinkscope.lab.word_problems import (
+    HELD_OUT_COUNT,
+    LARGEST,
+    TEMPLATES,
+    held_out_problems,
+    make_problem,
+    read_result,
+    training_problems,
+)
 
 # Held-out problems are fixed: a change of the generator moves every published number, so it must be made on purpose.
 HELD_OUT_SHA256 = "82661fa1c9f07005fe5edfb016bc1059e3ed63749735f44ef1fe350b576488bb"
@@ -52,7 +60,9 @@ def test_every_worked_answer_is_right():
 
 def test_every_number_lies_in_one_to_largest():
     assert LARGEST <= 20
-    seen = {int(number) for problem in draw(3000) for number in re.findall(r"\d+", problem.question + " " + problem.worked)}
+    seen = {
+        int(number) for problem in draw(3000) for number in re.findall(r"\d+", problem.question + " " + problem.worked)
+    }
     assert min(seen) == 1
     assert max(seen) == LARGEST
 
@@ -112,8 +122,12 @@ def test_a_problem_put_into_the_held_out_set_leaves_the_stream(held_out_is):
 
 
 def test_the_stream_is_a_function_of_its_seed():
-    assert list(islice(training_problems(random.Random(5)), 20)) == list(islice(training_problems(random.Random(5)), 20))
-    assert list(islice(training_problems(random.Random(5)), 20)) != list(islice(training_problems(random.Random(6)), 20))
+    assert list(islice(training_problems(random.Random(5)), 20)) == list(
+        islice(training_problems(random.Random(5)), 20)
+    )
+    assert list(islice(training_problems(random.Random(5)), 20)) != list(
+        islice(training_problems(random.Random(6)), 20)
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,13 @@ import transformers
 from sinkscope.lab.vocabulary import build_tokenizer
 from sinkscope.models import SinkToken, add_sink_token
 
-SHAPE = {"hidden_size": 40, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 5, "max_position_embeddings": 256}
+SHAPE = {
+    "hidden_size": 40,
+    "intermediate_size": 56,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 5,
+    "max_position_embeddings": 256,
+}
 
 
 def body(kind="llama", causal=False, kv_heads=5, seed=0, tokenizer=None):
@@ -17,7 +23,13 @@ def body(kind="llama", causal=False, kv_heads=5, seed=0, tokenizer=None):
         "qwen2": (transformers.Qwen2ForCausalLM, transformers.Qwen2Config),
     }
     network_class, config_class = classes[kind]
-    more = {"vocab_size": len(tokenizer), "num_key_value_heads": kv_heads, "pad_token_id": None, "eos_token_id": 1, "bos_token_id": 0}
+    more = {
+        "vocab_size": len(tokenizer),
+        "num_key_value_heads": kv_heads,
+        "pad_token_id": None,
+        "eos_token_id": 1,
+        "bos_token_id": 0,
+    }
     config = config_class(**SHAPE, **more)
     config.is_causal = causal
     if not causal:
@@ -74,7 +86,9 @@ def dense_logits(plain, embedding, tokens, *, end=False, zero_value=False):
             for layer in plain.model.layers
         ]
     for layer in plain.model.layers:
-        hidden = layer(hidden, attention_mask=visible[None, None], position_embeddings=rotations, position_ids=positions)
+        hidden = layer(
+            hidden, attention_mask=visible[None, None], position_embeddings=rotations, position_ids=positions
+        )
     for handle in handles:
         handle.remove()
     return plain.lm_head(plain.model.norm(hidden[:, ~is_sink]))

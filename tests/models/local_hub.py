@@ -30,10 +30,18 @@ class LocalHub:
     @property
     def fetched(self):
         """The names of the large files whose bytes were asked for, with the range."""
-        return [(path.removeprefix("/cdn/"), wanted) for method, path, wanted in self.asked if method == "GET" and path.startswith("/cdn/")]
+        return [
+            (path.removeprefix("/cdn/"), wanted)
+            for method, path, wanted in self.asked
+            if method == "GET" and path.startswith("/cdn/")
+        ]
 
     def files(self):
-        return {path.relative_to(self.folder).as_posix(): path.read_bytes() for path in sorted(self.folder.rglob("*")) if path.is_file()}
+        return {
+            path.relative_to(self.folder).as_posix(): path.read_bytes()
+            for path in sorted(self.folder.rglob("*"))
+            if path.is_file()
+        }
 
 
 class _Answers(BaseHTTPRequestHandler):
@@ -74,7 +82,11 @@ class _Answers(BaseHTTPRequestHandler):
     def tree(self):
         return [
             {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
-            | ({"lfs": {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 9}} if large(name) else {})
+            | (
+                {"lfs": {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 9}}
+                if large(name)
+                else {}
+            )
             for name, content in self.hub.files().items()
         ]
 
@@ -83,10 +95,14 @@ class _Answers(BaseHTTPRequestHandler):
         if content is None:
             return self.answer(404, headers={"X-Error-Code": "EntryNotFound"})
         if not large(name):
-            return self.answer(200, content, {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": COMMIT})
+            return self.answer(
+                200, content, {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": COMMIT}
+            )
         linked = {"X-Linked-Etag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Linked-Size": str(len(content))}
         return self.answer(
-            302, b"", {**linked, "X-Repo-Commit": COMMIT, "Location": f"http://localhost:{self.server.server_port}/cdn/{name}"}
+            302,
+            b"",
+            {**linked, "X-Repo-Commit": COMMIT, "Location": f"http://localhost:{self.server.server_port}/cdn/{name}"},
         )
 
     def large(self, name):

@@ -49,7 +49,10 @@ def lit_gpt_weights(kind: str, shape: Shape = SHAPE) -> dict[str, torch.Tensor]:
             shapes[block + "attn.gate.weight"] = (width, width)
     generator = np.random.Generator(np.random.PCG64(20260119))
     drawn = {name: generator.standard_normal(shapes[name]) for name in sorted(shapes)}
-    scaled = {name: 1 + 0.3 * values if values.ndim == 1 else values * (1.0 if "wte" in name else 0.35) for name, values in drawn.items()}
+    scaled = {
+        name: 1 + 0.3 * values if values.ndim == 1 else values * (1.0 if "wte" in name else 0.35)
+        for name, values in drawn.items()
+    }
     return {name: torch.from_numpy(values.astype(np.float32)) for name, values in scaled.items()}
 
 

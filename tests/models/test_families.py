@@ -61,8 +61,16 @@ def test_a_causal_qwen2_with_tied_embeddings(tmp_path):
     """One table for both ends, biases on queries, keys and values, as in Qwen2.5-0.5B."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    sizes = {"vocab_size": 59, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 6}
-    config = Qwen2Config(**sizes, num_key_value_heads=2, tie_word_embeddings=True, max_position_embeddings=64, eos_token_id=57)
+    sizes = {
+        "vocab_size": 59,
+        "hidden_size": 48,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+    }
+    config = Qwen2Config(
+        **sizes, num_key_value_heads=2, tie_word_embeddings=True, max_position_embeddings=64, eos_token_id=57
+    )
     torch.manual_seed(0)
     network = Qwen2ForCausalLM(config).eval()
     for parameter in network.parameters():
@@ -70,7 +78,9 @@ def test_a_causal_qwen2_with_tied_embeddings(tmp_path):
     network.save_pretrained(tmp_path)
     model = sinkscope.load(str(save_llama_tokenizer(tmp_path)))
     tokens = torch.tensor([[3, 4, 5, 6, 7]])
-    assert all(torch.equal(one, other) for one, other in zip(model.network.parameters(), network.parameters(), strict=True))
+    assert all(
+        torch.equal(one, other) for one, other in zip(model.network.parameters(), network.parameters(), strict=True)
+    )
     assert_close(model.network(tokens).logits, network(tokens).logits, terms=terms_of(network, 5))
     assert model.family is LLAMA
     assert [check for check in check_model(model) if not check.passed] == []
@@ -111,15 +121,22 @@ def test_a_config_is_recognised(config, family):
 @pytest.mark.parametrize(
     ("config", "fragment"),
     [
-        (LLADA_CONFIG | {"architectures": ["LLaDAVModel"]}, r"expected architectures \['LLaDAModelLM'\].*found \['LLaDAVModel'\]"),
-        (TINY["dream"].config | {"architectures": ["DreamForCausalLM"]}, r"expected architectures \['DreamModel'\].*DreamForCausalLM"),
+        (
+            LLADA_CONFIG | {"architectures": ["LLaDAVModel"]},
+            r"expected architectures \['LLaDAModelLM'\].*found \['LLaDAVModel'\]",
+        ),
+        (
+            TINY["dream"].config | {"architectures": ["DreamForCausalLM"]},
+            r"expected architectures \['DreamModel'\].*DreamForCausalLM",
+        ),
         (
             {"model_type": "rnd1"},
             r"expected model_type Dream, llada2_moe, llada, lladamoe, mmada, sdar, .*llama or qwen2 or qwen3.*found model_type 'rnd1'",
         ),
         ({"model_type": "rnd1", "auto_map": {}}, r"names remote code \(auto_map\), which sinkscope never runs"),
         (
-            {key: one for key, one in TINY["sdar"].config.items() if key != "head_dim"} | {"model_type": "rnd1", "num_experts": 8},
+            {key: one for key, one in TINY["sdar"].config.items() if key != "head_dim"}
+            | {"model_type": "rnd1", "num_experts": 8},
             "The nearest family is sdar, which does not know num_experts and needs head_dim",
         ),
         (LLADA_CONFIG | {"model_type": "rnd1"}, r"The nearest family is llada\. "),
@@ -137,18 +154,43 @@ def test_a_config_that_nobody_claims_is_refused(config, fragment):
         recognise(config, "here")
 
 
-EIGHT = {"d_model": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 32, "mlp_hidden_size": 12288, "max_sequence_length": 4096}
+EIGHT = {
+    "d_model": 4096,
+    "n_layers": 32,
+    "n_heads": 32,
+    "n_kv_heads": 32,
+    "mlp_hidden_size": 12288,
+    "max_sequence_length": 4096,
+}
 PUBLISHED_CONFIGS = {
     "llada": LLADA_CONFIG | EIGHT | {"embedding_size": 126464, "vocab_size": 126464, "mask_token_id": 126336},
     "mmada": MMADA_CONFIG | EIGHT | {"embedding_size": 134656, "vocab_size": 134656, "mask_token_id": 126336},
     "dream": TINY["dream"].config
-    | {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
+    | {
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+    }
     | {"vocab_size": 152064, "mask_token_id": 151666},
     "sdar": TINY["sdar"].config
-    | {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8}
+    | {
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+    }
     | {"head_dim": 128, "vocab_size": 151936, "mask_token_id": 151669},
     "llama": LLAMA_CONFIG
-    | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
+    | {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+    }
     | {"vocab_size": 128256},
 }
 
@@ -159,7 +201,13 @@ def test_parameters_of_the_published_checkpoints(name):
     config, family = PUBLISHED_CONFIGS[name], KINDS[name]
     converted = convert_config(config, recognise(config, "here"), "here")
     shapes = parameter_shapes(network_class(converted), build_config(converted))
-    expected = {"llada": 8_015_581_184, "mmada": 8_082_690_048, "dream": 7_615_616_512, "llama": 8_030_261_248, "sdar": 4_411_424_256}[name]
+    expected = {
+        "llada": 8_015_581_184,
+        "mmada": 8_082_690_048,
+        "dream": 7_615_616_512,
+        "llama": 8_030_261_248,
+        "sdar": 4_411_424_256,
+    }[name]
     assert sum(math.prod(shape) for shape in shapes.values()) == expected == family.shapes[0].parameters
     assert (converted.fields["num_hidden_layers"], converted.fields["hidden_size"]) == (
         family.shapes[0].layers,
@@ -191,7 +239,9 @@ def test_the_larger_sdar_has_the_parameters_of_its_published_index():
 
 def test_what_sdars_config_does_not_name_is_what_its_published_code_takes():
     """The hub's config.json has neither the length of a block nor the mask token; the mask is compared with the tokenizer's."""
-    bare = {key: value for key, value in PUBLISHED_CONFIGS["sdar"].items() if key not in ("block_size", "mask_token_id")}
+    bare = {
+        key: value for key, value in PUBLISHED_CONFIGS["sdar"].items() if key not in ("block_size", "mask_token_id")
+    }
     converted = convert_config(completed(bare, SDAR), SDAR, "here")
     assert (converted.fields["block_size"], converted.mask_id) == (4, 151669)
     converted = convert_config(completed(PUBLISHED_CONFIGS["sdar"] | {"block_size": 16}, SDAR), SDAR, "here")
@@ -217,7 +267,11 @@ def test_an_sdar_that_is_another_network_is_refused(change, message):
 
 # Special tokens and conversations
 
-CHAT = [{"role": "user", "content": " w1 w2 "}, {"role": "assistant", "content": "w3"}, {"role": "user", "content": "w4"}]
+CHAT = [
+    {"role": "user", "content": " w1 w2 "},
+    {"role": "assistant", "content": "w3"},
+    {"role": "user", "content": "w4"},
+]
 
 
 @pytest.mark.parametrize(("name", "newlines"), [("llada", "\n\n"), ("mmada", "\n")])
@@ -225,10 +279,14 @@ def test_a_conversation_in_the_published_form(name, newlines, tmp_path):
     save_llada_tokenizer(save_tiny(name, tmp_path), LLADA_ADDED | {62: "assistant"})
     model = sinkscope.load(str(tmp_path))
     turns = [("user", "w1 w2"), ("assistant", "w3"), ("user", "w4")]
-    text = "".join(f"<|start_header_id|>{role}<|end_header_id|>{newlines}{content}<|eot_id|>" for role, content in turns)
+    text = "".join(
+        f"<|start_header_id|>{role}<|end_header_id|>{newlines}{content}<|eot_id|>" for role, content in turns
+    )
     text = f"<|startoftext|>{text}<|start_header_id|>assistant<|end_header_id|>{newlines}"
     assert (
-        model.tokenizer.apply_chat_template(CHAT, chat_template=model.family.chat_template, tokenize=False, add_generation_prompt=True)
+        model.tokenizer.apply_chat_template(
+            CHAT, chat_template=model.family.chat_template, tokenize=False, add_generation_prompt=True
+        )
         == text
     )
     assert model.chat([{"role": "w7", "content": "w1 w2"}]) == [56, 58, 7, 59, 1, 2, 61, 58, 62, 59]
@@ -239,12 +297,15 @@ def test_a_dream_conversation_in_the_published_form(tmp_path):
     expected = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\nhe<|im_end|>\n<|im_start|>assistant\n"
     assert model.chat([{"role": "user", "content": "he"}]) == model.tokenizer(expected).input_ids
     told = [{"role": "system", "content": "hh"}, {"role": "user", "content": "he"}]
-    assert model.tokenizer.decode(model.chat(told)).startswith("<|im_start|>system\nhh<|im_end|>\n<|im_start|>user\nhe<|im_end|>")
+    assert model.tokenizer.decode(model.chat(told)).startswith(
+        "<|im_start|>system\nhh<|im_end|>\n<|im_start|>user\nhe<|im_end|>"
+    )
 
 
 def test_the_tokenizers_own_template_comes_first(tmp_path):
     save_llada_tokenizer(
-        save_tiny("llada", tmp_path), template="{% for message in messages %}w9 {{ message['content'] | trim }} {% endfor %}"
+        save_tiny("llada", tmp_path),
+        template="{% for message in messages %}w9 {{ message['content'] | trim }} {% endfor %}",
     )
     assert sinkscope.load(str(tmp_path)).chat(CHAT) == [9, 1, 2, 9, 3, 9, 4]
 
@@ -253,7 +314,8 @@ def test_a_base_model_has_no_conversation(tmp_path):
     added = {56: "<|startoftext|>", 57: "<|endoftext|>", 60: "<|mdm_mask|>"}
     save_llada_tokenizer(save_tiny("llada", tmp_path), added)
     with pytest.raises(
-        ModelError, match=r"no chat template; pass .* it lacks <\|start_header_id\|>, <\|end_header_id\|>, <\|eot_id\|>: this is a base"
+        ModelError,
+        match=r"no chat template; pass .* it lacks <\|start_header_id\|>, <\|end_header_id\|>, <\|eot_id\|>: this is a base",
     ):
         sinkscope.load(str(tmp_path)).chat(CHAT)
 
@@ -270,7 +332,9 @@ def test_a_prompt_that_holds_masks_is_refused(tmp_path):
 def test_a_canvas_beyond_the_maximum_is_refused(name, tmp_path):
     model = load_tiny(name, tmp_path)
     longest = model.card.max_positions
-    with pytest.raises(CallError, match=rf"3 tokens and {longest} to write make {longest + 3}, .* was made for {longest}"):
+    with pytest.raises(
+        CallError, match=rf"3 tokens and {longest} to write make {longest + 3}, .* was made for {longest}"
+    ):
         sinkscope.generate(model, [3, 4, 5], length=longest)
 
 

@@ -146,7 +146,9 @@ def test_the_constants_are_fp32_and_the_rest_is_as_it_was(tmp_path):
     own = {name: tensor.dtype for name, tensor in after.items() if "sink" in name}
     assert own == {"model.sink_token.keys": torch.float32, "model.sink_token.values": torch.float32}
     del before["model.sink_token.embedding"]
-    assert set(after) - set(own) == set(before) and all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    assert set(after) - set(own) == set(before) and all(
+        torch.equal(after[name], tensor) for name, tensor in before.items()
+    )
     assert json.loads((tmp_path / "folded" / "config.json").read_text())["sink_token"]["folded"] is True
 
 
@@ -157,7 +159,10 @@ def test_every_chat_template_is_copied(tmp_path):
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "rag.jinja").write_text("{{ messages[0].content }} X")
     fold(str(folder), tmp_path / "folded")
-    assert sinkscope.load(str(tmp_path / "folded")).tokenizer.chat_template == sinkscope.load(str(folder)).tokenizer.chat_template
+    assert (
+        sinkscope.load(str(tmp_path / "folded")).tokenizer.chat_template
+        == sinkscope.load(str(folder)).tokenizer.chat_template
+    )
     assert len(sinkscope.load(str(tmp_path / "folded")).tokenizer.chat_template) == 2
 
 
@@ -192,7 +197,10 @@ def test_shards_are_folded_where_the_embedding_was(tmp_path):
 def test_a_folded_causal_model_writes_the_same(tmp_path, question):
     folder = save(with_sink(SinkToken(count=2), causal=True), tmp_path / "model")
     fold(str(folder), tmp_path / "folded")
-    mine, folded = sinkscope.generate(sinkscope.load(str(folder)), question, length=6), sinkscope.load(str(tmp_path / "folded"))
+    mine, folded = (
+        sinkscope.generate(sinkscope.load(str(folder)), question, length=6),
+        sinkscope.load(str(tmp_path / "folded")),
+    )
     with other_kernels(folded.network):
         assert torch.equal(sinkscope.generate(folded, question, length=6).tokens, mine.tokens)
 
@@ -202,7 +210,10 @@ def test_a_folded_causal_model_writes_the_same(tmp_path, question):
     [
         (lambda: body(), r"expected a model with a sink token, found one without"),
         (lambda: with_sink(SinkToken(kind="gate")), r"expected a sink token, found 'gate'; a gate depends on the text"),
-        (lambda: with_sink(SinkToken(kind="logit")), r"expected a sink token, found 'logit'; a score depends on nothing"),
+        (
+            lambda: with_sink(SinkToken(kind="logit")),
+            r"expected a sink token, found 'logit'; a score depends on nothing",
+        ),
         (lambda: with_sink(SinkToken(kind="logit", learned=False)), r"expected a sink token, found 'off-by-one'"),
         (
             lambda: add_sink_token(body(), SinkToken(count=2, seed=7)),
@@ -221,7 +232,9 @@ def test_what_cannot_be_folded_is_refused(tmp_path, network, message):
 def test_a_sink_token_of_nan_is_refused(tmp_path, tensor):
     folder = save(with_sink(), tmp_path / "model")
     weights = load_file(folder / "model.safetensors")
-    save_file(weights | {tensor: weights[tensor] * float("nan")}, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        weights | {tensor: weights[tensor] * float("nan")}, folder / "model.safetensors", metadata={"format": "pt"}
+    )
     with pytest.raises(ModelError, match=f"{tensor}: expected finite numbers in float32, found NaN"):
         fold(str(folder), tmp_path / "folded")
     assert not (tmp_path / "folded").exists()
@@ -256,7 +269,13 @@ def test_constants_that_would_not_be_finite_are_refused(tmp_path):
     save(with_sink(SinkToken()), tmp_path / "model")
     weights = load_file(tmp_path / "model" / "model.safetensors")
     name = "model.layers.0.self_attn.v_proj.weight"
-    save_file(weights | {name: torch.full_like(weights[name], 1e38)}, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match="expected finite keys and values of its sink tokens, found NaN or infinite ones"):
+    save_file(
+        weights | {name: torch.full_like(weights[name], 1e38)},
+        tmp_path / "model" / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    with pytest.raises(
+        ModelError, match="expected finite keys and values of its sink tokens, found NaN or infinite ones"
+    ):
         fold(str(tmp_path / "model"), tmp_path / "folded")
     assert not (tmp_path / "folded").exists()

@@ -141,5 +141,7 @@ def test_a_network_without_a_sink_is_refused(make):
 
 
 def test_it_has_no_keys_to_choose_among():
-    with pytest.raises(CallError, match=r"keys: expected none, as a sink token is no key of the canvas, found 'masked'"):
+    with pytest.raises(
+        CallError, match=r"keys: expected none, as a sink token is no key of the canvas, found 'masked'"
+    ):
         HideSinkToken(keys="masked")

@@ -35,7 +35,9 @@ def hub(folder, tmp_path, monkeypatch):
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "ENDPOINT", address)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}")
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        )
         monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", address)
         monkeypatch.setattr(time, "sleep", lambda seconds: None)
         hub.address, hub.cache = address, tmp_path / "cache"
@@ -49,7 +51,9 @@ def incomplete(hub):
 
 def test_a_repository_loads_and_says_its_size_first(hub, diffusion, capfd):
     model = sinkscope.load(NAME)
-    for (name, mine), (_, theirs) in zip(model.network.named_parameters(), diffusion.network.named_parameters(), strict=True):
+    for (name, mine), (_, theirs) in zip(
+        model.network.named_parameters(), diffusion.network.named_parameters(), strict=True
+    ):
         assert torch.equal(mine, theirs), name
     assert (model.card.name, model.commit) == (NAME, COMMIT)
     assert model.card.weight_hash == diffusion.card.weight_hash
@@ -132,7 +136,8 @@ def test_a_connection_that_is_cut_for_good_leaves_nothing_half(hub, reset):
     hub.cut_after, hub.reset = [None, *[0] * 20], reset
     message = refusal(NAME)
     assert (
-        message.startswith(f"{NAME}: the connection to {hub.address} failed (") and "run the same again, finished files are kept" in message
+        message.startswith(f"{NAME}: the connection to {hub.address} failed (")
+        and "run the same again, finished files are kept" in message
     )
     assert not incomplete(hub)
     hub.cut_after = []
@@ -226,13 +231,23 @@ def test_an_answer_that_is_no_hubs(answer, hub, monkeypatch):
     ("variable", "value", "message"),
     [
         ("HF_TOKEN", "é", "the environment variable HF_TOKEN: expected letters of ASCII, found others; correct it"),
-        ("HF_HUB_USER_AGENT_ORIGIN", "é", "the environment variable HF_HUB_USER_AGENT_ORIGIN: expected letters of ASCII"),
-        ("SSL_CERT_FILE", "/no/such", "the environment variable SSL_CERT_FILE: expected a file of certificates, found none at /no/such"),
+        (
+            "HF_HUB_USER_AGENT_ORIGIN",
+            "é",
+            "the environment variable HF_HUB_USER_AGENT_ORIGIN: expected letters of ASCII",
+        ),
+        (
+            "SSL_CERT_FILE",
+            "/no/such",
+            "the environment variable SSL_CERT_FILE: expected a file of certificates, found none at /no/such",
+        ),
         pytest.param(
             "ALL_PROXY",
             "socks5://127.0.0.1:9",
             "the proxy of this machine needs a package that is not installed",
-            marks=pytest.mark.skipif(find_spec("socksio") is not None, reason="the package for such a proxy is installed"),
+            marks=pytest.mark.skipif(
+                find_spec("socksio") is not None, reason="the package for such a proxy is installed"
+            ),
         ),
     ],
 )
@@ -294,7 +309,10 @@ def test_a_cache_whose_commit_was_damaged(damage, offline, hub, monkeypatch):
     folder = hub.cache / "models--lab--model"
     damage(folder / "refs/main")
     found = refusal(NAME)
-    assert f"{folder}/refs/main: expected a commit, 40 hexadecimal digits, found " in found and f"; delete {folder}" in found
+    assert (
+        f"{folder}/refs/main: expected a commit, 40 hexadecimal digits, found " in found
+        and f"; delete {folder}" in found
+    )
 
 
 def test_weights_that_are_not_in_the_cache(hub, monkeypatch):

@@ -16,14 +16,20 @@ from sinkscope.lab.recipes import RECIPES, Architecture
 from sinkscope.lab.starting_network import build_network
 from sinkscope.lab.vocabulary import build_tokenizer
 
-SHAPE = Architecture(layers=3, hidden_size=40, heads=5, kv_heads=5, intermediate_size=72, max_positions=64, positions="learned")
+SHAPE = Architecture(
+    layers=3, hidden_size=40, heads=5, kv_heads=5, intermediate_size=72, max_positions=64, positions="learned"
+)
 PROMPT = "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    canvases = dataclasses.replace(RECIPES["lab-diffusion-learned-positions"].canvases, tokens=96, lengths=(48,), weights=(1.0,))
-    recipe = dataclasses.replace(RECIPES["lab-diffusion-learned-positions"], updates=1, architecture=SHAPE, canvases=canvases)
+    canvases = dataclasses.replace(
+        RECIPES["lab-diffusion-learned-positions"].canvases, tokens=96, lengths=(48,), weights=(1.0,)
+    )
+    recipe = dataclasses.replace(
+        RECIPES["lab-diffusion-learned-positions"], updates=1, architecture=SHAPE, canvases=canvases
+    )
     return train_checkpoint(recipe, tmp_path_factory.mktemp("models") / "learned")
 
 
@@ -83,13 +89,16 @@ def test_the_mark_is_true_or_false(folder, tmp_path):
     (copy / "config.json").write_text(json.dumps(config | {"sinkscope_learned_positions": "yes"}))
     with pytest.raises(ModelError, match="LearnedPositionsLlama"):
         sinkscope.load(copy)
-    (copy / "config.json").write_text(json.dumps(config | {"sinkscope_learned_positions": "yes", "architectures": None}))
+    (copy / "config.json").write_text(
+        json.dumps(config | {"sinkscope_learned_positions": "yes", "architectures": None})
+    )
     with pytest.raises(ModelError, match="sinkscope_learned_positions: expected true or false, found 'yes'"):
         sinkscope.load(copy)
 
 
 def test_rotary_recipes_stay_stock():
     network = build_network(
-        dataclasses.replace(RECIPES["lab-diffusion"], architecture=dataclasses.replace(SHAPE, positions="rotary")), build_tokenizer()
+        dataclasses.replace(RECIPES["lab-diffusion"], architecture=dataclasses.replace(SHAPE, positions="rotary")),
+        build_tokenizer(),
     )
     assert type(network).__name__ == "LlamaForCausalLM"

@@ -50,7 +50,9 @@ def test_the_published_runs_say_something():
     stopped = [case for case in CASES if case["final"][-1] == MASK]
     assert len(stopped) >= 3  # an end-of-text token left later blocks masked
     assert any(case["settings"]["length"] < case["settings"]["block_steps"] for case in CASES)
-    assert any(len(changes) >= 6 for case in CASES for changes in case["steps"][0])  # several tokens above the threshold
+    assert any(
+        len(changes) >= 6 for case in CASES for changes in case["steps"][0]
+    )  # several tokens above the threshold
     for name in ("top_k", "top_p", "temperature"):
         assert any(name in case["settings"] for case in CASES)
 
@@ -59,7 +61,9 @@ def test_a_batch_writes_what_single_runs_write(model):
     prompts = [[3, 4, 5, 6], [7, 8], [9, 10, 11, 12, 13, 14]]
     together = sinkscope.generate(model, prompts, length=12, block=4, block_steps=4, stop=False)
     for prompt, row in zip(prompts, together, strict=True):
-        assert torch.equal(row.tokens, sinkscope.generate(model, prompt, length=12, block=4, block_steps=4, stop=False).tokens)
+        assert torch.equal(
+            row.tokens, sinkscope.generate(model, prompt, length=12, block=4, block_steps=4, stop=False).tokens
+        )
 
 
 def test_it_passes_every_check(model):
@@ -67,14 +71,21 @@ def test_it_passes_every_check(model):
     assert [check for check in checks if not check.passed] == []
     found = {check.name: check.found for check in checks}["every stored tensor is used, none is missing"]
     assert found.startswith(f"{len(TINY['llada2'].shapes)} stored in 1 files")
-    assert sum(len(values.flatten()) for name, values in weights(TINY["llada2"]).items() if "bias" not in name) == model.card.parameters
+    assert (
+        sum(len(values.flatten()) for name, values in weights(TINY["llada2"]).items() if "bias" not in name)
+        == model.card.parameters
+    )
 
 
 @torch.no_grad()
 def test_a_token_goes_through_the_experts_of_the_best_groups(model):
     """Five lines for the router: a bias that chooses and does not weigh, two of four groups, three experts, weights that add up to 2.5."""
     block, config, stored = model.network.model.layers[1].mlp, LLADA2_CONFIG, weights(TINY["llada2"])
-    part = {name.removeprefix("model.layers.1.mlp."): tensor for name, tensor in stored.items() if name.startswith("model.layers.1.mlp.")}
+    part = {
+        name.removeprefix("model.layers.1.mlp."): tensor
+        for name, tensor in stored.items()
+        if name.startswith("model.layers.1.mlp.")
+    }
     states = torch.randn(1, 7, config["hidden_size"], generator=torch.Generator().manual_seed(0))
 
     def mlp(name, state):
@@ -144,11 +155,19 @@ def test_a_mixture_that_is_another_network_is_refused(change, message):
 
 def test_what_its_config_does_not_name_is_what_its_published_code_takes():
     assert recognise(LLADA2_CONFIG, "here") is LLADA2
-    bare = {key: value for key, value in LLADA2_CONFIG.items() if key not in ("block_size", "mask_token_id", "eos_token_id")}
+    bare = {
+        key: value for key, value in LLADA2_CONFIG.items() if key not in ("block_size", "mask_token_id", "eos_token_id")
+    }
     converted = convert_config(completed(bare | {"vocab_size": 157184}, LLADA2), LLADA2, "here")
     assert (converted.mask_id, converted.eos_ids, converted.fields["block_size"]) == (156895, (156892,), 32)
     settings = resolve_settings(LLADA2)
-    assert (settings.length, settings.block, settings.block_steps, settings.threshold, settings.stop) == (2048, 32, 32, 0.95, True)
+    assert (settings.length, settings.block, settings.block_steps, settings.threshold, settings.stop) == (
+        2048,
+        32,
+        32,
+        0.95,
+        True,
+    )
 
 
 def test_more_steps_than_tokens_of_a_block_are_refused(model):

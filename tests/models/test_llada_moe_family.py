@@ -61,11 +61,15 @@ def test_the_experts_that_are_stored_one_by_one_are_those_of_the_network(model):
     block, config = model.network.model.layers[1].mlp, LLADA_MOE_CONFIG
     stored = {name: tensor for name, tensor in _stored().items() if name.startswith("model.layers.1.mlp.")}
     states = torch.randn(1, 7, config["hidden_size"], generator=torch.Generator().manual_seed(0))
-    weights, chosen = (states[0] @ stored["model.layers.1.mlp.gate.weight"].T).softmax(-1).topk(config["num_experts_per_tok"])
+    weights, chosen = (
+        (states[0] @ stored["model.layers.1.mlp.gate.weight"].T).softmax(-1).topk(config["num_experts_per_tok"])
+    )
     expected = torch.zeros_like(states[0])
     for row in range(7):
         for weight, expert in zip(weights[row], chosen[row].tolist(), strict=True):
-            gate, up, down = (stored[f"model.layers.1.mlp.experts.{expert}.{one}_proj.weight"] for one in ("gate", "up", "down"))
+            gate, up, down = (
+                stored[f"model.layers.1.mlp.experts.{expert}.{one}_proj.weight"] for one in ("gate", "up", "down")
+            )
             expected[row] += weight * (down @ (torch.nn.functional.silu(gate @ states[0, row]) * (up @ states[0, row])))
     found = block(states)
     assert_close((found[0] if isinstance(found, tuple) else found)[0], expected, terms=200)

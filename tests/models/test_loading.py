@@ -71,7 +71,9 @@ def test_the_hash_is_of_the_weights_and_nothing_else(folder):
 def test_shards_load_and_are_hashed_in_order_of_their_names(folder, diffusion):
     shard(folder)
     model = sinkscope.load(str(folder))
-    for (name, mine), (_, theirs) in zip(model.network.named_parameters(), diffusion.network.named_parameters(), strict=True):
+    for (name, mine), (_, theirs) in zip(
+        model.network.named_parameters(), diffusion.network.named_parameters(), strict=True
+    ):
         assert torch.equal(mine, theirs), name
     both = b"".join((folder / f"model-0000{number}.safetensors").read_bytes() for number in (1, 2))
     assert model.card.weight_hash == hashlib.sha256(both).hexdigest()
@@ -132,7 +134,9 @@ def test_is_causal_of_the_config_decides_not_the_weights(folder):
 def test_the_generate_of_a_bidirectional_network_is_refused(diffusion, autoregressive):
     with pytest.raises(CallError, match=r"both directions.*sinkscope\.generate"):
         diffusion.network.generate(torch.tensor([[0, 40]]), max_new_tokens=2)
-    assert autoregressive.network.generate(torch.tensor([[0, 40]]), max_new_tokens=2, do_sample=False, pad_token_id=1).shape == (1, 4)
+    assert autoregressive.network.generate(
+        torch.tensor([[0, 40]]), max_new_tokens=2, do_sample=False, pad_token_id=1
+    ).shape == (1, 4)
 
 
 def test_loading_says_nothing(folder, capfd):

@@ -55,9 +55,14 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     names = {"model.embed_tokens.weight": "tokens.weight"}
     stored = {
-        re.sub(r"model\.layers\.(\d+)\.self_attn\.q_proj", r"blocks.\1.query", name): one for name, one in weights(TINY["llama"]).items()
+        re.sub(r"model\.layers\.(\d+)\.self_attn\.q_proj", r"blocks.\1.query", name): one
+        for name, one in weights(TINY["llama"]).items()
     }
-    save_file({names.get(name, name): one for name, one in stored.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {names.get(name, name): one for name, one in stored.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     (folder / "config.json").write_text(json.dumps(CONFIG))
     return save_llada_tokenizer(folder)
 
@@ -69,7 +74,9 @@ def command(package, *arguments):
 
 
 def test_without_its_file_the_family_is_unknown(folder):
-    with pytest.raises(ModelError, match=r"expected model_type Dream, (\w+, )*llada, (\w+, )*mmada, (\w+, )*llama or qwen2"):
+    with pytest.raises(
+        ModelError, match=r"expected model_type Dream, (\w+, )*llada, (\w+, )*mmada, (\w+, )*llama or qwen2"
+    ):
         sinkscope.load(str(folder))
 
 
@@ -79,7 +86,9 @@ def test_a_checkpoint_of_a_new_family_passes_every_check(package, folder):
     document = json.loads(found.stdout)
     assert document["model"]["family"] == "novel"
     assert all(check["passed"] for check in document["checks"])
-    (stored,) = (check for check in document["checks"] if check["name"] == "every stored tensor is used, none is missing")
+    (stored,) = (
+        check for check in document["checks"] if check["name"] == "every stored tensor is used, none is missing"
+    )
     assert stored["found"] == "21 stored in 1 files, 21 parameters, 3 under another name"
 
 
@@ -106,5 +115,7 @@ def test_a_sampler_without_its_function_is_refused():
     from sinkscope.decoding import find_sampler
 
     for name in ("nobody", "canvas"):
-        with pytest.raises(ValueError, match=f"expected a function {name}_steps in sinkscope/decoding/{name}.py, found none"):
+        with pytest.raises(
+            ValueError, match=f"expected a function {name}_steps in sinkscope/decoding/{name}.py, found none"
+        ):
             find_sampler(name)

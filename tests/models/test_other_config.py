@@ -33,13 +33,17 @@ def two(folder, tmp_path):
 
 def roles_of(model):
     card = model.card
-    return Roles(card.name, card.weight_hash, card.layers, card.heads, Rules(), (), 2, 1, {}, config_hash=card.config_hash)
+    return Roles(
+        card.name, card.weight_hash, card.layers, card.heads, Rules(), (), 2, 1, {}, config_hash=card.config_hash
+    )
 
 
 def test_their_traces_are_not_pooled(two):
     models, traces = two
     assert models[0].card.weight_hash == models[1].card.weight_hash
-    with pytest.raises(CallError, match=r"expected traces of one model, found .* with the same weights under two configurations"):
+    with pytest.raises(
+        CallError, match=r"expected traces of one model, found .* with the same weights under two configurations"
+    ):
         analyse(traces, choice=False)
 
 
@@ -47,9 +51,13 @@ def test_traces_of_an_older_version_name_no_config(two):
     _, traces = two
     del traces[1].manifest["model"]["config_hash"]
     assert analyse(traces, choice=False).prompts == 2
-    assert _same_model(_same_model(("a", "w", "c"), {"name": "a", "weight_hash": "w"}), {"weight_hash": "w", "config_hash": "c"})
+    assert _same_model(
+        _same_model(("a", "w", "c"), {"name": "a", "weight_hash": "w"}), {"weight_hash": "w", "config_hash": "c"}
+    )
     with pytest.raises(CallError, match="two configurations"):
-        _same_model(_same_model(("a", "w", "c"), {"name": "a", "weight_hash": "w"}), {"weight_hash": "w", "config_hash": "d"})
+        _same_model(
+            _same_model(("a", "w", "c"), {"name": "a", "weight_hash": "w"}), {"weight_hash": "w", "config_hash": "d"}
+        )
 
 
 def test_roles_of_one_are_not_those_of_the_other(two):
@@ -60,7 +68,9 @@ def test_roles_of_one_are_not_those_of_the_other(two):
         explore(traces[1:], roles=roles)
     cards = [trace.manifest["model"] for trace in traces]
     assert roles_for(cards[0]["weight_hash"], roles, cards[0]["config_hash"]) is roles
-    with pytest.raises(CallError, match=r"the trace is of the same weights under [0-9a-f]{12}…; find the roles of this model"):
+    with pytest.raises(
+        CallError, match=r"the trace is of the same weights under [0-9a-f]{12}…; find the roles of this model"
+    ):
         roles_for(cards[1]["weight_hash"], roles, cards[1]["config_hash"])
     older = dataclasses.replace(roles, config_hash="")
     assert roles_for(cards[1]["weight_hash"], older, cards[1]["config_hash"]) is older
@@ -69,7 +79,9 @@ def test_roles_of_one_are_not_those_of_the_other(two):
 def test_a_map_is_not_computed_by_the_other(two):
     models, traces = two
     assert recompute_map(models[0], traces[0], step=1, layer=0, head=0).attention.shape == (8, 8)
-    with pytest.raises(CallError, match=r"was written by these weights under the config\.json [0-9a-f]{12}…, .* has [0-9a-f]{12}…"):
+    with pytest.raises(
+        CallError, match=r"was written by these weights under the config\.json [0-9a-f]{12}…, .* has [0-9a-f]{12}…"
+    ):
         recompute_map(models[1], traces[0], step=1, layer=0, head=0)
 
 

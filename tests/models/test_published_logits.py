@@ -93,7 +93,9 @@ def rotated_in_full_precision(network):
     same = []
     for found, straight in zip(first.rotated, kept.values(), strict=True):
         x = straight.unflatten(-1, (-1, 12)).transpose(1, 2).float()
-        same.append((found == (x * cos + torch.cat([-x[..., 6:], x[..., :6]], -1) * sin).to(torch.bfloat16)).float().mean())
+        same.append(
+            (found == (x * cos + torch.cat([-x[..., 6:], x[..., :6]], -1) * sin).to(torch.bfloat16)).float().mean()
+        )
     return float(sum(same) / 2)
 
 
@@ -113,7 +115,9 @@ def test_rotary_buffers_are_filled_and_stay_in_full_precision(tmp_path):
     network = load_tiny("llada", tmp_path, dtype="bfloat16").network
     expected = 500000.0 ** -(torch.arange(0, 12, 2, dtype=torch.float64) / 12)
     assert network.model.rotary_emb.inv_freq.dtype == torch.float32
-    assert_close(network.model.rotary_emb.inv_freq / expected, 1.0, terms=4, dtype=torch.float32)  # a power, a quotient, its inverse
+    assert_close(
+        network.model.rotary_emb.inv_freq / expected, 1.0, terms=4, dtype=torch.float32
+    )  # a power, a quotient, its inverse
 
 
 @pytest.mark.parametrize("name", ["llada", "mmada", "dream", "llama", "sdar"])

@@ -75,7 +75,9 @@ def test_a_key_whose_absence_means_another_network(published, key):
     """The published code's defaults are GPT-2's: a key left out is not the value that LLaDA has."""
     folder = published("llada")
     configure(folder, **{key: None})
-    assert re.search(rf"config.json: {key}: expected .* \(the key is missing, and the published code takes this\)", refusal(folder))
+    assert re.search(
+        rf"config.json: {key}: expected .* \(the key is missing, and the published code takes this\)", refusal(folder)
+    )
 
 
 def test_a_head_that_may_be_tied_or_not(published):
@@ -87,7 +89,10 @@ def test_a_head_that_may_be_tied_or_not(published):
 def test_tied_embeddings_with_a_head_of_their_own(published):
     folder = published("llada", weight_tying=True)
     message = refusal(folder)
-    assert "1 unused: model.transformer.ff_out.weight (64, 48) in model.safetensors; weight_tying in config.json says that" in message
+    assert (
+        "1 unused: model.transformer.ff_out.weight (64, 48) in model.safetensors; weight_tying in config.json says that"
+        in message
+    )
     assert message.endswith("set it to false, or remove the tensor")
 
 
@@ -146,11 +151,20 @@ LINEAR = {"rope_type": "linear", "factor": 2.0}
         (LINEAR | {"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected a key known for rope_type 'linear'"),
         (LINEAR | {"type": "yarn"}, "rope_type: expected 'linear', found 'yarn'"),
         (LINEAR | {"rope_theta": 7.0}, "rope_theta: expected 500000.0 as rope_theta beside it says, found 7.0"),
-        ({"type": "default", "factor": 2}, "factor: expected a key known for rope_type 'default' (none), found factor = 2"),
+        (
+            {"type": "default", "factor": 2},
+            "factor: expected a key known for rope_type 'default' (none), found factor = 2",
+        ),
         ({"type": ["linear"]}, "rope_type: expected one of default, linear, llama3, yarn, found ['linear']"),
         ({"factor": 2.0}, "rope_type: expected one of default, linear, llama3, yarn, found only 'factor'"),
-        (LLAMA3 | {"original_max_position_embeddings": 0.5}, "original_max_position_embeddings: expected a whole number above 0"),
-        (LLAMA3 | {"high_freq_factor": 1.0}, "high_freq_factor: expected a number above low_freq_factor 1.0, found 1.0"),
+        (
+            LLAMA3 | {"original_max_position_embeddings": 0.5},
+            "original_max_position_embeddings: expected a whole number above 0",
+        ),
+        (
+            LLAMA3 | {"high_freq_factor": 1.0},
+            "high_freq_factor: expected a number above low_freq_factor 1.0, found 1.0",
+        ),
         ({"type": "yarn", "factor": 2, "truncate": 1}, "truncate: expected true or false, found 1"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
@@ -171,7 +185,13 @@ def test_rotations_told_twice(published):
         ({}, {"rope_type": "default"}),
         (LINEAR | {"type": "linear", "partial_rotary_factor": 1.0}, LINEAR),
         (
-            {"type": "yarn", "factor": 2, "original_max_position_embeddings": 256, "finetuned": True, "truncate": False},
+            {
+                "type": "yarn",
+                "factor": 2,
+                "original_max_position_embeddings": 256,
+                "finetuned": True,
+                "truncate": False,
+            },
             {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256, "truncate": False},
         ),
     ],
@@ -212,7 +232,11 @@ def test_a_llama_that_is_not_modelled(published, key, value, fragment):
 @pytest.mark.parametrize(
     ("architecture", "more", "why"),
     [
-        ("A2DLlamaLMHeadModel", {"auto_map": {"AutoModel": "a.B"}, "mask_token_id": 60}, "a model that only remote code could run"),
+        (
+            "A2DLlamaLMHeadModel",
+            {"auto_map": {"AutoModel": "a.B"}, "mask_token_id": 60},
+            "a model that only remote code could run",
+        ),
         ("LlamaForSequenceClassification", {}, "that network is another one"),
         ("Qwen2ForCausalLM", {}, "that network is another one"),
         ("FullPrecisionLlama", {}, "that network is another one"),
@@ -220,7 +244,9 @@ def test_a_llama_that_is_not_modelled(published, key, value, fragment):
 )
 def test_another_network_under_the_name_of_llama(published, architecture, more, why):
     folder = published("llama", architectures=[architecture], **more)
-    expected = f"config.json: architectures: expected LlamaForCausalLM for model_type 'llama', found ['{architecture}']; {why}"
+    expected = (
+        f"config.json: architectures: expected LlamaForCausalLM for model_type 'llama', found ['{architecture}']; {why}"
+    )
     assert expected in refusal(folder)
 
 
@@ -250,7 +276,14 @@ PUBLIC_KEYS = {  # of SmolLM2, Vicuna, TinyLlama, the first LLaMA, unsloth's cop
     "partial_rotary_factor": 1.0,
 }
 IGNORED = {
-    "llada": {"mlp_ratio": 7, "precision": None, "init_std": 3.0, "attention_dropout": 0.5, "flash_attention": True, "alibi_bias_max": 1.0},
+    "llada": {
+        "mlp_ratio": 7,
+        "precision": None,
+        "init_std": 3.0,
+        "attention_dropout": 0.5,
+        "flash_attention": True,
+        "alibi_bias_max": 1.0,
+    },
     "mmada": {"codebook_size": 3, "llm_vocab_size": 5, "num_vq_tokens": 9, "gradient_checkpointing": True},
     "dream": {"max_window_layers": 3, "sliding_window": 7, "attention_dropout": 0.5, "use_cache": False},
     "llama": {"pretraining_tp": 4, "initializer_range": 0.5, "_name_or_path": "somewhere"} | PUBLIC_KEYS,
@@ -281,12 +314,28 @@ def test_a_size_that_is_null_falls_back(published):
 @pytest.mark.parametrize(
     ("name", "changes", "fragment"),
     [
-        ("llada2", {"n_group": 3}, "n_group: expected groups of two or more of the 16 experts, all of one size, found 3"),
-        ("llada2", {"n_group": 16}, "n_group: expected groups of two or more of the 16 experts, all of one size, found 16"),
+        (
+            "llada2",
+            {"n_group": 3},
+            "n_group: expected groups of two or more of the 16 experts, all of one size, found 3",
+        ),
+        (
+            "llada2",
+            {"n_group": 16},
+            "n_group: expected groups of two or more of the 16 experts, all of one size, found 16",
+        ),
         ("llada2", {"n_group": 1}, "topk_group: expected at most n_group 1, found 2"),
         ("llada2", {"topk_group": 7}, "topk_group: expected at most n_group 4, found 7"),
-        ("llada2", {"num_experts_per_tok": 9}, "num_experts_per_tok: expected at most the 8 experts of the chosen groups, found 9"),
-        ("llada_moe", {"num_experts_per_tok": 7}, "num_experts_per_tok: expected at most the 5 experts of the chosen groups, found 7"),
+        (
+            "llada2",
+            {"num_experts_per_tok": 9},
+            "num_experts_per_tok: expected at most the 8 experts of the chosen groups, found 9",
+        ),
+        (
+            "llada_moe",
+            {"num_experts_per_tok": 7},
+            "num_experts_per_tok: expected at most the 5 experts of the chosen groups, found 7",
+        ),
         ("llada2", {"num_experts": 1 << 20}, "num_experts: expected a whole number from 1 to "),
         ("llada_moe", {"num_experts": 1 << 20}, "num_experts: expected a whole number from 1 to "),
         (
@@ -306,7 +355,9 @@ def test_a_mixture_that_cannot_choose_its_experts(published, name, changes, frag
     assert fragment in refusal(published(name, **changes))
 
 
-@pytest.mark.parametrize(("name", "key"), [("llada", "model_type"), ("llada", "embedding_size"), ("sdar", "vocab_size")])
+@pytest.mark.parametrize(
+    ("name", "key"), [("llada", "model_type"), ("llada", "embedding_size"), ("sdar", "vocab_size")]
+)
 @pytest.mark.parametrize("value", [[1], {"a": 1}], ids=str)
 def test_a_list_or_an_object_in_the_place_of_a_word_or_a_number(published, name, key, value):
     folder = published(name)

@@ -26,7 +26,9 @@ def test_a_folder_that_is_missing(name):
 
 def test_a_hub_id_offline_is_refused_with_the_reason():
     message = refusal("sinkscope-tests/no-such-model")
-    assert message.startswith("sinkscope-tests/no-such-model: no such folder here, the cache does not hold it, and HF_HUB_OFFLINE is set")
+    assert message.startswith(
+        "sinkscope-tests/no-such-model: no such folder here, the cache does not hold it, and HF_HUB_OFFLINE is set"
+    )
     assert "fetch it on another machine and pass its folder" in message
 
 
@@ -75,7 +77,11 @@ def test_a_folder_without_a_config(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "fragment"),
-    [('{"model_type": ', "expected JSON"), ("[1, 2]", "expected a JSON object, found a list of 2"), ("\udcff", "expected UTF-8 text")],
+    [
+        ('{"model_type": ', "expected JSON"),
+        ("[1, 2]", "expected a JSON object, found a list of 2"),
+        ("\udcff", "expected UTF-8 text"),
+    ],
 )
 def test_a_config_that_is_no_json(folder, text, fragment):
     (folder / CONFIG).write_bytes(text.encode(errors="surrogateescape"))
@@ -98,7 +104,9 @@ def test_an_unknown_model_type(folder):
     message = refusal(folder)
     assert re.search(r"expected model_type Dream, (\w+, )*llada, (\w+, )*mmada, (\w+, )*llama or qwen2", message)
     listed = re.search(r"expected model_type (.+?) or qwen2", message)[1].split(", ")
-    assert {*listed, "qwen2"} >= {name for family in FAMILIES.values() if family.layout is not None for name in family.model_types}
+    assert {*listed, "qwen2"} >= {
+        name for family in FAMILIES.values() if family.layout is not None for name in family.model_types
+    }
     assert "found model_type 'mamba', is_causal False" in message
     assert "remote code" not in message
 
@@ -120,7 +128,9 @@ def test_code_of_a_folder_is_never_run(folder, tmp_path, model_type):
     }
     configure(folder, model_type=model_type, auto_map=auto_map)
     tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"auto_map": auto_map, "tokenizer_class": "EvilTokenizer"}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(tokenizer | {"auto_map": auto_map, "tokenizer_class": "EvilTokenizer"})
+    )
     message = refusal(folder)
     assert not proof.exists()
     assert ("names remote code (auto_map), which sinkscope never runs" in message) == (model_type == "evil")
@@ -133,14 +143,21 @@ def test_code_of_a_folder_is_never_run(folder, tmp_path, model_type):
     [
         (
             {"mask_token_id": 3},
-            ["tokenizer_config.json: mask_token: expected token 3, as mask_token_id in config.json says", "token 2", "another model"],
+            [
+                "tokenizer_config.json: mask_token: expected token 3, as mask_token_id in config.json says",
+                "token 2",
+                "another model",
+            ],
         ),
         ({"mask_token_id": None}, ["mask_token_id: expected a token id for a bidirectional model", "found None"]),
         ({"mask_token_id": "2"}, ["mask_token_id: expected a token id for a bidirectional model", "found '2'"]),
         ({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}, ["found model_type 'qwen2', is_causal False"]),
         ({"is_causal": "false"}, ["is_causal", "found 'false'"]),
         ({"hidden_size": "wide"}, ["config.json", "hidden_size", "wide"]),
-        ({"num_attention_heads": 7}, ["config.json: num_key_value_heads: expected a divisor of num_attention_heads 7, found 5"]),
+        (
+            {"num_attention_heads": 7},
+            ["config.json: num_key_value_heads: expected a divisor of num_attention_heads 7, found 5"],
+        ),
         ({"soft_cap": 3}, ["config.json: soft_cap: expected a key known for model_type 'llama', found soft_cap = 3"]),
         ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}, ["quantization_config"]),
         ({"hidden_act": "nonsense"}, ["config.json: hidden_act: expected 'silu' or ", "found 'nonsense'"]),
@@ -162,7 +179,10 @@ def test_a_mask_beyond_the_vocabulary(folder):
             values = json.loads((folder / file).read_text())
             values.pop("mask_token", None)
             (folder / file).write_text(json.dumps(values))
-    assert re.search(r"config.json: mask_token_id: expected the id of one of the \d+ rows of its vocabulary, found 5000", refusal(folder))
+    assert re.search(
+        r"config.json: mask_token_id: expected the id of one of the \d+ rows of its vocabulary, found 5000",
+        refusal(folder),
+    )
 
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
@@ -170,7 +190,9 @@ def test_a_mask_beyond_the_vocabulary(folder):
 def test_a_stored_dtype_that_is_none_of_ours(folder, key, found):
     configure(folder, dtype=None, torch_dtype=None)
     configure(folder, **{key: found})
-    assert f"{folder}/config.json: {key}: expected float32, bfloat16, float16 or null, found {found!r}" in refusal(folder)
+    assert f"{folder}/config.json: {key}: expected float32, bfloat16, float16 or null, found {found!r}" in refusal(
+        folder
+    )
     assert f"config.json: {key}" in refusal(folder, dtype="float32")
 
 
@@ -237,7 +259,10 @@ def test_two_sets_of_weights(folder, diffusion_folder):
     for name in (WEIGHTS, "model-00001-of-00002.safetensors"):
         shutil.copy(diffusion_folder / WEIGHTS, folder / name)
     message = refusal(folder)
-    assert "two sets of weights, model.safetensors and model-00001-of-00002.safetensors, which no model.safetensors.index.json" in message
+    assert (
+        "two sets of weights, model.safetensors and model-00001-of-00002.safetensors, which no model.safetensors.index.json"
+        in message
+    )
 
 
 @pytest.mark.parametrize("kept", [0, 4, 100, -100], ids=lambda kept: f"first{kept}" if kept >= 0 else f"but{-kept}")
@@ -256,7 +281,9 @@ def test_weights_that_are_something_else(folder):
 @pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "lm_head.weight", "model.norm.weight"])
 def test_a_tensor_that_is_missing(folder, name):
     reweigh(folder, lambda weights: weights.pop(name))
-    assert f"expected exactly the weights of llama in the shapes of config.json, found 1 missing: {name} (" in refusal(folder)
+    assert f"expected exactly the weights of llama in the shapes of config.json, found 1 missing: {name} (" in refusal(
+        folder
+    )
 
 
 def test_a_tensor_too_many(folder):

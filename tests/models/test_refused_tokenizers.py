@@ -22,13 +22,27 @@ from sinkscope.models.panics import panics_as_errors
 @pytest.fixture
 def qwen2(tmp_path):
     """A causal Qwen2 without a tokenizer."""
-    sizes = {"vocab_size": 63, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 6}
+    sizes = {
+        "vocab_size": 63,
+        "hidden_size": 48,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+    }
     torch.manual_seed(0)
     Qwen2ForCausalLM(Qwen2Config(**sizes, num_key_value_heads=2, eos_token_id=57)).save_pretrained(tmp_path)
     return tmp_path
 
 
-CLASSES = ["PreTrainedTokenizerFast", "TokenizersBackend", "LlamaTokenizer", "LlamaTokenizerFast", "Qwen2Tokenizer", "GPT2Tokenizer", None]
+CLASSES = [
+    "PreTrainedTokenizerFast",
+    "TokenizersBackend",
+    "LlamaTokenizer",
+    "LlamaTokenizerFast",
+    "Qwen2Tokenizer",
+    "GPT2Tokenizer",
+    None,
+]
 
 
 @pytest.mark.parametrize("kind", CLASSES)
@@ -46,14 +60,18 @@ def test_a_tokenizer_file_is_read_as_it_stands(name, kind, request, tmp_path):
         model.decode([10**6])
 
 
-@pytest.mark.parametrize(("name", "text", "ids"), [("llada", "w3 w5", [3, 5]), ("mmada", "w3 w5", [3, 5]), ("dream", "hehe", [56, 56])])
+@pytest.mark.parametrize(
+    ("name", "text", "ids"), [("llada", "w3 w5", [3, 5]), ("mmada", "w3 w5", [3, 5]), ("dream", "hehe", [56, 56])]
+)
 def test_the_other_families_read_theirs(name, text, ids, tmp_path):
     model = sinkscope.load(str(SAVE[name](save_tiny(name, tmp_path))))
     assert model.encode(text) == ids
 
 
 def test_a_dream_saved_as_one_file_is_read_as_it_stands(tmp_path):
-    save_llada_tokenizer(save_tiny("dream", tmp_path), LLADA_ADDED, tokenizer_class="Qwen2Tokenizer", mask_token="<|mdm_mask|>")
+    save_llada_tokenizer(
+        save_tiny("dream", tmp_path), LLADA_ADDED, tokenizer_class="Qwen2Tokenizer", mask_token="<|mdm_mask|>"
+    )
     assert sinkscope.load(str(tmp_path)).encode("w3 w5 w9") == [3, 5, 9]
 
 
@@ -124,11 +142,19 @@ def test_a_tokenizer_file_that_is_damaged(name, text, fragment, tmp_path):
         ("vocab.json", "{", "/vocab.json: expected JSON, found "),
         ("vocab.json", '{"a": "b"}', "/vocab.json: a: expected the id of a token, found 'b'"),
         ("vocab.json", '{"a": -1}', "/vocab.json: a: expected the id of a token, found -1"),
-        ("vocab.json", "{}", ": expected a tokenizer in vocab.json and merges.txt and tokenizer_config.json, found none that loads"),
+        (
+            "vocab.json",
+            "{}",
+            ": expected a tokenizer in vocab.json and merges.txt and tokenizer_config.json, found none that loads",
+        ),
         ("added_tokens.json", '{"a": "b"}', "/added_tokens.json: a: expected the id of a token, found 'b'"),
         ("merges.txt", "#version: 0.2\nhe\n", "/merges.txt: line 2: expected two pieces, found 'he'"),
         ("merges.txt", "h e x", "/merges.txt: line 1: expected two pieces, found 'h e x'"),
-        ("merges.txt", "q zz", ": expected a tokenizer in vocab.json and merges.txt and tokenizer_config.json, found none that loads"),
+        (
+            "merges.txt",
+            "q zz",
+            ": expected a tokenizer in vocab.json and merges.txt and tokenizer_config.json, found none that loads",
+        ),
     ],
 )
 def test_a_table_of_byte_pairs_that_is_damaged(file, text, fragment, tmp_path):
@@ -156,7 +182,9 @@ def test_a_tokenizer_in_which_the_library_panics(change, tmp_path, capfd):
     save_words(save_tiny("llama", tmp_path), {})
     file = tmp_path / "tokenizer.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
-    with pytest.raises(ModelError, match=r"expected a tokenizer in tokenizer.json .*\(the tokenizers library cannot use it\)"):
+    with pytest.raises(
+        ModelError, match=r"expected a tokenizer in tokenizer.json .*\(the tokenizers library cannot use it\)"
+    ):
         sinkscope.load(str(tmp_path))
     assert capfd.readouterr() == ("", "")
 
@@ -179,13 +207,28 @@ def test_merges_that_are_no_text(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "fragment"),
     [
-        ({"added_tokens_decoder": [1]}, "/tokenizer_config.json: added_tokens_decoder: expected an object from id to token, found [1]"),
-        ({"added_tokens_decoder": {"x": {"content": "a"}}}, "/tokenizer_config.json: added_tokens_decoder: x: expected an id and a token"),
-        ({"added_tokens_decoder": {"57": {"content": 3}}}, "/tokenizer_config.json: added_tokens_decoder: 57: expected an id and a token"),
+        (
+            {"added_tokens_decoder": [1]},
+            "/tokenizer_config.json: added_tokens_decoder: expected an object from id to token, found [1]",
+        ),
+        (
+            {"added_tokens_decoder": {"x": {"content": "a"}}},
+            "/tokenizer_config.json: added_tokens_decoder: x: expected an id and a token",
+        ),
+        (
+            {"added_tokens_decoder": {"57": {"content": 3}}},
+            "/tokenizer_config.json: added_tokens_decoder: 57: expected an id and a token",
+        ),
         ({"tokenizer_class": 3}, "/tokenizer_config.json: tokenizer_class: expected the name of a class, found 3"),
         ({"chat_template": 3}, "/tokenizer_config.json: chat_template: expected Jinja as text, found 3"),
-        ({"chat_template": [1]}, "/tokenizer_config.json: chat_template: expected templates with name and template as text, found 1"),
-        ({"chat_template": [{"name": "default"}]}, "chat_template: expected templates with name and template as text, found {'name': 'd"),
+        (
+            {"chat_template": [1]},
+            "/tokenizer_config.json: chat_template: expected templates with name and template as text, found 1",
+        ),
+        (
+            {"chat_template": [{"name": "default"}]},
+            "chat_template: expected templates with name and template as text, found {'name': 'd",
+        ),
         ({"eos_token": 5}, "tokenizer_config.json, found none that loads (Special token eos_token has to be"),
     ],
 )
@@ -198,15 +241,28 @@ def test_settings_that_are_damaged(name, settings, fragment, tmp_path):
 
 
 def test_a_stock_tokenizer_that_needs_code_of_the_folder(tmp_path):
-    save_words(save_tiny("llama", tmp_path), {57: "<|end|>"}, tokenizer_class="Own", auto_map={"AutoTokenizer": ["own.Own", None]})
-    assert "tokenizer_config.json: tokenizer_class: expected PreTrainedTokenizerFast for llama, found 'Own'" in refusal(tmp_path)
+    save_words(
+        save_tiny("llama", tmp_path),
+        {57: "<|end|>"},
+        tokenizer_class="Own",
+        auto_map={"AutoTokenizer": ["own.Own", None]},
+    )
+    assert "tokenizer_config.json: tokenizer_class: expected PreTrainedTokenizerFast for llama, found 'Own'" in refusal(
+        tmp_path
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "fragment"),
     [
-        ({"added_tokens_decoder": {"57": {"content": ""}}}, "added_tokens_decoder: 57: content: expected the text of a token, found none"),
-        ({"added_tokens_decoder": {"57": {"content": "<|end|>", "foo": 1}}}, "added_tokens_decoder: 57: expected the keys __type, content"),
+        (
+            {"added_tokens_decoder": {"57": {"content": ""}}},
+            "added_tokens_decoder: 57: content: expected the text of a token, found none",
+        ),
+        (
+            {"added_tokens_decoder": {"57": {"content": "<|end|>", "foo": 1}}},
+            "added_tokens_decoder: 57: expected the keys __type, content",
+        ),
         ({"eos_token": {"content": "<|eot|>", "foo": 1}}, "eos_token: expected the keys __type, content, lstrip, "),
     ],
 )
@@ -235,7 +291,13 @@ def test_an_added_token_under_another_id(number, tmp_path):
     assert "/added_tokens.json: expected '<|end|>' to be token 57, as tokenizer.json and" in refusal(folder)
 
 
-OF_A_MODEL = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
+OF_A_MODEL = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+]
 OF_A_MODEL += ["added_tokens.json", "chat_template.jinja", "vocab.json", "merges.txt", "model.safetensors.index.json"]
 
 
@@ -257,18 +319,25 @@ def test_a_byte_order_mark(name, tmp_path):
     """transformers does not know it, and would say that the file holds something else."""
     file = made_of_all_files(tmp_path, name)
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
-    assert f"{file}: expected text without a byte order mark, found one in front; save it as plain UTF-8" in refusal(tmp_path)
+    assert f"{file}: expected text without a byte order mark, found one in front; save it as plain UTF-8" in refusal(
+        tmp_path
+    )
 
 
 @pytest.mark.parametrize("name", [*OF_A_MODEL, "model.safetensors"])
 def test_a_pointer_of_git_lfs(name, tmp_path):
     file = made_of_all_files(tmp_path, name)
     file.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n")
-    assert f"{file}: expected a file of a model, found a pointer of Git LFS, whose content was not fetched; run" in refusal(tmp_path)
+    assert (
+        f"{file}: expected a file of a model, found a pointer of Git LFS, whose content was not fetched; run"
+        in refusal(tmp_path)
+    )
 
 
 def test_a_pointer_that_nobody_reads_is_left_alone(tmp_path):
-    (SAVE["llama"](save_tiny("llama", tmp_path)) / "tokenizer.model").write_text("version https://git-lfs.github.com/spec/v1\n")
+    (SAVE["llama"](save_tiny("llama", tmp_path)) / "tokenizer.model").write_text(
+        "version https://git-lfs.github.com/spec/v1\n"
+    )
     sinkscope.load(str(tmp_path))
 
 
@@ -277,7 +346,10 @@ def test_pieces_that_no_package_here_reads(tmp_path, monkeypatch):
     (folder / "tokenizer.json").rename(folder / "tokenizer.model")
     for package in ("sentencepiece", "protobuf"):
         monkeypatch.setattr(f"transformers.utils.is_{package}_available", lambda: False)
-    assert "expected tokenizer.json, found tokenizer.model, which cannot be read without sentencepiece and protobuf; add" in refusal(folder)
+    assert (
+        "expected tokenizer.json, found tokenizer.model, which cannot be read without sentencepiece and protobuf; add"
+        in refusal(folder)
+    )
 
 
 # Words that it does not know
@@ -303,7 +375,12 @@ def test_an_unknown_token_that_also_begins_texts(tmp_path):
     begin = {"id": "w0", "ids": [0], "tokens": ["w0"]}
     single = [{"SpecialToken": {"id": "w0", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     pair = [*single, {"Sequence": {"id": "B", "type_id": 0}}]
-    core["post_processor"] = {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": {"w0": begin}}
+    core["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": pair,
+        "special_tokens": {"w0": begin},
+    }
     (folder / "tokenizer.json").write_text(json.dumps(core))
     model = sinkscope.load(str(folder))
     assert model.encode("w3") == [0, 3]
@@ -318,7 +395,10 @@ def test_an_unknown_token_that_is_none_of_the_tokens(tmp_path):
     file.write_text(json.dumps(core))
     model = sinkscope.load(str(tmp_path))
     assert model.encode("w3") == [3]
-    with pytest.raises(ModelError, match=r"expected a tokenizer for any text, found one that fails at 'w3 zzz' \(WordLevel error: Missing"):
+    with pytest.raises(
+        ModelError,
+        match=r"expected a tokenizer for any text, found one that fails at 'w3 zzz' \(WordLevel error: Missing",
+    ):
         model.encode("w3 zzz")
 
 
@@ -326,7 +406,12 @@ def test_nothing_is_said_of_a_length_that_the_tokenizer_was_made_for(tmp_path):
     """The canvas is compared with the network's; the tokenizer's warning would be untrue."""
     folder = SAVE["llama"](save_tiny("llama", tmp_path))
     save_words(
-        folder, {57: "<|end|>", 58: "<|eot|>"}, eos_token="<|eot|>", unk_token="w0", model_max_length=2, template="{{ messages }} w1 w2"
+        folder,
+        {57: "<|end|>", 58: "<|eot|>"},
+        eos_token="<|eot|>",
+        unk_token="w0",
+        model_max_length=2,
+        template="{{ messages }} w1 w2",
     )
     code = f"import sinkscope\nm = sinkscope.load({str(folder)!r})\nprint(m.encode('w1 w2 w3'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -342,8 +427,16 @@ LIMITS = "chat_template of its tokenizer: expected a prompt within 2 seconds, 51
     ("template", "kind", "message"),
     [
         ("w1 \n{% for %}", ModelError, "chat_template of its tokenizer: expected Jinja, found a mistake in line 2"),
-        ("{{ raise_exception('roles must alternate') }}", CallError, r"messages: .* found one that it refuses \(roles must alternate\)"),
-        ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", CallError, r"found one that it refuses \(maximum recursion depth"),
+        (
+            "{{ raise_exception('roles must alternate') }}",
+            CallError,
+            r"messages: .* found one that it refuses \(roles must alternate\)",
+        ),
+        (
+            "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}",
+            CallError,
+            r"found one that it refuses \(maximum recursion depth",
+        ),
         ("{{ 'a' * 10**15 }}", ModelError, LIMITS),
         ("{% set x = 9 ** (9 ** 9) %}", ModelError, LIMITS),
         ("{{ 'a' * 1000000000000000 }}", ModelError, LIMITS),
@@ -360,14 +453,26 @@ LIMITS = "chat_template of its tokenizer: expected a prompt within 2 seconds, 51
             ModelError,
             LIMITS,
         ),
-        ("{{ messages[0]['content'] + 1 }}", CallError, "messages: expected a conversation that the chat template of .* can write"),
+        (
+            "{{ messages[0]['content'] + 1 }}",
+            CallError,
+            "messages: expected a conversation that the chat template of .* can write",
+        ),
         (
             "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
             ModelError,
             LIMITS,
         ),
-        ("hello", ModelError, "chat_template of its tokenizer: expected it to write the question, found a prompt without it, 'hello'"),
-        ("{{ ['w1', 'w2'] | random }}", ModelError, "expected the same prompt each time, found one that draws at random"),
+        (
+            "hello",
+            ModelError,
+            "chat_template of its tokenizer: expected it to write the question, found a prompt without it, 'hello'",
+        ),
+        (
+            "{{ ['w1', 'w2'] | random }}",
+            ModelError,
+            "expected the same prompt each time, found one that draws at random",
+        ),
     ],
 )
 def test_a_conversation_that_the_template_cannot_write(template, kind, message, tmp_path):
@@ -397,14 +502,19 @@ def test_a_template_may_compute_and_the_next_one_is_rendered_after_one_that_was_
 
 
 def test_messages_are_plain_data(tmp_path):
-    save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>", template="{{ messages[0]['content'] }}")
+    save_words(
+        save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>", template="{{ messages[0]['content'] }}"
+    )
     with pytest.raises(CallError, match="messages: expected texts, numbers, lists and objects, found something else"):
         sinkscope.load(str(tmp_path)).chat([{"role": "user", "content": "w3", "more": object()}])
 
 
 def test_parts_are_for_templates_that_know_them(tmp_path):
     parts = [{"role": "user", "content": [{"type": "text", "text": "w3"}, {"type": "text", "text": "w4"}]}]
-    knows, prints = "{% for part in messages[0]['content'] %}{{ part['text'] }} {% endfor %}", "{{ messages[0]['content'] }}"
+    knows, prints = (
+        "{% for part in messages[0]['content'] %}{{ part['text'] }} {% endfor %}",
+        "{{ messages[0]['content'] }}",
+    )
     save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>", template=knows)
     model = sinkscope.load(str(tmp_path))
     assert model.chat(parts) == model.encode("w3 w4")
@@ -412,14 +522,22 @@ def test_parts_are_for_templates_that_know_them(tmp_path):
         with pytest.raises(CallError, match="expected messages as a list of"):
             model.chat([{"role": "user", "content": content}])
     model.tokenizer.chat_template = prints
-    with pytest.raises(CallError, match=r"expected content as text, which is what the chat template of .* writes, found parts"):
+    with pytest.raises(
+        CallError, match=r"expected content as text, which is what the chat template of .* writes, found parts"
+    ):
         model.chat(parts)
 
 
 def test_a_template_may_leave_out_spaces_and_earlier_turns(tmp_path):
     template = "{{ messages[-1]['content'] | trim }}"
-    model = sinkscope.load(str(save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>", template=template)))
-    turns = [{"role": "user", "content": "w9"}, {"role": "assistant", "content": "w8"}, {"role": "user", "content": " w3\nw4 "}]
+    model = sinkscope.load(
+        str(save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>", template=template))
+    )
+    turns = [
+        {"role": "user", "content": "w9"},
+        {"role": "assistant", "content": "w8"},
+        {"role": "user", "content": " w3\nw4 "},
+    ]
     assert model.chat(turns) == model.encode("w3\nw4")
 
 
@@ -458,12 +576,16 @@ def test_a_tokenizer_that_draws_at_random_is_refused(tmp_path):
     core = json.loads((folder / "tokenizer.json").read_text())
     core["model"]["dropout"] = 0.5
     (folder / "tokenizer.json").write_text(json.dumps(core))
-    with pytest.raises(ModelError, match=r"tokenizer.json: model: dropout: expected null or 0, found 0\.5, with which a text has other"):
+    with pytest.raises(
+        ModelError, match=r"tokenizer.json: model: dropout: expected null or 0, found 0\.5, with which a text has other"
+    ):
         sinkscope.load(str(folder))
 
 
 @pytest.mark.parametrize("part", ["normalizer", "decoder"])
-@pytest.mark.parametrize(("pattern", "content"), [({"String": "w"}, "ww"), ({"String": "ww"}, "wwww"), ({"Regex": ""}, "w")])
+@pytest.mark.parametrize(
+    ("pattern", "content"), [({"String": "w"}, "ww"), ({"String": "ww"}, "wwww"), ({"Regex": ""}, "w")]
+)
 def test_a_tokenizer_that_makes_a_text_endless_is_refused(tmp_path, part, pattern, content):
     folder = save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>")
     core = json.loads((folder / "tokenizer.json").read_text())
@@ -471,9 +593,7 @@ def test_a_tokenizer_that_makes_a_text_endless_is_refused(tmp_path, part, patter
     for count, refused in ((6, False), (60, True)):
         core[part] = {"type": "Sequence", f"{part}s": [{"type": "Sequence", f"{part}s": [double] * count}]}
         (folder / "tokenizer.json").write_text(json.dumps(core))
-        expected = (
-            rf"tokenizer.json: {part}: expected replacements that make a text at most 1,000 times as long, found some for 1.15e\+18 t"
-        )
+        expected = rf"tokenizer.json: {part}: expected replacements that make a text at most 1,000 times as long, found some for 1.15e\+18 t"
         if refused:
             with pytest.raises(ModelError, match=expected):
                 sinkscope.load(str(folder))
@@ -485,12 +605,21 @@ def test_a_tokenizer_that_makes_a_text_endless_is_refused(tmp_path, part, patter
     ("part", "rules"),
     [
         ("normalizer", {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 40}),
-        ("normalizer", {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"Regex": "(?=z)"}, "content": "z"}] * 40}),
+        (
+            "normalizer",
+            {
+                "type": "Sequence",
+                "normalizers": [{"type": "Replace", "pattern": {"Regex": "(?=z)"}, "content": "z"}] * 40,
+            },
+        ),
         (
             "pre_tokenizer",
             {
                 "type": "Sequence",
-                "pretokenizers": [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}] * 40,
+                "pretokenizers": [
+                    {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+                ]
+                * 40,
             },
         ),
     ],
@@ -501,21 +630,30 @@ def test_a_tokenizer_whose_rules_double_a_text_unseen_is_tried_first(tmp_path, p
     core = json.loads((folder / "tokenizer.json").read_text())
     core[part] = rules
     (folder / "tokenizer.json").write_text(json.dumps(core))
-    expected = r"tokenizer\.json: expected a tokenizer that reads 1,0\d\d letters within 2 seconds and 1024 MB, found none"
+    expected = (
+        r"tokenizer\.json: expected a tokenizer that reads 1,0\d\d letters within 2 seconds and 1024 MB, found none"
+    )
     with pytest.raises(ModelError, match=expected):
         sinkscope.load(str(folder))
 
 
 def test_a_list_of_no_templates_is_none(tmp_path):
-    model = sinkscope.load(str(save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>", template=[])))
+    model = sinkscope.load(
+        str(save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>", template=[]))
+    )
     with pytest.raises(ModelError, match=r"its tokenizer has no chat template; pass the prompt as text"):
         model.chat([{"role": "user", "content": "w3"}])
 
 
 def test_templates_without_a_default(tmp_path):
     template = [{"name": name, "template": "w1 w2"} for name in ("rag", "tool_use")]
-    model = sinkscope.load(str(save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>", template=template)))
-    with pytest.raises(ModelError, match=r"expected a chat template named 'default' in its tokenizer, found 'rag', 'tool_use'; name one"):
+    model = sinkscope.load(
+        str(save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>", template=template))
+    )
+    with pytest.raises(
+        ModelError,
+        match=r"expected a chat template named 'default' in its tokenizer, found 'rag', 'tool_use'; name one",
+    ):
         model.chat([{"role": "user", "content": "w3"}])
 
 
@@ -531,7 +669,10 @@ def test_a_template_that_is_no_text(name, tmp_path):
 def test_a_canvas_is_refused_with_the_key_that_says_so(name, key, tmp_path):
     model = sinkscope.load(str(SAVE[name](save_tiny(name, tmp_path))))
     assert model == dataclasses.replace(model, positions_key=key)
-    for call in (lambda: sinkscope.generate(model, [3], length=128), lambda: sinkscope.log_likelihood(model, [3] * 100, [4] * 100)):
+    for call in (
+        lambda: sinkscope.generate(model, [3], length=128),
+        lambda: sinkscope.log_likelihood(model, [3] * 100, [4] * 100),
+    ):
         with pytest.raises(CallError, match=rf"was made for 128 \({key} in its config.json\)"):
             call()
 

@@ -85,7 +85,10 @@ def test_a_tensor_that_is_missing_everywhere(sharded):
     index = json.loads((sharded / INDEX).read_text())
     del index["weight_map"][QUERY]
     (sharded / INDEX).write_text(json.dumps(index))
-    assert f"expected exactly the weights of llada in the shapes of config.json, found 1 missing: {QUERY} (48, 48)" in refusal(sharded)
+    assert (
+        f"expected exactly the weights of llada in the shapes of config.json, found 1 missing: {QUERY} (48, 48)"
+        in refusal(sharded)
+    )
 
 
 def test_an_index_entry_that_is_missing(sharded):
@@ -117,7 +120,9 @@ def test_an_index_without_entries(sharded):
     assert "weight_map: expected safetensors files of this folder, found 'no entry'" in refusal(sharded)
 
 
-@pytest.mark.parametrize(("metadata", "found"), [({"metadata": None}, "null"), ({"metadata": []}, "a list of 0"), ({}, "none")], ids=str)
+@pytest.mark.parametrize(
+    ("metadata", "found"), [({"metadata": None}, "null"), ({"metadata": []}, "a list of 0"), ({}, "none")], ids=str
+)
 def test_an_index_without_metadata(sharded, metadata, found):
     index = {"weight_map": json.loads((sharded / INDEX).read_text())["weight_map"]} | metadata
     (sharded / INDEX).write_text(json.dumps(index))
@@ -145,7 +150,9 @@ def test_a_tensor_that_is_there_twice(sharded):
 def test_quantised_tensors(sharded):
     file = holder(sharded)
     reweigh(sharded / file, lambda stored: stored.update({QUERY: torch.ones(48, 48, dtype=torch.int8)}))
-    assert f"{sharded / file}: {QUERY}: expected F32, BF16, F16, found I8; quantised weights are not read" in refusal(sharded)
+    assert f"{sharded / file}: {QUERY}: expected F32, BF16, F16, found I8; quantised weights are not read" in refusal(
+        sharded
+    )
 
 
 def test_files_that_the_index_does_not_name_are_ignored(sharded, tmp_path):
@@ -170,14 +177,20 @@ def test_both_names_of_one_tensor(tmp_path):
 @pytest.mark.parametrize("device_map", ["auto", {"": "cpu"}])
 def test_a_device_map_without_accelerate(sharded, device_map, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "needs accelerate, which is not installed: pip install 'sinkscope[spread]'" in refusal(sharded, CallError, device_map=device_map)
+    assert "needs accelerate, which is not installed: pip install 'sinkscope[spread]'" in refusal(
+        sharded, CallError, device_map=device_map
+    )
 
 
-@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="device_map needs accelerate, which is no dependency")
+@pytest.mark.skipif(
+    importlib.util.find_spec("accelerate") is None, reason="device_map needs accelerate, which is no dependency"
+)
 @pytest.mark.parametrize("device_map", ["auto", {"": "cpu"}])
 def test_a_device_map_gives_the_same_network(sharded, device_map):
     plain, mapped = (sinkscope.load(str(sharded), dtype="bfloat16", device_map=one) for one in (None, device_map))
-    mine, theirs = ({**dict(one.network.named_parameters()), **dict(one.network.named_buffers())} for one in (mapped, plain))
+    mine, theirs = (
+        {**dict(one.network.named_parameters()), **dict(one.network.named_buffers())} for one in (mapped, plain)
+    )
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in theirs)
     assert mapped.network.model.rotary_emb.inv_freq.dtype == torch.float32
     tokens = TINY["llada"].tokens
@@ -186,11 +199,15 @@ def test_a_device_map_gives_the_same_network(sharded, device_map):
     assert_close(*in_fp32, terms=TINY["llada"].terms)
 
 
-needs_accelerate = pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="device_map needs accelerate")
+needs_accelerate = pytest.mark.skipif(
+    importlib.util.find_spec("accelerate") is None, reason="device_map needs accelerate"
+)
 
 
 @pytest.mark.parametrize(
-    "device_map", [{"": "abacus"}, {"": "meta"}, {"": None}, "abacus", {"lm_head": "disk"}, {"": 99}, 99, -1, True], ids=str
+    "device_map",
+    [{"": "abacus"}, {"": "meta"}, {"": None}, "abacus", {"lm_head": "disk"}, {"": 99}, 99, -1, True],
+    ids=str,
 )
 def test_a_device_map_with_a_device_that_is_not_here(sharded, device_map):
     found = next(iter(device_map.values())) if isinstance(device_map, dict) else device_map
@@ -213,7 +230,10 @@ def test_a_device_map_that_transformers_refuses(sharded, monkeypatch):
 
     monkeypatch.setattr(transformers.LlamaForCausalLM, "from_pretrained", refuse)
     message = refusal(sharded, CallError, device_map={"model": "cpu"})
-    assert "expected a map that gives every part of the network a device, found {'model': 'cpu'} (no device for lm_head)" in message
+    assert (
+        "expected a map that gives every part of the network a device, found {'model': 'cpu'} (no device for lm_head)"
+        in message
+    )
 
 
 # Tokenizers
@@ -221,15 +241,17 @@ def test_a_device_map_that_transformers_refuses(sharded, monkeypatch):
 
 def test_a_mask_that_the_tokenizer_has_elsewhere(sharded):
     save_llada_tokenizer(sharded, {**LLADA_ADDED, 60: "<|other|>", 62: "<|mdm_mask|>"})
-    assert "as mask_token_id in config.json says, found '<|mdm_mask|>', token 62; one of the two files belongs to another model" in refusal(
-        sharded
+    assert (
+        "as mask_token_id in config.json says, found '<|mdm_mask|>', token 62; one of the two files belongs to another model"
+        in refusal(sharded)
     )
 
 
 def test_a_tokenizer_without_a_mask(sharded):
     save_llada_tokenizer(sharded, {**LLADA_ADDED, 60: "<|other|>"})
-    assert "mask_token: expected token 60, as mask_token_id in config.json says, found none (its token 60 is '<|other|>')" in refusal(
-        sharded
+    assert (
+        "mask_token: expected token 60, as mask_token_id in config.json says, found none (its token 60 is '<|other|>')"
+        in refusal(sharded)
     )
     save_llada_tokenizer(sharded, {56: "<|startoftext|>", 57: "<|endoftext|>"})
     assert "found none (it has 58 tokens)" in refusal(sharded)
@@ -269,7 +291,14 @@ EVIL = "from pathlib import Path\nPath({path!r}).touch()\nclass Evil: pass\n"
 
 def lay_traps(folder, proof):
     """Code of the folder's own in every place where transformers looks for some."""
-    names = ("modeling_llada", "configuration_llada", "modeling_dream", "configuration_dream", "tokenization_dream", "evil")
+    names = (
+        "modeling_llada",
+        "configuration_llada",
+        "modeling_dream",
+        "configuration_dream",
+        "tokenization_dream",
+        "evil",
+    )
     for name in names:
         (folder / f"{name}.py").write_text(EVIL.format(path=str(proof)))
     (folder / "custom_generate").mkdir()

@@ -20,7 +20,11 @@ from sinkscope.models.sink_token import VARIANTS, hidden_sink
 TOKENS = torch.randint(4, 150, (3, 21), generator=torch.Generator().manual_seed(1))
 TOKEN_VARIANTS = [SinkToken(), SinkToken(count=2), SinkToken(count=4), SinkToken(zero_value=True)]
 TERMS = terms_of(with_sink(), 21 + 4)
-ENDS = [SinkToken(position="end"), SinkToken(position="end", count=4), SinkToken(position="end", count=2, zero_value=True)]
+ENDS = [
+    SinkToken(position="end"),
+    SinkToken(position="end", count=4),
+    SinkToken(position="end", count=2, zero_value=True),
+]
 
 
 def difference(mine, theirs):
@@ -48,12 +52,16 @@ def test_a_tokenizer_of_something_else_is_refused(tokenizer, message):
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
-@pytest.mark.parametrize("variant", TOKEN_VARIANTS + ENDS, ids=lambda one: f"{one.position}-{one.count}-{one.zero_value}")
+@pytest.mark.parametrize(
+    "variant", TOKEN_VARIANTS + ENDS, ids=lambda one: f"{one.position}-{one.count}-{one.zero_value}"
+)
 @pytest.mark.parametrize("gradients", [False, True])
 def test_logits_are_those_of_rows_in_the_sequence(kind, variant, gradients):
     plain = body(kind, kv_heads=1)
     network = trained(add_sink_token(copy.deepcopy(plain), variant))
-    expected = dense_logits(plain, network.model.sink_token.embedding, TOKENS, end=variant.position == "end", zero_value=variant.zero_value)
+    expected = dense_logits(
+        plain, network.model.sink_token.embedding, TOKENS, end=variant.position == "end", zero_value=variant.zero_value
+    )
     with torch.set_grad_enabled(gradients):
         assert_close(network(TOKENS, use_cache=False).logits, expected, terms=TERMS)
     assert difference(plain(TOKENS, use_cache=False).logits, expected) > 1e-2
@@ -75,7 +83,9 @@ def test_a_logit_takes_its_share_and_gives_nothing(learned):
     plain.set_attn_implementation("eager")
     logits = network.model.sink_token.logits if learned else torch.zeros(3, 5)
     weights = []
-    hooks = [layer.self_attn.register_forward_hook(lambda m, i, out: weights.append(out[1])) for layer in plain.model.layers]
+    hooks = [
+        layer.self_attn.register_forward_hook(lambda m, i, out: weights.append(out[1])) for layer in plain.model.layers
+    ]
 
     def attention(module, query, key, value, mask, scaling=None, **kwargs):
         scores = query @ key.repeat_interleave(5, 1).transpose(-1, -2) * scaling
@@ -116,7 +126,15 @@ def test_a_gate_multiplies_the_attention_output():
 
 PADDED = pytest.mark.parametrize(
     ("causal", "name"),
-    [(False, "token-2"), (True, "token-2"), (False, "token-end"), (False, "logit"), (True, "logit"), (False, "gate"), (True, "gate")],
+    [
+        (False, "token-2"),
+        (True, "token-2"),
+        (False, "token-end"),
+        (False, "logit"),
+        (True, "logit"),
+        (False, "gate"),
+        (True, "gate"),
+    ],
 )
 
 
@@ -156,7 +174,9 @@ def test_a_padded_row_behind_a_cache_is_the_row_alone(name):
     cache = transformers.DynamicCache(config=network.config)
     for stop in (20, 21):
         start = cache.get_seq_length()
-        batch = network(tokens[:, start:stop], attention_mask=real[:, :stop], past_key_values=cache, use_cache=True).logits
+        batch = network(
+            tokens[:, start:stop], attention_mask=real[:, :stop], past_key_values=cache, use_cache=True
+        ).logits
     alone = network(TOKENS[:1, 8:], use_cache=False).logits
     assert_close(batch[:1, -1], alone[:, -1], terms=TERMS)
 
@@ -167,7 +187,10 @@ def test_a_cache_holds_the_text_alone_and_changes_nothing(name):
     network = with_sink(VARIANTS[name], causal=True, kv_heads=1)
     whole = network(TOKENS, use_cache=False).logits
     cache = transformers.DynamicCache(config=network.config)
-    parts = [network(part, past_key_values=cache, use_cache=True).logits for part in (TOKENS[:, :17], TOKENS[:, 17:18], TOKENS[:, 18:19])]
+    parts = [
+        network(part, past_key_values=cache, use_cache=True).logits
+        for part in (TOKENS[:, :17], TOKENS[:, 17:18], TOKENS[:, 18:19])
+    ]
     assert cache.get_seq_length() == 19
     assert_close(torch.cat(parts, dim=1), whole[:, :19], terms=TERMS)
 
@@ -243,7 +266,9 @@ def test_watching_padded_rows_changes_nothing(name):
     with subscribed(network, watcher):
         watched = network(TOKENS, **given).logits
     assert_close(watched[real.bool()], plain[real.bool()], terms=TERMS)
-    received = torch.stack([sums.sum(-1) + sinks.sum(-1) for sums, sinks in zip(watcher.sums, watcher.sinks, strict=True)])
+    received = torch.stack(
+        [sums.sum(-1) + sinks.sum(-1) for sums, sinks in zip(watcher.sums, watcher.sinks, strict=True)]
+    )
     assert_close(received, torch.tensor([13.0, 21.0, 21.0])[None, :, None].expand(3, 3, 5), terms=3 * 21)
 
 
@@ -273,14 +298,19 @@ def test_the_sink_itself_can_be_hidden(name):
     assert_close(hidden, plain(TOKENS, use_cache=False).logits, terms=TERMS)
     assert torch.equal(network(TOKENS, use_cache=False).logits, before) and difference(hidden, before) > 1e-2
     for without in (plain, add_sink_token(body(), "gate")):
-        with pytest.raises(CallError, match="expected a network with a sink token or a learned logit to hide, found"), hidden_sink(without):
+        with (
+            pytest.raises(CallError, match="expected a network with a sink token or a learned logit to hide, found"),
+            hidden_sink(without),
+        ):
             pass
 
 
 def test_another_attention_that_would_leave_the_sink_out_is_refused():
     network = with_sink()
     network.set_attn_implementation("eager")
-    with pytest.raises(AttentionError, match=r"attend through 'sinkscope', found 'eager', which would leave its sink out"):
+    with pytest.raises(
+        AttentionError, match=r"attend through 'sinkscope', found 'eager', which would leave its sink out"
+    ):
         network(TOKENS)
 
 
@@ -338,10 +368,16 @@ def test_a_token_begins_as_an_ordinary_embedding_does():
         (lambda: SinkToken(kind="logit", count=2), r"count belongs to kind 'token', found with kind 'logit'"),
         (lambda: SinkToken(learned=False), r"learned belongs to kind 'logit', found with kind 'token'"),
         (lambda: add_sink_token(body(), "tokens"), r"no variant 'tokens'; expected one of none, token, token-end"),
-        (lambda: add_sink_token(body(causal=True), "token-end"), r"'token-end': expected a bidirectional network .* found a causal one"),
+        (
+            lambda: add_sink_token(body(causal=True), "token-end"),
+            r"'token-end': expected a bidirectional network .* found a causal one",
+        ),
         (lambda: add_sink_token(with_sink(), "gate"), r"'gate': the network has 'token' already"),
         (lambda: add_sink_token(body(), SinkToken(folded=True)), r"folded constants come from a trained token"),
-        (lambda: add_sink_token(torch.nn.Linear(2, 2)), r"'token': expected a LlamaForCausalLM or Qwen2ForCausalLM .* found Linear"),
+        (
+            lambda: add_sink_token(torch.nn.Linear(2, 2)),
+            r"'token': expected a LlamaForCausalLM or Qwen2ForCausalLM .* found Linear",
+        ),
     ],
 )
 def test_a_variant_that_does_not_fit_is_refused(make, message):
@@ -362,7 +398,8 @@ def test_an_id_in_use_is_refused_and_a_free_one_is_not():
     tokenizer = build_tokenizer()
     text = tokenizer.convert_ids_to_tokens(7)
     with pytest.raises(
-        CallError, match=rf"'token' has token_id 7, but the tokenizer has '{text}' there; its free ids begin at {len(tokenizer)}"
+        CallError,
+        match=rf"'token' has token_id 7, but the tokenizer has '{text}' there; its free ids begin at {len(tokenizer)}",
     ):
         add_sink_token(body(), SinkToken(token_id=7), tokenizer=tokenizer)
     add_sink_token(body(), SinkToken(token_id=len(tokenizer)), tokenizer=tokenizer)

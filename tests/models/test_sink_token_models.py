@@ -27,7 +27,10 @@ def folders(tmp_path_factory):
     """One folder of each variant, bidirectional; ``causal`` ones beside."""
     home = tmp_path_factory.mktemp("sinks")
     made = {name: save(with_sink(VARIANTS[name]), home / name) for name in NAMES}
-    return made | {f"causal {name}": save(with_sink(VARIANTS[name], causal=True, kv_heads=1), home / f"causal {name}") for name in CAUSAL}
+    return made | {
+        f"causal {name}": save(with_sink(VARIANTS[name], causal=True, kv_heads=1), home / f"causal {name}")
+        for name in CAUSAL
+    }
 
 
 @torch.no_grad()
@@ -37,10 +40,16 @@ def test_what_is_saved_is_loaded(folders, name):
     model, network = sinkscope.load(str(folders[name])), with_sink(VARIANTS[name])
     loaded, made = dict(model.network.named_parameters()), dict(network.named_parameters())
     assert loaded.keys() == made.keys() and all(torch.equal(loaded[name], made[name]) for name in made)
-    assert_close(model.network(TOKENS, use_cache=False).logits, network(TOKENS, use_cache=False).logits, terms=terms_of(network, 18))
+    assert_close(
+        model.network(TOKENS, use_cache=False).logits,
+        network(TOKENS, use_cache=False).logits,
+        terms=terms_of(network, 18),
+    )
     stored = json.loads((folders[name] / "config.json").read_text())
     assert stored["model_type"] == "sink_llama" and stored["sink_token"] == VARIANTS[name].as_config()
-    assert model.card.sink_token == name and model.family.name == "llada" and model.card.vocabulary == len(model.tokenizer)
+    assert (
+        model.card.sink_token == name and model.family.name == "llada" and model.card.vocabulary == len(model.tokenizer)
+    )
 
 
 def test_loading_a_sink_says_nothing(folders, capfd, caplog):
@@ -64,15 +73,27 @@ def test_transformers_alone_refuses_the_folder(folders):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sink_token": {"kind": "vector"}}, r"names a variant that this version does not know \(.*kind: expected .* found 'vector'\)"),
-        ({"sink_token": {"kind": "token", "shape": "ring"}}, r"found shape = 'ring'; this version of sinkscope does not know that variant"),
-        ({"sink_token": "token"}, r"sink_token in config.json: expected an object with kind, position, .*found 'token'"),
+        (
+            {"sink_token": {"kind": "vector"}},
+            r"names a variant that this version does not know \(.*kind: expected .* found 'vector'\)",
+        ),
+        (
+            {"sink_token": {"kind": "token", "shape": "ring"}},
+            r"found shape = 'ring'; this version of sinkscope does not know that variant",
+        ),
+        (
+            {"sink_token": "token"},
+            r"sink_token in config.json: expected an object with kind, position, .*found 'token'",
+        ),
         (
             {"model_type": "llama"},
             r"expected sink_token and a model_type that begins with 'sink_' together, found model_type 'llama' with sink_token",
         ),
         ({"sink_token": None}, r"begins with 'sink_' together, found model_type 'sink_llama' without sink_token"),
-        ({"sink_token": VARIANTS["token-2"].as_config()}, r"model\.sink_token\.embedding \(1, 40\) instead of \(2, 40\)"),
+        (
+            {"sink_token": VARIANTS["token-2"].as_config()},
+            r"model\.sink_token\.embedding \(1, 40\) instead of \(2, 40\)",
+        ),
         (
             {"sink_token": VARIANTS["logit"].as_config()},
             r"1 missing: model\.sink_token\.logits \(3, 5\); 1 unused: model\.sink_token\.embedding \(1, 40\) in model\.safetensors",

@@ -37,7 +37,9 @@ def tokenizer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
     build_tokenizer().save_pretrained(folder)
     config = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({key: value for key, value in config.items() if key != "mask_token"}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({key: value for key, value in config.items() if key != "mask_token"})
+    )
     return folder
 
 
@@ -116,14 +118,21 @@ def test_other_forms_of_the_same_weights(form, tmp_path, tokenizer):
     out = convert(file, tmp_path / "model", tokenizer=tokenizer, heads=SHAPE.n_head)
     _, expected = convert_weights(lit_gpt_weights("token"), "here", SHAPE.n_head)
     found = load_file(out / "model.safetensors")
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert found.keys() == expected.keys() and all(
+        torch.equal(found[name], tensor) for name, tensor in expected.items()
+    )
 
 
 def test_the_fused_projection_is_split_group_by_group():
     """Rows numbered by what they are: group, place within it, component."""
     groups, shared, size = 2, 3, 4
     rows = torch.tensor(
-        [[100 * group + 10 * place + part] for group in range(groups) for place in range(shared + 2) for part in range(size)]
+        [
+            [100 * group + 10 * place + part]
+            for group in range(groups)
+            for place in range(shared + 2)
+            for part in range(size)
+        ]
     )
     queries, keys, values = split_fused(rows, groups * shared, groups)
     assert queries[:, 0].tolist() == [100 * g + 10 * p + c for g in range(2) for p in range(3) for c in range(4)]
@@ -144,7 +153,11 @@ def test_heads_of_the_published_shapes(width, layers, heads):
         shapes |= {"mlp.swiglu.w1": (7, width), "mlp.swiglu.w2": (7, width), "mlp.swiglu.w3": (width, 7)}
         weights |= {f"{block}{name}.weight": torch.zeros(1).expand(shape) for name, shape in shapes.items()}
     config, _ = convert_weights(weights, "here")
-    assert (config["num_attention_heads"], config["num_key_value_heads"], config["intermediate_size"]) == (heads, heads, 7)
+    assert (config["num_attention_heads"], config["num_key_value_heads"], config["intermediate_size"]) == (
+        heads,
+        heads,
+        7,
+    )
 
 
 def changed(change):
@@ -169,7 +182,10 @@ class Harmful:
             lambda: {"model": lit_gpt_weights("none"), "iter_num": 7},
             r"expected tensors only, found model \(dict\), iter_num \(int\) beside them; keep",
         ),
-        (lambda: lit_gpt_weights("none") | {"hparams": "x"}, r"expected tensors only, found hparams \(str\) beside them"),
+        (
+            lambda: lit_gpt_weights("none") | {"hparams": "x"},
+            r"expected tensors only, found hparams \(str\) beside them",
+        ),
         (
             lambda: {"weights": Harmful()},
             r"expected tensors only, found GLOBAL print, which could run code when it",
@@ -214,12 +230,17 @@ class Harmful:
         ),
         *(
             (
-                lambda found=found: changed(lambda w: w.update({"transformer.h.0.attn.attn.weight": torch.tensor(found)})),
+                lambda found=found: changed(
+                    lambda w: w.update({"transformer.h.0.attn.attn.weight": torch.tensor(found)})
+                ),
                 r"attn\.attn\.weight: expected rows of finite numbers, found ",
             )
             for found in (1.0, [float("nan")], [float("inf")])
         ),
-        (lambda: changed(lambda w: w.update({"transformer.wte.weight": torch.ones(32005, 24)})), r"beyond the head's 32000, found 5"),
+        (
+            lambda: changed(lambda w: w.update({"transformer.wte.weight": torch.ones(32005, 24)})),
+            r"beyond the head's 32000, found 5",
+        ),
         (
             lambda: {"transformer.wte.weight": torch.zeros(1).expand(100_000, 100_000)},
             r"model\.pth: transformer\.wte\.weight: expected 100000 × 100000 values, found 1, which it repeats; save tensor\.contiguous",
@@ -270,7 +291,10 @@ def written(state, **how):
         (written({"a": torch.ones(3)})[:300], CUT),
         (SAFE, "expected a file that torch.save wrote, found safetensors; name it model.safetensors"),
         (archive("a.npy"), "expected a file that torch.save wrote, found another zip archive"),
-        (archive("x/data.pkl", "x/constants.pkl"), "expected tensors by name, found a program of TorchScript; save its weights, torch.jit"),
+        (
+            archive("x/data.pkl", "x/constants.pkl"),
+            "expected tensors by name, found a program of TorchScript; save its weights, torch.jit",
+        ),
         (written({"a": torch.ones(3)}, _use_new_zipfile_serialization=False)[:-8], CUT),
         (
             written({"a": Harmful()}, _use_new_zipfile_serialization=False),
@@ -330,7 +354,8 @@ def test_a_flipped_bit_of_a_tensor_is_seen_by_its_checksum(checked, tmp_path):
         assert not (read_tensors(file)["a"] == 0.7).all()  # a file without checksums cannot be checked
         return
     with pytest.raises(
-        ModelError, match=r"a whole torch file, found one that is damaged or cut short, its model/data/0 is not what its check"
+        ModelError,
+        match=r"a whole torch file, found one that is damaged or cut short, its model/data/0 is not what its check",
     ):
         read_tensors(file)
 
@@ -343,7 +368,9 @@ def test_a_layer_of_a_number_that_none_has_is_a_strange_tensor(tmp_path):
 
 def test_the_advice_for_what_is_no_tensor_fits_the_file(tmp_path):
     torch.save({"a": torch.ones(2), "step": 5}, tmp_path / "model.pth")
-    with pytest.raises(ModelError, match=r"found step \(int\) beside them; .*\{name: one for name, one in state\.items\(\) if torch"):
+    with pytest.raises(
+        ModelError, match=r"found step \(int\) beside them; .*\{name: one for name, one in state\.items\(\) if torch"
+    ):
         read_tensors(tmp_path / "model.pth")
 
 
@@ -356,7 +383,8 @@ def retold(folder, tokenizer, tmp_path, **changes):
     """The tokenizer with other tokens: text → id, and its mask."""
     core = json.loads((tokenizer / "tokenizer.json").read_text())
     core["added_tokens"] += [
-        {"id": number, "content": text, "special": True} | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        {"id": number, "content": text, "special": True}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         for text, number in changes.items()
     ]
     core["model"]["vocab"] |= changes
@@ -398,16 +426,23 @@ def test_all_files_of_the_tokenizer_are_copied_or_refused(tmp_path, tokenizer):
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tool.jinja").write_text("x")
     out = convert(tmp_path / "model.pth", tmp_path / "model", tokenizer=folder, heads=SHAPE.n_head)
-    assert {path.relative_to(folder) for path in folder.rglob("*")} <= {path.relative_to(out) for path in out.rglob("*")}
+    assert {path.relative_to(folder) for path in folder.rglob("*")} <= {
+        path.relative_to(out) for path in out.rglob("*")
+    }
     (folder / "chat_template.jinja").unlink()
     (folder / "chat_template.jinja").mkdir()
-    with pytest.raises(ModelError, match=rf"^{folder}/chat_template\.jinja: expected a regular file, found a folder; fetch the tokenizer"):
+    with pytest.raises(
+        ModelError,
+        match=rf"^{folder}/chat_template\.jinja: expected a regular file, found a folder; fetch the tokenizer",
+    ):
         convert(tmp_path / "model.pth", tmp_path / "other", tokenizer=folder, heads=SHAPE.n_head)
     assert not (tmp_path / "other").exists()
 
 
 def test_a_sink_and_a_gate_together_are_refused():
-    weights = lit_gpt_weights("token") | {name: tensor for name, tensor in lit_gpt_weights("gate").items() if "gate" in name}
+    weights = lit_gpt_weights("token") | {
+        name: tensor for name, tensor in lit_gpt_weights("gate").items() if "gate" in name
+    }
     with pytest.raises(ModelError, match="expected either a sink token or a gate, found both"):
         convert_weights(weights, "here", SHAPE.n_head)
 
@@ -415,7 +450,9 @@ def test_a_sink_and_a_gate_together_are_refused():
 def test_packed_rows_beside_their_halves_are_refused():
     weights = lit_gpt_weights("none")
     halves = [weights[f"transformer.h.1.mlp.swiglu.w{number}.weight"] for number in (1, 2)]
-    with pytest.raises(ModelError, match=r"expected transformer\.h\.1\.\S+w12\.weight or its two halves, found \S+w1\.weight beside it"):
+    with pytest.raises(
+        ModelError, match=r"expected transformer\.h\.1\.\S+w12\.weight or its two halves, found \S+w1\.weight beside it"
+    ):
         convert_weights({**weights, "transformer.h.1.mlp.swiglu.w12.weight": torch.cat(halves)}, "here", SHAPE.n_head)
 
 
@@ -423,7 +460,9 @@ def test_weights_of_two_dtypes_are_loaded_in_the_wider_one(tmp_path, tokenizer):
     weights = lit_gpt_weights("none")
     weights["lm_head.weight"] = weights["lm_head.weight"].bfloat16()
     torch.save(weights, tmp_path / "model.pth")
-    found = sinkscope.load(str(convert(tmp_path / "model.pth", tmp_path / "model", tokenizer=tokenizer, heads=SHAPE.n_head)))
+    found = sinkscope.load(
+        str(convert(tmp_path / "model.pth", tmp_path / "model", tokenizer=tokenizer, heads=SHAPE.n_head))
+    )
     assert found.card.dtype == "float32"
     norm = weights["transformer.ln_f.weight"]
     assert torch.equal(found.network.model.norm.weight, norm) and torch.equal(
@@ -459,7 +498,10 @@ def test_the_command_converts(tmp_path, tokenizer, capsys):
     printed = capsys.readouterr()
     assert printed.out == f"{tmp_path / 'model'}\n"
     missing = MASK - len(sinkscope.load(str(tmp_path / "model")).tokenizer)
-    assert printed.err == f"{missing:,} of its tokens have no text in {tokenizer}: is it the tokenizer with which the model was trained?\n"
+    assert (
+        printed.err
+        == f"{missing:,} of its tokens have no text in {tokenizer}: is it the tokenizer with which the model was trained?\n"
+    )
 
 
 def test_a_tokenizer_of_all_tokens_is_not_noted(tmp_path, tokenizer, capsys):

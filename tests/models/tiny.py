@@ -17,7 +17,10 @@ LLADA_CONFIG = {
     "attention_dropout": 0.0,
     "attention_layer_norm": False,
     "attention_layer_norm_with_affine": True,
-    "auto_map": {"AutoConfig": "configuration_llada.LLaDAConfig", "AutoModelForCausalLM": "modeling_llada.LLaDAModelLM"},
+    "auto_map": {
+        "AutoConfig": "configuration_llada.LLaDAConfig",
+        "AutoModelForCausalLM": "modeling_llada.LLaDAModelLM",
+    },
     "bias_for_layer_norm": False,
     "block_group_size": 1,
     "block_type": "llama",
@@ -180,7 +183,10 @@ LLADA_MOE_CONFIG = {
     "architectures": ["LLaDAMoEModelLM"],
     "attention_bias": False,
     "attention_dropout": 0.0,
-    "auto_map": {"AutoConfig": "configuration_lladamoe.LLaDAConfig", "AutoModelForCausalLM": "modeling_lladamoe.LLaDAMoEModelLM"},
+    "auto_map": {
+        "AutoConfig": "configuration_lladamoe.LLaDAConfig",
+        "AutoModelForCausalLM": "modeling_lladamoe.LLaDAMoEModelLM",
+    },
     "bos_token_id": None,
     "clip_qkv": None,
     "dense_intermediate_size": 72,
@@ -332,7 +338,11 @@ def stock_shapes(config, biases, norms=False):
     width, inner, rows = config["hidden_size"], config.get("intermediate_size"), config["vocab_size"]
     dim = config.get("head_dim", width // config["num_attention_heads"])
     queries, keys = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
-    shapes = {"model.embed_tokens.weight": (rows, width), "model.norm.weight": (width,), "lm_head.weight": (rows, width)}
+    shapes = {
+        "model.embed_tokens.weight": (rows, width),
+        "model.norm.weight": (width,),
+        "lm_head.weight": (rows, width),
+    }
     for number in range(config["num_hidden_layers"]):
         layer = {
             "input_layernorm.weight": (width,),
@@ -362,7 +372,11 @@ def llada2_shapes(config):
     """Published name → shape: one tensor for queries, keys and values, dense layers first, then experts with a router and shared ones."""
     width, rows, dim, count = config["hidden_size"], config["vocab_size"], config["head_dim"], config["num_experts"]
     heads, keys, inner = config["num_attention_heads"], config["num_key_value_heads"], config["moe_intermediate_size"]
-    shapes = {"model.word_embeddings.weight": (rows, width), "model.norm.weight": (width,), "lm_head.weight": (rows, width)}
+    shapes = {
+        "model.word_embeddings.weight": (rows, width),
+        "model.norm.weight": (width,),
+        "lm_head.weight": (rows, width),
+    }
     for number in range(config["num_hidden_layers"]):
         layer = {
             "input_layernorm.weight": (width,),
@@ -378,7 +392,9 @@ def llada2_shapes(config):
             sizes["mlp.shared_experts"] = config["num_shared_experts"] * inner
             layer |= {"mlp.gate.weight": (count, width), "mlp.gate.expert_bias": (count,)}
         for name, size in sizes.items():
-            layer |= {f"{name}.{one}_proj.weight": (size, width) for one in ("gate", "up")} | {f"{name}.down_proj.weight": (width, size)}
+            layer |= {f"{name}.{one}_proj.weight": (size, width) for one in ("gate", "up")} | {
+                f"{name}.down_proj.weight": (width, size)
+            }
         shapes |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
     return shapes
 

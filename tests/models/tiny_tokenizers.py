@@ -14,7 +14,14 @@ TEXTS = [
 
 
 def _special(text):
-    return {"content": text, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    return {
+        "content": text,
+        "lstrip": False,
+        "normalized": False,
+        "rstrip": False,
+        "single_word": False,
+        "special": True,
+    }
 
 
 def save_words(folder, added, tokenizer_class="PreTrainedTokenizerFast", template=None, **named):
@@ -37,7 +44,12 @@ def save_words(folder, added, tokenizer_class="PreTrainedTokenizerFast", templat
         },
     }
     (folder / "tokenizer.json").write_text(json.dumps(core))
-    settings = {"tokenizer_class": tokenizer_class, "model_max_length": 1000, "clean_up_tokenization_spaces": False, **named}
+    settings = {
+        "tokenizer_class": tokenizer_class,
+        "model_max_length": 1000,
+        "clean_up_tokenization_spaces": False,
+        **named,
+    }
     if template is not None:
         settings["chat_template"] = template
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -61,7 +73,9 @@ def save_llada_tokenizer(folder, added=LLADA_ADDED, **changes):
 
 
 def save_llama_tokenizer(folder):
-    return save_words(folder, {56: "<|begin|>", 57: "<|end|>", 58: "<|eot|>"}, bos_token="<|begin|>", eos_token="<|eot|>")
+    return save_words(
+        folder, {56: "<|begin|>", 57: "<|end|>", 58: "<|eot|>"}, bos_token="<|begin|>", eos_token="<|eot|>"
+    )
 
 
 def save_dream_tokenizer(folder, added=None, **changes):
@@ -98,7 +112,9 @@ def save_sdar_tokenizer(folder):
 
 
 def save_llada_moe_tokenizer(folder):
-    return save_words(folder, {57: "<|endoftext|>", 60: "<|mask|>"}, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+    return save_words(
+        folder, {57: "<|endoftext|>", 60: "<|mask|>"}, eos_token="<|endoftext|>", pad_token="<|endoftext|>"
+    )
 
 
 SAVE = {

@@ -50,7 +50,9 @@ class EagerRun:
         for stack in find_stacks(self.network):
             for attention, (path, _) in stack.layers.items():
                 layer = self.layers[path] = Layer()
-                attention.register_forward_hook(lambda module, args, output, layer=layer: layer.maps.append(output[1].detach()))
+                attention.register_forward_hook(
+                    lambda module, args, output, layer=layer: layer.maps.append(output[1].detach())
+                )
                 stack.blocks[attention].register_forward_pre_hook(
                     lambda module, args, layer=layer: layer.hidden.append(args[0].norm(dim=-1).detach())
                 )

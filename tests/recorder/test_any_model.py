@@ -26,7 +26,9 @@ NEW = 4
 
 
 def gpt2():
-    config = transformers.GPT2Config(vocab_size=50, n_positions=32, n_embd=24, n_layer=2, n_head=4, initializer_range=0.5, **TOKENS)
+    config = transformers.GPT2Config(
+        vocab_size=50, n_positions=32, n_embd=24, n_layer=2, n_head=4, initializer_range=0.5, **TOKENS
+    )
     return transformers.GPT2LMHeadModel(config)
 
 
@@ -39,17 +41,32 @@ def gpt2_sources(attention, layer):
     attention.c_attn.register_forward_hook(keep)
 
 
-GROUPED = {"vocab_size": 50, "hidden_size": 24, "intermediate_size": 16, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8}
+GROUPED = {
+    "vocab_size": 50,
+    "hidden_size": 24,
+    "intermediate_size": 16,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 8,
+}
 
 
 def qwen3():
-    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**GROUPED, num_hidden_layers=2, initializer_range=0.3, **TOKENS))
+    return transformers.Qwen3ForCausalLM(
+        transformers.Qwen3Config(**GROUPED, num_hidden_layers=2, initializer_range=0.3, **TOKENS)
+    )
 
 
 def gemma3():
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
     config = transformers.Gemma3TextConfig(
-        **GROUPED, num_hidden_layers=3, layer_types=kinds, sliding_window=5, initializer_range=0.3, query_pre_attn_scalar=8, **TOKENS
+        **GROUPED,
+        num_hidden_layers=3,
+        layer_types=kinds,
+        sliding_window=5,
+        initializer_range=0.3,
+        query_pre_attn_scalar=8,
+        **TOKENS,
     )
     return transformers.Gemma3ForCausalLM(config)
 
@@ -94,19 +111,35 @@ def test_a_model_under_its_own_generate_equals_its_eager_maps(name, cached, tmp_
         assert trace.manifest["stack"] == trace.manifest["attends_to"] == trace.layers[0].split(".")[0]
         for step in range(NEW):
             width, length = 9 + step, LENGTHS[row] + step
-            assert trace.lengths[step] == length and trace.tokens[step, :length].tolist() == expected[row, padding:width].tolist()
+            assert (
+                trace.lengths[step] == length
+                and trace.tokens[step, :length].tolist() == expected[row, padding:width].tolist()
+            )
             for number, layer in enumerate(dense.layers.values()):
                 maps = layer.maps[: step + 1]
-                found = {key: getattr(trace, key)[step, number][..., :length] for key in ("column_sums", "last_query", "self_attention")}
-                assert_close(found["column_sums"], columns(maps, row, padding, width, not cached), terms=terms_of(network, 19))
+                found = {
+                    key: getattr(trace, key)[step, number][..., :length]
+                    for key in ("column_sums", "last_query", "self_attention")
+                }
+                assert_close(
+                    found["column_sums"], columns(maps, row, padding, width, not cached), terms=terms_of(network, 19)
+                )
                 own = torch.zeros(maps[-1].shape[1], width)
                 own[:, width - maps[-1].shape[-1] :] = maps[-1][row, :, -1]
                 assert_close(found["last_query"], own[:, padding:], terms=terms_of(network, 19))
                 diagonal = [each.diagonal(each.shape[-1] - each.shape[-2], -2, -1) for each in maps]
-                assert_close(found["self_attention"], so_far(diagonal, row, padding, not cached), terms=terms_of(network, 19))
-                for key, pieces in (("key_norms", layer.keys), ("value_norms", layer.values), ("hidden_norms", layer.hidden)):
+                assert_close(
+                    found["self_attention"], so_far(diagonal, row, padding, not cached), terms=terms_of(network, 19)
+                )
+                for key, pieces in (
+                    ("key_norms", layer.keys),
+                    ("value_norms", layer.values),
+                    ("hidden_norms", layer.hidden),
+                ):
                     dense_norms = so_far(pieces[: step + 1], row, padding, not cached)
-                    assert_close(getattr(trace, key)[step, number][..., :length], dense_norms, terms=terms_of(network, 19))
+                    assert_close(
+                        getattr(trace, key)[step, number][..., :length], dense_norms, terms=terms_of(network, 19)
+                    )
 
 
 def test_gemma_slides_in_two_layers_of_three():
@@ -151,15 +184,24 @@ def diffusion_gemma():
         **TOKENS,
     )
     vision = transformers.Gemma4VisionConfig(
-        hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=4
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=4,
     )
     config = transformers.DiffusionGemmaConfig(text_config=text, vision_config=vision, canvas_length=5)
     return transformers.DiffusionGemmaForBlockDiffusion(config).eval()
 
 
 def cached_norm_sources(attention, layer):
-    attention.k_norm.register_forward_hook(lambda m, a, output: layer.keys.append(output.detach().norm(dim=-1).transpose(1, 2)))
-    attention.v_norm.register_forward_hook(lambda m, a, output: layer.values.append(output.detach().norm(dim=-1).transpose(1, 2)))
+    attention.k_norm.register_forward_hook(
+        lambda m, a, output: layer.keys.append(output.detach().norm(dim=-1).transpose(1, 2))
+    )
+    attention.v_norm.register_forward_hook(
+        lambda m, a, output: layer.values.append(output.detach().norm(dim=-1).transpose(1, 2))
+    )
 
 
 def test_diffusion_gemma_under_its_own_generate_equals_its_eager_maps(tmp_path):
@@ -203,20 +245,30 @@ def test_diffusion_gemma_under_its_own_generate_equals_its_eager_maps(tmp_path):
                 each, held = layer.maps[step][row], layer.maps[step].shape[-1]
                 placed = torch.zeros(4, width)
                 placed[:, width - held :] = each.sum(dim=1)
-                assert_close(trace.column_sums[step, number, :, :length], placed[:, padding:], terms=terms_of(network, 19))
+                assert_close(
+                    trace.column_sums[step, number, :, :length], placed[:, padding:], terms=terms_of(network, 19)
+                )
                 assert_close(np.nansum(trace.column_sums[step, number], axis=-1), 5, terms=3 * 19)
                 diagonal = trace.self_attention[step, number, :, :length]
                 assert_close(diagonal[:, -5:], each.diagonal(held - 5, -2, -1), terms=terms_of(network, 19))
                 assert np.isnan(diagonal[:, :-5]).all()
-                assert_close(trace.hidden_norms[step, number, length - 5 : length], layer.hidden[step][row], terms=terms_of(network, 19))
+                assert_close(
+                    trace.hidden_norms[step, number, length - 5 : length],
+                    layer.hidden[step][row],
+                    terms=terms_of(network, 19),
+                )
                 for key in ("key_norms", "value_norms"):
                     pieces = getattr(encoder, key.split("_")[0] + "s")
-                    norms = torch.cat([*pieces[: 1 + step // 2], getattr(layer, key.split("_")[0] + "s")[step]], dim=-1)[row]
+                    norms = torch.cat(
+                        [*pieces[: 1 + step // 2], getattr(layer, key.split("_")[0] + "s")[step]], dim=-1
+                    )[row]
                     stored = getattr(trace, key)[step, number, : len(norms), :length]
                     first = max(0, width - held - padding)
                     assert np.isnan(stored[:, :first]).all(), "keys the window has left behind"
                     assert_close(stored[:, first:], norms[:, padding:][:, first:], terms=terms_of(network, 19))
-    assert dense.layers["model.decoder.layers.0.self_attn"].maps[0].shape[-2:] == (5, 10), "the window holds five of nine"
+    assert dense.layers["model.decoder.layers.0.self_attn"].maps[0].shape[-2:] == (5, 10), (
+        "the window holds five of nine"
+    )
 
 
 # An encoder, a decoder and what crosses between them
@@ -248,7 +300,9 @@ def test_an_encoder_and_a_decoder_make_traces_of_their_own(tmp_path):
     def sources(attention, layer):
         for name, kept in (("k_proj", layer.keys), ("v_proj", layer.values)):
             getattr(attention, name).register_forward_hook(
-                lambda m, a, output, kept=kept: kept.append(output.detach().unflatten(-1, (4, 6)).norm(dim=-1).transpose(1, 2))
+                lambda m, a, output, kept=kept: kept.append(
+                    output.detach().unflatten(-1, (4, 6)).norm(dim=-1).transpose(1, 2)
+                )
             )
 
     dense = EagerRun(network, sources)
@@ -257,7 +311,10 @@ def test_an_encoder_and_a_decoder_make_traces_of_their_own(tmp_path):
     with sinkscope.recording(network, out=tmp_path / "t"):
         assert torch.equal(network.generate(IDS, **options), expected)
     traces = sinkscope.open_traces(tmp_path / "t")
-    seen = [(trace.manifest["stack"], trace.manifest["attends_to"], trace.steps, trace.manifest["prompt_length"]) for trace in traces]
+    seen = [
+        (trace.manifest["stack"], trace.manifest["attends_to"], trace.steps, trace.manifest["prompt_length"])
+        for trace in traces
+    ]
     assert seen == [
         ("model.encoder", "model.encoder", 1, 6),
         ("model.encoder", "model.encoder", 1, 9),
@@ -271,7 +328,9 @@ def test_an_encoder_and_a_decoder_make_traces_of_their_own(tmp_path):
         padding, length = 9 - LENGTHS[row], LENGTHS[row]
         layer = dense.layers[encoder.layers[0]]
         assert not encoder.causal and decoder.causal and cross.causal
-        assert_close(encoder.column_sums[0, 0], layer.maps[0][row][:, padding:, padding:].sum(dim=1), terms=terms_of(network, 19))
+        assert_close(
+            encoder.column_sums[0, 0], layer.maps[0][row][:, padding:, padding:].sum(dim=1), terms=terms_of(network, 19)
+        )
         assert_close(encoder.value_norms[0, 0], layer.values[0][row][:, padding:], terms=terms_of(network, 19))
         for number in range(2):
             own, other = dense.layers[decoder.layers[number]], dense.layers[cross.layers[number]]
@@ -281,8 +340,12 @@ def test_an_encoder_and_a_decoder_make_traces_of_their_own(tmp_path):
                 assert_close(decoder.column_sums[step, number, :, : step + 1], sums, terms=terms_of(network, 19))
                 crossed = sum(each[row].sum(dim=1) for each in other.maps[: step + 1])
                 assert_close(cross.column_sums[step, number], crossed[:, padding:], terms=terms_of(network, 19))
-                assert_close(cross.key_norms[step, number], other.keys[0][row][:, padding:], terms=terms_of(network, 19))
-                assert_close(cross.value_norms[step, number], other.values[0][row][:, padding:], terms=terms_of(network, 19))
+                assert_close(
+                    cross.key_norms[step, number], other.keys[0][row][:, padding:], terms=terms_of(network, 19)
+                )
+                assert_close(
+                    cross.value_norms[step, number], other.values[0][row][:, padding:], terms=terms_of(network, 19)
+                )
         assert cross.lengths[:].tolist() == [length] * 3
         assert cross.tokens[2].tolist() == IDS[row, padding:].tolist() and decoder.tokens[0, 0] == 7
         assert "self_attention" in decoder.tensors and "self_attention" not in cross.tensors
@@ -295,26 +358,44 @@ def test_a_decoder_may_write_more_tokens_than_its_encoder_read(tmp_path, run):
         network.generate(IDS[1:, :3], max_new_tokens=12, min_new_tokens=12, do_sample=False, num_beams=1)
     cross = sinkscope.open_traces(tmp_path / "t")[2]
     columns = cross.column_sums[:]
-    np.testing.assert_allclose(columns.sum(axis=-1), np.broadcast_to(np.arange(1, 13)[:, None, None], (12, 1, 4)), rtol=1e-5)
+    np.testing.assert_allclose(
+        columns.sum(axis=-1), np.broadcast_to(np.arange(1, 13)[:, None, None], (12, 1, 4)), rtol=1e-5
+    )
     assert columns.max() > 3
     status, _, err = run("sinks", str(cross.folder))
     assert status == 0 and "can exceed" not in err, "12 queries' worth can lie on one of the 3 tokens"
     sinks = sinkscope.find_sinks(cross, excess=0.1)
     np.testing.assert_allclose(sinks.visible_query_mean, sinks.column_sum / (sinks.step + 1), rtol=1e-6)
     rate = summarise(cross).kept(Evenness)
-    np.testing.assert_array_equal(rate.over_third[:, 0], (columns[:, 0] / np.arange(1, 13)[:, None, None]).max(axis=-1) > 0.3)
+    np.testing.assert_array_equal(
+        rate.over_third[:, 0], (columns[:, 0] / np.arange(1, 13)[:, None, None]).max(axis=-1) > 0.3
+    )
     assert sinkscope.analyse(cross).prompts == 1
-    with pytest.raises(CallError, match=r"of one stack's attention, found that of model\.encoder and that of model\.decoder; analyse each"):
+    with pytest.raises(
+        CallError,
+        match=r"of one stack's attention, found that of model\.encoder and that of model\.decoder; analyse each",
+    ):
         sinkscope.analyse(sinkscope.open_traces(tmp_path / "t"))
-    with pytest.raises(CallError, match=r"found that of model\.decoder and that of model\.decoder to model\.encoder; analyse each"):
+    with pytest.raises(
+        CallError, match=r"found that of model\.decoder and that of model\.decoder to model\.encoder; analyse each"
+    ):
         sinkscope.analyse(sinkscope.open_traces(tmp_path / "t")[1:])
 
 
 def test_tokens_that_are_unknown_are_counted_as_such(tmp_path):
     """States went in, of which nobody knows the tokens: the trace has −1 there, which is a token like another in every count."""
     torch.manual_seed(0)
-    shape = {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
-    network, states = transformers.BertModel(transformers.BertConfig(**shape, initializer_range=0.6)).eval(), torch.randn(1, 10, 24)
+    shape = {
+        "vocab_size": 50,
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 16,
+    }
+    network, states = (
+        transformers.BertModel(transformers.BertConfig(**shape, initializer_range=0.6)).eval(),
+        torch.randn(1, 10, 24),
+    )
     with sinkscope.recording(network, out=tmp_path / "t"), torch.no_grad():
         network(inputs_embeds=states)
     trace = sinkscope.open_traces(tmp_path / "t")[0]
@@ -322,7 +403,10 @@ def test_tokens_that_are_unknown_are_counted_as_such(tmp_path):
     loose = [Threshold(0.1)]
     found = sinkscope.analyse(trace, loose)
     shares = {one.place["class"]: one.value for one in found.find("composition.share_of_sinks", excess=0.1)}
-    assert shares["word"] == 1.0 and found.find("composition.share_of_canvas", excess=0.1, **{"class": "word"})[0].value == 1.0
+    assert (
+        shares["word"] == 1.0
+        and found.find("composition.share_of_canvas", excess=0.1, **{"class": "word"})[0].value == 1.0
+    )
     assert summarise(trace, loose).canvas.token_counts.tolist() == [10]
     with sinkscope.recording(network, out=tmp_path / "s", keep="statistics"), torch.no_grad():
         network(inputs_embeds=states)
@@ -375,7 +459,10 @@ def test_the_map_of_such_a_network_says_why_there_is_none(tmp_path, run):
     with sinkscope.recording(network, out=tmp_path / "t"):
         network.generate(IDS[1:], max_new_tokens=2)
     status, _, err = run("map", tmp_path / "t", "--step", 0, "--layer", 0, "--head", 0)
-    assert status == 2 and "was written by Qwen3ForCausalLM that sinkscope did not load, so its maps cannot be computed again" in err
+    assert (
+        status == 2
+        and "was written by Qwen3ForCausalLM that sinkscope did not load, so its maps cannot be computed again" in err
+    )
     for figure, why in (("2", "the trace does not say which tokens were committed"), ("8", "did not load")):
         status, _, err = run("figures", tmp_path / "t", "--out", tmp_path / "f", "--only", figure, "--excess", 0.1)
         assert status == 1 and f"Figure {figure} is not drawn" in err and why in err
@@ -406,7 +493,10 @@ class Surrogates(Words):
 
 @pytest.mark.parametrize("tokenizer", ["x", 5, [], {}, Words, OddEnd(), object()], ids=lambda one: type(one).__name__)
 def test_what_is_no_tokenizer_is_refused_before_anything_runs(tmp_path, tokenizer):
-    with pytest.raises(CallError, match="tokenizer: expected "), sinkscope.recording(qwen3(), out=tmp_path / "t", tokenizer=tokenizer):
+    with (
+        pytest.raises(CallError, match="tokenizer: expected "),
+        sinkscope.recording(qwen3(), out=tmp_path / "t", tokenizer=tokenizer),
+    ):
         raise AssertionError("the body runs")
     assert not (tmp_path / "t").exists()
 
@@ -441,7 +531,17 @@ class Describes(Hider):
 
 @pytest.mark.parametrize(
     "description",
-    [None, 5, ["rule"], {"x": float("nan")}, {"x": np.zeros(2)}, {"x": {1, 2}}, {(1, 2): 3}, {"x": "\ud800"}, {"x": 1 << 200}],
+    [
+        None,
+        5,
+        ["rule"],
+        {"x": float("nan")},
+        {"x": np.zeros(2)},
+        {"x": {1, 2}},
+        {(1, 2): 3},
+        {"x": "\ud800"},
+        {"x": 1 << 200},
+    ],
     ids=repr,
 )
 def test_what_a_hider_says_of_itself_is_plain(tmp_path, description):
@@ -479,11 +579,15 @@ def test_a_network_with_gradient_checkpoints_is_recorded_and_trained(tmp_path):
 @pytest.mark.parametrize("causal", [True, False])
 def test_several_texts_in_one_trace_are_not_analysed(causal, tmp_path):
     """Plain calls are steps of one text, which an autoregressive model only lengthens."""
-    shape = transformers.BertConfig(vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=16)
+    shape = transformers.BertConfig(
+        vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=16
+    )
     network = qwen3().eval() if causal else transformers.BertForMaskedLM(shape).eval()
     given = {"use_cache": False} if causal else {}
     with sinkscope.recording(network, out=tmp_path / "run"):
         for length in (5, 8, 3):
             network(IDS[:1, :length], **given)
-    with pytest.raises(CallError, match=r"expected a canvas that grows, found 3 tokens behind a .*; record each text by itself"):
+    with pytest.raises(
+        CallError, match=r"expected a canvas that grows, found 3 tokens behind a .*; record each text by itself"
+    ):
         sinkscope.analyse(tmp_path / "run")

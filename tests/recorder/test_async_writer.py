@@ -86,7 +86,9 @@ def test_a_step_larger_than_all_room_goes_alone():
 
 OUT_OF_MEMORY = {
     "of the device": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-    "to be pinned": getattr(torch, "AcceleratorError", RuntimeError)("CUDA error: out of memory"),  # as cudaHostAlloc says it
+    "to be pinned": getattr(torch, "AcceleratorError", RuntimeError)(
+        "CUDA error: out of memory"
+    ),  # as cudaHostAlloc says it
 }
 
 

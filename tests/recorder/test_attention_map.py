@@ -36,7 +36,9 @@ def recorded(request, tmp_path_factory):
 @torch.no_grad()
 def dense_maps(folder, causal, tokens):
     """[layer, head, query, key] by transformers' eager attention."""
-    network = transformers.LlamaForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    network = transformers.LlamaForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32
+    ).eval()
     assert network.config.is_causal is causal if hasattr(network.config, "is_causal") else causal
     output = network(torch.from_numpy(tokens.astype(np.int64))[None], output_attentions=True, use_cache=False)
     return torch.stack(output.attentions)[:, 0].numpy()
@@ -57,7 +59,9 @@ def test_a_map_is_the_dense_one_and_adds_up_to_what_was_recorded(recorded, step)
             assert_close(found.attention.sum(axis=1), 1, terms=length)
             recorded_columns = trace.column_sums[number, layer, head, :length]
             assert_close(found.attention.sum(axis=0), recorded_columns, terms=terms_of(model.network, length))
-            assert found.largest_difference == pytest.approx(np.abs(found.attention.sum(axis=0) - recorded_columns).max())
+            assert found.largest_difference == pytest.approx(
+                np.abs(found.attention.sum(axis=0) - recorded_columns).max()
+            )
 
 
 def test_negative_numbers_count_from_the_end(recorded):
@@ -65,7 +69,9 @@ def test_negative_numbers_count_from_the_end(recorded):
     trace = traces[0]
     place = (trace.steps - 1, len(trace.layers) - 2, trace.heads - 1)
     assert check_place(trace, -1, -2, -1) == place
-    np.testing.assert_array_equal(recompute_map(model, trace, -1, -2, -1).attention, recompute_map(model, trace, *place).attention)
+    np.testing.assert_array_equal(
+        recompute_map(model, trace, -1, -2, -1).attention, recompute_map(model, trace, *place).attention
+    )
 
 
 def test_recomputing_leaves_the_model_as_it_was(recorded):
@@ -108,7 +114,9 @@ def edited(trace, tmp_path, change):
 def test_other_weights_are_refused(recorded, tmp_path):
     model, _, traces = recorded
     other = edited(traces[0], tmp_path, lambda manifest: manifest["model"].update(weight_hash="f" * 64))
-    with pytest.raises(CallError, match=rf"was written by weights ffffffffffff…, .* has {model.card.weight_hash[:12]}…; pass the model"):
+    with pytest.raises(
+        CallError, match=rf"was written by weights ffffffffffff…, .* has {model.card.weight_hash[:12]}…; pass the model"
+    ):
         recompute_map(model, other, 0, 0, 0)
 
 
@@ -122,7 +130,9 @@ def test_a_trace_that_does_not_say_its_weights_is_refused(recorded, tmp_path):
 def test_columns_that_are_not_those_of_the_map_are_refused(recorded):
     """As after hiding: here the same weights by name, but another network."""
     model, folder, traces = recorded
-    network = transformers.LlamaForCausalLM.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float32).eval()
+    network = transformers.LlamaForCausalLM.from_pretrained(
+        folder, attn_implementation="sdpa", dtype=torch.float32
+    ).eval()
     with torch.no_grad():
         network.model.layers[0].self_attn.q_proj.weight.mul_(-1)
     with pytest.raises(TraceError, match="expected the map's columns to be those recorded; key"):
@@ -187,7 +197,8 @@ def test_a_stored_map_of_another_trace_is_refused(recorded, tmp_path):
     attention = recompute_map(model, trace, 2, 1, 3).attention
     store_map(trace, 2, 1, 3, np.roll(attention, 1, axis=1))
     with pytest.raises(
-        TraceError, match=r"expected the map's columns to be those of the trace, .*the map of another trace; delete the file"
+        TraceError,
+        match=r"expected the map's columns to be those of the trace, .*the map of another trace; delete the file",
     ):
         stored_map(trace, 2, 1, 3)
     store_map(trace, 2, 1, 3, attention[2:])
@@ -209,7 +220,12 @@ def test_map_command_writes_what_it_prints(recorded, run, tmp_path, suffix):
     document = json.loads(printed)
     attention = np.array(document["map"])
     assert attention.shape == (document["queries"], document["keys"])
-    assert (document["step"], document["layer"], document["head"], document["source"]) == (traces[1].steps - 2, 1, 2, "recomputed")
+    assert (document["step"], document["layer"], document["head"], document["source"]) == (
+        traces[1].steps - 2,
+        1,
+        2,
+        "recomputed",
+    )
     assert 0 <= document["largest_difference"] < 1e-3
     if suffix == ".npy":
         np.testing.assert_allclose(np.load(out), attention, atol=1e-6)

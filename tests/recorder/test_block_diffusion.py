@@ -160,7 +160,9 @@ def test_hiding_is_in_force_behind_the_cache(rule, tmp_path):
     trace, bare = sinkscope.open_trace(tmp_path / "t"), recorded(model, tmp_path / "bare", length=20, temperature=0.0)
     assert not torch.equal(plain, hidden) or not np.allclose(trace.column_sums[:], bare.column_sums[:], equal_nan=True)
     if rule.startswith(("top", "random")):
-        running = trace.column_sums[2, ..., :12]  # the second step of the first block, behind the 8 tokens that were read
+        running = trace.column_sums[
+            2, ..., :12
+        ]  # the second step of the first block, behind the 8 tokens that were read
         running[..., :8] -= trace.column_sums[0, ..., :8]
         assert ((np.abs(running) < 1e-5).sum(-1) == 2).all()
 

@@ -6,7 +6,10 @@ import torch
 
 import sinkscope
 
-PROMPT, TENSORS = [5, 9, 11, 7], ("column_sums", "self_attention", "value_norms", "output_norms", "confidence", "tokens")
+PROMPT, TENSORS = (
+    [5, 9, 11, 7],
+    ("column_sums", "self_attention", "value_norms", "output_norms", "confidence", "tokens"),
+)
 
 
 @pytest.fixture(params=[torch.float64, torch.bfloat16], ids=str)
@@ -38,7 +41,9 @@ def test_a_recording_is_the_same(diffusion, tmp_path, default, rule, temperature
     expected = recorded(diffusion, settings, rule, tmp_path / "usual")
     found = default(recorded, diffusion, settings, rule, tmp_path / "unusual")
     for name in TENSORS:
-        assert found[name].dtype == expected[name].dtype and np.array_equal(found[name], expected[name], equal_nan=True), name
+        assert found[name].dtype == expected[name].dtype and np.array_equal(
+            found[name], expected[name], equal_nan=True
+        ), name
 
 
 def test_an_autoregressive_recording_is_the_same(autoregressive, tmp_path, default):
@@ -96,5 +101,8 @@ def test_a_manifest_says_what_became_of_the_model(diffusion_folder, tmp_path):
         with sinkscope.recording(model, out=tmp_path / f"{number}.trace"):
             sinkscope.generate(model, [5, 9, 11, 7], length=4, steps=4, block=4)
         manifest = sinkscope.open_trace(tmp_path / f"{number}.trace").manifest
-        assert manifest["model"]["dtype"] == manifest["dtype"] == dtype and manifest["model"]["stored_dtype"] == stock.stored_dtype
+        assert (
+            manifest["model"]["dtype"] == manifest["dtype"] == dtype
+            and manifest["model"]["stored_dtype"] == stock.stored_dtype
+        )
         assert manifest["model"]["weight_hash"] == weights

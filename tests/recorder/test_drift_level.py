@@ -66,7 +66,9 @@ def test_drift_is_that_of_the_keys_of_each_step(diffusion, lags):
                             counts[number, at, layer, head] += 1
                             for which in (0, 1):
                                 old, new = (one[layer][which][row, head, place] for one in (then, later))
-                                sums[which, number, at, layer, head] += float(torch.nn.functional.cosine_similarity(old, new, dim=0))
+                                sums[which, number, at, layer, head] += float(
+                                    torch.nn.functional.cosine_similarity(old, new, dim=0)
+                                )
                                 sums[2 + which, number, at, layer, head] += abs(float(new.norm() / old.norm()) - 1)
         assert np.array_equal(recorder.counts[row], counts)
         assert_close(recorder.sums[row].astype(np.float32), sums.astype(np.float32), terms=4000)
@@ -89,13 +91,27 @@ def test_means_and_intervals_are_over_prompts():
     found = rows["value_cosine", "mask"]
     assert_close(np.array(found["by_layer"]["mean"]), values.mean((0, 2)), terms=10)
     assert_close(np.array(found["by_layer_and_head"]), values.mean(0), terms=10)
-    assert all(low < mean < high for low, mean, high in zip(*(found["by_layer"][name] for name in ("low", "mean", "high")), strict=True))
+    assert all(
+        low < mean < high
+        for low, mean, high in zip(*(found["by_layer"][name] for name in ("low", "mean", "high")), strict=True)
+    )
     assert f"| 1 | mask | {np.mean(rows['key_cosine', 'mask']['by_layer']['mean']):.4f} |" in drift_table(document)
     assert "| 1 | sink | – | – | – | – |" in drift_table(document)
 
 
 def test_the_command_writes_numbers_and_a_figure(run, diffusion_folder, tmp_path):
-    command = ("trace", diffusion_folder, "--prompt", PROMPTS[0], "--keep", "drift", "--out", tmp_path / "d", "--length", 12)
+    command = (
+        "trace",
+        diffusion_folder,
+        "--prompt",
+        PROMPTS[0],
+        "--keep",
+        "drift",
+        "--out",
+        tmp_path / "d",
+        "--length",
+        12,
+    )
     status, out, err = run(*command, "--json")
     assert status == 0, err
     document = json.loads(out)
@@ -116,7 +132,9 @@ def test_the_command_writes_numbers_and_a_figure(run, diffusion_folder, tmp_path
 def test_vectors_without_a_length_are_not_told_and_hide_no_other_class(tmp_path):
     model = sinkscope.load("lab-diffusion")
     with torch.no_grad():
-        model.network.model.embed_tokens.weight[model.card.mask_id] = 0  # keys and values of masks are 0 in the first layer
+        model.network.model.embed_tokens.weight[model.card.mask_id] = (
+            0  # keys and values of masks are 0 in the first layer
+        )
     with sinkscope.recording(model, out=tmp_path / "d", keep="drift"):
         sinkscope.generate(model, PROMPTS[0], **SETTINGS)
     rows = json.loads((tmp_path / "d" / "drift.json").read_text())["drift"]
@@ -127,32 +145,60 @@ def test_vectors_without_a_length_are_not_told_and_hide_no_other_class(tmp_path)
 
 
 def test_no_drift_is_drawn_at_0():
-    same = drift_document([np.ones((4, 1, 4, 2, 1)) * np.array([1, 1, 0, 0])[:, None, None, None, None]], [np.ones((1, 4, 2, 1))], [1])
+    same = drift_document(
+        [np.ones((4, 1, 4, 2, 1)) * np.array([1, 1, 0, 0])[:, None, None, None, None]], [np.ones((1, 4, 2, 1))], [1]
+    )
     figure = draw_drift({**same, "model": {"name": "m"}})
     lines = [line for axes in figure.sheet.axes for line in axes.lines]
     assert len(lines) == 16 and all(set(line.get_ydata()) == {0.0} for line in lines)
 
 
 def test_what_has_no_drift_is_refused(diffusion, autoregressive, tmp_path):
-    with pytest.raises(CallError, match="drift is that of a canvas"), sinkscope.recording(autoregressive, out=tmp_path / "a", keep="drift"):
+    with (
+        pytest.raises(CallError, match="drift is that of a canvas"),
+        sinkscope.recording(autoregressive, out=tmp_path / "a", keep="drift"),
+    ):
         pass
     with (
-        pytest.raises(CallError, match="drift is measured where everything is computed in every step, found cache block"),
+        pytest.raises(
+            CallError, match="drift is measured where everything is computed in every step, found cache block"
+        ),
         sinkscope.recording(diffusion, out=tmp_path / "c", keep="drift"),
     ):
         sinkscope.generate(diffusion, PROMPTS[0], length=4, cache="block")
     bare = diffusion.network
-    with pytest.raises(CallError, match="drift needs a sinkscope Model"), sinkscope.recording(bare, out=tmp_path / "n", keep="drift"):
+    with (
+        pytest.raises(CallError, match="drift needs a sinkscope Model"),
+        sinkscope.recording(bare, out=tmp_path / "n", keep="drift"),
+    ):
         pass
 
 
 def test_one_step_has_no_drift(run, diffusion, diffusion_folder, tmp_path):
-    refused = pytest.raises(CallError, match="keep: drift lies between a step and a later one, expected 2 steps or more, found 1")
+    refused = pytest.raises(
+        CallError, match="keep: drift lies between a step and a later one, expected 2 steps or more, found 1"
+    )
     with refused, sinkscope.recording(diffusion, out=tmp_path / "p", keep="drift"):
         sinkscope.generate(diffusion, PROMPTS, length=4, block=4, steps=1)
-    call = ("trace", diffusion_folder, "--prompt", PROMPTS[0], "--keep", "drift", "--out", tmp_path / "d", "--length", 1, "--block", 1)
+    call = (
+        "trace",
+        diffusion_folder,
+        "--prompt",
+        PROMPTS[0],
+        "--keep",
+        "drift",
+        "--out",
+        tmp_path / "d",
+        "--length",
+        1,
+        "--block",
+        1,
+    )
     status, out, err = run(*call)
-    assert (status, out) == (2, "") and "--keep drift: it lies between a step and a later one, expected 2 steps or more, found 1" in err
+    assert (status, out) == (
+        2,
+        "",
+    ) and "--keep drift: it lies between a step and a later one, expected 2 steps or more, found 1" in err
     assert not [*tmp_path.iterdir()]
 
 
@@ -160,7 +206,11 @@ def test_a_folder_of_drift_is_called_that_where_a_trace_is_expected(run, diffusi
     with sinkscope.recording(diffusion, out=tmp_path / "d", keep="drift"):
         sinkscope.generate(diffusion, PROMPTS[0], length=4, block=4, steps=2)
     status, _, err = run("sinks", tmp_path / "d")
-    assert status == 1 and "expected a trace, found how far keys and values move between steps (drift.json); `sinkscope trace` makes" in err
+    assert (
+        status == 1
+        and "expected a trace, found how far keys and values move between steps (drift.json); `sinkscope trace` makes"
+        in err
+    )
 
 
 def test_under_guidance_drift_is_that_of_the_canvases_with_their_prompts(diffusion, tmp_path):
@@ -182,9 +232,13 @@ def test_generations_with_other_settings_or_rules_are_not_added_up(diffusion, tm
         with sinkscope.parse_rule(rule)(diffusion):
             sinkscope.generate(diffusion, PROMPTS[0], **{"length": 8, "block": 8, "steps": 8, **settings})
 
-    for number, (second, what) in enumerate(((("none", {"steps": 4}), "sampler.steps"), (("top:2", {}), "hide"), (("top:1", {}), "hide"))):
+    for number, (second, what) in enumerate(
+        ((("none", {"steps": 4}), "sampler.steps"), (("top:2", {}), "hide"), (("top:1", {}), "hide"))
+    ):
         first = "top:1" if number == 1 else "none"
-        refused = pytest.raises(CallError, match=f"keep='{keep}' .* prompts of one setting: expected {what} .* as for the first prompt")
+        refused = pytest.raises(
+            CallError, match=f"keep='{keep}' .* prompts of one setting: expected {what} .* as for the first prompt"
+        )
         with refused, sinkscope.recording(diffusion, out=tmp_path / str(number), keep=keep):
             under(first)
             under(second[0], **second[1])

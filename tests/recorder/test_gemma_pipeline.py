@@ -9,7 +9,9 @@ from test_any_model import diffusion_gemma
 import sinkscope
 from sinkscope.attention import Hider, subscribed
 
-diffusers = pytest.importorskip("diffusers", reason="diffusers, whose pipelines run here, is not installed: pip install diffusers")
+diffusers = pytest.importorskip(
+    "diffusers", reason="diffusers, whose pipelines run here, is not installed: pip install diffusers"
+)
 
 PROMPT = torch.randint(5, 50, (1, 9), generator=torch.Generator().manual_seed(0))
 
@@ -37,7 +39,13 @@ def pipeline():
     made.set_progress_bar_config(disable=True)
 
     def run(**more):
-        options = {"prompt": "any", "gen_length": 10, "num_inference_steps": 3, "output_type": "seq", "confidence_threshold": None}
+        options = {
+            "prompt": "any",
+            "gen_length": 10,
+            "num_inference_steps": 3,
+            "output_type": "seq",
+            "confidence_threshold": None,
+        }
         return made(generator=torch.Generator().manual_seed(1), **options, **more).sequences
 
     return made.model, run
@@ -48,7 +56,9 @@ def test_the_pipeline_is_recorded(pipeline, tmp_path):
     network, run = pipeline
     expected, canvases = run(), []
     with sinkscope.recording(network, out=tmp_path / "t"):
-        found = run(callback_on_step_end=lambda _, step, timestep, tensors: canvases.append(tensors["canvas"][0].tolist()) or {})
+        found = run(
+            callback_on_step_end=lambda _, step, timestep, tensors: canvases.append(tensors["canvas"][0].tolist()) or {}
+        )
     assert torch.equal(found, expected), "recording changed what the pipeline writes"
     encoder, decoder = sinkscope.open_traces(tmp_path / "t")
     assert (encoder.steps, decoder.steps) == (2, 6) and encoder.complete and decoder.complete

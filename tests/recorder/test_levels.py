@@ -57,7 +57,8 @@ def test_one_generation_at_two_levels_is_one_prompt(kept):
     one, other = sinkscope.open_traces(kept / "columns")
     again = sinkscope.open_traces(kept / "top")[0]
     with pytest.raises(
-        CallError, match=f"expected each trace once, as it is one prompt, found the values of {one.folder} in {again.folder}"
+        CallError,
+        match=f"expected each trace once, as it is one prompt, found the values of {one.folder} in {again.folder}",
     ):
         analyse([one, again], choice=False)
     assert analyse([one, other], choice=False).prompts == 2
@@ -118,30 +119,47 @@ def test_the_first_tokens_rate_is_told_only_where_it_must_be_among_the_kept(diff
         more = {"top": top} if keep == "top" else {}
         with sinkscope.recording(diffusion, out=tmp_path / keep, keep=keep, **more):
             sinkscope.generate(diffusion, [5, 6, 7], length=4, block=4)
-    whole, few = (sinkscope.analyse([sinkscope.open_trace(tmp_path / keep)], choice=False) for keep in ("columns", "top"))
+    whole, few = (
+        sinkscope.analyse([sinkscope.open_trace(tmp_path / keep)], choice=False) for keep in ("columns", "top")
+    )
     (expected,), (found,) = whole.find("concentration.gu_rate_first"), few.find("concentration.gu_rate_first")
     assert found.value == (None if top < 3 else expected.value)
 
 
 def test_where_weights_were_zeroed_the_kept_columns_do_not_tell_how_many_queries_there_are(diffusion, tmp_path):
     for keep in ("columns", "top"):
-        with sinkscope.recording(diffusion, out=tmp_path / keep, keep=keep), HidePositions(range(4), effect="zero")(diffusion):
+        with (
+            sinkscope.recording(diffusion, out=tmp_path / keep, keep=keep),
+            HidePositions(range(4), effect="zero")(diffusion),
+        ):
             sinkscope.generate(diffusion, [5, 6, 7, 8, 9], length=4, block=4)
-    whole, few = (sinkscope.analyse([sinkscope.open_trace(tmp_path / keep)], choice=False) for keep in ("columns", "top"))
+    whole, few = (
+        sinkscope.analyse([sinkscope.open_trace(tmp_path / keep)], choice=False) for keep in ("columns", "top")
+    )
     for name in ("concentration.gu_rate", "concentration.gu_rate_first"):
         assert [one.find(name)[0].value is None for one in (whole, few)] == [False, True]
 
 
 def test_an_analysis_of_a_top_trace_tells_what_that_of_the_whole_one_tells_or_nothing(kept):
     whole, top = (sinkscope.open_traces(kept / level)[0] for level in ("columns", "top"))
-    values, found = (values_of(summarise(one, [Threshold(0.5), Threshold(EXCESS), Threshold(3.0)])) for one in (whole, top))
-    followed_apart = ("movement.", "agreement.") if whole.causal else ()  # in the newest queries' columns, which may miss one
+    values, found = (
+        values_of(summarise(one, [Threshold(0.5), Threshold(EXCESS), Threshold(3.0)])) for one in (whole, top)
+    )
+    followed_apart = (
+        ("movement.", "agreement.") if whole.causal else ()
+    )  # in the newest queries' columns, which may miss one
     told = [key for key, value in found.items() if not np.isnan(value) and not key[0].startswith(followed_apart)]
     for key in told:
         assert found[key] == pytest.approx(values[key], rel=1e-4, abs=1e-6), key
     assert ("concentration.sinks_per_head", Threshold(3.0).place) in told  # where fewer are sinks than were kept
     assert ("concentration.sinks_per_head", Threshold(0.5).place) not in told
-    assert np.isnan([found["concentration.entropy", ()], found["concentration.gini", ()], found["groups.both", Threshold(3.0).place]]).all()
+    assert np.isnan(
+        [
+            found["concentration.entropy", ()],
+            found["concentration.gini", ()],
+            found["groups.both", Threshold(3.0).place],
+        ]
+    ).all()
 
 
 def test_top_traces_tell_nothing_of_sinks_that_one_of_them_may_lack(kept):
@@ -208,7 +226,9 @@ def test_statistics_are_those_of_the_whole_traces(kept):
     assert (manifest["complete"], manifest["prompts"], manifest["level"]) == (True, 2, "statistics")
     assert {path.name for path in (kept / "statistics").iterdir()} == {"manifest.json", "statistics.safetensors"}
     assert texts == {
-        int(token): text for trace in sinkscope.open_traces(kept / "columns") for token, text in trace.manifest["vocabulary"].items()
+        int(token): text
+        for trace in sinkscope.open_traces(kept / "columns")
+        for token, text in trace.manifest["vocabulary"].items()
     }
 
 
@@ -237,7 +257,8 @@ def test_a_prompt_counts_once(diffusion, tmp_path):
         for seed in (0, 1):
             sinkscope.generate(diffusion, SHORT, length=4, seed=seed)
         with pytest.raises(
-            CallError, match=r"keep='statistics' counts each prompt once, found 'Q: .* again; leave it out, or use another seed"
+            CallError,
+            match=r"keep='statistics' counts each prompt once, found 'Q: .* again; leave it out, or use another seed",
         ):
             sinkscope.generate(diffusion, SHORT, length=4)
         sinkscope.generate(diffusion, QUESTION, length=4)
@@ -280,13 +301,18 @@ def arrays_of(seed):
 
 
 def fold(folder, expected=5):
-    return StatisticsFolder(folder, {"run": 1}, lambda one, other: {name: one[name] * 0.5 + other[name] for name in one}, expected)
+    return StatisticsFolder(
+        folder, {"run": 1}, lambda one, other: {name: one[name] * 0.5 + other[name] for name in one}, expected
+    )
 
 
 def test_prompts_are_folded_in_the_order_of_their_numbers_whoever_is_first(tmp_path):
     for name, order in (("a", (0, 1, 2, 3, 4)), ("b", (3, 1, 4, 0, 2))):
         one, other = fold(tmp_path / name), fold(tmp_path / name)
-        said = [(one, other)[index % 2].commit(index, arrays_of(index), {"first": index}, {str(index): "x"}) for index in order]
+        said = [
+            (one, other)[index % 2].commit(index, arrays_of(index), {"first": index}, {str(index): "x"})
+            for index in order
+        ]
         assert said == [False] * 4 + [True]
     first, second = (read_statistics(tmp_path / name) for name in "ab")
     expected = arrays_of(0)["a"]
@@ -351,7 +377,8 @@ def test_a_damaged_file_is_refused(tmp_path):
     fold(tmp_path / "s").commit(0, arrays_of(0), {}, {})
     (tmp_path / "s" / "statistics.safetensors").write_bytes(b"damage")
     with pytest.raises(
-        TraceError, match=r"statistics.safetensors: expected a safetensors file, found something else; the file was damaged or changed"
+        TraceError,
+        match=r"statistics.safetensors: expected a safetensors file, found something else; the file was damaged or changed",
     ):
         read_statistics(tmp_path / "s")
 
@@ -364,7 +391,8 @@ def prompts(tmp_path_factory):
     path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
     path.write_text(
         "".join(
-            json.dumps({"prompt": f"Q: Tom has {n} apples and buys 5 more. How many apples does Tom have now?\nA:"}) + "\n"
+            json.dumps({"prompt": f"Q: Tom has {n} apples and buys 5 more. How many apples does Tom have now?\nA:"})
+            + "\n"
             for n in (3, 4, 7, 9, 2)
         )
     )
@@ -396,9 +424,21 @@ def assert_same_statistics(one, other):
 
 def test_two_processes_under_torchrun_give_what_one_gives(alone, diffusion_folder, prompts, tmp_path):
     out = tmp_path / "s"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "-m", "sinkscope"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        "0",
+        "-m",
+        "sinkscope",
+    ]
     command += ["trace", diffusion_folder, "--prompts", prompts, "--out", out, *COUNT]
-    done = subprocess.run([str(one) for one in command], capture_output=True, text=True, check=True, env=environment(), timeout=300)
+    done = subprocess.run(
+        [str(one) for one in command], capture_output=True, text=True, check=True, env=environment(), timeout=300
+    )
     assert json.loads(done.stdout)["complete"] is True  # one of them says so, once
     assert_same_statistics(alone, out)
 
@@ -406,7 +446,9 @@ def test_two_processes_under_torchrun_give_what_one_gives(alone, diffusion_folde
 def test_the_same_command_goes_on_after_kill_9(alone, diffusion_folder, prompts, tmp_path):
     out = tmp_path / "s"
     command = [sys.executable, "-m", "sinkscope", "trace", diffusion_folder, "--prompts", prompts, "--out", out, *COUNT]
-    process = subprocess.Popen([str(one) for one in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
+    process = subprocess.Popen(
+        [str(one) for one in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment()
+    )
     deadline = time.monotonic() + 240
     while not (out / "statistics.safetensors").exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -435,7 +477,9 @@ def test_sinks_prints_the_statistics(alone, run):
     assert "entropy" in out
 
 
-def test_the_same_command_again_says_what_is_there_and_writes_nothing(alone, run, diffusion_folder, prompts, monkeypatch):
+def test_the_same_command_again_says_what_is_there_and_writes_nothing(
+    alone, run, diffusion_folder, prompts, monkeypatch
+):
     before = (alone / "statistics.safetensors").read_bytes()
     monkeypatch.setattr("sinkscope.decoding.generation.find_sampler", None)
     status, out, error = run("trace", diffusion_folder, "--prompts", prompts, "--out", alone, *COUNT)
@@ -446,7 +490,18 @@ def test_the_same_command_again_says_what_is_there_and_writes_nothing(alone, run
 
 def test_other_settings_in_the_same_folder_are_refused(alone, run, diffusion_folder, prompts):
     status, _, error = run(
-        "trace", diffusion_folder, "--prompts", prompts, "--out", alone, "--keep", "statistics", "--length", 12, "--block", 6
+        "trace",
+        diffusion_folder,
+        "--prompts",
+        prompts,
+        "--out",
+        alone,
+        "--keep",
+        "statistics",
+        "--length",
+        12,
+        "--block",
+        6,
     )
     assert status == 2
     assert "holds statistics of another run: expected sampler" in error
@@ -455,7 +510,10 @@ def test_other_settings_in_the_same_folder_are_refused(alone, run, diffusion_fol
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "expected RANK below WORLD_SIZE in the environment, as torchrun sets them, found RANK=2"),
+        (
+            {"RANK": "2", "WORLD_SIZE": "2"},
+            "expected RANK below WORLD_SIZE in the environment, as torchrun sets them, found RANK=2",
+        ),
         ({"RANK": "x"}, "found RANK=x, WORLD_SIZE=1"),
     ],
 )
@@ -510,7 +568,11 @@ def test_trace_keeps_the_maps_it_is_asked_for(run, diffusion, diffusion_folder, 
     trace = sinkscope.open_trace(out)
     assert trace.manifest["maps"] == [[0, 0, 4], [1, 2, 3]]
     assert trace.top_column_sums.shape[-1] == 3
-    assert_close(stored_map(trace, 1, 2, 3), recompute_map(diffusion, trace, 1, 2, 3).attention, terms=terms_of(diffusion.network, 32))
+    assert_close(
+        stored_map(trace, 1, 2, 3),
+        recompute_map(diffusion, trace, 1, 2, 3).attention,
+        terms=terms_of(diffusion.network, 32),
+    )
     status, printed, _ = run("map", out, "--step", 1, "--layer", 2, "--head", 3, "--json")
     assert json.loads(printed)["source"] == "stored"
 
@@ -527,7 +589,9 @@ def test_trace_keeps_the_maps_it_is_asked_for(run, diffusion, diffusion_folder, 
     ],
 )
 def test_places_that_are_none_are_refused(run, diffusion_folder, tmp_path, places, message):
-    status, _, error = run("trace", diffusion_folder, "--prompt", SHORT, "--out", tmp_path / "t", "--length", 4, "--keep-maps", places)
+    status, _, error = run(
+        "trace", diffusion_folder, "--prompt", SHORT, "--out", tmp_path / "t", "--length", 4, "--keep-maps", places
+    )
     assert status == 2
     assert message in error
     assert not (tmp_path / "t").exists()
@@ -535,7 +599,16 @@ def test_places_that_are_none_are_refused(run, diffusion_folder, tmp_path, place
 
 def test_maps_need_a_trace(run, diffusion_folder, tmp_path):
     status, _, error = run(
-        "trace", diffusion_folder, "--prompt", SHORT, "--out", tmp_path / "t", "--keep-maps", "0:0:0", "--keep", "statistics"
+        "trace",
+        diffusion_folder,
+        "--prompt",
+        SHORT,
+        "--out",
+        tmp_path / "t",
+        "--keep-maps",
+        "0:0:0",
+        "--keep",
+        "statistics",
     )
     assert status == 2
     assert "--keep-maps needs a trace" in error

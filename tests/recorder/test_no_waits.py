@@ -20,8 +20,24 @@ from sinkscope.models import FAMILIES
 
 DREAM = FAMILIES["dream"]
 
-QUEUED = ["top:1", "top:1@last_row", "top:1@current", "top:1@only_sinks", "random:1", "mass:1", "persistent:1", "ranks:1"]
-QUEUED += ["above:3", "above:3@percent", "window:2+5", "top:1@kv_head,keys=prompt", "top:1@queries=masked", "random:2@zero,keys=1-9"]
+QUEUED = [
+    "top:1",
+    "top:1@last_row",
+    "top:1@current",
+    "top:1@only_sinks",
+    "random:1",
+    "mass:1",
+    "persistent:1",
+    "ranks:1",
+]
+QUEUED += [
+    "above:3",
+    "above:3@percent",
+    "window:2+5",
+    "top:1@kv_head,keys=prompt",
+    "top:1@queries=masked",
+    "random:2@zero,keys=1-9",
+]
 WAITING = {
     "class:1": {("interventions/step_canvas.py:_numbered", "down"): 1},  # Python knows the classes of tokens
     "top:1@clean": {
@@ -94,7 +110,9 @@ def same_traces(there, here, network):
     """The first ones, once all their tensors were found to be those of the others."""
     terms = terms_of(network, 24)
     for one, other in zip(sinkscope.open_traces(there), sinkscope.open_traces(here), strict=True):
-        assert one.tensors == other.tensors and {"column_sums", "key_norms", "hidden_norms", "self_attention"} <= set(one.tensors)
+        assert one.tensors == other.tensors and {"column_sums", "key_norms", "hidden_norms", "self_attention"} <= set(
+            one.tensors
+        )
         for name in one.tensors:
             assert_close(getattr(one, name)[:], getattr(other, name)[:], terms=terms, what=name)
         yield one
@@ -103,11 +121,15 @@ def same_traces(there, here, network):
 @pytest.mark.parametrize("rule", ["none", *QUEUED, *WAITING])
 def test_a_step_waits_only_where_it_is_said(rule, gpu, models, tmp_path):
     waits, _ = waits_by_step(gpu, models[0], parse_rule(rule), tmp_path / "trace")
-    assert waits[1:] == [WAITING.get(rule, {})] * 4, "the first step opens the trace; the rule is in force from the second on"
+    assert waits[1:] == [WAITING.get(rule, {})] * 4, (
+        "the first step opens the trace; the rule is in force from the second on"
+    )
 
 
 def test_several_rules_at_once_wait_for_nothing(gpu, models, tmp_path):
-    rules = compose(*map(parse_rule, ("top:1", "random:1@seed=3", "window:2+9")), HidePositions((0, 3, 90), queries="masked"))
+    rules = compose(
+        *map(parse_rule, ("top:1", "random:1@seed=3", "window:2+9")), HidePositions((0, 3, 90), queries="masked")
+    )
     waits, _ = waits_by_step(gpu, models[0], rules, tmp_path / "trace")
     assert waits[1:] == [{}] * 4
 
@@ -121,9 +143,13 @@ def test_a_mask_for_padding_is_read_once_a_step(gpu, models, tmp_path):
     assert ours[1:] == [{("attention/stacks.py:lengths_of", "down"): 1}] * 4
 
 
-@pytest.mark.parametrize("rule", ["none", "top:1", "mass:1", "persistent:1", "class:1", "window:2+5", "top:1@zero,queries=masked"])
+@pytest.mark.parametrize(
+    "rule", ["none", "top:1", "mass:1", "persistent:1", "class:1", "window:2+5", "top:1@zero,queries=masked"]
+)
 def test_the_simulated_gpu_writes_what_the_cpu_writes(rule, gpu, models, tmp_path):
-    path = {"window:2+5": "sweep", "top:1@zero,queries=masked": "sweep+triton"}.get(rule, "triton")  # top:1 hides from the second step on
+    path = {"window:2+5": "sweep", "top:1@zero,queries=masked": "sweep+triton"}.get(
+        rule, "triton"
+    )  # top:1 hides from the second step on
     rule = parse_rule(rule)
     _, effect = waits_by_step(gpu, models[0], rule, tmp_path / "there")
     with sinkscope.recording(models[1], out=tmp_path / "here"), rule(models[1]) as running, torch.no_grad():
@@ -133,7 +159,9 @@ def test_the_simulated_gpu_writes_what_the_cpu_writes(rule, gpu, models, tmp_pat
     for one in same_traces(tmp_path / "there", tmp_path / "here", models[1].network):
         assert one.manifest["attention"] == path and one.steps == 5
     for name, found in vars(effect).items():
-        assert_close(found, getattr(expected, name), terms=terms_of(models[1].network, 24), dtype=torch.float32, what=name)
+        assert_close(
+            found, getattr(expected, name), terms=terms_of(models[1].network, 24), dtype=torch.float32, what=name
+        )
 
 
 def generate(model, out, prompts, **more):
@@ -141,12 +169,19 @@ def generate(model, out, prompts, **more):
         return sinkscope.generate(model, [list(prompt) for prompt in prompts], length=8, steps=8, block=8, **more)
 
 
-@pytest.mark.parametrize("prompts", [((5, 9, 11, 7), (8, 6, 13, 20)), ((5, 9, 11, 7), (8, 6, 13))], ids=["equal", "padded"])
+@pytest.mark.parametrize(
+    "prompts", [((5, 9, 11, 7), (8, 6, 13, 20)), ((5, 9, 11, 7), (8, 6, 13))], ids=["equal", "padded"]
+)
 def test_llada_s_loop_waits_for_the_count_of_the_step_before_alone(prompts, gpu, models, tmp_path, monkeypatch):
     monkeypatch.setattr("sinkscope.decoding.blocks.row_generators", lambda seed, rows, device: [None] * rows)
     waits = []
     with gpu:
-        told = generate(models[0], tmp_path / "there", prompts, on_step=lambda _: (waits.append(Counter(gpu.waits)), gpu.waits.clear()))
+        told = generate(
+            models[0],
+            tmp_path / "there",
+            prompts,
+            on_step=lambda _: (waits.append(Counter(gpu.waits)), gpu.waits.clear()),
+        )
     expected = generate(models[1], tmp_path / "here", prompts)
     assert [one.text for one in told] == [one.text for one in expected]
     assert len(waits) == 8
@@ -167,16 +202,23 @@ def test_the_projection_of_a_family_with_a_shift_waits_for_nothing(gpu, models):
 
 
 @pytest.mark.parametrize("lateness", [0.0, 0.05])
-def test_a_generation_is_recorded_as_on_the_cpu_however_late_its_copies_are(lateness, gpu, models, tmp_path, monkeypatch):
+def test_a_generation_is_recorded_as_on_the_cpu_however_late_its_copies_are(
+    lateness, gpu, models, tmp_path, monkeypatch
+):
     monkeypatch.setattr("sinkscope.decoding.blocks.row_generators", lambda seed, rows, device: [None] * rows)
     gpu.lateness, prompts = lateness, ((5, 9, 11, 7), (8, 6, 13))
     with gpu:
         generate(models[0], tmp_path / "there", prompts)
     generate(models[1], tmp_path / "here", prompts)
-    assert [one.steps for one in same_traces(tmp_path / "there", tmp_path / "here", models[1].network)] == [8, 8] and not gpu.spun
+    assert [one.steps for one in same_traces(tmp_path / "there", tmp_path / "here", models[1].network)] == [
+        8,
+        8,
+    ] and not gpu.spun
 
 
-@pytest.mark.parametrize("error", [RuntimeError("CUDA error: out of memory"), torch.OutOfMemoryError("CUDA out of memory")])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("CUDA error: out of memory"), torch.OutOfMemoryError("CUDA out of memory")]
+)
 def test_memory_that_cannot_be_pinned_costs_a_wait_and_no_step(error, gpu, models, tmp_path):
     with gpu, torch.no_grad(), sinkscope.recording(models[0], out=tmp_path / "there"):
         for number, canvas in enumerate(canvases(models[0])):
@@ -203,7 +245,8 @@ class Asking(Intervention):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(simulated_gpu._Stream, "wait_stream"), (simulated_gpu._Event, "synchronize"), (OnDevice, "record_stream")]
+    ("kind", "name"),
+    [(simulated_gpu._Stream, "wait_stream"), (simulated_gpu._Event, "synchronize"), (OnDevice, "record_stream")],
 )
 def test_a_copy_that_is_not_waited_for_brings_rubbish(kind, name, gpu, models, tmp_path, monkeypatch):
     """Each of the three calls that make a copy right is missed."""

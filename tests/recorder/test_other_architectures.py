@@ -11,16 +11,73 @@ import sinkscope
 from sinkscope.errors import AttentionError
 
 SMALL = {
-    **{"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
-    **{"intermediate_size": 48, "max_position_embeddings": 64, "sliding_window": 5, "attention_chunk_size": 4, "initializer_range": 0.3},
-    **{"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "n_routed_experts": 4, "moe_intermediate_size": 48},
-    **{"d_model": 32, "decoder_layers": 2, "encoder_layers": 2, "decoder_attention_heads": 4, "encoder_attention_heads": 4},
-    **{"decoder_ffn_dim": 48, "encoder_ffn_dim": 48, "ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.3, "pad_token_id": 0},
+    **{
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+    },
+    **{
+        "intermediate_size": 48,
+        "max_position_embeddings": 64,
+        "sliding_window": 5,
+        "attention_chunk_size": 4,
+        "initializer_range": 0.3,
+    },
+    **{
+        "num_experts": 4,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_routed_experts": 4,
+        "moe_intermediate_size": 48,
+    },
+    **{
+        "d_model": 32,
+        "decoder_layers": 2,
+        "encoder_layers": 2,
+        "decoder_attention_heads": 4,
+        "encoder_attention_heads": 4,
+    },
+    **{
+        "decoder_ffn_dim": 48,
+        "encoder_ffn_dim": 48,
+        "ffn_dim": 48,
+        "word_embed_proj_dim": 32,
+        "init_std": 0.3,
+        "pad_token_id": 0,
+    },
     **{"bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1},
 }
 RECORDED = (
-    *("apertus", "arcee", "biogpt", "bitnet", "cohere", "cohere2", "ctrl", "cwm", "doge", "ernie4_5", "exaone4", "flex_olmo"),
-    *("gemma", "gemma3_text", "glm", "glm4", "gpt_bigcode", "gpt_neox", "granite", "granitemoe", "helium", "hunyuan_v1_dense", "jais2"),
+    *(
+        "apertus",
+        "arcee",
+        "biogpt",
+        "bitnet",
+        "cohere",
+        "cohere2",
+        "ctrl",
+        "cwm",
+        "doge",
+        "ernie4_5",
+        "exaone4",
+        "flex_olmo",
+    ),
+    *(
+        "gemma",
+        "gemma3_text",
+        "glm",
+        "glm4",
+        "gpt_bigcode",
+        "gpt_neox",
+        "granite",
+        "granitemoe",
+        "helium",
+        "hunyuan_v1_dense",
+        "jais2",
+    ),
     *(
         "llama",
         "llama4_text",
@@ -36,7 +93,19 @@ RECORDED = (
         "opt",
         "stablelm",
     ),
-    *("persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "starcoder2", "bigbird_pegasus"),
+    *(
+        "persimmon",
+        "phi",
+        "phi3",
+        "phimoe",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "seed_oss",
+        "smollm3",
+        "starcoder2",
+        "bigbird_pegasus",
+    ),
 )
 REFUSED = ("bloom", "diffllama", "gemma2", "gpt_oss", "mpt", "mamba", "xglm")
 IDS = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -53,7 +122,9 @@ def build(name):
     known = inspect.signature(kind).parameters
     names = {*known, *getattr(kind, "attribute_map", {})}
     torch.manual_seed(0)
-    network = transformers.AutoModelForCausalLM.from_config(kind(**{key: value for key, value in SMALL.items() if key in names}))
+    network = transformers.AutoModelForCausalLM.from_config(
+        kind(**{key: value for key, value in SMALL.items() if key in names})
+    )
     with torch.no_grad():
         for parameter in network.parameters():
             if parameter.ndim > 1:
@@ -76,7 +147,9 @@ def test_columns_are_those_of_eager_maps(name, tmp_path):
         real = MASK[row].bool()
         assert_close(logits[row, real], dense.logits[row, real], terms=terms)
         for layer, attention in enumerate(dense.attentions):
-            assert_close(trace.column_sums[0, layer][:, : real.sum()], attention[row][:, real][:, :, real].sum(1), terms=terms)
+            assert_close(
+                trace.column_sums[0, layer][:, : real.sum()], attention[row][:, real][:, :, real].sum(1), terms=terms
+            )
     with sinkscope.recording(network, out=tmp_path / "written"):
         written = network.generate(IDS[:1], max_new_tokens=3, min_new_tokens=3, do_sample=False)
     dense = network(written[:, :-1], output_attentions=True, use_cache=False)

@@ -37,7 +37,10 @@ def dense(network, name, value, heads):
     weight = getattr(module, found).weight.detach()
     weight = weight.T if found == "c_proj" else weight
     dim, shared = value.shape[-1], heads // value.shape[1]
-    return torch.stack([(value[:, head // shared] @ weight[:, head * dim : (head + 1) * dim].T).norm(dim=-1) for head in range(heads)], 1)
+    return torch.stack(
+        [(value[:, head // shared] @ weight[:, head * dim : (head + 1) * dim].T).norm(dim=-1) for head in range(heads)],
+        1,
+    )
 
 
 def check(network, traces, steps, first_step=0):
@@ -88,12 +91,22 @@ def test_an_encoder_and_a_decoder(tmp_path):
     torch.manual_seed(0)
     shape = {"encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
     config = transformers.BartConfig(
-        vocab_size=50, d_model=24, encoder_ffn_dim=16, decoder_ffn_dim=16, decoder_start_token_id=7, forced_eos_token_id=None, **shape
+        vocab_size=50,
+        d_model=24,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        decoder_start_token_id=7,
+        forced_eos_token_id=None,
+        **shape,
     )
     network = transformers.BartForConditionalGeneration(config).eval()
     options = {"max_new_tokens": 3, "do_sample": False, "num_beams": 1}
     traces, steps = recorded(network, tmp_path / "t", lambda: network.generate(IDS, **options))
-    assert [trace.manifest["attends_to"] for trace in traces[::2]] == ["model.encoder", "model.decoder", "model.encoder"]
+    assert [trace.manifest["attends_to"] for trace in traces[::2]] == [
+        "model.encoder",
+        "model.decoder",
+        "model.encoder",
+    ]
     for first in (0, 2, 4):
         check(network, traces[first : first + 2], steps, first_step=0 if first == 0 else 1)
 
@@ -112,7 +125,9 @@ def test_behind_a_cache_only_new_keys_are_computed(autoregressive, tmp_path, mon
     from sinkscope.attention import projections as module
 
     asked, compute = [], module.output_norms
-    monkeypatch.setattr(module, "output_norms", lambda value, *more: asked.append(value.shape[2]) or compute(value, *more))
+    monkeypatch.setattr(
+        module, "output_norms", lambda value, *more: asked.append(value.shape[2]) or compute(value, *more)
+    )
     with sinkscope.recording(autoregressive, out=tmp_path / "t"):
         sinkscope.generate(autoregressive, PROMPTS[0], length=4)
         sinkscope.generate(autoregressive, PROMPTS[1], length=2)
@@ -134,7 +149,11 @@ def test_weights_that_change_are_seen(diffusion_folder, tmp_path):
 class Foreign(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.embed, self.project, self.mix = torch.nn.Embedding(50, 12), torch.nn.Linear(12, 36), torch.nn.Linear(12, 12)
+        self.embed, self.project, self.mix = (
+            torch.nn.Embedding(50, 12),
+            torch.nn.Linear(12, 36),
+            torch.nn.Linear(12, 12),
+        )
 
     def forward(self, ids):
         query, key, value = self.project(self.embed(ids)).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
@@ -225,7 +244,9 @@ def test_an_adapter_is_not_taken_for_its_layer(tmp_path):
     network = qwen3().eval()
     attention = network.model.layers[1].self_attn
     attention.o_proj = Adapter(attention.o_proj)
-    with pytest.raises(AttentionError, match=r"of Qwen3Attention as a plain linear layer, found Adapter, .* merge them"):
+    with pytest.raises(
+        AttentionError, match=r"of Qwen3Attention as a plain linear layer, found Adapter, .* merge them"
+    ):
         output_projection(attention, 6)
     with sinkscope.recording(network, out=tmp_path / "run"):
         network(IDS)

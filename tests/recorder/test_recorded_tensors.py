@@ -57,7 +57,9 @@ def recompute(network, canvas):
 
 
 def eager(folder):
-    return transformers.LlamaForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    return transformers.LlamaForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32
+    ).eval()
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,9 @@ PROMPTS = [
 def diffused(diffusion, diffusion_folder, tmp_path_factory):
     """Two prompts in one left-padded batch, fewer steps than tokens, two blocks."""
     settings = {"length": LENGTH, "block": BLOCK, "steps": STEPS}
-    return record(diffusion, eager(diffusion_folder), tmp_path_factory.mktemp("traces") / "diffused", PROMPTS, **settings)
+    return record(
+        diffusion, eager(diffusion_folder), tmp_path_factory.mktemp("traces") / "diffused", PROMPTS, **settings
+    )
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +109,13 @@ def guided(diffusion, diffusion_folder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def written(autoregressive, autoregressive_folder, tmp_path_factory):
-    return record(autoregressive, eager(autoregressive_folder), tmp_path_factory.mktemp("traces") / "written", PROMPTS, length=LENGTH)
+    return record(
+        autoregressive,
+        eager(autoregressive_folder),
+        tmp_path_factory.mktemp("traces") / "written",
+        PROMPTS,
+        length=LENGTH,
+    )
 
 
 @pytest.fixture(params=["diffused", "guided", "written"])
@@ -180,7 +190,9 @@ def test_last_query_is_the_newest_row(recorded):
 def test_columns_add_up_to_the_number_of_queries(recorded):
     trace = recorded.trace
     total = np.nansum(trace.column_sums[:], axis=-1)
-    assert_close(total, np.broadcast_to(trace.lengths[:][:, None, None], total.shape), terms=3 * int(recorded.trace.lengths[-1]))
+    assert_close(
+        total, np.broadcast_to(trace.lengths[:][:, None, None], total.shape), terms=3 * int(recorded.trace.lengths[-1])
+    )
 
 
 def test_attention_is_uneven_enough_for_these_tests_to_mean_something(recorded):
@@ -198,7 +210,9 @@ def test_every_tensor_of_the_family_is_there_with_its_shape(recorded):
     sizes = {"step": trace.steps, "layer": 3, "head": trace.heads, "kv_head": trace.manifest["kv_heads"]}
     for name in trace.tensors:
         for axis, size in zip(getattr(trace, name).axes, getattr(trace, name).shape, strict=True):
-            assert size == sizes.get(axis, trace.lengths[-1] + (trace.causal and name in ("written", "predicted", "confidence")))
+            assert size == sizes.get(
+                axis, trace.lengths[-1] + (trace.causal and name in ("written", "predicted", "confidence"))
+            )
 
 
 # The canvas
@@ -262,10 +276,16 @@ def test_an_autoregressive_step_writes_the_position_behind_its_canvas(recorded):
         length = trace.lengths[step]
         canvas = trace.tokens[step : step + 1, :length].astype(np.int64)
         probability = torch.softmax(dense.logits[-1], dim=-1).max(dim=-1)
-        for name, expected in (("written", probability.indices), ("predicted", probability.indices), ("confidence", probability.values)):
+        for name, expected in (
+            ("written", probability.indices),
+            ("predicted", probability.indices),
+            ("confidence", probability.values),
+        ):
             array = getattr(trace, name)[step]
             if name == "confidence":
-                assert_close(array[length], expected, **probabilities_of(recorded.model.network, torch.from_numpy(canvas)))
+                assert_close(
+                    array[length], expected, **probabilities_of(recorded.model.network, torch.from_numpy(canvas))
+                )
             else:
                 assert array[length] == expected
             others = np.delete(array, length)

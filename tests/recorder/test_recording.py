@@ -64,7 +64,13 @@ SAMPLED = {"temperature": 0.9, "seed": 3}
 @pytest.mark.parametrize("prompts", [QUESTION, [QUESTION, SHORT]], ids=["one", "batch"])
 @pytest.mark.parametrize(
     ("family", "more"),
-    [("diffusion", {}), ("diffusion", SAMPLED), ("diffusion", {"guidance": 1.0}), ("autoregressive", {}), ("autoregressive", SAMPLED)],
+    [
+        ("diffusion", {}),
+        ("diffusion", SAMPLED),
+        ("diffusion", {"guidance": 1.0}),
+        ("autoregressive", {}),
+        ("autoregressive", SAMPLED),
+    ],
     indirect=["family"],
 )
 def test_recording_changes_no_token(family, out, prompts, more):
@@ -81,7 +87,9 @@ def state_of(network):
     """Return everything that a session could leave behind, and the logits."""
     state = {}
     for name, module in network.named_modules():
-        state[name] = {key: list(value) if isinstance(value, Mapping | list) else None for key, value in vars(module).items()}
+        state[name] = {
+            key: list(value) if isinstance(value, Mapping | list) else None for key, value in vars(module).items()
+        }
         if hasattr(module, "config"):
             state[name]["attention"] = module.config._attn_implementation
     with torch.no_grad():
@@ -129,7 +137,9 @@ def body_raises_between_forwards(model, settings):
     raise Stop
 
 
-@pytest.mark.parametrize("body", [generate, body_raises, sampler_raises, layer_raises, forward_raises, body_raises_between_forwards])
+@pytest.mark.parametrize(
+    "body", [generate, body_raises, sampler_raises, layer_raises, forward_raises, body_raises_between_forwards]
+)
 def test_recording_leaves_no_trace_on_the_model(family, out, body):
     model, settings = family
     before = state_of(model.network)
@@ -209,7 +219,12 @@ def test_a_disk_that_fills_up_is_one_clear_message_and_leaves_no_trace_on_the_mo
     before = state_of(model.network)
     monkeypatch.setattr(writing, "time", SimpleNamespace(monotonic=lambda: 0.0))  # one part, however slow the machine
     with pytest.raises(TraceError) as caught, sinkscope.recording(model, out=out), monkeypatch.context() as patch:
-        sinkscope.generate(model, SHORT, **settings, on_step=lambda step: patch.setattr(os, "fsync", full) if step.number == 5 else None)
+        sinkscope.generate(
+            model,
+            SHORT,
+            **settings,
+            on_step=lambda step: patch.setattr(os, "fsync", full) if step.number == 5 else None,
+        )
     assert "steps-000000.safetensors cannot be written (No space left on device)" in str(caught.value)
     assert [path.name for path in out.iterdir()] == ["manifest.json"]
     assert not sinkscope.open_trace(out).complete
@@ -238,17 +253,24 @@ def test_a_numbered_folder_that_cannot_be_made_is_one_clear_message(diffusion, o
         make(self, *args, **options)
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(TraceError, match=r"000000 cannot be made \(Permission denied\)"), sinkscope.recording(diffusion, out=out):
+    with (
+        pytest.raises(TraceError, match=r"000000 cannot be made \(Permission denied\)"),
+        sinkscope.recording(diffusion, out=out),
+    ):
         sinkscope.generate(diffusion, [QUESTION, SHORT], **DIFFUSION)
 
 
 # What is refused
 
 
-@pytest.mark.parametrize("module", [nn.Sequential(nn.Linear(3, 4)), nn.TransformerEncoderLayer(8, 2)], ids=["linear", "encoder layer"])
+@pytest.mark.parametrize(
+    "module", [nn.Sequential(nn.Linear(3, 4)), nn.TransformerEncoderLayer(8, 2)], ids=["linear", "encoder layer"]
+)
 def test_a_foreign_torch_module_is_refused(module, out):
     with (
-        pytest.raises(AttentionError, match=rf"whose attention modules have a layer_idx, found none in {type(module).__name__}"),
+        pytest.raises(
+            AttentionError, match=rf"whose attention modules have a layer_idx, found none in {type(module).__name__}"
+        ),
         sinkscope.recording(module, out=out),
     ):
         pass
@@ -282,7 +304,9 @@ def test_the_same_folder_can_be_recorded_again_where_that_is_said(diffusion, out
 
     first = record()
     held = "statistics" if keep == "statistics" else "a trace"
-    with pytest.raises(CallError, match=f"already holds {held}; choose another folder, or replace it: overwrite=True, --overwrite"):
+    with pytest.raises(
+        CallError, match=f"already holds {held}; choose another folder, or replace it: overwrite=True, --overwrite"
+    ):
         record()
     assert {path.name: path.stat().st_ino for path in out.iterdir()} == first
     again = record(overwrite=True)
@@ -307,7 +331,10 @@ def test_the_manifest_says_what_made_the_trace(family, out):
     assert manifest["steps"] == answer.steps
     assert manifest["model"] == model.card.as_dict()
     assert len(manifest["model"]["weight_hash"]) == 64
-    assert manifest["sampler"].items() >= {"name": model.family.sampler, "temperature": 0.0, "seed": 11, **settings}.items()
+    assert (
+        manifest["sampler"].items()
+        >= {"name": model.family.sampler, "temperature": 0.0, "seed": 11, **settings}.items()
+    )
     assert (manifest["seed"], manifest["causal"], manifest["level"]) == (11, model.family.causal, "columns")
     assert manifest["prompt"] == QUESTION
     assert manifest["prompt_length"] == answer.prompt_length == len(model.encode(QUESTION))
@@ -324,8 +351,14 @@ def test_the_vocabulary_reads_tokens_that_were_masked_again(diffusion, out):
     """Token 9 stands on the second canvas alone."""
     mask = diffusion.card.mask_id
     canvases = [torch.tensor([[5, 6, one, mask]]) for one in (mask, 9, mask)]
-    with sinkscope.recording(diffusion, out=out), torch.no_grad(), sinkscope.following(diffusion, sampler="mine") as steps:
-        for canvas, after in zip(canvases, [*canvases[1:], canvases[-1].masked_fill(canvases[-1] == mask, 7)], strict=True):
+    with (
+        sinkscope.recording(diffusion, out=out),
+        torch.no_grad(),
+        sinkscope.following(diffusion, sampler="mine") as steps,
+    ):
+        for canvas, after in zip(
+            canvases, [*canvases[1:], canvases[-1].masked_fill(canvases[-1] == mask, 7)], strict=True
+        ):
             diffusion.network(canvas)
             steps.committed(after)
     assert "9" in sinkscope.open_trace(out).manifest["vocabulary"]
@@ -447,7 +480,10 @@ def test_what_comes_after_the_body_is_not_recorded(family, out):
 
 def test_a_forward_call_between_two_steps_of_a_sampler_is_nobodys_step(family, tmp_path):
     model, settings = family
-    for name, call in (("plain", lambda step: None), ("disturbed", lambda step: model.network(torch.arange(5, 22)[None]))):
+    for name, call in (
+        ("plain", lambda step: None),
+        ("disturbed", lambda step: model.network(torch.arange(5, 22)[None])),
+    ):
         with sinkscope.recording(model, out=tmp_path / name), torch.no_grad():
             sinkscope.generate(model, SHORT, **settings, on_step=call)
     plain, disturbed = sinkscope.open_trace(tmp_path / "plain"), sinkscope.open_trace(tmp_path / "disturbed")
@@ -490,7 +526,10 @@ def test_another_watcher_changes_nothing_in_the_trace(diffusion, tmp_path):
 
 
 def test_two_recordings_of_one_model_write_the_same(autoregressive, tmp_path):
-    with sinkscope.recording(autoregressive, out=tmp_path / "one"), sinkscope.recording(autoregressive, out=tmp_path / "two"):
+    with (
+        sinkscope.recording(autoregressive, out=tmp_path / "one"),
+        sinkscope.recording(autoregressive, out=tmp_path / "two"),
+    ):
         sinkscope.generate(autoregressive, SHORT, **AUTOREGRESSIVE)
     one, two = sinkscope.open_trace(tmp_path / "one"), sinkscope.open_trace(tmp_path / "two")
     assert one.complete
@@ -515,7 +554,9 @@ def eager_columns(network, canvas):
     before = network.config._attn_implementation
     network.set_attn_implementation("eager")
     with torch.no_grad():
-        maps = network(torch.as_tensor(np.asarray(canvas), dtype=torch.long)[None], output_attentions=True, use_cache=False).attentions
+        maps = network(
+            torch.as_tensor(np.asarray(canvas), dtype=torch.long)[None], output_attentions=True, use_cache=False
+        ).attentions
     network.set_attn_implementation(before)
     return torch.stack(maps)[:, 0].sum(dim=2).numpy()
 
@@ -533,7 +574,17 @@ def test_transformers_own_generate_is_recorded(autoregressive, tmp_path):
     assert theirs.complete
     assert theirs.manifest["sampler"] == {"name": "foreign"}
     assert theirs.manifest["prompt_length"] == ids.shape[1]
-    for name in ("tokens", "masked", "lengths", "column_sums", "last_query", "self_attention", "value_norms", "key_norms", "hidden_norms"):
+    for name in (
+        "tokens",
+        "masked",
+        "lengths",
+        "column_sums",
+        "last_query",
+        "self_attention",
+        "value_norms",
+        "key_norms",
+        "hidden_norms",
+    ):
         assert_close(getattr(theirs, name)[:], getattr(ours, name)[:], terms=terms_of(autoregressive.network, 64))
     with pytest.raises(TraceError, match="holds no written"):
         _ = theirs.written
@@ -548,7 +599,11 @@ def test_transformers_own_generate_of_a_batch_is_recorded_without_padding(autore
         assert trace.lengths[:].tolist() == [length, length + 1, length + 2]
         canvas = answer[row, ids.shape[1] - length :][: length + 2]
         assert trace.tokens[2].tolist() == canvas.tolist()
-        assert_close(trace.column_sums[2], eager_columns(autoregressive.network, canvas), terms=terms_of(autoregressive.network, 64))
+        assert_close(
+            trace.column_sums[2],
+            eager_columns(autoregressive.network, canvas),
+            terms=terms_of(autoregressive.network, 64),
+        )
 
 
 def test_a_second_call_of_transformers_generate_is_a_trace_of_its_own(autoregressive, out):
@@ -571,7 +626,11 @@ def test_plain_forward_calls_are_steps_of_one_trace(family, out):
     assert trace.lengths[:].tolist() == [len(canvas) for canvas in canvases]
     for step, canvas in enumerate(canvases):
         assert trace.tokens[step, : len(canvas)].tolist() == canvas
-        assert_close(trace.column_sums[step, ..., : len(canvas)], eager_columns(model.network, canvas), terms=terms_of(model.network, 64))
+        assert_close(
+            trace.column_sums[step, ..., : len(canvas)],
+            eager_columns(model.network, canvas),
+            terms=terms_of(model.network, 64),
+        )
         assert not np.isnan(trace.self_attention[step, ..., : len(canvas)]).any()
 
 
@@ -607,7 +666,14 @@ def test_padding_on_the_right_is_refused(diffusion, out):
 def test_a_module_of_another_architecture_is_recorded_by_itself(out):
     torch.manual_seed(0)
     config = transformers.GPT2Config(
-        vocab_size=50, n_positions=32, n_embd=24, n_layer=2, n_head=4, initializer_range=0.5, bos_token_id=0, eos_token_id=0
+        vocab_size=50,
+        n_positions=32,
+        n_embd=24,
+        n_layer=2,
+        n_head=4,
+        initializer_range=0.5,
+        bos_token_id=0,
+        eos_token_id=0,
     )
     network = transformers.GPT2LMHeadModel(config).eval()
     canvas = list(range(3, 20))

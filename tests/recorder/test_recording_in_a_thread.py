@@ -70,7 +70,9 @@ def test_statistics_are_counted_in_the_thread(diffusion, tmp_path, threaded):
 def test_a_nan_in_attention_is_told_and_the_trace_says_incomplete(in_a_thread, diffusion, tmp_path, monkeypatch):
     if in_a_thread:
         monkeypatch.setattr(step_recorder, "AsyncWriter", lambda: AsyncWriter(threaded=True))
-    monkeypatch.setattr("sinkscope.decoding.projection.check_finite", lambda logits: logits)  # which would find it first
+    monkeypatch.setattr(
+        "sinkscope.decoding.projection.check_finite", lambda logits: logits
+    )  # which would find it first
     spoiled, count = diffusion.network.model.layers[1].self_attn, []
 
     def spoil(module, args, output):
@@ -83,7 +85,10 @@ def test_a_nan_in_attention_is_told_and_the_trace_says_incomplete(in_a_thread, d
     handle = spoiled.q_proj.register_forward_hook(spoil)
     try:
         with (
-            pytest.raises(AttentionError, match=r"of step 2 .* found NaN first in layer model\.layers\.1\.self_attn, head 1; .*float32"),
+            pytest.raises(
+                AttentionError,
+                match=r"of step 2 .* found NaN first in layer model\.layers\.1\.self_attn, head 1; .*float32",
+            ),
             sinkscope.recording(diffusion, out=tmp_path / "trace"),
         ):
             sinkscope.generate(diffusion, [5, 9, 11, 7], **SETTINGS)
@@ -128,7 +133,10 @@ def test_no_room_to_stack_layers_goes_by_the_host(diffusion, tmp_path, monkeypat
 
     monkeypatch.setattr(step_recorder, "stack_layers", scarce)
     found = record(diffusion, tmp_path / "scarce")
-    assert all(np.array_equal(one.column_sums[:], other.column_sums[:], equal_nan=True) for one, other in zip(found, expected, strict=True))
+    assert all(
+        np.array_equal(one.column_sums[:], other.column_sums[:], equal_nan=True)
+        for one, other in zip(found, expected, strict=True)
+    )
     assert [one.steps for one in found] == [4, 4, 4]
 
 
@@ -146,10 +154,24 @@ def test_no_room_for_a_layer_s_norms_waits_for_what_is_under_way(diffusion, tmp_
     monkeypatch.setattr(AsyncWriter, "drain", lambda self, drain=AsyncWriter.drain: (drained.append(1), drain(self)))
     found = record(diffusion, tmp_path / "scarce")
     assert len(drained) == len(tries) // 5 + 2, "once more at the end of each of the two generations"
-    assert all(np.array_equal(one.column_sums[:], other.column_sums[:], equal_nan=True) for one, other in zip(found, expected, strict=True))
+    assert all(
+        np.array_equal(one.column_sums[:], other.column_sums[:], equal_nan=True)
+        for one, other in zip(found, expected, strict=True)
+    )
 
 
-QUEUED = ["none", "top:1", "top:1@last_row", "random:1", "mass:1", "persistent:1", "ranks:1", "above:3", "window:2+5", "top:1@keys=1-9"]
+QUEUED = [
+    "none",
+    "top:1",
+    "top:1@last_row",
+    "random:1",
+    "mass:1",
+    "persistent:1",
+    "ranks:1",
+    "above:3",
+    "window:2+5",
+    "top:1@keys=1-9",
+]
 
 
 @pytest.mark.gpu
@@ -197,7 +219,9 @@ def test_steps_on_a_gpu_are_recorded_as_on_the_cpu_however_slow_both_streams_are
             monkeypatch.setattr(step_recorder, "stack_layers", late)
             monkeypatch.setattr(torch.cuda, "Stream", Slow)
         with sinkscope.recording(model, out=tmp_path / device), sinkscope.parse_rule(rule)(model), torch.no_grad():
-            for step in range(12):  # the canvases are given: a sampler may break a tie between two confidences in another way
+            for step in range(
+                12
+            ):  # the canvases are given: a sampler may break a tie between two confidences in another way
                 canvas = tokens.masked_fill(torch.arange(40) >= 28 + step, model.card.mask_id)
                 model.network.model(input_ids=canvas.to(device), use_cache=False)
         traces.append(sinkscope.open_traces(tmp_path / device))

@@ -34,7 +34,10 @@ with sinkscope.recording(model, out=sys.argv[2]):
 def test_after_kill_9_the_trace_opens_says_incomplete_and_holds_every_whole_part(diffusion, diffusion_folder, tmp_path):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(diffusion_folder), str(killed)], stdout=subprocess.PIPE, text=True, env=environment()
+        [sys.executable, "-c", SCRIPT, str(diffusion_folder), str(killed)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
     )
     try:
         assert process.stdout is not None

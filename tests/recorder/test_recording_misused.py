@@ -23,7 +23,10 @@ def write(model, **more):
 
 @pytest.mark.parametrize("keep", ["columns", "top", "statistics", "drift"])
 def test_a_recording_of_nothing_is_refused_and_leaves_nothing(diffusion, tmp_path, keep):
-    with pytest.raises(CallError, match="nothing was recorded"), sinkscope.recording(diffusion, out=tmp_path / "new" / "run", keep=keep):
+    with (
+        pytest.raises(CallError, match="nothing was recorded"),
+        sinkscope.recording(diffusion, out=tmp_path / "new" / "run", keep=keep),
+    ):
         pass
     assert list(tmp_path.iterdir()) == []
 
@@ -72,7 +75,9 @@ def in_threads(count, act):
 
 def test_threads_that_record_one_model_never_mix_their_steps(diffusion, tmp_path):
     def hooks():
-        return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in diffusion.network.modules())
+        return sum(
+            len(module._forward_hooks) + len(module._forward_pre_hooks) for module in diffusion.network.modules()
+        )
 
     expected, before = write(diffusion).tokens, hooks()
     for attempt in range(4):
@@ -84,7 +89,9 @@ def test_threads_that_record_one_model_never_mix_their_steps(diffusion, tmp_path
 
         found = in_threads(3, record)
         refused = [one for one in found if isinstance(one, BaseException)]
-        assert all(isinstance(one, AttentionError) and "load the model once for each thread" in str(one) for one in refused)
+        assert all(
+            isinstance(one, AttentionError) and "load the model once for each thread" in str(one) for one in refused
+        )
         traces = sinkscope.open_traces(folder)
         assert len(traces) == 3 - len(refused) >= 1
         assert all(trace.steps == 4 and trace.manifest["complete"] for trace in traces)
@@ -196,7 +203,10 @@ def test_a_network_without_weights_is_refused(diffusion_folder, tmp_path):
     network = model.network.to("meta")
     with pytest.raises(CallError, match="on the device meta, which holds none"):
         write(model)
-    with pytest.raises(AttentionError, match="on the device meta, which holds none"), sinkscope.recording(network, out=tmp_path / "run"):
+    with (
+        pytest.raises(AttentionError, match="on the device meta, which holds none"),
+        sinkscope.recording(network, out=tmp_path / "run"),
+    ):
         network(torch.tensor([[1, 2]], device="meta"))
     assert list(tmp_path.iterdir()) == []
 
@@ -233,16 +243,33 @@ def test_what_a_killed_process_kept_aside_is_no_trace(diffusion, tmp_path):
         sinkscope.open_trace(tmp_path / "out")
 
 
-@pytest.mark.parametrize("more", [["--hide", "top:1@layers=9"], ["--cache", "fast-dllm-dual:block=3"], ["--steps", "9"]], ids=str)
+@pytest.mark.parametrize(
+    "more", [["--hide", "top:1@layers=9"], ["--cache", "fast-dllm-dual:block=3"], ["--steps", "9"]], ids=str
+)
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_statistics_that_are_refused_leave_what_was_there(diffusion_folder, tmp_path, run, more, overwrite):
-    call = ["trace", diffusion_folder, "--problem", "0", "--length", "4", "--steps", "4", "--block", "4", "--out", tmp_path / "out"]
+    call = [
+        "trace",
+        diffusion_folder,
+        "--problem",
+        "0",
+        "--length",
+        "4",
+        "--steps",
+        "4",
+        "--block",
+        "4",
+        "--out",
+        tmp_path / "out",
+    ]
     if overwrite:
         assert run(*call)[0] == 0
     before = sorted(path.name for path in tmp_path.rglob("*"))
     status, _, err = run(*call, "--keep", "statistics", *more, *(["--overwrite"] if overwrite else []))
     assert status in (1, 2) and err
-    assert sorted(path.name for path in tmp_path.rglob("*") if path.name != ".claim") == [name for name in before if name != ".claim"]
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.name != ".claim") == [
+        name for name in before if name != ".claim"
+    ]
 
 
 def in_a_fork(act):
@@ -270,7 +297,9 @@ def test_a_forked_process_records_nothing(diffusion, tmp_path):
         write(diffusion)
         told.append(in_a_fork(lambda: write(diffusion)))
         write(diffusion)
-    assert all(one.startswith("AttentionError: expected the process") and "forked inside of it" in one for one in told), told
+    assert all(
+        one.startswith("AttentionError: expected the process") and "forked inside of it" in one for one in told
+    ), told
     assert [trace.complete for trace in sinkscope.open_traces(tmp_path / "run")] == [True, True]
 
 
@@ -289,9 +318,16 @@ def test_a_forked_process_that_leaves_the_block_changes_no_file(diffusion, tmp_p
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, pickle.dumps])
 def test_a_model_is_not_copied_while_it_is_changed(diffusion_folder, tmp_path, duplicate):
-    diffusion = sinkscope.load(str(diffusion_folder))  # transformers leaves hooks that cannot be pickled on networks that gave maps
+    diffusion = sinkscope.load(
+        str(diffusion_folder)
+    )  # transformers leaves hooks that cannot be pickled on networks that gave maps
     for block in (HideTopSinks(1)(diffusion), sinkscope.recording(diffusion, out=tmp_path / "run")):
-        with pytest.raises(AttentionError, match="found it recorded or changed; copy or store it before the block or behind it"), block:
+        with (
+            pytest.raises(
+                AttentionError, match="found it recorded or changed; copy or store it before the block or behind it"
+            ),
+            block,
+        ):
             duplicate(diffusion)
     duplicate(diffusion)
 
@@ -397,7 +433,10 @@ def test_a_module_around_a_network_names_what_to_pass(diffusion, tmp_path):
 
 def test_what_torch_compile_returned_is_refused(diffusion, tmp_path):
     network = torch.compile(diffusion.network, backend="eager")
-    with pytest.raises(CallError, match=r"found what torch\.compile returned"), sinkscope.recording(network, out=tmp_path / "run"):
+    with (
+        pytest.raises(CallError, match=r"found what torch\.compile returned"),
+        sinkscope.recording(network, out=tmp_path / "run"),
+    ):
         network(torch.tensor([PROMPT]))
     assert list(tmp_path.iterdir()) == []
 
@@ -434,7 +473,12 @@ def test_calls_that_name_no_mask_are_recorded_of_a_model_with_one(diffusion, tmp
 def test_another_mask_than_that_of_the_model_is_refused(diffusion, tmp_path):
     network, ids = diffusion.network, torch.tensor([[5, 9, 11, 3, 3]])
     refused = pytest.raises(CallError, match=r"mask_id: expected 2, which is the mask of .*, found 3; leave it out")
-    with refused, sinkscope.recording(diffusion, out=tmp_path / "run"), sinkscope.following(network, mask_id=3), torch.no_grad():
+    with (
+        refused,
+        sinkscope.recording(diffusion, out=tmp_path / "run"),
+        sinkscope.following(network, mask_id=3),
+        torch.no_grad(),
+    ):
         network(input_ids=ids)
         network(input_ids=ids)
     assert not (tmp_path / "run").exists()

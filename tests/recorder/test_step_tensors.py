@@ -11,7 +11,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import sinkscope
 from sinkscope.attention import KeyNorms, norms_of
 from sinkscope.errors import AttentionError
-from sinkscope.recorder.step_tensors import LayerTensors, align_to_end, check_numbers, head_counts, join_devices, stack_layers
+from sinkscope.recorder.step_tensors import (
+    LayerTensors,
+    align_to_end,
+    check_numbers,
+    head_counts,
+    join_devices,
+    stack_layers,
+)
 
 BATCH, HEADS, KEYS, QUERIES, GROUPS = 2, 6, 7, 4, 3
 
@@ -19,7 +26,12 @@ BATCH, HEADS, KEYS, QUERIES, GROUPS = 2, 6, 7, 4, 3
 def layer(heads=HEADS, kv_heads=3):
     norms = torch.rand(BATCH, kv_heads, KEYS)
     return LayerTensors(
-        torch.rand(BATCH, heads, GROUPS, KEYS), torch.rand(BATCH, heads, QUERIES), torch.rand(BATCH, heads, KEYS), norms, norms + 1, None
+        torch.rand(BATCH, heads, GROUPS, KEYS),
+        torch.rand(BATCH, heads, QUERIES),
+        torch.rand(BATCH, heads, KEYS),
+        norms,
+        norms + 1,
+        None,
     )
 
 
@@ -42,7 +54,10 @@ def test_of_a_step_only_what_its_trace_holds_is_taken():
 
 
 def test_layers_that_differ_in_query_heads_are_refused():
-    with pytest.raises(AttentionError, match="expected as many query heads in every layer, found 4 and 6; such a model cannot be recorded"):
+    with pytest.raises(
+        AttentionError,
+        match="expected as many query heads in every layer, found 4 and 6; such a model cannot be recorded",
+    ):
         head_counts([layer(6), layer(4)])
 
 
@@ -50,7 +65,10 @@ def test_what_is_known_of_the_newest_queries_stands_at_the_end():
     arrays = {"self_attention": torch.rand(5, HEADS, QUERIES), "column_sums": torch.rand(5, HEADS, KEYS)}
     known = arrays["self_attention"]
     align_to_end(arrays, KEYS)
-    assert arrays["self_attention"].shape == (5, HEADS, KEYS) and arrays["self_attention"][..., : KEYS - QUERIES].isnan().all()
+    assert (
+        arrays["self_attention"].shape == (5, HEADS, KEYS)
+        and arrays["self_attention"][..., : KEYS - QUERIES].isnan().all()
+    )
     assert torch.equal(arrays["self_attention"][..., KEYS - QUERIES :], known)
 
 
@@ -84,7 +102,10 @@ def test_a_nan_is_found_with_step_layer_and_head(place):
     sums = torch.rand(3, 2, 7)
     check_numbers(sums, ["a", "b", "c"], 9)
     sums[place][5] = torch.nan
-    with pytest.raises(AttentionError, match=rf"attention of step 9 .* NaN first in layer {'abc'[place[0]]}, head {place[1]}; .*float32"):
+    with pytest.raises(
+        AttentionError,
+        match=rf"attention of step 9 .* NaN first in layer {'abc'[place[0]]}, head {place[1]}; .*float32",
+    ):
         check_numbers(sums, ["a", "b", "c"], 9)
 
 
@@ -95,9 +116,14 @@ def test_a_layer_whose_input_lies_on_the_device_before_it():
         def seen(entering, at):
             key = torch.empty(BATCH, 3, KEYS, 4, device=at)
             hidden = torch.empty(BATCH, KEYS, 8, device=entering)
-            call = SimpleNamespace(hidden_states=hidden, groups=("all",), value=key, key=key, first_key=0, own=None, part=None)
+            call = SimpleNamespace(
+                hidden_states=hidden, groups=("all",), value=key, key=key, first_key=0, own=None, part=None
+            )
             columns = SimpleNamespace(
-                sums=torch.empty(BATCH, HEADS, 1, KEYS, device=at), diagonal=key[..., 0], last_row_in_force=key[..., 0], prefix=None
+                sums=torch.empty(BATCH, HEADS, 1, KEYS, device=at),
+                diagonal=key[..., 0],
+                last_row_in_force=key[..., 0],
+                prefix=None,
             )
             return LayerTensors.of(call, columns, ("all",), KeyNorms(norms_of(key), norms_of(key)))
 

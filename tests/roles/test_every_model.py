@@ -43,7 +43,9 @@ def check(model):
     assert_close(shares, np.ones_like(shares), terms=terms_of(model.network, 24))
     assert (sight.itself >= 0).all() and (sight.itself <= sight.moved + 1e-6).all()
     for layer, head in np.ndindex(shares.shape):
-        described = described_head(sight, probe, layer, head, np.ones(24, bool), Rules(small=1.0))  # half of the keys are substitutes
+        described = described_head(
+            sight, probe, layer, head, np.ones(24, bool), Rules(small=1.0)
+        )  # half of the keys are substitutes
         to = [described[f"to_{name}"] for name in ("substitutes", "itself", "text", "sink_token")]
         assert min(to) >= 0 and sum(to) == pytest.approx(1, abs=1e-4)
     nobody = [Removal("nothing", 0, 0, np.zeros(24, bool), zeroed) for zeroed in (False, True)]
@@ -71,7 +73,11 @@ def test_every_family_is_probed_where_it_predicts(family):
 
 def check_files(model, folder):
     """Write what is measured of a prompt, and read it back."""
-    probes, rules, card = make_probes(model, [PROMPT], canvases=2, length=12), Rules(excess=0.0, lasting=0.0), model.card
+    probes, rules, card = (
+        make_probes(model, [PROMPT], canvases=2, length=12),
+        Rules(excess=0.0, lasting=0.0),
+        model.card,
+    )
     heads = [(layer, head) for layer in range(card.layers) for head in range(card.heads)]
     store = PromptStore(folder)
     found = {
@@ -80,7 +86,10 @@ def check_files(model, folder):
             [row for probe in probes for row in measure_heads(model, probe, heads, rules, 32, 0)],
             judge_fields(2, 0, heads, card.vocabulary),
         ),
-        "together": ([measure_together(model, probe, heads, rules, 32, 0) for probe in probes], together_fields(len(probes))),
+        "together": (
+            [measure_together(model, probe, heads, rules, 32, 0) for probe in probes],
+            together_fields(len(probes)),
+        ),
     }
     for kind, (rows, schema) in found.items():
         store.write(kind, 0, heads, len(probes), rows)

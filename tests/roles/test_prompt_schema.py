@@ -43,7 +43,10 @@ def test_the_current_folder_may_change_while_prompts_are_measured(whole, tmp_pat
     (tmp_path / "found/judge/000003.json").unlink()
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert find_roles(model, prompts, out="found", on_prompt=lambda number: os.chdir(tmp_path / "other"), **SETTINGS) == roles
+    assert (
+        find_roles(model, prompts, out="found", on_prompt=lambda number: os.chdir(tmp_path / "other"), **SETTINGS)
+        == roles
+    )
     assert (tmp_path / "found/judge/000003.json").exists() and not os.listdir(tmp_path / "other")
 
 
@@ -58,19 +61,34 @@ CHANGES = [
     ("judge/000001.json", (*HEAD, "kl.sink"), -1.0, "rows[0].kl.sink: expected a number from 0.0 upwards, found -1.0"),
     ("judge/000001.json", (*HEAD, "kl.sink"), None, "rows[0].kl.sink: expected a number, found null"),
     ("judge/000001.json", (*HEAD, "kl.top.2"), 10**40, "rows[0].kl.top.2: expected a number up to 3.5e+38"),
-    ("judge/000001.json", (*HEAD, "norm_ratio"), math.inf, "rows[0].norm_ratio: expected a number from 0 upwards or NaN, found inf"),
+    (
+        "judge/000001.json",
+        (*HEAD, "norm_ratio"),
+        math.inf,
+        "rows[0].norm_ratio: expected a number from 0 upwards or NaN, found inf",
+    ),
     ("judge/000001.json", (*HEAD, "evenness"), math.nan, "rows[0].evenness: expected a finite number, found nan"),
     ("judge/000001.json", (*HEAD, "token"), 10**9, "rows: expected tokens below "),
     ("judge/000001.json", (*HEAD, "prompt"), 3, "rows: expected rows of prompt 1"),
     ("judge/000001.json", (*HEAD, "head"), 77, "rows: expected one row a canvas for each of the 1 heads, in order"),
     ("judge/000001.json", (*HEAD, "sink"), False, "rows[0]: expected nothing measured of a head without a sink"),
-    ("judge/000001.json", (*HEAD, "kl.rowmass"), ..., "rows[0]: expected all that is measured of a sink, kl.rowmass among it"),
+    (
+        "judge/000001.json",
+        (*HEAD, "kl.rowmass"),
+        ...,
+        "rows[0]: expected all that is measured of a sink, kl.rowmass among it",
+    ),
     ("judge/000001.json", (*HEAD, "more"), 1, "rows[0].more: expected no such field, found 1"),
     ("judge/000001.json", ("rows",), [], "rows: expected one row a canvas for each of the 1 heads, in order"),
     ("judge/000001.json", ("rows",), ..., "rows: expected a value, found none"),
     ("judge/000001.json", ("run",), ..., "run: expected a value, found none"),
     ("judge/000001.json", ("run",), "0" * 64, "found '0000000"),
-    ("judge/000001.json", ("kind",), "choose", "kind: expected 'judge', found 'choose'; it was written for another place"),
+    (
+        "judge/000001.json",
+        ("kind",),
+        "choose",
+        "kind: expected 'judge', found 'choose'; it was written for another place",
+    ),
     ("choose/000000.json", ("number",), 2, "number: expected 0, found 2"),
     ("choose/000000.json", ("number",), False, "number: expected a whole number, found false"),
     ("judge/000001.json", ("heads",), [[7, 7]], "heads: expected [["),
@@ -123,7 +141,11 @@ def test_what_hiding_together_costs_is_of_its_heads_and_all_canvases(tmp_path, c
 
 @pytest.mark.parametrize(
     ("source", "place"),
-    [("choose/000002.json", "choose/000000.json"), ("judge/000003.json", "judge/000001.json"), ("choose/000000.json", "judge/000001.json")],
+    [
+        ("choose/000002.json", "choose/000000.json"),
+        ("judge/000003.json", "judge/000001.json"),
+        ("choose/000000.json", "judge/000001.json"),
+    ],
 )
 def test_a_file_in_the_place_of_another_is_measured_again(whole, tmp_path, caplog, source, place):
     model, prompts, folder, roles = whole
@@ -152,11 +174,14 @@ def test_another_dtype_is_another_run(whole):
     model, prompts, folder, _ = whole
     other = dataclasses.replace(model, card=dataclasses.replace(model.card, dtype="bfloat16"))
     with pytest.raises(
-        CallError, match="holds the roles of another run: its dtype is 'float32', now it is 'bfloat16'; choose another folder"
+        CallError,
+        match="holds the roles of another run: its dtype is 'float32', now it is 'bfloat16'; choose another folder",
     ):
         find_roles(other, prompts, out=folder, **SETTINGS)
     converted = dataclasses.replace(other, network=copy.deepcopy(model.network).bfloat16())  # whose hashes differ too
-    with pytest.raises(CallError, match="another run: its dtype is 'float32', now it is 'bfloat16'; choose another folder"):
+    with pytest.raises(
+        CallError, match="another run: its dtype is 'float32', now it is 'bfloat16'; choose another folder"
+    ):
         find_roles(converted, prompts, out=folder, **SETTINGS)
 
 

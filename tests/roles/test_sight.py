@@ -35,14 +35,18 @@ def dense(model, probe):
     for layer in network.model.layers:
         layer.self_attn.v_proj.register_forward_hook(lambda module, given, out: values.append(out[0]))
     with torch.no_grad():
-        maps = network(torch.from_numpy(probe.tokens.astype(np.int64))[None], output_attentions=True, use_cache=False).attentions
+        maps = network(
+            torch.from_numpy(probe.tokens.astype(np.int64))[None], output_attentions=True, use_cache=False
+        ).attentions
     heads = maps[0].shape[1]
     added = []
     for layer, value in zip(network.model.layers, values, strict=True):
         dim = layer.self_attn.head_dim
         value = value.unflatten(-1, (-1, dim)).repeat_interleave(heads // (value.shape[-1] // dim), dim=-2)
         weight = layer.self_attn.o_proj.weight.detach()
-        added.append(torch.stack([value[:, head] @ weight[:, head * dim : (head + 1) * dim].T for head in range(heads)]))
+        added.append(
+            torch.stack([value[:, head] @ weight[:, head * dim : (head + 1) * dim].T for head in range(heads)])
+        )
     return torch.stack([one[0] for one in maps]).numpy(), torch.stack(added).numpy()
 
 
@@ -104,7 +108,9 @@ def test_a_removal_in_one_head_is_that_of_a_map_without_the_keys(model, probe, z
         with torch.no_grad():
             changed = predictions(plain, tokens, torch.from_numpy(probe.readers))[0]
         expected = (said.exp() * (said - changed)).sum(-1).mean()
-        allowed = tolerance(said, changed, terms=terms_of(model.network, len(probe.tokens)))  # of a sum of differences of them
+        allowed = tolerance(
+            said, changed, terms=terms_of(model.network, len(probe.tokens))
+        )  # of a sum of differences of them
         assert abs(kl[number] - float(expected)) <= allowed < kl.max() / 10
         assert kept[number] == pytest.approx(float((changed.argmax(-1) == said.argmax(-1)).float().mean()))
     assert kl.min() > 1e-6
@@ -115,10 +121,18 @@ def test_probes_are_canvases_of_the_generation(diffusion):
     assert [one.prompt for one in probes] == [6] * 3 + [7] * 3
     mask = diffusion.card.mask_id
     for one in probes:
-        assert np.array_equal(one.readers, one.tokens == mask) and one.committed.sum() == 1 and (one.committed <= one.readers).all()
+        assert (
+            np.array_equal(one.readers, one.tokens == mask)
+            and one.committed.sum() == 1
+            and (one.committed <= one.readers).all()
+        )
     assert [one.readers.sum() for one in probes[:3]] == [24 - one.step for one in probes[:3]]
 
 
 def test_a_causal_model_is_probed_where_it_predicts_its_answer(autoregressive):
     (probe,) = make_probes(autoregressive, [PROMPT], length=12)
-    assert not probe.readers[: len(PROMPT) - 1].any() and probe.readers[len(PROMPT) - 1 : -1].all() and not probe.readers[-1]
+    assert (
+        not probe.readers[: len(PROMPT) - 1].any()
+        and probe.readers[len(PROMPT) - 1 : -1].all()
+        and not probe.readers[-1]
+    )

@@ -35,7 +35,9 @@ def test_the_verdict_on_a_network_set_by_hand_is_the_truth(folder, kind, size):
     (head,) = found.heads
     assert (head.layer, head.head) == place and not found.failed
     assert head.role == kind.partition(" ")[0], head
-    assert head.substitutes == head.substitutes_at_least == KINDS[kind].sources and head.to_hide == str(KINDS[kind].sources)
+    assert head.substitutes == head.substitutes_at_least == KINDS[kind].sources and head.to_hide == str(
+        KINDS[kind].sources
+    )
     assert found.settings["length"] == 40 and found.settings["canvases"] == 2 and found.together is None
     assert head.removable == (kind == "idle with a substitute")
     if kind == "idle with a substitute":
@@ -63,7 +65,9 @@ def test_a_copier_adds_what_stands_in_its_place_and_a_constant_does_not(folder, 
 
 def test_sinks_of_an_untrained_network_stay_undecided(diffusion):
     prompts = [[5 + number, 30, 31, 32, 33 + number, 40, 41] for number in range(10)]
-    found = find_roles(diffusion, prompts, length=24, steps=24, block=24, canvases=2, rules=Rules(excess=0.3, lasting=0.5))
+    found = find_roles(
+        diffusion, prompts, length=24, steps=24, block=24, canvases=2, rules=Rules(excess=0.3, lasting=0.5)
+    )
     assert found.heads and {one.role for one in found.heads} == {"undecided"}
 
 
@@ -93,9 +97,14 @@ def test_the_rules(lasting, zeroed, matched, over, norm, even, role):
 def test_evenness_says_nothing_of_a_sink_at_which_the_queries_that_predict_hardly_look():
     known = [estimate(*one) for one in ((0.01, 0.02), (0.0, 0.0), (0.0, 0.0), (1.0, 2.0), (0.2, 0.4))]
     role, reason = decide(1.0, *known, estimate(0.001, 0.009), Rules())
-    assert role == "undecided" and "through other queries: those that predict give it under 1 % of their attention" in reason
+    assert (
+        role == "undecided"
+        and "through other queries: those that predict give it under 1 % of their attention" in reason
+    )
     assert decide(1.0, *known, estimate(0.001, 0.011), Rules())[0] == "carrier"
-    assert decide(1.0, *known, estimate(0.001, 0.009), Rules(faint=0.0))[0] == "carrier", "files that are older than the rule"
+    assert decide(1.0, *known, estimate(0.001, 0.009), Rules(faint=0.0))[0] == "carrier", (
+        "files that are older than the rule"
+    )
     role, reason = decide(1.0, estimate(0.0, 0.001), *known[1:], estimate(0.001, 0.009), Rules())
     assert role == "undecided" and "give it under 1 % of their attention" in reason
 
@@ -128,7 +137,9 @@ def test_no_interval_no_verdict():
 
 
 def test_too_few_prompts_are_refused(diffusion):
-    with pytest.raises(CallError, match="expected at least 10 prompts, half to choose heads and half to judge them, found 9"):
+    with pytest.raises(
+        CallError, match="expected at least 10 prompts, half to choose heads and half to judge them, found 9"
+    ):
         find_roles(diffusion, [[5, 6, 7]] * 9)
     with pytest.raises(CallError, match="canvases: expected at least 1, found 0"):
         find_roles(diffusion, [[5, 6, 7]] * 10, canvases=0)
@@ -138,7 +149,10 @@ def test_too_few_prompts_are_refused(diffusion):
 
 def test_a_prompt_given_twice_is_refused(diffusion):
     prompts = [[5, 6, number] for number in range(7, 16)]
-    with pytest.raises(CallError, match=r"prompts: expected each prompt once, .* found prompt 2 again as prompt 9; leave one of them out"):
+    with pytest.raises(
+        CallError,
+        match=r"prompts: expected each prompt once, .* found prompt 2 again as prompt 9; leave one of them out",
+    ):
         find_roles(diffusion, [*prompts, [5, 6, 9]])
 
 
@@ -221,7 +235,9 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_roles(folder, tmp_path):
     weight = next(model.network.parameters()).data
     kept = weight.clone()
     weight[0] += 1
-    with pytest.raises(CallError, match=r"roles of another run: the weights in memory are not those that began it, .*; choose"):
+    with pytest.raises(
+        CallError, match=r"roles of another run: the weights in memory are not those that began it, .*; choose"
+    ):
         find_roles(model, prompts, out=tmp_path / "cut", **SETTINGS)
     weight.copy_(kept)
     with HideTopSinks(1)(model), pytest.raises(CallError, match="found it under a rule that hides keys"):
@@ -235,7 +251,9 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_roles(folder, tmp_path):
     with pytest.raises(CallError, match=r"holds something else \(file …\); choose a new or empty folder"):
         find_roles(model, prompts, out=tmp_path / "other", **SETTINGS)
     (tmp_path / "cut/run.json").unlink()
-    with pytest.raises(CallError, match=r"cut: expected run.json, which says what run this is, beside choose, found none; put it back"):
+    with pytest.raises(
+        CallError, match=r"cut: expected run.json, which says what run this is, beside choose, found none; put it back"
+    ):
         find_roles(model, prompts, out=tmp_path / "cut", **SETTINGS)
 
 
@@ -255,7 +273,11 @@ def test_controls_hold_as_much_attention_as_the_sink_and_are_no_sinks(diffusion,
         top = int(np.flatnonzero(by_name["sink"].keys)[0])
         matched = by_name["rowmass"].keys
         assert not matched[top] and not by_name["random"].keys[top] and by_name["random"].keys.sum() == 1
-        assert np.array_equal(matched, by_name["rowmass.zero"].keys) and by_name["rowmass.zero"].zeroed and not by_name["rowmass"].zeroed
+        assert (
+            np.array_equal(matched, by_name["rowmass.zero"].keys)
+            and by_name["rowmass.zero"].zeroed
+            and not by_name["rowmass"].zeroed
+        )
         assert not (matched & is_sink).any()
         reachable = rows[~is_sink].sum() - (0 if sinks else rows[top])
         wanted = min(rows[top], reachable)
@@ -285,7 +307,9 @@ def test_roles_are_read_as_they_were_written(folder, tmp_path):
         lambda values: {"heads": [values["heads"][0] | {"layer": 99}]},
         lambda values: {"heads": [values["heads"][0] | {"place": 7.5}]},
         lambda values: {"heads": [values["heads"][0] | {"substitutes": 1, "substitutes_at_least": 9}]},
-        lambda values: {"heads": [values["heads"][0] | {"measured": {"evenness": {"mean": 0.5, "low": 0.9, "high": 0.1}}}]},
+        lambda values: {
+            "heads": [values["heads"][0] | {"measured": {"evenness": {"mean": 0.5, "low": 0.9, "high": 0.1}}}]
+        },
         lambda values: {"judged": values["prompts"] + 1},
         lambda values: {"together": {"heads": [[0, 99]], "measured": {}}},
     ],
@@ -298,7 +322,10 @@ def test_roles_of_heads_that_the_model_does_not_have_are_refused(change):
 
 
 def test_the_roles_in_the_results_are_those_of_the_bundled_weights_by_the_rules_of_today():
-    model, path = sinkscope.load("lab-diffusion"), Path(__file__).parents[2] / "results/roles/lab-diffusion-0-shots.json"
+    model, path = (
+        sinkscope.load("lab-diffusion"),
+        Path(__file__).parents[2] / "results/roles/lab-diffusion-0-shots.json",
+    )
     if not path.exists():
         pytest.skip("results/ is not part of an installed package")
     found = read_roles(path)
@@ -319,7 +346,12 @@ def test_files_that_are_older_than_a_field_are_read_and_say_nothing_of_it(folder
     trace = {"model": {"weight_hash": found.weight_hash}, "prompt_length": most - 30, "sampler": {"length": 40}}
     doubt = found.doubt([trace, trace | {"prompt_length": least - 40}])
     assert doubt is not None and f"; 1 of 2 traces have {most + 10}, where" in doubt
-    for known in ({}, {"model": {"weight_hash": "0" * 64}}, {"prompt_length": least - 40}, {"sampler": {"name": "foreign"}}):
+    for known in (
+        {},
+        {"model": {"weight_hash": "0" * 64}},
+        {"prompt_length": least - 40},
+        {"sampler": {"name": "foreign"}},
+    ):
         assert found.doubt([trace | known] if known else []) is None, known
     plain = found.as_dict()
     del plain["source"], plain["canvas_tokens"], plain["rules"]["faint"]
@@ -343,16 +375,23 @@ def test_what_the_page_says_of_another_prompt_is_in_the_results():
     assert len(places(none, True)) == 9 and places(none, True) < places(five, True) and len(places(five, True)) == 18
     assert len(places(none, False)) == 6 and len(places(none, False) & places(five, False)) == 2
     assert len(places(none, False) & places(five, None)) == 4
-    together = json.loads((root / "results/roles/lab-diffusion-5-shots.json").read_text())["together"]["measured"]["kl.sink"]
+    together = json.loads((root / "results/roles/lab-diffusion-5-shots.json").read_text())["together"]["measured"][
+        "kl.sink"
+    ]
     assert "predictions by {mean:.3f} nats ({low:.3f} to {high:.3f})".format(**together) in page
     assert (five.count("carrier"), five.count("idle"), five.judged) == (4, 0, 12)
     looked_at = [one.measured["taken.sink"].mean for one in five.heads if one.removable]
     costly = np.mean([one.measured["taken.sink"].mean for one in five.heads if one.removable is False])
     assert f"these 18 sinks {100 * np.mean(looked_at):.1f} % of their attention, ten of them" in page
-    assert sum(taken < 0.01 for taken in looked_at) == 10 and f"the three that cannot go get {100 * costly:.0f} %" in page
+    assert (
+        sum(taken < 0.01 for taken in looked_at) == 10 and f"the three that cannot go get {100 * costly:.0f} %" in page
+    )
     assert (none.count("carrier"), none.count("idle"), none.count("undecided")) == (5, 1, 12)
     through = none.of_head(0, 5).measured
-    assert f"it takes {100 * through['share'].mean:.0f} % of all attention and {100 * through['taken.sink'].mean:.1f} % of that" in page
+    assert (
+        f"it takes {100 * through['share'].mean:.0f} % of all attention and {100 * through['taken.sink'].mean:.1f} % of that"
+        in page
+    )
     shown = (root / "docs/roles.md").read_text().split("```\n")[1].splitlines()
     printed = f"{heading(none)}\n{table(none)}".splitlines()
     assert len(shown) == 10 and {*shown} - {""} <= {*printed}, "what the page shows is what the command prints"

@@ -22,7 +22,9 @@ def write(folder, seed):
     for step in range(trace.steps):
         writer.add(
             {
-                name: np.asarray(getattr(trace, name)[step], dtype=np.int32 if "to" in name or "wr" in name or "le" in name else None)
+                name: np.asarray(
+                    getattr(trace, name)[step], dtype=np.int32 if "to" in name or "wr" in name or "le" in name else None
+                )
                 for name in names
             }
         )
@@ -62,11 +64,26 @@ def test_a_copy_of_a_trace_is_no_second_prompt(run, folders, tmp_path):
 
 
 def test_the_table_has_every_part_and_the_point_that_was_asked_for(run, folders):
-    status, out, _ = run("analyse", folders / "000000", folders / "000001", "--excess", 2, "--unit", "percent", "--tolerance", 1)
+    status, out, _ = run(
+        "analyse", folders / "000000", folders / "000001", "--excess", 2, "--unit", "percent", "--tolerance", 1
+    )
     assert status == 0
     lines = out.splitlines()
-    assert lines[0] == "2 prompts, 2 layers × 3 heads; excess > 2 percent; mean over prompts (no interval: fewer than five prompts)"
-    assert {"movement", "triggers", "agreement", "composition", "choice", "groups", "concentration", "epsilon", "norms"} <= set(lines)
+    assert (
+        lines[0]
+        == "2 prompts, 2 layers × 3 heads; excess > 2 percent; mean over prompts (no interval: fewer than five prompts)"
+    )
+    assert {
+        "movement",
+        "triggers",
+        "agreement",
+        "composition",
+        "choice",
+        "groups",
+        "concentration",
+        "epsilon",
+        "norms",
+    } <= set(lines)
     assert sum(line.startswith("  drift  ") for line in lines) == 2  # of the main sink, and of the answer's queries
     assert not any("nan" in line for line in lines)
 
@@ -74,7 +91,11 @@ def test_the_table_has_every_part_and_the_point_that_was_asked_for(run, folders)
 def test_the_sweep_has_all_points_and_the_one_asked_for(run, folders):
     status, out, _ = run("analyse", folders / "000000", "--excess", 4, "--json")
     assert status == 0
-    at = {(row["at"]["excess"], row["at"]["unit"]) for row in json.loads(out)["statistics"] if row["name"] == "movement.drift"}
+    at = {
+        (row["at"]["excess"], row["at"]["unit"])
+        for row in json.loads(out)["statistics"]
+        if row["name"] == "movement.drift"
+    }
     assert at == {(e, u) for e in (1, 2, 3, 5, 8) for u in ("queries", "percent")} | {(4, "queries")}
 
 
@@ -97,7 +118,9 @@ def test_training_counts_are_read_and_checked(run, folders, tmp_path):
     manifest = folders / "000000" / "manifest.json"
     content = {key: value for key, value in json.loads(manifest.read_text()).items() if key != "checksum"}
     shutil.copytree(folders / "000000", tmp_path / "known")
-    (tmp_path / "known" / "manifest.json").write_text(json.dumps({**content, "model": {**content.get("model", {}), "vocabulary": 40}}))
+    (tmp_path / "known" / "manifest.json").write_text(
+        json.dumps({**content, "model": {**content.get("model", {}), "vocabulary": 40}})
+    )
     for token, expected in ((39, 0), (40, 2)):
         counts.write_text(json.dumps({str(token): 5, "99999": 1}))
         status, _, err = run("analyse", tmp_path / "known", "--training-counts", counts, "--no-sweep", "--no-choice")
@@ -106,7 +129,10 @@ def test_training_counts_are_read_and_checked(run, folders, tmp_path):
     counts.write_text("[1, 2]")
     status, _, err = run("analyse", folders, "--training-counts", counts)
     assert status == 2
-    assert "expected a JSON object, found a list of 2; expected --training-counts as a JSON object {token id: count}" in err
+    assert (
+        "expected a JSON object, found a list of 2; expected --training-counts as a JSON object {token id: count}"
+        in err
+    )
     status, _, err = run("analyse", folders, "--training-counts", "lab")
     assert status == 2
     assert "expected a trace of a lab model (lab-diffusion, " in err
@@ -124,11 +150,17 @@ def test_the_labs_corpus_is_known(run, folders, tmp_path, monkeypatch):
     del manifest["checksum"]
     (tmp_path / "t" / "manifest.json").write_text(json.dumps({**manifest, "model": {"name": "lab-diffusion"}}))
     status, out, _ = run("analyse", tmp_path / "t", "--training-counts", "lab", "--no-sweep", "--no-choice", "--json")
-    rows = {row["at"].get("class"): row["value"] for row in json.loads(out)["statistics"] if row["name"].startswith("composition.times_t")}
+    rows = {
+        row["at"].get("class"): row["value"]
+        for row in json.loads(out)["statistics"]
+        if row["name"].startswith("composition.times_t")
+    }
     assert status == 0
     assert rows["word"] > 0
     recipe, tokenizer = RECIPES["lab-diffusion"], build_tokenizer()
-    drawn = np.concatenate([draw_canvases(recipe.canvases, tokenizer, recipe.seed, one).tokens.numpy().ravel() for one in range(3)])
+    drawn = np.concatenate(
+        [draw_canvases(recipe.canvases, tokenizer, recipe.seed, one).tokens.numpy().ravel() for one in range(3)]
+    )
     counts = analyse._lab_counts(open_traces(tmp_path / "t")[0])
     assert counts == {token: int((drawn == token).sum()) for token in np.unique(drawn).tolist()}
     assert tokenizer.mask_token_id not in counts

@@ -37,7 +37,12 @@ def test_positions_relative_to_every_frontier():
     masked[0, [4, 5, 9]] = True
     main = np.array([[[7, -1]], [[3, 6]]])
     edges = np.array([8.0, np.nan])
-    expected = {"nearest_mask": 2, "leftmost_mask": 3, "rightmost_mask": -2, "block_edge": -1}  # 5 and 9 tie: the left one
+    expected = {
+        "nearest_mask": 2,
+        "leftmost_mask": 3,
+        "rightmost_mask": -2,
+        "block_edge": -1,
+    }  # 5 and 9 tie: the left one
     for frontier, distance in expected.items():
         found = relative_positions(main, frontier, masked, edges)
         assert found[0, 0, 0] == distance

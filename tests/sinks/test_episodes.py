@@ -74,7 +74,13 @@ def follow(selected, tolerance):
     columns = np.where(selected, 9.0, 0.5).astype(np.float32)
     rows = dict(zip(("step", "layer", "head", "position"), np.argwhere(selected).T, strict=True))
     rows |= dict.fromkeys(("column_sum", "visible_query_mean", "excess"), columns[selected])
-    asked = {"threshold": 3.0, "unit": "queries", "shape": selected.shape, "selected_share": 0.0, "source": "column_sums"}
+    asked = {
+        "threshold": 3.0,
+        "unit": "queries",
+        "shape": selected.shape,
+        "selected_share": 0.0,
+        "source": "column_sums",
+    }
     return track(Sinks(**rows, **asked, token=rows["position"], columns=columns, moving=selected), tolerance=tolerance)
 
 

@@ -64,7 +64,8 @@ def test_beside_the_sum_stands_the_mean_over_the_queries_that_see_the_key(causal
     sinks = find_sinks(trace, excess=1.0)
     lengths = (~np.isnan(trace.column_sums[:, 0, 0])).sum(axis=-1)
     expected = [
-        c / (lengths[t] - j if causal else lengths[t]) for c, t, j in zip(sinks.column_sum, sinks.step, sinks.position, strict=True)
+        c / (lengths[t] - j if causal else lengths[t])
+        for c, t, j in zip(sinks.column_sum, sinks.step, sinks.position, strict=True)
     ]
     assert_close(sinks.visible_query_mean, expected, terms=1, dtype=torch.float32)
 
@@ -87,7 +88,9 @@ def test_rows_are_plain_values_under_the_names_of_the_command():
         assert row["token"] == trace.tokens[row["step"], row["position"]]
         assert row["column_sum"] == pytest.approx(trace.column_sums[place], abs=1e-4)
         assert row["excess"] == pytest.approx(excess_of(trace.column_sums)[place], abs=1e-4)
-        assert row["visible_query_mean"] == pytest.approx(visible_query_mean(trace.column_sums, causal=False)[place], abs=1e-4)
+        assert row["visible_query_mean"] == pytest.approx(
+            visible_query_mean(trace.column_sums, causal=False)[place], abs=1e-4
+        )
 
 
 def test_a_trace_without_sinks_has_none():
@@ -114,7 +117,9 @@ def test_movement_of_a_causal_trace_is_read_from_its_last_queries(epsilon, unit)
     np.testing.assert_array_equal(sinks.columns, window)
     np.testing.assert_array_equal(sinks.moving, is_sink(window, epsilon, unit))
     assert (sinks.moving != is_sink(trace.column_sums, epsilon, unit)).any()
-    assert len(sinks) == is_sink(trace.column_sums, epsilon, unit).sum()  # the sinks themselves stay those of the column sums
+    assert (
+        len(sinks) == is_sink(trace.column_sums, epsilon, unit).sum()
+    )  # the sinks themselves stay those of the column sums
     excess = excess_of(in_unit(trace.column_sums, unit))[is_sink(trace.column_sums, epsilon, unit)]
     assert_close(sinks.excess, excess, terms=KEYS, dtype=torch.float32)
 
@@ -132,13 +137,28 @@ def test_a_trace_without_a_whole_step_is_refused():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"column_sums": np.ones((3, 2, 5))}, r"column_sums: expected \[step, layer, head, key\] of 3 steps, found \[3, 2, 5\]"),
+        (
+            {"column_sums": np.ones((3, 2, 5))},
+            r"column_sums: expected \[step, layer, head, key\] of 3 steps, found \[3, 2, 5\]",
+        ),
         ({"column_sums": np.ones((2, 1, 1, 5))}, r"column_sums: expected .* of 3 steps, found \[2, 1, 1, 5\]"),
-        ({"tokens": np.zeros((3, 4), int)}, r"tokens: expected \[step, position\] of 3 steps and 5 keys, found \[3, 4\]"),
-        ({"column_sums": np.ones((3, 2, 1, 5)).tolist()}, r"column_sums: expected an array that NumPy reads, found list; pass np.asarray"),
+        (
+            {"tokens": np.zeros((3, 4), int)},
+            r"tokens: expected \[step, position\] of 3 steps and 5 keys, found \[3, 4\]",
+        ),
+        (
+            {"column_sums": np.ones((3, 2, 1, 5)).tolist()},
+            r"column_sums: expected an array that NumPy reads, found list; pass np.asarray",
+        ),
         ({"tokens": [[0] * 5] * 3}, r"tokens: expected an array that NumPy reads, found list; pass np.asarray"),
-        ({"column_sums": torch.ones(3, 2, 1, 5).bfloat16()}, r"found Tensor bfloat16 \[3, 2, 1, 5\]; pass .detach\(\).float\(\)"),
-        ({"column_sums": torch.ones(3, 2, 1, 5, requires_grad=True)}, r"found Tensor float32 \[3, 2, 1, 5\]; pass .detach\(\)"),
+        (
+            {"column_sums": torch.ones(3, 2, 1, 5).bfloat16()},
+            r"found Tensor bfloat16 \[3, 2, 1, 5\]; pass .detach\(\).float\(\)",
+        ),
+        (
+            {"column_sums": torch.ones(3, 2, 1, 5, requires_grad=True)},
+            r"found Tensor float32 \[3, 2, 1, 5\]; pass .detach\(\)",
+        ),
         ({"causal": True}, "last_query: expected an array that NumPy reads, found null"),
         ({"causal": "no"}, "SimpleNamespace.causal: expected True or False, found 'no'"),
     ],
@@ -153,7 +173,8 @@ def test_arrays_of_ones_own_that_do_not_fit_are_refused(changes, message):
 
 
 @pytest.mark.parametrize(
-    ("excess", "unit", "says"), [(14.0, "queries", "by 14"), (99999.0, "queries", "by 14"), (100.0, "percent", "by 100")]
+    ("excess", "unit", "says"),
+    [(14.0, "queries", "by 14"), (99999.0, "queries", "by 14"), (100.0, "percent", "by 100")],
 )
 def test_an_excess_that_can_never_hold_is_refused(excess, unit, says):
     with pytest.raises(CallError, match=f"can never hold here.*{says}$"):
@@ -169,7 +190,9 @@ def test_behind_a_cache_the_mean_is_over_the_queries_that_were_computed(diffusio
     sinks, columns = sinkscope.find_sinks(trace, excess=0.1), np.asarray(trace.column_sums[:])
     computed = np.nansum(columns, axis=-1).round()
     assert {4, columns.shape[-1]} == set(computed.ravel().tolist())
-    np.testing.assert_allclose(sinks.visible_query_mean, sinks.column_sum / computed[sinks.step, sinks.layer, sinks.head], rtol=1e-5)
+    np.testing.assert_allclose(
+        sinks.visible_query_mean, sinks.column_sum / computed[sinks.step, sinks.layer, sinks.head], rtol=1e-5
+    )
     means = columns / computed[..., None]
     np.testing.assert_array_equal(summarise(trace).kept(Evenness).over_third, means.max(axis=-1) > 0.3)
 

@@ -61,7 +61,9 @@ def test_sinks_that_stay_and_then_stand_anywhere_do_not_drift(together):
     """Steps shuffled singly would find a drift in six of ten such traces."""
     p = []
     for seed in range(100):
-        main = np.repeat(np.random.default_rng(seed).integers(0, 30, (4, *((1, 1) if together else (LAYERS, HEADS)))), 8, axis=0)
+        main = np.repeat(
+            np.random.default_rng(seed).integers(0, 30, (4, *((1, 1) if together else (LAYERS, HEADS)))), 8, axis=0
+        )
         test = movement_test(np.broadcast_to(main, (32, LAYERS, HEADS)), shuffles=39, seed=seed)
         assert test.block_steps >= 16
         p.append(test.p_drift)
@@ -140,5 +142,9 @@ def test_the_median_head_and_the_share_that_goes_right_are_told_beside_the_mean(
     step = np.arange(40)
     main = np.stack([5 * step, 300 - step, 400 - step, 9 + 0 * step, 300 - step], axis=-1)[:, None]
     test = movement_test(main, shuffles=5)
-    assert (test.drift_per_step, test.drift_median, test.drift_right) == (pytest.approx(2 / 5), pytest.approx(-1), pytest.approx(1 / 5))
+    assert (test.drift_per_step, test.drift_median, test.drift_right) == (
+        pytest.approx(2 / 5),
+        pytest.approx(-1),
+        pytest.approx(1 / 5),
+    )
     assert test.blocks == 40 / test.block_steps

@@ -47,8 +47,14 @@ WRONG = [
     ({"column_sums": columns() + 0j}, "step 0: column_sums: expected numbers, found ndarray complex64"),
     ({"column_sums": np.ones((STEPS, 1, 0, KEYS))}, r"column_sums: expected \[step, layer, head, key\]"),
     ({"manifest": "x"}, "manifest: expected an object by name, found 'x'"),
-    ({"manifest": {"prompt_length": "abc"}}, r"manifest\['prompt_length'\]: expected a whole number or None, found 'abc'"),
-    ({"manifest": {"prompt_length": 13}}, r"manifest\['prompt_length'\]: expected 0 to the 12 tokens of the canvas, found 13"),
+    (
+        {"manifest": {"prompt_length": "abc"}},
+        r"manifest\['prompt_length'\]: expected a whole number or None, found 'abc'",
+    ),
+    (
+        {"manifest": {"prompt_length": 13}},
+        r"manifest\['prompt_length'\]: expected 0 to the 12 tokens of the canvas, found 13",
+    ),
     ({"manifest": {"vocabulary": {"a": "b"}}}, r"manifest\['vocabulary'\]: expected the numbers of tokens, found 'a'"),
 ]
 
@@ -66,8 +72,14 @@ def test_an_object_that_could_be_no_trace_is_refused(changes, message, reads):
     [
         ({"masked": np.zeros((3, KEYS))}, r"masked: expected \[step, position\] of 6 steps, found \[3, 12\]"),
         ({"masked": np.zeros((STEPS, KEYS))}, "step 0: masked: expected 0 or 1, found ndarray float64"),
-        ({"value_norms": np.ones(STEPS)}, r"value_norms: expected \[step, layer, kv_head, position\] of 6 steps, found \[6\]"),
-        ({"value_norms": -np.ones((STEPS, 1, 1, KEYS))}, "step 0: value_norms: expected norms from 0 upwards, found -1.0"),
+        (
+            {"value_norms": np.ones(STEPS)},
+            r"value_norms: expected \[step, layer, kv_head, position\] of 6 steps, found \[6\]",
+        ),
+        (
+            {"value_norms": -np.ones((STEPS, 1, 1, KEYS))},
+            "step 0: value_norms: expected norms from 0 upwards, found -1.0",
+        ),
     ],
 )
 def test_what_is_analysed_beside_columns_is_checked_too(changes, message):
@@ -78,7 +90,9 @@ def test_what_is_analysed_beside_columns_is_checked_too(changes, message):
 
 def test_columns_beyond_a_canvas_are_not_counted_as_sinks():
     lengths = np.full(STEPS, KEYS - 1)
-    with pytest.raises(CallError, match=r"step 0: column_sums: expected NaN beyond the 11 tokens of the canvas, found 6\.0"):
+    with pytest.raises(
+        CallError, match=r"step 0: column_sums: expected NaN beyond the 11 tokens of the canvas, found 6\.0"
+    ):
         find_sinks(own(lengths=lengths))
     cut = columns()
     cut[..., 11] = np.nan

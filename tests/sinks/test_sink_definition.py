@@ -6,7 +6,17 @@ import torch
 from closeness import assert_close
 
 from sinkscope.errors import CallError
-from sinkscope.sinks import excess_of, in_unit, is_outlier, is_sink, is_top, last_query_window, running_mean, sink_rates, visible_query_mean
+from sinkscope.sinks import (
+    excess_of,
+    in_unit,
+    is_outlier,
+    is_sink,
+    is_top,
+    last_query_window,
+    running_mean,
+    sink_rates,
+    visible_query_mean,
+)
 from sinkscope.sinks.definition import largest_excess
 
 STEPS, LAYERS, HEADS, KEYS = 4, 2, 3, 11
@@ -178,7 +188,9 @@ def test_outliers_exceed_mean_and_deviations_of_the_tokens_mass(strongest, devia
         columns[:, 1, :, 3] = strongest  # of 11 tokens one alone stands √10 = 3.16 deviations out
     found = is_outlier(columns, deviations)
     for step in range(STEPS):
-        mass = [sum(columns[step, layer, head, j] for layer in range(LAYERS) for head in range(HEADS)) for j in range(KEYS)]
+        mass = [
+            sum(columns[step, layer, head, j] for layer in range(LAYERS) for head in range(HEADS)) for j in range(KEYS)
+        ]
         real = [m for m in mass if not np.isnan(m)]
         mean = sum(real) / len(real)
         std = (sum((m - mean) ** 2 for m in real) / len(real)) ** 0.5
@@ -194,7 +206,9 @@ def test_the_causal_mean_is_over_the_queries_that_can_see_the_key():
         for step, layer, head, j in np.argwhere(~np.isnan(columns)):
             length = np.sum(~np.isnan(columns[step, layer, head]))
             visible = sum(1 for query in range(length) if query >= j or not causal)
-            assert_close(found[step, layer, head, j], columns[step, layer, head, j] / visible, terms=1, dtype=torch.float32)
+            assert_close(
+                found[step, layer, head, j], columns[step, layer, head, j] / visible, terms=1, dtype=torch.float32
+            )
 
 
 def test_uniform_causal_attention_has_the_mean_of_the_harmonic_tail():
@@ -301,6 +315,8 @@ def test_a_key_that_came_later_has_the_mean_since_then():
 
 def test_masked_values_are_refused():
     columns = np.ma.masked_less(np.arange(6.0).reshape(1, 1, 1, 6), 2)
-    with pytest.raises(CallError, match=r"columns: expected .* without a mask, found values that are masked; fill them"):
+    with pytest.raises(
+        CallError, match=r"columns: expected .* without a mask, found values that are masked; fill them"
+    ):
         excess_of(columns)
     assert excess_of(np.ma.array(columns.data)).shape == columns.shape

@@ -47,7 +47,8 @@ def runs_of(tracks):
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "kind"), [(0, 19, "static"), (0, 18, "static"), (1, 19, "static"), (0, 17, "vanished"), (2, 19, "lasting")]
+    ("first", "last", "kind"),
+    [(0, 19, "static"), (0, 18, "static"), (1, 19, "static"), (0, 17, "vanished"), (2, 19, "lasting")],
 )
 def test_static_is_95_percent_of_the_steps(first, last, kind):
     (one,) = only([(4, first, last)], steps=20)
@@ -144,7 +145,12 @@ def test_moving_goes_before_reappearing():
 
 def test_several_sinks_of_one_head_are_followed_side_by_side():
     tracks = only([(0, 0, 19), (7, 2, 9), (8, 10, 14), (13, 5, 5)])
-    assert {(one.position, one.kind) for one in tracks} == {(0, "static"), (7, "moved"), (8, "vanished"), (13, "one_step")}
+    assert {(one.position, one.kind) for one in tracks} == {
+        (0, "static"),
+        (7, "moved"),
+        (8, "vanished"),
+        (13, "one_step"),
+    }
     assert [one.first_step for one in tracks] == sorted(one.first_step for one in tracks)
 
 
@@ -196,7 +202,16 @@ def test_tracks_are_maximal_and_cover_every_sink_once(seed):
 def test_tracks_as_plain_values_have_the_names_of_the_command():
     tracks = follow({(0, 0): [(1, 0, 3), (2, 4, 9)]})
     plain = json.loads(json.dumps(tracks.as_dict()))
-    first = {"layer": 0, "head": 0, "position": 1, "first_step": 0, "last_step": 3, "kind": "moved", "successor": 1, "distance": 1}
+    first = {
+        "layer": 0,
+        "head": 0,
+        "position": 1,
+        "first_step": 0,
+        "last_step": 3,
+        "kind": "moved",
+        "successor": 1,
+        "distance": 1,
+    }
     assert plain["tracks"][0] == first
     assert plain["kinds"] == tracks.kinds
     assert len(plain["heads"]) == 6
@@ -212,7 +227,9 @@ def test_tracks_of_a_causal_trace_follow_its_last_queries():
     last_query = np.full((steps, 1, 1, keys), 0.001, np.float32)
     last_query[:12, ..., 0] = 0.9
     last_query[12:, ..., 8] = 0.9
-    trace = SimpleNamespace(steps=steps, causal=True, column_sums=columns, last_query=last_query, tokens=np.zeros((steps, keys), np.int32))
+    trace = SimpleNamespace(
+        steps=steps, causal=True, column_sums=columns, last_query=last_query, tokens=np.zeros((steps, keys), np.int32)
+    )
     tracks = track(find_sinks(trace))
     assert tracks.source == "last_query, window of 16"
     assert {one.position for one in tracks.tracks} == {0, 8}
@@ -253,7 +270,9 @@ def movement_of(main):
     columns = np.where(planted, np.float32(9), np.float32(0.1))
     tracks = track(sinks_of(planted, columns))
     np.testing.assert_array_equal(tracks.main, main)
-    assert [(head.layer, head.head) for head in tracks.heads] == [(layer, head) for layer in range(layers) for head in range(heads)]
+    assert [(head.layer, head.head) for head in tracks.heads] == [
+        (layer, head) for layer in range(layers) for head in range(heads)
+    ]
     return tracks.heads
 
 
@@ -273,7 +292,9 @@ def test_moves_and_swaps_are_told_by_whether_both_places_stay_sinks():
     tracks = track(sinks_of(selected, columns))
     for one in tracks.heads:
         sink, main = selected[:, one.layer, one.head], tracks.main[:, one.layer, one.head]
-        changes = [(s, a, b) for s, (a, b) in enumerate(itertools.pairwise(main.tolist())) if a >= 0 and b >= 0 and a != b]
+        changes = [
+            (s, a, b) for s, (a, b) in enumerate(itertools.pairwise(main.tolist())) if a >= 0 and b >= 0 and a != b
+        ]
         swaps = [(s, a, b) for s, a, b in changes if sink[s, a] and sink[s, b] and sink[s + 1, a] and sink[s + 1, b]]
         assert (one.moves, one.swaps) == (len(changes) - len(swaps), len(swaps))
         assert one.moves and one.swaps
@@ -307,7 +328,11 @@ def test_drift_needs_two_steps_with_a_sink():
     ],
 )
 def test_sinks_whose_columns_were_replaced_are_refused(change, message):
-    sinks = find_sinks(SimpleNamespace(steps=2, causal=False, column_sums=np.ones((2, 1, 1, 4), np.float32), tokens=np.ones((2, 4), int)))
+    sinks = find_sinks(
+        SimpleNamespace(
+            steps=2, causal=False, column_sums=np.ones((2, 1, 1, 4), np.float32), tokens=np.ones((2, 4), int)
+        )
+    )
     with pytest.raises(CallError, match=message):
         dataclasses.replace(sinks, **change)
     assert track(sinks).tracks == ()
@@ -324,7 +349,9 @@ def test_sinks_whose_rows_were_replaced_are_refused(name):
         found = (len(rows), len(other)) if name != "step" else (len(other), len(rows))  # told by the array behind it
         with pytest.raises(CallError, match=f"expected {found[0]} along the axis sink, as step has, found {found[1]}"):
             dataclasses.replace(sinks, **{name: other})
-    with pytest.raises(CallError, match="sinks: expected a row for each place of moving, from which tracks are read, found others"):
+    with pytest.raises(
+        CallError, match="sinks: expected a row for each place of moving, from which tracks are read, found others"
+    ):
         track(dataclasses.replace(sinks, **{name: rows + 1}))
 
 

@@ -17,14 +17,23 @@ NAMES = ("tokens", "written", "lengths", "masked", "column_sums")
 def write(folder, places, width=WIDTH, queries=1.0, **more):
     """A trace whose main sinks stand at ``places`` [step, layer, head]; ``queries`` for each token, ``more`` in the manifest."""
     trace = make_trace(
-        queries * sink_at(places, width=width, strength=width / 2), tokens=3 + np.arange(width) % 6, prompt_length=min(10, width)
+        queries * sink_at(places, width=width, strength=width / 2),
+        tokens=3 + np.arange(width) % 6,
+        prompt_length=min(10, width),
     )
     folder.mkdir()
     layers, heads = [f"layers.{layer}" for layer in range(places.shape[1])], places.shape[2]
-    writer = TraceWriter(folder, {**trace.manifest, "causal": False, "layers": layers, "heads": heads, "kv_heads": 1, **more})
+    writer = TraceWriter(
+        folder, {**trace.manifest, "causal": False, "layers": layers, "heads": heads, "kv_heads": 1, **more}
+    )
     for step in range(trace.steps):
         one = {name: np.asarray(getattr(trace, name)[step]) for name in NAMES}
-        writer.add({name: value.astype({"f": np.float32, "u": np.uint8}.get(value.dtype.kind, np.int32)) for name, value in one.items()})
+        writer.add(
+            {
+                name: value.astype({"f": np.float32, "u": np.uint8}.get(value.dtype.kind, np.int32))
+                for name, value in one.items()
+            }
+        )
     writer.close(complete=True)
     return folder
 
@@ -50,7 +59,9 @@ def test_sinks_are_found_by_the_path_of_a_trace(tmp_path, places):
 
 def test_only_where_no_column_can_be_a_sink_the_command_says_so(run, tmp_path, places):
     """In cross-attention 20 queries may look at 6 keys; a key may have 10 of them."""
-    crossing = write(tmp_path / "crossing", np.minimum(places, 5), width=6, queries=20 / 6, stack="decoder", attends_to="encoder")
+    crossing = write(
+        tmp_path / "crossing", np.minimum(places, 5), width=6, queries=20 / 6, stack="decoder", attends_to="encoder"
+    )
     status, out, err = run("sinks", crossing, "--excess", 6)
     assert (status, err) == (0, "") and f"{len(find_sinks(crossing, excess=6.0))} sinks in 20 steps" in out
     short = write(tmp_path / "short", np.minimum(places, 2), width=3)

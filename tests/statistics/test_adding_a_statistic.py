@@ -59,7 +59,9 @@ def recorded(command, diffusion_folder, tmp_path_factory):
 def test_it_shows_up_in_analyse_and_its_table(command, recorded):
     document = json.loads(command("analyse", recorded / "columns", "--json"))
     assert document["definitions"]["second.column"]["unit"] == "queries"
-    rows = {tuple(row["at"].items()): row["value"] for row in document["statistics"] if row["name"].startswith("second.")}
+    rows = {
+        tuple(row["at"].items()): row["value"] for row in document["statistics"] if row["name"].startswith("second.")
+    }
     columns = np.sort(sinkscope.open_trace(recorded / "columns").column_sums[:], axis=-1)
     for layer in range(columns.shape[1]):
         assert rows[(("layer", layer),)] == pytest.approx(columns[:, layer, :, -2].mean())
@@ -71,9 +73,16 @@ def test_it_shows_up_in_analyse_and_its_table(command, recorded):
 
 
 def test_it_shows_up_in_what_the_level_of_statistics_keeps(command, recorded):
-    whole, kept = command("analyse", recorded / "columns", "--json"), command("sinks", recorded / "statistics", "--json")
+    whole, kept = (
+        command("analyse", recorded / "columns", "--json"),
+        command("sinks", recorded / "statistics", "--json"),
+    )
     of_traces, of_statistics = (
-        {(row["name"], tuple(row["at"].items())): row["value"] for row in document["statistics"] if row["name"].startswith("second.")}
+        {
+            (row["name"], tuple(row["at"].items())): row["value"]
+            for row in document["statistics"]
+            if row["name"].startswith("second.")
+        }
         for document in map(json.loads, (whole, kept))
     )
     assert of_statistics == pytest.approx(of_traces)
@@ -94,7 +103,9 @@ def test_a_number_without_a_definition_is_refused():
 @pytest.mark.parametrize("found", [5, ["one.thing"], {"one.thing": "one"}, {1: Definition("one", "thing", "none")}])
 def test_definitions_that_are_none_are_refused(found):
     wrong = type("Wrong", (Undefined,), {"definitions": found})
-    with pytest.raises(CallError, match=r"Wrong.definitions: expected \{name: Definition\(text, unit, claim\)\}, found "):
+    with pytest.raises(
+        CallError, match=r"Wrong.definitions: expected \{name: Definition\(text, unit, claim\)\}, found "
+    ):
         values_of(summarise(make_trace(random_columns(0))), [wrong()])
 
 
@@ -158,13 +169,28 @@ class Says(Statistic):
         (None, "Says.values: expected {(name, place): number}, found null"),
         ([1], "Says.values: expected {(name, place): number}, found list"),
         ({"my.x": 1.0}, "Says.values: expected keys (name, place), such as ('norms.contribution', ()), found 'my.x'"),
-        ({("my.x", (("layer", np.int64(2)),)): 1.0}, "Says: expected the place of 'my.x' as names with text or Python's numbers, found"),
+        (
+            {("my.x", (("layer", np.int64(2)),)): 1.0},
+            "Says: expected the place of 'my.x' as names with text or Python's numbers, found",
+        ),
         ({("my.x", ()): "a"}, "Says: expected 'my.x' at {} as a number, or NaN where there is none, found 'a'"),
-        ({("my.x", (("layer", 1),)): 1j}, "Says: expected 'my.x' at {'layer': 1} as a number, or NaN where there is none, found complex"),
-        ({("my.x", ()): np.ones(3)}, "Says: expected 'my.x' at {} as a number, or NaN where there is none, found ndarray float64 [3]"),
+        (
+            {("my.x", (("layer", 1),)): 1j},
+            "Says: expected 'my.x' at {'layer': 1} as a number, or NaN where there is none, found complex",
+        ),
+        (
+            {("my.x", ()): np.ones(3)},
+            "Says: expected 'my.x' at {} as a number, or NaN where there is none, found ndarray float64 [3]",
+        ),
         ({("my.x", ()): None}, "Says: expected 'my.x' at {} as a number, or NaN where there is none, found null"),
-        ({("my.x", ()): 10**400}, "Says: expected 'my.x' at {} as a number, or NaN where there is none, found a number of 1329 bits"),
-        ({("my.x", ()): np.inf}, "Says: expected 'my.x' at {} as a number up to 1e+100, or NaN where there is none, found inf"),
+        (
+            {("my.x", ()): 10**400},
+            "Says: expected 'my.x' at {} as a number, or NaN where there is none, found a number of 1329 bits",
+        ),
+        (
+            {("my.x", ()): np.inf},
+            "Says: expected 'my.x' at {} as a number up to 1e+100, or NaN where there is none, found inf",
+        ),
     ],
 )
 def test_what_a_statistic_says_is_checked_and_the_message_names_it(said, message):
@@ -231,9 +257,17 @@ class Elsewhere(Statistic):
     ("name", "value", "message"),
     [
         ("definitions", None, ".definitions: expected {name: Definition(text, unit, claim)}, found None"),
-        ("definitions", {"my.x": "a"}, ".definitions: expected {name: Definition(text, unit, claim)}, found {'my.x': 'a'}"),
+        (
+            "definitions",
+            {"my.x": "a"},
+            ".definitions: expected {name: Definition(text, unit, claim)}, found {'my.x': 'a'}",
+        ),
         ("order", "a", ".order: expected a number, found 'a'"),
-        ("__init__", lambda self, more: None, ": expected a class that is made without arguments, found one that fails:"),
+        (
+            "__init__",
+            lambda self, more: None,
+            ": expected a class that is made without arguments, found one that fails:",
+        ),
     ],
 )
 def test_a_statistic_that_cannot_be_made_is_refused(monkeypatch, anew, name, value, message):
@@ -259,7 +293,10 @@ def test_a_statistic_of_another_package_is_declared_as_an_entry_point(monkeypatc
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("sinkscope.statistics.norms:Moments", "expected a class that extends Statistic, or a module with one, found sinkscope.statistics"),
+        (
+            "sinkscope.statistics.norms:Moments",
+            "expected a class that extends Statistic, or a module with one, found sinkscope.statistics",
+        ),
         ("sinkscope.errors", "expected a class that extends Statistic, or a module with one, found sinkscope.errors"),
         ("sinkscope.nothing:Here", "cannot be loaded from sinkscope.nothing:Here"),
     ],

@@ -60,7 +60,9 @@ def test_a_threshold_that_stands_twice_counts_once(analysis):
     assert [(one.name, one.place, one.prompts) for one in twice.statistics] == [
         (one.name, one.place, one.prompts) for one in analysis.statistics
     ]
-    assert [one.value for one in twice.statistics] == pytest.approx([one.value for one in analysis.statistics], nan_ok=True)
+    assert [one.value for one in twice.statistics] == pytest.approx(
+        [one.value for one in analysis.statistics], nan_ok=True
+    )
 
 
 def test_everything_is_told_at_every_point(analysis):
@@ -70,7 +72,15 @@ def test_everything_is_told_at_every_point(analysis):
     assert {one.place["layer"] for one in analysis.find("movement.drift_in", excess=3.0)} == {0, 1}
     tokens = analysis.find("composition.token", excess=3.0)
     assert sum(one.value for one in tokens) == pytest.approx(1)
-    assert {one.place["text"] for one in tokens} <= set("\n . 7".split(" ")) | {"<|mask|>", " ", " the", "apple", "\n", ".", "7"}
+    assert {one.place["text"] for one in tokens} <= set("\n . 7".split(" ")) | {
+        "<|mask|>",
+        " ",
+        " the",
+        "apple",
+        "\n",
+        ".",
+        "7",
+    }
 
 
 def test_an_analysis_is_json_without_nan(analysis):
@@ -83,7 +93,9 @@ def test_an_analysis_is_json_without_nan(analysis):
     assert 0 < row["p"] <= 1
     assert document["definitions"]["movement.drift"]["unit"] == "positions per step"
     columns = random_columns(0)
-    without = make_trace(columns, **{name: one for name, one in extras(columns).items() if name != "column_sums_prompt"})
+    without = make_trace(
+        columns, **{name: one for name, one in extras(columns).items() if name != "column_sums_prompt"}
+    )
     document = json.loads(json.dumps(analyse([without], FEW).as_dict(), allow_nan=False))
     missing = [row for row in document["statistics"] if row["name"] == "groups.split_from_prompt"]
     assert missing and all(row["value"] is None for row in missing)
@@ -112,16 +124,22 @@ def test_what_does_not_go_together_is_refused():
     with pytest.raises(CallError, match="expected at least one trace, found none"):
         analyse([])
     mixed = [*random_traces(1), *random_traces(1, heads=4)]
-    with pytest.raises(CallError, match=r"expected traces of one model, 2 layers × 3 heads as in the first; found 2 × 4"):
+    with pytest.raises(
+        CallError, match=r"expected traces of one model, 2 layers × 3 heads as in the first; found 2 × 4"
+    ):
         analyse(mixed, FEW)
     two = list(random_traces(2))
     two[1].manifest["hidden"] = [{"rule": "top:1"}]
-    with pytest.raises(CallError, match="expected keys hidden in all traces or in none, found both; analyse each kind by itself"):
+    with pytest.raises(
+        CallError, match="expected keys hidden in all traces or in none, found both; analyse each kind by itself"
+    ):
         analyse(two, FEW)
     two[0].manifest["hidden"], two[1].manifest["hidden"] = [{"rule": "random:1@seed=1"}], [{"rule": "random:1@seed=2"}]
     assert analyse(two, FEW, choice=False).prompts == 2  # two seeds of a rule
     two[1].manifest["hidden"] = [{"rule": "top:1"}]
-    with pytest.raises(CallError, match="expected one rule of hiding, found random:1 and top:1; analyse each kind by itself"):
+    with pytest.raises(
+        CallError, match="expected one rule of hiding, found random:1 and top:1; analyse each kind by itself"
+    ):
         analyse(two, FEW)
     del two[0].manifest["hidden"], two[1].manifest["hidden"]
     for sampler, message in (
@@ -141,14 +159,19 @@ def test_what_does_not_go_together_is_refused():
     del two[0].manifest["stack"], two[0].manifest["attends_to"]
     for one, name in zip(two, ("first", "second"), strict=True):
         one.manifest["model"] = {"name": name, "weight_hash": f"{name}-of-these-weights"}
-    with pytest.raises(CallError, match=r"expected traces of one model, found first \(weights first-of-the…\) and second \(weights second"):
+    with pytest.raises(
+        CallError,
+        match=r"expected traces of one model, found first \(weights first-of-the…\) and second \(weights second",
+    ):
         analyse(two, FEW)
 
 
 def test_an_unknown_statistic_is_refused_with_those_there_are(analysis):
     with pytest.raises(CallError, match=r"no statistic 'movement.speed'; there are movement.steps_with_sink, "):
         analysis.find("movement.speed")
-    with pytest.raises(CallError, match=r"two analyses with a threshold in common, found 3 queries and 4 queries; analyse one"):
+    with pytest.raises(
+        CallError, match=r"two analyses with a threshold in common, found 3 queries and 4 queries; analyse one"
+    ):
         compare(*(analyse(random_traces(1), [Threshold(excess)], choice=False) for excess in (3.0, 4.0)))
     with pytest.raises(CallError, match=r"foo: expected a place of movement.drift, which is told by excess, unit"):
         analysis.find("movement.drift", foo=3)
@@ -164,7 +187,9 @@ def test_a_name_that_no_statistic_has_means_nothing(name):
 
 
 def test_analyses_with_other_training_corpora_are_not_compared():
-    first, same, other, none = (analyse(random_traces(1), FEW[:1], choice=False, training=one) for one in ({7: 1}, {7: 1}, {7: 2}, None))
+    first, same, other, none = (
+        analyse(random_traces(1), FEW[:1], choice=False, training=one) for one in ({7: 1}, {7: 1}, {7: 2}, None)
+    )
     with pytest.raises(CallError, match="expected two analyses with the same training=, found other counts of tokens"):
         compare(first, other)
     assert compare(first, same)
@@ -185,7 +210,9 @@ def moving(speed, seed):
 
 
 def test_two_sets_are_compared_paired_where_the_prompts_are_the_same():
-    first, second = (analyse((moving(speed, seed) for seed in range(8)), [Threshold(3.0)], choice=False) for speed in (1, -1))
+    first, second = (
+        analyse((moving(speed, seed) for seed in range(8)), [Threshold(3.0)], choice=False) for speed in (1, -1)
+    )
     (drift,) = [one for one in compare(first, second) if one.name == "movement.drift"]
     assert drift.value == pytest.approx(-2, abs=0.3)
     assert drift.high < -1.5
@@ -201,8 +228,12 @@ def test_the_page_of_statistics_names_each_family():
     if not page.exists():
         pytest.skip("docs/ is not part of an installed package")
     named = re.findall(r"^\| `([a-z_]+)` \|", page.read_text(), flags=re.MULTILINE)
-    shipped = [name.partition(".")[0] for one in all_statistics() if one.order < Statistic.order for name in one.definitions]
-    assert set(shipped) <= set(named) <= {name.partition(".")[0] for name in all_definitions()}  # one of no order was added
+    shipped = [
+        name.partition(".")[0] for one in all_statistics() if one.order < Statistic.order for name in one.definitions
+    ]
+    assert (
+        set(shipped) <= set(named) <= {name.partition(".")[0] for name in all_definitions()}
+    )  # one of no order was added
 
 
 def test_the_command_prints_every_definition(capsys):

@@ -16,7 +16,9 @@ STEPS, WIDTH, PROMPT = 12, 40, 30
 
 def planted():
     """The prompt's queries always attend to 4; the answer's to 20, from step 6 on to 21, too few of them for a sink of all queries."""
-    prompt, answer = (np.full((STEPS, 1, 2, WIDTH), 0.5 * count / WIDTH, np.float32) for count in (PROMPT, WIDTH - PROMPT))
+    prompt, answer = (
+        np.full((STEPS, 1, 2, WIDTH), 0.5 * count / WIDTH, np.float32) for count in (PROMPT, WIDTH - PROMPT)
+    )
     prompt[..., 4] += 0.5 * PROMPT
     answer[:6, ..., 20] += 0.5 * (WIDTH - PROMPT)
     answer[6:, ..., 21] += 0.5 * (WIDTH - PROMPT)
@@ -79,7 +81,10 @@ def test_where_all_queries_are_the_answers_its_numbers_are_those_of_all(toleranc
 def test_drift_is_that_of_a_line_through_the_places_of_each_head():
     """Head 0 of the answer's queries goes from 20 to 21 half-way, head 1 stays at 25, the prompt's queries always at 4."""
     trace = planted()
-    trace.column_sums[:, 0, 1], trace.column_sums_prompt = trace.column_sums_prompt[:, 0, 1].copy(), trace.column_sums_prompt
+    trace.column_sums[:, 0, 1], trace.column_sums_prompt = (
+        trace.column_sums_prompt[:, 0, 1].copy(),
+        trace.column_sums_prompt,
+    )
     trace.column_sums[:, 0, 1, 25] += WIDTH - PROMPT
     dense = (trace.column_sums - trace.column_sums_prompt) * (WIDTH / (WIDTH - PROMPT))
     slopes = [np.polyfit(np.arange(STEPS), dense[:, 0, head].argmax(-1), 1)[0] for head in range(2)]

@@ -43,7 +43,16 @@ def test_masks_and_special_tokens_are_known_by_their_ids():
     trace.tokens[0, :8] = MASK, END, NEWLINE, SPACE, DOT, SEVEN, THE, 77
     canvas = summarise(trace, THRESHOLDS).canvas
     found = canvas.token_classes[canvas.token_indices[0, :8]]
-    assert [CLASSES[one] for one in found] == ["mask", "special", "newline", "white space", "punctuation", "digit", "word", "word"]
+    assert [CLASSES[one] for one in found] == [
+        "mask",
+        "special",
+        "newline",
+        "white space",
+        "punctuation",
+        "digit",
+        "word",
+        "word",
+    ]
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -56,7 +65,13 @@ def test_shares_by_class_and_token_are_those_of_a_count(number):
     sinks = find_sinks(trace, point.excess, point.unit).token
     canvas = trace.tokens.ravel()
     beside = trace.tokens[find_sinks(trace, point.excess, point.unit).step].ravel()  # a canvas for each sink
-    for name, token in (("mask", MASK), ("newline", NEWLINE), ("white space", SPACE), ("punctuation", DOT), ("digit", SEVEN)):
+    for name, token in (
+        ("mask", MASK),
+        ("newline", NEWLINE),
+        ("white space", SPACE),
+        ("punctuation", DOT),
+        ("digit", SEVEN),
+    ):
         at = (("class", name),)
         of_sinks, of_canvas = (sinks == token).mean(), (canvas == token).mean()
         assert values["composition.share_of_sinks", at] == pytest.approx(of_sinks)
@@ -120,7 +135,10 @@ def test_sinks_in_the_steps_with_most_masks_are_not_therefore_sinks_on_masks():
         ({31: 10, 207: -1}, r"training\[207\]: expected a count from 0 up to [\d,]+, found -1"),
         ({31: 10**400}, r"training\[31\]: expected a count from 0 up to [\d,]+, found a number of 1329 bits"),
         ({31: 1, -5: 2}, "training: expected token ids from 0 upwards, found -5"),
-        ({}, "training: expected how often each token stands in a corpus, found no token that does; leave it out if unknown"),
+        (
+            {},
+            "training: expected how often each token stands in a corpus, found no token that does; leave it out if unknown",
+        ),
         ({1: 0}, "training: expected how often each token stands in a corpus, found no token that does"),
         ({"a": 1}, "training: expected a whole number as each key, found 'a'"),
         ({1: 1.5}, r"training\[1\]: expected a whole number, found 1.5"),

@@ -8,7 +8,13 @@ from sinkscope.sinks import excess_of, is_sink, sink_rates
 from sinkscope.statistics import Threshold, summarise
 from sinkscope.statistics.averages import depth_slope, thirds
 from sinkscope.statistics.column_counts import count_above
-from sinkscope.statistics.concentration import Evenness, concentration_values, evenness_values, length_class, not_sink_values
+from sinkscope.statistics.concentration import (
+    Evenness,
+    concentration_values,
+    evenness_values,
+    length_class,
+    not_sink_values,
+)
 from sinkscope.statistics.thresholds import EPSILONS
 
 THRESHOLDS = [Threshold(3.0), Threshold(5.0, "percent")]
@@ -33,7 +39,10 @@ def test_counts_and_shares_are_those_of_a_loop(number):
         columns = trace.column_sums[place]
         assert found.counts(point)[place] == selected[place].sum()
         assert_close(
-            found.shares(point)[place], columns[selected[place]].sum() / np.nansum(columns), terms=len(columns), dtype=torch.float32
+            found.shares(point)[place],
+            columns[selected[place]].sum() / np.nansum(columns),
+            terms=len(columns),
+            dtype=torch.float32,
         )
         assert found.by_step.top[place] == np.nanargmax(columns)
         assert found.by_step.largest[place] == np.nanmax(columns)
@@ -138,7 +147,8 @@ def test_an_excess_that_is_epsilon_itself_is_no_sink():
     columns[..., 2] = 3.0  # an excess of 2.5 exactly
     values = not_sink_values(summarise(make_trace(columns, prompt_length=1, block=4), THRESHOLDS))
     at = {
-        excess: values["epsilon.not_sinks", (("positions", "any"), ("unit", "queries"), ("excess", excess))] for excess in (2.0, 2.5, 3.0)
+        excess: values["epsilon.not_sinks", (("positions", "any"), ("unit", "queries"), ("excess", excess))]
+        for excess in (2.0, 2.5, 3.0)
     }
     assert at == {2.0: pytest.approx(0.8), 2.5: 1.0, 3.0: 1.0}
 
@@ -161,7 +171,9 @@ def test_fewer_and_stronger_sinks_in_depth_are_recovered():
 def test_sinks_that_vanish_are_seen_over_the_steps():
     position = np.where(np.arange(12) < 4, 6, -1)
     values = concentration_values(summarise(make_trace(sink_at(position)), THRESHOLDS), THRESHOLDS[0])
-    counts = [values["concentration.sinks_per_head_over_steps", (("third", third),)] for third in ("first", "middle", "last")]
+    counts = [
+        values["concentration.sinks_per_head_over_steps", (("third", third),)] for third in ("first", "middle", "last")
+    ]
     assert counts == [1, 0, 0]
     assert values["concentration.share_on_sinks_over_steps", (("third", "first"),)] == pytest.approx(12 / 30, abs=1e-4)
     assert values["concentration.layers_without", ()] == pytest.approx(8 / 12)

@@ -86,7 +86,9 @@ def norm_numbers():
     given = STRENGTH * each + base * (NORMS.sum() - each)
     contribution = (STRENGTH * each / given).mean()
     over = (STRENGTH * each).sum() / (STRENGTH / WIDTH * given).sum()
-    auc = (30 * 1 + 6 * (18 / 2) / 39 + 6 * (19 + 19 / 2) / 39) / 42  # the moving sink: 6 times on a norm of 3, 6 times on one of 1
+    auc = (
+        30 * 1 + 6 * (18 / 2) / 39 + 6 * (19 + 19 / 2) / 39
+    ) / 42  # the moving sink: 6 times on a norm of 3, 6 times on one of 1
     return others[1].mean(), effects, auc, contribution, over
 
 
@@ -132,7 +134,11 @@ PLANTED = {  # name: (canvas, place, value); 42 of 72 steps × heads of the scen
     "composition.share_of_canvas": ("scene", {"class": "newline"}, 1 / 40),
     "composition.times_expected": ("scene", {"class": "newline"}, 40 * 30 / 42),
     "composition.times_training": ("scene", {"class": "newline"}, 30 / 42 / 0.6),
-    "composition.frequency_correlation": ("scene", {}, 1),  # newlines most often, then what was written, then the prompt
+    "composition.frequency_correlation": (
+        "scene",
+        {},
+        1,
+    ),  # newlines most often, then what was written, then the prompt
     "composition.token": ("scene", {"token": NEWLINE}, 30 / 42),
     "composition.token_on_canvas": ("scene", {"token": NEWLINE}, 1 / 40),
     "choice.all": ("newlines", {}, np.log2(WIDTH)),

@@ -29,7 +29,12 @@ def test_a_loop_may_fill_the_same_arrays_in_every_step(causal):
 
 
 def step(**changes):
-    found = {"tokens": np.arange(5), "masked": np.zeros(5, np.uint8), "written": np.full(5, -1), "column_sums": np.ones(SIZES)}
+    found = {
+        "tokens": np.arange(5),
+        "masked": np.zeros(5, np.uint8),
+        "written": np.full(5, -1),
+        "column_sums": np.ones(SIZES),
+    }
     return {**found, **changes}
 
 
@@ -48,9 +53,18 @@ def with_one(value):
         ({"column_sums": np.ones(SIZES) + 0j}, r"column_sums: expected numbers, found ndarray complex128 \[2, 3, 5\]"),
         ({"column_sums": np.ones((0, 3, 5))}, r"column_sums: expected \[layer 2, head 3, key 5\], found \[0, 3, 5\]"),
         ({"column_sums": np.ma.masked_greater(with_one(9.0), 5)}, "column_sums: expected an array without a mask"),
-        ({"column_sums_masked": np.ones((2, 3, 4))}, r"column_sums_masked: expected \[layer 2, head 3, key 5\], found \[2, 3, 4\]"),
-        ({"self_attention": np.ones((3, 3, 5))}, r"self_attention: expected \[layer 2, head 3, position 5\], found \[3, 3, 5\]"),
-        ({"value_norms": np.ones((2, 1, 7))}, r"value_norms: expected \[layer 2, kv_head 1, position 5\], found \[2, 1, 7\]"),
+        (
+            {"column_sums_masked": np.ones((2, 3, 4))},
+            r"column_sums_masked: expected \[layer 2, head 3, key 5\], found \[2, 3, 4\]",
+        ),
+        (
+            {"self_attention": np.ones((3, 3, 5))},
+            r"self_attention: expected \[layer 2, head 3, position 5\], found \[3, 3, 5\]",
+        ),
+        (
+            {"value_norms": np.ones((2, 1, 7))},
+            r"value_norms: expected \[layer 2, kv_head 1, position 5\], found \[2, 1, 7\]",
+        ),
         ({"masked": np.zeros(4, bool)}, r"masked: expected \[position 5\], found \[4\]"),
         ({"written": np.full(5, np.nan)}, "written: expected whole numbers, found ndarray float64"),
         ({"tokens": np.arange(5) / 2}, "tokens: expected whole numbers, found ndarray float64"),
@@ -80,5 +94,7 @@ def test_a_canvas_of_an_autoregressive_model_does_not_shrink():
     feed = feed_of(PromptSettings.of(True, {}))
     feed.feed(step(last_query=np.ones(SIZES)))
     shorter = {name: array[..., :3] for name, array in step(last_query=np.ones(SIZES)).items()}
-    with pytest.raises(CallError, match="expected a canvas that grows, found 3 tokens behind a step of 5; record each text by itself"):
+    with pytest.raises(
+        CallError, match="expected a canvas that grows, found 3 tokens behind a step of 5; record each text by itself"
+    ):
         feed.feed(shorter)

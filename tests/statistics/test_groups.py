@@ -76,7 +76,10 @@ def test_a_groups_sink_is_the_argmax_of_its_mean_column_from_eight_queries_on():
 def test_attention_that_went_to_no_key_is_no_part_of_the_mean():
     """Of a key whose weights are zeroed, or a sink token, columns of a group add up to less than its queries."""
     trace = split_trace(30, 4)
-    trace.column_sums, trace.column_sums_masked = trace.column_sums * np.float32(0.5), trace.column_sums_masked * np.float32(0.5)
+    trace.column_sums, trace.column_sums_masked = (
+        trace.column_sums * np.float32(0.5),
+        trace.column_sums_masked * np.float32(0.5),
+    )
     found = summarise(trace, [POINT]).kept(GroupSinks)
     masked = trace.masked.sum(axis=1)
     for step in np.flatnonzero(masked >= LEAST_QUERIES):
@@ -98,7 +101,9 @@ def test_prompt_queries_are_compared_where_they_were_recorded():
 
 
 def test_written_queries_are_told_from_the_prompts():
-    trace = split_trace(30, 4, steps=30)  # prompt of 10 on a canvas of 40: 8 are written from step 8 on, 8 masked up to step 22
+    trace = split_trace(
+        30, 4, steps=30
+    )  # prompt of 10 on a canvas of 40: 8 are written from step 8 on, 8 masked up to step 22
     unmasked = trace.column_sums - trace.column_sums_masked
     prompt = np.full(trace.column_sums.shape, 0.1, np.float32)
     prompt[..., 4] = 6.1
@@ -167,19 +172,27 @@ def test_a_sink_whose_share_does_not_change_has_no_slope_against_it():
 def test_a_trace_without_groups_or_self_attention_has_none_of_it():
     values = values_at(Groups(), summarise(make_trace(random_columns(0)), [POINT]), POINT)
     assert np.isnan(values["groups.both", ()])
-    assert np.isnan([values["groups.split", ()], values["groups.self_share", ()], values["groups.self_attention_absorbed", ()]]).all()
+    assert np.isnan(
+        [values["groups.split", ()], values["groups.self_share", ()], values["groups.self_attention_absorbed", ()]]
+    ).all()
 
 
 def test_behind_a_cache_a_group_has_the_queries_that_were_computed():
     """Half of all attention goes to a sink token, so that columns do not tell how many queries there were."""
     trace = split_trace(30, 4)
     masked, computed = trace.masked.astype(bool), np.arange(40) >= np.arange(20)[:, None] % 7
-    counts = {"masked": (masked & computed).sum(1), "unmasked": (~masked & computed).sum(1), "prompt": computed[:, :10].sum(1)}
+    counts = {
+        "masked": (masked & computed).sum(1),
+        "unmasked": (~masked & computed).sum(1),
+        "prompt": computed[:, :10].sum(1),
+    }
     whole = {"masked": masked.sum(1), "unmasked": (~masked).sum(1)}
     groups = {"masked": trace.column_sums_masked, "unmasked": trace.column_sums - trace.column_sums_masked}
     mine = {name: groups[name] * np.float32(0.5) * (counts[name] / whole[name])[:, None, None, None] for name in groups}
     trace.column_sums, trace.column_sums_masked = mine["masked"] + mine["unmasked"], mine["masked"]
-    trace.column_sums_prompt = mine["unmasked"] * (counts["prompt"] / counts["unmasked"])[:, None, None, None].astype(np.float32)
+    trace.column_sums_prompt = mine["unmasked"] * (counts["prompt"] / counts["unmasked"])[:, None, None, None].astype(
+        np.float32
+    )
     trace.hidden_norms = np.where(computed[:, None], 1, np.nan).astype(np.float32).repeat(2, axis=1)
     profile = summarise(trace, [POINT])
     found, answer = profile.kept(GroupSinks), profile.kept(AnswerMain)

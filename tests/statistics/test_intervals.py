@@ -1,7 +1,13 @@
 import numpy as np
 import pytest
 
-from sinkscope.statistics.intervals import LEAST_PROMPTS, draws_of_prompts, interval_of_difference, interval_of_means, interval_of_pairs
+from sinkscope.statistics.intervals import (
+    LEAST_PROMPTS,
+    draws_of_prompts,
+    interval_of_difference,
+    interval_of_means,
+    interval_of_pairs,
+)
 
 
 def test_the_interval_is_that_of_scipys_bca():

@@ -19,8 +19,14 @@ def commits(at, steps, width=24):
 def dense_shares(main, written, blocks, shift):
     """One shift, move by move, around the transitions."""
     steps, counts = len(main), dict.fromkeys(TRIGGERS, 0)
-    when = {(int(p), (int(s) + shift) % (steps - 1)) for s, p in zip(*np.nonzero(written >= 0), strict=True) if s < steps - 1}
-    changes = {(t + shift) % (steps - 1) for t in range(steps - 1) if blocks is not None and 0 <= blocks[t] != blocks[t + 1]}
+    when = {
+        (int(p), (int(s) + shift) % (steps - 1))
+        for s, p in zip(*np.nonzero(written >= 0), strict=True)
+        if s < steps - 1
+    }
+    changes = {
+        (t + shift) % (steps - 1) for t in range(steps - 1) if blocks is not None and 0 <= blocks[t] != blocks[t + 1]
+    }
     moves = 0
     for t, layer, head in np.ndindex(steps - 1, *main.shape[1:]):
         old, new = main[t, layer, head], main[t + 1, layer, head]
@@ -157,7 +163,8 @@ def test_a_rare_trigger_that_never_fires_is_not_below_chance():
 
 
 @pytest.mark.parametrize(
-    ("sampler", "first"), [({"block": 4}, 10), ({"block": 4, "block_steps": 2}, 0), ({"cache": "fast-dllm-dual:block=4"}, 10)]
+    ("sampler", "first"),
+    [({"block": 4}, 10), ({"block": 4, "block_steps": 2}, 0), ({"cache": "fast-dllm-dual:block=4"}, 10)],
 )
 def test_blocks_begin_behind_the_prompt_or_stand_at_multiples(sampler, first):
     """In block diffusion the prompt ends within a block, whose other tokens are written first; Dream's cache gives it its blocks."""

@@ -65,7 +65,9 @@ def test_movement_by_depth():
     assert values["movement.distance_in", (("layer", 1),)] == 1
     assert [values["movement.residence_in", (("layer", layer),)] for layer in (0, 1)] == [STEPS, 1]
     assert [values["movement.longest_track_in", (("layer", layer), ("kind", "static"))] for layer in (0, 1)] == [1, 0]
-    relative = [values["movement.drift_relative_in", (("layer", layer), ("frontier", "leftmost_mask"))] for layer in (0, 1)]
+    relative = [
+        values["movement.drift_relative_in", (("layer", layer), ("frontier", "leftmost_mask"))] for layer in (0, 1)
+    ]
     assert relative == pytest.approx([-1, 0])  # one token is committed a step, from left to right
 
 

@@ -60,8 +60,12 @@ def test_means_effects_and_contributions_are_those_of_a_loop(number, kv_heads):
             sinks, others = norms[:, layer][selected[:, layer]], norms[:, layer][~selected[:, layer]]
             assert values[f"norms.{name}_of_sinks_in", at] == pytest.approx(sinks.mean())
             assert values[f"norms.{name}_of_others_in", at] == pytest.approx(others.mean())
-            pooled = (((sinks - sinks.mean()) ** 2).sum() + ((others - others.mean()) ** 2).sum()) / (len(sinks) + len(others) - 2)
-            assert values[f"norms.{name}_effect_in", at] == pytest.approx((sinks.mean() - others.mean()) / np.sqrt(pooled), rel=1e-6)
+            pooled = (((sinks - sinks.mean()) ** 2).sum() + ((others - others.mean()) ** 2).sum()) / (
+                len(sinks) + len(others) - 2
+            )
+            assert values[f"norms.{name}_effect_in", at] == pytest.approx(
+                (sinks.mean() - others.mean()) / np.sqrt(pooled), rel=1e-6
+            )
             above = []
             for step, head in np.ndindex(6, 4):
                 if selected[step, layer, head].any():
@@ -125,7 +129,9 @@ def test_norms_that_know_nothing_of_sinks_contribute_as_much_as_their_attention(
     for seed in range(120):
         columns = sink_at(np.full((6, 1, 2), 5), strength=14, noise=0.5, seed=seed)
         trace = make_trace(columns, **extras(columns, seed=seed))
-        found.append(values_at(Norms(), summarise(trace, THRESHOLDS), THRESHOLDS[0])["norms.contribution_over_attention", ()])
+        found.append(
+            values_at(Norms(), summarise(trace, THRESHOLDS), THRESHOLDS[0])["norms.contribution_over_attention", ()]
+        )
     assert np.mean(found) == pytest.approx(1, abs=3 * np.std(found) / np.sqrt(120))
 
 

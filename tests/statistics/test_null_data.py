@@ -38,7 +38,9 @@ def null_trace(seed, steps=12, layers=3, heads=2, width=30):
     """Two groups of queries that attend at random, in every step, layer and head anew; norms and self-attention at random."""
     rng = np.random.default_rng(seed)
     tokens = rng.choice([END, NEWLINE, SPACE, DOT, SEVEN, THE, APPLE], width)
-    trace = make_trace(np.ones((steps, layers, heads, width)), prompt_length=14, block=4, order="random", seed=seed[0], tokens=tokens)
+    trace = make_trace(
+        np.ones((steps, layers, heads, width)), prompt_length=14, block=4, order="random", seed=seed[0], tokens=tokens
+    )
     masked = trace.masked.sum(axis=1)[:, None, None, None]
     share = rng.dirichlet(np.full(width, 0.1), (2, steps, layers, heads))
     trace.column_sums_masked = (share[0] * masked).astype(np.float32)
@@ -56,7 +58,8 @@ def null_trace(seed, steps=12, layers=3, heads=2, width=30):
 def fired():
     """{name and place: in how many sets of prompts the interval leaves out the truth}, and of how many."""
     rows = [
-        [values_of(summarise(null_trace([one, number]), [POINT], training=TRAINING)) for number in range(SETS)] for one in range(PROMPTS)
+        [values_of(summarise(null_trace([one, number]), [POINT], training=TRAINING)) for number in range(SETS)]
+        for one in range(PROMPTS)
     ]
     keys = [key for key in rows[0][0] if key[0] in TRUTH]
     found = np.array([[[one.get(key, np.nan) - TRUTH[key[0]] for key in keys] for one in row] for row in rows])

@@ -32,10 +32,14 @@ def test_every_number_is_that_of_a_loop(number):
         if selected[place].any():
             given.append(added[selected[place]].sum())
             shares.append(given[-1] / added.sum())
-            expected.append(trace.column_sums[place][selected[place]].sum() * added.sum() / trace.column_sums[place].sum())
+            expected.append(
+                trace.column_sums[place][selected[place]].sum() * added.sum() / trace.column_sums[place].sum()
+            )
             main = trace.column_sums[place].argmax()
             others = np.delete(norms[place], main)
-            above.append((others[~np.isnan(others)] > norms[place][main]).mean())  # a token without a norm is none of them
+            above.append(
+                (others[~np.isnan(others)] > norms[place][main]).mean()
+            )  # a token without a norm is none of them
             assert not np.isnan(norms[place][main])
     assert values["norms.output_contribution", ()] == pytest.approx(np.mean(shares), rel=1e-5)
     assert values["norms.output_contribution_over_attention", ()] == pytest.approx(sum(given) / sum(expected), rel=1e-5)
@@ -43,7 +47,9 @@ def test_every_number_is_that_of_a_loop(number):
     for layer in range(2):
         at = (("layer", layer),)
         for name, which in (("sinks", selected), ("others", ~selected)):
-            assert values[f"norms.output_norm_of_{name}_in", at] == pytest.approx(np.nanmean(norms[:, layer][which[:, layer]]), rel=1e-5)
+            assert values[f"norms.output_norm_of_{name}_in", at] == pytest.approx(
+                np.nanmean(norms[:, layer][which[:, layer]]), rel=1e-5
+            )
 
 
 def test_what_a_key_adds_to_all_queries_has_that_length():

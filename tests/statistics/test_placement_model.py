@@ -4,7 +4,16 @@ from planted import NEWLINE, THE, make_trace, random_columns, sink_at
 
 from sinkscope.statistics import Threshold, summarise
 from sinkscope.statistics.intervals import interval_of_means
-from sinkscope.statistics.placement_model import BLOCKS, CLASS, MOST_STEPS, RIDGE, Choices, PlacementModel, bits_per_choice, fit_choices
+from sinkscope.statistics.placement_model import (
+    BLOCKS,
+    CLASS,
+    MOST_STEPS,
+    RIDGE,
+    Choices,
+    PlacementModel,
+    bits_per_choice,
+    fit_choices,
+)
 
 POINT = Threshold(3.0)
 
@@ -44,7 +53,9 @@ def prompts(place, count=8, steps=20, heads=4):
         rng = np.random.default_rng([seed, 7])
         tokens = np.where(rng.random(30) < 0.15, NEWLINE, THE)
         blank = make_trace(np.ones((steps, 1, heads, 30)), tokens=tokens, order="random", seed=seed)
-        position = np.array([[[place(rng, blank.tokens[step], blank.masked[step]) for _ in range(heads)]] for step in range(steps)])
+        position = np.array(
+            [[[place(rng, blank.tokens[step], blank.masked[step]) for _ in range(heads)]] for step in range(steps)]
+        )
         trace = make_trace(sink_at(position), tokens=tokens, order="random", seed=seed)
         model.add(Choices.of(summarise(trace, [POINT])))
     return model
@@ -103,7 +114,9 @@ def test_choice_sets_hold_every_position_of_the_canvas_and_every_head():
     assert choices.features.shape == (MOST_STEPS, 28, len(BLOCKS))
     assert choices.there.sum() == MOST_STEPS * 28
     main = profile.main_at(POINT)
-    assert choices.chosen[0].sum() == sum((main[step] >= 0).sum() for step in np.linspace(0, 39, MOST_STEPS).round().astype(int))
+    assert choices.chosen[0].sum() == sum(
+        (main[step] >= 0).sum() for step in np.linspace(0, 39, MOST_STEPS).round().astype(int)
+    )
     assert choices.chosen[0][0].tolist() == np.bincount(main[0][main[0] >= 0], minlength=28).tolist()
     assert np.abs(choices.features).max() <= 1
     uniform = bits_per_choice(np.zeros(len(BLOCKS)), choices, 0, np.ones(len(BLOCKS), bool))

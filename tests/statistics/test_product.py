@@ -33,9 +33,17 @@ def bare_products(source: str) -> list[int]:
 
 
 def test_only_one_function_multiplies_arrays_of_numpy():
-    without_torch = [path for path in SOURCE.rglob("*.py") if "import torch" not in (text := path.read_text("utf-8")) and "np." in text]
+    without_torch = [
+        path
+        for path in SOURCE.rglob("*.py")
+        if "import torch" not in (text := path.read_text("utf-8")) and "np." in text
+    ]
     assert SOURCE / "statistics/intervals.py" in without_torch
-    found = [(str(path.relative_to(SOURCE)), len(lines)) for path in without_torch if (lines := bare_products(path.read_text("utf-8")))]
+    found = [
+        (str(path.relative_to(SOURCE)), len(lines))
+        for path in without_torch
+        if (lines := bare_products(path.read_text("utf-8")))
+    ]
     assert found == [("statistics/averages.py", 1)]
 
 

@@ -87,18 +87,24 @@ def test_every_array_of_a_summary_is_that_of_the_whole_trace(causal):
     assert_close(found.shares(threshold), shares, terms=columns.shape[-1], dtype=torch.float32)
     np.testing.assert_array_equal(found.by_step.largest, np.nanmax(columns, axis=-1))
     np.testing.assert_array_equal(found.by_step.top, np.nanargmax(columns, axis=-1))
-    np.testing.assert_array_equal(np.nan_to_num(found.strength(threshold)), (np.nan_to_num(columns) * selected).max(axis=-1))
+    np.testing.assert_array_equal(
+        np.nan_to_num(found.strength(threshold)), (np.nan_to_num(columns) * selected).max(axis=-1)
+    )
     np.testing.assert_array_equal(found.main_at(threshold), main_sinks(followed, is_sink(followed, 3.0)))
     np.testing.assert_allclose(found.by_step.main_column, np.nanmax(followed, axis=-1), rtol=1e-6)
     assert_close(found.mean_columns, followed.mean(axis=(1, 2)), terms=columns.shape[-1], dtype=torch.float32)
     np.testing.assert_array_equal(found.tally[1], selected.sum(axis=(1, 2)))
     for layer in range(2):
-        bins = np.histogram(columns[:, layer][~np.isnan(columns[:, layer])], np.arange(found.quarters.shape[1] + 1) / 4)[0]
+        bins = np.histogram(
+            columns[:, layer][~np.isnan(columns[:, layer])], np.arange(found.quarters.shape[1] + 1) / 4
+        )[0]
         np.testing.assert_array_equal(found.quarters[layer], bins)
         step, head, key = np.nonzero(is_sink(followed, 3.0)[:, layer])
         sinks = found.followed.of_layer(layer).at(threshold)
         order = np.lexsort((step, key, head))
-        np.testing.assert_array_equal(np.stack([sinks.step, sinks.head, sinks.key]), np.stack([step, head, key])[:, order])
+        np.testing.assert_array_equal(
+            np.stack([sinks.step, sinks.head, sinks.key]), np.stack([step, head, key])[:, order]
+        )
         np.testing.assert_allclose(sinks.column, followed[:, layer][step, head, key][order], rtol=1e-6)
         asked = np.array([0, 5, 11]), np.array([1, 0, 2]), np.array([3, 7, 11])
         np.testing.assert_array_equal(sinks.contains(*asked), is_sink(followed, 3.0)[:, layer][asked])
@@ -134,7 +140,9 @@ def test_a_trace_is_read_a_few_steps_at_a_time_and_once(monkeypatch):
     plain = make_trace(columns, **extras(columns))
     names = ["column_sums", *extras(columns)]
     pieces = SimpleNamespace(**{**vars(plain), **{name: Pieces(getattr(plain, name)) for name in names}})
-    monkeypatch.setattr("sinkscope.statistics.statistic.READ_AT_ONCE", 4 * 5 * sum(getattr(plain, name)[0].size for name in names))
+    monkeypatch.setattr(
+        "sinkscope.statistics.statistic.READ_AT_ONCE", 4 * 5 * sum(getattr(plain, name)[0].size for name in names)
+    )
     found, expected = summarise(pieces), summarise(plain)
     for name in names:
         assert getattr(pieces, name).asked == [(0, 5), (5, 10), (10, 15)]
@@ -200,7 +208,12 @@ def test_layers_are_looked_at_together_without_a_difference():
     assert list(followed.groups_of_layers()) == [(0, 4)]
     assert list(followed.groups_of_layers(1)) == [(0, 1), (1, 2), (2, 3), (3, 4)]
     assert list(followed.groups_of_layers(sum(counts[:3]))) == [(0, 3), (3, 4)]
-    together, alone = followed.of_layers(1, 4).episodes(threshold), [followed.of_layer(layer).episodes(threshold) for layer in (1, 2, 3)]
+    together, alone = (
+        followed.of_layers(1, 4).episodes(threshold),
+        [followed.of_layer(layer).episodes(threshold) for layer in (1, 2, 3)],
+    )
     assert together.kind.tolist() == [kind for one in alone for kind in one.kind.tolist()]
-    assert together.head.tolist() == [3 * number + head for number, one in enumerate(alone) for head in one.head.tolist()]
+    assert together.head.tolist() == [
+        3 * number + head for number, one in enumerate(alone) for head in one.head.tolist()
+    ]
     assert together.first.tolist() == [first for one in alone for first in one.first.tolist()]

@@ -76,7 +76,10 @@ def merged(prompts):
 
 def columns_of(prompts):
     """[layer, column] of all steps and heads, without what is not there."""
-    return [np.concatenate([p.column_sums[:, layer][~np.isnan(p.column_sums[:, layer])] for p in prompts]) for layer in range(LAYERS)]
+    return [
+        np.concatenate([p.column_sums[:, layer][~np.isnan(p.column_sums[:, layer])] for p in prompts])
+        for layer in range(LAYERS)
+    ]
 
 
 def test_counts_are_those_of_find_sinks(prompts, merged):
@@ -94,20 +97,25 @@ def test_epsilon_curves_are_eq_3_at_every_threshold_and_in_both_units(prompts, m
         assert above[unit] == dense
     curve = document_of(merged)["means"]["epsilon_curve"]
     assert curve["epsilon"][12] == 3
-    assert curve["not_sinks_queries"][12] == pytest.approx(1 - above["queries"][12] / document_of(merged)["counts"]["columns"])
+    assert curve["not_sinks_queries"][12] == pytest.approx(
+        1 - above["queries"][12] / document_of(merged)["counts"]["columns"]
+    )
 
 
 def test_the_histogram_counts_every_column_once_in_its_bin(prompts, merged):
     edges = np.append(histogram_edges(), np.inf)
     for layer, columns in enumerate(columns_of(prompts)):
         np.testing.assert_array_equal(merged.arrays["histogram.columns"][layer], np.histogram(columns, edges)[0])
-    assert merged.arrays["histogram.columns"][1, 256:].sum() == sum(prompt.steps for prompt in prompts)  # those of 70 and 100
+    assert merged.arrays["histogram.columns"][1, 256:].sum() == sum(
+        prompt.steps for prompt in prompts
+    )  # those of 70 and 100
 
 
 def test_moves_and_drift_are_those_of_the_tracks(prompts, merged):
     expected = [track(find_sinks(prompt)).heads for prompt in prompts]
     moves, swaps = (
-        np.array([[getattr(head, name) for head in heads] for heads in expected]).reshape(3, LAYERS, HEADS) for name in ("moves", "swaps")
+        np.array([[getattr(head, name) for head in heads] for heads in expected]).reshape(3, LAYERS, HEADS)
+        for name in ("moves", "swaps")
     )
     np.testing.assert_array_equal(merged.arrays["moves.moves"], moves.sum(axis=0))
     np.testing.assert_array_equal(merged.arrays["moves.swaps"], swaps.sum(axis=0))
@@ -153,7 +161,9 @@ def test_tokens_are_tallied_as_sinks_and_on_the_canvas(prompts, merged):
         here = [[prompt.tokens[step][: prompt.lengths[step]] for step in range(prompt.steps)] for prompt in prompts]
         assert canvas == LAYERS * HEADS * sum(int((tokens == token).sum()) for steps in here for tokens in steps)
         stood = [
-            prompt.tokens[step, at] for prompt in prompts for step, *_, at in np.argwhere(main_of(prompt)[..., None] == np.arange(LENGTH))
+            prompt.tokens[step, at]
+            for prompt in prompts
+            for step, *_, at in np.argwhere(main_of(prompt)[..., None] == np.arange(LENGTH))
         ]
         assert main == sum(int(one == token) for one in stood)
     assert (np.diff(found["sinks"]) <= 0).all()
@@ -201,7 +211,11 @@ def test_strengths_and_concentration_of_every_head(prompts, merged):
     found = merged.by_head
     for layer in range(LAYERS):
         for head in range(HEADS):
-            rows = [p.column_sums[step, layer, head, : p.lengths[step]].astype(float) for p in prompts for step in range(p.steps)]
+            rows = [
+                p.column_sums[step, layer, head, : p.lengths[step]].astype(float)
+                for p in prompts
+                for step in range(p.steps)
+            ]
             sinks = [is_sink(row[None, None].astype(np.float32))[0, 0] for row in rows]
             shares = [row / row.sum() for row in rows]
             gini = [np.abs(row[:, None] - row).sum() / (2 * len(row) * row.sum()) for row in rows]
@@ -241,19 +255,31 @@ def test_norms_of_sinks_and_of_others(prompts, merged):
             assert found[f"{kind}_sinks"][layer] == pytest.approx(np.mean(sinks), rel=1e-5)
             assert found[f"{kind}_others"][layer] == pytest.approx(np.mean(others), rel=1e-5)
             pooled = (len(sinks) * np.var(sinks) + len(others) * np.var(others)) / (len(sinks) + len(others))
-            assert found[f"{kind}_effect_size"][layer] == pytest.approx((np.mean(sinks) - np.mean(others)) / pooled**0.5, rel=1e-3)
+            assert found[f"{kind}_effect_size"][layer] == pytest.approx(
+                (np.mean(sinks) - np.mean(others)) / pooled**0.5, rel=1e-3
+            )
 
 
 def test_groups_split_where_their_strongest_keys_differ():
     prompt = Prompt(4)
     prompt.masked[:] = 0
-    for step, masks in enumerate((7, 8, 9, 11, 12)):  # of 18 that are not the prompt's: too few, then too few written ones
+    for step, masks in enumerate(
+        (7, 8, 9, 11, 12)
+    ):  # of 18 that are not the prompt's: too few, then too few written ones
         prompt.masked[step, LENGTH - masks :] = 1
     compared, split = dict.fromkeys(("", "_prompt", "_written"), 0), dict.fromkeys(("", "_prompt", "_written"), 0)
     for step in range(STEPS):
-        masks, masked, of_prompt = prompt.masked[step].sum(), prompt.column_sums_masked[step], prompt.column_sums_prompt[step]
+        masks, masked, of_prompt = (
+            prompt.masked[step].sum(),
+            prompt.column_sums_masked[step],
+            prompt.column_sums_prompt[step],
+        )
         unmasked = prompt.column_sums[step] - masked
-        others = {"": (LENGTH - masks, unmasked), "_prompt": (9, of_prompt), "_written": (LENGTH - masks - 9, unmasked - of_prompt)}
+        others = {
+            "": (LENGTH - masks, unmasked),
+            "_prompt": (9, of_prompt),
+            "_written": (LENGTH - masks - 9, unmasked - of_prompt),
+        }
         for name, (queries, columns) in others.items():
             if masks >= 8 and queries >= 8:
                 compared[name] += 1
@@ -307,7 +333,11 @@ def test_merging_is_commutative_and_associative(seeds, data):
 @settings(max_examples=8, deadline=None)
 @given(one=st.integers(0, 9), other=st.integers(0, 9))
 def test_two_prompts_merge_the_same_to_the_bit_in_either_order(one, other):
-    assert_same(whole(Prompt(one, steps=3), Prompt(other, steps=3)), whole(Prompt(other, steps=3), Prompt(one, steps=3)), exact=True)
+    assert_same(
+        whole(Prompt(one, steps=3), Prompt(other, steps=3)),
+        whole(Prompt(other, steps=3), Prompt(one, steps=3)),
+        exact=True,
+    )
 
 
 def test_merging_with_nothing_changes_nothing(merged, prompts):
@@ -332,7 +362,10 @@ def test_under_ten_megabytes_with_every_token_of_an_8b_vocabulary():
     step = {"column_sums": np.ones((32, 32, 2)), "tokens": np.zeros(2, np.int64)}
     feed.feed(step)
     large, vocabulary = Summary.of(feed.finish()), 126_464
-    large.arrays["tokens.ids"], large.arrays["tokens.counts"] = np.arange(vocabulary, dtype=np.int32), np.ones((vocabulary, 3), np.int64)
+    large.arrays["tokens.ids"], large.arrays["tokens.counts"] = (
+        np.arange(vocabulary, dtype=np.int32),
+        np.ones((vocabulary, 3), np.int64),
+    )
     assert sum(array.nbytes for array in large.to_arrays().values()) < 7e6
 
 
@@ -343,7 +376,10 @@ def test_arrays_of_another_version_are_refused(merged):
         with pytest.raises(SinkscopeError, match=f"{lacking}.*were they written by another version"):
             Summary.from_arrays(arrays)
     arrays = merged.to_arrays()
-    arrays = {name: array[1:] if name in ("profiles.count", "profiles.sum", "profiles.square") else array for name, array in arrays.items()}
+    arrays = {
+        name: array[1:] if name in ("profiles.count", "profiles.sum", "profiles.square") else array
+        for name, array in arrays.items()
+    }
     with pytest.raises(SinkscopeError, match="were they written by another version"):
         Summary.from_arrays(arrays)
 
@@ -381,7 +417,9 @@ def test_another_tolerance_or_training_corpus_is_refused():
     ):
         other = Summary.of(summarise(trace, Summary.thresholds(), **more))
         for one in (other, Summary.from_arrays(other.to_arrays())):
-            with pytest.raises(SinkscopeError, match=rf"expected .* tolerance, corpus .* found \(.*{numbers}; they cannot be merged"):
+            with pytest.raises(
+                SinkscopeError, match=rf"expected .* tolerance, corpus .* found \(.*{numbers}; they cannot be merged"
+            ):
                 plain.merge(one)
         other.merge(Summary.from_arrays(other.to_arrays()))
     assert plain.prompts == 1 and plain.to_arrays()["settings"].shape == (4,)  # as in files of earlier versions
@@ -390,7 +428,8 @@ def test_another_tolerance_or_training_corpus_is_refused():
 def test_a_summary_needs_its_thresholds_and_an_excess_that_can_be():
     prompt = summarise(make_trace(random_columns(0)), [Threshold(3.0)])
     with pytest.raises(
-        CallError, match=r"prompt: expected sinks counted at Summary.thresholds\(3\), found none counted at 1 queries; call"
+        CallError,
+        match=r"prompt: expected sinks counted at Summary.thresholds\(3\), found none counted at 1 queries; call",
     ):
         Summary.of(prompt)
     for excess in (float("nan"), -1.0, float("inf")):

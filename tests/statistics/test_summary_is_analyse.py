@@ -26,7 +26,14 @@ def traces(causal=False):
     for seed in range(6):
         columns = random_columns(seed, steps=12 + seed, width=40, sharpness=0.2).astype(np.float32)
         columns[:, 0, 1] = 1  # a head without a sink
-        trace = make_trace(columns, prompt_length=14, seed=seed, order="random", commit_every=1 + seed % 2, **extras(columns, seed=seed))
+        trace = make_trace(
+            columns,
+            prompt_length=14,
+            seed=seed,
+            order="random",
+            commit_every=1 + seed % 2,
+            **extras(columns, seed=seed),
+        )
         trace.column_sums_prompt = (columns - trace.column_sums_masked) * np.float32(0.6)
         if causal:
             trace.causal, trace.last_query = True, (columns / np.float32(40)).astype(np.float32)
@@ -74,7 +81,11 @@ def test_every_number_is_that_of_the_analysis_of_whole_traces_at_every_point(cau
 
 def test_nothing_is_left_out_but_what_the_docs_say():
     names = {name for name, _ in rows_of(next(map(counted, traces())))}
-    only_traces = {name for name in all_definitions() if name not in {one.removesuffix("_over_steps").removesuffix("_in") for one in names}}
+    only_traces = {
+        name
+        for name in all_definitions()
+        if name not in {one.removesuffix("_over_steps").removesuffix("_in") for one in names}
+    }
     assert only_traces == {*ELSEWHERE, *(f"choice.{one}" for one in ("all", "class", "position", "mask_state"))} | {
         "composition.times_training",
         "composition.frequency_correlation",
@@ -99,13 +110,17 @@ def test_agreement_between_prompts_of_planted_sinks():
     row = rows["agreement.prompts_place", (("excess", 3.0), ("unit", "queries"))]
     assert (row["value"], row["low"], row["prompts"]) == (0.5, None, 4)
     assert (
-        rows_of(counted(make_trace(columns, **extras(columns))))["agreement.prompts_place", (("excess", 3.0), ("unit", "queries"))]["value"]
+        rows_of(counted(make_trace(columns, **extras(columns))))[
+            "agreement.prompts_place", (("excess", 3.0), ("unit", "queries"))
+        ]["value"]
         is None
     )  # one prompt, no pair
 
 
 def test_intervals_are_students_over_prompts_and_none_below_five():
-    values = [rows_of(counted(trace))["movement.drift", (("excess", 2.0), ("unit", "queries"))]["value"] for trace in traces()]
+    values = [
+        rows_of(counted(trace))["movement.drift", (("excess", 2.0), ("unit", "queries"))]["value"] for trace in traces()
+    ]
     row = rows_of(merged(traces()))["movement.drift", (("excess", 2.0), ("unit", "queries"))]
     half = t.ppf(0.975, 5) * np.std(values, ddof=1) / np.sqrt(6)
     assert (row["low"], row["high"]) == pytest.approx((np.mean(values) - half, np.mean(values) + half))

@@ -36,7 +36,10 @@ def test_a_loop_may_fill_the_same_arrays_in_every_step(tmp_path):
         ({"column_sums": np.ones(SIZES)}, r"column_sums: expected float32, found float64; pass .astype\(np.float32\)"),
         ({"tokens": np.arange(7)}, r"tokens: expected int32, found int64; pass .astype\(np.int32\)"),
         ({"column_sums": np.ones(SIZES).tolist()}, "column_sums: expected an array of numbers, found list"),
-        ({"column_sums": np.ones((6, 3, 7), np.float32)}, r"column_sums: expected \[layer 2, head 3, key 7\], found \[6, 3, 7\]"),
+        (
+            {"column_sums": np.ones((6, 3, 7), np.float32)},
+            r"column_sums: expected \[layer 2, head 3, key 7\], found \[6, 3, 7\]",
+        ),
         ({"column_sums": np.full(SIZES, np.nan, np.float32)}, "column_sums: expected sums of attention, found nan"),
         ({"column_sums": np.full(SIZES, -1, np.float32)}, "column_sums: expected sums of attention, found -1.0"),
         (
@@ -63,7 +66,9 @@ def test_a_tensor_is_in_every_step_or_in_none(tmp_path):
     with pytest.raises(CallError, match=r"expected tensors of tokens, masked, .*; found norms"):
         writer.add({"norms": np.ones(7, np.float32)})
     writer.add(make_step(0))
-    with pytest.raises(CallError, match="expected the tensors of the first, column_sums, lengths, tokens; found lengths, tokens"):
+    with pytest.raises(
+        CallError, match="expected the tensors of the first, column_sums, lengths, tokens; found lengths, tokens"
+    ):
         writer.add({name: array for name, array in make_step(1).items() if name != "column_sums"})
 
 
@@ -82,9 +87,17 @@ def test_a_closed_trace_takes_no_step(tmp_path):
         ({"prompt": "\ud800"}, {}, "manifest: expected values of JSON in UTF-8, found others"),
         ({"seed": object()}, {}, "manifest: expected"),
         ({}, {"complete": "yes"}, "complete: expected True or False, found 'yes'"),
-        ({}, {"parts": []}, "parts: expected other fields of the manifest, as the writer counts these itself; leave it out"),
+        (
+            {},
+            {"parts": []},
+            "parts: expected other fields of the manifest, as the writer counts these itself; leave it out",
+        ),
         ({}, {"text": object()}, "manifest: .*text: expected"),
-        ({"mask_id": 3}, {}, "step: masked: expected 1 where tokens has the mask token 3 of the manifest, and 0 elsewhere, found others"),
+        (
+            {"mask_id": 3},
+            {},
+            "step: masked: expected 1 where tokens has the mask token 3 of the manifest, and 0 elsewhere, found others",
+        ),
     ],
 )
 def test_what_no_reader_would_take_is_not_written(begin, end, message, tmp_path):

@@ -88,7 +88,12 @@ def test_the_card_says_what_made_it(folder, tmp_path):
     trace = open_trace(folder)
     write_bundle(trace, tmp_path / "b", precision="float16", command="sinkscope bundle run.trace")
     card, about = (tmp_path / "b" / "README.md").read_text(), json.loads((tmp_path / "b" / BUNDLE).read_text())
-    for said in (trace.manifest["model"]["weight_hash"], "| family | llada |", "block 4", "float16, rounded by at most"):
+    for said in (
+        trace.manifest["model"]["weight_hash"],
+        "| family | llada |",
+        "block 4",
+        "float16, rounded by at most",
+    ):
         assert said in card
     assert about["made_by"]["command"] == "sinkscope bundle run.trace" and len(about["made_of"]) == 64
     assert set(about["files"]) == {path.name for path in (tmp_path / "b").iterdir()} - {BUNDLE}
@@ -175,7 +180,9 @@ def test_a_canvas_that_grows_is_bundled_part_by_part(tmp_path, autoregressive, q
     bundle = open_bundle(write_bundle(trace, tmp_path / "b"))
     assert len(find_sinks(bundle)) == len(find_sinks(trace)) > 0
     found, expected = values(bundle), values(trace)
-    assert all(np.array_equal(found[name], expected[name], equal_nan=found[name].dtype == np.float32) for name in expected)
+    assert all(
+        np.array_equal(found[name], expected[name], equal_nan=found[name].dtype == np.float32) for name in expected
+    )
 
 
 def test_what_was_hidden_is_named_by_its_rules_wherever_it_is_shown(tmp_path, diffusion):
@@ -192,7 +199,9 @@ def test_what_was_hidden_is_named_by_its_rules_wherever_it_is_shown(tmp_path, di
 def test_what_cannot_be_bundled(folder, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("x")
-    with pytest.raises(CallError, match=r"expected a new or empty folder for the bundle, found something there \(mine.txt"):
+    with pytest.raises(
+        CallError, match=r"expected a new or empty folder for the bundle, found something there \(mine.txt"
+    ):
         write_bundle(open_trace(folder), tmp_path / "full")
     with pytest.raises(CallError, match="precision: expected float32 or float16, found 'int8'"):
         write_bundle(open_trace(folder), tmp_path / "b", precision="int8")
@@ -211,8 +220,12 @@ def test_a_value_beyond_half_precision_is_refused(folder, tmp_path, monkeypatch)
     from sinkscope.traces.part_files import Part
 
     whole = Part.read
-    monkeypatch.setattr(Part, "read", lambda self, name, at: whole(self, name, at) * (1e6 if name == "key_norms" else 1))
-    with pytest.raises(CallError, match=r"key_norms of step 0 holds .*, too large for float16; use --precision float32"):
+    monkeypatch.setattr(
+        Part, "read", lambda self, name, at: whole(self, name, at) * (1e6 if name == "key_norms" else 1)
+    )
+    with pytest.raises(
+        CallError, match=r"key_norms of step 0 holds .*, too large for float16; use --precision float32"
+    ):
         write_bundle(trace, tmp_path / "b", precision="float16")
     assert not (tmp_path / "b").exists() or not any((tmp_path / "b").iterdir())
 
@@ -245,6 +258,8 @@ def test_stored_maps_travel_with_the_trace(folder, tmp_path):
     assert bundle.manifest["maps"] == [[1, 0, 1]]
     np.testing.assert_array_equal(stored_map(bundle, 1, 0, 1), stored_map(trace, 1, 0, 1))
     (tmp_path / "t" / "map-000001-000-001.safetensors").unlink()
-    with pytest.raises(TraceError, match=r"expected map-000001-000-001\.safetensors, which its manifest lists, found none"):
+    with pytest.raises(
+        TraceError, match=r"expected map-000001-000-001\.safetensors, which its manifest lists, found none"
+    ):
         write_bundle(open_trace(tmp_path / "t"), tmp_path / "c")
     assert not (tmp_path / "c").exists() or not list((tmp_path / "c").glob("*.json"))

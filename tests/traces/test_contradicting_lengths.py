@@ -32,7 +32,14 @@ def growing(first=WIDTH, top=False):
 
 
 def write(folder, first=WIDTH, top=False, prompt_length=PROMPT):
-    manifest = {"layers": PATHS, "heads": 2, "causal": False, "prompt_length": prompt_length, "vocabulary": {}, "prompt": "p"}
+    manifest = {
+        "layers": PATHS,
+        "heads": 2,
+        "causal": False,
+        "prompt_length": prompt_length,
+        "vocabulary": {},
+        "prompt": "p",
+    }
     folder.mkdir()
     writer = TraceWriter(folder, manifest)
     for step in growing(first, top):
@@ -85,7 +92,9 @@ def test_lengths_that_contradict_the_canvas_are_refused(tmp_path, change, top):
             open_trace(tmp_path / "t").column_sums[:]
 
 
-@pytest.mark.parametrize("command", [["sinks"], ["tracks"], ["analyse"], ["export", "--to", "numpy"], ["figures", "--only", "1"]], ids=str)
+@pytest.mark.parametrize(
+    "command", [["sinks"], ["tracks"], ["analyse"], ["export", "--to", "numpy"], ["figures", "--only", "1"]], ids=str
+)
 def test_commands_refuse_them(tmp_path, run, command):
     forge(write(tmp_path / "t"), falling)
     out = ["--out", tmp_path / "out"] if command[0] in ("export", "figures") else []
@@ -101,5 +110,7 @@ def test_a_canvas_that_grows_is_read(tmp_path):
 
 def test_a_prompt_longer_than_every_canvas_is_refused(tmp_path):
     assert open_trace(write(tmp_path / "whole", prompt_length=WIDTH)).steps == STEPS
-    with pytest.raises(TraceError, match="prompt_length: expected at most the 9 tokens of a canvas, found 10; the trace is damaged"):
+    with pytest.raises(
+        TraceError, match="prompt_length: expected at most the 9 tokens of a canvas, found 10; the trace is damaged"
+    ):
         open_trace(write(tmp_path / "t", prompt_length=WIDTH + 1)).tokens[:]

@@ -18,7 +18,10 @@ PROMPT = "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now
 @pytest.fixture(scope="module")
 def recorded(diffusion, autoregressive, tmp_path_factory):
     folder = tmp_path_factory.mktemp("recorded")
-    for name, model, settings in (("diffusion", diffusion, {"steps": 8, "block": 8}), ("autoregressive", autoregressive, {})):
+    for name, model, settings in (
+        ("diffusion", diffusion, {"steps": 8, "block": 8}),
+        ("autoregressive", autoregressive, {}),
+    ):
         with sinkscope.recording(model, out=folder / name):
             sinkscope.generate(model, PROMPT, length=8, **settings)
     return folder
@@ -53,10 +56,15 @@ def _scale(name, factor):
 @pytest.mark.parametrize(
     ("tensors", "name", "message"),
     [
-        (_scale("column_sums", 2), "column_sums", "column_sums: expected columns of a head that add up to at most [0-9]+ queries, found"),
+        (
+            _scale("column_sums", 2),
+            "column_sums",
+            "column_sums: expected columns of a head that add up to at most [0-9]+ queries, found",
+        ),
         (
             lambda held: held.update(
-                column_sums_masked=np.roll(3 * np.eye(1, held["column_sums"].shape[-1], dtype=np.float32), 2) + 0 * held["column_sums"]
+                column_sums_masked=np.roll(3 * np.eye(1, held["column_sums"].shape[-1], dtype=np.float32), 2)
+                + 0 * held["column_sums"]
             ),
             "column_sums_masked",
             "column_sums_masked: expected at most what column_sums has, of which it is a part, found",
@@ -66,7 +74,11 @@ def _scale(name, factor):
             "masked",
             "masked: expected 1 where tokens has the mask token [0-9]+, and 0 elsewhere, found 1 beside token [0-9]+ at position 0 of",
         ),
-        (lambda held: held.update(tokens=held["tokens"][::-1].copy()), "tokens", "masked: expected 1 where tokens has the mask token"),
+        (
+            lambda held: held.update(tokens=held["tokens"][::-1].copy()),
+            "tokens",
+            "masked: expected 1 where tokens has the mask token",
+        ),
     ],
 )
 def test_tensors(edited, tensors, name, message):
@@ -109,7 +121,8 @@ def test_a_part_of_another_generation(diffusion, tmp_path):
     assert sinkscope.open_trace(tmp_path / "one").steps == 20
     shutil.copy(tmp_path / "other/steps-000001.safetensors", tmp_path / "one")
     with pytest.raises(
-        TraceError, match=r"steps-000001\.safetensors: expected a part of the generation of steps-000000\.safetensors, found"
+        TraceError,
+        match=r"steps-000001\.safetensors: expected a part of the generation of steps-000000\.safetensors, found",
     ):
         _ = sinkscope.open_trace(tmp_path / "one").steps
 
@@ -118,7 +131,8 @@ def test_one_trace_beside_numbered_ones(recorded, tmp_path):
     shutil.copytree(recorded / "diffusion", tmp_path / "t")
     shutil.copytree(recorded / "diffusion", tmp_path / "t" / "000000")
     with pytest.raises(
-        TraceError, match=r"t: expected one trace or numbered ones, found manifest\.json beside 000000; move one of them away"
+        TraceError,
+        match=r"t: expected one trace or numbered ones, found manifest\.json beside 000000; move one of them away",
     ):
         sinkscope.open_traces(tmp_path / "t")
 

@@ -46,7 +46,9 @@ def write_trace(folder, steps=STEPS, complete=True):
         step = {}
         for name in NAMES:
             shape = [SIZES.get(axis, FIRST + number + (name in WIDER)) for axis in TRACE_AXES[name][1:]]
-            step[name] = rng.integers(0, 99, shape).astype(INTEGERS[name]) if name in INTEGERS else rng.random(shape, np.float32)
+            step[name] = (
+                rng.integers(0, 99, shape).astype(INTEGERS[name]) if name in INTEGERS else rng.random(shape, np.float32)
+            )
         step["masked"] %= 2
         for group in ("masked", "prompt"):
             step[f"column_sums_{group}"] *= step["column_sums"]
@@ -113,7 +115,9 @@ def test_xarray_reads_the_zarr_group(trace, tmp_path):
             "key": FIRST + STEPS,
             "position": FIRST + STEPS,
         }
-        np.testing.assert_array_equal(dataset.column_sums.isel(step=5, layer=1).values, filled(trace, "column_sums")[5, 1])
+        np.testing.assert_array_equal(
+            dataset.column_sums.isel(step=5, layer=1).values, filled(trace, "column_sums")[5, 1]
+        )
         np.testing.assert_array_equal(dataset.tokens.values, filled(trace, "tokens"))
         assert dataset.attrs["layers"] == ["a.0", "a.1"]
 
@@ -139,7 +143,9 @@ def test_a_dataset_reads_only_what_is_indexed(trace, monkeypatch):
     dataset = to_xarray(trace)
     asked = []
     original = TraceArray.__getitem__
-    monkeypatch.setattr(TraceArray, "__getitem__", lambda self, index: asked.append((self.name, index)) or original(self, index))
+    monkeypatch.setattr(
+        TraceArray, "__getitem__", lambda self, index: asked.append((self.name, index)) or original(self, index)
+    )
     found = dataset.column_sums.isel(step=slice(3, 9, 2), layer=1, head=[0, 4], key=slice(None, None, -1)).values
     np.testing.assert_array_equal(found, filled(trace, "column_sums")[3:9:2, 1][:, [0, 4], ::-1])
     assert {name for name, _ in asked} == {"column_sums"}
@@ -155,7 +161,9 @@ def test_parquet_has_a_row_per_step_layer_head_and_position(trace, tmp_path, mon
     assert file.num_row_groups == STEPS * (1 if at_once > 1000 else LAYERS)
     table = file.read()
     rows = table.to_pylist()
-    assert len(rows) == LAYERS * HEADS * sum(range(FIRST + 1, FIRST + STEPS + 1)), "and one behind the canvas, which the step writes"
+    assert len(rows) == LAYERS * HEADS * sum(range(FIRST + 1, FIRST + STEPS + 1)), (
+        "and one behind the canvas, which the step writes"
+    )
     keys = [(row["step"], row["layer"], row["head"], row["position"]) for row in rows]
     assert keys == sorted(set(keys))
     arrays = {name: getattr(trace, name)[:] for name in NAMES}
@@ -163,7 +171,10 @@ def test_parquet_has_a_row_per_step_layer_head_and_position(trace, tmp_path, mon
         step, layer, head, position = (row[name] for name in ("step", "layer", "head", "position"))
         if position == arrays["lengths"][step]:
             assert (row["token"], row["text"], row["masked"]) == (-1, None, False) and np.isnan(row["column_sum"])
-            assert row["written"] == arrays["written"][step, position] and row["confidence"] == arrays["confidence"][step, position]
+            assert (
+                row["written"] == arrays["written"][step, position]
+                and row["confidence"] == arrays["confidence"][step, position]
+            )
             continue
         assert row["token"] == arrays["tokens"][step, position]
         assert row["text"] == trace.manifest["vocabulary"].get(str(row["token"]))
@@ -191,7 +202,9 @@ def test_no_more_than_a_part_is_read_at_a_time(trace, tmp_path, monkeypatch, tar
     asked = []
     original = TraceArray._read
     monkeypatch.setattr(
-        TraceArray, "_read", lambda self, start, stop, rest: asked.append(stop - start) or original(self, start, stop, rest)
+        TraceArray,
+        "_read",
+        lambda self, start, stop, rest: asked.append(stop - start) or original(self, start, stop, rest),
     )
     export_trace(trace, target, tmp_path / "run")
     assert max(asked) == max(part.steps for part in trace.parts) < STEPS
@@ -269,7 +282,10 @@ def test_a_trace_without_a_step_is_refused(tmp_path):
 def test_a_missing_package_is_one_message_that_says_how_to_get_it(trace, tmp_path, monkeypatch, target, package):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == package else find(name, *rest))
-    with pytest.raises(CallError, match=rf"export to {target} needs {package}, which is not installed: pip install 'sinkscope\[export\]'"):
+    with pytest.raises(
+        CallError,
+        match=rf"export to {target} needs {package}, which is not installed: pip install 'sinkscope\[export\]'",
+    ):
         export_trace(trace, target, tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
@@ -282,7 +298,11 @@ def test_a_tensor_too_large_for_netcdf_is_sent_to_zarr(trace, tmp_path, monkeypa
 
 
 def test_a_failure_leaves_nothing_behind(trace, tmp_path, monkeypatch):
-    monkeypatch.setattr(np.lib.format, "write_array_header_1_0", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        np.lib.format,
+        "write_array_header_1_0",
+        lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")),
+    )
     with pytest.raises(TraceError, match=r"cannot be written \(No space left on device\)"):
         export_trace(trace, "numpy", tmp_path / "run")
     assert not list(tmp_path.iterdir())
@@ -295,11 +315,15 @@ def test_the_command_writes_one_file_for_each_numbered_trace(trace, tmp_path, mo
     for name in ("000000", "000001"):
         shutil.copytree(trace.folder, tmp_path / "several" / name)
     monkeypatch.setattr(
-        sys, "argv", ["sinkscope", "export", str(tmp_path / "several"), "--to", "numpy", "--out", str(tmp_path / "o"), "--json"]
+        sys,
+        "argv",
+        ["sinkscope", "export", str(tmp_path / "several"), "--to", "numpy", "--out", str(tmp_path / "o"), "--json"],
     )
     cli.main()
     document = json.loads(capsys.readouterr().out)
-    assert [one["out"] for one in document["exports"]] == [str(tmp_path / "o" / f"00000{number}.npz") for number in (0, 1)]
+    assert [one["out"] for one in document["exports"]] == [
+        str(tmp_path / "o" / f"00000{number}.npz") for number in (0, 1)
+    ]
     assert sorted(path.name for path in (tmp_path / "o").iterdir()) == ["000000.npz", "000001.npz"]
 
 
@@ -317,7 +341,9 @@ def test_exports_of_numbered_traces_appear_together(trace, tmp_path, monkeypatch
         return export(one, *rest)
 
     def run(to):
-        monkeypatch.setattr(sys, "argv", ["sinkscope", "export", str(tmp_path / "several"), "--to", to, "--out", str(out)])
+        monkeypatch.setattr(
+            sys, "argv", ["sinkscope", "export", str(tmp_path / "several"), "--to", to, "--out", str(out)]
+        )
         try:
             cli.main()
         except SystemExit as end:
@@ -330,27 +356,42 @@ def test_exports_of_numbered_traces_appear_together(trace, tmp_path, monkeypatch
         ended.setattr("sinkscope.traces.export_trace", stop)
         assert run("numpy") == 130 and [one.name for one in out.iterdir()] == ["notes"]
     assert run("numpy") == 0 and run("parquet") == 0
-    assert sorted(one.name for one in out.iterdir()) == ["000000.npz", "000000.parquet", "000001.npz", "000001.parquet", "notes"]
+    assert sorted(one.name for one in out.iterdir()) == [
+        "000000.npz",
+        "000000.parquet",
+        "000001.npz",
+        "000001.parquet",
+        "notes",
+    ]
     capsys.readouterr()
     assert run("numpy") == 2
-    assert capsys.readouterr().err == f"sinkscope: error: {out}/000000.npz is there already; choose another folder or delete it\n"
+    assert (
+        capsys.readouterr().err
+        == f"sinkscope: error: {out}/000000.npz is there already; choose another folder or delete it\n"
+    )
 
 
 def test_one_numbered_trace_is_exported_into_a_folder_too(trace, tmp_path, monkeypatch, capsys):
     shutil.copytree(trace.folder, tmp_path / "one" / "000000")
     for given, out, written in (("one", "o", "o/000000.npz"), ("one/000000", "p", "p.npz")):
-        monkeypatch.setattr(sys, "argv", ["sinkscope", "export", str(tmp_path / given), "--to", "numpy", "--out", str(tmp_path / out)])
+        monkeypatch.setattr(
+            sys, "argv", ["sinkscope", "export", str(tmp_path / given), "--to", "numpy", "--out", str(tmp_path / out)]
+        )
         cli.main()
         assert capsys.readouterr().out.strip() == str(tmp_path / written) and (tmp_path / written).is_file()
 
 
 def test_traces_load_no_export_package():
     program = "import sys, sinkscope.traces; print({'xarray', 'zarr', 'pyarrow'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip() == "set()"
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+        == "set()"
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("..", "expected the name of a file"), (".npz", "expected a name in front of .npz, found none")]
+    ("name", "message"),
+    [("..", "expected the name of a file"), (".npz", "expected a name in front of .npz, found none")],
 )
 def test_an_export_has_a_name_of_its_own(trace, tmp_path, name, message):
     with pytest.raises(CallError, match=message):
@@ -361,12 +402,23 @@ def test_an_export_has_a_name_of_its_own(trace, tmp_path, name, message):
 def test_parquet_gives_each_query_head_the_key_head_that_it_reads(tmp_path):
     """Layer 1 has one key head for all query heads; the trace holds NaN in the other."""
     (tmp_path / "run").mkdir()
-    writer = TraceWriter(tmp_path / "run", {"layers": ["a.0", "a.1"], "heads": 4, "kv_heads": 2, "causal": False, "vocabulary": {}})
+    writer = TraceWriter(
+        tmp_path / "run", {"layers": ["a.0", "a.1"], "heads": 4, "kv_heads": 2, "causal": False, "vocabulary": {}}
+    )
     norms = np.arange(1.0, 13.0, dtype=np.float32).reshape(2, 2, 3)
     norms[1, 1] = np.nan
     columns = np.ones((2, 4, 3), np.float32)
-    writer.add({"tokens": np.zeros(3, np.int32), "lengths": np.array(3, np.int32), "column_sums": columns, "value_norms": norms})
+    writer.add(
+        {
+            "tokens": np.zeros(3, np.int32),
+            "lengths": np.array(3, np.int32),
+            "column_sums": columns,
+            "value_norms": norms,
+        }
+    )
     writer.close(complete=True)
-    rows = pyarrow.parquet.read_table(export_trace(open_trace(tmp_path / "run"), "parquet", tmp_path / "table")).to_pylist()
+    rows = pyarrow.parquet.read_table(
+        export_trace(open_trace(tmp_path / "run"), "parquet", tmp_path / "table")
+    ).to_pylist()
     found = [[row["value_norm"] for row in rows if (row["layer"], row["position"]) == (layer, 2)] for layer in (0, 1)]
     assert found == [[3, 3, 6, 6], [9, 9, 9, 9]]

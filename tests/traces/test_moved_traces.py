@@ -42,7 +42,10 @@ def test_an_open_trace_is_read_from_another_current_folder(tmp_path, monkeypatch
 def test_a_trace_that_was_moved_says_so(trace):
     trace.folder.rename(trace.folder.with_name("elsewhere"))
     for read in (trace.verify, lambda: trace.column_sums[0]):
-        with pytest.raises(TraceError, match=r"trace: expected the trace that was opened there, found none; it was moved or deleted since"):
+        with pytest.raises(
+            TraceError,
+            match=r"trace: expected the trace that was opened there, found none; it was moved or deleted since",
+        ):
             read()
     assert open_trace(trace.folder.with_name("elsewhere")).column_sums[0].shape == (1, 2, 4)
 
@@ -52,7 +55,9 @@ def test_a_trace_that_was_replaced_says_so(trace, steps):
     shutil.rmtree(trace.folder)
     write(trace.folder, seed=1, steps=steps)
     for read in (trace.verify, lambda: trace.column_sums[0]):
-        with pytest.raises(TraceError, match=r"trace: expected the trace that was opened there, found another one; it was replaced"):
+        with pytest.raises(
+            TraceError, match=r"trace: expected the trace that was opened there, found another one; it was replaced"
+        ):
             read()
 
 

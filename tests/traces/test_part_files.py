@@ -26,7 +26,9 @@ def make_step(number, length):
         "masked": random.integers(0, 2, length, dtype=np.uint8),
         "lengths": np.asarray(length, np.int32),
         "column_sums": random.random((LAYERS, HEADS, length), np.float32),
-        "value_norms": random.random((length, KV_HEADS, LAYERS), np.float32).T,  # not contiguous, as a padded row is not
+        "value_norms": random.random(
+            (length, KV_HEADS, LAYERS), np.float32
+        ).T,  # not contiguous, as a padded row is not
         "confidence": np.zeros(0, np.float32),
     }
 
@@ -40,7 +42,10 @@ def stacked(steps):
         arrays = [step[name] for step in steps]
         if name not in ("lengths", "confidence"):
             rooms = [[(0, 0)] * (one.ndim - 1) + [(0, width - one.shape[-1])] for one in arrays]
-            arrays = [np.pad(one, room, constant_values=nothing.get(name, np.nan)) for one, room in zip(arrays, rooms, strict=True)]
+            arrays = [
+                np.pad(one, room, constant_values=nothing.get(name, np.nan))
+                for one, room in zip(arrays, rooms, strict=True)
+            ]
         found[name] = np.ascontiguousarray(np.stack(arrays))
     return found
 
@@ -52,7 +57,9 @@ def taken_apart(content):
 
 
 @pytest.mark.parametrize("lengths", [(5, 5, 5), (5, 7, 6)], ids=["as wide", "growing"])
-@pytest.mark.parametrize(("whole", "aside"), [(1 << 16, 1 << 20), (0, 1 << 20), (0, 0)], ids=["small", "by steps", "hashed aside"])
+@pytest.mark.parametrize(
+    ("whole", "aside"), [(1 << 16, 1 << 20), (0, 1 << 20), (0, 0)], ids=["small", "by steps", "hashed aside"]
+)
 def test_a_part_is_the_file_that_safetensors_makes(lengths, whole, aside, tmp_path, monkeypatch):
     monkeypatch.setattr(part_files, "WHOLE", whole)
     monkeypatch.setattr(part_files, "ASIDE", aside)
@@ -62,7 +69,9 @@ def test_a_part_is_the_file_that_safetensors_makes(lengths, whole, aside, tmp_pa
     assert taken_apart(content) == taken_apart(save(stacked(steps), METADATA))
     assert checksum == hashlib.sha256(content).hexdigest()
     for name, expected in stacked(steps).items():
-        assert np.array_equal(load_file(tmp_path / "part")[name], expected, equal_nan=expected.dtype == np.float32), name
+        assert np.array_equal(load_file(tmp_path / "part")[name], expected, equal_nan=expected.dtype == np.float32), (
+            name
+        )
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("sinkscope hash")]
 
 
@@ -73,15 +82,30 @@ def test_a_trace_whose_parts_safetensors_wrote_reads_as_before(tmp_path):
         del step["confidence"]
     content = save(stacked(steps), {"first_step": "0", "steps": "16"})
     (tmp_path / "steps-000000.safetensors").write_bytes(content)
-    listed = {"file": "steps-000000.safetensors", "first_step": 0, "steps": 16, "sha256": hashlib.sha256(content).hexdigest()}
-    manifest = {"format": 1, "complete": True, "layers": ["a", "b"], "heads": HEADS, "causal": False, "steps": 16, "parts": [listed]}
+    listed = {
+        "file": "steps-000000.safetensors",
+        "first_step": 0,
+        "steps": 16,
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    manifest = {
+        "format": 1,
+        "complete": True,
+        "layers": ["a", "b"],
+        "heads": HEADS,
+        "causal": False,
+        "steps": 16,
+        "parts": [listed],
+    }
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     trace = open_trace(tmp_path)
     trace.verify()
     assert np.array_equal(trace.column_sums[:, 1], np.stack([step["column_sums"][1] for step in steps]))
 
 
-@pytest.mark.parametrize(("lengths", "copies"), [((50_000,) * 8, 0.1), ((50_000,) * 7 + (50_001,), 2.5)], ids=["as wide", "growing"])
+@pytest.mark.parametrize(
+    ("lengths", "copies"), [((50_000,) * 8, 0.1), ((50_000,) * 7 + (50_001,), 2.5)], ids=["as wide", "growing"]
+)
 def test_writing_takes_no_copy_of_the_part(lengths, copies, tmp_path):
     """Nothing where steps are as wide; where they grew one at a time, and the one being hashed."""
     steps = [{"column_sums": np.ones((LAYERS, HEADS, length), np.float32)} for length in lengths]

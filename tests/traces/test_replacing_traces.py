@@ -19,7 +19,11 @@ class Killed(BaseException):
 
 
 def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".claim"}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".claim"
+    }
 
 
 @pytest.fixture
@@ -109,16 +113,28 @@ def test_numbered_traces_that_a_killed_run_put_aside_are_brought_back(diffusion,
 def test_where_a_trace_waits_is_said(recorded, monkeypatch, run, diffusion):
     aside = recorded / ASIDE
     killed_run(recorded, monkeypatch)
-    with pytest.raises(TraceError, match=rf"no trace at .*: .*the trace that was to be replaced is in {re.escape(str(aside))}"):
+    with pytest.raises(
+        TraceError, match=rf"no trace at .*: .*the trace that was to be replaced is in {re.escape(str(aside))}"
+    ):
         sinkscope.open_trace(recorded)
     whole = json.loads((aside / "manifest.json").read_text())
     from sinkscope.traces import TraceWriter
 
-    TraceWriter(recorded, {key: value for key, value in whole.items() if key not in ("checksum", "parts", "steps", "complete")})
-    for command in (["sinks"], ["tracks"], ["analyse"], ["figures", "--out", recorded.parent / "figures", "--only", "3"]):
+    TraceWriter(
+        recorded, {key: value for key, value in whole.items() if key not in ("checksum", "parts", "steps", "complete")}
+    )
+    for command in (
+        ["sinks"],
+        ["tracks"],
+        ["analyse"],
+        ["figures", "--out", recorded.parent / "figures", "--only", "3"],
+    ):
         status, _, err = run(command[0], recorded, *command[1:])
         assert status == 1
-        assert f"{recorded}: the trace holds no whole step yet" in err and f"the trace that was to be replaced is in {aside}" in err
+        assert (
+            f"{recorded}: the trace holds no whole step yet" in err
+            and f"the trace that was to be replaced is in {aside}" in err
+        )
 
 
 def test_a_drift_recording_is_replaced(diffusion_folder, tmp_path, run):
@@ -154,7 +170,9 @@ def test_a_drift_that_ends_in_its_second_prompt_does_not_take_the_trace_away(rec
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("left", ["000000/", "000000/manifest.json.7.writing", "drift.json.7.writing", "items/", "manifest.json.7.writing"])
+@pytest.mark.parametrize(
+    "left", ["000000/", "000000/manifest.json.7.writing", "drift.json.7.writing", "items/", "manifest.json.7.writing"]
+)
 def test_what_a_recording_leaves_that_was_killed_at_once_is_no_trace(left, overwrite, tmp_path):
     path = tmp_path / left
     (path if left.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)

@@ -17,13 +17,19 @@ def arrays_of(seed):
 
 
 def begin(folder, run=1, expected=5):
-    return StatisticsFolder(folder, {"run": run}, lambda one, other: {name: one[name] + other[name] for name in one}, expected)
+    return StatisticsFolder(
+        folder, {"run": run}, lambda one, other: {name: one[name] + other[name] for name in one}, expected
+    )
 
 
 @pytest.mark.parametrize(
     ("whose", "swapped", "said"),
     [
-        ("the same run", ("statistics.safetensors",), "expected the tensors whose sha256 its manifest gives, found others"),
+        (
+            "the same run",
+            ("statistics.safetensors",),
+            "expected the tensors whose sha256 its manifest gives, found others",
+        ),
         ("another run", ("statistics.safetensors",), "expected the run that its manifest names, found another"),
         ("another model", ("statistics.safetensors",), "expected model.name 'A' as in its manifest, found 'B'"),
         ("another model", ("manifest.json",), "expected model.name 'B' as in its manifest, found 'A'"),
@@ -52,7 +58,9 @@ def test_an_item_of_another_run_is_refused(tmp_path):
     begin(tmp_path / "third", run=2).commit(1, arrays_of(0), {}, {})
     item = "items/000001.safetensors"
     (tmp_path / "one" / item).write_bytes((tmp_path / "third" / item).read_bytes())
-    with pytest.raises(TraceError, match=r"000001.safetensors: expected the run that its manifest names, found another"):
+    with pytest.raises(
+        TraceError, match=r"000001.safetensors: expected the run that its manifest names, found another"
+    ):
         begin(tmp_path / "one").commit(0, arrays_of(0), {}, {})
 
 

@@ -30,7 +30,9 @@ def make_step(rng, length):
     for name, axes in TRACE_AXES.items():
         shape = [sizes.get(axis, length + (name in WIDER)) for axis in axes[1:]]
         most = 2 if name == "masked" else length if name in KEYS else 99
-        step[name] = rng.integers(0, most, shape).astype(DTYPES[name]) if name in DTYPES else rng.random(shape, np.float32)
+        step[name] = (
+            rng.integers(0, most, shape).astype(DTYPES[name]) if name in DTYPES else rng.random(shape, np.float32)
+        )
     for group in ("masked", "prompt"):
         step[f"column_sums_{group}"] *= step["column_sums"]
     return step | {"lengths": np.asarray(length, np.int32)}
@@ -110,7 +112,9 @@ def test_beyond_lengths_tokens_are_minus_one_and_measures_are_nan(trace):
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.data())
 def test_basic_indexing_is_numpys(trace, steps, data):
-    name = data.draw(st.sampled_from(["column_sums", "hidden_norms", "value_norms", "tokens", "masked", "confidence", "lengths"]))
+    name = data.draw(
+        st.sampled_from(["column_sums", "hidden_norms", "value_norms", "tokens", "masked", "confidence", "lengths"])
+    )
     array, loaded = getattr(trace, name), dense(steps, name)
     index = data.draw(basic_indices(array.shape, allow_newaxis=False, allow_ellipsis=True))
     found, expected = array[index], loaded[index]
@@ -236,7 +240,10 @@ def test_a_trace_says_what_it_is(trace):
     assert trace.heads == HEADS
     assert trace.tensors == tuple(TRACE_AXES)
     assert repr(trace) == f"Trace({trace.folder}, {STEPS} steps, {LAYERS} layers, {HEADS} heads)"
-    assert repr(trace.value_norms) == f"TraceArray(value_norms, step {STEPS} × layer {LAYERS} × kv_head {KV_HEADS} × position 40)"
+    assert (
+        repr(trace.value_norms)
+        == f"TraceArray(value_norms, step {STEPS} × layer {LAYERS} × kv_head {KV_HEADS} × position 40)"
+    )
     assert list(trace.step_parts()) == [(0, 16), (16, 32), (32, 37)]
 
 
@@ -253,9 +260,7 @@ def test_a_name_that_is_no_tensor_is_refused_with_the_names_there_are(trace, tmp
         _ = trace.weather
     bare = [{name: step[name] for name in ("tokens", "lengths", "column_sums")} for step in make_steps(2)]
     bare = open_trace(write_trace(tmp_path / "bare", bare))
-    message = (
-        f"{bare.folder}: this trace has no 'colum_sums'; did you mean column_sums? It has tokens, lengths, column_sums, manifest, folder"
-    )
+    message = f"{bare.folder}: this trace has no 'colum_sums'; did you mean column_sums? It has tokens, lengths, column_sums, manifest, folder"
     with pytest.raises(AttributeError, match=re.escape(message)):
         _ = bare.colum_sums
 
@@ -277,7 +282,8 @@ def test_a_tensor_adds_itself_up_and_says_how_to_do_anything_else(trace, steps):
     assert (trace.value_norms.ndim, trace.value_norms.size) == (whole.ndim, whole.size)
     assert "mean" in dir(trace.tokens)
     with pytest.raises(
-        AttributeError, match=r"tokens is read when it is indexed; for \.reshape load it first: trace\.tokens\[:\]\.reshape"
+        AttributeError,
+        match=r"tokens is read when it is indexed; for \.reshape load it first: trace\.tokens\[:\]\.reshape",
     ):
         _ = trace.tokens.reshape
     with pytest.raises(AttributeError, match="TraceArray has no 'meen'"):
@@ -286,9 +292,13 @@ def test_a_tensor_adds_itself_up_and_says_how_to_do_anything_else(trace, steps):
 
 def test_a_tensor_is_compared_and_copied_as_it_can_be(trace):
     assert trace.column_sums is not None and (trace.column_sums == None) is False  # noqa: E711  # what careless code asks
-    with pytest.raises(TypeError, match=r"column_sums is read when it is indexed; to compare .*: trace.column_sums\[:\]"):
+    with pytest.raises(
+        TypeError, match=r"column_sums is read when it is indexed; to compare .*: trace.column_sums\[:\]"
+    ):
         _ = trace.column_sums == 1
-    with pytest.raises(ValueError, match="column_sums is read from files, which makes an array of its own; leave copy=False out"):
+    with pytest.raises(
+        ValueError, match="column_sums is read from files, which makes an array of its own; leave copy=False out"
+    ):
         np.asarray(trace.column_sums, copy=False)
     assert np.asarray(trace.column_sums).shape == trace.column_sums.shape and len({trace.column_sums}) == 1
 
@@ -350,8 +360,14 @@ def test_a_part_behind_a_complete_trace_is_refused(tmp_path):
     write_trace(tmp_path / "other", make_steps(6))
     with safe_open(tmp_path / "other" / "steps-000000.safetensors", "np") as file:
         metadata = file.metadata() | {"first_step": "3"}
-    save_file(load_file(tmp_path / "other" / "steps-000000.safetensors"), tmp_path / "one" / "steps-000001.safetensors", metadata)
-    with pytest.raises(TraceError, match=r"expected the 1 parts that its manifest lists, found steps-000001\.safetensors as well"):
+    save_file(
+        load_file(tmp_path / "other" / "steps-000000.safetensors"),
+        tmp_path / "one" / "steps-000001.safetensors",
+        metadata,
+    )
+    with pytest.raises(
+        TraceError, match=r"expected the 1 parts that its manifest lists, found steps-000001\.safetensors as well"
+    ):
         _ = open_trace(tmp_path / "one").parts
 
 
@@ -377,12 +393,15 @@ def test_a_gap_between_unlisted_parts_is_refused(damaged):
         _ = open_trace(damaged).steps
 
 
-@pytest.mark.parametrize("content", [lambda whole: whole[:-100], lambda whole: whole[:3], lambda whole: b"", lambda whole: b"?" * 500])
+@pytest.mark.parametrize(
+    "content", [lambda whole: whole[:-100], lambda whole: whole[:3], lambda whole: b"", lambda whole: b"?" * 500]
+)
 def test_a_damaged_part_is_refused(damaged, content):
     path = damaged / "steps-000001.safetensors"
     path.write_bytes(content(path.read_bytes()))
     with pytest.raises(
-        TraceError, match=r"steps-000001\.safetensors: expected a safetensors file, found one that cannot be read; the file is damaged"
+        TraceError,
+        match=r"steps-000001\.safetensors: expected a safetensors file, found one that cannot be read; the file is damaged",
     ):
         _ = open_trace(damaged).steps
 
@@ -420,7 +439,9 @@ def test_a_manifest_that_cannot_be_read_is_refused(damaged, content, message):
 
 def test_a_manifest_that_is_no_object_is_refused(damaged):
     (damaged / "manifest.json").write_text("[1]")
-    with pytest.raises(TraceError, match=r"manifest\.json: expected a JSON object, found a list of 1; the trace is damaged"):
+    with pytest.raises(
+        TraceError, match=r"manifest\.json: expected a JSON object, found a list of 1; the trace is damaged"
+    ):
         open_trace(damaged)
 
 
@@ -464,7 +485,8 @@ def test_what_stands_where_a_trace_should_is_named(damaged, tmp_path):
         tmp_path / "link": "found a link that leads nowhere$",
         tmp_path / "loop": r"cannot be read \(a link on this path leads to itself\); remove the link$",
         tmp_path / "empty": f"found an empty folder; `sinkscope trace MODEL --out {tmp_path}/empty` makes one there$",
-        tmp_path / "model": r"expected manifest\.json in it, found 'config\.json'; `sinkscope trace MODEL --out FOLDER` makes one",
+        tmp_path
+        / "model": r"expected manifest\.json in it, found 'config\.json'; `sinkscope trace MODEL --out FOLDER` makes one",
     }.items():
         with pytest.raises(TraceError, match=message):
             open_trace(path)
@@ -472,7 +494,9 @@ def test_what_stands_where_a_trace_should_is_named(damaged, tmp_path):
 
 def test_what_a_training_showed_is_no_trace_of_another_version(damaged):
     edit_manifest(damaged, lambda manifest: manifest.update(format="sinkscope emergence 1"))
-    with pytest.raises(TraceError, match=f"found what a training showed of its sinks; `sinkscope watch-training {damaged}` shows it"):
+    with pytest.raises(
+        TraceError, match=f"found what a training showed of its sinks; `sinkscope watch-training {damaged}` shows it"
+    ):
         open_trace(damaged)
 
 

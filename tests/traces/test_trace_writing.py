@@ -70,7 +70,11 @@ def test_a_part_holds_at_most_16_steps(tmp_path):
         writer.add(make_step(number))
         assert len(parts_in(tmp_path)) == (number + 1) // 16
     writer.close(complete=True)
-    assert [(part["first_step"], part["steps"]) for part in manifest_of(tmp_path)["parts"]] == [(0, 16), (16, 16), (32, 5)]
+    assert [(part["first_step"], part["steps"]) for part in manifest_of(tmp_path)["parts"]] == [
+        (0, 16),
+        (16, 16),
+        (32, 5),
+    ]
     assert parts_in(tmp_path) == [f"steps-00000{number}.safetensors" for number in range(3)]
     assert open_trace(tmp_path).tokens[:, 0].tolist() == list(range(37))
 
@@ -169,7 +173,8 @@ def test_a_full_disk_leaves_nothing_half_written_under_a_parts_name(tmp_path, mo
 def test_a_disk_that_is_full_from_the_start_is_one_clear_message(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(
-        TraceError, match=r"manifest\.json cannot be written \(No space left on device\); make room or choose another folder"
+        TraceError,
+        match=r"manifest\.json cannot be written \(No space left on device\); make room or choose another folder",
     ):
         TraceWriter(tmp_path, MANIFEST)
     assert list(tmp_path.iterdir()) == []
@@ -243,11 +248,22 @@ def test_overwriting_deletes_what_was_recorded(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "mine", ["notes.txt", "manifest.json.bak", "000000/thesis.tex", "000000/000000/manifest.json", "items/plan.md", "figures/manifest.json"]
+    "mine",
+    [
+        "notes.txt",
+        "manifest.json.bak",
+        "000000/thesis.tex",
+        "000000/000000/manifest.json",
+        "items/plan.md",
+        "figures/manifest.json",
+    ],
 )
 def test_overwriting_deletes_nothing_where_anything_else_lies(tmp_path, mine):
     fill(tmp_path, [*RECORDED, mine])
-    with pytest.raises(CallError, match=rf"holds {mine.split('/')[0]} beside its trace, and overwrite deletes traces only; choose another"):
+    with pytest.raises(
+        CallError,
+        match=rf"holds {mine.split('/')[0]} beside its trace, and overwrite deletes traces only; choose another",
+    ):
         claim_folder(tmp_path, overwrite=True)
     assert all((tmp_path / name).exists() for name in [*RECORDED, mine])
 
@@ -273,7 +289,9 @@ def test_what_cannot_be_deleted_is_one_clear_message(tmp_path, monkeypatch):
 
     fill(tmp_path, ["manifest.json"])
     monkeypatch.setattr(Path, "unlink", refuse)
-    with pytest.raises(TraceError, match=r"manifest\.json cannot be deleted \(Permission denied\); choose another folder"):
+    with pytest.raises(
+        TraceError, match=r"manifest\.json cannot be deleted \(Permission denied\); choose another folder"
+    ):
         claim_folder(tmp_path, overwrite=True)
 
 
@@ -293,7 +311,9 @@ def test_a_file_is_refused(tmp_path):
 @pytest.mark.parametrize("below", ["link", "link/trace"])
 def test_a_link_that_leads_nowhere_is_named(tmp_path, below):
     (tmp_path / "link").symlink_to("gone")
-    with pytest.raises(CallError, match="expected a folder for the trace, found a link that leads nowhere; choose another name"):
+    with pytest.raises(
+        CallError, match="expected a folder for the trace, found a link that leads nowhere; choose another name"
+    ):
         claim_folder(tmp_path / below)
     with (
         pytest.raises(CallError, match="expected a folder, found a link that leads nowhere; choose another name"),
@@ -338,7 +358,9 @@ def test_a_trace_is_moved_to_no_place_that_is_taken_and_out_of_no_bundle(tmp_pat
     source.mkdir()
     there.mkdir()
     TraceWriter(source, MANIFEST).close(complete=True)
-    with pytest.raises(CallError, match=r"expected a new folder for the trace of .*, found one that is there; choose another name"):
+    with pytest.raises(
+        CallError, match=r"expected a new folder for the trace of .*, found one that is there; choose another name"
+    ):
         move_trace(source, there)
     (source / "bundle.json").write_text("{}")
     with pytest.raises(CallError, match="is a bundle, of which a trace is a part; move the whole folder"):

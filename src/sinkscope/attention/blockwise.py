@@ -19,7 +19,9 @@ BLOCK = 512  # queries in a block
 CPU_SCORES, GPU_SCORES = 1 << 19, 1 << 26  # most scores at once, for each thread of a CPU
 
 
-def compute_blockwise(inputs: AttentionInputs, *, block: int | None = None, workspace: Workspace | None = None) -> tuple[Tensor, Columns]:
+def compute_blockwise(
+    inputs: AttentionInputs, *, block: int | None = None, workspace: Workspace | None = None
+) -> tuple[Tensor, Columns]:
     """Return attention output [batch, head, query, value_dim] and column sums.
 
     Args:
@@ -46,8 +48,12 @@ class _Pass:
         self._front = self._scores.front.count
         self._taken = Taken(inputs.hidden, self._front, query.device, self._scores.dtype) if hiding else None
         self._block = min(block, queries)
-        self.output = query.new_empty(batch, queries, heads, inputs.value.shape[-1]).transpose(1, 2)  # read so by the output projection
-        self._sums = torch.zeros(batch, heads, inputs.groups.shape[1], keys + self._front, dtype=torch.float32, device=query.device)
+        self.output = query.new_empty(batch, queries, heads, inputs.value.shape[-1]).transpose(
+            1, 2
+        )  # read so by the output projection
+        self._sums = torch.zeros(
+            batch, heads, inputs.groups.shape[1], keys + self._front, dtype=torch.float32, device=query.device
+        )
         self._local = torch.zeros_like(self._sums) if hiding else None
         self._diagonal = self._sums.new_zeros(batch, heads, queries)
         self._last_row = self._sums.new_zeros(batch, heads, keys)
@@ -67,7 +73,13 @@ class _Pass:
     def attend(self, chunk: Chunk) -> None:
         """Compute the output and the sums of some heads."""
         queries = self._inputs.query.shape[2]
-        if self._taken is None and not self._front and self._scores.all_see and self._in_place and self._block == queries:
+        if (
+            self._taken is None
+            and not self._front
+            and self._scores.all_see
+            and self._in_place
+            and self._block == queries
+        ):
             self._attend_whole(chunk)
             return
         bare = None if self._taken is None else self._taken.values(self._inputs.value[:, chunk.kv_heads], chunk.heads)
@@ -115,7 +127,9 @@ class _Pass:
                     self._last_in_force[:, heads] = (plain[:, :, -1:] * kept * seen[:, :, -1:])[:, :, 0, front:]
                 spared = _diagonal(kept.expand_as(plain), own_key, front)
                 self._diagonal[:, heads, rows] = _diagonal(plain, own_key, front) * spared * seen[..., 0]
-                if bare.dtype == torch.float16:  # whose range ends before the factor does, and in which small weights lose digits
+                if (
+                    bare.dtype == torch.float16
+                ):  # whose range ends before the factor does, and in which small weights lose digits
                     self.output[:, heads, rows] = self._mix(weights * kept * factor, bare, heads)
                 else:
                     self.output[:, heads, rows] = self._mix(weights, bare, heads) * factor.to(bare.dtype)
@@ -136,7 +150,11 @@ class _Pass:
         front, weights = self._scores.front, weights.to(values.dtype)
         body = weights[..., front.count :] if front.count else weights
         mixed = torch.bmm(body.reshape(len(values), -1, values.shape[1]), values).view(batch, own, length, -1)
-        return mixed if front.values is None else mixed + weights[..., : front.count] @ front.values[:, heads].to(weights.dtype)
+        return (
+            mixed
+            if front.values is None
+            else mixed + weights[..., : front.count] @ front.values[:, heads].to(weights.dtype)
+        )
 
     def columns(self) -> Columns:
         """Return the sums of the whole call."""

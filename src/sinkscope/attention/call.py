@@ -81,7 +81,9 @@ class Call:
         self._stack, self._context, self._prompt_lengths = stack, context, prompt_lengths
         self._inferred, self._cache, self._notes, self._workspace = inferred, cache, notes, workspace
         self.reported = False  # whether any layer has computed its attention here
-        self.closed = False  # true once the stack has returned; a gradient checkpoint runs layers again in the backward pass
+        self.closed = (
+            False  # true once the stack has returned; a gradient checkpoint runs layers again in the backward pass
+        )
         self._turn, self._ran = 0, set[str]()
         self._watchers = [one for one in subscribers if isinstance(one, Watcher)]
         self._hiders = [one for one in subscribers if isinstance(one, Hider)]
@@ -97,7 +99,9 @@ class Call:
         """Return whether an attention module belongs to the stack."""
         return module in self._stack.layers
 
-    def layer(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, own: Prefix | None) -> LayerCall | None:
+    def layer(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, own: Prefix | None
+    ) -> LayerCall | None:
         """Return the record of a layer, None for attention that does not belong to the stack."""
         if module not in self._stack.layers:
             return None
@@ -112,7 +116,14 @@ class Call:
         return self.named_layer(module, name, index, query, key, value, own)
 
     def named_layer(
-        self, module: nn.Module, name: str, index: int, query: Tensor, key: Tensor, value: Tensor, own: Prefix | None = None
+        self,
+        module: nn.Module,
+        name: str,
+        index: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        own: Prefix | None = None,
     ) -> LayerCall:
         """Return the record of a layer whose name and index are known.
 
@@ -213,11 +224,16 @@ class Call:
                 narrow = replace(inputs, value=inputs.value[..., :1], prefix=bare, groups=groups)
                 return _placed(compute(narrow, workspace=self._workspace)[1], layer.first_key)
 
-            own = [replace(one, keys=one.keys[..., layer.first_key :]) for one in self.hidden(replace(layer, measure=measure))]
+            own = [
+                replace(one, keys=one.keys[..., layer.first_key :])
+                for one in self.hidden(replace(layer, measure=measure))
+            ]
             hidden = [
                 one for one in own if one.keys.is_cuda or bool(one.keys.any()) or (one.front and prefix is not None)
             ]  # asking a GPU would wait
-            self._requests[layer.name] = Requests(hidden, prefix, self._watched(layer) or bool(hidden) or prepended is not None)
+            self._requests[layer.name] = Requests(
+                hidden, prefix, self._watched(layer) or bool(hidden) or prepended is not None
+            )
         return self._requests[layer.name]
 
     def hidden(self, layer: LayerCall) -> list[Hidden]:
@@ -252,7 +268,9 @@ class Call:
         if self._membership is None:
             batch, queries = query.shape[0], query.shape[2]
             if self._context is None:
-                self._membership = torch.ones(batch, len(self.groups), queries, device=query.device, dtype=torch.float32)
+                self._membership = torch.ones(
+                    batch, len(self.groups), queries, device=query.device, dtype=torch.float32
+                )
             elif self._part is None:
                 self._membership = _membership(self._context, self._prompt_lengths, self.groups, queries, query.device)
             else:
@@ -265,7 +283,9 @@ class Call:
 def _only(prepended: Prefix | None, own: Prefix | None) -> Prefix | None:
     """Return the one prefix of a layer, the network's own or a prepender's."""
     if prepended is not None and own is not None:
-        raise AttentionError("expected one prefix, found a prepender on a network that has a sink of its own; take one of them away")
+        raise AttentionError(
+            "expected one prefix, found a prepender on a network that has a sink of its own; take one of them away"
+        )
     return own if prepended is None else prepended
 
 
@@ -284,11 +304,17 @@ def _placed(columns: Columns, first_key: int) -> Columns:
 
 def _tensors_of(layer: LayerCall, columns: Columns) -> dict[str, tuple[Tensor, int]]:
     """Return the tensors that subscribers see of a layer, with how often each was written; those of inference mode do not tell."""
-    named = {name: getattr(columns, name) for name in SHOWN} | {"query": layer.query, "key": layer.key, "value": layer.value}
+    named = {name: getattr(columns, name) for name in SHOWN} | {
+        "query": layer.query,
+        "key": layer.key,
+        "value": layer.value,
+    }
     return {name: (one, one._version) for name, one in named.items() if one is not None and not one.is_inference()}
 
 
-def _refuse_changes(subscriber: Watcher | Hider, method: str, layer: LayerCall, shown: Mapping[str, tuple[Tensor, int]]) -> None:
+def _refuse_changes(
+    subscriber: Watcher | Hider, method: str, layer: LayerCall, shown: Mapping[str, tuple[Tensor, int]]
+) -> None:
     """Raise AttentionError for a subscriber that has written into what others see, and the network goes on with."""
     for name, (tensor, version) in shown.items():
         if tensor._version != version:
@@ -305,7 +331,14 @@ def _membership(
     batch, length = context.tokens.shape
     lengths = upload(context.lengths, device)[:, None]
     position, first = torch.arange(length, device=device)[None], length - lengths
-    prompts = upload(torch.tensor([prompt_lengths[row % len(prompt_lengths)] for row in range(batch)], device="cpu"), device)[:, None]
+    prompts = upload(
+        torch.tensor([prompt_lengths[row % len(prompt_lengths)] for row in range(batch)], device="cpu"), device
+    )[:, None]
     real, masked = position >= first, upload(context.masked, device)
-    members = {"all": real, "masked": real & masked, "unmasked": real & ~masked, "prompt": real & (position < first + prompts)}
+    members = {
+        "all": real,
+        "masked": real & masked,
+        "unmasked": real & ~masked,
+        "prompt": real & (position < first + prompts),
+    }
     return torch.stack([members[group] for group in groups], dim=1)[..., length - queries :].float()

@@ -40,7 +40,9 @@ def check_call(network: nn.Module, given: StackInput | None) -> None:
             f"expected a plain call of {name}, found one that torch.jit traces; trace it before something watches or hides"
         )
     if given is not None and any(isinstance(one, Tensor) and holds_nothing(one) for one in (given.ids, given.real)):
-        raise AttentionError(f"expected tokens for {name}, found fake tensors, which hold none; end torch.export and fake modes first")
+        raise AttentionError(
+            f"expected tokens for {name}, found fake tensors, which hold none; end torch.export and fake modes first"
+        )
     if given is not None and given.batch == 0:
         raise CallError(f"{name}: expected at least one row of tokens, found none")
 

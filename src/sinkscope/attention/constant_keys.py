@@ -58,10 +58,14 @@ def attend_behind(
     # Plain products beat the CPU's fused kernel on short canvases, backward above all.
     if prefix.logits is None and not (gradients and query.device.type == "cpu"):
         shared = heads > kv_heads
-        if shared and query.is_cuda and mask is not None:  # a GPU's fused kernels take a mask or grouped queries, not both
+        if (
+            shared and query.is_cuda and mask is not None
+        ):  # a GPU's fused kernels take a mask or grouped queries, not both
             keys, values = (one.repeat_interleave(heads // kv_heads, dim=1) for one in (keys, values))
             shared = False
-        return scaled_dot_product_attention(query, keys, values, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=shared)
+        return scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=shared
+        )
     grouped = query.reshape(batch * kv_heads, -1, dim)
     scores = torch.baddbmm(query.new_zeros(()), grouped, keys.flatten(0, 1).transpose(-1, -2), beta=0, alpha=scale)
     weights = _weights(scores.view(batch, heads, queries, -1), prefix.logits, mask, dropout)

@@ -19,7 +19,6 @@ import torch
 from jaxtyping import Bool, Float, Float32
 from torch import Tensor
 
-from sinkscope.argument_types import checked
 from sinkscope.attention.blockwise import compute_blockwise
 from sinkscope.attention.records import AttentionInputs, Columns, Hidden, Prefix, described, holds_nothing
 from sinkscope.attention.scores import Workspace
@@ -35,7 +34,6 @@ BLOCKWISE = "the slower blockwise pass runs"
 REFUSAL = f"expected heads of at most {WIDEST} in {', '.join(str(one).removeprefix('torch.') for one in TAKEN)}, found"
 
 
-@checked
 def attend(
     query: Float[Tensor, "batch head query dim"],
     key: Float[Tensor, "batch kv_head key dim"],
@@ -76,7 +74,11 @@ def attend(
     hidden = () if hidden is None else read_hidden("hidden", hidden, query, key, key.shape[2])
     if prefix is not None:
         check_prefix("prefix", prefix, query, key, value)
-    return compute(AttentionInputs(query, key, value, groups, scale, mask, causal, hidden, prefix), block=block, workspace=workspace)
+    return compute(
+        AttentionInputs(query, key, value, groups, scale, mask, causal, hidden, prefix),
+        block=block,
+        workspace=workspace,
+    )
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor, groups: Tensor, mask: object) -> None:
@@ -98,29 +100,44 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor, groups: Tensor, ma
         ("groups", groups, (batch, groups.shape[1], queries)),
     ):
         if one.shape != expected:
-            raise CallError(f"{name}: expected {list(expected)} beside a query of {list(query.shape)}, found {list(one.shape)}")
+            raise CallError(
+                f"{name}: expected {list(expected)} beside a query of {list(query.shape)}, found {list(one.shape)}"
+            )
     if groups.dtype != torch.float32:
         raise CallError(f"groups: expected float32, found {described(groups)}")
     if mask is None:
         return
     sizes = ((1, batch), (1, heads), (1, queries), (keys,))
     good = (
-        isinstance(mask, Tensor) and mask.ndim == 4 and (mask.dtype == torch.bool or mask.is_floating_point()) and not holds_nothing(mask)
+        isinstance(mask, Tensor)
+        and mask.ndim == 4
+        and (mask.dtype == torch.bool or mask.is_floating_point())
+        and not holds_nothing(mask)
     )
-    if not isinstance(mask, Tensor) or not good or not all(size in allowed for size, allowed in zip(mask.shape, sizes, strict=True)):
+    if (
+        not isinstance(mask, Tensor)
+        or not good
+        or not all(size in allowed for size, allowed in zip(mask.shape, sizes, strict=True))
+    ):
         raise CallError(
             f"mask: expected bool or numbers [1 or {batch}, 1 or {heads}, 1 or {queries}, {keys}] (batch, head, query, key), "
             f"found {described(mask)}"
         )
 
 
-def compute(inputs: AttentionInputs, *, block: int | None = None, workspace: Workspace | None = None) -> tuple[Tensor, Columns]:
+def compute(
+    inputs: AttentionInputs, *, block: int | None = None, workspace: Workspace | None = None
+) -> tuple[Tensor, Columns]:
     """Return attention output and column sums by the fastest implementation that supports the call.
 
     On a GPU the kernels compute every call except one that needs gradients, zeroes weights after the softmax, or hides different keys
     from different queries; such a call goes through the blockwise pass.
     """
-    if kernels_take(inputs.query, inputs.key, inputs.value) and not inputs.needs_gradient and hides_whole_keys(inputs.hidden):
+    if (
+        kernels_take(inputs.query, inputs.key, inputs.value)
+        and not inputs.needs_gradient
+        and hides_whole_keys(inputs.hidden)
+    ):
         with without_autocast(inputs.query.device.type):
             found = compute_by_kernels(inputs)
         if found is not None:
@@ -135,7 +152,9 @@ def compute_by_kernels(inputs: AttentionInputs) -> tuple[Tensor, Columns] | None
     return _by_kernels(query, wide, more, lambda fused: fused.compute_fused(inputs))
 
 
-def norms_by_kernel(key: Tensor, value: Tensor, projection: Tensor | None, newest: int) -> tuple[Tensor, Tensor, Tensor | None] | None:
+def norms_by_kernel(
+    key: Tensor, value: Tensor, projection: Tensor | None, newest: int
+) -> tuple[Tensor, Tensor, Tensor | None] | None:
     """Return `fused.compute_norms`; None where the kernel does not support the tensors, or cannot be compiled or launched."""
     if not kernels_take(key, key, value):
         return None
@@ -167,7 +186,9 @@ _given_up: set[tuple[str, str, int, str]] = set()
 def _give_up(device: str, dtype: str, dim: int, what: str, error: Exception) -> None:
     _given_up.add((device, dtype, dim, what))
     slower = "torch's slower operations run" if what == OF_NORMS else BLOCKWISE
-    _warn(f"expected to run with head size {dim} in {dtype}{what} on {device}, found that it does not ({error})", slower)
+    _warn(
+        f"expected to run with head size {dim} in {dtype}{what} on {device}, found that it does not ({error})", slower
+    )
 
 
 def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from sinkscope.argument_types import checked
 from sinkscope.attention.call import Call
 from sinkscope.attention.call_limits import check_network
 from sinkscope.attention.records import AttentionInputs, described
@@ -27,7 +26,6 @@ from sinkscope.single_use import single_use
 stock_attention = functional.scaled_dot_product_attention
 
 
-@checked
 @single_use
 def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: bool = False) -> Iterator[None]:
     """Let a torch module that calls ``F.scaled_dot_product_attention`` be recorded and changed while the body runs.
@@ -47,7 +45,9 @@ def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: 
     """
     check_network(network)
     if layers is not None and not layers:
-        raise CallError("layers: expected the path of at least one module, found none; leave it out to watch all that call it")
+        raise CallError(
+            "layers: expected the path of at least one module, found none; leave it out to watch all that call it"
+        )
     paths = {path for path, _ in network.named_modules()}
     if unknown := [path for path in layers or () if path not in paths]:
         raise CallError(
@@ -55,7 +55,9 @@ def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: 
         )
     if current_session(network) is not None:
         raise AttentionError(f"{type(network).__name__} is watched already; open foreign() before recording")
-    session = Session(network, ForeignHooks(network, None if layers is None else frozenset(layers), bool(causal)), stays=True)
+    session = Session(
+        network, ForeignHooks(network, None if layers is None else frozenset(layers), bool(causal)), stays=True
+    )
     session.open()
     try:
         yield
@@ -78,7 +80,9 @@ class ForeignHooks(Hooks):
     def __init__(self, network: nn.Module, layers: frozenset[str] | None, causal: bool) -> None:
         self.network, self.layers = network, layers
         self.stacks = [Stack("", network, {}, {}, causal)]
-        self.parents = {path: network.get_submodule(path.rpartition(".")[0]) for path, _ in network.named_modules() if path}
+        self.parents = {
+            path: network.get_submodule(path.rpartition(".")[0]) for path, _ in network.named_modules() if path
+        }
         self.running: list[tuple[str, nn.Module, Tensor | None]] = []  # outermost first, with their inputs
         self._wrapped: dict[str, Any] = {}
         self._handles: list[Any] = []
@@ -137,9 +141,16 @@ class _Enter:
         if self.path == "":
             self.hooks.running.clear()  # an interrupt may have left entries behind
         elif not self.hooks.running and self.session.subscribers and torch._C._current_graph_task_id() != -1:
-            raise AttentionError(f"gradient checkpointing runs {self.path} once more, unseen; turn it off while something watches or hides")
+            raise AttentionError(
+                f"gradient checkpointing runs {self.path} once more, unseen; turn it off while something watches or hides"
+            )
         hidden = next(
-            (one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and one.ndim == 3 and one.is_floating_point()), None
+            (
+                one
+                for one in (*args, *kwargs.values())
+                if isinstance(one, Tensor) and one.ndim == 3 and one.is_floating_point()
+            ),
+            None,
         )
         self.hooks.running.append((self.path, module, hidden))
 
@@ -200,7 +211,9 @@ class _Mode(TorchFunctionMode):
         super().__init__()
         self.step = step
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func is stock_attention:
             return self.step.attention(*args, **kwargs)
@@ -237,11 +250,15 @@ class _Step:
         """Compute attention in place of ``F.scaled_dot_product_attention``."""
         layer = self.hooks.layer()
         if layer is None:
-            return stock_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+            return stock_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
         name = self._name(layer[0])
         q, k, v, mask = _four_axes(name, query, key, value, attn_mask, enable_gqa)
         if self.call is None:
-            self.call = self.session.begin_read_call(self.hooks.stacks[0], self._read(name, q, k, mask, heads=query.ndim == 4))
+            self.call = self.session.begin_read_call(
+                self.hooks.stacks[0], self._read(name, q, k, mask, heads=query.ndim == 4)
+            )
         if (q.shape[2], k.shape[2]) != self.shape:
             raise AttentionError(
                 f"expected {name} to have {self.shape[0]} queries on {self.shape[1]} keys as the layers before it, found {q.shape[2]} on "
@@ -255,9 +272,13 @@ class _Step:
         record = self.call.named_layer(layer[1], name, len(self.names) - 1, q, k, v)
         assert record.membership is not None
         factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-        output = self.call.attend(record, AttentionInputs(q, k, v, record.membership, factor, mask, is_causal), dropout_p)
+        output = self.call.attend(
+            record, AttentionInputs(q, k, v, record.membership, factor, mask, is_causal), dropout_p
+        )
         if output is None:
-            return stock_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+            return stock_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
         return output[:, 0] if query.ndim == 3 else output
 
     def multi_head(self, *args: Any, **kwargs: Any) -> Any:
@@ -278,7 +299,11 @@ class _Step:
                 f"{path}: expected keys that are tokens, found an nn.MultiheadAttention that adds others (add_bias_kv, add_zero_attn); "
                 "choose other layers: foreign(network, layers=[…])"
             )
-        names = {**stock.__globals__, "has_torch_function": lambda _: False, "scaled_dot_product_attention": self.attention}
+        names = {
+            **stock.__globals__,
+            "has_torch_function": lambda _: False,
+            "scaled_dot_product_attention": self.attention,
+        }
         ours = types.FunctionType(stock.__code__, names, stock.__name__, stock.__defaults__, stock.__closure__)
         return ours(*args, **kwargs)
 
@@ -294,7 +319,9 @@ class _Step:
         """Return the step, read from its first layer, whose inputs have or lack an axis of heads."""
         batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
         if keys < queries:
-            raise AttentionError(f"expected {name}, the first layer, to look at all tokens so far, found {queries} queries on {keys} keys")
+            raise AttentionError(
+                f"expected {name}, the first layer, to look at all tokens so far, found {queries} queries on {keys} keys"
+            )
         before, self.shape = self.session.last_step(), (queries, keys)
         ids = next((one[:, -queries:] for one in self.whole if one.shape in ((batch, queries), (batch, keys))), None)
         rows = [len(one) for one in self.whole if one.shape[1] == queries]
@@ -307,8 +334,15 @@ class _Step:
         if queries == keys:
             if before is not None and before.behind_cache and self.hooks.stacks[0].causal:
                 self.session.end_generation(failed=False)  # another text begins
-            if mask is not None and mask.is_floating_point() and not self.session.published and bool(mask.isnan().any()):
-                raise CallError(f"expected a mask of numbers in {name}, found NaN in it; use 0 where a key is visible and −inf elsewhere")
+            if (
+                mask is not None
+                and mask.is_floating_point()
+                and not self.session.published
+                and bool(mask.isnan().any())
+            ):
+                raise CallError(
+                    f"expected a mask of numbers in {name}, found NaN in it; use 0 where a key is visible and −inf elsewhere"
+                )
             real = None if mask is None else real_tokens(mask).expand(batch, -1)
         elif before is None and not self.session.published:
             raise AttentionError(
@@ -348,11 +382,15 @@ def _four_axes(
         raise AttentionError(f"expected as many values as keys in {name}, found {value.shape[2]} and {key.shape[2]}")
     if key.shape[1] != value.shape[1]:  # torch repeats what there is one of
         if 1 not in (key.shape[1], value.shape[1]):
-            raise AttentionError(f"expected as many value heads as key heads in {name}, found {value.shape[1]} and {key.shape[1]}")
+            raise AttentionError(
+                f"expected as many value heads as key heads in {name}, found {value.shape[1]} and {key.shape[1]}"
+            )
         most = max(key.shape[1], value.shape[1])
         key, value = (one.expand(-1, most, -1, -1) for one in (key, value))
     if not grouped and key.shape[1] not in (1, heads):
-        raise AttentionError(f"expected as many key heads as query heads in {name}, found {key.shape[1]} and {heads}; pass enable_gqa=True")
+        raise AttentionError(
+            f"expected as many key heads as query heads in {name}, found {key.shape[1]} and {heads}; pass enable_gqa=True"
+        )
     if mask is not None:
         _check_mask(name, mask, (batch, heads, query.shape[2], key.shape[2]))
         mask = mask[(None,) * (4 - mask.ndim)]
@@ -367,5 +405,11 @@ def _check_mask(name: str, mask: Tensor, shape: tuple[int, int, int, int]) -> No
         AttentionError: so it is.
     """
     good = mask.dtype == torch.bool or mask.is_floating_point()
-    if not good or mask.ndim > 4 or any(size not in (1, most) for size, most in zip(mask.shape[::-1], shape[::-1], strict=False)):
-        raise AttentionError(f"expected the mask of {name} to be bool or fractions that fit {list(shape)}, found {described(mask)}")
+    if (
+        not good
+        or mask.ndim > 4
+        or any(size not in (1, most) for size, most in zip(mask.shape[::-1], shape[::-1], strict=False))
+    ):
+        raise AttentionError(
+            f"expected the mask of {name} to be bool or fractions that fit {list(shape)}, found {described(mask)}"
+        )

@@ -18,7 +18,13 @@ from sinkscope.attention.records import AttentionInputs, Columns
 from sinkscope.attention.scores import Front
 from sinkscope.attention.triton import attention_kernel, column_kernel, norm_kernel
 
-PASSING = ("out of memory", "illegal memory access", "device-side assert", "unspecified launch failure", "misaligned address")
+PASSING = (
+    "out of memory",
+    "illegal memory access",
+    "device-side assert",
+    "unspecified launch failure",
+    "misaligned address",
+)
 """Words of errors that other work on the device causes, not these kernels."""
 LOG2E = math.log2(math.e)
 # A kernel's parameters are no Python parameters to a type checker: it is given a grid, then called with everything flat.
@@ -41,19 +47,31 @@ def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
     Raises:
         KernelError: the kernels cannot be compiled or launched here.
     """
-    query, key, value = (one if one.stride(-1) == 1 else one.contiguous() for one in (inputs.query, inputs.key, inputs.value))
+    query, key, value = (
+        one if one.stride(-1) == 1 else one.contiguous() for one in (inputs.query, inputs.key, inputs.value)
+    )
     batch, heads, queries, dim = query.shape
     kv_heads, keys, value_dim = key.shape[1], key.shape[2], value.shape[-1]
-    groups, scale, causal, mask, shift = inputs.groups.contiguous(), inputs.scale, inputs.causal, inputs.mask, inputs.own_key
+    groups, scale, causal, mask, shift = (
+        inputs.groups.contiguous(),
+        inputs.scale,
+        inputs.causal,
+        inputs.mask,
+        inputs.own_key,
+    )
     hidden, front = _bitmap(inputs), Front.of(inputs)
     bare = mask is None and hidden is None and not front.count
     by_torch = _torch_takes(query, key, value, causal) if bare else None
     fresh = partial(torch.empty, dtype=torch.float32, device=query.device)
     if by_torch is not None:
         output, lse_all = _attention_of_torch(by_torch, query, key, value, causal, scale)
-        diagonal = (torch.empty_like if queries == keys else torch.zeros_like)(lse_all)  # 0 for queries that have no key of their own
+        diagonal = (torch.empty_like if queries == keys else torch.zeros_like)(
+            lse_all
+        )  # 0 for queries that have no key of their own
     else:
-        output = query.new_empty(batch, queries, heads, value_dim).transpose(1, 2)  # the layout that the output projection reads
+        output = query.new_empty(batch, queries, heads, value_dim).transpose(
+            1, 2
+        )  # the layout that the output projection reads
         lse_all, diagonal = fresh(batch, heads, queries), fresh(batch, heads, queries)
     sums, last_row = fresh(batch, heads, groups.shape[1], keys), fresh(batch, heads, keys)
     lse, removed, local, last_in_force = lse_all, None, None, last_row
@@ -72,7 +90,9 @@ def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
         "MASKED": kind,
         "FLAT": kind > 0 and (queries == 1 or seen_strides[2] == 0),
         "HIDING": hidden is not None,
-        "PRECISION": "tf32x3" if query.dtype == torch.float32 else "ieee",  # three products, which keep float32's digits
+        "PRECISION": "tf32x3"
+        if query.dtype == torch.float32
+        else "ieee",  # three products, which keep float32's digits
         "WIDEN": INTERPRETED and query.dtype == torch.bfloat16,
         "BD": _at_most(256, dim),
     }
@@ -92,7 +112,9 @@ def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
                 heads, heads // kv_heads, queries, keys, dim, shift, scale * LOG2E, least,
                 GROUPS=groups.shape[1], BG=triton.next_power_of_2(groups.shape[1]), BY_TORCH=by_torch is not None, **shared, **of_columns,
             )  # fmt: skip
-    except Exception as error:  # a compiler that is missing or old, a device too small: every stage has errors of its own kind
+    except (
+        Exception
+    ) as error:  # a compiler that is missing or old, a device too small: every stage has errors of its own kind
         if _is_of_others(error):
             raise
         raise KernelError(f"{type(error).__name__}: {error}") from error
@@ -106,7 +128,9 @@ def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
     return output, Columns(sums, local, diagonal, last_row, last_in_force, removed, received, by_torch or "triton")
 
 
-def compute_norms(key: Tensor, value: Tensor, projection: Tensor | None, newest: int) -> tuple[Tensor, Tensor, Tensor | None]:
+def compute_norms(
+    key: Tensor, value: Tensor, projection: Tensor | None, newest: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the norms of keys, of values, and of values behind the output projection (`projections.KeyNorms`), in one launch.
 
     Args:
@@ -180,9 +204,13 @@ def _attention_of_torch(
         attention = torch.ops.aten._scaled_dot_product_cudnn_attention
         output, lse, *_ = attention(query, key, value, None, True, 0.0, causal, scale=scale)
     elif query.is_cuda:
-        output, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
+        output, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+            query, key, value, 0.0, causal, scale=scale
+        )
     else:
-        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, scale=scale)
+        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, causal, scale=scale
+        )
     return output, lse.float().reshape(query.shape[:3]).contiguous()
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinkscope.argument_types import checked
 from sinkscope.attention.call_limits import check_network
 from sinkscope.attention.generations import is_generating
 from sinkscope.attention.interface import entering, leave_interface, running_call, use_interface
@@ -24,7 +23,6 @@ BATCHED = ("generate_batch", "init_continuous_batching", "continuous_batching_co
 """Methods of transformers' networks that write many texts in one paged cache."""
 
 
-@checked
 @contextmanager
 def subscribed(network: nn.Module, subscriber: Subscriber) -> Iterator[Session]:
     """Add a subscriber to the network's session, opening one if there is none and closing it with the last.
@@ -86,17 +84,31 @@ class TransformersHooks(Hooks):
         self._configs = use_interface(self.network, self.stacks)
         for name in ("generate", *BATCHED):
             if name not in vars(self.network) and hasattr(self.network, name):
-                setattr(self.network, name, _refused(name) if name in BATCHED else _one_generation(self.network, session))
+                setattr(
+                    self.network, name, _refused(name) if name in BATCHED else _one_generation(self.network, session)
+                )
                 self._replaced.append(name)
         for path, module in self._around():
-            self._handles.append(module.register_forward_pre_hook(_BeforeParent(self, session, path, module), with_kwargs=True))
-            self._handles.append(module.register_forward_hook(_AfterParent(self, session, path), with_kwargs=True, always_call=True))
+            self._handles.append(
+                module.register_forward_pre_hook(_BeforeParent(self, session, path, module), with_kwargs=True)
+            )
+            self._handles.append(
+                module.register_forward_hook(_AfterParent(self, session, path), with_kwargs=True, always_call=True)
+            )
         for stack in self.stacks:
-            self._handles.append(stack.module.register_forward_pre_hook(_BeforeStack(self, session, stack), with_kwargs=True))
-            self._handles.append(stack.module.register_forward_hook(_AfterStack(session), with_kwargs=True, always_call=True))
+            self._handles.append(
+                stack.module.register_forward_pre_hook(_BeforeStack(self, session, stack), with_kwargs=True)
+            )
+            self._handles.append(
+                stack.module.register_forward_hook(_AfterStack(session), with_kwargs=True, always_call=True)
+            )
             for attention, block in stack.blocks.items():
-                self._handles.append(block.register_forward_pre_hook(_BeforeBlock(session, attention), with_kwargs=True))
-                self._handles.append(attention.register_forward_pre_hook(_BeforeAttention(session, attention), with_kwargs=True))
+                self._handles.append(
+                    block.register_forward_pre_hook(_BeforeBlock(session, attention), with_kwargs=True)
+                )
+                self._handles.append(
+                    attention.register_forward_pre_hook(_BeforeAttention(session, attention), with_kwargs=True)
+                )
 
     def close(self) -> None:
         for handle in self._handles:
@@ -122,8 +134,15 @@ class TransformersHooks(Hooks):
 
     def _around(self) -> list[tuple[str, nn.Module]]:
         """Return the modules that contain a stack, the network first."""
-        names = {".".join(stack.name.split(".")[:depth]) for stack in self.stacks for depth in range(stack.name.count(".") + 1)}
-        around = sorted(names - {stack.name for stack in self.stacks}, key=lambda path: (len(path.split(".")), path) if path else (0, ""))
+        names = {
+            ".".join(stack.name.split(".")[:depth])
+            for stack in self.stacks
+            for depth in range(stack.name.count(".") + 1)
+        }
+        around = sorted(
+            names - {stack.name for stack in self.stacks},
+            key=lambda path: (len(path.split(".")), path) if path else (0, ""),
+        )
         return [(path, self.network.get_submodule(path)) for path in around]
 
 
@@ -133,12 +152,17 @@ def _one_generation(network: nn.Module, session: Session) -> Callable[..., Any]:
 
     def checked(*args: Any, **kwargs: Any) -> Any:
         config = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None)
-        said = [kwargs, *(vars(one) for one in (config, getattr(network, "generation_config", None)) if one is not None)]
+        said = [
+            kwargs,
+            *(vars(one) for one in (config, getattr(network, "generation_config", None)) if one is not None),
+        ]
         names = ("num_beams", "assistant_model", "assistant_early_exit", "prompt_lookup_num_tokens", "guidance_scale")
         first = {name: next((one[name] for one in said if one.get(name) is not None), None) for name in names}
         found = [name for name, value in first.items() if value not in (None, 1)]
         if found:
-            raise AttentionError(f"generate with {', '.join(found)} is not modelled; leave it out while something watches or hides")
+            raise AttentionError(
+                f"generate with {', '.join(found)} is not modelled; leave it out while something watches or hides"
+            )
         with session.foreign_generation():
             return generate(*args, **kwargs)
 
@@ -149,7 +173,9 @@ def _refused(name: str) -> Callable[..., Any]:
     """Return a method that says that it is not modelled."""
 
     def refused(*args: Any, **kwargs: Any) -> Any:
-        raise AttentionError(f"{name} and its paged cache are not modelled; call generate while something watches or hides")
+        raise AttentionError(
+            f"{name} and its paged cache are not modelled; call generate while something watches or hides"
+        )
 
     return refused
 
@@ -196,7 +222,11 @@ class _BeforeStack:
         self.hooks, self.session, self.stack, self.names = hooks, session, stack, _positional_names(stack.module)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        parents = [given for path, given in self.hooks.running.items() if f"{self.stack.name}.".startswith(f"{path}." if path else "")]
+        parents = [
+            given
+            for path, given in self.hooks.running.items()
+            if f"{self.stack.name}.".startswith(f"{path}." if path else "")
+        ]
         call = self.session.begin_call(self.stack, _by_name(self.names, args, kwargs), parents[::-1])
         return args, kwargs if call is None else {**kwargs, "sinkscope_call": call}
 

@@ -60,7 +60,9 @@ def attention_forward(
             )
         return compiled_attention(query, key, value, attention_mask, dropout, scaling, is_causal), None
     running, prefixes = sinkscope_call, sinkscope_prefixes
-    return _attention(module, query, key, value, attention_mask, dropout, scaling, is_causal, running, prefixes, **others), None
+    return _attention(
+        module, query, key, value, attention_mask, dropout, scaling, is_causal, running, prefixes, **others
+    ), None
 
 
 def _attention(
@@ -86,12 +88,18 @@ def _attention(
     layer = None if running is None else running.layer(module, query, key, value, own)
     if layer is not None and running is not None:
         assert layer.membership is not None
-        output = running.attend(layer, AttentionInputs(query, key, value, layer.membership, scale, mask, causal), dropout)
+        output = running.attend(
+            layer, AttentionInputs(query, key, value, layer.membership, scale, mask, causal), dropout
+        )
         if output is not None:
             return output.transpose(1, 2)
     if own is not None:
-        return attend_behind(query, key, value, own, mask=mask, causal=causal, scale=scale, dropout=dropout).transpose(1, 2)
-    return sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **others)[0]
+        return attend_behind(query, key, value, own, mask=mask, causal=causal, scale=scale, dropout=dropout).transpose(
+            1, 2
+        )
+    return sdpa_attention_forward(
+        module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **others
+    )[0]
 
 
 # Compiled layers
@@ -130,9 +138,13 @@ def compiled_attention(
 ) -> Tensor:
     """Compute the attention of the next layer, [batch, query, head, dim]."""
     if not _running:
-        raise AttentionError("expected a compiled layer to run within its stack; call the model, not the layer, while something watches")
+        raise AttentionError(
+            "expected a compiled layer to run within its stack; call the model, not the layer, while something watches"
+        )
     call = _running[-1]
-    return _attention(call.next_module(), query, key, value, attention_mask, dropout, scaling, is_causal, call).contiguous()
+    return _attention(
+        call.next_module(), query, key, value, attention_mask, dropout, scaling, is_causal, call
+    ).contiguous()
 
 
 @compiled_attention.register_fake
@@ -172,7 +184,10 @@ def register_interface() -> None:
     def whole_mask(*args: Any, **kwargs: Any) -> Tensor | None:
         return sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
 
-    for name, mask in ((NAME, sdpa_mask), (MASKED, whole_mask)):  # without a mask function, padding would silently be ignored
+    for name, mask in (
+        (NAME, sdpa_mask),
+        (MASKED, whole_mask),
+    ):  # without a mask function, padding would silently be ignored
         AttentionInterface.register(name, attention_forward)
         AttentionMaskInterface.register(name, mask)
 
@@ -199,12 +214,20 @@ def use_interface(network: nn.Module, stacks: list[Stack]) -> list[Any]:
         AttentionError: the model does not go through transformers' attention interface, or is a module around one that does.
     """
     if not hasattr(network, "set_attn_implementation"):
-        inner = ((path, one) for path, one in network.named_modules() if path and hasattr(one, "set_attn_implementation"))
+        inner = (
+            (path, one) for path, one in network.named_modules() if path and hasattr(one, "set_attn_implementation")
+        )
         path, one = next(inner, ("", network))
-        advice = f"around {type(one).__name__}; pass its {path}" if path else "which has no such interface; open it inside foreign()"
+        advice = (
+            f"around {type(one).__name__}; pass its {path}"
+            if path
+            else "which has no such interface; open it inside foreign()"
+        )
         raise AttentionError(f"expected a transformers network itself, found {type(network).__name__}, {advice}")
     register_interface()
-    found: dict[int, Any] = {id(module.config): module.config for module in network.modules() if hasattr(module, "config")}
+    found: dict[int, Any] = {
+        id(module.config): module.config for module in network.modules() if hasattr(module, "config")
+    }
     configs = [config for config in found.values() if hasattr(config, "_attn_implementation_internal")]
     for config in configs:
         held = _held.setdefault(id(config), _Held(config, config._attn_implementation_internal, 0))

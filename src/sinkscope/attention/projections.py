@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from sinkscope.argument_types import checked
 from sinkscope.attention.dispatch import norms_by_kernel, without_autocast
 from sinkscope.attention.records import LayerCall, described, holds_nothing
 from sinkscope.attention.scores import product, product_dtype
@@ -21,7 +20,6 @@ NAMES = ("o_proj", "out_proj", "attn_out", "c_proj", "dense")
 """Names of the output projection in an attention module."""
 
 
-@checked
 def output_projection(attention: nn.Module, heads: int) -> Float[Tensor, "head width dim"]:
     """Return W_O of an attention module, cut into its heads.
 
@@ -152,7 +150,9 @@ class OutputProjections:
         projection = self._reduced(call)
         if projection is None:
             return None
-        return output_norms(call.value if newest is None else call.value[:, :, call.value.shape[2] - newest :], projection)
+        return output_norms(
+            call.value if newest is None else call.value[:, :, call.value.shape[2] - newest :], projection
+        )
 
     def _reduced(self, call: LayerCall) -> Tensor | None:
         attention = self._modules.get(call.name)
@@ -187,4 +187,6 @@ def _understood(attention: nn.Module, call: LayerCall) -> Tensor | None:
         return None
     if weight.shape[-1] != call.value.shape[-1]:  # not what it seemed to be
         return None
-    return reduced(weight).to(call.value.device).contiguous()  # as LAPACK gives it, its columns lie one behind the other
+    return (
+        reduced(weight).to(call.value.device).contiguous()
+    )  # as LAPACK gives it, its columns lie one behind the other

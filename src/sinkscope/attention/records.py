@@ -97,7 +97,9 @@ class AttentionInputs:
         if self.causal and self.mask is not None:
             raise AttentionError("expected either a mask or causal=True, found both; fold causality into the mask")
         if self.query.shape[1] % self.key.shape[1]:
-            raise AttentionError(f"expected query heads to be a multiple of key heads, found {self.query.shape[1]} and {self.key.shape[1]}")
+            raise AttentionError(
+                f"expected query heads to be a multiple of key heads, found {self.query.shape[1]} and {self.key.shape[1]}"
+            )
 
     @property
     def own_key(self) -> int:
@@ -162,7 +164,11 @@ class GenerationStart:
     def __post_init__(self) -> None:
         for name, hint in _fields_of_a_start().items():
             check_argument(f"GenerationStart: {name}", getattr(self, name), hint)
-        if len(self.prompts) != len(self.prompt_lengths) or min(self.prompt_lengths, default=0) < 0 or self.final_length < 0:
+        if (
+            len(self.prompts) != len(self.prompt_lengths)
+            or min(self.prompt_lengths, default=0) < 0
+            or self.final_length < 0
+        ):
             raise CallError(
                 f"GenerationStart: expected a length from 0 upwards for each of {len(self.prompts)} prompts, found {self.prompt_lengths}, "
                 f"and {self.final_length} positions in the end"
@@ -210,12 +216,23 @@ class StepContext:
         shape = _canvas_shape("StepContext", self.tokens)
         for name, one in (("masked", self.masked), ("readers", self.readers)):
             if one is not None and (not isinstance(one, Tensor) or one.dtype != torch.bool or one.shape != shape):
-                raise CallError(f"StepContext: {name}: expected bool {list(shape)} (batch, position), found {described(one)}")
+                raise CallError(
+                    f"StepContext: {name}: expected bool {list(shape)} (batch, position), found {described(one)}"
+                )
         lengths = self.lengths
-        if not isinstance(lengths, Tensor) or lengths.shape != shape[:1] or lengths.is_floating_point() or lengths.dtype == torch.bool:
-            raise CallError(f"StepContext: lengths: expected whole numbers [{shape[0]}] (batch), found {described(lengths)}")
+        if (
+            not isinstance(lengths, Tensor)
+            or lengths.shape != shape[:1]
+            or lengths.is_floating_point()
+            or lengths.dtype == torch.bool
+        ):
+            raise CallError(
+                f"StepContext: lengths: expected whole numbers [{shape[0]}] (batch), found {described(lengths)}"
+            )
         if len(self.rows) != len(self.prompts):
-            raise CallError(f"StepContext: expected a prompt for each of {len(self.rows)} rows, found {len(self.prompts)}")
+            raise CallError(
+                f"StepContext: expected a prompt for each of {len(self.rows)} rows, found {len(self.prompts)}"
+            )
 
 
 @dataclass(frozen=True, eq=False)

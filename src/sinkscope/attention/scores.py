@@ -127,7 +127,9 @@ class Scores:
         self.dtype = product_dtype(inputs.query.device)
         self.front = Front.of(inputs)
         self._inputs, self._place = inputs, place
-        self._query = inputs.query.to(self.dtype)  # scores rounded to bfloat16 before the softmax would be off by a hundredth and more
+        self._query = inputs.query.to(
+            self.dtype
+        )  # scores rounded to bfloat16 before the softmax would be off by a hundredth and more
         self._keys = inputs.key.to(self.dtype).transpose(-1, -2)
         self._bias, self._blind = (bias_of if place is None else place.bias)(inputs.mask, not self.front.count)
 
@@ -140,7 +142,9 @@ class Scores:
         """Return the query heads that share some key heads, with their keys and values."""
         repeat = self._inputs.query.shape[1] // self._inputs.key.shape[1]
         heads = slice(kv_heads.start * repeat, kv_heads.stop * repeat)
-        return Chunk(heads, kv_heads, self._keys[:, kv_heads].flatten(0, 1), self._inputs.value[:, kv_heads].flatten(0, 1))
+        return Chunk(
+            heads, kv_heads, self._keys[:, kv_heads].flatten(0, 1), self._inputs.value[:, kv_heads].flatten(0, 1)
+        )
 
     def block(self, chunk: Chunk, rows: slice) -> Tensor:
         """Return the scores of a block of queries [batch, head, query, key], the constant keys first."""
@@ -164,9 +168,13 @@ class Scores:
         part, scale = part.reshape(len(keys), -1, dim), self._inputs.scale
         if self._place is None:
             return (torch.bmm(part, keys) * scale).float().view(batch, heads, length, -1)
-        scores = self._place.take(batch * heads * length * keys.shape[-1], part.device).view(len(keys), -1, keys.shape[-1])
+        scores = self._place.take(batch * heads * length * keys.shape[-1], part.device).view(
+            len(keys), -1, keys.shape[-1]
+        )
         if self.dtype == torch.float32:
-            torch.baddbmm(scores, part, keys, beta=0, alpha=scale, out=scores)  # a beta of 0 ignores even NaN in uninitialised memory
+            torch.baddbmm(
+                scores, part, keys, beta=0, alpha=scale, out=scores
+            )  # a beta of 0 ignores even NaN in uninitialised memory
         else:
             scores.copy_(torch.bmm(part, keys).mul_(scale))
         return scores.view(batch, heads, length, -1)
@@ -246,7 +254,11 @@ class Taken:
             return None
         kept = _of_heads(self._kept, heads)[..., self._front :].mT.to(value.dtype)
         count = kept.shape[1]
-        return value * kept if count in (1, value.shape[1]) else value.repeat_interleave(count // value.shape[1], dim=1) * kept
+        return (
+            value * kept
+            if count in (1, value.shape[1])
+            else value.repeat_interleave(count // value.shape[1], dim=1) * kept
+        )
 
     def quickly(self, weights: Tensor, blind: Tensor | None, heads: slice) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return the factors that hiding applies to the weights of a block in which all queries lose the same keys.
@@ -266,10 +278,14 @@ class Taken:
         kept = _of_heads(self._kept, heads)
         left = product(weights, kept.mT, self._dtype)
         nothing = 0.0 if blind is None else blind.to(left)
-        left = torch.where(_of_heads(self._whole, heads), 1 - nothing, left)  # a head that loses nothing stays bit-identical
+        left = torch.where(
+            _of_heads(self._whole, heads), 1 - nothing, left
+        )  # a head that loses nothing stays bit-identical
         if bool((left + nothing < LEAST_KEPT).any()):
             return None
-        unmasked = left if self._unmasked is None else product(weights, _of_heads(self._unmasked, heads).mT, self._dtype)
+        unmasked = (
+            left if self._unmasked is None else product(weights, _of_heads(self._unmasked, heads).mT, self._dtype)
+        )
         factor = 1 / (unmasked + nothing) if self._masked else torch.ones_like(left)
         return kept, factor, (1 - nothing - left).clamp(min=0)[..., 0].detach()
 
@@ -286,7 +302,9 @@ class Taken:
         """
         masked, zeroed, gone = self._unions(heads, rows)
         if (masked is None or zeroed is None) and not weights.is_cuda:
-            stays = (~gone).float()  # multiplying is three times as fast as filling in 0, where one mask serves all heads
+            stays = (
+                ~gone
+            ).float()  # multiplying is three times as fast as filling in 0, where one mask serves all heads
             kept = weights * stays if weights.requires_grad else weights.mul_(stays)
             nothing = weights.new_zeros(()) if blind is None else blind.to(weights)
             left = torch.where(

@@ -67,7 +67,9 @@ class Session:
         self.stacks = hooks.stacks
         self.subscribers: list[Subscriber] = []
         self.notes = LayerNotes()
-        self.published = False  # whether a sampler publishes the steps; otherwise they are read from the arguments of the calls
+        self.published = (
+            False  # whether a sampler publishes the steps; otherwise they are read from the arguments of the calls
+        )
         self._workspace = Workspace()
         self._part: CallPart | None = None
         self._hooks = hooks
@@ -242,7 +244,9 @@ class Session:
 
     # What a stack call does
 
-    def begin_call(self, stack: Stack, arguments: Mapping[str, Any], parents: Iterable[Mapping[str, Any]] = ()) -> Call | None:
+    def begin_call(
+        self, stack: Stack, arguments: Mapping[str, Any], parents: Iterable[Mapping[str, Any]] = ()
+    ) -> Call | None:
         """Return the call that begins, for the attention function; None when there are no subscribers.
 
         Args:
@@ -311,7 +315,9 @@ class Session:
                 "leave its attention implementation alone meanwhile; networks that pass transformers' interface by cannot be watched"
             )
         if not self.published and not self._unhidden_running and self._context is not None:
-            if given is not None and self._caches.end_call(self._context.stack or "", given, made, self._context.lengths):
+            if given is not None and self._caches.end_call(
+                self._context.stack or "", given, made, self._context.lengths
+            ):
                 self._tokens = self._context.tokens
             self.end_step(None)
 
@@ -375,7 +381,9 @@ class Session:
         rows = tuple(range(given.batch))
         mask_id = None if self._start is None else self._start.mask_id
         masked = torch.zeros_like(tokens, dtype=torch.bool) if mask_id is None else tokens == mask_id
-        self.begin_step(StepContext(tokens, masked, lengths, rows, rows, stack.name, stack.causal, self._prompts[stack.name]))
+        self.begin_step(
+            StepContext(tokens, masked, lengths, rows, rows, stack.name, stack.causal, self._prompts[stack.name])
+        )
 
     def _starts_anew(self, stack: Stack, given: StackInput) -> bool:
         """Return whether a call begins a generation: it has other rows, or an empty cache, or none behind calls with one."""

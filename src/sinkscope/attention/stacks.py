@@ -67,11 +67,17 @@ def find_stacks(network: nn.Module) -> list[Stack]:
                 continue
             for number, block in enumerate(child):
                 for inner_name, inner in block.named_modules():
-                    if isinstance(getattr(inner, "layer_idx", ""), int | None) and inner is not block and _attends(inner):
+                    if (
+                        isinstance(getattr(inner, "layer_idx", ""), int | None)
+                        and inner is not block
+                        and _attends(inner)
+                    ):
                         path = ".".join(part for part in (name, child_name, str(number), inner_name) if part)
                         layers[inner] = (path, len(layers))
                         blocks[inner] = block
-        if layers and not any(layers.keys() <= stack.layers.keys() for stack in stacks):  # a ModuleList inside a layer is not a stack
+        if layers and not any(
+            layers.keys() <= stack.layers.keys() for stack in stacks
+        ):  # a ModuleList inside a layer is not a stack
             stacks.append(Stack(name, module, layers, blocks, _is_causal(network, module, next(iter(layers)))))
     if not stacks:
         raise AttentionError(
@@ -138,7 +144,9 @@ class StackInput:
 
     def visible(self) -> Tensor:
         """Return bool [batch, seen + fresh], False on padding."""
-        return torch.ones(self.batch, self.total, dtype=torch.bool, device=self.device) if self.real is None else self.real
+        return (
+            torch.ones(self.batch, self.total, dtype=torch.bool, device=self.device) if self.real is None else self.real
+        )
 
     def lengths(self) -> Tensor:
         """Return the number of real tokens of each row, int64 [batch], on the host; where a mask gives them, this waits for a GPU.
@@ -188,7 +196,10 @@ def lengths_of(real: Tensor, advice: str) -> Tensor:
         )
     lengths = real.sum(-1)
     if bool((lengths == 0).any()):
-        row, why = int((lengths == 0).int().argmax()), "; its mask calls all of it padding, leave it out" if real.shape[1] else ""
+        row, why = (
+            int((lengths == 0).int().argmax()),
+            "; its mask calls all of it padding, leave it out" if real.shape[1] else "",
+        )
         raise CallError(f"expected at least one token in each row, found none in row {row}{why}")
     return lengths
 

@@ -29,10 +29,14 @@ def check_groups(subscriber: Subscriber) -> None:
     if not isinstance(subscriber, Watcher):
         return
     groups = subscriber.groups
-    unknown = [group for group in groups if group not in QUERY_GROUPS] if fits(groups, Sequence[str]) else [in_words(groups)]
+    unknown = (
+        [group for group in groups if group not in QUERY_GROUPS] if fits(groups, Sequence[str]) else [in_words(groups)]
+    )
     if unknown:
         name = type(subscriber).__name__
-        raise AttentionError(f"{name}.groups: expected query groups among {', '.join(QUERY_GROUPS)}, found {', '.join(unknown)}")
+        raise AttentionError(
+            f"{name}.groups: expected query groups among {', '.join(QUERY_GROUPS)}, found {', '.join(unknown)}"
+        )
 
 
 def observed_by(hider: Hider, layer: LayerCall) -> bool:
@@ -43,7 +47,9 @@ def observed_by(hider: Hider, layer: LayerCall) -> bool:
     """
     needs = hider.observes(layer)
     if not fits(needs, bool):
-        raise AttentionError(f"{type(hider).__name__}.observes in {layer.name}: expected True or False, found {described(needs)}")
+        raise AttentionError(
+            f"{type(hider).__name__}.observes in {layer.name}: expected True or False, found {described(needs)}"
+        )
     return bool(needs)
 
 
@@ -73,12 +79,18 @@ def read_hidden(name: str, answer: Any, query: Tensor, key: Tensor, keys: int) -
     if isinstance(answer, Tensor):
         _check_mask(name, answer, ((1, batch), (1, heads)), "batch, head, key", keys)
         return [Hidden(_on(key.device, answer)[:, :, None])]
-    listed = isinstance(answer, Iterable) and not isinstance(answer, str | bytes | Mapping) and getattr(answer, "ndim", 1) > 0
+    listed = (
+        isinstance(answer, Iterable)
+        and not isinstance(answer, str | bytes | Mapping)
+        and getattr(answer, "ndim", 1) > 0
+    )
     several: list[Any] = []
     for one in answer if listed else [answer]:
         if not isinstance(one, Hidden):
             found = type(one if isinstance(answer, Sequence) else answer).__name__
-            raise AttentionError(f"{name}: expected a bool mask [batch, head, key], several Hidden, or None, found {found}")
+            raise AttentionError(
+                f"{name}: expected a bool mask [batch, head, key], several Hidden, or None, found {found}"
+            )
         _check_mask(f"{name}: keys", one.keys, ((1, batch), (1, heads), (1, queries)), "batch, head, query, key", keys)
         if one.queries is not None:
             _check_mask(f"{name}: queries", one.queries, ((1, batch), (queries,)), "batch, query")
@@ -86,7 +98,9 @@ def read_hidden(name: str, answer: Any, query: Tensor, key: Tensor, keys: int) -
             _check_mask(f"{name}: heads", one.heads, ((heads,),), "head")
         for switch in ("zeroed", "front"):
             if not fits(getattr(one, switch), bool):
-                raise AttentionError(f"{name}: {switch}: expected True or False, found {type(getattr(one, switch)).__name__}")
+                raise AttentionError(
+                    f"{name}: {switch}: expected True or False, found {type(getattr(one, switch)).__name__}"
+                )
         several.append(one)
     return [_hidden_on(key.device, one) for one in several]
 
@@ -138,12 +152,19 @@ def _check_mask(name: str, mask: object, sizes: Sequence[tuple[int, ...]], axes:
 
 def _check_numbers(name: str, constant: object, sizes: Sequence[tuple[int, ...] | None], axes: str) -> None:
     """Raise an error for anything but a tensor of fractions with axes of these sizes, any where None."""
-    if not isinstance(constant, Tensor) or not constant.is_floating_point() or holds_nothing(constant) or not _has_sizes(constant, sizes):
+    if (
+        not isinstance(constant, Tensor)
+        or not constant.is_floating_point()
+        or holds_nothing(constant)
+        or not _has_sizes(constant, sizes)
+    ):
         raise AttentionError(f"{name}: expected numbers {shown_sizes(sizes)} ({axes}), found {described(constant)}")
 
 
 def _has_sizes(tensor: Tensor, sizes: Sequence[tuple[int, ...] | None]) -> bool:
-    return tensor.ndim == len(sizes) and all(allowed is None or size in allowed for size, allowed in zip(tensor.shape, sizes, strict=True))
+    return tensor.ndim == len(sizes) and all(
+        allowed is None or size in allowed for size, allowed in zip(tensor.shape, sizes, strict=True)
+    )
 
 
 def shown_sizes(sizes: Sequence[tuple[int, ...] | None]) -> str:

@@ -9,7 +9,9 @@ import triton.language as tl
 
 
 @triton.jit
-def _visible(s, m, n, mask, mask_q, mask_k, queries, keys, least, CAUSAL: tl.constexpr, MASKED: tl.constexpr, FLAT: tl.constexpr):
+def _visible(
+    s, m, n, mask, mask_q, mask_k, queries, keys, least, CAUSAL: tl.constexpr, MASKED: tl.constexpr, FLAT: tl.constexpr
+):
     """Return scores with the mask added, −∞ where query ``m`` does not see key ``n``; a FLAT mask is the same for all queries."""
     of_key = (n >= 0) & (n < keys)
     there = of_key & (m < queries)
@@ -46,7 +48,9 @@ def _grown(m_i, l_i, s):
 def _rows(base, index, stride, d, count, width):
     """Load a tile of rows; 0 beyond the last row and beyond their width."""
     inside = (index >= 0) & (index < count)
-    return tl.load(base + index[:, None].to(tl.int64) * stride + d[None, :], mask=inside[:, None] & (d < width)[None, :], other=0.0)
+    return tl.load(
+        base + index[:, None].to(tl.int64) * stride + d[None, :], mask=inside[:, None] & (d < width)[None, :], other=0.0
+    )
 
 
 @triton.jit
@@ -63,7 +67,9 @@ def _pairs(a, ai, a_s, a_count, b, bi, b_s, b_count, dim, BD: tl.constexpr, SIZE
     total = tl.zeros([SIZE], tl.float32)
     for part in tl.static_range(0, BD, 16):
         d = part + tl.arange(0, 16)
-        total += tl.sum(_rows(a, ai, a_s, d, a_count, dim).to(tl.float32) * _rows(b, bi, b_s, d, b_count, dim).to(tl.float32), 1)
+        total += tl.sum(
+            _rows(a, ai, a_s, d, a_count, dim).to(tl.float32) * _rows(b, bi, b_s, d, b_count, dim).to(tl.float32), 1
+        )
     return total
 
 
@@ -81,7 +87,9 @@ def attention_kernel(
     ``lse`` is that in force, +∞ for a query that keeps its hidden keys; ``lse_all`` is without the hiding, +∞ for one that
     sees nothing. Without HIDING only ``lse_all`` is written.
     """
-    tiles = tl.cdiv(queries, BM)  # those of one head next to each other, in the one axis of a grid that has no small limit
+    tiles = tl.cdiv(
+        queries, BM
+    )  # those of one head next to each other, in the one axis of a grid that has no small limit
     tile, owner = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
     batch, head = owner // heads, owner % heads
     shared = head // repeat
@@ -139,8 +147,12 @@ def attention_kernel(
                 gone = tl.load(hidden + n * hidden_k, mask=n < keys, other=0) != 0
                 if tl.max(gone.to(tl.int32), 0) > 0:
                     s = _product(mine, tl.trans(_rows(k, n, k_s, d, keys, dim)), PRECISION, WIDEN) * scale
-                    s = _visible(s, m[:, None], n[None, :], mask, mask_q, mask_k, queries, keys, least, CAUSAL, MASKED, FLAT)
-                    p = tl.exp2(tl.where(gone[None, :], s, float("-inf")) - tl.where(spared, taken, float("inf"))[:, None])
+                    s = _visible(
+                        s, m[:, None], n[None, :], mask, mask_q, mask_k, queries, keys, least, CAUSAL, MASKED, FLAT
+                    )
+                    p = tl.exp2(
+                        tl.where(gone[None, :], s, float("-inf")) - tl.where(spared, taken, float("inf"))[:, None]
+                    )
                     value = _rows(v, n, v_s, e, keys, value_dim)
                     again += _product(p.to(value.dtype), value, PRECISION, WIDEN)
             acc = tl.where(spared[:, None], again, acc)
@@ -215,7 +227,9 @@ def column_kernel(
     for start in range(begin, queries, BM):
         m = start + tl.arange(0, BM)
         s = _product(mine, tl.trans(_rows(q, m, q_s, d, queries, dim)), PRECISION, WIDEN) * scale
-        if CAUSAL or MASKED:  # else all is seen: beyond the last query everything is +∞, and keys beyond the last are not stored
+        if (
+            CAUSAL or MASKED
+        ):  # else all is seen: beyond the last query everything is +∞, and keys beyond the last are not stored
             s = _visible(s, m[None, :], n[:, None], mask, mask_q, mask_k, queries, keys, least, CAUSAL, MASKED, FLAT)
         everything = tl.load(lse_all + rows + m, mask=m < queries, other=float("inf")) * unit
         p, in_force = _weights(s, m, gone, lse, rows + m, everything, queries, HIDING)
@@ -236,7 +250,11 @@ def column_kernel(
         itself = n - shift
         there = (n < keys) & (itself >= 0) & (itself < queries)
         s = _pairs(k, n, k_s, keys, q, itself, q_s, queries, dim, BD, BN) * scale
-        tl.store(diagonal + rows + itself, tl.exp2(s - tl.load(lse_all + rows + itself, mask=there, other=0.0) * unit), mask=there)
+        tl.store(
+            diagonal + rows + itself,
+            tl.exp2(s - tl.load(lse_all + rows + itself, mask=there, other=0.0) * unit),
+            mask=there,
+        )
     if HIDING:
         tl.store(local + at, bare, mask=there)
         kept = tl.load(lse + rows + queries - 1)
@@ -271,7 +289,9 @@ def norm_kernel(
             mine = head * repeat + number
             total = tl.zeros([BN], tl.float32)
             for start in range(0, rank, BR):
-                row = _rows(projection + mine * rank * value_dim, start + tl.arange(0, BR), value_dim, e, rank, value_dim)
+                row = _rows(
+                    projection + mine * rank * value_dim, start + tl.arange(0, BR), value_dim, e, rank, value_dim
+                )
                 if HALF:  # 16 bits have no more digits than tf32: the projection alone is split in two
                     high = (row.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
                     added = tl.dot(value, tl.trans(high), input_precision="tf32")

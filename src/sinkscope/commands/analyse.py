@@ -112,8 +112,16 @@ def _training_counts(source: str, traces: tuple[Path, ...]) -> dict[int, int]:
     where = f"--training-counts {source}"
     counts = read_json_object(Path(source), CallError, "expected --training-counts as a JSON object {token id: count}")
     for token, count in counts.items():
-        if not (token.isascii() and token.isdecimal() and len(token) < 11 and type(count) is int and 0 <= count < MOST_TOKENS):
-            raise CallError(f"{where}: expected a JSON object {{token id: count}}, found {token[:40]!r}: {describe(count)}")
+        if not (
+            token.isascii()
+            and token.isdecimal()
+            and len(token) < 11
+            and type(count) is int
+            and 0 <= count < MOST_TOKENS
+        ):
+            raise CallError(
+                f"{where}: expected a JSON object {{token id: count}}, found {token[:40]!r}: {describe(count)}"
+            )
     found: dict[int, int] = {}
     for token, count in counts.items():
         if int(token) in found:
@@ -130,7 +138,9 @@ def _lab_counts(trace: Any) -> dict[int, int]:
 
     name = trace.manifest.get("model", {}).get("name")
     if name not in RECIPES:
-        raise CallError(f"--training-counts lab: expected a trace of a lab model ({', '.join(RECIPES)}), found {name} in {trace.folder}")
+        raise CallError(
+            f"--training-counts lab: expected a trace of a lab model ({', '.join(RECIPES)}), found {name} in {trace.folder}"
+        )
     recipe, tokenizer = RECIPES[name], build_tokenizer()
     counts: Counter[int] = Counter()
     for update in range(LAB_BATCHES):

@@ -69,7 +69,9 @@ def check_arguments(command: type[Command], arguments: Sequence[str]) -> None:
         flag = _find(name.replace("_", "-"), flags)
         if flag.name in given and not flag.again:
             count = sum(one.partition("=")[0].replace("_", "-") == flag.name for one in arguments)
-            raise CallError(f"{flag.name} is given {count} times; give it once, with commas between its values where it takes several")
+            raise CallError(
+                f"{flag.name} is given {count} times; give it once, with commas between its values where it takes several"
+            )
         given.add(flag.name)
         if flag.switch and equals:
             raise CallError(f"{flag.name}: expected no value, found {_shown(value)}")
@@ -129,13 +131,23 @@ def _flag(name: str, hint: Any, required: bool, may_switch: bool) -> _Flag:
     choices = tuple(choice for one in types if get_origin(one) is Literal for choice in get_args(one))
     several = tuple in (get_origin(one) for one in types)
     return _Flag(
-        name.replace("_", "-"), types, choices, may_switch and bool in types, several and not again, again, required and not several
+        name.replace("_", "-"),
+        types,
+        choices,
+        may_switch and bool in types,
+        several and not again,
+        again,
+        required and not several,
     )
 
 
 def _is_flag(word: str) -> bool:
     """Return whether a word is no value; a negative number is one."""
-    return word.startswith("-") and len(word) > 1 and not (word[1].isdigit() or word[1] == "." or word[1:4] in ("inf", "nan"))
+    return (
+        word.startswith("-")
+        and len(word) > 1
+        and not (word[1].isdigit() or word[1] == "." or word[1:4] in ("inf", "nan"))
+    )
 
 
 def _find(name: str, flags: Mapping[str, _Flag]) -> _Flag:
@@ -167,7 +179,9 @@ def _check_number(flag: _Flag, value: str, kind: type, expected: str) -> None:
     except ValueError as error:
         raise CallError(f"{flag.name}: expected {expected}, found {_shown(value)}") from error
     if not re.fullmatch(PLAIN[kind], value):  # Python takes underscores, spaces and other scripts' digits too
-        raise CallError(f"{flag.name}: expected {expected} in plain digits, found {_shown(value)}; write {str(found)[:SHOWN]}")
+        raise CallError(
+            f"{flag.name}: expected {expected} in plain digits, found {_shown(value)}; write {str(found)[:SHOWN]}"
+        )
 
 
 def _shown(word: str) -> str:

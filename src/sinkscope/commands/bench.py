@@ -39,7 +39,9 @@ class Bench(Command):
         folder = Path(__file__).resolve().parents[3] / "benchmarks"
         scripts = {path.stem: path for path in sorted(folder.glob("[a-z]*.py"))}
         if not scripts:
-            raise SinkscopeError(f"expected benchmarks at {folder}, found none; run `sinkscope bench` in a checkout of the repository")
+            raise SinkscopeError(
+                f"expected benchmarks at {folder}, found none; run `sinkscope bench` in a checkout of the repository"
+            )
         unknown = [name for name in self.names if name not in scripts]
         if unknown:
             raise CallError(f"no benchmark {unknown[0]!r}; expected one of {', '.join(scripts)}")

@@ -58,4 +58,6 @@ def types_in(hint: Any) -> list[Any]:
 
 
 def _shown(value: float) -> str:
-    return f"{value:,}" if isinstance(value, float) or abs(value) < 1 << 63 else f"a number of {value.bit_length()} bits"
+    return (
+        f"{value:,}" if isinstance(value, float) or abs(value) < 1 << 63 else f"a number of {value.bit_length()} bits"
+    )

@@ -35,7 +35,8 @@ class Bundle(Command):
 
         if self.check == (self.out is not None):
             raise CallError(
-                "expected --out FOLDER to write a bundle, or --check to compare one, found " + ("both" if self.check else "neither")
+                "expected --out FOLDER to write a bundle, or --check to compare one, found "
+                + ("both" if self.check else "neither")
             )
         if self.out is None:
             self.refuse("precision page", "with --check")

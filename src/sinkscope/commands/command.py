@@ -62,12 +62,17 @@ ModelName = Annotated[Positional[str], arg(help="a bundled name, a folder, or a 
 Device = Annotated[str, arg(help="cpu, cuda …")]
 Dtype = Annotated[str | None, arg(help="float32, bfloat16 or float16.", help_behavior_hint="(default: the stored one)")]
 TaskFiles = UseAppendAction[
-    Annotated[tuple[str, ...], arg(help="TASK=PATH, a local JSON-lines file or folder of a published task; may be given several times.")]
+    Annotated[
+        tuple[str, ...],
+        arg(help="TASK=PATH, a local JSON-lines file or folder of a published task; may be given several times."),
+    ]
 ]
 Excess = Annotated[float, arg(help="how far a column must exceed the mean of the others (Eq. 3), in --unit.")]
 Unit = Annotated[
     Literal["queries", "percent", "mean"],
     arg(help="unit of --excess: queries' worth of attention, percent of all attention, or mean (share)."),
 ]
-RolesFile = Annotated[Path | None, arg(help="folder of `sinkscope roles`: what the sinks do.", help_behavior_hint="(default: none)")]
+RolesFile = Annotated[
+    Path | None, arg(help="folder of `sinkscope roles`: what the sinks do.", help_behavior_hint="(default: none)")
+]
 Traces = Annotated[Positional[tuple[Path, ...]], required()]

@@ -10,7 +10,9 @@ from sinkscope.commands.output import note, print_json, say
 from sinkscope.commands.task_command import TaskCommand
 from sinkscope.errors import CallError, EvaluationError
 
-POLICIES = "fast-dllm-prefix,fast-dllm-dual,none@threshold=0.9,fast-dllm-prefix@threshold=0.9,fast-dllm-dual@threshold=0.9"
+POLICIES = (
+    "fast-dllm-prefix,fast-dllm-dual,none@threshold=0.9,fast-dllm-prefix@threshold=0.9,fast-dllm-dual@threshold=0.9"
+)
 
 KEPT = ("model", "definitions", "json", "sampler")
 """What may stand beside --definitions."""
@@ -29,7 +31,9 @@ class CompareCaches(TaskCommand):
         definitions: prints what each policy is, its options and its source, and loads no model.
     """
 
-    model: Annotated[Positional[str], arg(help="a bundled name, a folder, or a hub id.", help_behavior_hint="(required)")] = ""
+    model: Annotated[
+        Positional[str], arg(help="a bundled name, a folder, or a hub id.", help_behavior_hint="(required)")
+    ] = ""
     tasks: str = "lab-arith"
     policies: str = POLICIES
     budget: Annotated[str, default_is("none")] = ""

@@ -50,12 +50,27 @@ class Demo(Command):
     overwrite: Overwrite = False
 
     def run(self) -> None:
-        print(run_demo(self.out, problems=self.problems, length=self.length, block=self.block, overwrite=self.overwrite, say=note))
+        print(
+            run_demo(
+                self.out,
+                problems=self.problems,
+                length=self.length,
+                block=self.block,
+                overwrite=self.overwrite,
+                say=note,
+            )
+        )
         print(self.out / EXPLORER)
 
 
 def run_demo(
-    out: Path, *, problems: int = 3, length: int = 64, block: int = 16, overwrite: bool = False, say: Callable[[str], None] = print
+    out: Path,
+    *,
+    problems: int = 3,
+    length: int = 64,
+    block: int = 16,
+    overwrite: bool = False,
+    say: Callable[[str], None] = print,
 ) -> Path:
     """Record both models, find and track their sinks, draw the figures, and return the path of the page.
 
@@ -83,7 +98,9 @@ def run_demo(
     if not 1 <= problems <= len(long):
         raise CallError(f"problems: expected 1 to {len(long)}, found {problems}")
     rows = [{"number": index, **problem_prompt("lab-arith", index)} for index in long[:problems]]
-    LLaDASettings(length=length, steps=length, block=block)  # settings that do not fit are refused before anything is written
+    LLaDASettings(
+        length=length, steps=length, block=block
+    )  # settings that do not fit are refused before anything is written
     with claimed_folder(out, TraceError):
         if not _holds_demo(out):
             claim_folder(out, overwrite=None)
@@ -94,7 +111,9 @@ def run_demo(
         for name, sampler in MODELS.items():
             model = sinkscope.load(name)
             settings: dict[str, Any] = (
-                {"length": length} if sampler == "autoregressive" else {"length": length, "steps": length, "block": block}
+                {"length": length}
+                if sampler == "autoregressive"
+                else {"length": length, "steps": length, "block": block}
             )
             folder = out / "traces" / name
             with sinkscope.recording(model, out=folder, numbered=True, overwrite=overwrite):
@@ -107,15 +126,21 @@ def run_demo(
                 number = row["number"]
                 right = read_result(answer) == row["answer"]
                 numbers = movement_of(trace)
-                movement.append([name, number, "right" if right else f"wrong ({row['answer']} expected)", *numbers.values()])
+                movement.append(
+                    [name, number, "right" if right else f"wrong ({row['answer']} expected)", *numbers.values()]
+                )
                 say(
                     f"{name}, problem {number}: {'right' if right else 'wrong'} answer; {numbers['sinks']} sinks; "
                     f"{numbers['moves']} moves a head, {numbers['moves, shuffled']} with the steps shuffled"
                 )
         missing: list[str] = []
         figures = draw_figures(traces, out / "figures", compare=True, say=missing.append)
-        table = Table("Does the main sink move? One row per problem", ["model", "problem", "answer", *numbers], movement, CAPTION)
-        page = write_page(traces, out / REPORT, figures=figures, tables=[table], notes=missing, command=f"sinkscope demo --out {out}")
+        table = Table(
+            "Does the main sink move? One row per problem", ["model", "problem", "answer", *numbers], movement, CAPTION
+        )
+        page = write_page(
+            traces, out / REPORT, figures=figures, tables=[table], notes=missing, command=f"sinkscope demo --out {out}"
+        )
         explore(traces).write_page(out / EXPLORER)
         say(f"{time.monotonic() - started:.0f} s; the pages, the figures and the traces are in {out}")
         return page
@@ -128,7 +153,9 @@ def _holds_demo(out: Path) -> bool:
     if not (out / "traces").is_dir():
         return False
     of_a_demo = {"traces", "figures", REPORT}
-    ended_early = all(name in of_a_demo or name.endswith(UNFINISHED) for name in names_in(out)) and {*names_in(out / "traces")} <= {*MODELS}
+    ended_early = all(name in of_a_demo or name.endswith(UNFINISHED) for name in names_in(out)) and {
+        *names_in(out / "traces")
+    } <= {*MODELS}
     return (out / EXPLORER).exists() or ended_early
 
 

@@ -33,7 +33,9 @@ class Evaluate(TaskCommand):
     jobs: Jobs = 0
     cluster: Literal["slurm", "local"] = "slurm"
     job_options: Annotated[str, default_is("none")] = ""
-    method: Annotated[Literal["monte_carlo", "chain_rule"] | None, default_is("the protocol's, else monte_carlo")] = None
+    method: Annotated[Literal["monte_carlo", "chain_rule"] | None, default_is("the protocol's, else monte_carlo")] = (
+        None
+    )
     samples: Annotated[Few | None, default_is("the protocol's, else the method's own")] = None
 
     def run(self) -> None:

@@ -55,10 +55,20 @@ class Figures(Command):
         if names is not None and {*names} <= WITHOUT_MAPS:
             check_model_flags(self.model, self.device)
             self.refuse("model device", f"by Figure {self.only}")
-        traces = [one for folder in self.traces for one in ([open_statistics(folder)] if is_statistics(folder) else open_and_check(folder))]
+        traces = [
+            one
+            for folder in self.traces
+            for one in ([open_statistics(folder)] if is_statistics(folder) else open_and_check(folder))
+        ]
         maps = map_reader(self.model, self.device)
         roles = None if self.roles is None else read_roles(self.roles)
         note_doubt(roles, traces)
-        options: dict[str, Any] = {"excess": self.excess, "compare": self.compare, "only": names, "maps": maps, "roles": roles}
+        options: dict[str, Any] = {
+            "excess": self.excess,
+            "compare": self.compare,
+            "only": names,
+            "maps": maps,
+            "roles": roles,
+        }
         for path in draw_figures(traces, self.out, **options, layer=self.layer, head=self.head, say=note):
             print(path)

@@ -18,7 +18,12 @@ from sinkscope.locks import claimed_file
 if TYPE_CHECKING:
     import numpy as np
 
-SUFFIXES = {".npy": b"'descr': '<f4'", ".csv": b"query,key,attention\n", ".png": b"Software\0sinkscope", ".pdf": b"/Creator (sinkscope)"}
+SUFFIXES = {
+    ".npy": b"'descr': '<f4'",
+    ".csv": b"query,key,attention\n",
+    ".png": b"Software\0sinkscope",
+    ".pdf": b"/Creator (sinkscope)",
+}
 """Endings of the files of a map, with what such a file has in it."""
 LARGEST = 8
 
@@ -158,7 +163,10 @@ def _write(trace: Any, attention: "np.ndarray", place: tuple[int, int, int], out
         np.save(content, attention)
     elif out.suffix == ".csv":
         query, key = np.indices(attention.shape)
-        lines = (f"{i},{j},{value:.9g}" for i, j, value in zip(query.flat, key.flat, attention.astype(float).flat, strict=True))
+        lines = (
+            f"{i},{j},{value:.9g}"
+            for i, j, value in zip(query.flat, key.flat, attention.astype(float).flat, strict=True)
+        )
         content.write(("query,key,attention\n" + "\n".join(lines) + "\n").encode())
     else:
         from sinkscope.figures import attention_map
@@ -171,7 +179,9 @@ def _write(trace: Any, attention: "np.ndarray", place: tuple[int, int, int], out
     write_whole(out, content.getvalue())
 
 
-def _document(trace: Any, attention: "np.ndarray", place: tuple[int, int, int], difference: float | None) -> dict[str, Any]:
+def _document(
+    trace: Any, attention: "np.ndarray", place: tuple[int, int, int], difference: float | None
+) -> dict[str, Any]:
     step, layer, head = place
     return {
         "trace": str(trace.folder),
@@ -190,7 +200,11 @@ def _print(trace: Any, attention: "np.ndarray", place: tuple[int, int, int], dif
     import numpy as np
 
     step, layer, head = place
-    how = "stored" if difference is None else f"recomputed; its columns are within {difference:.2g} queries' worth of those recorded"
+    how = (
+        "stored"
+        if difference is None
+        else f"recomputed; its columns are within {difference:.2g} queries' worth of those recorded"
+    )
     say(f"{trace.folder}: step {step}, layer {layer}, head {head}, {how}")
     columns = attention.sum(axis=0)
     say(f"\n{'key':>8}  {'token':<14}{'column sum':>12}{'on itself':>12}")

@@ -43,7 +43,9 @@ def open_and_check(path: Path) -> list[Any]:
     from sinkscope.traces import open_traces
 
     traces = open_traces(path)
-    whole = [trace for trace in traces if trace.steps or trace.complete] or traces  # where none has a step the command says so
+    whole = [
+        trace for trace in traces if trace.steps or trace.complete
+    ] or traces  # where none has a step the command says so
     for trace in traces:
         trace.verify()
         if trace not in whole:
@@ -55,10 +57,14 @@ def open_and_check(path: Path) -> list[Any]:
             kept = trace.top_column_sums.shape[-1]
             if kept >= trace.column_sums.shape[-1]:
                 continue
-            note(f"{trace.folder}: it keeps only the {counted(kept, 'largest column')} of each head, so no more sinks of a head are found")
+            note(
+                f"{trace.folder}: it keeps only the {counted(kept, 'largest column')} of each head, so no more sinks of a head are found"
+            )
     asked = traces[0].manifest.get("prompts_asked") or 0
     if traces[0].folder != path and asked > len(traces):
-        note(f"{path}: traces of {len(traces)} of the {asked} prompts that were asked; the recording was ended before the others")
+        note(
+            f"{path}: traces of {len(traces)} of the {asked} prompts that were asked; the recording was ended before the others"
+        )
     if traces[0].folder != path and 0 < asked < len(traces):
         counts = f"{counted(len(traces), 'trace')}, where {counted(asked, 'prompt')} were asked"
         note(f"{path}: {counts}; some are of another run")
@@ -91,7 +97,10 @@ def _gaps(path: Path, found: Sequence[Path]) -> str:
     held = {int(one.name) for one in found}
     empty = {int(one.name) for one in files_in(path, "[0-9]*", TraceError) if one.name.isdecimal()} - held
     last = max(held | empty)
-    gaps = [f"{one:06d} {'empty' if one in empty else 'missing'}" for one in islice((n for n in range(last + 1) if n not in held), 3)]
+    gaps = [
+        f"{one:06d} {'empty' if one in empty else 'missing'}"
+        for one in islice((n for n in range(last + 1) if n not in held), 3)
+    ]
     more = last + 1 - len(held) - len(gaps)
     return ", ".join([*gaps, *([f"and {more} more"] if more else [])])
 

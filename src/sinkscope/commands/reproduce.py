@@ -65,14 +65,18 @@ class Reproduce(Command):
         parts, data = self._parts(), read_data_flags(self.data)
         asked = {part.task for part in parts}
         if unused := [name for name in data if name not in {*asked, *(PUBLISHED.get(task) for task in asked)}]:
-            raise CallError(f"--data {unused[0]} is not used by these models, whose tasks are {', '.join(sorted(asked))}; leave it out")
+            raise CallError(
+                f"--data {unused[0]} is not used by these models, whose tasks are {', '.join(sorted(asked))}; leave it out"
+            )
         if self.dry_run:
             check_planned(self.batch, self.device, self.dtype)
             print_costs(parts, self.gpu, self.tflops, self.json)
             return
         if self.out is None:
             raise CallError("expected --out FOLDER, or --dry-run")
-        written = reproduce(parts, Options(self.out, data, self.batch, self.device, self.dtype, self.allow_code_execution), note)
+        written = reproduce(
+            parts, Options(self.out, data, self.batch, self.device, self.dtype, self.allow_code_execution), note
+        )
         if self.json:
             print_json({"files": [str(path) for path in written]})
         else:

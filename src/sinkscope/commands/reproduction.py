@@ -82,7 +82,9 @@ def reproduce(parts: Sequence[Part], options: Options, say: Callable[[str], None
         return _run(parts, papers, options, first, say)
 
 
-def _run(parts: Sequence[Part], papers: Mapping[str, Paper], options: Options, first: bool, say: Callable[[str], None]) -> list[Path]:
+def _run(
+    parts: Sequence[Part], papers: Mapping[str, Paper], options: Options, first: bool, say: Callable[[str], None]
+) -> list[Path]:
     from sinkscope.models import load
     from sinkscope.models.devices import own_device
 
@@ -190,11 +192,16 @@ def _write_tables(name: str, paper: Paper, evaluated: Sequence[Part], options: O
 def _write_traces(traces: Mapping[str, list[Trace]], options: Options) -> list[Path]:
     from sinkscope.figures import draw_figures
 
-    written = draw_figures([one[0] for one in traces.values()], options.out / "figures", excess=options.excess, compare=True)
+    written = draw_figures(
+        [one[0] for one in traces.values()], options.out / "figures", excess=options.excess, compare=True
+    )
     tallies = {name: sink_tokens(found, options.excess) for name, found in traces.items()}
     path = options.out / "table2.json"
     _write(path, f"{json.dumps(tallies, ensure_ascii=False)}\n")
-    lines = [f"| model | generations | {' | '.join(f'{rank + 1}.' for rank in range(TOP))} |", "|---|---|" + "---|" * TOP]
+    lines = [
+        f"| model | generations | {' | '.join(f'{rank + 1}.' for rank in range(TOP))} |",
+        "|---|---|" + "---|" * TOP,
+    ]
     for name, tokens in tallies.items():
         cells = [f"`{text!r}` {share:.3f}".replace("|", "\\|") for text, share in list(tokens.items())[:TOP]]
         lines.append(f"| {name} | {len(traces[name])} | {' | '.join([*cells, *['–'] * (TOP - len(cells))])} |")

@@ -35,7 +35,9 @@ def heading(found: Any) -> str:
     """Return whose heads were asked, how, and how many have each role."""
     from sinkscope.roles import ROLES
 
-    used = ", ".join(f"{name} {found.settings[name]}" for name in ("length", "steps", "block", "canvases") if name in found.settings)
+    used = ", ".join(
+        f"{name} {found.settings[name]}" for name in ("length", "steps", "block", "canvases") if name in found.settings
+    )
     free, not_free = (sum(one.removable is wanted for one in found.heads) for wanted in (True, False))
     share = f"{len(found.heads)} of {found.layers * found.heads_in_layer}"
     chosen = counted(found.prompts - found.judged - len(found.failed), "prompt")
@@ -87,7 +89,9 @@ def table(found: Any, width: int | None = None) -> str:
         lines.append(fill(f"undecided {mine}: {reason}", width, subsequent_indent="  "))
     if unmatched := [f"{one.layer}.{one.head}" for one in found.heads if _unmatched(one)]:
         lines.append(fill(f"! {', '.join(unmatched)}: {UNMATCHED}", width, subsequent_indent="  "))
-    meanings = [fill(f"{name:>8}  {meaning}", width, subsequent_indent=" " * 10) for name, meaning in COLUMNS if name in columns]
+    meanings = [
+        fill(f"{name:>8}  {meaning}", width, subsequent_indent=" " * 10) for name, meaning in COLUMNS if name in columns
+    ]
     at_once = [fill(line, width) for line in together(found).splitlines()]
     return "\n".join([*lines, "", *meanings, "", *at_once])
 

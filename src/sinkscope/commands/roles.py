@@ -73,7 +73,9 @@ class Roles(Command):
         asked = None if self.head is None else read_head(self.head)
         texts = self._read_prompts()
         if len(texts) < LEAST:
-            raise CallError(f"expected at least {LEAST} prompts, half to choose heads and half to judge them, found {len(texts)}")
+            raise CallError(
+                f"expected at least {LEAST} prompts, half to choose heads and half to judge them, found {len(texts)}"
+            )
         settings = self._settings()
         if self.dry_run:
             self._print_cost(texts, settings)
@@ -110,7 +112,9 @@ class Roles(Command):
         """Return where the prompts come from."""
         from sinkscope.lab.prompts import task_of
 
-        return {"task": task_of(self.model), "shots": self.shots} if self.prompts is None else {"file": self.prompts.name}
+        return (
+            {"task": task_of(self.model), "shots": self.shots} if self.prompts is None else {"file": self.prompts.name}
+        )
 
     def _settings(self) -> dict[str, Any]:
         """Return the settings that were given, beside those of a bundled model where no length was."""
@@ -131,12 +135,16 @@ class Roles(Command):
         calls = cost_of_roles(family, shape.layers, shape.heads, len(texts), self.canvases, self.rows, **settings)
         length, card = resolve_settings(family, **settings).length, card_of(self.gpu, self.tflops)
         from_lab = self.prompts is None
-        tokens = text_tokens(task_of(self.model), self.shots) if from_lab else round(sum(map(len, texts)) / len(texts) / 4)
+        tokens = (
+            text_tokens(task_of(self.model), self.shots) if from_lab else round(sum(map(len, texts)) / len(texts) / 4)
+        )
         canvas = tokens + length
         written = len(texts) if family.causal else calls["generation"]
         parts = (
             estimate_passes(shape, canvas, length, written, calls["generation"], 1, card),
-            estimate_passes(shape, canvas, length, calls["passes"], calls["forwards"] - calls["generation"], self.rows, card),
+            estimate_passes(
+                shape, canvas, length, calls["passes"], calls["forwards"] - calls["generation"], self.rows, card
+            ),
         )
         found = {
             **calls,
@@ -151,7 +159,10 @@ class Roles(Command):
         if self.json:
             print_json(found)
             return
-        fit, of_heads = found["rows_on_card"], "its one head has" if found["heads"] == 1 else f"all {found['heads']} heads have"
+        fit, of_heads = (
+            found["rows_on_card"],
+            "its one head has" if found["heads"] == 1 else f"all {found['heads']} heads have",
+        )
         say(f"at most {found['forwards']:,} forward calls, if {of_heads} a sink:")
         say(f"  {found['generation']:,} to write the answers")
         say(f"  {found['rows']:,} canvases, in batches of {self.rows}, to take each head's sink away")

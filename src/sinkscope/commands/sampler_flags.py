@@ -59,6 +59,7 @@ SamplerFlags = Annotated[Mapping[str, Any], arg(name="", constructor_factory=_fl
 """The settings that were given, by name; the help shows the defaults of the samplers."""
 
 TaskSamplerFlags = Annotated[
-    Mapping[str, Any], arg(name="", constructor_factory=lambda: _flags("the protocol's or the task's, else the sampler's"))
+    Mapping[str, Any],
+    arg(name="", constructor_factory=lambda: _flags("the protocol's or the task's, else the sampler's")),
 ]
 """The same for `evaluate`, where a protocol or a task has its own defaults."""

@@ -66,7 +66,9 @@ def add_prompts(model: Any, prompts: list[str], out: Path, settings: Any, hide: 
         for index in missing:
             destination = StatisticsDestination(folder, [index])
             with recording_to(model, destination):
-                sinkscope.generate(model, prompts[index], on_step=lambda _: bar.advance(), **dataclasses.asdict(settings))
+                sinkscope.generate(
+                    model, prompts[index], on_step=lambda _: bar.advance(), **dataclasses.asdict(settings)
+                )
             completed = completed or destination.completed_the_folder
     if missing and not rule.idle:
         note(hiding.effect.sentence(hide))

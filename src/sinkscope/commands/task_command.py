@@ -6,7 +6,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from sinkscope.commands.bounds import Few, Shots
-from sinkscope.commands.command import Command, Device, Dtype, Gpu, Json, ModelName, Switch, TaskFiles, Tflops, default_is
+from sinkscope.commands.command import (
+    Command,
+    Device,
+    Dtype,
+    Gpu,
+    Json,
+    ModelName,
+    Switch,
+    TaskFiles,
+    Tflops,
+    default_is,
+)
 from sinkscope.commands.sampler_flags import TaskSamplerFlags
 from sinkscope.documents import shown
 from sinkscope.errors import CallError
@@ -67,11 +78,18 @@ class TaskCommand(Command):
         """Return what is asked of the model, by the names of `Request`."""
         from sinkscope.evaluation.tasks import PUBLISHED, read_data_flags
 
-        tasks, data = list(dict.fromkeys(part.strip() for part in self.tasks.split(",") if part.strip())), read_data_flags(self.data)
+        tasks, data = (
+            list(dict.fromkeys(part.strip() for part in self.tasks.split(",") if part.strip())),
+            read_data_flags(self.data),
+        )
         if not tasks:
-            raise CallError(f"--tasks: expected names separated by commas, such as lab-arith, found {shown(self.tasks)}")
+            raise CallError(
+                f"--tasks: expected names separated by commas, such as lab-arith, found {shown(self.tasks)}"
+            )
         if unused := [name for name in data if name not in {*tasks, *(PUBLISHED.get(task) for task in tasks)}]:
-            raise CallError(f"--data {unused[0]} is not used without this task; leave it out, or add {unused[0]} to --tasks")
+            raise CallError(
+                f"--data {unused[0]} is not used without this task; leave it out, or add {unused[0]} to --tasks"
+            )
         return {
             "tasks": tasks,
             "limit": self.limit,

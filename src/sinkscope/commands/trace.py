@@ -64,10 +64,14 @@ class Trace(Command):
             expect_one_process("trace without --keep statistics")
         rule = sinkscope.parse_rule(self.hide)
         if self.keep_maps is not None and not rule.idle:
-            raise CallError(f"--keep-maps with --hide {self.hide}: maps are recomputed without hiding; leave one of the two out")
+            raise CallError(
+                f"--keep-maps with --hide {self.hide}: maps are recomputed without hiding; leave one of the two out"
+            )
         cache = self.sampler.get("cache", "none")
         if self.keep_maps is not None and cache != "none":
-            raise CallError(f"--keep-maps with --cache {cache}: maps are recomputed without a cache; leave one of the two out")
+            raise CallError(
+                f"--keep-maps with --cache {cache}: maps are recomputed without a cache; leave one of the two out"
+            )
         given = self._read_prompts()
         wheres, prompts = zip(*(each_once(given) if self.keep in ("statistics", "drift") else given), strict=True)
         model = sinkscope.load(self.model, dtype=self.dtype, device=own_device(self.device))
@@ -130,18 +134,27 @@ class Trace(Command):
         with (
             show_progress(step_count(settings) * len(prompts), self.model, "steps") as bar,
             sinkscope.recording(
-                model, out=self.out, numbered=self.prompts is not None, keep=self.keep, top=self.top, overwrite=self.overwrite
+                model,
+                out=self.out,
+                numbered=self.prompts is not None,
+                keep=self.keep,
+                top=self.top,
+                overwrite=self.overwrite,
             ) as recorder,
             rule(model) as hiding,
         ):
             recorder.prompts_asked = None if self.prompts is None else len(prompts)
             for prompt in prompts:
-                generations.append(sinkscope.generate(model, prompt, on_step=lambda _: bar.advance(), **asdict(settings)))
+                generations.append(
+                    sinkscope.generate(model, prompt, on_step=lambda _: bar.advance(), **asdict(settings))
+                )
         keep_maps(model, recorder.folders, places)
         shown = [str(self.out / folder.relative_to(self.out.absolute())) for folder in recorder.folders]
         written = [(folder, generation) for folder, generation in zip(shown, generations, strict=True)]
         if self.json:
-            rows = [{"trace": folder, "text": generation.text, "steps": generation.steps} for folder, generation in written]
+            rows = [
+                {"trace": folder, "text": generation.text, "steps": generation.steps} for folder, generation in written
+            ]
             print_json({"traces": rows} if rule.idle else {"traces": rows, "hide": hide, **hiding.effect.as_dict()})
             return
         for folder, generation in written:
@@ -184,12 +197,16 @@ class Trace(Command):
         if self.overwrite and not alone:
             raise CallError("--overwrite: expected one process, found several of torchrun; delete the folder first")
         with (
-            claimed_folder(self.out, TraceError) if alone else nullcontext(),  # those of torchrun add to one folder together
+            claimed_folder(self.out, TraceError)
+            if alone
+            else nullcontext(),  # those of torchrun add to one folder together
             room_in(self.out, True) if self.overwrite else nullcontext(Room()) as room,
         ):
             room.recorded = lambda: any((self.out / name).exists() for name in ("statistics.safetensors", "items"))
             if not add_prompts(model, prompts, self.out, settings, self.hide):
-                note(f"{self.out}: process {share.index} of {share.count} (RANK, WORLD_SIZE) did its prompts; another one still has some")
+                note(
+                    f"{self.out}: process {share.index} of {share.count} (RANK, WORLD_SIZE) did its prompts; another one still has some"
+                )
                 return
         manifest, _, _ = read_statistics(self.out)
         if self.json:
@@ -252,7 +269,9 @@ def read_places(text: str, layers: int, heads: int) -> list[Place]:
         except ValueError as error:
             raise CallError(f"--keep-maps: expected step:layer:head, separated by commas, found {part!r}") from error
         if step < 0 or not 0 <= layer < layers or not 0 <= head < heads:
-            raise CallError(f"--keep-maps {part}: expected a step from 0, a layer below {layers} and a head below {heads}")
+            raise CallError(
+                f"--keep-maps {part}: expected a step from 0, a layer below {layers} and a head below {heads}"
+            )
         if (step, layer, head) in places:
             raise CallError(f"--keep-maps: expected each place once, found {part!r} twice")
         places[step, layer, head] = None

@@ -53,20 +53,33 @@ class Train(Command):
             raise CallError(f"no recipe {self.recipe!r}; expected one of {', '.join(RECIPES)}")
         if self.sink_token is not None:
             variant_of(self.sink_token)  # an unknown name is refused before anything is read
-        changes = {"updates": self.updates, "seed": self.seed, "compile": self.compile or None, "sink_token": self.sink_token}
-        recipe = dataclasses.replace(RECIPES[self.recipe], **{name: value for name, value in changes.items() if value is not None})
+        changes = {
+            "updates": self.updates,
+            "seed": self.seed,
+            "compile": self.compile or None,
+            "sink_token": self.sink_token,
+        }
+        recipe = dataclasses.replace(
+            RECIPES[self.recipe], **{name: value for name, value in changes.items() if value is not None}
+        )
         if recipe.sink_token != "none" and recipe.seed < 0:
-            raise CallError(f"--seed: expected a whole number from 0 upwards for a network with a sink token, found {recipe.seed}")
+            raise CallError(
+                f"--seed: expected a whole number from 0 upwards for a network with a sink token, found {recipe.seed}"
+            )
         if self.watch is not None and self.watch < 1:
             raise CallError(f"--watch: expected at least 1, found {self.watch}")
         if self.watch is not None and self.watch > recipe.updates:
-            raise CallError(f"--watch: expected at most the {recipe.updates:,} updates of the training, found {self.watch}")
+            raise CallError(
+                f"--watch: expected at most the {recipe.updates:,} updates of the training, found {self.watch}"
+            )
         texts = read_data(self.data)
         command = " ".join(["sinkscope", *sys.argv[1:]])
         watch = None if self.watch is None else _watch(recipe, texts, self.out / "watch", self.watch)
         if self.watch is not None:
             check_recipe(dataclasses.replace(recipe, data=None if texts is None else texts.fingerprint), self.out)
-        if self.watch is not None and (done := recipe.updates if (self.out / WEIGHTS).exists() else saved_update(self.out)):
+        if self.watch is not None and (
+            done := recipe.updates if (self.out / WEIGHTS).exists() else saved_update(self.out)
+        ):
             _check_watched(self.out / "watch", self.watch, done)
         trained = train_checkpoint(recipe, self.out, texts=texts, device=self.device, command=command, watch=watch)
         print(trained)
@@ -88,7 +101,9 @@ def held_out(recipe: Any, texts: Any, count: int) -> list[Any]:
 
     tokenizer = choose_tokenizer(recipe, texts)
     mask_id = None if recipe.objective == "next_token" else tokenizer.mask_token_id
-    return hold_out(*held_out_rows(recipe, tokenizer, texts, count), mask_id=mask_id, shift=recipe.objective == "shifted_diffusion")
+    return hold_out(
+        *held_out_rows(recipe, tokenizer, texts, count), mask_id=mask_id, shift=recipe.objective == "shifted_diffusion"
+    )
 
 
 def _check_watched(folder: Path, every: int, done: int) -> None:

@@ -53,19 +53,25 @@ class WatchTraining(Command):
         already = [_is_measured(folder) for folder in self.runs]
         parts = [name for name, is_done in zip(names, already, strict=True) if not is_done]
         if twice := [name for name, times in Counter(parts).items() if times > 1]:
-            raise CallError(f"expected folders of different names, which name the parts of --out, found {twice[0]!r} twice")
+            raise CallError(
+                f"expected folders of different names, which name the parts of --out, found {twice[0]!r} twice"
+            )
         places = [os.path.realpath(folder) for folder in self.runs]
         if twice := [place for place, times in Counter(places).items() if times > 1]:
             raise CallError(f"expected each folder once, found {twice[0]} twice")
         names = [_shortest(place, places) for place in places]
         for folder, is_done in zip(self.runs, already, strict=True):
             if not is_done and exists(folder / "watch" / MANIFEST):
-                note(f"{folder / 'watch'} holds what was measured while {folder} trained; here its snapshots are measured")
+                note(
+                    f"{folder / 'watch'} holds what was measured while {folder} trained; here its snapshots are measured"
+                )
         if all(already):
             self.refuse("data canvases roles", "for runs that were measured while they trained")
         with claimed_folder(self.out, TrainingError):
             check_collection(self.out, FILE)
-            measured = [open_emergence(folder if _is_measured(folder) else self._measure(folder)) for folder in self.runs]
+            measured = [
+                open_emergence(folder if _is_measured(folder) else self._measure(folder)) for folder in self.runs
+            ]
             shown = _told_apart(measured, names)
             paths = draw_emergence(shown).save(self.out)
         if self.json:
@@ -86,13 +92,17 @@ class WatchTraining(Command):
         check_data(run, texts)
         last = max(run.weights)
         if missing := [str(update) for update in run.recipe.snapshots if update < last and update not in run.weights]:
-            note(f"{folder}: expected snapshots of updates {', '.join(missing[:5])} too, as its recipe says, found none; they are left out")
+            note(
+                f"{folder}: expected snapshots of updates {', '.join(missing[:5])} too, as its recipe says, found none; they are left out"
+            )
         tokenizer, canvases = choose_tokenizer(run.recipe, texts), held_out(run.recipe, texts, self.canvases)
         out = self.out / _name_of(folder)
         with show_progress(len(run.weights), folder.name, "snapshots") as bar:
             for update in run.weights:
                 network, weights = network_at(run, update, tokenizer), run.checksums(update)
-                watch = TrainingWatch(network, canvases, out, updates=[update], roles=self.roles, name=run.recipe.name, weights=weights)
+                watch = TrainingWatch(
+                    network, canvases, out, updates=[update], roles=self.roles, name=run.recipe.name, weights=weights
+                )
                 watch(update)
                 bar.advance()
         return out
@@ -111,10 +121,14 @@ def _is_measured(folder: Path) -> bool:
     if not exists(folder / MANIFEST):
         inner = [one for one in files_in(folder, "*", TrainingError) if exists(one / MANIFEST)]
         if inner and not exists(folder / RECIPE):
-            raise CallError(f"{folder}: expected the folder of one run, found a collection of runs that were measured; give {inner[0]}")
+            raise CallError(
+                f"{folder}: expected the folder of one run, found a collection of runs that were measured; give {inner[0]}"
+            )
         return False
     if isinstance(read_json_object(folder / MANIFEST, TrainingError, any_number=True).get("format"), int):
-        raise CallError(f"{folder}: expected the folder of a training run, found a trace or its statistics; `sinkscope train` makes runs")
+        raise CallError(
+            f"{folder}: expected the folder of a training run, found a trace or its statistics; `sinkscope train` makes runs"
+        )
     return True
 
 
@@ -133,7 +147,9 @@ def _shortest(place: str, places: list[str]) -> str:
 def _told_apart(runs: list[Any], folders: list[str]) -> list[Any]:
     """Return runs for people to read: those of one recipe are named by their folders too."""
     names = [run.name for run in runs]
-    labels = [f"{name} ({folder})" if names.count(name) > 1 else name for name, folder in zip(names, folders, strict=True)]
+    labels = [
+        f"{name} ({folder})" if names.count(name) > 1 else name for name, folder in zip(names, folders, strict=True)
+    ]
     return [replace(run, manifest={**run.manifest, "name": label}) for run, label in zip(runs, labels, strict=True)]
 
 
@@ -156,7 +172,9 @@ def _print(run: Any) -> None:
     from sinkscope.emergence.history import SHARE
 
     say(f"{run.name}: held-out loss, and the heads whose top key takes {SHARE:.0%} or more of their attention")
-    say(f"{'update':>8}{'loss':>8}{'top hidden':>12}{'rowmass':>9}{'heads':>7}{'largest share':>15}{'its value norm':>16}{'stayed':>8}")
+    say(
+        f"{'update':>8}{'loss':>8}{'top hidden':>12}{'rowmass':>9}{'heads':>7}{'largest share':>15}{'its value norm':>16}{'stayed':>8}"
+    )
     for moment, update in enumerate(run.updates):
         one, shares = run.moments[moment], run.shares[moment]
         heads = shares >= SHARE

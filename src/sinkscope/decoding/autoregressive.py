@@ -61,7 +61,9 @@ def _choose(logits: Tensor, settings: AutoregressiveSettings, sources: list[torc
         token = logits.argmax(-1)
         return token, torch.softmax(logits, -1).gather(-1, token[:, None]).squeeze(-1)
     probabilities = torch.softmax(_restrict(logits / settings.temperature, settings), dim=-1)
-    token = torch.stack([torch.multinomial(row, 1, generator=source)[0] for row, source in zip(probabilities, sources, strict=True)])
+    token = torch.stack(
+        [torch.multinomial(row, 1, generator=source)[0] for row, source in zip(probabilities, sources, strict=True)]
+    )
     return token, probabilities.gather(-1, token[:, None]).squeeze(-1)
 
 

@@ -61,7 +61,11 @@ def block_steps(model: Model, batch: Batch, settings: BlockSettings, rule: Block
             start, stop = width + block * settings.block, width + (block + 1) * settings.block
             reader.begin_block(start, stop)
             remaining = Remaining(late=None if settings.temperature == 0 and settings.remasking != "random" else False)
-            quota = [] if parallel else [quotas(count, steps) for count in (canvas[:, start:stop] == mask_id).sum(-1).tolist()]
+            quota = (
+                []
+                if parallel
+                else [quotas(count, steps) for count in (canvas[:, start:stop] == mask_id).sum(-1).tolist()]
+            )
             writing = None  # all rows
             for step in range(steps):
                 if parallel:
@@ -90,7 +94,9 @@ def block_steps(model: Model, batch: Batch, settings: BlockSettings, rule: Block
                 reader.judge(logits, candidates)
                 token, sure = _choose(logits, candidates, layout, settings, rule, sources, writing)
                 predicted = torch.full_like(canvas, -1).masked_scatter_(candidates, token)
-                confidence = torch.full(canvas.shape, -torch.inf, dtype=sure.dtype, device=canvas.device).masked_scatter_(candidates, sure)
+                confidence = torch.full(
+                    canvas.shape, -torch.inf, dtype=sure.dtype, device=canvas.device
+                ).masked_scatter_(candidates, sure)
                 written = torch.full_like(canvas, -1)
                 if parallel:
                     written = torch.where(surest(confidence, settings.threshold, settings.factor), predicted, written)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sinkscope.argument_types import checked, in_words
+from sinkscope.argument_types import in_words
 from sinkscope.attention import GenerationStart, Session, StepContext, StepResult, generating_in, upload
 from sinkscope.decoding.settings import Settings, described
 from sinkscope.decoding.work import WorkMeter
@@ -40,7 +40,6 @@ class Step:
     lengths: Tensor | None = None
 
 
-@checked
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Prompts that are written together.
@@ -67,9 +66,13 @@ class Batch:
         if self.tokens.shape != self.real.shape or len(self.texts) != len(self.tokens):
             expected = f"real {list(self.tokens.shape)} and {len(self.tokens)} texts, as there are tokens"
             raise CallError(f"expected {expected}, found real {list(self.real.shape)} and {len(self.texts)} texts")
-        padded = not self.real.is_meta and (not bool(self.real[:, -1].all()) or bool((self.real[:, :-1] & ~self.real[:, 1:]).any()))
+        padded = not self.real.is_meta and (
+            not bool(self.real[:, -1].all()) or bool((self.real[:, :-1] & ~self.real[:, 1:]).any())
+        )
         if padded:
-            raise CallError("real: expected False on padding, which is left of each prompt, and at least one True a row")
+            raise CallError(
+                "real: expected False on padding, which is left of each prompt, and at least one True a row"
+            )
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -77,7 +80,6 @@ class Batch:
         return tuple(self.real.sum(-1).tolist())
 
 
-@checked
 def make_batch(model: Model, prompts: Sequence[Sequence[int]], texts: Sequence[str | None], length: int) -> Batch:
     """Return prompts padded on the left to one width; ``length`` is the number of tokens to write.
 
@@ -133,7 +135,9 @@ def lay_out(real: Tensor) -> Layout:
 def masked_canvas(batch: Batch, length: int, mask_id: int) -> tuple[Tensor, Layout]:
     """Return the canvas that a diffusion sampler begins with, int64 [batch, position]: the prompts, followed by masks."""
     masks = batch.tokens.new_full((len(batch.tokens), length), mask_id)
-    return torch.cat([batch.tokens, masks], dim=1), lay_out(torch.cat([batch.real, torch.ones_like(masks, dtype=torch.bool)], dim=1))
+    return torch.cat([batch.tokens, masks], dim=1), lay_out(
+        torch.cat([batch.real, torch.ones_like(masks, dtype=torch.bool)], dim=1)
+    )
 
 
 class Publisher:
@@ -146,7 +150,9 @@ class Publisher:
         mask_id: the mask token, with which a position is written that is masked again; that is no commit.
     """
 
-    def __init__(self, session: Session | None, causal: bool = False, shift: bool = False, mask_id: int | None = None) -> None:
+    def __init__(
+        self, session: Session | None, causal: bool = False, shift: bool = False, mask_id: int | None = None
+    ) -> None:
         self._session, self._causal, self._shift, self._mask_id = session, causal, shift, mask_id
         self._lengths = torch.zeros(0, dtype=torch.long, device="cpu")
 

@@ -71,7 +71,9 @@ class _Mapper(Watcher):
         own, dense = dense[..., : front.shape[-1]], dense[..., front.shape[-1] :]
         newest = columns.last_row.cpu().double()
         whole = newest.sum(-1) + own[:, :, -1].sum(-1)
-        self.rows = max(self.rows, _off(dense.sum(-1) + own.sum(-1), 1.0), _off(whole, 1.0), _off(newest, dense[:, :, -1]))
+        self.rows = max(
+            self.rows, _off(dense.sum(-1) + own.sum(-1), 1.0), _off(whole, 1.0), _off(newest, dense[:, :, -1])
+        )
         seen = {"columns": columns.sums[:, :, 0], "diagonal": columns.diagonal}
         made = {"columns": dense.sum(-2), "diagonal": dense.diagonal(dim1=-2, dim2=-1)}
         if columns.prefix is not None:
@@ -150,11 +152,17 @@ def _parameters(model: Model) -> list[Check]:
     """Check the number of parameters against the config, the published checkpoints, and the tensors in the files."""
     card, config = model.card, model.network.config
     expected = _count(config) + _of_sinks(model.network)
-    checks = [Check("parameters add up to the shape", f"{card.parameters:,}, expected {expected:,}", card.parameters == expected)]
+    checks = [
+        Check(
+            "parameters add up to the shape", f"{card.parameters:,}, expected {expected:,}", card.parameters == expected
+        )
+    ]
     for shape in model.family.shapes:
         if (shape.layers, shape.hidden_size, shape.vocabulary) == (card.layers, card.hidden_size, card.vocabulary):
             found = f"{card.parameters:,}, {shape.checkpoints[0]} has {shape.parameters:,}"
-            checks.append(Check("parameters are those of the published checkpoint", found, card.parameters == shape.parameters))
+            checks.append(
+                Check("parameters are those of the published checkpoint", found, card.parameters == shape.parameters)
+            )
     tensors = model.tensors
     if model.commit is not None:
         checks.append(Check("files come from a hub", f"{card.name} at commit {model.commit}", True))
@@ -212,7 +220,11 @@ def _rotations(model: Model) -> Check:
     told = f"theta {rope['rope_theta']:g}, {kind}"
     expected = _frequencies(_head_dim(config), rope)
     if expected is None:
-        return Check("rotation frequencies are finite", f"{told}, {len(found)} of them, not recomputed", bool(torch.isfinite(found).all()))
+        return Check(
+            "rotation frequencies are finite",
+            f"{told}, {len(found)} of them, not recomputed",
+            bool(torch.isfinite(found).all()),
+        )
     error = float((found / expected - 1).abs().max()) if len(found) == len(expected) else math.inf
     return Check("rotation frequencies recomputed", f"{told}, largest relative error {error:.1e}", error < 1e-5)
 
@@ -247,11 +259,17 @@ def _direction(model: Model, tokens: Tensor, logits: Tensor) -> Check:
     if block is not None:
         start = (tokens.shape[1] - 1) // block * block
         inside, outside = float(changes[start:].min()), float(changes[:start].max())
-        found = f"the last token changes the logits of its block by {inside:.3g} and more, those before it by {outside:.3g}"
+        found = (
+            f"the last token changes the logits of its block by {inside:.3g} and more, those before it by {outside:.3g}"
+        )
         return Check(f"attention is causal between blocks of {block}", found, inside > 0 and outside == 0)
     change = float(changes[0])
     way = "causal" if model.family.causal else "bidirectional"
-    return Check(f"attention is {way}", f"the last token changes the first logits by {change:.3g}", (change == 0) == model.family.causal)
+    return Check(
+        f"attention is {way}",
+        f"the last token changes the first logits by {change:.3g}",
+        (change == 0) == model.family.causal,
+    )
 
 
 def _columns(model: Model, tokens: Tensor, logits: Tensor) -> list[Check]:
@@ -271,7 +289,11 @@ def _columns(model: Model, tokens: Tensor, logits: Tensor) -> list[Check]:
             f"{mapper.layers} maps made again: rows off 1 by at most {mapper.rows:.1e}, columns off theirs by {mapper.columns:.1e}",
             mapper.rows < 1e-3 and mapper.columns < 1e-3 and mapper.layers == model.card.layers,
         ),
-        Check("watching changes nothing", f"logits differ by at most {change:.1e}", change < _tolerance(model) * float(logits.abs().max())),
+        Check(
+            "watching changes nothing",
+            f"logits differ by at most {change:.1e}",
+            change < _tolerance(model) * float(logits.abs().max()),
+        ),
     ]
 
 
@@ -292,7 +314,11 @@ def _padding(model: Model, tokens: Tensor, logits: Tensor) -> Check:
     positions = (real.cumsum(-1) - 1).clamp(min=0)
     found = _logits(model, padded, attention_mask=real, position_ids=positions)[:, padding:]
     change = float((found - logits).abs().max())
-    return Check("padding does not leak", f"logits differ by at most {change:.1e}", change < _tolerance(model) * float(logits.abs().max()))
+    return Check(
+        "padding does not leak",
+        f"logits differ by at most {change:.1e}",
+        change < _tolerance(model) * float(logits.abs().max()),
+    )
 
 
 def _round_trip(model: Model, tokens: Tensor) -> Check:

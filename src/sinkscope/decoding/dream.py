@@ -58,7 +58,9 @@ def dream_steps(model: Model, batch: Batch, settings: DreamSettings) -> Iterator
             reader.judge(logits, candidates)
             token, sure = _choose(logits, chosen_counts, settings, sources)
             predicted = torch.full_like(canvas, -1).masked_scatter_(candidates, token)
-            confidence = torch.full(canvas.shape, -torch.inf, dtype=sure.dtype, device=canvas.device).masked_scatter_(candidates, sure)
+            confidence = torch.full(canvas.shape, -torch.inf, dtype=sure.dtype, device=canvas.device).masked_scatter_(
+                candidates, sure
+            )
             if by_chance:
                 written = predicted
             else:
@@ -86,7 +88,9 @@ def _block_steps(model: Model, batch: Batch, settings: DreamSettings, block: int
     canvas, layout = masked_canvas(batch, settings.length, mask_id)
     sources = row_generators(settings.seed, len(canvas), canvas.device)
     width, number, steps = canvas.shape[1], 0, settings.steps // (settings.length // block)
-    by, shares = ("maskgit_plus", None) if settings.threshold else ("entropy", commit_shares(steps, settings.eps, canvas.device))
+    by, shares = (
+        ("maskgit_plus", None) if settings.threshold else ("entropy", commit_shares(steps, settings.eps, canvas.device))
+    )
     judged, meter = replace(settings, algorithm=by), WorkMeter(model.network, len(canvas))
     with reading(model, batch, layout, meter, settings) as reader, publishing(model, batch, settings) as publisher:
         for start in range(width - settings.length, width, block):
@@ -109,7 +113,9 @@ def _block_steps(model: Model, batch: Batch, settings: DreamSettings, block: int
                 reader.judge(logits, candidates)
                 token, sure = _choose(logits, counts, judged, sources)
                 predicted = torch.full_like(canvas, -1).masked_scatter_(candidates, token)
-                confidence = torch.full(canvas.shape, -torch.inf, dtype=sure.dtype, device=canvas.device).masked_scatter_(candidates, sure)
+                confidence = torch.full(
+                    canvas.shape, -torch.inf, dtype=sure.dtype, device=canvas.device
+                ).masked_scatter_(candidates, sure)
                 written = torch.full_like(canvas, -1)
                 if step == 0:
                     written = predicted
@@ -145,7 +151,9 @@ def _by_chance(masked: Tensor, counts: list[int], share: Tensor, sources: list[t
     return torch.zeros_like(masked).masked_scatter_(masked, torch.cat(drawn) < share.item())
 
 
-def _choose(logits: Tensor, counts: list[int], settings: DreamSettings, sources: list[torch.Generator]) -> tuple[Tensor, Tensor]:
+def _choose(
+    logits: Tensor, counts: list[int], settings: DreamSettings, sources: list[torch.Generator]
+) -> tuple[Tensor, Tensor]:
     """The token each candidate would take, and its confidence; ``counts`` candidates belong to each row."""
     if settings.temperature > 0:
         logits = logits / settings.temperature

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sinkscope.argument_types import checked, fits, in_words
+from sinkscope.argument_types import fits, in_words
 from sinkscope.attention import GenerationStart, Hider, Session, Watcher, current_session
 from sinkscope.attention.records import described, holds_nothing
 from sinkscope.attention.stacks import lengths_of
@@ -69,7 +69,9 @@ class ForeignSteps:
         """
         before = self._canvas
         if before is None:
-            raise CallError("committed: expected a call of the network before it, found none; call it once after each step")
+            raise CallError(
+                "committed: expected a call of the network before it, found none; call it once after each step"
+            )
         tokens = _token_ids(canvas)
         if tokens.ndim != 2 or len(tokens) != len(before) or tokens.shape[1] < before.shape[1]:
             raise CallError(f"canvas: expected at least {list(before.shape)} tokens, found {list(tokens.shape)}")
@@ -116,7 +118,9 @@ class ForeignSteps:
         if self._shape is not None:
             rows, width = self._shape
             if len(canvas) != rows:
-                raise AttentionError(f"expected {rows} rows as in the call before, found {len(canvas)}; leave guidance out")
+                raise AttentionError(
+                    f"expected {rows} rows as in the call before, found {len(canvas)}; leave guidance out"
+                )
             if canvas.shape[1] < width:
                 raise AttentionError(
                     f"expected a canvas of at least {width} tokens as in the call before, found {canvas.shape[1]}; leave "
@@ -131,7 +135,11 @@ class ForeignSteps:
         if self._session is None:
             self._begin(canvas, lengths)
         masked = canvas == self.mask_id
-        self._canvas, self._shape, self._told = canvas.clone(), (len(canvas), canvas.shape[1]), None  # pipelines write into it
+        self._canvas, self._shape, self._told = (
+            canvas.clone(),
+            (len(canvas), canvas.shape[1]),
+            None,
+        )  # pipelines write into it
         if self._first is None:
             self._first, self._prompt = self._canvas, _prompt_of(canvas, lengths, self.mask_id)
         self._publisher.before(self._canvas, masked, lengths, range(len(canvas)), candidates=masked)
@@ -185,7 +193,9 @@ class ForeignSteps:
             raise CallError(f"canvas: expected token ids from 0 to {self._vocabulary - 1}, found {token} {there}")
         assert first is not None
         was = int(first[row, place])
-        raise other_prompt(f"canvas: expected the prompt to stay, found token {token} in place of {was} {there}; {advice}")
+        raise other_prompt(
+            f"canvas: expected the prompt to stay, found token {token} in place of {was} {there}; {advice}"
+        )
 
     def _check_continues(self, canvas: Tensor) -> None:
         """Raise an error where a canvas does not follow from the step before.
@@ -219,7 +229,9 @@ class ForeignSteps:
         width, masked = canvas.shape[1], canvas == self.mask_id
         first = torch.where(masked.any(-1), masked.int().argmax(-1), width).cpu()
         prompts = tuple((first - (width - lengths)).clamp(min=0).tolist())
-        session.begin_generation(GenerationStart(prompts, width, False, {"name": self.sampler}, (None,) * len(canvas), self.mask_id))
+        session.begin_generation(
+            GenerationStart(prompts, width, False, {"name": self.sampler}, (None,) * len(canvas), self.mask_id)
+        )
         self._session, self._publisher = session, Publisher(session, shift=self._shift, mask_id=self.mask_id)
         self._watchers = [one for one in session.subscribers if isinstance(one, Watcher) and not isinstance(one, Hider)]
 
@@ -243,7 +255,9 @@ class ForeignSteps:
         Raises:
             AttentionError: so it is.
         """
-        padding = torch.arange(canvas.shape[1], device=canvas.device) < (canvas.shape[1] - lengths.to(canvas.device))[:, None]
+        padding = (
+            torch.arange(canvas.shape[1], device=canvas.device) < (canvas.shape[1] - lengths.to(canvas.device))[:, None]
+        )
         bare = ((canvas == self.mask_id) | padding).all(-1)
         if bool(bare.any()) and not bool(bare.all()):
             raise AttentionError(
@@ -280,7 +294,12 @@ def _prompt_of(canvas: Tensor, lengths: Tensor, mask_id: int) -> Tensor:
 
 
 def _is_canvas(value: Any) -> bool:
-    return isinstance(value, Tensor) and not value.is_nested and value.ndim == 2 and value.dtype in (torch.int64, torch.int32)
+    return (
+        isinstance(value, Tensor)
+        and not value.is_nested
+        and value.ndim == 2
+        and value.dtype in (torch.int64, torch.int32)
+    )
 
 
 def _token_ids(canvas: Any) -> Tensor:
@@ -294,7 +313,12 @@ def _token_ids(canvas: Any) -> Tensor:
     try:
         longest = max(map(len, canvas)) if isinstance(canvas, list | tuple) else 0
         array = np.asarray(None if isinstance(canvas, range) or longest > LONGEST_CANVAS else canvas)
-    except (OverflowError, ValueError, TypeError, RuntimeError):  # rows of several lengths or without end, nested tensors
+    except (
+        OverflowError,
+        ValueError,
+        TypeError,
+        RuntimeError,
+    ):  # rows of several lengths or without end, nested tensors
         array = np.asarray(None)
     if array.ndim != 2 or array.dtype.kind not in "iufb":
         raise CallError(f"canvas: expected token ids [batch, position], found {in_words(canvas)}")
@@ -315,7 +339,6 @@ def _vocabulary(network: nn.Module) -> int:
     return MOST_TOKENS
 
 
-@checked
 @single_use
 def following(
     model: Model | nn.Module, *, mask_id: int | None = None, pad_id: int | None = None, sampler: str = "foreign"
@@ -350,9 +373,13 @@ def following(
         if token is not None and not (fits(token, int) and 0 <= token < vocabulary):
             raise CallError(f"{name}: expected a token id from 0 to {vocabulary - 1}, found {in_words(token)}")
     if isinstance(model, Model) and mask_id != model.card.mask_id:
-        raise CallError(f"mask_id: the mask of {model.card.name} is {model.card.mask_id}, found {mask_id}; leave it out")
+        raise CallError(
+            f"mask_id: the mask of {model.card.name} is {model.card.mask_id}, found {mask_id}; leave it out"
+        )
     steps = ForeignSteps(network, mask_id, pad_id, sampler, isinstance(model, Model) and model.family.shift)
-    handle = network.register_forward_pre_hook(steps.before_call, with_kwargs=True, prepend=True)  # before those of a session
+    handle = network.register_forward_pre_hook(
+        steps.before_call, with_kwargs=True, prepend=True
+    )  # before those of a session
     failed = True
     try:
         yield steps

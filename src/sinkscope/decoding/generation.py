@@ -10,7 +10,7 @@ from typing import Any, overload
 import numpy as np
 import torch
 
-from sinkscope.argument_types import checked, in_words
+from sinkscope.argument_types import in_words
 from sinkscope.decoding.caches.parsing import known_caches
 from sinkscope.decoding.caches.policy import CachePolicy
 from sinkscope.decoding.canvas import Step, make_batch
@@ -62,9 +62,13 @@ def generate(
     on_step: Callable[[Step], object] | None = None,
     **settings: Any,
 ) -> Any: ...
-@checked
 def generate(
-    model: Model, prompt: Any = None, *, messages: Any = None, on_step: Callable[[Step], object] | None = None, **settings: Any
+    model: Model,
+    prompt: Any = None,
+    *,
+    messages: Any = None,
+    on_step: Callable[[Step], object] | None = None,
+    **settings: Any,
 ) -> Generation | list[Generation]:
     """Generate an answer with the published sampler of the model's family.
 
@@ -94,7 +98,9 @@ def generate(
                 f"{type(policy).__name__}; declare it as an entry point of the group sinkscope.caches in an installed package"
             )
     elif not isinstance(policy, str):
-        raise CallError(f"cache: expected a CachePolicy or its text, such as 'none' or 'fast-dllm-dual', found {in_words(policy)}")
+        raise CallError(
+            f"cache: expected a CachePolicy or its text, such as 'none' or 'fast-dllm-dual', found {in_words(policy)}"
+        )
     resolved = resolve_settings(model.family, **settings)
     batch = make_batch(model, prompts, texts, resolved.length)
     canvas, lengths = batch.tokens, None
@@ -142,7 +148,9 @@ def _finite_steps(model: Model, steps: Iterable[Step]) -> Generator[Step, None, 
         if "multinomial" not in str(error) and "probability tensor" not in str(error):
             raise
         what = "expected probabilities above 0 to draw from, found too few or an infinite one"
-        raise CallError(f"{model.card.name}, step {number}: {what}; use a larger temperature (or alg_temp, which Dream has)") from error
+        raise CallError(
+            f"{model.card.name}, step {number}: {what}; use a larger temperature (or alg_temp, which Dream has)"
+        ) from error
     if flaws and bool((flawed := torch.stack(flaws)).any()):
         raise ModelError(
             f"{model.card.name}, step {int(flawed.int().argmax())}: expected finite logits, found others; see `sinkscope check`"
@@ -161,7 +169,9 @@ def _read_prompts(model: Model, prompt: Any, messages: Any) -> tuple[list[list[i
         raise CallError("expected either prompt or messages, found both or neither")
     if messages is not None:
         if not isinstance(messages, Sequence) or isinstance(messages, str):
-            raise CallError(f'expected messages as a list of {{"role": …, "content": …}}, or a list of such, found {shown(messages)}')
+            raise CallError(
+                f'expected messages as a list of {{"role": …, "content": …}}, or a list of such, found {shown(messages)}'
+            )
         single = all(isinstance(message, Mapping) for message in messages)
         conversations = [messages] if single else messages
         encoded = [model.chat(conversation) for conversation in conversations]
@@ -172,11 +182,15 @@ def _read_prompts(model: Model, prompt: Any, messages: Any) -> tuple[list[list[i
     elif isinstance(prompt, Iterable) and not isinstance(prompt, bytes | bytearray | Mapping | Set):
         prompts = list(islice(prompt, model.most_ids + 1))
         if len(prompts) > model.most_ids:
-            raise CallError(f"expected a prompt as text or as 1-D token ids, or a list of either, at most {model.most_ids:,}, found more")
+            raise CallError(
+                f"expected a prompt as text or as 1-D token ids, or a list of either, at most {model.most_ids:,}, found more"
+            )
         single = bool(prompts) and all(isinstance(token, Integral) for token in prompts)
         prompts = [prompts] if single else prompts
     else:
-        raise CallError(f"expected a prompt as text or as 1-D token ids, or a list of either, found {type(prompt).__name__}")
+        raise CallError(
+            f"expected a prompt as text or as 1-D token ids, or a list of either, found {type(prompt).__name__}"
+        )
     if not prompts:
         raise CallError("expected at least one prompt, found an empty list")
     return [model.encode(one) for one in prompts], [one if isinstance(one, str) else None for one in prompts], single

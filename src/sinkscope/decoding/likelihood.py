@@ -92,14 +92,18 @@ def log_likelihood(
     refuse_block_diffusion(model)
     prefix, target = encode_pair(model, context, continuation)
     if len(prefix) + len(target) > model.card.max_positions:
-        raise CallError(f"the canvas does not fit: a context of {len(prefix)} tokens and a continuation of {len(target)}, {model.limit}")
+        raise CallError(
+            f"the canvas does not fit: a context of {len(prefix)} tokens and a continuation of {len(target)}, {model.limit}"
+        )
     length = len(target)
     if model.family.causal:
         found, best = _causal(model, prefix, target)
         return Likelihood(float(found.double().sum()), 0.0, 1, length, best, "exact")
     if method == "chain_rule":
         hidden = torch.ones(length, length, dtype=torch.bool, device="cpu").triu()
-        found, best = _score(model, prefix, target, hidden, torch.eye(length, dtype=torch.bool, device="cpu"), guidance, batch)
+        found, best = _score(
+            model, prefix, target, hidden, torch.eye(length, dtype=torch.bool, device="cpu"), guidance, batch
+        )
         return Likelihood(float(found.sum()), 0.0, 1, length, bool(best.diagonal().all()), method)
     groups = _groups(samples)
     masks = mask_patterns(length, groups, seed)
@@ -143,7 +147,9 @@ def mask_patterns(length: int, groups: list[int], seed: int) -> Tensor:
         offset = int(torch.randint(1, length + 1, (), generator=source, device="cpu"))
         for number in range(size):
             masks = (offset - 1 + (2 * number * length + size) // (2 * size)) % length + 1
-            patterns.append((torch.arange(length, device="cpu") < masks)[torch.randperm(length, generator=source, device="cpu")])
+            patterns.append(
+                (torch.arange(length, device="cpu") < masks)[torch.randperm(length, generator=source, device="cpu")]
+            )
     return torch.stack(patterns)
 
 
@@ -231,10 +237,14 @@ def encode_pair(model: Model, context: Any, continuation: Any) -> tuple[list[int
     else:
         prefix = model.encode(context)
         target = _of_the_continuation(
-            lambda: model.encode(model.tokenize(continuation, special=False) if isinstance(continuation, str) else continuation)
+            lambda: model.encode(
+                model.tokenize(continuation, special=False) if isinstance(continuation, str) else continuation
+            )
         )
     if not target:
-        raise CallError(f"expected a continuation with at least one token, found {shown(continuation)}, which adds none to its context")
+        raise CallError(
+            f"expected a continuation with at least one token, found {shown(continuation)}, which adds none to its context"
+        )
     return prefix, target
 
 
@@ -267,7 +277,9 @@ def refuse_block_diffusion(model: Model) -> None:
         )
 
 
-def check_likelihood(family: Family, name: str, method: str, samples: int, guidance: float, seed: int, batch: int = 1) -> None:
+def check_likelihood(
+    family: Family, name: str, method: str, samples: int, guidance: float, seed: int, batch: int = 1
+) -> None:
     """Raise CallError for an argument of `log_likelihood` that does not fit a model of this family and name."""
     if not isinstance(method, str) or method not in ("monte_carlo", "chain_rule"):
         raise CallError(f"method: expected monte_carlo or chain_rule, found {shown(method)}")
@@ -281,6 +293,8 @@ def check_likelihood(family: Family, name: str, method: str, samples: int, guida
     if guidance > LARGEST:
         raise CallError(f"guidance: expected a number from 0 to {LARGEST:g}, found {describe(guidance)}")
     if guidance > 0 and family.causal:
-        raise CallError(f"guidance: {name} is autoregressive and has no mask token to hide its context with; leave it at 0")
+        raise CallError(
+            f"guidance: {name} is autoregressive and has no mask token to hide its context with; leave it at 0"
+        )
     if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**62) <= seed < 2**62:
         raise CallError(f"seed: expected a whole number between −2^62 and 2^62, found {shown(seed)}")

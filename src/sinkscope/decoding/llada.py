@@ -23,7 +23,8 @@ def llada_steps(model: Model, batch: Batch, settings: LLaDASettings) -> Iterator
     eos, eot = model.card.eos_id, _end_of_turn(model)
     lost = [] if not settings.confidence_eos_eot_inf else [eot] if settings.temperature > 0 else [eos, eot]
     rule = BlockRule(
-        never=() if eos is None or not settings.logits_eos_inf else (eos,), late=tuple(token for token in lost if token is not None)
+        never=() if eos is None or not settings.logits_eos_inf else (eos,),
+        late=tuple(token for token in lost if token is not None),
     )
     return block_steps(model, batch, settings, rule)
 

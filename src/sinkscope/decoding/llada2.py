@@ -17,4 +17,6 @@ from sinkscope.models import Model
 
 def llada2_steps(model: Model, batch: Batch, settings: LLaDA2Settings) -> Iterator[Step]:
     """Write ``settings.length`` tokens behind each prompt, up to the end of a block; one `Step` for each forward call."""
-    return block_diffusion_steps(model, batch, replace(settings, block_steps=min(settings.block_steps, settings.length)))
+    return block_diffusion_steps(
+        model, batch, replace(settings, block_steps=min(settings.block_steps, settings.length))
+    )

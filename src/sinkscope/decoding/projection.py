@@ -27,7 +27,9 @@ def check_finite(logits: Tensor) -> Tensor:
     """
     on_the_host = logits.device.type == "cpu" and not logits.is_cuda
     if on_the_host and logits.numel() and not math.isfinite(largest := float(logits.detach().amax())):
-        raise NotFiniteError(f"expected finite logits, found {largest}; its weights are damaged, or overflow in {logits.dtype}")
+        raise NotFiniteError(
+            f"expected finite logits, found {largest}; its weights are damaged, or overflow in {logits.dtype}"
+        )
     return logits
 
 
@@ -44,7 +46,9 @@ def hidden_states(model: Model, inputs: Tensor, layout: Layout) -> Tensor:
     copies = len(inputs) // len(layout.starts)
     output = model.network.model(
         input_ids=inputs,
-        attention_mask=mask_for(model.network, layout.seen if layout.seen is None or copies == 1 else layout.seen.repeat(copies, 1, 1, 1)),
+        attention_mask=mask_for(
+            model.network, layout.seen if layout.seen is None or copies == 1 else layout.seen.repeat(copies, 1, 1, 1)
+        ),
         position_ids=layout.positions.repeat(copies, 1),
         use_cache=False,
     )
@@ -88,7 +92,9 @@ def _on_its_way(number: Tensor) -> tuple[Tensor, Any]:
     return here, torch.cuda.current_stream(number.device).record_event()
 
 
-def project(model: Model, hidden: Tensor, chosen: Tensor, layout: Layout, guidance: float = 0.0, most: int | None = None) -> Tensor:
+def project(
+    model: Model, hidden: Tensor, chosen: Tensor, layout: Layout, guidance: float = 0.0, most: int | None = None
+) -> Tensor:
     """Return the logits [chosen position, vocabulary] of the positions marked in ``chosen``, bool [batch, position], row by row.
 
     With guidance s they are ``un + (s + 1)(cond − un)``; the unconditional half of ``hidden`` follows the conditional one. For a

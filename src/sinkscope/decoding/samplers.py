@@ -10,7 +10,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, get_type_hints
 
-from sinkscope.argument_types import checked
 from sinkscope.decoding.settings import (
     AutoregressiveSettings,
     DreamSettings,
@@ -59,7 +58,6 @@ OTHER_NAMES = {
 """Our name for each setting of other libraries."""
 
 
-@checked
 def find_sampler(name: str) -> Callable[..., Any]:
     """Return the function that writes, one step at a time.
 
@@ -70,11 +68,12 @@ def find_sampler(name: str) -> Callable[..., Any]:
     known = name.isidentifier() and find_spec(file) is not None
     steps = getattr(import_module(file), f"{name}_steps", None) if known else None
     if steps is None:
-        raise CallError(f"sampler {shown(name)}: expected a function {name[:40]}_steps in sinkscope/decoding/{name[:40]}.py, found none")
+        raise CallError(
+            f"sampler {shown(name)}: expected a function {name[:40]}_steps in sinkscope/decoding/{name[:40]}.py, found none"
+        )
     return steps
 
 
-@checked
 def settings_of(sampler: str) -> type[Settings]:
     """Return the class of a sampler's settings."""
     return SHIPPED[sampler] if sampler in SHIPPED else get_type_hints(find_sampler(sampler))["settings"]
@@ -85,7 +84,6 @@ def all_settings() -> dict[str, type[Settings]]:
     return {name: settings_of(name) for name in [*SHIPPED, *(family.sampler for family in FAMILIES.values())]}
 
 
-@checked
 def resolve_settings(family: Family, **given: Any) -> Settings:
     """Return the settings of a family's sampler, with its defaults; for diffusion, ``length`` alone sets ``steps`` and ``block`` to it.
 
@@ -117,7 +115,6 @@ def resolve_settings(family: Family, **given: Any) -> Settings:
     return settings
 
 
-@checked
 def step_count(settings: Settings) -> int:
     """Return the largest number of forward calls that these settings make."""
     return settings.most_calls

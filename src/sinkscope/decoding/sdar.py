@@ -49,7 +49,11 @@ def block_diffusion_steps(model: Model, batch: Batch, settings: BlockDiffusionSe
     ends = torch.tensor(finals, device="cpu")
     meter, number = WorkMeter(model.network, len(lengths)), 0
     for row, own in enumerate(lengths):
-        alone = Batch(batch.tokens[row : row + 1, width - own :], batch.real[row : row + 1, width - own :], batch.texts[row : row + 1])
+        alone = Batch(
+            batch.tokens[row : row + 1, width - own :],
+            batch.real[row : row + 1, width - own :],
+            batch.texts[row : row + 1],
+        )
         seeded = replace(settings, seed=settings.seed + row)
         with (
             model.network.model.blocks_of(block),
@@ -78,7 +82,9 @@ def _placed(marks: Tensor, row: int, rows: int) -> Tensor:
 class _Writer:
     """Writes one prompt."""
 
-    def __init__(self, model: Model, batch: Batch, settings: BlockDiffusionSettings, final: int, publisher: Publisher) -> None:
+    def __init__(
+        self, model: Model, batch: Batch, settings: BlockDiffusionSettings, final: int, publisher: Publisher
+    ) -> None:
         from transformers import DynamicCache
 
         self.model, self.settings, self.publisher = model, settings, publisher
@@ -138,7 +144,9 @@ class _Writer:
         masked = tokens == self.mask_id
         candidates = masked.clone()
         candidates[:, :start] = False
-        self.publisher.before(tokens, masked, torch.tensor([stop], device="cpu"), [0], candidates=candidates, final_queries=False)
+        self.publisher.before(
+            tokens, masked, torch.tensor([stop], device="cpu"), [0], candidates=candidates, final_queries=False
+        )
         logits = self.model.network.lm_head(self._forward(start, stop, keep=False))[0]
         token, probability = _choose(check_finite(logits.to(tokens.device)), self.settings, self.source)
         chosen = _places(probability, masked[0, start:], share, self.settings)

@@ -29,7 +29,9 @@ def check_positive(settings: Any, *names: str) -> None:
         if getattr(settings, name) < 1:
             raise CallError(f"{name}: expected at least 1, found {getattr(settings, name)}")
         if getattr(settings, name) > MOST:
-            raise CallError(f"{name}: expected at most {MOST:,}, which no model can write, found {getattr(settings, name):,}")
+            raise CallError(
+                f"{name}: expected at most {MOST:,}, which no model can write, found {getattr(settings, name):,}"
+            )
 
 
 def check_not_negative(settings: Any, *names: str) -> None:
@@ -59,4 +61,6 @@ def check_seed(settings: Any) -> None:
 def nearest_divisor(length: int, near: int) -> int:
     """Return the divisor that is nearest to a number, the lower one of two."""
     near = min(near, length)
-    return next(n for far in range(length + near) for n in (near - far, near + far) if 0 < n <= length and length % n == 0)
+    return next(
+        n for far in range(length + near) for n in (near - far, near + far) if 0 < n <= length and length % n == 0
+    )

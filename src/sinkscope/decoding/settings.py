@@ -6,7 +6,6 @@ This module loads without torch: the command line builds its flags from these re
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any, ClassVar, Literal
 
-from sinkscope.argument_types import checked
 from sinkscope.decoding.setting_bounds import (
     LARGEST,
     check_not_negative,
@@ -47,7 +46,6 @@ class Settings:
         return self.length if parallel else getattr(self, "steps", self.length)
 
 
-@checked
 @dataclass(frozen=True)
 class LLaDASettings(Settings):
     """LLaDA's semi-autoregressive low-confidence remasking (ML-GSAI/LLaDA, generate.py).
@@ -87,7 +85,6 @@ class LLaDASettings(Settings):
         _blocks(self)
 
 
-@checked
 @dataclass(frozen=True)
 class MMaDASettings(Settings):
     """MMaDA's text sampler: LLaDA's loop with confidences in float64, without the EOS switches (Gen-Verse/MMaDA, generate.py).
@@ -123,7 +120,6 @@ class MMaDASettings(Settings):
         _blocks(self)
 
 
-@checked
 @dataclass(frozen=True)
 class DreamSettings(Settings):
     """Dream's sampler over the whole canvas (Dream-org/Dream-v0-Instruct-7B, generation_utils.py).
@@ -170,12 +166,13 @@ class DreamSettings(Settings):
         check_seed(self)
         check_top_p(self)
         if self.algorithm not in ALGORITHMS:
-            raise CallError(f"algorithm: expected {', '.join(ALGORITHMS[:-1])} or {ALGORITHMS[-1]}, found {shown(self.algorithm)}")
+            raise CallError(
+                f"algorithm: expected {', '.join(ALGORITHMS[:-1])} or {ALGORITHMS[-1]}, found {shown(self.algorithm)}"
+            )
         if not 0 <= self.eps < 1:
             raise CallError(f"eps: expected a number from 0 to below 1, found {self.eps}")
 
 
-@checked
 @dataclass(frozen=True)
 class SDARSettings(Settings):
     """SDAR's block diffusion behind a cache of finished blocks (JetAstra/SDAR, generate.py; defaults of its command).
@@ -213,7 +210,9 @@ class SDARSettings(Settings):
         _block_diffusion(self)
         known = ("dynamic", "static", "sequential")
         if self.remasking not in known:
-            raise CallError(f"remasking: expected {', '.join(known[:-1])} or {known[-1]}, found {shown(self.remasking)}")
+            raise CallError(
+                f"remasking: expected {', '.join(known[:-1])} or {known[-1]}, found {shown(self.remasking)}"
+            )
 
     @property
     def most_calls(self) -> int:
@@ -221,7 +220,6 @@ class SDARSettings(Settings):
         return 1 + (-(-self.length // self.block) + 1) * (self.block_steps + 1)
 
 
-@checked
 @dataclass(frozen=True)
 class LLaDA2Settings(Settings):
     """LLaDA 2's block diffusion, which is SDAR's with a threshold, other defaults and an end (``generate`` of modeling_llada2_moe.py).
@@ -257,7 +255,6 @@ class LLaDA2Settings(Settings):
         _block_diffusion(self)
 
 
-@checked
 @dataclass(frozen=True)
 class AutoregressiveSettings(Settings):
     """One token a step from the left, with a cache of keys and values.
@@ -298,7 +295,9 @@ def described(settings: Any) -> dict[str, Any]:
         CallError: something else.
     """
     if not is_dataclass(settings) or isinstance(settings, type):
-        raise CallError(f"settings: expected those of a sampler, such as resolve_settings returns, found {type(settings).__name__}")
+        raise CallError(
+            f"settings: expected those of a sampler, such as resolve_settings returns, found {type(settings).__name__}"
+        )
     defaults = {field.name: field.default for field in fields(settings) if field.name in ADDED}
     return {name: value for name, value in asdict(settings).items() if name not in defaults or value != defaults[name]}
 
@@ -341,7 +340,9 @@ def _blocks(settings: BlockSettings) -> None:
         raise CallError(f"remasking: expected low_confidence or random, found {shown(settings.remasking)}")
     check_share(settings, "threshold", "factor")
     if settings.threshold and settings.factor:
-        raise CallError(f"expected one of threshold and factor, found {settings.threshold} and {settings.factor}; set the other to 0")
+        raise CallError(
+            f"expected one of threshold and factor, found {settings.threshold} and {settings.factor}; set the other to 0"
+        )
     if settings.cache != "none" and settings.guidance:
         raise CallError(
             f"cache {settings.cache}: does not go with guidance {settings.guidance}, whose unconditional half no published cache keeps; "

@@ -67,9 +67,17 @@ class WorkMeter:
         # A token that is not folded passes through the layers once in each call, as far as its keys and values ask for it.
         alone = 0 if token is None or token.folded else token.count
         values = 0 if token is None or token.zero_value else layers * keys + (layers - 1) * queries
-        self._token_projections, self._token_mlps = alone * width * (layers * keys + values), alone * (layers - 1) * 3 * width * inner
+        self._token_projections, self._token_mlps = (
+            alone * width * (layers * keys + values),
+            alone * (layers - 1) * 3 * width * inner,
+        )
         self._word = width * network.lm_head.out_features
-        self._forwards, self._rows, self._pairs, self._values = [0] * rows, [0] * rows, [0] * rows, [0] * rows  # over all layers
+        self._forwards, self._rows, self._pairs, self._values = (
+            [0] * rows,
+            [0] * rows,
+            [0] * rows,
+            [0] * rows,
+        )  # over all layers
         self._words: Tensor | list[Any] = [0] * rows
 
     def add(self, row: int, queries: int, keys: int, copies: int = 1) -> None:
@@ -119,7 +127,9 @@ class WorkMeter:
         return Work(
             forwards=self._forwards[row],
             rows=round(rows / self._layers),
-            projections=rows * self._projections + self._values[row] * self._value + self._forwards[row] * self._token_projections,
+            projections=rows * self._projections
+            + self._values[row] * self._value
+            + self._forwards[row] * self._token_projections,
             attention=self._pairs[row] * self._pair,
             mlp=rows * self._mlps // self._layers + self._forwards[row] * self._token_mlps,
             vocabulary=int(self._words[row]) * self._word,

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from sinkscope.argument_types import checked
 from sinkscope.documents import describe
 from sinkscope.errors import CallError
 from sinkscope.models.model import MOST_IDS
@@ -21,7 +20,6 @@ MASKED = 0.5
 """Share of the tokens of a canvas that are masked for a diffusion model."""
 
 
-@checked
 @dataclass(frozen=True, eq=False)
 class HeldOut:
     """One canvas and what is predicted on it.
@@ -42,12 +40,13 @@ class HeldOut:
     def __post_init__(self) -> None:
         readers = np.flatnonzero(self.probe.readers)
         if len(self.targets) != len(readers):
-            raise CallError(f"targets: expected a token for each of the {len(readers)} readers, found {len(self.targets)}")
+            raise CallError(
+                f"targets: expected a token for each of the {len(readers)} readers, found {len(self.targets)}"
+            )
         if self.queries not in ("masked", named := _ranges(readers)):
             raise CallError(f"queries: expected 'masked', or the readers {named!r}, found {describe(self.queries)}")
 
 
-@checked
 def hold_out(
     tokens: Sequence[Any],
     predictable: Sequence[Any] | None = None,
@@ -74,7 +73,9 @@ def hold_out(
     if mask_id is not None and not 0 <= mask_id < 1 << 31:
         raise CallError(f"mask_id: expected a token id from 0 to {(1 << 31) - 1:,}, found {describe(mask_id)}")
     if predictable is not None and len(predictable) != len(tokens):
-        raise CallError(f"predictable: expected an array for each of the {len(tokens)} canvases, found {len(predictable)}")
+        raise CallError(
+            f"predictable: expected an array for each of the {len(tokens)} canvases, found {len(predictable)}"
+        )
     for number, canvas in enumerate(tokens):
         if isinstance(canvas, range) and canvas[MOST_IDS:]:
             raise CallError(f"canvas {number}: expected a row of at most {MOST_IDS:,} token ids, found {canvas}")
@@ -83,7 +84,9 @@ def hold_out(
             raise CallError(f"canvas {number}: expected a row of token ids, found {canvas.dtype} {canvas.shape}")
         canvas = canvas.astype(np.int64)
         if mask_id is not None and (at := np.flatnonzero(canvas == mask_id)).size:
-            raise CallError(f"canvas {number}: expected tokens without masks, found the mask token {mask_id} at position {at[0]}")
+            raise CallError(
+                f"canvas {number}: expected tokens without masks, found the mask token {mask_id} at position {at[0]}"
+            )
         free = np.ones(len(canvas), bool) if predictable is None else _as_array(predictable[number], len(canvas))
         if free.shape != canvas.shape or free.dtype.kind not in "biu":
             raise CallError(
@@ -100,7 +103,9 @@ def hold_out(
             chosen = free & (drawn <= max(MASKED, drawn.min()))  # one of them at least
             seen = np.where(chosen, mask_id, canvas)
         if not chosen.any():
-            raise CallError(f"canvas {number} has {len(canvas)} tokens and nothing to predict; expected longer canvases")
+            raise CallError(
+                f"canvas {number} has {len(canvas)} tokens and nothing to predict; expected longer canvases"
+            )
         readers = chosen
         if mask_id is None or shift:
             readers = np.append(chosen[1:], False)
@@ -115,7 +120,11 @@ def _as_array(values: Any, most: int = MOST_IDS) -> np.ndarray:
         if isinstance(values, range) and values[most:]:
             return np.asarray(None)
         return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
-    except (ValueError, TypeError, RuntimeError):  # lists of several lengths; tensors of bfloat16, sparse, or on the device meta
+    except (
+        ValueError,
+        TypeError,
+        RuntimeError,
+    ):  # lists of several lengths; tensors of bfloat16, sparse, or on the device meta
         return np.asarray(None)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from sinkscope.argument_types import checked
 from sinkscope.documents import describe
 from sinkscope.errors import CallError
 
@@ -17,7 +16,6 @@ NO_ROLE = -1
 """Of a head without a lasting sink, in `Moment.role`."""
 
 
-@checked
 @dataclass(frozen=True, eq=False)
 class Moment:
     """One moment. The *top key* of a head is the key with the largest column on a canvas.
@@ -52,7 +50,6 @@ SHARE = 0.1
 ARRAYS = tuple(field.name for field in fields(Moment))
 
 
-@checked
 @dataclass(frozen=True)
 class Emergence:
     """The moments of one training.
@@ -72,18 +69,21 @@ class Emergence:
 
     def __post_init__(self) -> None:
         if not self.updates or any(before >= after for before, after in pairwise(self.updates)):
-            raise CallError(f"updates: expected at least one, each above the one before it, found {list(self.updates)[:8]}")
+            raise CallError(
+                f"updates: expected at least one, each above the one before it, found {list(self.updates)[:8]}"
+            )
         if len(self.moments) != len(self.updates):
             raise CallError(f"moments: expected one for each of {len(self.updates)} updates, found {len(self.moments)}")
         if len(shapes := {moment.place.shape for moment in self.moments}) > 1:
-            raise CallError(f"moments: expected arrays of one shape [canvas, layer, head], found {' and '.join(map(str, sorted(shapes)))}")
+            raise CallError(
+                f"moments: expected arrays of one shape [canvas, layer, head], found {' and '.join(map(str, sorted(shapes)))}"
+            )
 
     @property
     def name(self) -> str:
         """The name of the run."""
         return self.manifest["name"]
 
-    @checked
     def stacked(self, name: str) -> np.ndarray:
         """Return one array of all moments, [moment, …].
 
@@ -105,7 +105,9 @@ class Emergence:
     @property
     def ratios(self) -> Float[np.ndarray, "moment layer head"]:
         """Return the value norm of the top key over the median of its canvas; the median over canvases."""
-        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # NaN where the norms of every canvas are 0
+        with warnings.catch_warnings(
+            action="ignore", category=RuntimeWarning
+        ):  # NaN where the norms of every canvas are 0
             return np.nanmedian(self.stacked("value_ratio"), axis=1)
 
     @property
@@ -115,7 +117,6 @@ class Emergence:
         same = (places[1:] == places[:-1]).mean(1)
         return np.concatenate([np.full((1, *same.shape[1:]), np.nan), same])
 
-    @checked
     def born(self, share: float = SHARE) -> Int[np.ndarray, "layer head"]:
         """Return the update from which the share of each head's top key stays at or above ``share``; −1 where it does not at the end.
 

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from sinkscope.argument_types import checked
 from sinkscope.emergence.held_out import HeldOut
 from sinkscope.emergence.history import NO_ROLE, Moment
 from sinkscope.errors import CallError, ModelError
@@ -21,10 +20,11 @@ from sinkscope.roles.sight import look, sinks_of
 from sinkscope.roles.verdict import Rules
 
 
-@checked
 @own_defaults()
 @torch.no_grad()
-def measure(model: Model, canvases: Sequence[HeldOut], *, roles: bool = False, on_canvas: Callable[[int], object] | None = None) -> Moment:
+def measure(
+    model: Model, canvases: Sequence[HeldOut], *, roles: bool = False, on_canvas: Callable[[int], object] | None = None
+) -> Moment:
     """Measure the sinks of a network on held-out canvases; its weights, its mode and torch's random state stay as they are.
 
     Args:
@@ -62,7 +62,9 @@ def check_canvases(model: Model, canvases: Sequence[HeldOut]) -> None:
         CallError: a canvas with a token that the network does not have, too long for it, or for another kind of network.
     """
     mask, causal = model.card.mask_id, model.family.causal
-    shifts = (model.family.shift,) if model.card.weight_hash != IN_MEMORY else (False, True)  # a network in memory does not say
+    shifts = (
+        (model.family.shift,) if model.card.weight_hash != IN_MEMORY else (False, True)
+    )  # a network in memory does not say
     for number, one in enumerate(canvases):
         if not isinstance(one, HeldOut):
             raise CallError(f"canvas {number}: expected one that hold_out returns, found {type(one).__name__}")

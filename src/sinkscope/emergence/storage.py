@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.argument_types import checked
 from sinkscope.checksums import compare_checksum, compare_sealed, compare_update, sealed, with_checksum
 from sinkscope.documents import check_fields, check_regular, read_json_object
 from sinkscope.emergence.history import ARRAYS, Emergence, Moment
@@ -59,7 +58,9 @@ class Store:
             return False
         theirs = _metadata(path).get(WEIGHTS)
         if weights and theirs is not None and theirs not in weights:
-            raise CallError(f"{path}: expected the moment of these weights, found that of others; choose another folder")
+            raise CallError(
+                f"{path}: expected the moment of these weights, found that of others; choose another folder"
+            )
         return True
 
     def has_roles(self, update: int) -> bool:
@@ -113,7 +114,10 @@ def check_collection(folder: Path, file: str) -> None:
     """
     ours = re.compile(rf"{re.escape(file)}\.(png|pdf|csv)(\.\d+\.writing)?")
     for name in names_in(folder):
-        if not (ours.fullmatch(name) or ((folder / name).is_dir() and all(_WRITTEN.fullmatch(one) for one in names_in(folder / name)))):
+        if not (
+            ours.fullmatch(name)
+            or ((folder / name).is_dir() and all(_WRITTEN.fullmatch(one) for one in names_in(folder / name)))
+        ):
             raise CallError(f"{folder} holds files of something else ({name} …); choose another folder or an empty one")
 
 
@@ -131,7 +135,9 @@ def open_watch(folder: Path, values: Mapping[str, Any]) -> Iterator[Store]:
     with claimed_folder(folder, TrainingError):
         new = _compare(folder, values)
         if new:
-            write_whole(folder / MANIFEST, json.dumps(with_checksum(values), indent=1).encode() + b"\n", TrainingError, ADVICE)
+            write_whole(
+                folder / MANIFEST, json.dumps(with_checksum(values), indent=1).encode() + b"\n", TrainingError, ADVICE
+            )
         try:
             yield Store(folder)
         except BaseException:
@@ -153,7 +159,6 @@ def _compare(folder: Path, values: Mapping[str, Any]) -> bool:
     return False
 
 
-@checked
 def open_emergence(folder: str | Path) -> Emergence:
     """Read the folder of a watched training.
 
@@ -165,8 +170,12 @@ def open_emergence(folder: str | Path) -> Emergence:
     manifest = _read_manifest(folder)
     found = _moments_in(folder)
     if not found:
-        raise CallError(f"{folder}: expected at least one moment (update-….safetensors), found none; the run has not measured yet")
-    return Emergence(manifest, tuple(found), tuple(_read_moment(path, update, manifest) for update, path in found.items()))
+        raise CallError(
+            f"{folder}: expected at least one moment (update-….safetensors), found none; the run has not measured yet"
+        )
+    return Emergence(
+        manifest, tuple(found), tuple(_read_moment(path, update, manifest) for update, path in found.items())
+    )
 
 
 def measured_updates(folder: Path) -> set[int]:
@@ -226,6 +235,10 @@ def _check_values(path: Path, name: str, array: np.ndarray) -> None:
     """Raise TrainingError for values that an array of a moment cannot have."""
     kind, least, most = BOUNDS[name]
     with np.errstate(invalid="ignore"):
-        fits = (array >= least) & (array <= most) | np.isnan(array) & name.endswith("ratio") if array.dtype.kind == kind else False
+        fits = (
+            (array >= least) & (array <= most) | np.isnan(array) & name.endswith("ratio")
+            if array.dtype.kind == kind
+            else False
+        )
     if not np.all(fits):
         raise TrainingError(f"{path}: {name}: expected numbers from {least:g} to {most:g}, found others; {DAMAGED}")

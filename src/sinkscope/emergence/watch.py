@@ -13,7 +13,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from sinkscope.argument_types import checked
 from sinkscope.documents import check_encodable, describe
 from sinkscope.emergence.held_out import HeldOut, fingerprint
 from sinkscope.emergence.moment import check_canvases, measure
@@ -50,7 +49,6 @@ class TrainingWatch:
         ModelError: the network belongs to no family.
     """
 
-    @checked
     def __init__(
         self,
         network: Any,
@@ -73,14 +71,19 @@ class TrainingWatch:
         if (every is None) == (not updates) or (every is not None and every < 1):
             raise CallError(f"expected every (1 or more) or updates, found every={every} and {len(updates)} updates")
         self._model, self._canvases, self._out = model_of(network, name=name), canvases, Path(out)
-        self._every, self._updates, self._roles, self._name, self._weights = every, frozenset(updates), roles, name, weights
+        self._every, self._updates, self._roles, self._name, self._weights = (
+            every,
+            frozenset(updates),
+            roles,
+            name,
+            weights,
+        )
         check_canvases(self._model, canvases)
         if roles:
             check_halves([one.probe for one in canvases])
         check_watch(self._out, self._identity())  # before the training begins
         self._out = self._out.absolute()  # which may change the current folder
 
-    @checked
     def __call__(self, update: int) -> bool:
         """Measure the network if this update is one of those to be measured and has not been; return whether it was.
 
@@ -105,7 +108,12 @@ class TrainingWatch:
                     )
                 elif not self._roles or store.has_roles(update):
                     return False
-            store.write(update, measure(self._model, self._canvases, roles=self._roles), next(iter(self._weights), None), in_memory)
+            store.write(
+                update,
+                measure(self._model, self._canvases, roles=self._roles),
+                next(iter(self._weights), None),
+                in_memory,
+            )
         return True
 
     def trainer_callback(self) -> Any:

@@ -16,7 +16,12 @@ LOOK_S = 0.2
 
 
 def run_share(
-    model: str, device: str, dtype: str | None, arguments: Mapping[str, Any], share: "Share | None" = None, held: Path | None = None
+    model: str,
+    device: str,
+    dtype: str | None,
+    arguments: Mapping[str, Any],
+    share: "Share | None" = None,
+    held: Path | None = None,
 ) -> "list[Result]":
     """Load a model and evaluate it; ``cuda`` under torchrun is the process's own device.
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sinkscope.argument_types import checked
 from sinkscope.decoding import known_caches, parse_cache
 from sinkscope.errors import CallError
 
@@ -51,7 +50,6 @@ class Arm:
 PLAIN = Arm()
 
 
-@checked
 def read_arms(text: str, budgets: Sequence[int] = ()) -> list[Arm]:
     """Return the arms of a text, each once, plain sampling first.
 
@@ -77,13 +75,17 @@ def read_arms(text: str, budgets: Sequence[int] = ()) -> list[Arm]:
         opened = _is_open(cache)
         used |= opened
         if opened and not budgets:
-            raise CallError(f"policy {piece!r}: expected a budget of keys; give --budget 16,64, or write {cache},budget=64")
+            raise CallError(
+                f"policy {piece!r}: expected a budget of keys; give --budget 16,64, or write {cache},budget=64"
+            )
         for budget in budgets if opened and budgets else (None,):
             whole = cache if budget is None else f"{cache}{',' if ':' in cache else ':'}budget={budget}"
             policy = parse_cache(whole)
             arms.append(Arm(NOTHING if policy is None else policy.text, **_parallel(piece, options)))
     if budgets and not used:
-        raise CallError(f"budget: expected a policy that leaves its budget open, such as block:keep=sinks, found {', '.join(pieces)}")
+        raise CallError(
+            f"budget: expected a policy that leaves its budget open, such as block:keep=sinks, found {', '.join(pieces)}"
+        )
     return list(dict.fromkeys(arms))
 
 
@@ -108,12 +110,13 @@ def _parallel(piece: str, options: str) -> dict[str, float]:
         except ValueError:
             number = -1.0
         if name not in PARALLEL or not 0 < number <= 1 or name in found:
-            raise CallError(f"policy {piece!r}: expected threshold=… or factor=… up to 1 behind the @, each once, found {option!r}")
+            raise CallError(
+                f"policy {piece!r}: expected threshold=… or factor=… up to 1 behind the @, each once, found {option!r}"
+            )
         found[name] = number
     return found
 
 
-@checked
 def read_budgets(text: str) -> list[int]:
     """Return the budgets of a text, such as ``16,64``.
 

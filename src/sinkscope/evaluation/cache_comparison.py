@@ -76,7 +76,9 @@ def compare_caches(
         raise CallError(f"batch: expected at least 1, found {batch}")
     if share_of_process().count > 1:
         raise CallError("caches are compared in one process, so that the policies are timed alike; leave torchrun out")
-    plans = plan_comparison(model, Request(tasks, ("none",), limit, shots, chat, protocol, data, settings, allow_code_execution), arms)
+    plans = plan_comparison(
+        model, Request(tasks, ("none",), limit, shots, chat, protocol, data, settings, allow_code_execution), arms
+    )
     out, vocabulary = Path(out), model.card.vocabulary
     with locked(out, kind=OF_CACHES):
         described = {"compares": "caches", **describe_run(model, batch, limit), **fingerprints(model)}
@@ -86,7 +88,9 @@ def compare_caches(
         for plan in plans:
             asked = claim(out / plan.task.name / TASK, plan.describe())
             for arm in arms:
-                items[plan.task.name, arm] = ResultItems(out, plan.task.name, arm.text, run, asked, schema=_schema_of(plan, vocabulary))
+                items[plan.task.name, arm] = ResultItems(
+                    out, plan.task.name, arm.text, run, asked, schema=_schema_of(plan, vocabulary)
+                )
             count = len(plan.problems)
             for start in range(0, count, batch):
                 indices = range(start, min(start + batch, count))
@@ -94,7 +98,9 @@ def compare_caches(
                     todo.append((plan, arm, items[plan.task.name, arm], indices))
         missing = [[one for one in indices if stored.read(one, len(indices)) is None] for _, _, stored, indices in todo]
         total = sum(len(indices) for *_, indices in todo)
-        with show_progress(total, model.card.name, "answers", done=total - sum(map(len, missing)), shown=progress) as bar:
+        with show_progress(
+            total, model.card.name, "answers", done=total - sum(map(len, missing)), shown=progress
+        ) as bar:
             for (plan, arm, stored, indices), lacking in zip(todo, missing, strict=True):
                 for index, item in _work(model, plan, arm, indices, lacking) if lacking else ():
                     stored.commit(index, item)
@@ -123,7 +129,9 @@ def _tell_what_is_left_out(path: Path, document: Mapping[str, Any]) -> None:
     if rows:
         said = ", ".join(f"{row['task']} {row['policy']} (of {row['n']})" for row in rows)
         _log.warning(
-            "%s has fewer answers now, without some of %s; all are kept, and the call that asked for them counts them again", path, said
+            "%s has fewer answers now, without some of %s; all are kept, and the call that asked for them counts them again",
+            path,
+            said,
         )
 
 
@@ -132,7 +140,9 @@ def _schema_of(plan: TaskPlan, vocabulary: int) -> Callable[[int], type[Any]]:
     return lambda index: compared_fields(len(plan.encoded[index]), vocabulary)
 
 
-def _check_lengths(items: Mapping[tuple[str, Arm], ResultItems], found: Mapping[tuple[str, Arm], Sequence[Any]]) -> None:
+def _check_lengths(
+    items: Mapping[tuple[str, Arm], ResultItems], found: Mapping[tuple[str, Arm], Sequence[Any]]
+) -> None:
     """Raise an error unless every answer is there, and as long as that of plain sampling."""
     for (task, arm), mine in found.items():
         for index, (item, plain) in enumerate(zip(mine, found[task, PLAIN], strict=True)):
@@ -143,7 +153,9 @@ def _check_lengths(items: Mapping[tuple[str, Arm], ResultItems], found: Mapping[
             lengths = len(plain["tokens"]), len(item["tokens"])
             if lengths[0] != lengths[1]:
                 what = f"expected {lengths[0]}, as plain sampling wrote, found {lengths[1]}"
-                raise EvaluationError(f"{items[task, arm].path(index)}: tokens: {what}; remove the wrong one of both files and run again")
+                raise EvaluationError(
+                    f"{items[task, arm].path(index)}: tokens: {what}; remove the wrong one of both files and run again"
+                )
 
 
 def plan_comparison(model: Model, request: Request, arms: Sequence[Arm]) -> list[TaskPlan]:
@@ -157,7 +169,9 @@ def plan_comparison(model: Model, request: Request, arms: Sequence[Arm]) -> list
     check_family(model.family)
     for task in [find_task(name, request.files) for name in request.tasks]:
         if task.asks_likelihoods or task.passes > 1:
-            raise CallError(f"{task.name}: expected a task whose answers are written in one pass, such as lab-arith or gsm8k")
+            raise CallError(
+                f"{task.name}: expected a task whose answers are written in one pass, such as lab-arith or gsm8k"
+            )
     plans, _ = make_plans(model, request)
     for plan in plans:
         assert not isinstance(plan.sampler, LikelihoodSettings)
@@ -188,8 +202,14 @@ def check_family(family: Family) -> None:
         CallError: such a family.
     """
     if not any(field.name == "cache" for field in fields(settings_of(family.sampler))):
-        able = ", ".join(one.name for one in FAMILIES.values() if any(field.name == "cache" for field in fields(settings_of(one.sampler))))
-        raise CallError(f"{family.name} has no setting 'cache': expected a model whose sampler takes a cache ({able}); compare another one")
+        able = ", ".join(
+            one.name
+            for one in FAMILIES.values()
+            if any(field.name == "cache" for field in fields(settings_of(one.sampler)))
+        )
+        raise CallError(
+            f"{family.name} has no setting 'cache': expected a model whose sampler takes a cache ({able}); compare another one"
+        )
 
 
 def settings_of_arm(model: Model, plan: TaskPlan, arm: Arm) -> Any:
@@ -201,7 +221,9 @@ def settings_of_arm(model: Model, plan: TaskPlan, arm: Arm) -> Any:
     return resolve_settings(model.family, **{**asdict(plan.sampler), **arm.settings})  # type: ignore[call-overload]
 
 
-def _work(model: Model, plan: TaskPlan, arm: Arm, indices: range, missing: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _work(
+    model: Model, plan: TaskPlan, arm: Arm, indices: range, missing: Sequence[int]
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """Write a batch under an arm, and yield number and item of each of its missing problems."""
     own = reseeded(settings_of_arm(model, plan, arm), indices.start)
     with peak_memory(model.device) as peak:

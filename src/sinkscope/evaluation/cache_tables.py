@@ -99,7 +99,14 @@ def _verdicts(found: Mapping[tuple[str, Arm], Items]) -> list[dict[str, Any]]:
         if (task, other) in found:
             change = paired_difference(*([int(item["correct"]) for item in one] for one in (items, found[task, other])))
             verdicts.append(
-                {"task": task, "with": arm.text, "without": other.text, "budget": arm.budget, **asdict(change), "verdict": on_sinks(change)}
+                {
+                    "task": task,
+                    "with": arm.text,
+                    "without": other.text,
+                    "budget": arm.budget,
+                    **asdict(change),
+                    "verdict": on_sinks(change),
+                }
             )
     for one, adjusted in zip(verdicts, holm([one["p_value"] for one in verdicts]), strict=True):
         one["p_holm"] = adjusted
@@ -151,7 +158,9 @@ def comparison_table(document: Mapping[str, Any]) -> str:
         lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows] + [""]
     for one in document["sinks"]:
         p = f"p {_small(one['p_holm'])}"
-        lines.append(f"{one['task']}, budget {one['budget']}: sinks read minus left out {points(one)}, {p}: {one['verdict']}")
+        lines.append(
+            f"{one['task']}, budget {one['budget']}: sinks read minus left out {points(one)}, {p}: {one['verdict']}"
+        )
     return "\n".join([*lines, *([""] if document["sinks"] else []), *NOTES])
 
 

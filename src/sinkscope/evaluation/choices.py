@@ -144,7 +144,9 @@ def _without_brackets(line: str) -> str:
 
 
 def _piqa(row: Mapping[str, Any]) -> Question:
-    return Question(f"Question: {row['goal']}\nAnswer:", (row["sol1"], row["sol2"]), _numbered("label", row["label"], 0, 2))
+    return Question(
+        f"Question: {row['goal']}\nAnswer:", (row["sol1"], row["sol2"]), _numbered("label", row["label"], 0, 2)
+    )
 
 
 def _literal(text: str) -> Any:
@@ -166,7 +168,9 @@ def _race(row: Mapping[str, Any]) -> Question:
         if not isinstance(question := problem.get("question"), str):
             raise _WrongRow(f"{where}.question: expected text")
         options = _texts(f"{where}.options", problem.get("options"))[:4]
-        asked.append((question, options, _named(f"{where}.answer", problem.get("answer"), list("ABCD"[: len(options)]))))
+        asked.append(
+            (question, options, _named(f"{where}.answer", problem.get("answer"), list("ABCD"[: len(options)])))
+        )
     text = f"Article: {row['article']}\n\n"
     for question, options, gold in asked[:-1]:
         gap = question.endswith("  _  .")
@@ -198,8 +202,12 @@ BENCHMARKS: dict[str, Benchmark] = {
         {"activity_label": _TEXT, "ctx_a": _TEXT, "ctx_b": _TEXT, "endings": (list,), "label": _LABEL},
         _hellaswag,
     ),
-    "piqa": Benchmark(("baber/piqa", None), "validation", {"goal": _TEXT, "sol1": _TEXT, "sol2": _TEXT, "label": _LABEL}, _piqa),
-    "race": Benchmark(("EleutherAI/race", "high"), "test", {"article": _TEXT, "problems": (str, list)}, _race, normed=False),
+    "piqa": Benchmark(
+        ("baber/piqa", None), "validation", {"goal": _TEXT, "sol1": _TEXT, "sol2": _TEXT, "label": _LABEL}, _piqa
+    ),
+    "race": Benchmark(
+        ("EleutherAI/race", "high"), "test", {"article": _TEXT, "problems": (str, list)}, _race, normed=False
+    ),
     "social_iqa": Benchmark(
         ("lighteval/siqa", None),
         "validation",
@@ -208,7 +216,9 @@ BENCHMARKS: dict[str, Benchmark] = {
         normed=False,
     ),
     "lambada": Benchmark(("cimec/lambada", None), "test", {"text": _TEXT}, _lambada, normed=False),
-    "lambada_openai": Benchmark(("EleutherAI/lambada_openai", "default"), "test", {"text": _TEXT}, _lambada, normed=False),
+    "lambada_openai": Benchmark(
+        ("EleutherAI/lambada_openai", "default"), "test", {"text": _TEXT}, _lambada, normed=False
+    ),
 }
 
 
@@ -220,7 +230,9 @@ def questions(name: str, data: Path | None) -> tuple[Callable[[], tuple[Question
     """
     benchmark = BENCHMARKS[name]
     files = {benchmark.split: (f"{benchmark.split}.jsonl", f"{name}.jsonl")}
-    source = Source(name, data, benchmark.hub, tuple(benchmark.fields), files, types=benchmark.fields, asked=benchmark.split)
+    source = Source(
+        name, data, benchmark.hub, tuple(benchmark.fields), files, types=benchmark.fields, asked=benchmark.split
+    )
     rows = functools.cache(lambda: source.rows(benchmark.split))
 
     @functools.cache
@@ -229,7 +241,9 @@ def questions(name: str, data: Path | None) -> tuple[Callable[[], tuple[Question
         for number, row in enumerate(rows(), 1):
             where = f"{source.hub[0] if data is None else f'--data {name}={data}'}, row {number}"
             try:
-                if blank := next((one for one in _ASKED & row.keys() if isinstance(row[one], str) and not row[one].strip()), None):
+                if blank := next(
+                    (one for one in _ASKED & row.keys() if isinstance(row[one], str) and not row[one].strip()), None
+                ):
                     raise _WrongRow(f"{blank}: expected a text that is not blank")
                 question = benchmark.read(row)
             except _WrongRow as error:
@@ -252,7 +266,8 @@ def ask(model: Model, question: Question, settings: LikelihoodSettings, number: 
     """Compute the likelihoods of all choices of question ``number``, and whether the model writes an only choice itself."""
     given = {"method": settings.method, "samples": settings.samples, "guidance": settings.guidance, "batch": batch}
     found = tuple(
-        log_likelihood(model, question.context, f" {choice}", seed=settings.seed + number, **given) for choice in question.choices
+        log_likelihood(model, question.context, f" {choice}", seed=settings.seed + number, **given)
+        for choice in question.choices
     )
     return Asked(found, _writes(model, question, settings.guidance) if len(question.choices) == 1 else None)
 
@@ -280,7 +295,9 @@ def judge(question: Question, asked: Asked, normed: bool) -> tuple[int, dict[str
     return best, measures
 
 
-def settings_for(given: Mapping[str, Any], defaults: Mapping[str, Any], family: Family, model: str) -> LikelihoodSettings:
+def settings_for(
+    given: Mapping[str, Any], defaults: Mapping[str, Any], family: Family, model: str
+) -> LikelihoodSettings:
     """Return the settings of a protocol (``defaults``), overridden by those of a call (``given``), for a model of this family and name.
 
     Raises:
@@ -289,7 +306,9 @@ def settings_for(given: Mapping[str, Any], defaults: Mapping[str, Any], family: 
     names = LikelihoodSettings.__dataclass_fields__
     for name in given:
         if name not in names:
-            raise CallError(f"{name}: tasks of likelihoods have the settings {', '.join(names)}; found {name}, which is a sampler's")
+            raise CallError(
+                f"{name}: tasks of likelihoods have the settings {', '.join(names)}; found {name}, which is a sampler's"
+            )
     settings = {**({} if family.causal else defaults), **{name: plain(value) for name, value in given.items()}}
     found = LikelihoodSettings(**settings)
     check_likelihood(family, model, **asdict(found))

@@ -13,7 +13,16 @@ from sinkscope.evaluation.papers.published import published_accuracy
 from sinkscope.evaluation.results import Result, cell_of, comparable_rule, options_of, rule_of, seed_of
 
 SEEDS = 3
-_RULES = {"none": None, "top": None, "random": True, "ranks": False, "mass": True, "rowmass": True, "persistent": True, "class": True}
+_RULES = {
+    "none": None,
+    "top": None,
+    "random": True,
+    "ranks": False,
+    "mass": True,
+    "rowmass": True,
+    "persistent": True,
+    "class": True,
+}
 """What `takes_seed` returns for common rules, so that most tables load no torch; a test compares it with the rules."""
 _MATCHED = 1.5
 """Largest ratio between the attention that a rule and its control of equal mass take away."""
@@ -70,7 +79,9 @@ def compare(results: Sequence[Result]) -> list[Row]:
     rows = []
     for result in results:
         published = published_accuracy(result.model, result.task, comparable_rule(result.hide))
-        found = (Contrast(control, seeds, one, 1.0, *removed) for control, seeds, one, removed in _contrasts(result, results))
+        found = (
+            Contrast(control, seeds, one, 1.0, *removed) for control, seeds, one, removed in _contrasts(result, results)
+        )
         rows.append(Row(result, published, _change(result, results), None, tuple(found)))
     return adjust(rows)
 
@@ -86,7 +97,11 @@ def adjust(rows: Sequence[Row]) -> list[Row]:
             if row.change is not None and _is_control(row.result) is family
         }
         adjusted |= zip(members, holm(list(members.values())), strict=True)
-    tests = {(cell, one.control): one.difference.p_value for cell, row in zip(cells, rows, strict=True) for one in row.contrasts}
+    tests = {
+        (cell, one.control): one.difference.p_value
+        for cell, row in zip(cells, rows, strict=True)
+        for one in row.contrasts
+    }
     against = dict(zip(tests, holm(list(tests.values())), strict=True))
     return [
         replace(
@@ -119,7 +134,9 @@ def check_results(results: Sequence[Result]) -> list[Result]:
         try:
             json.dumps(values["settings"])
         except (TypeError, ValueError) as error:
-            raise CallError(f"{where}: settings: expected plain values, as JSON holds them, found others ({error})") from error
+            raise CallError(
+                f"{where}: settings: expected plain values, as JSON holds them, found others ({error})"
+            ) from error
         earlier = found.setdefault((one.hide, cell_of(one)), number)
         if earlier != number:
             raise CallError(
@@ -149,11 +166,15 @@ def _contradict(one: Result, other: Result) -> bool:
 def _change(result: Result, results: Sequence[Result]) -> Difference | None:
     if result.hide == "none":
         return None
-    base = max((one for one in results if one.hide == "none" and _comparable(one, result)), key=lambda one: one.n, default=None)
+    base = max(
+        (one for one in results if one.hide == "none" and _comparable(one, result)), key=lambda one: one.n, default=None
+    )
     return None if base is None else paired_difference(*_common([_outcomes(result), _outcomes(base)]))
 
 
-def _contrasts(result: Result, results: Sequence[Result]) -> list[tuple[str, int, Difference, tuple[float | None, float | None]]]:
+def _contrasts(
+    result: Result, results: Sequence[Result]
+) -> list[tuple[str, int, Difference, tuple[float | None, float | None]]]:
     """Return a control's name, the number of its seeds, the difference and both shares removed, for each kind of control."""
     rule = rule_of(result)
     if rule is None or not hides_k(rule[1]):
@@ -211,16 +232,30 @@ def arranged(results: Sequence[Result]) -> list[Result]:
 
     def place(result: Result) -> tuple[str, ...]:
         rule = rule_of(result)
-        return (result.model, result.task, *((comparable_rule(result.hide),) if rule is None else (rule[2], *options_of(rule[3]))))
+        return (
+            result.model,
+            result.task,
+            *((comparable_rule(result.hide),) if rule is None else (rule[2], *options_of(rule[3]))),
+        )
 
     places = list(map(place, results))
-    order = {start: number for number, start in enumerate(dict.fromkeys(one[:length] for one in places for length in (1, 2, len(one))))}
+    order = {
+        start: number
+        for number, start in enumerate(dict.fromkeys(one[:length] for one in places for length in (1, 2, len(one))))
+    }
     keys = [tuple(order[one[:length]] for length in (1, 2, len(one))) for one in places]
     return [results[number] for number in sorted(range(len(results)), key=keys.__getitem__)]
 
 
 def _comparable(one: Result, other: Result) -> bool:
-    keys = ("model", "task", "weight_hash", "settings", "dtype", "device")  # the last two alone move accuracies by points
+    keys = (
+        "model",
+        "task",
+        "weight_hash",
+        "settings",
+        "dtype",
+        "device",
+    )  # the last two alone move accuracies by points
     known = ("data", "config_hash")  # empty in older results
     same = all(getattr(one, key) == getattr(other, key) for key in keys)
     same = same and all(len({getattr(one, key), getattr(other, key)} - {""}) < 2 for key in known)
@@ -246,7 +281,9 @@ def remarks(rows: Sequence[Row]) -> list[str]:
         if change is not None and change.too_small:
             small.setdefault((result.model, result.task, change.n), []).append(f"{result.hide} ({change.needed})")
         elif result.hide != "none" and change is None:
-            said.append(f"{where}: no unhidden run of the same weights, problems, settings, dtype and device to compare with")
+            said.append(
+                f"{where}: no unhidden run of the same weights, problems, settings, dtype and device to compare with"
+            )
         for contrast in row.contrasts:
             if contrast.seeds < SEEDS and takes_seed(contrast.control.partition(":")[0]):
                 said.append(f"{where}: {contrast.seeds} of at least {SEEDS} seeds of {contrast.control}")
@@ -261,9 +298,13 @@ def remarks(rows: Sequence[Row]) -> list[str]:
         for n in sorted({one.difference.n for one in row.contrasts} - {result.n}):
             some = ", ".join(one.control for one in row.contrasts if one.difference.n == n)
             said.append(f"{where}: set against {some} over the {counted(n, 'problem')} that both have")
-        if hides_k(result.hide.partition(":")[0]) and not any(takes_seed(one.control.partition(":")[0]) for one in row.contrasts):
+        if hides_k(result.hide.partition(":")[0]) and not any(
+            takes_seed(one.control.partition(":")[0]) for one in row.contrasts
+        ):
             said.append(f"{where}: no random control with its K and options; hiding any keys may hurt as much")
     for (model, task, n), rules in small.items():
         few = f"{counted(n, 'problem')} {'is' if n == 1 else 'are'} too few"
-        said.append(f"{model}, {task}: {few} for a verdict on these rules (in brackets how many would do): {', '.join(rules)}")
+        said.append(
+            f"{model}, {task}: {few} for a verdict on these rules (in brackets how many would do): {', '.join(rules)}"
+        )
     return said

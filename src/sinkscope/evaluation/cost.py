@@ -148,7 +148,10 @@ def estimate(part: Part, card: Card = CARD) -> Cost:
         flops = copies * steps * _flops(shape, canvas, _committable(part))
     reading = steps * 2 * shape.parameters / card.bytes_per_s / batch
     seconds = (
-        passes * part.prompts * sum(_times_plain(rule, part.recorded) for rule in part.rules) * max(flops / (card.tflops * 1e12), reading)
+        passes
+        * part.prompts
+        * sum(_times_plain(rule, part.recorded) for rule in part.rules)
+        * max(flops / (card.tflops * 1e12), reading)
     )
     a_step = 4 * canvas * (5 * shape.layers * shape.heads + 2 * shape.layers * shape.kv_heads)
     disk = part.prompts * steps * a_step if part.recorded else runs * 12_000
@@ -173,7 +176,9 @@ def _behind_cache(shape: Shape, prompt: int, length: int, block: int, block_step
     """Return forward calls and operations of block diffusion behind a cache: it reads the prompt, then each block once it is written."""
     starts = range(prompt, prompt + length, block)
     denoised = sum(_flops(shape, block, block, at) for at in starts) * block_steps
-    return 1 + len(starts) * (block_steps + 1), _flops(shape, prompt, 0) + denoised + sum(_flops(shape, block, 0, at) for at in starts)
+    return 1 + len(starts) * (block_steps + 1), _flops(shape, prompt, 0) + denoised + sum(
+        _flops(shape, block, 0, at) for at in starts
+    )
 
 
 def _estimate_likelihoods(part: Part, shape: Shape, card: Card) -> Cost:
@@ -187,7 +192,8 @@ def _estimate_likelihoods(part: Part, shape: Shape, card: Card) -> Cost:
     forwards = part.prompts * (choices * canvases + written) * (2 if part.settings["guidance"] else 1)
     batches = part.prompts * (choices * math.ceil(canvases / GROUP) + written)
     seconds = sum(_times_plain(rule, part.recorded) for rule in part.rules) * max(
-        forwards * _flops(shape, context + length, length) / (card.tflops * 1e12), batches * 2 * shape.parameters / card.bytes_per_s
+        forwards * _flops(shape, context + length, length) / (card.tflops * 1e12),
+        batches * 2 * shape.parameters / card.bytes_per_s,
     )
     forwards = round(forwards * sum(map(_calls, part.rules)))
     block = replace(part, settings={"length": length})
@@ -196,16 +202,26 @@ def _estimate_likelihoods(part: Part, shape: Shape, card: Card) -> Cost:
     return Cost(forwards, seconds / 3600, memory / GIB, batch, part.prompts * len(part.rules) * 12_000 / GIB)
 
 
-def estimate_passes(shape: Shape, tokens: int, projected: int, passes: int, calls: int, rows: int, card: Card = CARD) -> Cost:
+def estimate_passes(
+    shape: Shape, tokens: int, projected: int, passes: int, calls: int, rows: int, card: Card = CARD
+) -> Cost:
     """Return the cost of forward passes over whole canvases.
 
     Args:
         tokens: of a canvas; projected: those whose logits are needed.
         passes: canvases in all; calls: forward calls that they share; rows: canvases in one call at most.
     """
-    seconds = max(passes * _flops(shape, tokens, projected) / (card.tflops * 1e12), calls * 2 * shape.parameters / card.bytes_per_s)
-    part, whole = Part("", "", "", "", (), 0, 0, {"length": projected}, shape), replace(shape, causal=False)  # no cache is kept
-    return Cost(passes, seconds / 3600, _memory(whole, tokens, part, rows) / GIB, _largest_batch(whole, tokens, part, card), 0.0)
+    seconds = max(
+        passes * _flops(shape, tokens, projected) / (card.tflops * 1e12),
+        calls * 2 * shape.parameters / card.bytes_per_s,
+    )
+    part, whole = (
+        Part("", "", "", "", (), 0, 0, {"length": projected}, shape),
+        replace(shape, causal=False),
+    )  # no cache is kept
+    return Cost(
+        passes, seconds / 3600, _memory(whole, tokens, part, rows) / GIB, _largest_batch(whole, tokens, part, card), 0.0
+    )
 
 
 def text_tokens(task: str, shots: int) -> int:
@@ -245,7 +261,8 @@ def cost_document(parts: Sequence[Part], card: Card = CARD) -> dict[str, Any]:
     """Return what parts cost, in plain values: a row each, their sum, and what the estimate assumes."""
     costs = [estimate(part, card) for part in parts]
     rows = [
-        {"part": part.name, "model": part.model, "task": part.task, "prompts": part.prompts, "rules": len(part.rules)} | asdict(cost)
+        {"part": part.name, "model": part.model, "task": part.task, "prompts": part.prompts, "rules": len(part.rules)}
+        | asdict(cost)
         for part, cost in zip(parts, costs, strict=True)
     ]
     total = {

@@ -53,7 +53,9 @@ def _check_limits(text: str, shape: Shape) -> None:
             raise CallError(f"layers: the model has the layers 0…{shape.layers - 1}, found {beyond[0]}")
         if absent := [one for one in part.heads or () if one[0] >= shape.layers or one[1] >= shape.heads]:
             layer, head = absent[0]
-            raise CallError(f"heads: the model has {shape.layers} layers of {shape.heads} heads, found head {layer}.{head}")
+            raise CallError(
+                f"heads: the model has {shape.layers} layers of {shape.heads} heads, found head {layer}.{head}"
+            )
 
 
 def _check_canvas(part: Part) -> None:
@@ -62,7 +64,9 @@ def _check_canvas(part: Part) -> None:
         return
     length = part.settings["length"]
     canvas = text_tokens(part.task, part.shots) + length
-    typical = f"{part.task} with {counted(part.shots, 'shot')} and {length} to write makes a canvas of about {canvas} tokens"
+    typical = (
+        f"{part.task} with {counted(part.shots, 'shot')} and {length} to write makes a canvas of about {canvas} tokens"
+    )
     if part.shape.positions is not None and canvas > SURELY * part.shape.positions:
         made_for = f"{part.model} was made for {part.shape.positions} (max_position_embeddings in its config.json)"
         raise CallError(f"{typical}, {made_for}: use fewer --shots or a smaller --length")
@@ -83,4 +87,6 @@ def family_and_shape(name: str) -> tuple[Family, Shape]:
     sizes = (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, config.hidden_size)
     tied, head_dim = bool(config.tie_word_embeddings), getattr(config, "head_dim", None)
     positions = getattr(config, "max_position_embeddings", None)
-    return family, Shape(*sizes, config.intermediate_size, config.vocab_size, parameters, family.causal, tied, head_dim, positions)
+    return family, Shape(
+        *sizes, config.intermediate_size, config.vocab_size, parameters, family.causal, tied, head_dim, positions
+    )

@@ -78,7 +78,16 @@ def gsm8k_cot(data: Path | None = None) -> Task:
     def question(row: Row) -> str:
         return f"Q: {row['question']}\nA:"
 
-    return _task("gsm8k_cot", 8, ("Q:", "</s>", "<|im_end|>"), test, question, shown, lambda shots: hash_rows(test()), THE_ANSWER_IS)
+    return _task(
+        "gsm8k_cot",
+        8,
+        ("Q:", "</s>", "<|im_end|>"),
+        test,
+        question,
+        shown,
+        lambda shots: hash_rows(test()),
+        THE_ANSWER_IS,
+    )
 
 
 def gsm8k_two_pass(data: Path | None = None) -> Task:
@@ -107,11 +116,21 @@ def gsm8k_two_pass(data: Path | None = None) -> Task:
         found = re.findall(r"#### (.*)$", text)  # as published: $ is the end of the text, not of a line
         read = _normal(found[-1]).strip() if found else None
         return Score(
-            read == _normal(row["answer"]), read, f"{read}, expected {_normal(row['answer'])}" if found else "no number after ####"
+            read == _normal(row["answer"]),
+            read,
+            f"{read}, expected {_normal(row['answer'])}" if found else "no number after ####",
         )
 
     return Task(
-        "gsm8k_two_pass", 0, False, test, prompt, lambda row: row["answer"], score, fingerprint=lambda shots: hash_rows(test()), passes=2
+        "gsm8k_two_pass",
+        0,
+        False,
+        test,
+        prompt,
+        lambda row: row["answer"],
+        score,
+        fingerprint=lambda shots: hash_rows(test()),
+        passes=2,
     )
 
 
@@ -130,9 +149,13 @@ def _with_answers(source: Source, split: str) -> tuple[Row, ...]:
     rows = source.rows(split)
     for number, row in enumerate(rows, 1):
         answer = row["answer"].rstrip()
-        if "####" not in answer or (split == "test" and not (GOLD.search(answer) and score_answer(answer, answer).correct)):
+        if "####" not in answer or (
+            split == "test" and not (GOLD.search(answer) and score_answer(answer, answer).correct)
+        ):
             where = source.hub[0] if source.path is None else f"--data gsm8k={source.path}"
-            raise CallError(f"{where}, {split} row {number}: expected an answer that ends in '#### NUMBER', found {row['answer'][-60:]!r}")
+            raise CallError(
+                f"{where}, {split} row {number}: expected an answer that ends in '#### NUMBER', found {row['answer'][-60:]!r}"
+            )
     return rows
 
 
@@ -143,13 +166,13 @@ def worked_examples(shots: int) -> tuple[_Turn, ...]:
 
     found = find_spec("lm_eval")
     if found is None or found.origin is None:
-        message = (
-            "the worked examples of gsm8k_cot are read from lm-eval, which is not installed: pip install 'sinkscope[eval]', or --shots 0"
-        )
+        message = "the worked examples of gsm8k_cot are read from lm-eval, which is not installed: pip install 'sinkscope[eval]', or --shots 0"
         raise CallError(message)
     import yaml
 
-    config = yaml.safe_load((Path(found.origin).parent / "tasks" / "gsm8k" / "gsm8k-cot.yaml").read_text(encoding="utf-8"))
+    config = yaml.safe_load(
+        (Path(found.origin).parent / "tasks" / "gsm8k" / "gsm8k-cot.yaml").read_text(encoding="utf-8")
+    )
     samples = config["fewshot_config"]["samples"]
     if shots > len(samples):
         raise CallError(f"shots: gsm8k_cot has {len(samples)} worked examples, found {shots}")
@@ -171,7 +194,11 @@ def _task(
 
     def messages(row: Row, index: int, count: int) -> list[Message]:
         turns = [(turn.question, turn.answer) for turn in shown(index, count)]
-        talk = [{"role": role, "content": text} for turn in turns for role, text in zip(("user", "assistant"), turn, strict=True)]
+        talk = [
+            {"role": role, "content": text}
+            for turn in turns
+            for role, text in zip(("user", "assistant"), turn, strict=True)
+        ]
         return [*talk, {"role": "user", "content": question(row)}]
 
     return Task(

@@ -57,7 +57,10 @@ def humaneval_instruct(data: Path | None = None) -> Task:
         _refuse_shots("humaneval_instruct", shots)
         block = f"{FENCE}python\n{row['prompt']}\n"
         request = f"Write a solution to the following problem and make sure that it passes the tests:\n{block}{FENCE}\n"
-        return [{"role": "user", "content": request}, {"role": "assistant", "content": f"Here is the completed function:\n{block}"}]
+        return [
+            {"role": "user", "content": request},
+            {"role": "assistant", "content": f"Here is the completed function:\n{block}"},
+        ]
 
     def prompt(row: Row, index: int, shots: int) -> str:
         return "".join(message["content"] for message in messages(row, index, shots))

@@ -24,7 +24,13 @@ GRACE = 10.0
 
 
 def run_in_jobs(
-    model: str, device: str, dtype: str | None, arguments: Mapping[str, Any], jobs: int, cluster: str = "slurm", options: str = ""
+    model: str,
+    device: str,
+    dtype: str | None,
+    arguments: Mapping[str, Any],
+    jobs: int,
+    cluster: str = "slurm",
+    options: str = "",
 ) -> None:
     """Submit the shares of an evaluation as jobs and wait until they have ended; the same call again does what is missing.
 
@@ -50,13 +56,18 @@ def run_in_jobs(
         raise CallError("--jobs needs submitit, which is not installed: pip install 'sinkscope[slurm]'") from error
     folder = arguments["out"].absolute() / LOGS  # submitit takes a relative ~ for a home
     if "%" in str(folder):
-        raise CallError(f"--out: expected a path without %, where submitit and Slurm put the numbers of jobs, found {folder.parent}")
+        raise CallError(
+            f"--out: expected a path without %, where submitit and Slurm put the numbers of jobs, found {folder.parent}"
+        )
     if not any(name.endswith("timeout_min") for name in parameters):
         parameters["timeout_min"] = MINUTES.get(cluster, MINUTES["slurm"])
     with tempfile.TemporaryDirectory() as elsewhere:  # an executor makes its folder at once
         _executor(submitit.AutoExecutor, Path(elsewhere), cluster, parameters)
     _check_options(parameters)
-    make_plans(outline(model), Request(**{name: value for name, value in arguments.items() if name in Request.__dataclass_fields__}))
+    make_plans(
+        outline(model),
+        Request(**{name: value for name, value in arguments.items() if name in Request.__dataclass_fields__}),
+    )
     executor = _executor(submitit.AutoExecutor, folder, cluster, parameters)
     failed: list[str] = []
     running: list[Any] = []
@@ -64,9 +75,13 @@ def run_in_jobs(
         shares = [Share(index, jobs) for index in range(jobs)]
         try:
             with _without_interrupts(), executor.batch():
-                running += [executor.submit(run_share, model, device, dtype, dict(arguments), share, held) for share in shares]
+                running += [
+                    executor.submit(run_share, model, device, dtype, dict(arguments), share, held) for share in shares
+                ]
         except (OSError, RuntimeError) as error:
-            raise EvaluationError(f"{jobs} jobs could not be submitted on {cluster} ({_last_line(error)}); see --job-options") from error
+            raise EvaluationError(
+                f"{jobs} jobs could not be submitted on {cluster} ({_last_line(error)}); see --job-options"
+            ) from error
         for job in running:
             error = job.exception()
             if error is not None:
@@ -110,7 +125,9 @@ def _executor(kind: Any, folder: Path, cluster: str, parameters: Mapping[str, An
     try:
         executor = kind(folder=folder, cluster=cluster)
     except RuntimeError as error:
-        raise CallError(f"--jobs: expected a machine that submits jobs to {cluster}, found no srun; or pass --cluster local") from error
+        raise CallError(
+            f"--jobs: expected a machine that submits jobs to {cluster}, found no srun; or pass --cluster local"
+        ) from error
     for name, value in parameters.items():
         try:
             with warnings.catch_warnings():
@@ -133,7 +150,11 @@ def _read_options(text: str) -> dict[str, Any]:
         if name in found:
             raise CallError(f"--job-options: expected each name once, found {name[:60]!r} twice")
         found[name] = (
-            int(value) if re.fullmatch("[0-9]{1,9}", value) else float(value) if re.fullmatch(r"\d{1,9}\.\d{1,9}", value) else value
+            int(value)
+            if re.fullmatch("[0-9]{1,9}", value)
+            else float(value)
+            if re.fullmatch(r"\d{1,9}\.\d{1,9}", value)
+            else value
         )
     return found
 
@@ -143,7 +164,9 @@ def _check_options(parameters: Mapping[str, Any]) -> None:
     for name, value in parameters.items():
         plain = re.sub("^(slurm|local)_", "", name)
         if plain in ("nodes", "tasks_per_node", "ntasks_per_node") and value != 1:
-            raise CallError(f"--job-options: expected one process for each job, found {name}={value}; leave it out and raise --jobs")
+            raise CallError(
+                f"--job-options: expected one process for each job, found {name}={value}; leave it out and raise --jobs"
+            )
         if plain == "timeout_min" and value == 0:
             raise CallError(f"--job-options: expected minutes above 0, found {name}={value}")
 

@@ -82,7 +82,9 @@ class SinkscopeLM(TemplateLM):
         if not str(batch_size).isdigit() or int(batch_size) < 1:
             raise CallError(f"batch_size: expected a whole number from 1 upwards, found {shown(batch_size)}")
         if pretrained is None:
-            raise CallError("pretrained: expected a bundled name, a folder or a hub id, as in --model_args pretrained=NAME, found none")
+            raise CallError(
+                "pretrained: expected a bundled name, a folder or a hub id, as in --model_args pretrained=NAME, found none"
+            )
         check_argument("hide", hide, str)
         self.share = share_of_process()
         device = own_device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
@@ -93,7 +95,12 @@ class SinkscopeLM(TemplateLM):
         self.batch = int(batch_size)
         self.settings = settings
         self._check_settings()
-        of_likelihoods = {"method": method, "samples": samples, "guidance": likelihood_guidance, "seed": settings.get("seed", 0)}
+        of_likelihoods = {
+            "method": method,
+            "samples": samples,
+            "guidance": likelihood_guidance,
+            "seed": settings.get("seed", 0),
+        }
         try:
             self.likelihood = asdict(settings_for(of_likelihoods, {}, self.model.family, self.model.card.name))
         except CallError as error:
@@ -137,7 +144,9 @@ class SinkscopeLM(TemplateLM):
         for index, (_, asked) in enumerate(arguments):
             groups.setdefault(json.dumps(asked, sort_keys=True, default=str), []).append(index)
         asked_of = {index: self._settings(arguments[indices[0]][1]) for indices in groups.values() for index in indices}
-        batches = [indices[at : at + self.batch] for indices in groups.values() for at in range(0, len(indices), self.batch)]
+        batches = [
+            indices[at : at + self.batch] for indices in groups.values() for at in range(0, len(indices), self.batch)
+        ]
 
         def write(indices: Sequence[int]) -> list[str]:
             settings, stops = asked_of[indices[0]]
@@ -174,19 +183,28 @@ class SinkscopeLM(TemplateLM):
         until = asked.pop("until", None) or []
         stops = [until] if isinstance(until, str) else until
         if not isinstance(stops, list | tuple) or not all(isinstance(one, str) for one in stops):
-            raise CallError(f"until: expected text, a list of texts or none, found {shown(until)}; write numbers in quotes")
+            raise CallError(
+                f"until: expected text, a list of texts or none, found {shown(until)}; write numbers in quotes"
+            )
         lengths = [_number(name, asked.pop(name, None), int) for name in LENGTH_NAMES]
         sampling = asked.pop("do_sample", None)
         given = _number("temperature", asked.pop("temperature", None), float)
         temperature = 0.0 if sampling is False or given is None else given
         length = next((found for found in lengths if found is not None), LENGTH)
-        settings = resolve_settings(self.model.family, **{"length": length, "temperature": temperature, **asked, **self.settings})
+        settings = resolve_settings(
+            self.model.family, **{"length": length, "temperature": temperature, **asked, **self.settings}
+        )
         return settings, list(stops)
 
-    def _loglikelihood_tokens(self, requests: list[Any], disable_tqdm: bool = False, **kwargs: Any) -> list[tuple[float, bool]]:
+    def _loglikelihood_tokens(
+        self, requests: list[Any], disable_tqdm: bool = False, **kwargs: Any
+    ) -> list[tuple[float, bool]]:
         self._refuse_previous()
         found = self._spread(
-            [[index] for index in range(len(requests))], lambda one: [self._score(*requests[one[0]][1:])], "likelihood", disable_tqdm
+            [[index] for index in range(len(requests))],
+            lambda one: [self._score(*requests[one[0]][1:])],
+            "likelihood",
+            disable_tqdm,
         )
         for request, (total, greedy) in zip(requests, found, strict=True):
             self.cache_hook.add_partial("loglikelihood", request[0], (total, greedy))
@@ -196,7 +214,9 @@ class SinkscopeLM(TemplateLM):
         self._refuse_previous()
         texts = [self.tok_encode(request.args[0], add_special_tokens=False) for request in requests]
         batches = [[index] for index in range(len(texts))]
-        found = self._spread(batches, lambda one: [self._score([self.eot_token_id], texts[one[0]])[0]], "likelihood", disable_tqdm)
+        found = self._spread(
+            batches, lambda one: [self._score([self.eot_token_id], texts[one[0]])[0]], "likelihood", disable_tqdm
+        )
         for request, total in zip(requests, found, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
         return found
@@ -209,7 +229,9 @@ class SinkscopeLM(TemplateLM):
             self._note(effect(None))
         if found.greedy is None and not self._said_greedy:
             self._said_greedy = True
-            _log.warning("Monte Carlo does not say whether a text is the greedy one; measures of that need method=chain_rule")
+            _log.warning(
+                "Monte Carlo does not say whether a text is the greedy one; measures of that need method=chain_rule"
+            )
         return found.total, bool(found.greedy)
 
     _said_greedy = False
@@ -225,7 +247,9 @@ class SinkscopeLM(TemplateLM):
     def _note(self, *effects: dict[str, Any] | None) -> None:
         self._of_batch += [effect for effect in effects if effect is not None]
 
-    def _spread(self, batches: list[list[int]], work: Callable[[Sequence[int]], list[Any]], name: str, quiet: bool) -> list[Any]:
+    def _spread(
+        self, batches: list[list[int]], work: Callable[[Sequence[int]], list[Any]], name: str, quiet: bool
+    ) -> list[Any]:
         """Return the results by request. Each process does every ``count``-th batch, and all processes get all results.
 
         Raises:
@@ -245,7 +269,9 @@ class SinkscopeLM(TemplateLM):
         except Exception as error:
             failed = error
         if self.share.count > 1:
-            for other, of_other, message in _exchanged((found, effects, None if failed is None else str(failed)), self.share.count):
+            for other, of_other, message in _exchanged(
+                (found, effects, None if failed is None else str(failed)), self.share.count
+            ):
                 found.update(other)
                 effects.update(of_other)
                 if message is not None and failed is None:
@@ -256,10 +282,16 @@ class SinkscopeLM(TemplateLM):
         self._effects += came
         if came and self.share.index == 0:
             means = _means(came)
-            hits = "" if means["hit_rate"] is None else f"; {means['hit_rate']:.0%} of the hidden keys were still in the current top K"
+            hits = (
+                ""
+                if means["hit_rate"] is None
+                else f"; {means['hit_rate']:.0%} of the hidden keys were still in the current top K"
+            )
             rows = means["removed_share_committed"]
             committed = "" if rows is None else f" ({100 * rows:.2f} % at the positions being committed)"
-            _log.warning("%s removed %.2f %% of all attention%s%s", self.hide, 100 * means["removed_share"], committed, hits)
+            _log.warning(
+                "%s removed %.2f %% of all attention%s%s", self.hide, 100 * means["removed_share"], committed, hits
+            )
         return [found[index] for index in sorted(found)]
 
 
@@ -300,12 +332,18 @@ def main() -> None:
         if not (found := re.match("(Tasks not found|No tasks specified)(?:: (.*))?", str(error))):
             raise
         named = shown(found[2]) if found[2] else "none"
-        print(f"sinkscope: error: --tasks: expected tasks that `lm-eval ls tasks` lists, or ours, found {named}", file=sys.stderr)
+        print(
+            f"sinkscope: error: --tasks: expected tasks that `lm-eval ls tasks` lists, or ours, found {named}",
+            file=sys.stderr,
+        )
         sys.exit(2)
     except TypeError as error:
         if not (found := re.search(r"multiple values for keyword argument '(\w+)'", str(error))):
             raise
-        print(f"sinkscope: error: --model_args: expected {found[1]} as --{found[1]} only, found it in both; take it out", file=sys.stderr)
+        print(
+            f"sinkscope: error: --model_args: expected {found[1]} as --{found[1]} only, found it in both; take it out",
+            file=sys.stderr,
+        )
         sys.exit(2)
     finally:
         if torch.distributed.is_initialized():

@@ -79,13 +79,33 @@ PROTOCOLS = (
     Protocol("llada", "base", "humaneval", "authors", 0, False, _blocks(1024, 1024), _EVAL, 0.354),
     Protocol("llada", "instruct", "gsm8k", "paper1", 5, True, _blocks(256, 32), _PAPER1, 0.76),
     Protocol("llada", "instruct", "humaneval", "paper1", 0, False, _blocks(512, 32), _PAPER1, 0.37),
-    Protocol("llada", "instruct", "gsm8k", "authors", 5, True, _blocks(512, 512, **_LATE_EOS), _EVAL + _INSTRUCT, 0.694),
     Protocol(
-        "llada", "instruct", "humaneval_instruct", "authors", 0, True, _blocks(512, 512, logits_eos_inf=True), _EVAL + _INSTRUCT, 0.494
+        "llada", "instruct", "gsm8k", "authors", 5, True, _blocks(512, 512, **_LATE_EOS), _EVAL + _INSTRUCT, 0.694
+    ),
+    Protocol(
+        "llada",
+        "instruct",
+        "humaneval_instruct",
+        "authors",
+        0,
+        True,
+        _blocks(512, 512, logits_eos_inf=True),
+        _EVAL + _INSTRUCT,
+        0.494,
     ),
     Protocol("llada", "instruct", "gsm8k", "semi-autoregressive", 5, True, _blocks(256, 8), _EVAL + _INSTRUCT, 0.786),
     *(
-        Protocol("llada", "instruct", task, name, shots, chat, _blocks(length, 32), _FAST.format(task, _FAST_PROMPTS[task]), published)
+        Protocol(
+            "llada",
+            "instruct",
+            task,
+            name,
+            shots,
+            chat,
+            _blocks(length, 32),
+            _FAST.format(task, _FAST_PROMPTS[task]),
+            published,
+        )
         for task, shots, chat, name, length, published in (
             ("gsm8k", 5, True, "fast-dllm", 256, 0.793),
             ("gsm8k", 5, True, "fast-dllm-512", 512, 0.775),
@@ -94,24 +114,75 @@ PROTOCOLS = (
         )
     ),
     Protocol("llada", "1.5", "gsm8k", "authors", 5, True, _blocks(256, 16, **_LATE_EOS), _EVAL + _INSTRUCT, 0.838),
-    Protocol("llada", "1.5", "humaneval_instruct", "authors", 0, True, _blocks(512, 32, **_LATE_EOS), _EVAL + _INSTRUCT, 0.524),
+    Protocol(
+        "llada",
+        "1.5",
+        "humaneval_instruct",
+        "authors",
+        0,
+        True,
+        _blocks(512, 32, **_LATE_EOS),
+        _EVAL + _INSTRUCT,
+        0.524,
+    ),
     Protocol("mmada", "mixcot", "gsm8k", "authors", 5, True, _blocks(256, 64), _MMADA, 0.734),
     Protocol(
-        "mmada", "mixcot", "humaneval", "paper1", 0, False, _blocks(512, 32), "not published; LLaDA's of arXiv 2510.15731 is assumed", 0.16
+        "mmada",
+        "mixcot",
+        "humaneval",
+        "paper1",
+        0,
+        False,
+        _blocks(512, 32),
+        "not published; LLaDA's of arXiv 2510.15731 is assumed",
+        0.16,
     ),
     Protocol("dream", "base", "gsm8k_cot", "authors", 8, False, _dream(256, 0.0, 0.95), _DREAM, 0.772),
     Protocol("dream", "base", "humaneval", "authors", 0, False, _dream(512, 0.2, 0.95), _DREAM + _UNCUT, 0.579),
     Protocol("dream", "instruct", "gsm8k_cot", "authors", 0, True, _dream(256, 0.1, 0.9), _DREAM + "_instruct", 0.81),
-    Protocol("dream", "instruct", "humaneval_instruct", "authors", 0, True, _dream(768, 0.1, 0.9), _DREAM + "_instruct", 0.555),
+    Protocol(
+        "dream",
+        "instruct",
+        "humaneval_instruct",
+        "authors",
+        0,
+        True,
+        _dream(768, 0.1, 0.9),
+        _DREAM + "_instruct",
+        0.555,
+    ),
     Protocol("dream", "coder-base", "humaneval", "authors", 0, False, _dream(512, 0.2, 0.9), _DREAM_CODER),
     Protocol("dream", "coder-base", "gsm8k_cot", "authors", 8, False, _dream(256, 0.0, 0.95), _DREAM_CODER),
-    Protocol("dream", "coder-instruct", "humaneval_instruct", "authors", 0, True, _dream(768, 0.1, 0.95), _DREAM_CODER_DEMO),
+    Protocol(
+        "dream", "coder-instruct", "humaneval_instruct", "authors", 0, True, _dream(768, 0.1, 0.95), _DREAM_CODER_DEMO
+    ),
     Protocol("dream", "diffucoder-base", "humaneval", "authors", 0, False, _dream(256, 0.2, 0.95), _DIFFUCODER),
-    Protocol("dream", "diffucoder-instruct", "humaneval_instruct", "authors", 0, True, _dream(256, 0.3, 0.95), _DIFFUCODER),
+    Protocol(
+        "dream", "diffucoder-instruct", "humaneval_instruct", "authors", 0, True, _dream(256, 0.3, 0.95), _DIFFUCODER
+    ),
     Protocol("llama", "instruct", "gsm8k_cot", "authors", 8, True, {"length": 512, "temperature": 0.0}, _LLAMA, 0.845),
-    Protocol("llama", "instruct", "humaneval_instruct", "authors", 0, True, {"length": 512, "temperature": 0.0}, _LLAMA, 0.726),
+    Protocol(
+        "llama",
+        "instruct",
+        "humaneval_instruct",
+        "authors",
+        0,
+        True,
+        {"length": 512, "temperature": 0.0},
+        _LLAMA,
+        0.726,
+    ),
     *(
-        Protocol("smdm", "", task, "paper2", 0, False, {"method": method, "samples": 1024, "guidance": guidance}, _PAPER2 + said)
+        Protocol(
+            "smdm",
+            "",
+            task,
+            "paper2",
+            0,
+            False,
+            {"method": method, "samples": 1024, "guidance": guidance},
+            _PAPER2 + said,
+        )
         for task, method, guidance, said in (
             ("arc_easy", "monte_carlo", 0.6, ""),
             ("arc_challenge", "monte_carlo", 0.6, "; not stated for ARC-c, ARC-e's are assumed"),

@@ -13,7 +13,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from sinkscope.argument_types import checked
 from sinkscope.checksums import compare_checksum, with_checksum
 from sinkscope.documents import MOST, check_fields, describe, parse_json, read_bytes
 from sinkscope.errors import CallError, EvaluationError
@@ -105,7 +104,9 @@ def summarise(items: Sequence[Mapping[str, Any]], **known: Any) -> Result:
         correct=correct,
         accuracy=correct / len(items),
         interval=wilson_interval(correct, len(items)),
-        measures={name: sum(item["measures"][name] for item in items) / len(items) for name in items[0].get("measures", {})},
+        measures={
+            name: sum(item["measures"][name] for item in items) / len(items) for name in items[0].get("measures", {})
+        },
         removed_share=_mean(items, "removed_share"),
         removed_share_committed=_mean(items, "removed_share_committed"),
         hit_rate=_mean(items, "hit_rate"),
@@ -155,11 +156,18 @@ def collect(folder: Path, wanted: Sequence[tuple[str, str]], given: Iterable[str
     for task, hide in wanted:
         asked = read_object(folder / task / TASK)
         if run is None or asked is None:
-            raise EvaluationError(f"{folder} is damaged or not begun ({RUN}, {task}/{TASK}); run the same `sinkscope evaluate` again")
+            raise EvaluationError(
+                f"{folder} is damaged or not begun ({RUN}, {task}/{TASK}); run the same `sinkscope evaluate` again"
+            )
         check_fields(run, RunFile, str(folder / RUN), EvaluationError, "the file is damaged")
         check_fields(asked, TaskFile, str(folder / task / TASK), EvaluationError, "the file is damaged")
         stored = ResultItems(
-            folder, task, stored_text(folder, task, hide, given), hash_claim(run), hash_claim(asked), schema=evaluated_fields
+            folder,
+            task,
+            stored_text(folder, task, hide, given),
+            hash_claim(run),
+            hash_claim(asked),
+            schema=evaluated_fields,
         )
         count, batch = asked["problems"], run["batch"]
         items = [stored.read(index, min(batch, count - index // batch * batch)) for index in range(count)]
@@ -168,7 +176,9 @@ def collect(folder: Path, wanted: Sequence[tuple[str, str]], given: Iterable[str
             _check_measures(stored, [item for item in items if item is not None])
             results.append(_from_items([item for item in items if item is not None], run, asked, hide))
     if missing:
-        raise EvaluationError(f"{folder} is unfinished ({missing} problems missing); run the same `sinkscope evaluate` again")
+        raise EvaluationError(
+            f"{folder} is unfinished ({missing} problems missing); run the same `sinkscope evaluate` again"
+        )
     write_results(folder, results)
     return results
 
@@ -184,7 +194,9 @@ def _check_measures(stored: ResultItems, items: Sequence[Mapping[str, Any]]) -> 
             )
 
 
-def _from_items(items: Sequence[Mapping[str, Any]], run: Mapping[str, Any], asked: Mapping[str, Any], hide: str) -> Result:
+def _from_items(
+    items: Sequence[Mapping[str, Any]], run: Mapping[str, Any], asked: Mapping[str, Any], hide: str
+) -> Result:
     return summarise(
         items,
         model=run["model"]["name"],
@@ -242,7 +254,6 @@ def _stored(results: Iterable[Result]) -> dict[str, Any]:
     return with_checksum({"format": FORMAT, "results": [asdict(result) for result in results]})
 
 
-@checked
 def read_results(*folders: Path | str) -> list[Result]:
     """Return the results of finished evaluations, folder by folder.
 
@@ -259,7 +270,10 @@ def read_results(*folders: Path | str) -> list[Result]:
         if path not in found and path == other:
             found[path] = _read_folder(path)
         else:
-            raise CallError(f"results: expected each folder once, found {path} twice" + (f", also as {other}" if path != other else ""))
+            raise CallError(
+                f"results: expected each folder once, found {path} twice"
+                + (f", also as {other}" if path != other else "")
+            )
     _refuse_copies(found)
     return [result for results in found.values() for result in results]
 
@@ -332,7 +346,9 @@ def _read_folder(folder: Path) -> list[Result]:
 
     path, compressed = folder / RESULTS, folder / COMPRESSED
     if not folder.is_dir():
-        raise CallError(f"{folder}: expected a folder that `sinkscope evaluate` wrote, found {'a file' if folder.exists() else 'nothing'}")
+        raise CallError(
+            f"{folder}: expected a folder that `sinkscope evaluate` wrote, found {'a file' if folder.exists() else 'nothing'}"
+        )
     if not path.exists() and compressed.exists():
         path = compressed
     if not path.exists():
@@ -342,14 +358,21 @@ def _read_folder(folder: Path) -> list[Result]:
             )
         kind = kind_of_run(read_object(folder / RUN) or {"model": {}})
         if kind != EVALUATION:
-            advice = {COMPARISON: "`sinkscope compare-caches` prints its table", ROLES: "`sinkscope roles` prints its table"}
+            advice = {
+                COMPARISON: "`sinkscope compare-caches` prints its table",
+                ROLES: "`sinkscope roles` prints its table",
+            }
             way_out = advice.get(kind, "name another folder")
             raise CallError(f"{folder}: expected a folder that `sinkscope evaluate` wrote, found {kind}; {way_out}")
-        raise EvaluationError(f"{folder} is unfinished ({len(find_items(folder))} problems done); run the same `sinkscope evaluate` again")
+        raise EvaluationError(
+            f"{folder} is unfinished ({len(find_items(folder))} problems done); run the same `sinkscope evaluate` again"
+        )
     document = _read_document(path)
     found = document.get("format")
     if found != FORMAT:
-        raise EvaluationError(f"{path}: expected results of format {FORMAT}, found {found!r}; read them with the sinkscope that wrote them")
+        raise EvaluationError(
+            f"{path}: expected results of format {FORMAT}, found {found!r}; read them with the sinkscope that wrote them"
+        )
     check_fields(document, ResultsFile, str(path), EvaluationError, AGAIN)
     compare_checksum(document, path, EvaluationError, AGAIN)
     return [_result(row) for row in document["results"]]
@@ -363,7 +386,9 @@ def _read_document(path: Path) -> dict[str, Any]:
             with gzip.GzipFile(fileobj=BytesIO(content)) as file:
                 content = file.read(MOST + 1)
         except (OSError, EOFError, zlib.error) as error:
-            raise EvaluationError(f"{path}: expected a whole gzip file, found one that cannot be read; {AGAIN}") from error
+            raise EvaluationError(
+                f"{path}: expected a whole gzip file, found one that cannot be read; {AGAIN}"
+            ) from error
         if len(content) > MOST:
             raise EvaluationError(f"{path}: expected at most {MOST:,} bytes when it is unpacked, found more; {AGAIN}")
     document = parse_json(content, str(path), EvaluationError, AGAIN)

@@ -75,15 +75,23 @@ def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator
                 if (task := next((name for name in names if exists(folder / name / TASK)), None)) is not None:
                     what = f"expected {RUN}, which says what run this is, beside {task}, found none"
                     raise CallError(f"{folder}: {what}; put it back, or choose another folder")
-                raise CallError(f"{folder} holds files of something else ({strange} …); choose another folder or an empty one")
+                raise CallError(
+                    f"{folder} holds files of something else ({strange} …); choose another folder or an empty one"
+                )
             found = read_object(folder / RUN) if RUN in names else None
             if found is not None and kind_of_run(found) != kind:
                 what = f"expected an empty folder, or one with {kind}, found {kind_of_run(found)}"
                 raise CallError(f"{folder} holds another run: {what}; choose another folder")
             shared = stack.enter_context(open_lock(folder / LOCK, EvaluationError))
-            own = shared if share.count == 1 else stack.enter_context(open_lock(_lock_path(folder, share), EvaluationError))
+            own = (
+                shared
+                if share.count == 1
+                else stack.enter_context(open_lock(_lock_path(folder, share), EvaluationError))
+            )
         except OSError as error:
-            raise EvaluationError(f"{error.filename or folder} cannot be written ({error.strerror}); choose another folder") from error
+            raise EvaluationError(
+                f"{error.filename or folder} cannot be written ({error.strerror}); choose another folder"
+            ) from error
         try:
             with exclusive(folder / CLAIM, EvaluationError):  # else two that start together would each find nobody
                 busy = next((other for other in _other_shares(folder, share.count) if is_working(folder, other)), None)
@@ -149,7 +157,10 @@ def _lock_path(folder: Path, share: Share) -> Path:
 
 def _other_shares(folder: Path, count: int) -> list[Share]:
     """Return the shares of other divisions of the work, into another number of processes, whose locks were made here."""
-    found = [re.fullmatch(r"(\d+)-of-(\d+)", path.name.removeprefix(f"{LOCK}.")) for path in files_in(folder, f"{LOCK}.*", EvaluationError)]
+    found = [
+        re.fullmatch(r"(\d+)-of-(\d+)", path.name.removeprefix(f"{LOCK}."))
+        for path in files_in(folder, f"{LOCK}.*", EvaluationError)
+    ]
     return [Share(int(match[1]), int(match[2])) for match in found if match and int(match[2]) != count]
 
 
@@ -166,9 +177,14 @@ def check_claims(contents: Mapping[Path, Mapping[str, Any]]) -> None:
 
 
 def _compare_claim(folder: Path, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    ignored = ["model.name", "model.config_hash"]  # the same weights under another path are the same model; `fingerprints` has the config
+    ignored = [
+        "model.name",
+        "model.config_hash",
+    ]  # the same weights under another path are the same model; `fingerprints` has the config
     changed = changed_fingerprint(theirs, mine)
-    if changed is not None and mine.get("model", {}).get("weight_hash") == mine.get(WEIGHTS):  # weights that are in no file
+    if changed is not None and mine.get("model", {}).get("weight_hash") == mine.get(
+        WEIGHTS
+    ):  # weights that are in no file
         ignored.append("model.weight_hash")
     changes = [
         difference_in_words(name, old, new, "{name}: {old} → {new}")
@@ -178,7 +194,9 @@ def _compare_claim(folder: Path, theirs: Mapping[str, Any], mine: Mapping[str, A
     if not changes and changed is not None:
         raise CallError(f"{folder} holds another run: {changed}")
     if changes:
-        raise CallError(f"{folder} holds another run ({'; '.join(changes)}); choose another folder, or go on with its settings")
+        raise CallError(
+            f"{folder} holds another run ({'; '.join(changes)}); choose another folder, or go on with its settings"
+        )
 
 
 def claim(path: Path, content: Mapping[str, Any]) -> str:
@@ -325,7 +343,9 @@ def _make(folder: Path, path: Path) -> None:
             f"{path} cannot be written: expected a folder {folder}, found a file; remove it or choose another folder"
         ) from error
     except OSError as error:
-        raise EvaluationError(f"{path} cannot be written ({error.strerror}); choose another folder, or make room") from error
+        raise EvaluationError(
+            f"{path} cannot be written ({error.strerror}); choose another folder, or make room"
+        ) from error
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

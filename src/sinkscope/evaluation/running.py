@@ -30,7 +30,16 @@ from sinkscope.evaluation.choices import LikelihoodSettings, ask
 from sinkscope.evaluation.item_schema import evaluated_fields
 from sinkscope.evaluation.protocols import AUTO
 from sinkscope.evaluation.results import Result, collect, stored_text
-from sinkscope.evaluation.results_folder import RUN, TASK, ResultItems, check_claims, claim, is_working, locked, started_at
+from sinkscope.evaluation.results_folder import (
+    RUN,
+    TASK,
+    ResultItems,
+    check_claims,
+    claim,
+    is_working,
+    locked,
+    started_at,
+)
 from sinkscope.evaluation.sandbox import run_program
 from sinkscope.evaluation.task_plans import Request, TaskPlan, make_plans
 from sinkscope.models import Model, expect_model
@@ -140,9 +149,18 @@ def evaluate(
         for plan in plans:
             asked = claim(out / plan.task.name / TASK, plan.describe())
             for text, rule in rules.items():
-                items = ResultItems(out, plan.task.name, stored_text(out, plan.task.name, text, hide), run, asked, schema=evaluated_fields)
+                items = ResultItems(
+                    out,
+                    plan.task.name,
+                    stored_text(out, plan.task.name, text, hide),
+                    run,
+                    asked,
+                    schema=evaluated_fields,
+                )
                 count = len(plan.problems)
-                batches += [_Batch(plan, rule, items, range(at, min(at + batch, count))) for at in range(0, count, batch)]
+                batches += [
+                    _Batch(plan, rule, items, range(at, min(at + batch, count))) for at in range(0, count, batch)
+                ]
         _work_through(model, batches[mine.index :: mine.count], progress and (mine.index == 0 or share is not None))
         if share is not None or mine.index > 0:
             return []
@@ -169,14 +187,17 @@ def describe_run(model: Model, batch: int, limit: int | None) -> dict[str, Any]:
         "format": ITEMS,
         "model": {**model.card.as_dict(), "weight_hash": weight_hash_of(model)},
         "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else model.device.type,
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in ("sinkscope", "torch", "transformers")},
+        "versions": {"python": platform.python_version()}
+        | {name: version(name) for name in ("sinkscope", "torch", "transformers")},
         "batch": batch,
         "limit": limit,
     }
 
 
 def _work_through(model: Model, batches: Sequence[_Batch], shown: bool) -> None:
-    missing = [[index for index in batch.indices if batch.items.read(index, len(batch.indices)) is None] for batch in batches]
+    missing = [
+        [index for index in batch.indices if batch.items.read(index, len(batch.indices)) is None] for batch in batches
+    ]
     total = sum(len(batch.indices) for batch in batches)
     done = total - sum(map(len, missing))
     with show_progress(total, model.card.name, "problems", done=done, shown=shown) as bar:
@@ -228,12 +249,17 @@ def _work(model: Model, batch: _Batch, missing: Sequence[int]) -> Iterator[tuple
 
 def _read_so_far(model: Model, generation: Generation) -> str:
     """Return prompt and answer up to its end, as the prompt of the next pass."""
-    prompt, answer = generation.tokens[: generation.prompt_length], generation.tokens[generation.prompt_length :].tolist()
+    prompt, answer = (
+        generation.tokens[: generation.prompt_length],
+        generation.tokens[generation.prompt_length :].tolist(),
+    )
     ends = [place for place, token in enumerate(answer) if token in model.card.ends]
     return model.decode([*prompt.tolist(), *answer[: ends[0] if ends else None]])
 
 
-def _compare(model: Model, batch: _Batch, missing: Sequence[int], settings: LikelihoodSettings) -> Iterator[tuple[int, dict[str, Any]]]:
+def _compare(
+    model: Model, batch: _Batch, missing: Sequence[int], settings: LikelihoodSettings
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """Compute likelihoods, and yield number and item of each of a batch's missing problems."""
     plan = batch.plan
     for index in missing:
@@ -278,11 +304,15 @@ def _wait_for_others(out: Path, before: Mapping[Share, int | None], batches: Seq
     others = list(before)
     while others:
         for other in list(others):
-            last = started_at(out, other)  # before its lock is looked at: else it may start in between and seem to have ended
+            last = started_at(
+                out, other
+            )  # before its lock is looked at: else it may start in between and seem to have ended
             if is_working(out, other):
                 continue
             theirs = batches[other.index :: other.count]
-            missing = sum(not batch.items.is_done(index, len(batch.indices)) for batch in theirs for index in batch.indices)
+            missing = sum(
+                not batch.items.is_done(index, len(batch.indices)) for batch in theirs for index in batch.indices
+            )
             if not missing:
                 others.remove(other)
             elif last != before[other] or time.monotonic() - started > STARTING_S:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from typing import Any, Literal
 
-from sinkscope.argument_types import checked
 from sinkscope.documents import in_markdown, json_text, markdown_cell, printable
 from sinkscope.evaluation.comparisons import Row, arranged, check_results, compare, remarks
 from sinkscope.evaluation.paired_tests import Difference
@@ -23,7 +22,6 @@ NOTES = (
 )
 
 
-@checked
 def table(results: Sequence[Result]) -> dict[str, Any]:
     """Return ``{"rows": [...], "remarks": [...]}``: every field of each result except its outcomes, and its comparisons.
 
@@ -63,10 +61,14 @@ def _document(row: Row) -> dict[str, Any]:
 def _difference(change: Difference | None, adjusted: float | None) -> Any:
     if change is None:
         return None
-    return asdict(change) | {"p_holm": adjusted, "verdict": change.verdict, "needed": change.needed, "too_small": change.too_small}
+    return asdict(change) | {
+        "p_holm": adjusted,
+        "verdict": change.verdict,
+        "needed": change.needed,
+        "too_small": change.too_small,
+    }
 
 
-@checked
 def write_table(results: Sequence[Result], form: Format = "markdown") -> str:
     """Return a table as text, without a last line break.
 
@@ -91,10 +93,15 @@ def _layout(rows: Sequence[Row], cell: Callable[[Row], str]) -> tuple[list[str],
     """Return paper 1's layout: the models, and for each task and rule a cell for each model, "–" where there is no result."""
     models = list(dict.fromkeys(row.result.model for row in rows))
     tasks = list(dict.fromkeys(row.result.task for row in rows))
-    places = sorted(dict.fromkeys((row.result.task, row.result.hide) for row in rows), key=lambda place: tasks.index(place[0]))
+    places = sorted(
+        dict.fromkeys((row.result.task, row.result.hide) for row in rows), key=lambda place: tasks.index(place[0])
+    )
     lines = []
     for task, hide in places:
-        found = [[row for row in rows if (row.result.model, row.result.task, row.result.hide) == (model, task, hide)] for model in models]
+        found = [
+            [row for row in rows if (row.result.model, row.result.task, row.result.hide) == (model, task, hide)]
+            for model in models
+        ]
         lines.append((task, hide, ["; ".join(map(cell, one)) or "–" for one in found]))
     return models, lines
 
@@ -172,7 +179,8 @@ def _latex(rows: Sequence[Row]) -> str:
     lines = [r"\begin{tabular}{ll" + "l" * len(models) + "}", r"\hline"]
     lines += [" & ".join(["task", "hidden", *map(_escaped, models)]) + r" \\", r"\hline"]
     lines += [
-        " & ".join([_escaped(task), _escaped(hide), *(cell.replace("–", "--") for cell in cells)]) + r" \\" for task, hide, cells in layout
+        " & ".join([_escaped(task), _escaped(hide), *(cell.replace("–", "--") for cell in cells)]) + r" \\"
+        for task, hide, cells in layout
     ]
     lines += [r"\hline", r"\end{tabular}"]
     return "\n".join([*lines, *(f"% {line}" for line in (*NOTES, *map(printable, remarks(rows))))])
@@ -181,13 +189,19 @@ def _latex(rows: Sequence[Row]) -> str:
 def _latex_cell(row: Row) -> str:
     low, high = row.result.interval
     mark = (
-        "" if row.change is None else {"robust": r"$^{\circ}$", "degraded": r"$^{\downarrow}$", "undecided": "$^{?}$"}[row.change.verdict]
+        ""
+        if row.change is None
+        else {"robust": r"$^{\circ}$", "degraded": r"$^{\downarrow}$", "undecided": "$^{?}$"}[row.change.verdict]
     )
     paper = "" if row.published is None else f" [{row.published[0]:.2f} $\\pm$ {row.published[1]:.2f}]"
     return f"{row.result.accuracy:.3f} ({low:.3f}--{high:.3f}){mark}{paper}"
 
 
-_IN_LATEX = {one: f"\\{one}" for one in "_&%#${}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_IN_LATEX = {one: f"\\{one}" for one in "_&%#${}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+}
 _IN_LATEX |= {"|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}"}
 
 
@@ -196,7 +210,16 @@ def _escaped(text: str) -> str:
 
 
 _FLAT = ("model", "task", "hide", "n", "correct", "accuracy")
-_MORE = ("removed_share", "removed_share_committed", "hit_rate", "weight_hash", "config_hash", "device", "dtype", "seconds")
+_MORE = (
+    "removed_share",
+    "removed_share_committed",
+    "hit_rate",
+    "weight_hash",
+    "config_hash",
+    "device",
+    "dtype",
+    "seconds",
+)
 
 
 def _csv(rows: Sequence[Row]) -> str:

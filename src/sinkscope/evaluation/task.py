@@ -4,13 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sinkscope.argument_types import checked
-
 Message = dict[str, str]
 """One turn of a conversation: ``role`` and ``content``."""
 
 
-@checked
 @dataclass(frozen=True)
 class Score:
     """The score of one answer.
@@ -30,7 +27,6 @@ class Score:
     measures: Mapping[str, bool] = field(default_factory=dict)
 
 
-@checked
 @dataclass(frozen=True)
 class Task:
     """A set of problems.

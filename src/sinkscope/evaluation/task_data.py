@@ -98,7 +98,9 @@ class Source:
         for name in self.fields:
             kinds = self.types.get(name, (str,))
             if not isinstance(row.get(name), kinds):
-                found = f"{type(row[name]).__name__}" if name in row else f"only {', '.join(map(str, row)) or 'nothing'}"
+                found = (
+                    f"{type(row[name]).__name__}" if name in row else f"only {', '.join(map(str, row)) or 'nothing'}"
+                )
                 raise CallError(
                     f"{where}: expected the field {name!r} as {_NAMES[kinds[0]]}, found {found}; is this the file of {self.key}?"
                 )
@@ -127,7 +129,9 @@ class Source:
 
         unreachable = _unreachable(name)
         try:
-            with contextlib.nullcontext() if unreachable is None else _offline():  # a data set in the cache needs no network
+            with (
+                contextlib.nullcontext() if unreachable is None else _offline()
+            ):  # a data set in the cache needs no network
                 return list(load_dataset(name, configuration, split=split))
         except Exception as raised:  # whatever the hub, the network or its cache raise
             error = unreachable or raised
@@ -135,9 +139,16 @@ class Source:
             if type(error).__name__ == "OfflineModeIsEnabled":
                 reason = "no cached copy"
             offline = next(
-                (f" (unset {variable})" for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE") if os.environ.get(variable)), ""
+                (
+                    f" (unset {variable})"
+                    for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+                    if os.environ.get(variable)
+                ),
+                "",
             )
-            raise EvaluationError(f"{name} could not be had from the hub ({reason}); go online{offline}, {local}") from error
+            raise EvaluationError(
+                f"{name} could not be had from the hub ({reason}); go online{offline}, {local}"
+            ) from error
 
 
 def _unreachable(name: str) -> Exception | None:

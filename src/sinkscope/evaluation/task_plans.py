@@ -132,7 +132,12 @@ def check_request(request: Request) -> None:
         CallError: see above.
     """
     for name, value, example in (("tasks", request.tasks, "names"), ("hide", request.hide, 'rules such as ["none"]')):
-        if not isinstance(value, Collection) or isinstance(value, str | range) or getattr(value, "ndim", 1) != 1 or not len(value):
+        if (
+            not isinstance(value, Collection)
+            or isinstance(value, str | range)
+            or getattr(value, "ndim", 1) != 1
+            or not len(value)
+        ):
             raise CallError(f"{name}: expected a list of {example}, found {shown(value)}")
     for name, hint in get_type_hints(Request).items():
         check_argument(name, getattr(request, name), hint)
@@ -141,10 +146,16 @@ def check_request(request: Request) -> None:
     asked = dict.fromkeys(one for task in request.tasks for one in _names_of_data(task))
     for name in request.data:
         if name not in asked:
-            told = f"paths for {', '.join(asked)}" if asked else f"none, as {', '.join(request.tasks)} needs no data of yours"
+            told = (
+                f"paths for {', '.join(asked)}"
+                if asked
+                else f"none, as {', '.join(request.tasks)} needs no data of yours"
+            )
             raise CallError(f"data: expected {told}, found a path for {shown(name)}; leave it out")
     if request.protocol in {one.name for one in PROTOCOLS} and not {*request.tasks} & {*PUBLISHED}:
-        raise CallError(f"protocol: {request.protocol} is not used by the tasks of the lab, which have none; leave it out")
+        raise CallError(
+            f"protocol: {request.protocol} is not used by the tasks of the lab, which have none; leave it out"
+        )
     if request.limit is not None and request.limit < 1:
         raise CallError(f"limit: expected at least 1 problem, found {request.limit}")
 
@@ -156,7 +167,9 @@ def _plan(model: Model, task: Task, request: Request) -> TaskPlan:
     return TaskPlan(task, sampler, shots, chat, used, problems, texts, encoded)
 
 
-def resolve_task(family: Family, name: str, task: Task, request: Request) -> tuple[Settings | LikelihoodSettings, int, bool, str | None]:
+def resolve_task(
+    family: Family, name: str, task: Task, request: Request
+) -> tuple[Settings | LikelihoodSettings, int, bool, str | None]:
     """Return the settings of a task for a model of this family and name, its shots, whether it is a chat, and the protocol's line.
 
     Raises:
@@ -190,7 +203,9 @@ def _check_likelihoods(model: Model, plan: TaskPlan, rules: Mapping[str, Rule]) 
     lengths = [count_tokens(model, question) for question in plan.problems]
     if max(lengths) > model.card.max_positions:
         longest = lengths.index(max(lengths))
-        raise CallError(f"{plan.task.name}: problem {longest} with its longest choice has {max(lengths)} tokens, {model.limit}")
+        raise CallError(
+            f"{plan.task.name}: problem {longest} with its longest choice has {max(lengths)} tokens, {model.limit}"
+        )
     for text, rule in rules.items():
         if rule.waits:
             raise CallError(
@@ -204,16 +219,22 @@ def _check_steps(text: str, rule: Rule, count: int, task: str) -> None:
     """Raise CallError for a rule that is in force in no step of an answer of so many."""
     parts = rule.parts if isinstance(rule, Composed) else (rule,)
     limited = [part for part in parts if not part.idle]
-    if limited and not any(part.steps is None or any(part.waits <= step < count for step in part.steps) for part in limited):
+    if limited and not any(
+        part.steps is None or any(part.waits <= step < count for step in part.steps) for part in limited
+    ):
         waits = "; it needs the step before each" if all(part.waits for part in limited) else ""
-        raise CallError(f"hide: {text} is in force in none of the steps 0 to {count - 1} of an answer to {task}{waits}; choose other steps")
+        raise CallError(
+            f"hide: {text} is in force in none of the steps 0 to {count - 1} of an answer to {task}{waits}; choose other steps"
+        )
 
 
 def _check_canvases(text: str, rule: Rule, canvases: Sequence[int]) -> None:
     """Raise CallError for a rule that needs longer canvases than the shortest, given the tokens of each when it first comes into force."""
     if min(canvases) < rule.least_tokens:
         where = f"that of problem {canvases.index(min(canvases))} has {min(canvases)}"
-        raise CallError(f"hide: {text} needs a canvas of at least {rule.least_tokens} tokens; {where}: choose fewer keys")
+        raise CallError(
+            f"hide: {text} needs a canvas of at least {rule.least_tokens} tokens; {where}: choose fewer keys"
+        )
 
 
 def _resolve(family: Family, task: Task, settings: Mapping[str, Any]) -> Settings:
@@ -227,18 +248,24 @@ def _resolve(family: Family, task: Task, settings: Mapping[str, Any]) -> Setting
     return resolve_settings(family, **given)
 
 
-def _encode(model: Model, task: Task, problems: Sequence[Any], shots: int, chat: bool) -> tuple[list[str], list[list[int]]]:
+def _encode(
+    model: Model, task: Task, problems: Sequence[Any], shots: int, chat: bool
+) -> tuple[list[str], list[list[int]]]:
     if not chat:
         texts = [task.prompt(problem, index, shots) for index, problem in enumerate(problems)]
         return texts, [model.encode(text) for text in texts]
     if task.messages is None:
-        raise CallError(f"chat: expected a task with a conversation, found {task.name}, which has raw text only; leave chat out")
+        raise CallError(
+            f"chat: expected a task with a conversation, found {task.name}, which has raw text only; leave chat out"
+        )
     talks = [task.messages(problem, index, shots) for index, problem in enumerate(problems)]
     texts = [chat_text(model, talk) for talk in talks]
     return texts, [model.encode(model.tokenize(text, special=False)) for text in texts]
 
 
-def chat_text(model: Model, talk: list[Message], instead: str = "evaluate it on raw text, with --protocol none and without --chat") -> str:
+def chat_text(
+    model: Model, talk: list[Message], instead: str = "evaluate it on raw text, with --protocol none and without --chat"
+) -> str:
     """Return a conversation as text, up to where the assistant begins or continues; ``instead`` as in `Model.chat_text`.
 
     Raises:

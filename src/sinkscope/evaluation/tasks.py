@@ -34,7 +34,9 @@ def score_program(problem: Problem, text: str) -> Score:
 
 
 def _lab_task(name: str, score: Callable[[Problem, str], Score], runs_programs: bool) -> Task:
-    return Task(name, SHOTS[name], runs_programs, lambda: held_out(name), few_shot_prompt, lambda problem: problem.result, score)
+    return Task(
+        name, SHOTS[name], runs_programs, lambda: held_out(name), few_shot_prompt, lambda problem: problem.result, score
+    )
 
 
 TASKS = {
@@ -94,7 +96,10 @@ def _likelihood_task(name: str, data: Path | None) -> Task:
 
     def score(question: Question, asked: Asked) -> Score:
         best, measures = judge(question, asked, BENCHMARKS[name].normed)
-        read, right = question.choices[best] if len(question.choices) > 1 or measures["acc"] else None, question.choices[question.gold]
+        read, right = (
+            question.choices[best] if len(question.choices) > 1 or measures["acc"] else None,
+            question.choices[question.gold],
+        )
         return Score(measures["acc"], read, f"{read!r}, expected {right!r}", measures=measures)
 
     def prompt(question: Question, index: int, shots: int) -> str:
@@ -105,7 +110,9 @@ def _likelihood_task(name: str, data: Path | None) -> Task:
     def gold(question: Question) -> str:
         return question.choices[question.gold]
 
-    return Task(name, 0, False, rows, prompt, gold, score, fingerprint=lambda shots: fingerprint(), asks_likelihoods=True)
+    return Task(
+        name, 0, False, rows, prompt, gold, score, fingerprint=lambda shots: fingerprint(), asks_likelihoods=True
+    )
 
 
 def read_data_flags(flags: Sequence[str]) -> dict[str, Path]:

@@ -50,7 +50,9 @@ def draw_accuracy_and_work(document: Mapping[str, Any]) -> DrawnFigure:
         "show: differences paired by problem, whose intervals are narrower; they are in the CSV file."
     )
     title = f"Accuracy against work with caches of keys and values ({document['model']['name']})"
-    return DrawnFigure("accuracy-against-work", title, caption, sheet, HEADER, [_numbers(row) for row in document["rows"]])
+    return DrawnFigure(
+        "accuracy-against-work", title, caption, sheet, HEADER, [_numbers(row) for row in document["rows"]]
+    )
 
 
 def _panel(axes: Any, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
@@ -74,7 +76,9 @@ def _labels(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[tup
     found: list[tuple[tuple[float, float], list[int]]] = []
     for row, work in zip(rows, works, strict=True):
         at = 100 * row["accuracy"]
-        near = (one for one in found if abs(math.log(work / one[0][0])) < 0.03 * across and abs(at - one[0][1]) < 0.03 * up)
+        near = (
+            one for one in found if abs(math.log(work / one[0][0])) < 0.03 * across and abs(at - one[0][1]) < 0.03 * up
+        )
         number_of = names.index(row["policy"])
         group = next(near, None)
         if group is None:
@@ -87,10 +91,25 @@ def _labels(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[tup
 def _mark(axes: Any, row: Mapping[str, Any], across: Sequence[float], up: Sequence[float]) -> Any:
     """Draw the points of a policy, which may be none, and return the handle for the legend."""
     parallel = bool(row["threshold"] or row["factor"])
-    colour = INK if row["policy"] == "none" else VERMILLION if row["cache"] == "none" else ORANGE if row["budget"] is not None else BLUE
+    colour = (
+        INK
+        if row["policy"] == "none"
+        else VERMILLION
+        if row["cache"] == "none"
+        else ORANGE
+        if row["budget"] is not None
+        else BLUE
+    )
     marker = "*" if row["policy"] == "none" else "s" if row["budget"] is not None else "o"
     (handle,) = axes.plot(
-        across, up, linestyle="none", marker=marker, markersize=5, color=colour, markerfacecolor="white" if parallel else colour, zorder=2
+        across,
+        up,
+        linestyle="none",
+        marker=marker,
+        markersize=5,
+        color=colour,
+        markerfacecolor="white" if parallel else colour,
+        zorder=2,
     )
     return handle
 
@@ -103,4 +122,12 @@ def _numbers(row: Mapping[str, Any]) -> tuple[Any, ...]:
     change = row["difference"]
     changes = ["", "", ""] if change is None else [number(change[name]) for name in ("mean", "low", "high")]
     shown = [number(value) for value in (row["accuracy"], *row["interval"])]
-    return (row["task"], row["policy"], row["n"], *shown, *changes, number(row["work"]["total"]), number(row["work_ratio"]))
+    return (
+        row["task"],
+        row["policy"],
+        row["n"],
+        *shown,
+        *changes,
+        number(row["work"]["total"]),
+        number(row["work_ratio"]),
+    )

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from sinkscope.argument_types import checked
 from sinkscope.documents import shown
 from sinkscope.errors import CallError, SinkscopeError, TraceError
 from sinkscope.figures.figure import DrawnFigure, Figure, files_of
@@ -37,15 +36,18 @@ def find_figures() -> dict[str, Figure]:
             module = import_module(f"{package}.{found.name}")
             kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Figure)]
             figures += [kind() for kind in kinds if kind.__module__ == module.__name__]
-    figures.sort(key=lambda figure: (not figure.name.isdigit(), int(figure.name) if figure.name.isdigit() else 0, figure.name))
+    figures.sort(
+        key=lambda figure: (not figure.name.isdigit(), int(figure.name) if figure.name.isdigit() else 0, figure.name)
+    )
     for what in ("name", "file"):
         names = [getattr(figure, what) for figure in figures]
         if twice := {name for name in names if names.count(name) > 1}:
-            raise SinkscopeError(f"expected every figure to have a {what} of its own, found {min(twice)!r} twice; rename one of them")
+            raise SinkscopeError(
+                f"expected every figure to have a {what} of its own, found {min(twice)!r} twice; rename one of them"
+            )
     return {figure.name: figure for figure in figures}
 
 
-@checked
 def draw_figures(
     traces: Sequence[Trace | OpenedStatistics],
     out: str | Path,
@@ -99,7 +101,9 @@ def draw_figures(
     missing: list[str] = []
     earlier: list[tuple[str, list[Path]]] = []  # files under the names of figures that are not drawn now
     with claimed_folder(Path(out), TraceError):
-        with replaced_files(Path(out), TraceError) as place:  # so that a run that fails leaves an earlier one's figures together
+        with replaced_files(
+            Path(out), TraceError
+        ) as place:  # so that a run that fails leaves an earlier one's figures together
             for group, name_of_group in zip(groups, _file_names([group[0].label for group in groups]), strict=True):
                 suffix = f"-{name_of_group}" if len(groups) > 1 else ""
                 with figure_style(wide=len(group) > 1):
@@ -109,7 +113,9 @@ def draw_figures(
                         try:
                             paths += [Path(out) / one.name for one in figure.draw(group).save(place, suffix)]
                         except FigureError as error:
-                            missing.append(f"Figure {name} is not drawn for {', '.join(one.label for one in group)}: {error}")
+                            missing.append(
+                                f"Figure {name} is not drawn for {', '.join(one.label for one in group)}: {error}"
+                            )
                             there = [path for path in files_of(figure.file, Path(out), suffix) if path.is_file()]
                             earlier += [(name, there)] if there else []
             if not paths:  # within the body, so that no empty folder is left
@@ -130,7 +136,6 @@ def _remove(paths: Sequence[Path]) -> None:
         raise TraceError(f"{error.filename} cannot be removed ({error.strerror}); choose another folder") from error
 
 
-@checked
 def draw_figure(
     name: str,
     *traces: Trace | OpenedStatistics | str | Path,
@@ -174,7 +179,6 @@ def _subjects(
     return [subject_of(trace, excess, label, maps, roles, place) for trace, label in zip(traces, labels, strict=True)]
 
 
-@checked
 def make_folder(folder: str | Path) -> Path:
     """Make the folder for figures and pages.
 

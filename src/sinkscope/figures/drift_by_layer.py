@@ -5,7 +5,17 @@ from typing import Any
 
 from sinkscope.counts import counted
 from sinkscope.figures.figure import DrawnFigure
-from sinkscope.figures.style import BLUE, GREEN, ORANGE, VERMILLION, WIDER, figure_style, new_sheet, number, whole_numbers
+from sinkscope.figures.style import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    VERMILLION,
+    WIDER,
+    figure_style,
+    new_sheet,
+    number,
+    whole_numbers,
+)
 
 LOOKS = {"new": (VERMILLION, "s"), "sink": (ORANGE, "D"), "mask": (BLUE, "o"), "text": (GREEN, "^")}
 TITLES = {
@@ -44,17 +54,23 @@ def draw_drift(document: Mapping[str, Any]) -> DrawnFigure:
         "later step; mask: masked at both; text: the rest. What it does not show: what a stale key costs, which depends on who reads it."
     )
     title = f"Drift of keys and values ({document['model']['name']})"
-    return DrawnFigure("drift-by-layer", title, caption, sheet, HEADER, [line for row in document["drift"] for line in _lines(row)])
+    return DrawnFigure(
+        "drift-by-layer", title, caption, sheet, HEADER, [line for row in document["drift"] for line in _lines(row)]
+    )
 
 
 def _values(row: Mapping[str, Any]) -> list[tuple[int, float, float | None, float | None]]:
     """Return layer, mean, low and high of the layers that have a value, so that 0 is no drift."""
     found = []
-    for layer, (mean, low, high) in enumerate(zip(*(row["by_layer"][which] for which in ("mean", "low", "high")), strict=True)):
+    for layer, (mean, low, high) in enumerate(
+        zip(*(row["by_layer"][which] for which in ("mean", "low", "high")), strict=True)
+    ):
         if mean is None:
             continue
         turned = row["measure"].endswith("cosine")
-        low, high = (None if one is None else 1 - one if turned else one for one in ((high, low) if turned else (low, high)))
+        low, high = (
+            None if one is None else 1 - one if turned else one for one in ((high, low) if turned else (low, high))
+        )
         found.append((layer, 1 - mean if turned else mean, low, high))
     return found
 
@@ -62,7 +78,14 @@ def _values(row: Mapping[str, Any]) -> list[tuple[int, float, float | None, floa
 def _draw(axes: Any, row: Mapping[str, Any]) -> None:
     colour, marker = LOOKS[row["class"]]
     values = _values(row)
-    axes.plot([one[0] for one in values], [one[1] for one in values], color=colour, marker=marker, markersize=4, label=row["class"])
+    axes.plot(
+        [one[0] for one in values],
+        [one[1] for one in values],
+        color=colour,
+        marker=marker,
+        markersize=4,
+        label=row["class"],
+    )
     for layer, _, low, high in values:
         if low is not None and high is not None:
             axes.vlines(layer, low, high, color=colour, linewidth=1)
@@ -70,7 +93,16 @@ def _draw(axes: Any, row: Mapping[str, Any]) -> None:
 
 def _lines(row: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     return [
-        (row["measure"], row["lag"], row["class"], layer, number(mean), *("" if one is None else number(one) for one in (low, high)))
-        for layer, (mean, low, high) in enumerate(zip(*(row["by_layer"][which] for which in ("mean", "low", "high")), strict=True))
+        (
+            row["measure"],
+            row["lag"],
+            row["class"],
+            layer,
+            number(mean),
+            *("" if one is None else number(one) for one in (low, high)),
+        )
+        for layer, (mean, low, high) in enumerate(
+            zip(*(row["by_layer"][which] for which in ("mean", "low", "high")), strict=True)
+        )
         if mean is not None
     ]

@@ -22,7 +22,18 @@ PANELS = (
     ("stayed", "canvases where it\nstays in its place"),
 )
 FILE, TITLE = "emergence", "Sinks being born"
-HEADER = ("model", "update", "layer", "head", "share", "value_ratio", "stayed", "loss", "loss_without_top", "loss_without_rowmass")
+HEADER = (
+    "model",
+    "update",
+    "layer",
+    "head",
+    "share",
+    "value_ratio",
+    "stayed",
+    "loss",
+    "loss_without_top",
+    "loss_without_rowmass",
+)
 
 
 def draw_emergence(runs: Sequence[Emergence]) -> DrawnFigure:
@@ -41,7 +52,9 @@ def _draw(runs: Sequence[Emergence]) -> DrawnFigure:
     sheet = new_sheet(WIDER if len(runs) > 1 else WIDE, 8.6)
     grid = sheet.subplots(5, len(runs), sharex="col", sharey="row", squeeze=False)
     for run, column in zip(runs, grid.T, strict=True):
-        at = [max(update, run.updates[1] / 2 if len(run.updates) > 1 else 1) for update in run.updates]  # 0 has no logarithm
+        at = [
+            max(update, run.updates[1] / 2 if len(run.updates) > 1 else 1) for update in run.updates
+        ]  # 0 has no logarithm
         plain_loss = run.stacked("loss").mean(1)
         column[0].plot(at, plain_loss, color=INK, linewidth=1.3)
         for name, label, colour, line in HIDDEN:
@@ -60,7 +73,9 @@ def _draw(runs: Sequence[Emergence]) -> DrawnFigure:
     handles = {label: line for axes in grid[2] for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     sheet.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
     sheet.suptitle(_message(runs), x=0.01, ha="left")
-    return DrawnFigure(FILE, f"{TITLE} ({', '.join(run.name for run in runs)})", _caption(runs), sheet, HEADER, _rows(runs))
+    return DrawnFigure(
+        FILE, f"{TITLE} ({', '.join(run.name for run in runs)})", _caption(runs), sheet, HEADER, _rows(runs)
+    )
 
 
 def _draw_heads(axes: Any, at: Sequence[float], by_head: np.ndarray, born: np.ndarray) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sinkscope.argument_types import checked
 from sinkscope.figures.subject import Subject
 from sinkscope.traces.format import write_together
 
@@ -45,7 +44,6 @@ class DrawnFigure:
     def _repr_png_(self) -> bytes:
         return self.sheet._repr_png_()  # type: ignore[attr-defined]  # the class of `style.new_sheet`
 
-    @checked
     def save(self, folder: str | Path, suffix: str = "") -> list[Path]:
         """Write a PNG, a PDF and a CSV file; `page` reads the caption from the metadata of the PNG.
 
@@ -60,7 +58,9 @@ class DrawnFigure:
         ):
             file = io.BytesIO()
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "constrained_layout not applied")  # many labels and few panels: drawn all the same
+                warnings.filterwarnings(
+                    "ignore", "constrained_layout not applied"
+                )  # many labels and few panels: drawn all the same
                 self.sheet.savefig(file, format=kind, metadata=metadata)
             self.sheet.set_layout_engine("none")  # laid out once, the same in both files
             contents[names[kind]] = file.getvalue()
@@ -103,7 +103,14 @@ class Figure(ABC):
         """
 
     def drawn(
-        self, subjects: Sequence[Subject], sheet: "Sheet", caption: str, header: tuple[str, ...], rows: Sequence[Sequence[Any]]
+        self,
+        subjects: Sequence[Subject],
+        sheet: "Sheet",
+        caption: str,
+        header: tuple[str, ...],
+        rows: Sequence[Sequence[Any]],
     ) -> DrawnFigure:
         """Return the drawn figure, with the names of the subjects in its title."""
-        return DrawnFigure(self.file, f"{self.title} ({', '.join(one.label for one in subjects)})", caption, sheet, header, rows)
+        return DrawnFigure(
+            self.file, f"{self.title} ({', '.join(one.label for one in subjects)})", caption, sheet, header, rows
+        )

@@ -30,11 +30,22 @@ class Thresholds(Figure):
         sheet = new_sheet(WIDE, 3.6)
         grid = sheet.subplots(1, 2, sharey=True)
         rows: list[tuple[Any, ...]] = []
-        for at, (axes, unit, name) in enumerate(zip(grid, UNITS, ("queries' worth of attention", "percent of all attention"), strict=True)):
+        for at, (axes, unit, name) in enumerate(
+            zip(grid, UNITS, ("queries' worth of attention", "percent of all attention"), strict=True)
+        ):
             for one, (colour, marker) in zip(subjects, cycle(LOOKS), strict=False):
                 shares = not_sinks(one)[at]
                 label = f"{plain(one.label)}, S = {one.positions_text}"
-                axes.plot(EPSILONS, shares * 100, color=colour, marker=marker, markevery=4, markersize=4, linewidth=1.2, label=label)
+                axes.plot(
+                    EPSILONS,
+                    shares * 100,
+                    color=colour,
+                    marker=marker,
+                    markevery=4,
+                    markersize=4,
+                    linewidth=1.2,
+                    label=label,
+                )
                 rows += [
                     (one.label, one.positions, unit, number(e), number(share), one.summary.columns)
                     for e, share in zip(EPSILONS, shares, strict=True)

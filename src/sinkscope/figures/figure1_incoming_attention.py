@@ -34,7 +34,9 @@ class IncomingAttention(Figure):
         many = len(subjects) > 1
         sheet = new_sheet(4.2 * len(subjects) + 0.6 if many else WIDE, 5.4 if many else 4.6)
         grid = sheet.subplots(2, len(subjects), squeeze=False, height_ratios=[2, 1], sharex="col", sharey="col")
-        apart = len({one.followed.newest for one in subjects}) > 1  # 16 queries and hundreds of them need scales of their own
+        apart = (
+            len({one.followed.newest for one in subjects}) > 1
+        )  # 16 queries and hundreds of them need scales of their own
         for row, panels in enumerate(rows):
             for group in [[at] for at in range(len(panels))] if apart else [range(len(panels))]:
                 norm = linear_norm([panels[at].drawn.values for at in group])
@@ -42,7 +44,9 @@ class IncomingAttention(Figure):
                     axes, panel = grid[row, at], panels[at]
                     image = draw_incoming(axes, panel.drawn, norm, cuts[at], names=row == 0)
                     axes.set_title(panel.title, pad=names_room(axes, panel.drawn, cuts[at]) if row == 0 else None)
-                bar = sheet.colorbar(image, ax=[grid[row, at] for at in group], aspect=(24, 12)[row], pad=0.015, extend="max")
+                bar = sheet.colorbar(
+                    image, ax=[grid[row, at] for at in group], aspect=(24, 12)[row], pad=0.015, extend="max"
+                )
                 if group[-1] == len(panels) - 1:
                     bar.set_label(("attention received, " if row == 0 else "") + ("%" if percent else "queries' worth"))
             grid[row, 0].set_ylabel("step")
@@ -92,7 +96,9 @@ def _head_panel(one: Subject, percent: bool) -> _Panel:
     else:
         layer, head = chosen.layer, chosen.head
     values, main = as_drawn(one.head_columns(layer, head), percent), one.main[:, layer, head]
-    drawn = Incoming(one.trace, one.head_name(layer, head), values, main, one.written, one.last_canvas, one.prompt_length)
+    drawn = Incoming(
+        one.trace, one.head_name(layer, head), values, main, one.written, one.last_canvas, one.prompt_length
+    )
     title = f"{plain(one.heading)},\n{one.head_name(layer, head)}, attention {one.queries_text}"
     return _Panel(one, "head", title, drawn, layer, head)
 
@@ -112,7 +118,9 @@ def _cut(above: _Panel, below: _Panel) -> Cut:
     one = above.one
     strongest = np.argsort(-np.nan_to_num(below.drawn.values).mean(axis=0), kind="stable")[:STRONGEST_OF_MEAN]
     answer = range(one.prompt_length, len(one.last_canvas))
-    return Cut.around([*(position for position, _, _ in above.drawn.stays), *answer, *strongest.tolist()], len(one.last_canvas))
+    return Cut.around(
+        [*(position for position, _, _ in above.drawn.stays), *answer, *strongest.tolist()], len(one.last_canvas)
+    )
 
 
 def _message(panels: Sequence[_Panel]) -> list[str]:
@@ -141,7 +149,9 @@ def _story(panel: _Panel) -> str:
     swapping = {one[0] for pair in pairwise(drawn.stays) for one in pair if pair[1][1] == pair[0][2] + 1}
     if not swapping:
         return f"the main sink stands at {len(places)} places, with steps without a sink between, longest on {name}"
-    more = f", {len(places) - len(swapping)} more stand behind steps without a sink" if len(places) > len(swapping) else ""
+    more = (
+        f", {len(places) - len(swapping)} more stand behind steps without a sink" if len(places) > len(swapping) else ""
+    )
     return f"the main sink does not move; {len(swapping)} sinks swap their rank{more}, {name} leads longest"
 
 
@@ -151,7 +161,16 @@ def _legend(sheet: Any) -> None:
 
     handles = [
         Patch(facecolor="none", edgecolor=VERMILLION, linewidth=1, label="main sink (Eq. 3)"),
-        Line2D([], [], marker=".", linestyle="none", color=INK, markersize=4, markeredgewidth=0, label="token written in this step"),
+        Line2D(
+            [],
+            [],
+            marker=".",
+            linestyle="none",
+            color=INK,
+            markersize=4,
+            markeredgewidth=0,
+            label="token written in this step",
+        ),
     ]
     sheet.legend(handles=handles, loc="outside lower center", ncols=2)
 
@@ -170,11 +189,28 @@ def _lines(panel: _Panel) -> list[tuple[Any, ...]]:
                 names[token] = token_label(one.trace, token)
             marked, commit = int(main == position), int((step, position) in committed)
             value = number(values[position])
-            lines.append((one.label, panel.name, panel.layer, panel.head, step, position, names[token], value, marked, commit))
+            lines.append(
+                (one.label, panel.name, panel.layer, panel.head, step, position, names[token], value, marked, commit)
+            )
     width = drawn.values.shape[1]
     for step, position, token in drawn.written.tolist():
-        if position >= width or np.isnan(drawn.values[step, position]):  # behind the canvas, where an autoregressive model writes
-            lines.append((one.label, panel.name, panel.layer, panel.head, step, position, token_label(one.trace, token), "", 0, 1))
+        if position >= width or np.isnan(
+            drawn.values[step, position]
+        ):  # behind the canvas, where an autoregressive model writes
+            lines.append(
+                (
+                    one.label,
+                    panel.name,
+                    panel.layer,
+                    panel.head,
+                    step,
+                    position,
+                    token_label(one.trace, token),
+                    "",
+                    0,
+                    1,
+                )
+            )
     return lines
 
 

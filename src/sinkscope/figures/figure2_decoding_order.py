@@ -81,7 +81,11 @@ def _snapshots(axes: Any, one: Subject, states: np.ndarray, wrap: int, lines: in
                 continue
             x, y = place % wrap, top + place // wrap
             axes.add_patch(Rectangle((x + 0.03, y + 0.06), 0.94, 0.88, facecolor=COLOURS[state], edgecolor="none"))
-            label = "" if state == MASKED else plain(tick_label(one.trace, int(one.last_canvas[one.prompt_length + place]), 7))
+            label = (
+                ""
+                if state == MASKED
+                else plain(tick_label(one.trace, int(one.last_canvas[one.prompt_length + place]), 7))
+            )
             axes.text(
                 x + 0.5,
                 y + 0.52,
@@ -118,7 +122,8 @@ def _legend(sheet: Any) -> None:
     from matplotlib.patches import Patch
 
     handles = [
-        Patch(facecolor=COLOURS[state], edgecolor="#888888", linewidth=0.4, label=state) for state in (COMMITTED, NEW, MASKED, ABSENT)
+        Patch(facecolor=COLOURS[state], edgecolor="#888888", linewidth=0.4, label=state)
+        for state in (COMMITTED, NEW, MASKED, ABSENT)
     ]
     sheet.legend(handles=handles, loc="outside lower center", ncols=4)
 
@@ -147,7 +152,11 @@ def _caption(subjects: Sequence[Subject]) -> str:
     parts = []
     for one in subjects:
         right = rightward(one.written)
-        share = "one step commits all tokens" if right is None else f"{right:.0%} of the commits stand right of a token of the step before"
+        share = (
+            "one step commits all tokens"
+            if right is None
+            else f"{right:.0%} of the commits stand right of a token of the step before"
+        )
         parts.append(f"{one.label}: {share}")
     return (
         "How the answer is written. Above: the canvas at the start of three steps, with the tokens that the step commits "

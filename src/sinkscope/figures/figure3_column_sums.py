@@ -50,7 +50,9 @@ class ColumnSums(Figure):
 def bin_width(subjects: Sequence[Subject]) -> int:
     """Return the width of a bin in quarters of a query's worth, the same for all panels: as fine as a hundred bins allow."""
     largest = max(int(np.flatnonzero(one.quarters.sum(axis=0)).max(initial=0)) + 1 for one in subjects)
-    return next(width for width in (1, 2, 4, 8, 20, 40, 80, 200, 400, largest) if math.ceil(largest / width) <= MOST_BINS)
+    return next(
+        width for width in (1, 2, 4, 8, 20, 40, 80, 200, 400, largest) if math.ceil(largest / width) <= MOST_BINS
+    )
 
 
 def binned(counts: np.ndarray, wide: int) -> np.ndarray:
@@ -97,7 +99,10 @@ def _draw(axes: Any, one: Subject, counts: np.ndarray, edges: np.ndarray) -> Non
 
 
 def _caption(subjects: Sequence[Subject]) -> str:
-    shares = "; ".join(f"{one.label}: {one.summary.sinks / max(1, one.summary.columns):.2%} of the columns are sinks" for one in subjects)
+    shares = "; ".join(
+        f"{one.label}: {one.summary.sinks / max(1, one.summary.columns):.2%} of the columns are sinks"
+        for one in subjects
+    )
     newest = of_running_sums(subjects, "; early tokens are seen by more queries")
     return (
         "A column is the attention that one token receives in one head at one step. Its sum is given in queries' worth: if all S tokens "

@@ -44,7 +44,9 @@ def _draw(part: Any, one: Subject, jump: Jump) -> list[tuple[Any, ...]]:
         mark_column(panels[name], jump.after, len(attention), BLUE)
         rows += map_lines(one.label, name, (step, jump.layer, jump.head), attention)
     panels["before"].set_ylabel("query (position)")
-    part.colorbar(image, ax=[panels["before"], panels["after"]], aspect=30, pad=0.01).set_label(SCALE.replace(" (", "\n("))
+    part.colorbar(image, ax=[panels["before"], panels["after"]], aspect=30, pad=0.01).set_label(
+        SCALE.replace(" (", "\n(")
+    )
     rows += _draw_over_steps(panels["over"], one, jump)
     part.legend(*panels["over"].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     part.suptitle(
@@ -61,10 +63,22 @@ def _draw_over_steps(axes: Any, one: Subject, jump: Jump) -> list[tuple[Any, ...
     rows: list[tuple[Any, ...]] = []
     place = (jump.layer, jump.head)
     for key, colour, marker in ((jump.before, VERMILLION, "o"), (jump.after, BLUE, "s")):
-        rows += [(one.label, "share of all attention", at, *place, "all", key, number(value)) for at, value in enumerate(share[:, key])]
-        axes.plot(share[:, key], color=colour, marker=marker, markersize=2.5, linewidth=1, label=f"key {key}: share of all attention")
+        rows += [
+            (one.label, "share of all attention", at, *place, "all", key, number(value))
+            for at, value in enumerate(share[:, key])
+        ]
+        axes.plot(
+            share[:, key],
+            color=colour,
+            marker=marker,
+            markersize=2.5,
+            linewidth=1,
+            label=f"key {key}: share of all attention",
+        )
     if (mean := self_attention(one, jump)) is not None:
-        rows += [(one.label, "self-attention", at, *place, "mean", "itself", number(value)) for at, value in enumerate(mean)]
+        rows += [
+            (one.label, "self-attention", at, *place, "mean", "itself", number(value)) for at, value in enumerate(mean)
+        ]
         axes.plot(mean, color=INK, linestyle="--", linewidth=1, label="self-attention, mean over queries")
     axes.axvspan(jump.step, jump.step + 1, color="#e8e8e8", linewidth=0, zorder=0)
     axes.set_ylim(bottom=0)
@@ -105,7 +119,11 @@ def _caption(jumping: Sequence[tuple[Subject, Jump]]) -> str:
         together = absorbed(one, jump)
         said = f"{one.label}: {abs(jump.distance)} positions to the {'right' if jump.distance > 0 else 'left'} after step {jump.step}"
         said += " (both positions are sinks before and after: they only swap their rank)" if jump.swap else ""
-        said += "" if together is None else f"; correlation over steps between the main column's share and self-attention {together:+.2f}"
+        said += (
+            ""
+            if together is None
+            else f"; correlation over steps between the main column's share and self-attention {together:+.2f}"
+        )
         parts.append(said)
     return (
         f"Attention maps before and after the longest jump of a main sink{jumping[0][0].where}. Triangles: the sink before (vermillion) "

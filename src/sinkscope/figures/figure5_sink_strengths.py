@@ -34,10 +34,19 @@ class SinkStrengths(Figure):
             with_sink, steps = one.summary.steps_with_sink, one.summary.steps
             image = draw_strengths(axes, one, mean, with_sink / steps, most)
             rows += [
-                (one.label, layer, head, "" if np.isnan(mean[layer, head]) else number(mean[layer, head]), int(count), steps)
+                (
+                    one.label,
+                    layer,
+                    head,
+                    "" if np.isnan(mean[layer, head]) else number(mean[layer, head]),
+                    int(count),
+                    steps,
+                )
                 for (layer, head), count in np.ndenumerate(with_sink)
             ]
-        sheet.colorbar(image, ax=list(grid), aspect=25, pad=0.01).set_label("column sum of the main sink,\nqueries' worth of attention")
+        sheet.colorbar(image, ax=list(grid), aspect=25, pad=0.01).set_label(
+            "column sum of the main sink,\nqueries' worth of attention"
+        )
         grid[0].set_ylabel("layer")
         signs = _signs([one.summary.steps_with_sink / one.summary.steps for one in subjects])
         if signs:
@@ -75,12 +84,23 @@ def draw_strengths(axes: Any, one: Subject, mean: np.ndarray, share: np.ndarray,
     for layer, head in np.ndindex(mean.shape):
         strength, box = mean[layer, head], None
         if 0 < share[layer, head] < 0.5:
-            axes.add_patch(Rectangle((head - 0.5, layer - 0.5), 1, 1, fill=False, hatch="////", edgecolor="#b0b0b0", linewidth=0))
+            axes.add_patch(
+                Rectangle((head - 0.5, layer - 0.5), 1, 1, fill=False, hatch="////", edgecolor="#b0b0b0", linewidth=0)
+            )
             box = {"facecolor": colours(strength / most), "edgecolor": "none", "pad": 0.8}
         if write:
             dark = not np.isnan(strength) and strength < 0.6 * most
             text = "–" if np.isnan(strength) else f"{strength:.1f}"
-            axes.text(head, layer, text, ha="center", va="center", color="white" if dark else "black", fontsize="small", bbox=box)
+            axes.text(
+                head,
+                layer,
+                text,
+                ha="center",
+                va="center",
+                color="white" if dark else "black",
+                fontsize="small",
+                bbox=box,
+            )
     axes.spines[:].set_visible(False)
     axes.set_xticks(_ticks(mean.shape[1]))
     axes.set_yticks(_ticks(mean.shape[0]))

@@ -23,7 +23,9 @@ class QueryGroups(Figure):
         """Draw the split above, the steps around the short-lived sink below; autoregressive models have no masked queries."""
         splitting = [(one, split) for one in subjects if (split := one.highlights.split) is not None]
         if all(one.manifest.get("level") == "top" for one in subjects):
-            raise FigureError("the trace keeps no columns of the masked queries alone (it was recorded with --keep top)")
+            raise FigureError(
+                "the trace keeps no columns of the masked queries alone (it was recorded with --keep top)"
+            )
         if not splitting:
             raise FigureError(_why_none(subjects))
         many, flashing = len(splitting) > 1, any(one.highlights.flash is not None for one, _ in splitting)
@@ -66,9 +68,26 @@ def _draw_split(part: Any, one: Subject, split: Split) -> list[tuple[Any, ...]]:
         key = int(means[name].argmax())
         token = plain(token_label(one.trace, int(one.prompt.canvas.tokens[split.step, key])))
         count = int((masked if name == "masked" else ~masked).sum())
-        rows += [(one.label, f"mean of {name} queries", *place, name, at, number(value)) for at, value in enumerate(means[name])]
-        axes.plot(means[name], color=colour, linestyle=line, linewidth=0.9, label=f"{count} {name} queries: key {key} “{token}”")
-        axes.plot([key], [means[name][key]], marker=marker, color=colour, markersize=5, markerfacecolor="white", linestyle="none")
+        rows += [
+            (one.label, f"mean of {name} queries", *place, name, at, number(value))
+            for at, value in enumerate(means[name])
+        ]
+        axes.plot(
+            means[name],
+            color=colour,
+            linestyle=line,
+            linewidth=0.9,
+            label=f"{count} {name} queries: key {key} “{token}”",
+        )
+        axes.plot(
+            [key],
+            [means[name][key]],
+            marker=marker,
+            color=colour,
+            markersize=5,
+            markerfacecolor="white",
+            linestyle="none",
+        )
         mark_column(panels["map"], key, len(attention), colour)
     whole_numbers(axes.xaxis)
     axes.set_ylim(bottom=0)
@@ -93,7 +112,10 @@ def _draw_flash(part: Any, one: Subject) -> list[tuple[Any, ...]]:
     grid[0].set_ylabel("query (position)")
     part.colorbar(image, ax=list(grid), aspect=30, pad=0.01).set_label(SCALE.replace(" (", "\n("))
     part.suptitle(
-        f"A sink that lives one step: key {flash.position}, {one.head_name(flash.layer, flash.head)}", x=0.01, ha="left", fontsize="medium"
+        f"A sink that lives one step: key {flash.position}, {one.head_name(flash.layer, flash.head)}",
+        x=0.01,
+        ha="left",
+        fontsize="medium",
     )
     return rows
 

@@ -86,12 +86,17 @@ def chosen_heads(one: Subject) -> list[_Series]:
     if found.only is not None:
         return [_Series(one, found.only, ASKED_FOR, VERMILLION, "o")]
     roles: dict[HeadMovement, list[str]] = {}
-    for head, why in ((found.most_moves, "most moves"), (found.most_positions, "most positions"), (found.most_static, "most static")):
+    for head, why in (
+        (found.most_moves, "most moves"),
+        (found.most_positions, "most positions"),
+        (found.most_static, "most static"),
+    ):
         if head is not None and (head.moves or why != "most moves"):
             roles.setdefault(head, []).append(why)
     looks = ((VERMILLION, "o"), (BLUE, "^"), (GREEN, "s"))
     return [
-        _Series(one, head, " and ".join(why), colour, marker) for (head, why), (colour, marker) in zip(roles.items(), looks, strict=False)
+        _Series(one, head, " and ".join(why), colour, marker)
+        for (head, why), (colour, marker) in zip(roles.items(), looks, strict=False)
     ]
 
 
@@ -107,7 +112,16 @@ def draw_positions(axes: Any, one: Subject, series: Sequence[_Series], letters: 
             named = (first, last)
     if one.prompt_length and not np.isnan(places[: one.prompt_length]).all():
         middle = (places[named[0]] + places[named[1] - 1]) / 2
-        axes.text(0.99, middle, "prompt", transform=axes.get_yaxis_transform(), ha="right", va="center", fontsize="small", color="#555555")
+        axes.text(
+            0.99,
+            middle,
+            "prompt",
+            transform=axes.get_yaxis_transform(),
+            ha="right",
+            va="center",
+            fontsize="small",
+            color="#555555",
+        )
     axes.plot(
         one.written[:, 0],
         places[one.written[:, 1]],
@@ -156,7 +170,9 @@ def _name_tokens(axes: Any, one: Subject, series: Sequence[_Series], places: np.
     longest = {float(places[position]): int(position) for position in seen[np.argsort(-counts, kind="stable")].tolist()}
     kept = spread_out(list(longest), float(np.nanmax(places)) / 28, 16)
     right = axes.secondary_yaxis("right")
-    names = [f"{longest[place]}: {plain(tick_label(one.trace, int(one.last_canvas[longest[place]])))}" for place in kept]
+    names = [
+        f"{longest[place]}: {plain(tick_label(one.trace, int(one.last_canvas[longest[place]])))}" for place in kept
+    ]
     right.set_yticks(kept, names, fontsize="small")
     right.tick_params(length=2, pad=3)
     right.spines[:].set_visible(False)
@@ -181,14 +197,20 @@ def _lines(series: _Series) -> list[tuple[Any, ...]]:
 
 
 def _caption(subjects: Sequence[Subject]) -> str:
-    newest = of_newest(subjects, "the main sink is read from {queries}; in the first steps these are too few for Eq. 3 to hold.")
+    newest = of_newest(
+        subjects, "the main sink is read from {queries}; in the first steps these are too few for Eq. 3 to hold."
+    )
     drawn = {why for one in subjects for each in chosen_heads(one) for why in each.why.split(" and ")}
     kinds = [in_words for why, in_words in REASONS.items() if why in drawn]
     *before, last = kinds or ["a main sink, of which there are none"]
     which = f"the heads with {', '.join(before)}{' and ' if before else ''}{last}{subjects[0].where}"
     if subjects[0].highlights.only is not None:
         which = "the head that was asked for"
-    extremes = " these heads are the extremes (the table has the moves per head), and" if subjects[0].highlights.only is None else ""
+    extremes = (
+        " these heads are the extremes (the table has the moves per head), and"
+        if subjects[0].highlights.only is None
+        else ""
+    )
     return (
         f"Position of the main sink (the head's strongest token, where Eq. 3 holds) in each step, in {which}; a gap is a step without a "
         "sink. Long parts of the prompt without one of these main sinks are left out. Crosses: the token committed in that step. Tokens "

@@ -34,7 +34,9 @@ class FirstAndLastMaps(Figure):
                 for column, step in enumerate((0, one.summary.steps - 1)):
                     attention = one.map(step, head.layer, head.head)
                     axes = grid[row, column]
-                    image = draw_map(axes, one.trace, step, attention, f"{one.head_name(head.layer, head.head)}, step {step}")
+                    image = draw_map(
+                        axes, one.trace, step, attention, f"{one.head_name(head.layer, head.head)}, step {step}"
+                    )
                     main = int(one.main[step, head.layer, head.head])
                     if main >= 0:
                         mark_column(axes, main, len(attention))
@@ -42,7 +44,9 @@ class FirstAndLastMaps(Figure):
                 grid[row, 0].set_ylabel(f"{why.replace(', ', chr(10))}\nquery (position)")
                 for axes in grid[row] if row < len(heads) - 1 else ():
                     axes.set_xlabel("")  # the names of the next row stand below it
-            part.colorbar(image, ax=list(grid[: len(heads)].flat), aspect=40, pad=0.01, shrink=0.6).set_label(SCALE.replace(" (", "\n("))
+            part.colorbar(image, ax=list(grid[: len(heads)].flat), aspect=40, pad=0.01, shrink=0.6).set_label(
+                SCALE.replace(" (", "\n(")
+            )
             part.suptitle(plain(one.heading), x=0.01, ha="left")
         return self.drawn([one for one, _ in chosen], sheet, _caption(chosen), MAP_HEADER, rows)
 
@@ -62,7 +66,11 @@ def chosen_heads(one: Subject) -> list[tuple[str, HeadMovement]]:
 
 
 def _caption(chosen: Sequence[tuple[Subject, list[tuple[str, HeadMovement]]]]) -> str:
-    right = [one.label for one, heads in chosen if any((head.drift_per_step or 0) > 0 and why.startswith("drifts") for why, head in heads)]
+    right = [
+        one.label
+        for one, heads in chosen
+        if any((head.drift_per_step or 0) > 0 and why.startswith("drifts") for why, head in heads)
+    ]
     none_left = (
         f" No head of {', '.join(right)} drifts left in at least half of the steps; the fastest to the right is drawn instead."
         if right
@@ -77,7 +85,11 @@ def _caption(chosen: Sequence[tuple[Subject, list[tuple[str, HeadMovement]]]]) -
         "one, at least half of them)."
     )
     for one in alone:
-        drifts = "no main sink drifts in at least half of the steps" if one.highlights.leftmost is None else "it also drifts the fastest"
+        drifts = (
+            "no main sink drifts in at least half of the steps"
+            if one.highlights.leftmost is None
+            else "it also drifts the fastest"
+        )
         which += f" {one.label} has no second head: {drifts}."
     if chosen[0][0].highlights.only is not None:
         which = "The head is the one that was asked for."

@@ -54,10 +54,13 @@ class ColumnSumsByLayer(Figure):
             axes.set_xlim(0, end)
             axes.set_yticks(np.arange(0, len(share), 1 if len(share) <= 16 else 4))
             rows += [
-                (one.label, layer, number(edges[at]), number(edges[at + 1]), int(columns)) for (layer, at), columns in np.ndenumerate(count)
+                (one.label, layer, number(edges[at]), number(edges[at + 1]), int(columns))
+                for (layer, at), columns in np.ndenumerate(count)
             ]
         grid[0].set_ylabel("layer")
-        sheet.colorbar(image, ax=list(grid), aspect=25, pad=0.01).set_label("share of the layer's columns\n(log scale; white: none)")
+        sheet.colorbar(image, ax=list(grid), aspect=25, pad=0.01).set_label(
+            "share of the layer's columns\n(log scale; white: none)"
+        )
         sheet.suptitle("Column sums by layer, over all steps and heads", x=0.01, ha="left")
         header = ("model", "layer", "column_sum_from", "column_sum_to", "columns")
         return self.drawn(subjects, sheet, _caption(subjects), header, rows)

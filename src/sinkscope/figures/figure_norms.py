@@ -32,7 +32,9 @@ class SinkNorms(Figure):
         with_norms = [one for one in subjects if recorded_kinds(one)]
         if not with_norms:
             top = any(one.manifest.get("level") == "top" for one in subjects)
-            raise FigureError(f"the trace keeps no norms ({'it was recorded with --keep top' if top else 'it holds no tensor of them'})")
+            raise FigureError(
+                f"the trace keeps no norms ({'it was recorded with --keep top' if top else 'it holds no tensor of them'})"
+            )
         kinds = [kind for kind in NORM_KINDS if any(kind in recorded_kinds(one) for one in with_norms)]
         many = len(with_norms) > 1
         sheet = new_sheet(WIDER if many else WIDE, 5.2 if not many else 1.0 + 1.75 * len(kinds))
@@ -53,7 +55,10 @@ class SinkNorms(Figure):
                 if many and row == 0:
                     grid[row, column].set_title(plain(one.heading))
         for kind, panels in zip(kinds, grid, strict=True):
-            tops = [np.nanmax(mean + deviation, initial=0) for mean, deviation, _ in (of_kind(one, kind) for one in with_norms)]
+            tops = [
+                np.nanmax(mean + deviation, initial=0)
+                for mean, deviation, _ in (of_kind(one, kind) for one in with_norms)
+            ]
             for axes in panels:
                 axes.set_ylim(0, 1.05 * (max(tops) or 1))
         handles, labels = grid[0, 0].get_legend_handles_labels()
@@ -115,8 +120,14 @@ def _caption(subjects: Sequence[Subject]) -> str:
         if "value" in recorded_kinds(one):
             (sinks, others), _, _ = of_kind(one, "value")
             known = int((~np.isnan(sinks)).sum())
-            layers = counted(known, "layer") if known == len(sinks) else f"the {counted(known, 'layer')} that have sinks"
-            found = f"sinks have the smaller value norms in {int((sinks < others).sum())} of {layers}" if known else "no layer has a sink"
+            layers = (
+                counted(known, "layer") if known == len(sinks) else f"the {counted(known, 'layer')} that have sinks"
+            )
+            found = (
+                f"sinks have the smaller value norms in {int((sinks < others).sum())} of {layers}"
+                if known
+                else "no layer has a sink"
+            )
             parts.append(f"{one.label}: {found}")
     return (
         "Euclidean norms of values and keys (per head, keys after rotation) and of the hidden state that enters the layer, for tokens "

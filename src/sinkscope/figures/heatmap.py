@@ -25,7 +25,11 @@ def draw_map(axes: Any, trace: Trace, step: int, attention: Float[np.ndarray, "q
     keys = attention.shape[1]
     seen = np.where(np.tri(*attention.shape, dtype=bool), attention, np.nan) if trace.causal else attention
     image = axes.imshow(
-        seen, cmap=colormaps[HEAT].with_extremes(bad="#e8e8e8"), norm=PowerNorm(GAMMA, 0, 1), interpolation="nearest", aspect="equal"
+        seen,
+        cmap=colormaps[HEAT].with_extremes(bad="#e8e8e8"),
+        norm=PowerNorm(GAMMA, 0, 1),
+        interpolation="nearest",
+        aspect="equal",
     )
     prompt = int(trace.manifest.get("prompt_length") or 0)
     if 0 < prompt < keys:
@@ -67,7 +71,9 @@ def mark_column(axes: Any, key: int, queries: int, colour: str = VERMILLION) -> 
     )
 
 
-def map_lines(label: str, panel: str, place: tuple[int, int, int], attention: Float[np.ndarray, "query key"]) -> list[tuple[Any, ...]]:
+def map_lines(
+    label: str, panel: str, place: tuple[int, int, int], attention: Float[np.ndarray, "query key"]
+) -> list[tuple[Any, ...]]:
     """Return the rows of a map for a CSV file with `MAP_HEADER`; shares below `LEAST_SHARE` are left out."""
     query, key = np.nonzero(attention >= LEAST_SHARE)
     values = attention[query, key]

@@ -168,7 +168,10 @@ class Highlights:
     def moves(self) -> list[Move]:
         """Every move of a main sink, by layer, head and step; swaps are none."""
         queries = followed_queries(self.trace)
-        shares, is_sink = self.prompt.by_step.main_column / queries[:, None, None], self.prompt.is_sink_at(self.threshold)
+        shares, is_sink = (
+            self.prompt.by_step.main_column / queries[:, None, None],
+            self.prompt.is_sink_at(self.threshold),
+        )
         found = []
         for one in self.heads:
             stays = stays_of(self.main[:, one.layer, one.head])
@@ -205,7 +208,9 @@ class Highlights:
         least = max(2, len(self.main) // 2)
         drifting = [head for head in self.heads if head.drift_per_step and head.steps_with_sink >= least and head.moves]
         left = [head for head in drifting if (head.drift_per_step or 0) < 0]
-        return max(left or drifting, key=lambda head: (abs(head.drift_per_step or 0), -head.layer, -head.head), default=None)
+        return max(
+            left or drifting, key=lambda head: (abs(head.drift_per_step or 0), -head.layer, -head.head), default=None
+        )
 
     @cached_property
     def jump(self) -> Jump | None:
@@ -226,7 +231,11 @@ class Highlights:
             jumps.append(largest_jump(np.where(asked, self.main[:, layer], -1), sinks, layer))
             flashes.append(strongest_flash(sinks, self.prompt.steps, layer, asked))
         return (
-            max((one for one in jumps if one), key=lambda jump: (jump.clean, not jump.swap, abs(jump.distance), -jump.layer), default=None),
+            max(
+                (one for one in jumps if one),
+                key=lambda jump: (jump.clean, not jump.swap, abs(jump.distance), -jump.layer),
+                default=None,
+            ),
             max((one for one in flashes if one), key=lambda flash: (flash.column_sum, -flash.layer), default=None),
         )
 
@@ -240,7 +249,9 @@ class Highlights:
         if "column_sums_masked" not in self.trace.tensors or "masked" not in self.trace.tensors:
             return None
         groups = self.prompt.kept(GroupSinks)
-        asked = np.array([[self._asked(layer, head) for head in range(self.prompt.heads)] for layer in range(self.prompt.layers)])
+        asked = np.array(
+            [[self._asked(layer, head) for head in range(self.prompt.heads)] for layer in range(self.prompt.layers)]
+        )
         clarity = np.where(asked, np.nan_to_num(groups.clarity, nan=-np.inf), -np.inf)
         step, layer, head = (int(one) for one in np.unravel_index(int(clarity.argmax()), clarity.shape))
         if clarity[step, layer, head] <= 0:
@@ -266,13 +277,17 @@ def largest_jump(main: Int[np.ndarray, "step head"], sinks: LayerSinks, layer: i
     stays, was = sinks.contains(step + 1, head, old), sinks.contains(step, head, new)
     clean, swap = ~stays & ~was, stays & was
     best = int(np.lexsort((head, step, -np.abs(new - old), swap, ~clean))[0])
-    return Jump(int(step[best]), layer, int(head[best]), int(old[best]), int(new[best]), bool(clean[best]), bool(swap[best]))
+    return Jump(
+        int(step[best]), layer, int(head[best]), int(old[best]), int(new[best]), bool(clean[best]), bool(swap[best])
+    )
 
 
 def strongest_flash(sinks: LayerSinks, steps: int, layer: int, asked: Bool[np.ndarray, " head"]) -> Flash | None:
     """Return the strongest sink that lives for one step, in the heads asked for; ties to the earlier step, lower head and position."""
     step, head, key = sinks.step, sinks.head, sinks.key
-    alone = ~sinks.contains(step - 1, head, key) & ~sinks.contains(step + 1, head, key) & (step > 0) & (step < steps - 1)
+    alone = (
+        ~sinks.contains(step - 1, head, key) & ~sinks.contains(step + 1, head, key) & (step > 0) & (step < steps - 1)
+    )
     alone &= asked[head]
     if not alone.any():
         return None

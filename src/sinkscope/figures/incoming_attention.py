@@ -63,13 +63,21 @@ class Incoming:
         commits = commits_of(trace.written[:] if "written" in trace.tensors else None, trace.manifest.get("mask_id"))
         if layer is not None and head is not None:
             values = followed_columns(trace, layer, head)
-            check_reach(excess, "queries", np.nansum(trace.column_sums[:, layer, head], axis=-1)[:, None, None], values.shape[-1])
+            check_reach(
+                excess,
+                "queries",
+                np.nansum(trace.column_sums[:, layer, head], axis=-1)[:, None, None],
+                values.shape[-1],
+            )
             main = main_sinks(values[:, None, None], is_sink(values[:, None, None], excess))[:, 0, 0]
             name = f"layer {layer} head {head}"
         else:
             layers = range(len(trace.layers)) if layer is None else [layer]
             heads = len(layers) * trace.heads
-            values = np.add.reduce([followed_columns(trace, one, number) for one in layers for number in range(trace.heads)]) / heads
+            values = (
+                np.add.reduce([followed_columns(trace, one, number) for one in layers for number in range(trace.heads)])
+                / heads
+            )
             main, name = None, mean_name(heads, layer)
         canvas = last_canvas_of(trace.tokens[:], commits)
         return cls(trace, name, values, main, commits, canvas, int(trace.manifest.get("prompt_length") or 0))
@@ -126,7 +134,9 @@ def commits_of(written: Int[np.ndarray, "step position"] | None, mask_id: int | 
     return np.stack([step, position, written[step, position]], axis=-1)
 
 
-def last_canvas_of(tokens: Int[np.ndarray, "step position"], commits: Int[np.ndarray, "commit 3"]) -> Int[np.ndarray, " position"]:
+def last_canvas_of(
+    tokens: Int[np.ndarray, "step position"], commits: Int[np.ndarray, "commit 3"]
+) -> Int[np.ndarray, " position"]:
     """Return the tokens after the last step, with all commits."""
     width = max(tokens.shape[1], int(commits[:, 1].max(initial=-1)) + 1)
     canvas = np.full(width, -1)
@@ -241,4 +251,6 @@ def apart(places: Float[np.ndarray, " name"], least: float) -> Float[np.ndarray,
             continue
         groups[at : at + 2] = [[(one * many + other * more) / (many + more), many + more]]
         at = max(0, at - 1)
-    return np.array([centre + least * (number - (many - 1) / 2) for centre, many in groups for number in range(int(many))])
+    return np.array(
+        [centre + least * (number - (many - 1) / 2) for centre, many in groups for number in range(int(many))]
+    )

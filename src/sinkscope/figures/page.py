@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.argument_types import checked
 from sinkscope.counts import counted
 from sinkscope.documents import read_bytes
 from sinkscope.errors import CallError
@@ -27,7 +26,6 @@ REPORT = "report.html"
 """Name of the page in a folder."""
 
 
-@checked
 @dataclass(frozen=True)
 class Table:
     """A table for the page; its cells are shown as they are.
@@ -44,10 +42,11 @@ class Table:
     def __post_init__(self) -> None:
         for number, row in enumerate(self.rows):
             if len(row) != len(self.columns):
-                raise CallError(f"rows[{number}]: expected a cell for each of the {len(self.columns)} columns, found {len(row)}")
+                raise CallError(
+                    f"rows[{number}]: expected a cell for each of the {len(self.columns)} columns, found {len(row)}"
+                )
 
 
-@checked
 def write_page(
     traces: Sequence[Trace],
     out: str | Path,
@@ -85,7 +84,9 @@ def write_page(
         raise CallError(f"figures: expected files that draw_figures wrote (.png, .pdf, .csv), found {other}")
     shown = [Path(one) for one in figures if Path(one).suffix == ".png"]
     path = Path(out) if Path(out).suffix == ".html" else Path(out) / REPORT
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters.update(thousands=_thousands, percent=_percent, decimals=_decimals, interval=_interval)
     template = environment.from_string((files("sinkscope.figures") / "page.html").read_text(encoding="utf-8"))
     models = [
@@ -112,7 +113,9 @@ def _model(trace: Trace, label: str, excess: float, roles: Roles | None, command
     name = sampler.get("name")
     return {
         "label": label,
-        "kind": ", ".join(str(part) for part in (Followed.of(trace).kind, trace.manifest["model"].get("family")) if part),
+        "kind": ", ".join(
+            str(part) for part in (Followed.of(trace).kind, trace.manifest["model"].get("family")) if part
+        ),
         "complete": trace.complete,
         "steps": trace.steps,
         "prompt": _prompt(trace, one),
@@ -186,7 +189,10 @@ def _provenance(trace: Trace, sampler_name: Any, sampler: dict[str, Any], comman
         ("Computed in", " on ".join(str(manifest[key]) for key in ("dtype", "device") if manifest.get(key)) or None),
         ("Sampler", f"{sampler_name}: {settings}" if sampler_name else settings or None),
         ("Versions", versions or None),
-        ("Trace", f"{trace.folder.name}, {counted(trace.steps, 'step')}, {'complete' if trace.complete else 'incomplete'}"),
+        (
+            "Trace",
+            f"{trace.folder.name}, {counted(trace.steps, 'step')}, {'complete' if trace.complete else 'incomplete'}",
+        ),
         ("Command", command or manifest.get("command")),
     ]
     return [(name, str(value)) for name, value in rows if value]
@@ -205,7 +211,13 @@ def _figure(path: Path) -> dict[str, Any]:
             texts = dict(image.info)
             natural = 100 / float(texts.get("dpi", (200, 200))[0])  # 100 CSS pixels an inch
             width, height = (round(size * natural) for size in image.size)
-    except (OSError, SyntaxError, ValueError, ArithmeticError, Image.DecompressionBombError) as error:  # of Pillow, for a damaged file
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        ArithmeticError,
+        Image.DecompressionBombError,
+    ) as error:  # of Pillow, for a damaged file
         raise CallError(f"{path}: {wanted}, found a file that is no whole PNG") from error
     return {
         "data": base64.b64encode(content).decode(),

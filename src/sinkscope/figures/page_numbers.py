@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.argument_types import checked
 from sinkscope.figures.style import token_label
 from sinkscope.figures.subject import Subject, subject_of
 from sinkscope.sinks import movement_test
@@ -21,7 +20,6 @@ from sinkscope.traces import Trace
 SINK_TOKENS = 8
 
 
-@checked
 def page_numbers(trace: Trace, excess: float = 3.0) -> dict[str, Any]:
     """Return the sinks, tracks, moves and most frequent sink tokens of a trace.
 
@@ -106,7 +104,10 @@ def _interval(values: tuple[float, float, float]) -> dict[str, float]:
 def _sink_tokens(subject: Subject) -> list[dict[str, Any]]:
     """Return the most frequent sink tokens, each with the share it would have by chance, because a frequent token is often a sink."""
     canvas = subject.prompt.canvas
-    sinks, expected = subject.prompt.sinks_by_token(subject.threshold), expected_shares(subject.prompt, subject.threshold)
+    sinks, expected = (
+        subject.prompt.sinks_by_token(subject.threshold),
+        expected_shares(subject.prompt, subject.threshold),
+    )
     shares, of_canvas = sinks / max(1, sinks.sum()), canvas.token_counts / canvas.token_counts.sum()
     return [
         {

@@ -11,14 +11,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from sinkscope.argument_types import checked
 from sinkscope.errors import CallError
 from sinkscope.figures.figure5_sink_strengths import draw_strengths, strongest
 from sinkscope.figures.figure7_sink_positions import LETTERS, chosen_heads, draw_positions
 from sinkscope.figures.heatmap import SCALE, draw_map
-from sinkscope.figures.incoming_attention import Incoming, check_head, draw_incoming, followed_columns, linear_norm, names_room
+from sinkscope.figures.incoming_attention import (
+    Incoming,
+    check_head,
+    draw_incoming,
+    followed_columns,
+    linear_norm,
+    names_room,
+)
 from sinkscope.figures.position_cut import Cut
-from sinkscope.figures.style import BLUE, VERMILLION, figure_style, model_label, new_sheet, plain, tick_label, whole_numbers
+from sinkscope.figures.style import (
+    BLUE,
+    VERMILLION,
+    figure_style,
+    model_label,
+    new_sheet,
+    plain,
+    tick_label,
+    whole_numbers,
+)
 from sinkscope.figures.subject import subject_of
 from sinkscope.sinks.followed_columns import Followed
 from sinkscope.traces.reading import as_trace
@@ -29,8 +44,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Sheet
 
 
-@checked
-def incoming(trace: Any, layer: int | None = None, head: int | None = None, *, ax: "Axes | None" = None, excess: float = 3.0) -> "Sheet":
+def incoming(
+    trace: Any, layer: int | None = None, head: int | None = None, *, ax: "Axes | None" = None, excess: float = 3.0
+) -> "Sheet":
     """Draw the attention that each token receives over the steps, with the main sink of the head outlined.
 
     Args:
@@ -56,11 +72,12 @@ def incoming(trace: Any, layer: int | None = None, head: int | None = None, *, a
         whole_numbers(axes.yaxis)
         followed = Followed.of(trace)
         bar = axes.figure.colorbar(image, ax=axes, aspect=24, pad=0.015, extend="max")
-        bar.set_label("attention received, queries' worth" + (f"\nfrom {followed.queries_text}" if followed.newest else ""))
+        bar.set_label(
+            "attention received, queries' worth" + (f"\nfrom {followed.queries_text}" if followed.newest else "")
+        )
     return axes.figure  # type: ignore[return-value]  # a panel inside a SubFigure is given back as it is
 
 
-@checked
 def sink_positions(
     trace: Any, layer: int | None = None, head: int | None = None, *, ax: "Axes | None" = None, excess: float = 3.0
 ) -> "Sheet":
@@ -82,7 +99,6 @@ def sink_positions(
     return axes.figure  # type: ignore[return-value]  # a panel inside a SubFigure is given back as it is
 
 
-@checked
 def sink_strengths(trace: Any, *, ax: "Axes | None" = None, excess: float = 3.0) -> "Sheet":
     """Draw the main sink's column in every layer and head, mean over the steps that have one.
 
@@ -103,7 +119,6 @@ def sink_strengths(trace: Any, *, ax: "Axes | None" = None, excess: float = 3.0)
     return axes.figure  # type: ignore[return-value]  # a panel inside a SubFigure is given back as it is
 
 
-@checked
 def token_column(trace: Any, layer: int, head: int, position: int, *, ax: "Axes | None" = None) -> "Sheet":
     """Draw the attention that one token receives in one head, over the steps, and mark the step in which it was written.
 
@@ -136,7 +151,6 @@ def token_column(trace: Any, layer: int, head: int, position: int, *, ax: "Axes 
     return axes.figure  # type: ignore[return-value]  # a panel inside a SubFigure is given back as it is
 
 
-@checked
 def attention_map(
     trace: Any,
     step: int,
@@ -188,5 +202,7 @@ def _style(ax: "Axes | None") -> Any:
         found = "some that are in no figure" if isinstance(ax, Axes) else type(ax).__name__
         raise CallError(f"ax: expected axes of matplotlib, such as those of plt.subplots(), found {found}")
     if ax is not None and ax.name != "rectilinear":
-        raise CallError(f"ax: expected axes with x and y at right angles, such as those of plt.subplots(), found {ax.name} ones")
+        raise CallError(
+            f"ax: expected axes with x and y at right angles, such as those of plt.subplots(), found {ax.name} ones"
+        )
     return figure_style() if ax is None else nullcontext()

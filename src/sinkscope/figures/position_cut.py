@@ -33,7 +33,11 @@ class Cut:
     def around(cls, kept: Iterable[int], width: int) -> "Cut":
         """Return the cut that draws these positions and `MARGIN` beside each, and leaves out longer stretches than `LEAST_CUT`."""
         marked = sorted({position for position in kept if 0 <= position < width}) or [0]
-        windows = [[0, marked[0] + MARGIN + 1]] if marked[0] - MARGIN < LEAST_CUT else [[marked[0] - MARGIN, marked[0] + MARGIN + 1]]
+        windows = (
+            [[0, marked[0] + MARGIN + 1]]
+            if marked[0] - MARGIN < LEAST_CUT
+            else [[marked[0] - MARGIN, marked[0] + MARGIN + 1]]
+        )
         for position in marked[1:]:
             if position - MARGIN - windows[-1][1] < LEAST_CUT:
                 windows[-1][1] = position + MARGIN + 1
@@ -60,7 +64,12 @@ class Cut:
         """Return positions for ticks: the first of each window, then round ones."""
         places = self.places
         drawn = np.nanmax(places) + 1
-        step = next(round_one * 10**power for power in count() for round_one in (1, 2, 5) if drawn / (round_one * 10**power) <= most)
+        step = next(
+            round_one * 10**power
+            for power in count()
+            for round_one in (1, 2, 5)
+            if drawn / (round_one * 10**power) <= most
+        )
         round_ones = [position for position in range(0, self.width, step) if not np.isnan(places[position])]
         firsts = [first for first, _ in self.windows]
         near = spread_out([float(places[one]) for one in [*firsts, *round_ones]], drawn / (1.6 * most), 2 * most)

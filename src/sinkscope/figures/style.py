@@ -97,7 +97,11 @@ def _check_settings() -> None:
     """
     named, home = os.environ.get("MATPLOTLIBRC"), os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     folders = (*([named] if named else []), os.environ.get("MPLCONFIGDIR") or os.path.join(home, "matplotlib"))
-    places = ["matplotlibrc", *([named] if named else []), *(os.path.join(folder, "matplotlibrc") for folder in folders)]
+    places = [
+        "matplotlibrc",
+        *([named] if named else []),
+        *(os.path.join(folder, "matplotlibrc") for folder in folders),
+    ]
     found = next((place for place in places if os.path.exists(place) and not os.path.isdir(place)), None)
     if found is not None:
         check_settings([found], "matplotlib", ", or name another with MATPLOTLIBRC")
@@ -180,7 +184,9 @@ def model_label(manifest: Mapping[str, Any]) -> str:
 def model_labels(manifests: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a label for every manifest; labels of the same model are numbered."""
     names = [model_label(one) for one in manifests]
-    return [f"{name} ({names[: at + 1].count(name)})" if names.count(name) > 1 else name for at, name in enumerate(names)]
+    return [
+        f"{name} ({names[: at + 1].count(name)})" if names.count(name) > 1 else name for at, name in enumerate(names)
+    ]
 
 
 def token_label(trace: Trace, token: int) -> str:

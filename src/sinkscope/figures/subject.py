@@ -12,7 +12,6 @@ from typing import Any, final
 import numpy as np
 from jaxtyping import Float, Int
 
-from sinkscope.argument_types import checked
 from sinkscope.counts import counted
 from sinkscope.errors import CallError, SinkscopeError, TraceError
 from sinkscope.figures.highlights import Highlights, Place
@@ -39,7 +38,6 @@ class FigureError(SinkscopeError):
 
 
 @final
-@checked
 @dataclass(frozen=True)
 class OpenedStatistics:
     """A folder of statistics that has been read: its manifest, and the summary of all its prompts.
@@ -55,7 +53,6 @@ class OpenedStatistics:
         check_statistics_manifest(self.manifest, "manifest", CallError, "take it from open_statistics")
 
 
-@checked
 def open_statistics(folder: str | Path) -> OpenedStatistics:
     """Read a folder of statistics.
 
@@ -105,7 +102,9 @@ class Subject:
     @property
     def positions(self) -> int:
         """Number of tokens of the longest canvas of a trace; for statistics, of the mean canvas."""
-        return self.summary.positions if self.recorded_prompt is None else int(self.recorded_prompt.canvas.lengths.max())
+        return (
+            self.summary.positions if self.recorded_prompt is None else int(self.recorded_prompt.canvas.lengths.max())
+        )
 
     @property
     def positions_text(self) -> str:
@@ -135,7 +134,11 @@ class Subject:
     @property
     def threshold_column_sum(self) -> float | None:
         """The column sum above which Eq. 3 holds on a canvas of `positions` tokens; None where it is another in each step and head."""
-        return least_column_sum(self.summary.excess, self.positions) if columns_add_up(self.manifest, self.recorded) else None
+        return (
+            least_column_sum(self.summary.excess, self.positions)
+            if columns_add_up(self.manifest, self.recorded)
+            else None
+        )
 
     @property
     def quarters(self) -> Int[np.ndarray, "layer quarter"]:
@@ -146,10 +149,11 @@ class Subject:
         """
         kept = None if self.recorded_prompt is None else self.recorded_prompt.canvas.settings.kept
         if kept is not None and kept < self.positions:
-            raise FigureError(f"the trace keeps only the {counted(kept, 'largest column')} of each head (it was recorded with --keep top)")
+            raise FigureError(
+                f"the trace keeps only the {counted(kept, 'largest column')} of each head (it was recorded with --keep top)"
+            )
         return self.summary.quarters if self.recorded_prompt is None else self.recorded_prompt.quarters
 
-    @checked
     def head_name(self, layer: int, head: int) -> str:
         """Return what a head is called, with the role of its sink where that is known."""
         known = None if self.roles is None else self.roles.of_head(layer, head)
@@ -195,7 +199,6 @@ class Subject:
         """Position of the main sink of each head, −1 where Eq. 3 does not hold."""
         return self.highlights.main
 
-    @checked
     def map(self, step: int, layer: int, head: int) -> Float[np.ndarray, "query key"]:
         """Return one attention map.
 
@@ -213,7 +216,6 @@ class Subject:
         check_map("maps", found, trace, step, layer, head)
         return found
 
-    @checked
     def head_columns(self, layer: int, head: int) -> Float[np.ndarray, "step key"]:
         """Return the columns of one head in which sinks are followed.
 
@@ -223,7 +225,6 @@ class Subject:
         _, layer, head = check_place(self.trace, 0, layer, head)
         return followed_columns(self.trace, layer, head)
 
-    @checked
     def mean_columns_of(self, layer: int) -> Float[np.ndarray, "step key"]:
         """Return the mean of `head_columns` over the heads of a layer."""
         return np.mean([self.head_columns(layer, head) for head in range(self.summary.heads)], axis=0)
@@ -265,7 +266,9 @@ def subject_of(
     if isinstance(source, OpenedStatistics):
         counted_at = source.summary.excess
         if counted_at != excess:
-            raise CallError(f"excess: the statistics of {label} were counted at ε = {counted_at:g}, found {excess:g}; draw traces instead")
+            raise CallError(
+                f"excess: the statistics of {label} were counted at ε = {counted_at:g}, found {excess:g}; draw traces instead"
+            )
         return Subject(label, source.manifest, source.summary, roles=roles)
     expect_steps(source, "draw or to sum up")
     place = check_head(source, place)
@@ -282,7 +285,9 @@ def of_newest(subjects: Sequence[Subject], text: str) -> str:
     Args:
         text: the sentence, with ``{queries}`` where these are named.
     """
-    found = list(dict.fromkeys((one.followed.kind, one.followed.queries_text) for one in subjects if one.followed.newest))
+    found = list(
+        dict.fromkeys((one.followed.kind, one.followed.queries_text) for one in subjects if one.followed.newest)
+    )
     kinds, queries = (list(dict.fromkeys(words)) for words in zip(*found, strict=True)) if found else ([], [])
     return f" For the {' and the '.join(kinds)} model {text.format(queries=' or '.join(queries))}" if kinds else ""
 
@@ -294,9 +299,13 @@ def of_running_sums(subjects: Sequence[Subject], early: str, more: str = "") -> 
         early: what that means for early tokens; not in cross-attention, where every query sees all keys.
         more: what follows.
     """
-    own, crossing = ([one for one in subjects if attends_elsewhere(one.manifest) == elsewhere] for elsewhere in (False, True))
+    own, crossing = (
+        [one for one in subjects if attends_elsewhere(one.manifest) == elsewhere] for elsewhere in (False, True)
+    )
     sums = "these are running sums over all queries so far"
-    return of_newest(own, f"{sums}{early}{more}.") + of_newest(crossing, f"{sums}; in cross-attention each of them sees every key{more}.")
+    return of_newest(own, f"{sums}{early}{more}.") + of_newest(
+        crossing, f"{sums}; in cross-attention each of them sees every key{more}."
+    )
 
 
 def of_line(subjects: Sequence[Subject]) -> str:

@@ -3,7 +3,14 @@
 import warnings
 from typing import Any
 
-from sinkscope.interventions.controls import MassMatchedKeys, NextRanks, PersistentRandomKeys, RandomKeys, RowMatchedKeys, SameClassKeys
+from sinkscope.interventions.controls import (
+    MassMatchedKeys,
+    NextRanks,
+    PersistentRandomKeys,
+    RandomKeys,
+    RowMatchedKeys,
+    SameClassKeys,
+)
 from sinkscope.interventions.effect import Effect
 from sinkscope.interventions.fixed_keys import HidePositions, HideSinkToken, KeepWindow, drop_past
 from sinkscope.interventions.hiding import Hiding

@@ -125,7 +125,11 @@ class RowMatchedKeys(RandomControl):
         return super().choose(context)
 
     def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
-        rows = context.committing if self.queries is None else context.among(self.queries)[:, -context.call.query.shape[2] :]
+        rows = (
+            context.committing
+            if self.queries is None
+            else context.among(self.queries)[:, -context.call.query.shape[2] :]
+        )
         assert rows is not None
         held = pool(context.received_from(rows), self.scope, context.call.key.shape[1])
         ranks = self.random_ranks(context, ranking, top)
@@ -153,7 +157,9 @@ class PersistentRandomKeys(RandomControl):
     def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
         free = ranking.candidates & ~top & ~ranking.sinks
         stand_in = context.memory.get("stand_in", torch.zeros(*top.shape[:2], 0, dtype=torch.long, device=top.device))
-        stand_in = pad(stand_in, (0, top.shape[-1] - stand_in.shape[-1]), value=-1)  # sink position → its key, −1 for none
+        stand_in = pad(
+            stand_in, (0, top.shape[-1] - stand_in.shape[-1]), value=-1
+        )  # sink position → its key, −1 for none
         kept = top & (stand_in >= 0)
         kept = kept & free.gather(-1, stand_in.clamp(min=0))
         stand_in = stand_in.masked_fill(~kept, -1)

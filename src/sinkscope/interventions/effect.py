@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sinkscope.argument_types import checked
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
 from sinkscope.notebook_card import MOST_ROWS, card
@@ -72,7 +71,10 @@ class Effect:
     def _repr_html_(self) -> str:
         """Return a summary for notebooks, with the heads that lost most."""
         steps, share, hits = self.steps.sum(0), self.removed_share_by_head, self.hit_rate_by_head
-        order = [divmod(int(at), share.shape[1]) for at in np.argsort(-np.nan_to_num(share, nan=-1), axis=None, kind="stable")]
+        order = [
+            divmod(int(at), share.shape[1])
+            for at in np.argsort(-np.nan_to_num(share, nan=-1), axis=None, kind="stable")
+        ]
         heads = [(layer, head) for layer, head in order if steps[layer, head]]
         rows = []
         for layer, head in heads[:MOST_ROWS]:
@@ -86,9 +88,10 @@ class Effect:
             "of them still largest": None if hit_rate is None else f"{hit_rate:.1%}",
         }
         columns = ("layer", "head", "attention removed", "still largest")
-        return card(f"Effect of hiding on {counted(len(self.steps), 'prompt')}", facts, columns, rows, len(heads) - len(rows))
+        return card(
+            f"Effect of hiding on {counted(len(self.steps), 'prompt')}", facts, columns, rows, len(heads) - len(rows)
+        )
 
-    @checked
     def of(self, prompt: int) -> "Effect":
         """Return the effect on one prompt; prompts are counted from the first that was written inside the context.
 
@@ -102,15 +105,14 @@ class Effect:
         one = slice(prompt, prompt + 1) if prompt >= 0 else slice(prompt, prompt + 1 or None)
         return Effect(*(values[one] for values in vars(self).values()))
 
-    @checked
     def sentence(self, rule: str) -> str:
         """Return the effect of a rule in words."""
         rows = self.removed_share_committed
         committed = "" if rows is None else f" ({rows:.1%} at the positions being committed)"
-        hits = "" if self.hit_rate is None else f"; {self.hit_rate:.0%} of the hidden keys were still in the current top K"
-        return (
-            f"{rule} took away {self.removed_share:.1%} of the attention{committed}, {self.keys_per_head:.3g} keys per head and step{hits}"
+        hits = (
+            "" if self.hit_rate is None else f"; {self.hit_rate:.0%} of the hidden keys were still in the current top K"
         )
+        return f"{rule} took away {self.removed_share:.1%} of the attention{committed}, {self.keys_per_head:.3g} keys per head and step{hits}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for manifests and results."""
@@ -151,7 +153,9 @@ class Tally:
             if (name, layers) not in self._sums:
                 sums = torch.zeros(self._prompts, len(layers), *one.shape[1:], dtype=torch.float64, device=one.device)
                 self._sums[name, layers] = sums
-            self._sums[name, layers].index_add_(0, prompts, torch.stack([found for _, _, found in given], dim=1).double())
+            self._sums[name, layers].index_add_(
+                0, prompts, torch.stack([found for _, _, found in given], dim=1).double()
+            )
 
     def effect(self, layers: int, heads: int) -> Effect:
         """Return the sums so far, for a network of so many layers and query heads."""
@@ -172,4 +176,6 @@ def joined(effects: Sequence[Effect], layers: int, heads: int) -> Effect:
 
 def _widened(values: np.ndarray, layers: int, heads: int) -> np.ndarray:
     """Return values [prompt, layer, head] with zeros for layers and heads that were first seen later."""
-    return np.pad(values, [(0, 0), *((0, size - found) for size, found in zip((layers, heads), values.shape[1:], strict=False))])
+    return np.pad(
+        values, [(0, 0), *((0, size - found) for size, found in zip((layers, heads), values.shape[1:], strict=False))]
+    )

@@ -6,10 +6,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sinkscope.argument_types import checked
 from sinkscope.documents import shown
 from sinkscope.errors import CallError
-from sinkscope.interventions.intervention import Composed, Intervention, check_count, check_length, compose, ends_of, is_count
+from sinkscope.interventions.intervention import (
+    Composed,
+    Intervention,
+    check_count,
+    check_length,
+    compose,
+    ends_of,
+    is_count,
+)
 from sinkscope.interventions.rule_context import RuleContext
 from sinkscope.interventions.top_sinks import HideTopSinks
 from sinkscope.models.weights import LONGEST_CANVAS
@@ -32,11 +39,17 @@ class HidePositions(Intervention):
     def __post_init__(self) -> None:
         super().__post_init__()
         given = self.positions
-        good = isinstance(given, Collection) and not isinstance(given, str | bytes | Mapping) and getattr(given, "ndim", 1) > 0
+        good = (
+            isinstance(given, Collection)
+            and not isinstance(given, str | bytes | Mapping)
+            and getattr(given, "ndim", 1) > 0
+        )
         if good:
             check_length("positions", given)
         if not good or not all(is_count(one) for one in ends_of(given)):
-            raise CallError(f"positions: expected numbers from 0 upwards, such as (0, 5) or range(3), found {shown(given)}")
+            raise CallError(
+                f"positions: expected numbers from 0 upwards, such as (0, 5) or range(3), found {shown(given)}"
+            )
         if (most := max(ends_of(given), default=0)) >= LONGEST_CANVAS:
             raise CallError(f"positions: expected numbers below {LONGEST_CANVAS:,}, found {most} among them")
         object.__setattr__(self, "positions", tuple(sorted({int(one) for one in given})))
@@ -49,7 +62,6 @@ class HidePositions(Intervention):
         return context.among(self.positions)[:, None]
 
 
-@checked
 def drop_past(count: int, *, keep_first: int = 0, hide_future_sinks: int = 0) -> Composed:
     """Return a rule that drops the oldest tokens, and if asked the sinks in the future too (paper 1, §5.3, long context).
 
@@ -126,5 +138,7 @@ class HideSinkToken(Intervention):
 
     def choose(self, context: RuleContext) -> Tensor:
         if context.call.own is None:
-            raise CallError(f"expected a network with a sink token or a learned logit to hide, found none in {context.call.name}")
+            raise CallError(
+                f"expected a network with a sink token or a learned logit to hide, found none in {context.call.name}"
+            )
         return torch.zeros(1, 1, context.call.keys, dtype=torch.bool, device=context.real.device)

@@ -69,7 +69,9 @@ class Hiding(Hider):
         self._attention.forget()
         self._memory: dict[tuple[int, str], dict[str, Any]] = {}
         self._chosen: dict[str, list[_Chosen]] = {}
-        self._in_step: dict[int, tuple[Tensor, Tensor | None]] = {}  # place of a layer → heads in force, what they lost in this step
+        self._in_step: dict[
+            int, tuple[Tensor, Tensor | None]
+        ] = {}  # place of a layer → heads in force, what they lost in this step
 
     @property
     def effect(self) -> Effect:
@@ -126,7 +128,9 @@ class Hiding(Hider):
         if self._draws is None:
             self._draws = PromptDraws(context)
         elif len(self._draws) != len(context.tokens):
-            raise AttentionError(f"expected the batch of {len(self._draws)} rows the generation began with, found {len(context.tokens)}")
+            raise AttentionError(
+                f"expected the batch of {len(self._draws)} rows the generation began with, found {len(context.tokens)}"
+            )
         if any(part.unhidden_pass for part in self.parts):
             assert self.session is not None
             self._attention.run_unhidden(self.session)
@@ -151,7 +155,11 @@ class Hiding(Hider):
         if canvas is None:
             return None
         layer = self._layer_of(call)
-        parts = [(at, part) for at, part in enumerate(self.parts) if _allowed_in(part, call, layer) and _allowed(part.steps, self._step)]
+        parts = [
+            (at, part)
+            for at, part in enumerate(self.parts)
+            if _allowed_in(part, call, layer) and _allowed(part.steps, self._step)
+        ]
         if parts and (call.crossing or call.keys != canvas.width):
             raise AttentionError(
                 f"expected {call.name} to attend to the {canvas.width} tokens of the canvas, found {call.keys} keys"
@@ -186,7 +194,9 @@ class Hiding(Hider):
 
     def observes(self, call: LayerCall) -> bool:
         """Return whether a rule may ask for the columns of this layer."""
-        return self._canvas is not None and any(part.observing and _allowed_in(part, call, self._layer_of(call)) for part in self.parts)
+        return self._canvas is not None and any(
+            part.observing and _allowed_in(part, call, self._layer_of(call)) for part in self.parts
+        )
 
     def observe(self, call: LayerCall, columns: Columns) -> None:
         """Keep the attention of a layer that has run, and count what was removed."""
@@ -201,7 +211,10 @@ class Hiding(Hider):
         """Return the rules, and their effect on one prompt of the running generation."""
         self._check_most()
         rules = [repr(part) for part in self.parts]
-        return {"rules": rules, **({} if self._tally is None else self._tally.effect(self._layers, self._heads).of(prompt).as_dict())}
+        return {
+            "rules": rules,
+            **({} if self._tally is None else self._tally.effect(self._layers, self._heads).of(prompt).as_dict()),
+        }
 
     def _layer_of(self, call: LayerCall) -> int:
         """Return the number of a layer as traces and rules count it: without the cross-attention in front of it."""
@@ -268,7 +281,9 @@ class Hiding(Hider):
     def _place(self, call: LayerCall) -> int:
         return self._places.get(call.stack, 0) + call.index
 
-    def _count_effect(self, canvas: StepCanvas, call: LayerCall, removed: Tensor, chosen: list[_Chosen], local: Observation) -> None:
+    def _count_effect(
+        self, canvas: StepCanvas, call: LayerCall, removed: Tensor, chosen: list[_Chosen], local: Observation
+    ) -> None:
         device, heads = call.key.device, call.query.shape[1]
         held = _held(call, canvas.real(device))
         membership = _queries(call)
@@ -277,9 +292,12 @@ class Hiding(Hider):
         self._in_step[self._place(call)] = (in_force, canvas.recorded(lost))
         counts = {"removed": lost.sum(-1)}
         each = any(one.keys.shape[2] > 1 for one in chosen)  # queries lose different keys
-        concern = [None if one.rule.queries is None else _among_queries(canvas, one.rule.queries, call) for one in chosen]
+        concern = [
+            None if one.rule.queries is None else _among_queries(canvas, one.rule.queries, call) for one in chosen
+        ]
         unions = [
-            keys if own is None or not each else keys & own[:, None, :, None] for (_, keys, _), own in zip(chosen, concern, strict=True)
+            keys if own is None or not each else keys & own[:, None, :, None]
+            for (_, keys, _), own in zip(chosen, concern, strict=True)
         ]
         union = reduce(torch.bitwise_or, unions)
         spared = _spared(union, held, lost)
@@ -298,7 +316,9 @@ class Hiding(Hider):
         recorded = {name: canvas.recorded(values) for name, values in counts.items()}
         self._count(call).add(self._place(call), canvas.prompts(device), **recorded)
 
-    def _find_top(self, call: LayerCall, mine: list[tuple[Rule, Tensor]], held: Tensor, local: Observation) -> tuple[Tensor, Tensor]:
+    def _find_top(
+        self, call: LayerCall, mine: list[tuple[Rule, Tensor]], held: Tensor, local: Observation
+    ) -> tuple[Tensor, Tensor]:
         """Return the keys that rules hide together from all queries, and those among the K largest of their rule's criterion.
 
         K is how many they hide together in a head.

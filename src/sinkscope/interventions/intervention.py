@@ -115,7 +115,11 @@ class Intervention(ABC):
         hints = get_type_hints(cls)
         fields = [field.name for field in dataclasses.fields(cls) if field.init and not field.kw_only]
         names = cls.rule.partition(":")[2].split("+")
-        return {name: NUMBER_WORDS[hints[field]] for name, field in zip(names, fields, strict=False) if hints[field] in NUMBER_WORDS}
+        return {
+            name: NUMBER_WORDS[hints[field]]
+            for name, field in zip(names, fields, strict=False)
+            if hints[field] in NUMBER_WORDS
+        }
 
     @classmethod
     def read_arguments(cls, text: str) -> tuple[Any, ...]:
@@ -133,7 +137,9 @@ class Intervention(ABC):
         if len(parts) != len(names):
             raise ValueError(f"expected {len(names)} arguments, found {len(parts)}")
         kinds = [hints[field.name] for field in fields]
-        return tuple(number_from(part, kind) if kind in NUMBERS else kind(part) for kind, part in zip(kinds, parts, strict=False))
+        return tuple(
+            number_from(part, kind) if kind in NUMBERS else kind(part) for kind, part in zip(kinds, parts, strict=False)
+        )
 
     def check_reach(self, longest: int) -> None:
         """Raise an error for a rule that can match nothing on any canvas of a model.
@@ -246,14 +252,18 @@ def check_count(name: str, value: Any) -> None:
 def _read_numbers(name: str, given: Any, words: bool) -> Any:
     if given is None or (words and isinstance(given, str) and given in GROUPS):
         return given
-    expected = "numbers from 0 upwards, such as range(4) or (0, 2)" + (f", or one of {', '.join(GROUPS)}" if words else "")
+    expected = "numbers from 0 upwards, such as range(4) or (0, 2)" + (
+        f", or one of {', '.join(GROUPS)}" if words else ""
+    )
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Collection) or getattr(given, "ndim", 1) == 0:
         raise CallError(f"{name}: expected {expected}, found {shown(given)}")
     check_length(name, given)
     for number in ends_of(given):
         if not is_count(number):
             raise CallError(f"{name}: expected {expected}, found {shown(number)} among them")
-        if number >= LONGEST_CANVAS:  # no generation has more steps than its canvas could have tokens, and no network more layers
+        if (
+            number >= LONGEST_CANVAS
+        ):  # no generation has more steps than its canvas could have tokens, and no network more layers
             raise CallError(f"{name}: expected numbers below {LONGEST_CANVAS:,}, found {shown(number)} among them")
     return tuple(sorted({int(number) for number in given}))
 
@@ -265,7 +275,12 @@ def _read_heads(given: Any, layers: Any) -> Any:
     if isinstance(given, str) or not isinstance(given, Collection) or getattr(given, "ndim", 1) == 0:
         raise CallError(f"heads: expected {expected}, found {shown(given)}")
     for pair in given:
-        good = isinstance(pair, Collection) and not isinstance(pair, str) and getattr(pair, "ndim", 1) == 1 and len(pair) == 2
+        good = (
+            isinstance(pair, Collection)
+            and not isinstance(pair, str)
+            and getattr(pair, "ndim", 1) == 1
+            and len(pair) == 2
+        )
         if not good or not all(is_count(number) for number in pair):
             raise CallError(f"heads: expected {expected}, found {shown(pair)} among them")
     pairs = [(int(layer), int(head)) for layer, head in given]
@@ -274,5 +289,7 @@ def _read_heads(given: Any, layers: Any) -> Any:
         if times[layer, head] > 1:
             raise CallError(f"heads: expected each head once, found {layer}.{head} twice")
         if layers and layer not in allowed:
-            raise CallError(f"heads: expected heads of the layers {'+'.join(map(str, layers))}, found {layer}.{head}; leave layers= out")
+            raise CallError(
+                f"heads: expected heads of the layers {'+'.join(map(str, layers))}, found {layer}.{head}; leave layers= out"
+            )
     return tuple(sorted(pairs))

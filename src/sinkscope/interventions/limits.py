@@ -18,7 +18,9 @@ def check_limits(rules: Sequence[Rule], session: Session) -> None:
     longest = max(len(set(stack.values())) for stack in numbers)
     for part in rules:
         if not fits(part.most, int | None) or (part.most is not None and part.most < 0):
-            raise CallError(f"{type(part).__name__}.most: expected a whole number from 0 upwards or None, found {in_words(part.most)}")
+            raise CallError(
+                f"{type(part).__name__}.most: expected a whole number from 0 upwards or None, found {in_words(part.most)}"
+            )
     for part in rules if longest else ():  # a foreign network shows its layers only as they run
         beyond = [layer for layer in part.layers or () if layer >= longest]
         if beyond:

@@ -20,12 +20,19 @@ def read_choice(rule: Rule, choice: object, call: LayerCall) -> Tensor:
     """
     batch, heads, queries = call.query.shape[:3]
     sizes = ((1, batch), (1, heads), (1, queries), (call.keys,))
-    if isinstance(choice, Tensor) and choice.dtype == torch.bool and not holds_nothing(choice) and choice.ndim in (3, 4):
+    if (
+        isinstance(choice, Tensor)
+        and choice.dtype == torch.bool
+        and not holds_nothing(choice)
+        and choice.ndim in (3, 4)
+    ):
         keys = choice[:, :, None] if choice.ndim == 3 else choice
         if all(size in allowed for size, allowed in zip(keys.shape, sizes, strict=True)):
             return keys if keys.device == call.key.device else upload(keys, call.key.device)
     shape = f"{shown_sizes((sizes[0], sizes[1], sizes[3]))} (batch, head, key), or with {shown_sizes(sizes[2:3])} queries before the keys"
-    raise CallError(f"{type(rule).__name__}.choose in {call.name}: expected bool {shape}, or None, found {described(choice)}")
+    raise CallError(
+        f"{type(rule).__name__}.choose in {call.name}: expected bool {shape}, or None, found {described(choice)}"
+    )
 
 
 def read_criterion(rule: Rule, criterion: object, local: Observation) -> tuple[Tensor, Scope]:

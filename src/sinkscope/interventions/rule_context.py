@@ -39,7 +39,9 @@ class Observation:
 
     def widened(self, keys: int) -> "Observation":
         """Return the same with zeros for keys that have been added since."""
-        return Observation(pad(self.columns, (0, keys - self.keys)), pad(self.last_row, (0, keys - self.keys)), self.keys)
+        return Observation(
+            pad(self.columns, (0, keys - self.keys)), pad(self.last_row, (0, keys - self.keys)), self.keys
+        )
 
 
 class AttentionMemory:
@@ -73,14 +75,20 @@ class AttentionMemory:
         local = columns.sums if columns.local is None else columns.local
         self._before[call.name] = {
             "local": self._added_up(call, "local", Observation(local[:, :, all_queries], columns.last_row, call.keys)),
-            "hidden": self._added_up(call, "hidden", Observation(columns.sums[:, :, all_queries], columns.last_row_in_force, call.keys)),
+            "hidden": self._added_up(
+                call, "hidden", Observation(columns.sums[:, :, all_queries], columns.last_row_in_force, call.keys)
+            ),
         }
         return self._before[call.name]["local"]
 
     def previous(self, call: LayerCall, measured: str) -> Observation | None:
         """Return the attention of this layer in the step before; None in the first step."""
         self.asked_previous = True
-        return self._unhidden_before.get(call.name) if measured == "clean" else self._before.get(call.name, {}).get(measured)
+        return (
+            self._unhidden_before.get(call.name)
+            if measured == "clean"
+            else self._before.get(call.name, {}).get(measured)
+        )
 
     def received_from(self, call: LayerCall, queries: Tensor) -> Tensor:
         """Return the attention that keys receive from some queries of the running step, before anything is hidden: [batch, head, key]."""
@@ -93,7 +101,9 @@ class AttentionMemory:
             return self._unhidden[call.name]
         assert call.measure is not None
         columns = call.measure()
-        return self._added_up(call, "local", Observation(columns.sums[:, :, call.groups.index("all")], columns.last_row, call.keys))
+        return self._added_up(
+            call, "local", Observation(columns.sums[:, :, call.groups.index("all")], columns.last_row, call.keys)
+        )
 
     def _added_up(self, call: LayerCall, measured: str, found: Observation) -> Observation:
         """Return a causal model's running sums: behind a cache the columns of the steps before are added."""
@@ -122,7 +132,9 @@ class PromptDraws:
 
     def __init__(self, context: StepContext) -> None:
         tokens, lengths = context.tokens.cpu(), context.lengths.tolist()
-        self._digests = [blake2b(row[len(row) - own :].numpy().tobytes()).digest() for row, own in zip(tokens, lengths, strict=True)]
+        self._digests = [
+            blake2b(row[len(row) - own :].numpy().tobytes()).digest() for row, own in zip(tokens, lengths, strict=True)
+        ]
 
     def __len__(self) -> int:
         return len(self._digests)
@@ -133,7 +145,9 @@ class PromptDraws:
         for row, (digest, length) in enumerate(zip(self._digests, lengths, strict=True)):
             key = blake2b(digest + f"{seed} {step} {call.index}".encode(), digest_size=7).digest()
             source = torch.Generator("cpu").manual_seed(int.from_bytes(key, "big"))
-            drawn[row, :, call.keys - length :] = torch.rand(groups, length, generator=source, device="cpu", dtype=torch.float32)
+            drawn[row, :, call.keys - length :] = torch.rand(
+                groups, length, generator=source, device="cpu", dtype=torch.float32
+            )
         return upload(drawn, call.key.device)
 
 
@@ -232,7 +246,9 @@ class RuleContext:
                 "found False, so nothing was measured; set it in the class"
             )
         attention, keys = self.attention, self.call.keys
-        found = attention.previous(self.call, measured) if observe == "previous" else attention.current(self.call, measured)
+        found = (
+            attention.previous(self.call, measured) if observe == "previous" else attention.current(self.call, measured)
+        )
         if found is not None and found.keys > keys:
             raise CallError(
                 f"{self.call.name}: expected a canvas no shorter than in the step before, by which {type(self.rule).__name__} decides, "
@@ -268,7 +284,9 @@ class RuleContext:
         batch, _, count, _ = self.call.query.shape
         good = isinstance(queries, Tensor) and queries.dtype == torch.bool and not queries.is_meta
         if not good or queries.shape != (batch, count):
-            raise CallError(f"queries: expected bool [{batch}, {count}] (batch, query) of {self.call.name}, found {described(queries)}")
+            raise CallError(
+                f"queries: expected bool [{batch}, {count}] (batch, query) of {self.call.name}, found {described(queries)}"
+            )
         queries = queries if queries.device == self.call.key.device else upload(queries, self.call.key.device)
         return self.attention.received_from(self.call, queries.float())
 
@@ -280,7 +298,9 @@ class RuleContext:
         """
         for name, value, least in (("seed", seed, None), ("groups", groups, 1)):
             if not fits(value, int) or (least is not None and value < least):
-                raise CallError(f"{name}: expected a whole number{'' if least is None else ' from 1 upwards'}, found {in_words(value)}")
+                raise CallError(
+                    f"{name}: expected a whole number{'' if least is None else ' from 1 upwards'}, found {in_words(value)}"
+                )
         return self.draws.draw(self.call, self.canvas.lengths, self.step, seed, groups)
 
     def among(self, where: str | Collection[int]) -> Tensor:
@@ -309,7 +329,9 @@ class RuleContext:
             CallError: an unknown class, or no ``classify`` for a bare network.
         """
         if not isinstance(name, str) or (classify is None and name not in CLASSES):
-            raise CallError(f"name: expected {' or '.join(CLASSES)}, found {in_words(name)}; for classes of your own give classify")
+            raise CallError(
+                f"name: expected {' or '.join(CLASSES)}, found {in_words(name)}; for classes of your own give classify"
+            )
         places = self.classes(classify)
         number = self.token_classes.number_of(name)
         return self.real & places[number] if number in places else torch.zeros_like(self.real)

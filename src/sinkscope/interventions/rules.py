@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from sinkscope.argument_types import NUMBER_WORDS, NUMBERS, checked
+from sinkscope.argument_types import NUMBER_WORDS, NUMBERS
 from sinkscope.documents import shown
 from sinkscope.errors import CallError
 from sinkscope.extension_points import find_kinds
@@ -37,7 +37,9 @@ def known_rules() -> Mapping[str, type[Intervention]]:
     """
     expected = "an Intervention with a `rule`, or a module with some"
     found: dict[str, type[Intervention]] = {}
-    for kind in find_kinds("sinkscope.interventions", Intervention, lambda kind: bool(vars(kind).get("rule")), ENTRY_POINTS, expected):
+    for kind in find_kinds(
+        "sinkscope.interventions", Intervention, lambda kind: bool(vars(kind).get("rule")), ENTRY_POINTS, expected
+    ):
         if not isinstance(kind.rule, str) or not re.fullmatch(r"[A-Za-z][\w-]*", word := kind.rule.partition(":")[0]):
             expected = "a word of letters, digits, _ and -, behind it : and the names of its arguments, if any, such as 'top:K'"
             raise CallError(f"{kind.__qualname__}.rule: expected {expected}, found {shown(kind.rule)}")
@@ -53,7 +55,6 @@ def known_controls() -> dict[str, bool]:
     return {word: "seed" in _option_fields(kind) for word, kind in known_rules().items() if kind.control}
 
 
-@checked
 def parse_rule(text: str) -> Intervention | Composed:
     """Return the intervention that a rule stands for.
 
@@ -69,7 +70,9 @@ def parse_rule(text: str) -> Intervention | Composed:
         raise CallError(f"rule {text[:60]!r}…: expected at most {LONGEST_RULE:,} characters, found {len(text):,}")
     for seed, digits in re.findall(r"(seed=)?(?<![.0-9])0*([0-9]+)", text):
         if len(digits) > (most := 18 if seed else 9):
-            raise CallError(f"rule {text[:60]!r}: expected numbers up to {10**most - 1:,}, found one of {len(digits)} digits")
+            raise CallError(
+                f"rule {text[:60]!r}: expected numbers up to {10**most - 1:,}, found one of {len(digits)} digits"
+            )
     head, _, tail = text.strip().partition("@")
     word, colon, arguments = head.partition(":")
     if head == NOTHING and not tail:
@@ -84,12 +87,15 @@ def parse_rule(text: str) -> Intervention | Composed:
     try:
         given = kind.read_arguments(arguments) if colon else ()
     except ValueError:
-        kinds = "".join(f"{', ' if number else '; '}{name} is {one}" for number, (name, one) in enumerate(kind.arguments().items()))
-        raise CallError(f"rule {shown(text)}: expected {kind.rule}, found {arguments!r} behind the colon{kinds}") from None
+        kinds = "".join(
+            f"{', ' if number else '; '}{name} is {one}" for number, (name, one) in enumerate(kind.arguments().items())
+        )
+        raise CallError(
+            f"rule {shown(text)}: expected {kind.rule}, found {arguments!r} behind the colon{kinds}"
+        ) from None
     return kind(*given, **_options(text, word, kind, tail))
 
 
-@checked
 def split_rules(text: str) -> list[str]:
     """Return rules separated by commas, each once and with its options: ``none,top:1@current,last_row`` has two.
 
@@ -100,7 +106,10 @@ def split_rules(text: str) -> list[str]:
     """
     rules: list[str] = []
     for piece in filter(None, map(str.strip, text.split(","))):
-        bare = piece.partition("@")[0] in (NOTHING, *(word for word, kind in known_rules().items() if ":" not in kind.rule))
+        bare = piece.partition("@")[0] in (
+            NOTHING,
+            *(word for word, kind in known_rules().items() if ":" not in kind.rule),
+        )
         if rules and "@" in rules[-1] and ":" not in piece and not bare:
             rules[-1] += f",{piece}"
         else:
@@ -110,7 +119,6 @@ def split_rules(text: str) -> list[str]:
     return list(dict.fromkeys(rules))
 
 
-@checked
 def canonical_rule(text: str) -> str:
     """Return the one text of a rule that may be written in several: ``top:1@queries=0-1,local,current`` is ``top:1@current,queries=0-1``.
 
@@ -165,7 +173,9 @@ def _value_text(name: str, value: Any) -> str:
 
 
 def _number_text(value: Any) -> str:
-    return str(value).removesuffix(".0").replace("e+", "e") if isinstance(value, float) else str(value)  # a + parts arguments
+    return (
+        str(value).removesuffix(".0").replace("e+", "e") if isinstance(value, float) else str(value)
+    )  # a + parts arguments
 
 
 def _options(text: str, word: str, kind: type[Intervention], tail: str) -> dict[str, Any]:
@@ -185,11 +195,19 @@ def _options(text: str, word: str, kind: type[Intervention], tail: str) -> dict[
             key, chosen = words[piece]
         else:
             if equals and name in fields and hints[name] in NUMBERS:
-                raise CallError(f"rule {shown(text)}: {name}: expected {NUMBER_WORDS[hints[name]]}, found {shown(value)}")
+                raise CallError(
+                    f"rule {shown(text)}: {name}: expected {NUMBER_WORDS[hints[name]]}, found {shown(value)}"
+                )
             known = [*words, *(f"{one}=…" for one in fields if one in LISTS or hints[one] in NUMBERS)]
-            raise CallError(f"rule {shown(text)}: {word} has no option {shown(piece)}; expected some of {', '.join(known)}")
+            raise CallError(
+                f"rule {shown(text)}: {word} has no option {shown(piece)}; expected some of {', '.join(known)}"
+            )
         if key in found and found[key] != chosen:
-            both = f": {found[key]} and {chosen} are both values of it" if key in {one for one, _ in words.values()} else ""
+            both = (
+                f": {found[key]} and {chosen} are both values of it"
+                if key in {one for one, _ in words.values()}
+                else ""
+            )
             raise CallError(f"rule {shown(text)}: {key} is given twice{both}; give one")
         found[key] = chosen
     return found
@@ -203,7 +221,9 @@ def _option_fields(kind: type[Intervention]) -> list[str]:
 
 def _option_words(fields: list[str], hints: dict[str, Any]) -> dict[str, tuple[str, Any]]:
     """Return for each word that may stand as an option the field it sets, and the value."""
-    choices = {value: (name, value) for name in fields if get_origin(hints[name]) is Literal for value in get_args(hints[name])}
+    choices = {
+        value: (name, value) for name in fields if get_origin(hints[name]) is Literal for value in get_args(hints[name])
+    }
     return choices | {name: (name, True) for name in fields if hints[name] is bool}
 
 
@@ -216,7 +236,9 @@ def _read_numbers(text: str, name: str, value: str) -> tuple[int, ...]:
         if int(ends[2] or ends[1]) >= MOST:
             raise CallError(f"rule {shown(text)}: {name}: expected numbers below {MOST:,}, found {part}")
         if int(ends[2] or ends[1]) < int(ends[1]):
-            raise CallError(f"rule {shown(text)}: {name}: expected the lower number first, found {part}; write {ends[2]}-{ends[1]}")
+            raise CallError(
+                f"rule {shown(text)}: {name}: expected the lower number first, found {part}; write {ends[2]}-{ends[1]}"
+            )
         numbers += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
     return tuple(numbers)
 

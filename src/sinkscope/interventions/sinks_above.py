@@ -8,7 +8,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from sinkscope.argument_types import checked
 from sinkscope.documents import shown
 from sinkscope.errors import CallError
 from sinkscope.interventions.intervention import check_choice
@@ -109,8 +108,9 @@ class _ExcessCount(HideSinksAbove):
         return None
 
 
-@checked
-def calibrate_excess(model: Model | nn.Module, run: Callable[[], Any], sinks_per_head: float, **options: Any) -> HideSinksAbove:
+def calibrate_excess(
+    model: Model | nn.Module, run: Callable[[], Any], sinks_per_head: float, **options: Any
+) -> HideSinksAbove:
     """Return the rule whose ε lies below ``sinks_per_head`` keys on average, over steps, layers and heads of the rule, unhidden.
 
     What is recorded is counted: of guidance the half with the prompt, of a batch the rows that have not ended.

@@ -49,7 +49,8 @@ class StepCanvas:
     def real(self, device: torch.device) -> Tensor:
         """Return which positions are tokens, bool [batch, position]: False on padding, which stands on the left."""
         return self.once(
-            ("real", device), lambda: torch.arange(self.width, device=device) >= self.width - self._column(self.lengths, device)
+            ("real", device),
+            lambda: torch.arange(self.width, device=device) >= self.width - self._column(self.lengths, device),
         )
 
     def among(self, where: str | Collection[int], device: torch.device) -> Tensor:
@@ -71,11 +72,16 @@ class StepCanvas:
         rows, device = self.context.rows, values.device
         if rows == tuple(range(self.rows)):
             return values
-        return values[self.once(("rows", device), lambda: upload(torch.tensor(rows, dtype=torch.long, device="cpu"), device))]
+        return values[
+            self.once(("rows", device), lambda: upload(torch.tensor(rows, dtype=torch.long, device="cpu"), device))
+        ]
 
     def prompts(self, device: torch.device) -> Tensor:
         """Return the number of the prompt of each recorded row, int64 [row]."""
-        return self.once(("prompts", device), lambda: upload(torch.tensor(self.context.prompts, dtype=torch.long, device="cpu"), device))
+        return self.once(
+            ("prompts", device),
+            lambda: upload(torch.tensor(self.context.prompts, dtype=torch.long, device="cpu"), device),
+        )
 
     def _among(self, where: str | tuple[int, ...], device: torch.device) -> Tensor:
         real = self.real(device)
@@ -117,10 +123,14 @@ class TokenClasses:
 
     def __init__(self, model: Model | None) -> None:
         self._model = model
-        self._known: dict[Any, tuple[Callable[[int], str], dict[int, int]]] = {}  # with the function, so that no other gets its id
+        self._known: dict[
+            Any, tuple[Callable[[int], str], dict[int, int]]
+        ] = {}  # with the function, so that no other gets its id
         self._names: dict[str, int] = {}
 
-    def places(self, canvas: StepCanvas, device: torch.device, classify: Callable[[int], str] | None) -> dict[int, Tensor]:
+    def places(
+        self, canvas: StepCanvas, device: torch.device, classify: Callable[[int], str] | None
+    ) -> dict[int, Tensor]:
         """Return for the number of each class where its tokens stand, bool [batch, position].
 
         Args:
@@ -133,13 +143,17 @@ class TokenClasses:
         """
         if classify is None:
             if self._model is None:
-                raise CallError("classify: expected a function from token id to class, as a bare network has no tokenizer")
+                raise CallError(
+                    "classify: expected a function from token id to class, as a bare network has no tokenizer"
+                )
             classify = self._classify_by_tokenizer
         check_classify(classify)
         name = classify if isinstance(classify, Hashable) else id(classify)
         numbers = canvas.once(("classes", name), lambda: self._numbered(canvas, name, classify))
         there = canvas.once(("classes", name, device), lambda: upload(numbers, device))
-        return canvas.once(("of each class", name, device), lambda: {one: there == one for one in numbers.unique().tolist()})
+        return canvas.once(
+            ("of each class", name, device), lambda: {one: there == one for one in numbers.unique().tolist()}
+        )
 
     def number_of(self, name: str) -> int | None:
         """Return the number of a class in `places`; None where no token of it has occurred."""

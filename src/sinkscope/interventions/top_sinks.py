@@ -50,7 +50,9 @@ class SinkRule(Observed, ABC):
         if ranking is None:
             return None
         if self.k >= context.shortest:
-            raise CallError(f"k: expected fewer keys than the canvas holds, found {self.k} on a canvas of {context.shortest} tokens")
+            raise CallError(
+                f"k: expected fewer keys than the canvas holds, found {self.k} on a canvas of {context.shortest} tokens"
+            )
         top = (ranking.ranks(self.k) < self.k) & ranking.candidates
         if self.only_sinks:
             top = top & ranking.sinks

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from sinkscope.argument_types import checked
 from sinkscope.lab.code_tasks import training_code_tasks
 from sinkscope.lab.vocabulary import question_text
 from sinkscope.lab.word_problems import Problem, training_problems
@@ -18,7 +17,6 @@ from sinkscope.lab.word_problems import Problem, training_problems
 PROMPT = -1
 
 
-@checked
 @dataclass(frozen=True)
 class CanvasMix:
     """The lengths and contents of the canvases that a recipe trains on.
@@ -56,7 +54,9 @@ def draw_canvases(mix: CanvasMix, tokenizer: Any, seed: int, update: int) -> Can
     rng = random.Random(f"canvases {seed} {update}")
     length = rng.choices(mix.lengths, mix.weights)[0]
     streams = {False: training_problems(rng, mix.templates), True: training_code_tasks(rng)}
-    rows = [_fill_row(length, streams[rng.random() < mix.code_share], tokenizer, rng) for _ in range(mix.tokens // length)]
+    rows = [
+        _fill_row(length, streams[rng.random() < mix.code_share], tokenizer, rng) for _ in range(mix.tokens // length)
+    ]
     return Canvases(torch.tensor([tokens for tokens, _ in rows]), torch.tensor([answers for _, answers in rows]))
 
 
@@ -64,7 +64,9 @@ def _fill_row(length: int, stream: Any, tokenizer: Any, rng: random.Random) -> t
     separator = tokenizer("\n\n", add_special_tokens=False).input_ids
     tokens: list[int] = [tokenizer.bos_token_id]
     answers: list[int] = [PROMPT]
-    spare = rng.randint(0, min(128, length // 4))  # more EOS: in a generation that is longer than its answer, EOS follows
+    spare = rng.randint(
+        0, min(128, length // 4)
+    )  # more EOS: in a generation that is longer than its answer, EOS follows
     count = 0
     while True:
         question, answer = _pieces(next(stream), tokenizer)

@@ -9,12 +9,19 @@ from typing import Any
 
 import torch
 
-from sinkscope.argument_types import checked
 from sinkscope.checksums import sealed
 from sinkscope.errors import TrainingError
 from sinkscope.lab.corpus import Corpus
 from sinkscope.lab.recipes import Recipe
-from sinkscope.lab.run_folder import RECIPE, STATE, UNFINISHED_CHECKPOINT, WEIGHTS, check_recipe, finish_recipe, telling_failures
+from sinkscope.lab.run_folder import (
+    RECIPE,
+    STATE,
+    UNFINISHED_CHECKPOINT,
+    WEIGHTS,
+    check_recipe,
+    finish_recipe,
+    telling_failures,
+)
 from sinkscope.lab.starting_network import choose_tokenizer
 from sinkscope.lab.texts import Texts
 from sinkscope.lab.training import Watch, train
@@ -24,7 +31,6 @@ from sinkscope.models.loading import quiet
 from sinkscope.models.outline import outline
 
 
-@checked
 def train_checkpoint(
     recipe: Recipe,
     out: str | Path,
@@ -71,7 +77,9 @@ def _save(network: Any, tokenizer: Any, out: Path, command: str) -> None:
     content = b"".join(sealed((beside / WEIGHTS).read_bytes()))
     (beside / WEIGHTS).write_bytes(content)
     finish_recipe(out, hashlib.sha256(content).hexdigest(), command=command, torch=torch.__version__)
-    (beside / WEIGHTS).chmod((out / RECIPE).stat().st_mode & 0o777)  # safetensors writes files that only their owner may read
+    (beside / WEIGHTS).chmod(
+        (out / RECIPE).stat().st_mode & 0o777
+    )  # safetensors writes files that only their owner may read
     for path in sorted(beside.iterdir(), key=lambda path: path.name == WEIGHTS):
         os.replace(path, out / path.name)
     beside.rmdir()

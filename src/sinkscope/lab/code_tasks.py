@@ -13,7 +13,9 @@ from sinkscope.lab.word_problems import Problem
 HELD_OUT_SEED = 20251016
 HELD_OUT_COUNT = 164
 
-FUNCTIONS = "f g h solve compute apply run work make find get calc step count check value answer result change process".split()
+FUNCTIONS = (
+    "f g h solve compute apply run work make find get calc step count check value answer result change process".split()
+)
 ARGUMENTS = "x y z n m k a b p q".split()
 
 
@@ -40,7 +42,9 @@ CODE_TEMPLATES = (
     CodeTemplate("greater", "tells whether {x} is greater than {c}", "return {x} > {c}", (*_NUMBERS, "{c}", "{c} + 1")),
     CodeTemplate("even", "tells whether {x} is even", "return {x} % 2 == 0", _NUMBERS),
     CodeTemplate("sum", "returns the sum of {x} and {y}", "return {x} + {y}", _PAIRS),
-    CodeTemplate("largest", "returns the larger of {x} and {y}", "if {x} > {y}:\n        return {x}\n    return {y}", _PAIRS),
+    CodeTemplate(
+        "largest", "returns the larger of {x} and {y}", "if {x} > {y}:\n        return {x}\n    return {y}", _PAIRS
+    ),
     CodeTemplate("total", "returns the sum of the list {x}", "return sum({x})", _LISTS),
     CodeTemplate("length", "returns the length of the list {x} plus {c}", "return len({x}) + {c}", _LISTS),
     CodeTemplate("last", "returns the last element of the list {x}", "return {x}[-1]", _LISTS),

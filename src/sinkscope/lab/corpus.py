@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from sinkscope.argument_types import checked
 from sinkscope.checksums import compare_checksum, compare_file, sha256_of, with_checksum
 from sinkscope.documents import check_encodable, check_fields, check_regular, read_json_object, shown
 from sinkscope.errors import CallError, TrainingError
@@ -30,7 +29,6 @@ TOKENIZER_SAMPLE = 24_000_000
 """Characters that the tokenizer is trained on: the beginnings of all training documents, in equal shares."""
 
 
-@checked
 @dataclass(frozen=True)
 class LongText:
     """A document of a corpus.
@@ -76,15 +74,18 @@ class Corpus:
         folder = self.folder / TOKENIZER
         tokenizer = load_tokenizer(folder, FAMILIES["llama"], {})
         if len(tokenizer) != self.vocabulary:
-            raise TrainingError(f"{folder}: expected the {self.vocabulary} tokens of {MANIFEST}, found {len(tokenizer)}; {ADVICE}")
+            raise TrainingError(
+                f"{folder}: expected the {self.vocabulary} tokens of {MANIFEST}, found {len(tokenizer)}; {ADVICE}"
+            )
         for name in ("bos", "eos", "mask"):
             if getattr(tokenizer, f"{name}_token_id") is None:
                 raise TrainingError(f"{folder}: {name}_token: expected one of the tokens, found none; {ADVICE}")
         return tokenizer
 
 
-@checked
-def make_corpus(texts: Iterable[LongText], out: Path, *, vocabulary: int = 4096, source: str = "", progress: bool = True) -> Path:
+def make_corpus(
+    texts: Iterable[LongText], out: Path, *, vocabulary: int = 4096, source: str = "", progress: bool = True
+) -> Path:
     """Write a corpus folder, which holds nothing until it is complete.
 
     Args:
@@ -104,7 +105,9 @@ def make_corpus(texts: Iterable[LongText], out: Path, *, vocabulary: int = 4096,
             raise CallError(f"texts: expected LongText(title, text), found {shown(text)}")
         texts.append(text)
     if not any(text.held_out for text in texts) or all(text.held_out for text in texts):
-        raise CallError(f"expected documents to train on and documents to hold out, found {len(texts)} documents of one kind")
+        raise CallError(
+            f"expected documents to train on and documents to hold out, found {len(texts)} documents of one kind"
+        )
     if not 300 <= vocabulary <= 65536:
         raise CallError(f"vocabulary: expected 300 to 65536 tokens, found {vocabulary}")
     check_encodable(source, "source")
@@ -142,10 +145,11 @@ def _write(texts: Sequence[LongText], place: Path, vocabulary: int, source: str,
             bar.advance()
     files = {name: sha256_of(place / name) for name in (TRAIN, HELD_OUT, CORE, SETTINGS)}
     manifest = {"format": 1, "source": source, "vocabulary": len(tokenizer), "files": files, "documents": listed}
-    (place / MANIFEST).write_text(json.dumps(with_checksum(manifest), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (place / MANIFEST).write_text(
+        json.dumps(with_checksum(manifest), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
 
 
-@checked
 def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
     """Open a corpus folder and check it against its checksums.
 
@@ -162,7 +166,12 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
     if verify:
         compare_checksum(manifest, path, TrainingError, ADVICE)
     files = manifest["files"]
-    for name in (TRAIN, HELD_OUT, CORE, *({SETTINGS} & {*files})):  # corpora of earlier versions do not list the settings
+    for name in (
+        TRAIN,
+        HELD_OUT,
+        CORE,
+        *({SETTINGS} & {*files}),
+    ):  # corpora of earlier versions do not list the settings
         path = folder / name
         if name not in files or not path.is_file():
             raise TrainingError(f"{path}: expected a file of the corpus, found none; {ADVICE}")
@@ -180,7 +189,9 @@ def _read_tokens(path: Path, vocabulary: int, verify: bool) -> np.ndarray:
         raise TrainingError(f"{path}: expected tokens of 2 bytes, found {size} bytes; {ADVICE}")
     tokens = np.memmap(path, dtype="<u2", mode="r")
     if verify and (largest := int(tokens.max())) >= vocabulary:
-        raise TrainingError(f"{path}: expected tokens below {vocabulary}, as {MANIFEST} says, found {largest}; {ADVICE}")
+        raise TrainingError(
+            f"{path}: expected tokens below {vocabulary}, as {MANIFEST} says, found {largest}; {ADVICE}"
+        )
     return tokens
 
 
@@ -197,13 +208,17 @@ def draw_windows(corpus: Corpus, tokens: int, length: int, *, bos_id: int | None
     """
     shortest = min(len(corpus.train), len(corpus.held_out))
     if shortest <= length:
-        raise TrainingError(f"{corpus.folder}: expected more than {length} tokens (one canvas) in each file, found {shortest}")
+        raise TrainingError(
+            f"{corpus.folder}: expected more than {length} tokens (one canvas) in each file, found {shortest}"
+        )
     text = length if bos_id is None else length - 1
 
     def draw(seed: int, update: int) -> Canvases:
         source = corpus.held_out if update < 0 else corpus.train
         rng = np.random.default_rng([seed % 2**32, update % 2**32])
-        rows = np.stack([source[start : start + text] for start in rng.integers(0, len(source) - text, max(1, tokens // length))])
+        rows = np.stack(
+            [source[start : start + text] for start in rng.integers(0, len(source) - text, max(1, tokens // length))]
+        )
         canvas = torch.from_numpy(rows.astype(np.int64))
         answers = torch.zeros_like(canvas)
         if bos_id is not None:

@@ -16,7 +16,6 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from sinkscope.argument_types import checked
 from sinkscope.errors import CallError
 from sinkscope.lab.canvases import PROMPT, Canvases
 
@@ -34,7 +33,6 @@ LEAST_MARGIN = 2
 """How much oftener the most frequent letter must occur than the next one."""
 
 
-@checked
 @dataclass(frozen=True)
 class NullTask:
     """The canvases of the task.

@@ -39,9 +39,13 @@ def mask_canvases(
         groups[:, 0] = PROMPT
     slots = int(groups.max()) + 1
     if not slots:
-        raise TrainingError(f"expected canvases with room for an answer, found none on {rows} of {length} tokens; choose longer ones")
+        raise TrainingError(
+            f"expected canvases with room for an answer, found none on {rows} of {length} tokens; choose longer ones"
+        )
     count = rows * slots
-    t = (torch.randperm(count, generator=generator) + torch.rand(count, generator=generator, dtype=torch.float32)) / count
+    t = (
+        torch.randperm(count, generator=generator) + torch.rand(count, generator=generator, dtype=torch.float32)
+    ) / count
     rates = ((1 - LEAST_MASKED) * t + LEAST_MASKED).view(rows, slots)
     rate = rates.gather(1, groups.clamp(min=0))
     maskable = groups != PROMPT
@@ -69,7 +73,9 @@ def masked_diffusion_loss(
     With ``shift`` a token is predicted from the position to its left, as in a causal model. This is how a causal model is adapted to
     diffusion (Dream, and paper 2's Qwen2.5 set-up). The first token of a canvas is then never masked, whatever ``first_stays`` is.
     """
-    noisy, weights, maskable = mask_canvases(canvases, mask_id, whole_canvas_share, generator, first_stays=first_stays or shift)
+    noisy, weights, maskable = mask_canvases(
+        canvases, mask_id, whole_canvas_share, generator, first_stays=first_stays or shift
+    )
     device = network.lm_head.weight.device
     hidden = network.model(input_ids=noisy.to(device), use_cache=False).last_hidden_state
     chosen = weights > 0
@@ -81,7 +87,9 @@ def masked_diffusion_loss(
     return (losses * weights[chosen].to(device)).sum() / maskable
 
 
-def next_token_loss(network: Any, canvases: Canvases, *, eos_id: int | None, only_answers: bool = False) -> torch.Tensor:
+def next_token_loss(
+    network: Any, canvases: Canvases, *, eos_id: int | None, only_answers: bool = False
+) -> torch.Tensor:
     """Return the cross-entropy of each token given those before it, over the whole canvas or its answers only: a scalar in nats.
 
     After a complete answer the target is EOS, even where another problem follows on the canvas, because a model that is asked one

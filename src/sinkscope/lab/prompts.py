@@ -89,7 +89,9 @@ def problem_prompt(task: str = "lab-arith", index: int = 0, shots: int | None = 
     return {"prompt": prompt, "answer": problem.result}
 
 
-def problem_prompts(task: str = "lab-arith", count: int | None = None, shots: int | None = None) -> list[dict[str, str]]:
+def problem_prompts(
+    task: str = "lab-arith", count: int | None = None, shots: int | None = None
+) -> list[dict[str, str]]:
     """Return the first ``count`` held-out problems of a task; all of them when None.
 
     Returns:
@@ -115,7 +117,9 @@ def _of_specimen(task: str, index: int, shots: int | None) -> dict[str, str]:
 
     recipe = RECIPES.get(task)
     if recipe is None or recipe.nulls is None:
-        raise CallError(f"no task {task!r}: expected {', '.join(name for name in RECIPES if name.startswith(SPECIMEN))}")
+        raise CallError(
+            f"no task {task!r}: expected {', '.join(name for name in RECIPES if name.startswith(SPECIMEN))}"
+        )
     if shots:
         raise CallError(f"shots: expected 0, as {task} has no solved problems to show, found {shots}")
     if index < 0:

@@ -122,12 +122,18 @@ class RecipeFile(_Fields):
     def _has_positions(self) -> Self:
         shape, own = self.architecture, self.nulls
         if own is None and self.data is None and not self.text and self.canvases.tokens < max(self.canvases.lengths):
-            raise _wrong("canvases.tokens for a canvas of the longest length", f"{self.canvases.tokens} and {max(self.canvases.lengths)}")
+            raise _wrong(
+                "canvases.tokens for a canvas of the longest length",
+                f"{self.canvases.tokens} and {max(self.canvases.lengths)}",
+            )
         if own is not None and self.seed < 0:
             raise _wrong("a seed from 0 upwards with nulls, which draw prompts and validate below", str(self.seed))
         longest = max(self.canvases.lengths) if own is None else own.front + own.nulls + own.body
         if shape.positions == "learned" and shape.max_positions < longest:
-            raise _wrong(f"architecture.max_positions from {longest} upwards, learned ones for a whole canvas", str(shape.max_positions))
+            raise _wrong(
+                f"architecture.max_positions from {longest} upwards, learned ones for a whole canvas",
+                str(shape.max_positions),
+            )
         return self
 
 
@@ -146,6 +152,8 @@ class CorpusFile(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    files: dict[Annotated[str, Field(pattern=r"^(train\.bin|held-out\.bin|tokenizer/tokenizer(_config)?\.json)$")], Sha256]
+    files: dict[
+        Annotated[str, Field(pattern=r"^(train\.bin|held-out\.bin|tokenizer/tokenizer(_config)?\.json)$")], Sha256
+    ]
     vocabulary: Annotated[int, Field(ge=1, le=1 << 16)]
     documents: list[CorpusDocument] = []

@@ -3,13 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sinkscope.argument_types import checked
 from sinkscope.errors import CallError
 from sinkscope.lab.canvases import CanvasMix
 from sinkscope.lab.nulls import NullTask
 
 
-@checked
 @dataclass(frozen=True)
 class Architecture:
     """The shape of a `transformers` Llama.
@@ -30,7 +28,6 @@ class Architecture:
     tied: bool = False
 
 
-@checked
 @dataclass(frozen=True)
 class Recipe:
     """All settings that determine the result of a training run.

@@ -18,7 +18,16 @@ import numpy as np
 import torch
 
 from sinkscope.checksums import checksum_of, compare_checksum, compare_file, compare_sealed, sealed, with_checksum
-from sinkscope.documents import check_fields, check_regular, describe, exists, parse_json, read_json_object, read_lines, shown
+from sinkscope.documents import (
+    check_fields,
+    check_regular,
+    describe,
+    exists,
+    parse_json,
+    read_json_object,
+    read_lines,
+    shown,
+)
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.recipes import Recipe
 from sinkscope.locks import names_in
@@ -52,13 +61,17 @@ def telling_failures(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         path = error.filename or out  # a library's own folder, too
-        raise TrainingError(f"{path} cannot be written ({error.strerror or error}); make room and run the same command again") from error
+        raise TrainingError(
+            f"{path} cannot be written ({error.strerror or error}); make room and run the same command again"
+        ) from error
     except SafetensorError as error:
         raise TrainingError(f"{out} cannot be written; make room and run the same command again") from error
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise TrainingError(f"{out}: there is not enough memory to train; use a smaller recipe or a machine with more") from error
+        raise TrainingError(
+            f"{out}: there is not enough memory to train; use a smaller recipe or a machine with more"
+        ) from error
 
 
 def check_recipe(recipe: Recipe, out: Path) -> None:
@@ -87,7 +100,9 @@ def check_recipe(recipe: Recipe, out: Path) -> None:
         theirs[part] = {key: defaults[part][key] for key in later} | (theirs.get(part) or {})
     different = differences({key: theirs.get(key) for key in mine}, mine)
     if changes := ", ".join(f"{name} {describe(old)} → {describe(new)}" for name, old, new in different):
-        raise TrainingError(f"{out} holds a run of another recipe ({changes}); train into another folder or delete this one")
+        raise TrainingError(
+            f"{out} holds a run of another recipe ({changes}); train into another folder or delete this one"
+        )
     _check_checkpoint(stored, out, names)
 
 
@@ -98,7 +113,9 @@ def _check_checkpoint(stored: Mapping[str, Any], out: Path, names: Sequence[str]
     elif "command" not in stored:  # which a run adds when it is finished
         strange = [name for name in (WEIGHTS, "config.json") if name in names]
         if strange and not (out / UNFINISHED_CHECKPOINT).exists():
-            raise TrainingError(f"{out}: expected a run that is not finished, found {strange[0]}, which it did not write; {ADVICE}")
+            raise TrainingError(
+                f"{out}: expected a run that is not finished, found {strange[0]}, which it did not write; {ADVICE}"
+            )
 
 
 def check_finished(stored: Mapping[str, Any], out: Path) -> None:
@@ -158,13 +175,17 @@ def finish_recipe(out: Path, weights: str, **more: str) -> None:
 
 def run_mark(out: Path) -> str:
     """Return the checksum of the recipe of a run, without what its end adds to it; its state and its snapshots hold it."""
-    return checksum_of({name: value for name, value in read_recipe(out / RECIPE).items() if name not in _ADDED_AT_THE_END})
+    return checksum_of(
+        {name: value for name, value in read_recipe(out / RECIPE).items() if name not in _ADDED_AT_THE_END}
+    )
 
 
 def check_mark(found: str | None, path: Path, out: Path, advice: str) -> None:
     """Raise TrainingError for the mark of a state or a snapshot of another run; None is that of a file of an earlier version."""
     if found not in (None, run_mark(out)):
-        raise TrainingError(f"{path}: expected weights of the run of {out / RECIPE}, found those of another run; {advice}")
+        raise TrainingError(
+            f"{path}: expected weights of the run of {out / RECIPE}, found those of another run; {advice}"
+        )
 
 
 def write_recipe(recipe: Recipe, out: Path) -> None:
@@ -207,7 +228,9 @@ def load_state(out: Path, network: Any, optimiser: torch.optim.Optimizer) -> int
             check_mark((state.metadata() or {}).get("run"), path, out, _ANEW)
             update = _update_of(state, path)
             for name, parameter in network.named_parameters():
-                tensors = {kind: state.get_tensor(f"{kind}.{name}") for kind in ("weight", "step", "exp_avg", "exp_avg_sq")}
+                tensors = {
+                    kind: state.get_tensor(f"{kind}.{name}") for kind in ("weight", "step", "exp_avg", "exp_avg_sq")
+                }
                 for kind, tensor in tensors.items():
                     if kind != "step" and tensor.shape != parameter.shape:
                         found, expected = tuple(tensor.shape), tuple(parameter.shape)
@@ -222,7 +245,10 @@ def load_state(out: Path, network: Any, optimiser: torch.optim.Optimizer) -> int
 def save_snapshot(out: Path, network: Any, update: int) -> None:
     """Write the weights after an update, in bf16, without the optimiser."""
     (out / SNAPSHOTS).mkdir(exist_ok=True)
-    tensors = {name: parameter.detach().to("cpu", torch.bfloat16).contiguous() for name, parameter in network.named_parameters()}
+    tensors = {
+        name: parameter.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, parameter in network.named_parameters()
+    }
     _write_tensors(out / SNAPSHOTS / f"update-{update:06d}.safetensors", tensors, update, out)
 
 
@@ -237,7 +263,9 @@ def cut_log(out: Path, update: int) -> None:
             row = parse_json(line, f"{path}, line {number}", TrainingError, ADVICE, any_number=True)
             done = row.get("update") if isinstance(row, dict) else None
             if not isinstance(done, int):
-                raise TrainingError(f"{path}, line {number}: expected a row with its update, found {line[:60]!r}; {ADVICE}")
+                raise TrainingError(
+                    f"{path}, line {number}: expected a row with its update, found {line[:60]!r}; {ADVICE}"
+                )
             if done <= update:
                 kept.append(line + "\n")
     _write_whole(path, ["".join(kept).encode()])

@@ -56,10 +56,16 @@ def open_run(folder: str | Path) -> TrainingRun:
     """
     folder = Path(folder)
     if not (folder / RECIPE).exists():
-        raise CallError(f"{folder}: expected the folder of a training run, with its {RECIPE}; `sinkscope train` makes one")
+        raise CallError(
+            f"{folder}: expected the folder of a training run, with its {RECIPE}; `sinkscope train` makes one"
+        )
     stored = read_recipe(folder / RECIPE)
     recipe = recipe_from(stored, str(folder / RECIPE))
-    found = {int(match[1]): path for path in files_in(folder / SNAPSHOTS, "*", TrainingError) if (match := _NAME.fullmatch(path.name))}
+    found = {
+        int(match[1]): path
+        for path in files_in(folder / SNAPSHOTS, "*", TrainingError)
+        if (match := _NAME.fullmatch(path.name))
+    }
     if (folder / WEIGHTS).exists():
         check_finished(stored, folder)
         found[recipe.updates] = folder / WEIGHTS
@@ -75,15 +81,21 @@ def recipe_from(values: Mapping[str, Any], where: str) -> Recipe:
         TrainingError: values that are none of a recipe.
     """
     known = {field.name for field in fields(Recipe)}
-    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name in known}
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name in known
+    }
     try:
         for name, kind in (("architecture", Architecture), ("canvases", CanvasMix), ("nulls", NullTask)):
             if isinstance(given.get(name), Mapping):
-                inner: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in given[name].items()}
+                inner: dict[str, Any] = {
+                    key: tuple(one) if isinstance(one, list) else one for key, one in given[name].items()
+                }
                 given[name] = kind(**inner)
         return Recipe(**given)
     except (TypeError, ValueError, CallError) as error:
-        raise TrainingError(f"{where}: expected the fields of a recipe of this version, found others ({error})") from error
+        raise TrainingError(
+            f"{where}: expected the fields of a recipe of this version, found others ({error})"
+        ) from error
 
 
 def check_data(run: TrainingRun, texts: Texts | Corpus | None) -> None:
@@ -94,7 +106,9 @@ def check_data(run: TrainingRun, texts: Texts | Corpus | None) -> None:
     """
     trained, given = run.recipe.data, None if texts is None else texts.fingerprint
     if trained != given:
-        raise CallError(f"{run.folder} was trained on {trained or 'the data of the lab'}, found {given or 'none'}; pass the same as --data")
+        raise CallError(
+            f"{run.folder} was trained on {trained or 'the data of the lab'}, found {given or 'none'}; pass the same as --data"
+        )
 
 
 def network_at(run: TrainingRun, update: int, tokenizer: Any) -> Any:
@@ -114,14 +128,25 @@ def network_at(run: TrainingRun, update: int, tokenizer: Any) -> Any:
     network = build_network(run.recipe, tokenizer)
     try:
         with safe_open(path, "pt") as held:
-            check_mark((held.metadata() or {}).get("run"), path, run.folder, "put back the snapshot of this run, or take it out")
+            check_mark(
+                (held.metadata() or {}).get("run"),
+                path,
+                run.folder,
+                "put back the snapshot of this run, or take it out",
+            )
         stored = {name: tensor.float() for name, tensor in load_file(path).items()}
         left = network.load_state_dict(stored, strict=False)
     except (SafetensorError, RuntimeError) as error:
-        raise TrainingError(f"{path}: expected the weights of {run.recipe.name}, found a file that does not fit") from error
+        raise TrainingError(
+            f"{path}: expected the weights of {run.recipe.name}, found a file that does not fit"
+        ) from error
     missing = [name for name in left.missing_keys if not (run.recipe.architecture.tied and name == "lm_head.weight")]
     if missing or left.unexpected_keys:
-        found = f"a file without {missing[0]}" if missing else f"{left.unexpected_keys[0]} besides, which that recipe's network has not"
+        found = (
+            f"a file without {missing[0]}"
+            if missing
+            else f"{left.unexpected_keys[0]} besides, which that recipe's network has not"
+        )
         raise TrainingError(f"{path}: expected the weights of {run.recipe.name}, found {found}")
     return network.eval()
 
@@ -131,10 +156,14 @@ def _check_size(shape: Architecture, vocabulary: int, path: Path) -> None:
     least = shape.hidden_size * (vocabulary + shape.layers * 3 * shape.intermediate_size)
     held = check_regular(path, TrainingError).st_size // STORED_BYTES
     if least > held:
-        raise TrainingError(f"{path}: expected the weights of a network of {least:,} numbers or more, found at most {held:,}")
+        raise TrainingError(
+            f"{path}: expected the weights of a network of {least:,} numbers or more, found at most {held:,}"
+        )
 
 
-def held_out_rows(recipe: Recipe, tokenizer: Any, texts: Texts | Corpus | None, count: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def held_out_rows(
+    recipe: Recipe, tokenizer: Any, texts: Texts | Corpus | None, count: int
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Return canvases that no training saw: the tokens of each, and where a token may be predicted.
 
     Raises:

@@ -78,8 +78,14 @@ def _start_from(name: str, network: Any) -> None:
     """Copy the weights of a model into a network of the same shape."""
     given = load(name, dtype=torch.float32).network.state_dict()
     mine = network.state_dict()
-    different = [key for key in mine if key not in given or given[key].shape != mine[key].shape] + sorted(set(given) - set(mine))
+    different = [key for key in mine if key not in given or given[key].shape != mine[key].shape] + sorted(
+        set(given) - set(mine)
+    )
     if different:
-        shapes = [tuple(weights[different[0]].shape) if different[0] in weights else "nothing" for weights in (mine, given)]
-        raise TrainingError(f"expected weights of {different[0]} {shapes[0]} to start from, found {shapes[1]} in {name}")
+        shapes = [
+            tuple(weights[different[0]].shape) if different[0] in weights else "nothing" for weights in (mine, given)
+        ]
+        raise TrainingError(
+            f"expected weights of {different[0]} {shapes[0]} to start from, found {shapes[1]} in {name}"
+        )
     network.load_state_dict(given)

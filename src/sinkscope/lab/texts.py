@@ -107,7 +107,10 @@ def _document(line: str, where: str) -> Document:
     found = [
         Document(row["prompt"] if len(keys) == 2 else "", row[keys[-1]])
         for keys in (("text",), ("prompt", "answer"))
-        if isinstance(row, dict) and set(keys) <= set(row) and all(isinstance(row[key], str) for key in keys) and row[keys[-1]].strip()
+        if isinstance(row, dict)
+        and set(keys) <= set(row)
+        and all(isinstance(row[key], str) for key in keys)
+        and row[keys[-1]].strip()
     ]
     if len(found) != 1:
         what = f"both in {line[:60]!r}; leave one of them out" if found else repr(line[:60])
@@ -132,7 +135,10 @@ def train_tokenizer_on(texts: Iterable[str], vocabulary: int) -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     special = [BOS, EOS, MASK]
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=vocabulary,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, 0)])
@@ -208,7 +214,9 @@ class TextCanvases:
         tokens, answers, count = [self._first], [PROMPT], 0
         while len(tokens) < length:
             prompt, text = rng.choice(documents)
-            start = rng.randint(0, max(0, len(text) + 2 - length)) if not prompt else 0  # a long text is read from a random place
+            start = (
+                rng.randint(0, max(0, len(text) + 2 - length)) if not prompt else 0
+            )  # a long text is read from a random place
             own = [*text[start:], self._last]
             tokens += prompt + own
             answers += [PROMPT] * len(prompt) + [count] * len(own)

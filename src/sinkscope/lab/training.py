@@ -15,14 +15,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from sinkscope.argument_types import checked
 from sinkscope.errors import CallError, TrainingError, first_line
 from sinkscope.lab.canvases import Canvases, draw_canvases
 from sinkscope.lab.corpus import Corpus, draw_windows
 from sinkscope.lab.nulls import draw_nulls
 from sinkscope.lab.objectives import masked_diffusion_loss, next_token_loss
 from sinkscope.lab.recipes import Recipe
-from sinkscope.lab.run_folder import LOG, check_recipe, cut_log, load_state, save_snapshot, save_state, telling_failures, write_recipe
+from sinkscope.lab.run_folder import (
+    LOG,
+    check_recipe,
+    cut_log,
+    load_state,
+    save_snapshot,
+    save_state,
+    telling_failures,
+    write_recipe,
+)
 from sinkscope.lab.starting_network import build_network, choose_tokenizer
 from sinkscope.lab.surroundings import plain_torch
 from sinkscope.lab.texts import TextCanvases, Texts
@@ -39,14 +47,15 @@ def learning_rate(recipe: Recipe, update: int) -> float:
     if update < warmup:
         return recipe.learning_rate * (update + 1) / warmup
     progress = min(1.0, (update - warmup) / max(1, decay - warmup))
-    return recipe.learning_rate * (recipe.final_share + (1 - recipe.final_share) * 0.5 * (1 + math.cos(math.pi * progress)))
+    return recipe.learning_rate * (
+        recipe.final_share + (1 - recipe.final_share) * 0.5 * (1 + math.cos(math.pi * progress))
+    )
 
 
 Watch = Callable[[Any, int], object]
 """Called with the network and the number of updates that are done: before the first update and after each one."""
 
 
-@checked
 def train(
     recipe: Recipe,
     out: str | Path,
@@ -77,14 +86,22 @@ def train(
 
 
 def _train(
-    recipe: Recipe, out: Path, texts: Texts | Corpus | None, tokenizer: Any, device: str, progress: bool, watch: Watch | None
+    recipe: Recipe,
+    out: Path,
+    texts: Texts | Corpus | None,
+    tokenizer: Any,
+    device: str,
+    progress: bool,
+    watch: Watch | None,
 ) -> Any:
     draw = source_of(recipe, tokenizer, texts)
     network = build_network(recipe, tokenizer).to(device)
     out = out.absolute()  # a watch may change the current folder
     out.mkdir(parents=True, exist_ok=True)
     write_recipe(recipe, out)  # after the network: a recipe that is refused leaves no file
-    optimiser = torch.optim.AdamW(_parameter_groups(network, recipe.weight_decay), lr=recipe.learning_rate, betas=recipe.betas, fused=True)
+    optimiser = torch.optim.AdamW(
+        _parameter_groups(network, recipe.weight_decay), lr=recipe.learning_rate, betas=recipe.betas, fused=True
+    )
     start = load_state(out, network, optimiser)
     cut_log(out, start)
     objective = _objective(recipe, network, tokenizer, device)
@@ -186,7 +203,9 @@ def source_of(recipe: Recipe, tokenizer: Any, texts: Texts | Corpus | None) -> C
         mix = recipe.canvases
         for tokens in (texts.train, texts.held_out):  # a corpus of an earlier version may have read one from its text
             if (tokens == tokenizer.mask_token_id).any():
-                raise TrainingError(f"{texts.folder}: expected text without masks, found {tokenizer.mask_token!r}; make the corpus again")
+                raise TrainingError(
+                    f"{texts.folder}: expected text without masks, found {tokenizer.mask_token!r}; make the corpus again"
+                )
         bos = tokenizer.bos_token_id if recipe.first_token == "bos" else None
         return draw_windows(texts, mix.tokens, mix.lengths[0], bos_id=bos)
     if texts is not None:

@@ -24,13 +24,26 @@ def words() -> list[str]:
     """Return every token of the lab's texts and every printable ASCII character, sorted."""
     import tokenizers
 
-    lists = (word_problems.NAMES, word_problems.ITEMS, word_problems.PLACES, word_problems.DAYS, code_tasks.FUNCTIONS, code_tasks.ARGUMENTS)
+    lists = (
+        word_problems.NAMES,
+        word_problems.ITEMS,
+        word_problems.PLACES,
+        word_problems.DAYS,
+        code_tasks.FUNCTIONS,
+        code_tasks.ARGUMENTS,
+    )
     texts = [f"{word} {word}" for group in lists for word in group]
     texts += [template.question for template in word_problems.TEMPLATES]
     texts += [f"{template.request} {template.body}" for template in code_tasks.CODE_TEMPLATES]
     rng = random.Random(0)
-    texts += [render(task) for make in (word_problems.make_problem, code_tasks.make_code_task) for task in (make(rng) for _ in range(2000))]
-    texts += [f"{character} {character}" for character in string.printable if character.isprintable() and character != " "]
+    texts += [
+        render(task)
+        for make in (word_problems.make_problem, code_tasks.make_code_task)
+        for task in (make(rng) for _ in range(2000))
+    ]
+    texts += [
+        f"{character} {character}" for character in string.printable if character.isprintable() and character != " "
+    ]
     split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(_PIECES), "isolated")
     found = {"\n", SPACE, SPACE * 4}
     for text in texts:
@@ -50,7 +63,9 @@ def build_tokenizer() -> Any:
     tokenizer.normalizer = normalizers.Replace(" ", SPACE)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(_PIECES), "isolated")
     tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse()])
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, vocabulary[BOS])])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, vocabulary[BOS])]
+    )
     fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=BOS,

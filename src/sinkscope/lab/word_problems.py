@@ -59,16 +59,34 @@ TEMPLATES = (
     Template("buy", "{name} has {a} {item} and buys {b} more. How many {item} does {name} have now?", ("a+b",)),
     Template("give", "{name} had {a} {item} and gave {b} to {other}. How many {item} are left?", ("a-b",)),
     Template("boxes", "There are {a} boxes with {b} {item} in each box. How many {item} are there?", ("a*b",)),
-    Template("find", "{name} found {a} {item} in the {place} and {b} in the {place2}. How many {item} did {name} find?", ("a+b",)),
+    Template(
+        "find",
+        "{name} found {a} {item} in the {place} and {b} in the {place2}. How many {item} did {name} find?",
+        ("a+b",),
+    ),
     Template(
         "gift",
         "{name} has {a} {item}. {other} gives {name} {b} more, and then {name} loses {c}. How many {item} does {name} have?",
         ("a+b", "#-c"),
     ),
-    Template("days", "{name} picked {a} {item} on {day}, {b} on {day2} and {c} on {day3}. How many {item} is that?", ("a+b", "#+c")),
-    Template("bags", "{name} buys {a} bags with {b} {item} in each and breaks {c}. How many {item} are left?", ("a*b", "#-c")),
-    Template("together", "{name} has {a} {item}. {other} has {b} more than {name}. How many {item} do they have together?", ("a+b", "#+a")),
-    Template("shop", "A shop had {a} {item}. It sold {b} in the morning and {c} in the evening. How many {item} are left?", ("a-b", "#-c")),
+    Template(
+        "days",
+        "{name} picked {a} {item} on {day}, {b} on {day2} and {c} on {day3}. How many {item} is that?",
+        ("a+b", "#+c"),
+    ),
+    Template(
+        "bags", "{name} buys {a} bags with {b} {item} in each and breaks {c}. How many {item} are left?", ("a*b", "#-c")
+    ),
+    Template(
+        "together",
+        "{name} has {a} {item}. {other} has {b} more than {name}. How many {item} do they have together?",
+        ("a+b", "#+a"),
+    ),
+    Template(
+        "shop",
+        "A shop had {a} {item}. It sold {b} in the morning and {c} in the evening. How many {item} are left?",
+        ("a-b", "#-c"),
+    ),
     Template(
         "share",
         "{name} has {a} {item} and {other} has {b}. They need {c} {item} for the {place}. How many {item} are missing?",

@@ -83,7 +83,9 @@ class BlockCausal:
         real = torch.ones(batch, keys, dtype=torch.bool, device=entering.device)
         if attention_mask is not None:
             if attention_mask.ndim not in (2, 4) or attention_mask.shape[-1] != keys:
-                raise CallError(f"attention_mask: expected [batch, {keys}] or [batch, 1, {queries}, {keys}], found {attention_mask.shape}")
+                raise CallError(
+                    f"attention_mask: expected [batch, {keys}] or [batch, 1, {queries}, {keys}], found {attention_mask.shape}"
+                )
             given = attention_mask.bool()
             real = given if given.ndim == 2 else given.any(dim=2).any(dim=1)
         if position_ids is None:
@@ -123,7 +125,9 @@ class FusedAttention(Glm4MoeAttention):
         super().__init__(config, layer_idx)
         del self.q_proj, self.k_proj, self.v_proj
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.query_key_value = nn.Linear(config.hidden_size, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=False)
+        self.query_key_value = nn.Linear(
+            config.hidden_size, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=False
+        )
 
     def forward(
         self,
@@ -141,9 +145,13 @@ class FusedAttention(Glm4MoeAttention):
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation or "eager", eager_attention_forward)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation or "eager", eager_attention_forward
+        )
         dropout = self.attention_dropout if self.training else 0.0
-        output, weights = attend(self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs)
+        output, weights = attend(
+            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+        )
         return self.o_proj(output.reshape(*hidden_states.shape[:-1], -1).contiguous()), weights
 
 
@@ -167,7 +175,9 @@ class BlockCausalMixture(Glm4MoeForCausalLM):
 
 
 # transformers joins experts that are stored one by one for its own classes only.
-register_checkpoint_conversion_mapping(BlockCausalMixture.__name__, get_checkpoint_conversion_mapping("glm4_moe") or [], overwrite=True)
+register_checkpoint_conversion_mapping(
+    BlockCausalMixture.__name__, get_checkpoint_conversion_mapping("glm4_moe") or [], overwrite=True
+)
 
 
 def block_length(network: Any) -> int | None:

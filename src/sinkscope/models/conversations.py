@@ -32,15 +32,29 @@ def write_conversation(
     if _DRAWS.search(template):
         raise ModelError(f"{where} the same prompt each time, found one that draws at random; correct it or {instead}")
     try:
-        plain = json.loads(json.dumps([{key: one for key, one in message.items() if one is not None} for message in messages]))
+        plain = json.loads(
+            json.dumps([{key: one for key, one in message.items() if one is not None} for message in messages])
+        )
     except (TypeError, ValueError, RecursionError) as error:
-        raise CallError(f"messages: expected texts, numbers, lists and objects, found something else ({first_line(error)})") from error
+        raise CallError(
+            f"messages: expected texts, numbers, lists and objects, found something else ({first_line(error)})"
+        ) from error
     try:
-        found = render(template, plain, add_generation_prompt=not begun, continue_final_message=begun, **tokenizer.special_tokens_map)
+        found = render(
+            template,
+            plain,
+            add_generation_prompt=not begun,
+            continue_final_message=begun,
+            **tokenizer.special_tokens_map,
+        )
     except OSError as error:
-        raise ModelError(f"{name}: a process for its chat template cannot be started ({error.strerror}); {instead}") from error
+        raise ModelError(
+            f"{name}: a process for its chat template cannot be started ({error.strerror}); {instead}"
+        ) from error
     if "mistake" in found:
-        raise ModelError(f"{where} Jinja, found a mistake in line {found['line']} ({found['mistake']}); correct it or {instead}")
+        raise ModelError(
+            f"{where} Jinja, found a mistake in line {found['line']} ({found['mistake']}); correct it or {instead}"
+        )
     if "refused" in found:
         raise CallError(
             f"messages: expected a conversation that the chat template of {name} can write, found one that it refuses "
@@ -51,11 +65,18 @@ def write_conversation(
         raise ModelError(f"{where} a prompt within {limits}, found none; correct it or {instead}")
     text: str = found["text"]
     if (
-        parts := next((one["content"] for one in messages if isinstance(one["content"], list) and str(one["content"]) in text), None)
+        parts := next(
+            (one["content"] for one in messages if isinstance(one["content"], list) and str(one["content"]) in text),
+            None,
+        )
     ) is not None:
-        raise CallError(f"messages: expected content as text, which is what the chat template of {name} writes, found parts, {parts!r:.60}")
+        raise CallError(
+            f"messages: expected content as text, which is what the chat template of {name} writes, found parts, {parts!r:.60}"
+        )
     question = next((one["content"] for one in reversed(messages) if one["role"] == "user"), "") or ""
     asked = [question] if isinstance(question, str) else [str(part.get("text", "")) for part in question]
     if not all("".join(one.split()) in "".join(text.split()) for one in asked):
-        raise ModelError(f"{where} it to write the question, found a prompt without it, {text[:60]!r}; correct it or {instead}")
+        raise ModelError(
+            f"{where} it to write the question, found a prompt without it, {text[:60]!r}; correct it or {instead}"
+        )
     return text

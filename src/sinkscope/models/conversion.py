@@ -107,17 +107,28 @@ def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Con
     fields["pad_token_id"] = None  # sinkscope pads with EOS behind a mask; transformers would freeze that embedding
     full_precision = config.get(layout.full_precision_rotary or MARK_ROTARY, layout.full_precision_rotary is not None)
     if not isinstance(full_precision, bool):
-        raise ModelError(f"{file}: {layout.full_precision_rotary or MARK_ROTARY}: expected true or false, found {full_precision!r}")
+        raise ModelError(
+            f"{file}: {layout.full_precision_rotary or MARK_ROTARY}: expected true or false, found {full_precision!r}"
+        )
     if not isinstance(fields.get(MARK_POSITIONS, False), bool):
         raise ModelError(f"{file}: {MARK_POSITIONS}: expected true or false, found {fields[MARK_POSITIONS]!r}")
     if not family.causal:
         if not isinstance(tokens["mask_token_id"], int):
-            raise ModelError(f"{file}: mask_token_id: expected the id of the mask token, found {tokens['mask_token_id']!r}")
-        fields |= {"is_causal": False, "mask_token_id": tokens["mask_token_id"], MARK: family.name, MARK_ROTARY: full_precision}
+            raise ModelError(
+                f"{file}: mask_token_id: expected the id of the mask token, found {tokens['mask_token_id']!r}"
+            )
+        fields |= {
+            "is_causal": False,
+            "mask_token_id": tokens["mask_token_id"],
+            MARK: family.name,
+            MARK_ROTARY: full_precision,
+        }
     eos = tokens["eos_token_id"]
     eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
     network = _network(layout, family, fields, full_precision)
-    return Converted(layout, network, fields, full_precision, tokens["mask_token_id"] if not family.causal else None, eos_ids)
+    return Converted(
+        layout, network, fields, full_precision, tokens["mask_token_id"] if not family.causal else None, eos_ids
+    )
 
 
 def completed(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
@@ -168,7 +179,9 @@ def _check_fixed(key: str, config: Mapping[str, Any], rule: Fixed, file: str) ->
     if not any(type(found) is type(one) and found == one for one in rule.allowed):
         absent = "" if key in config else " (the key is missing, and the published code takes this)"
         expected = " or ".join(repr(one) for one in rule.allowed)
-        raise ModelError(f"{file}: {key}: expected {expected}, found {found!r}{absent}; sinkscope does not model that network")
+        raise ModelError(
+            f"{file}: {key}: expected {expected}, found {found!r}{absent}; sinkscope does not model that network"
+        )
 
 
 def _size(key: str, config: Mapping[str, Any], layout: Layout, file: str) -> int | None:
@@ -179,7 +192,9 @@ def _size(key: str, config: Mapping[str, Any], layout: Layout, file: str) -> int
     if found is None and key in layout.optional:
         return None
     if not isinstance(found, int) or isinstance(found, bool) or not 0 < found < LARGEST_SIZE:
-        raise ModelError(f"{file}: {key}: expected {_range('a whole number', found, LARGEST_SIZE)}, found {_short(found)}")
+        raise ModelError(
+            f"{file}: {key}: expected {_range('a whole number', found, LARGEST_SIZE)}, found {_short(found)}"
+        )
     return found
 
 
@@ -207,14 +222,18 @@ def _check_repeated(config: Mapping[str, Any], layout: Layout, layers: int, file
     """Raise an error where a list over the layers holds anything but the number that is modelled."""
     for key, value in layout.repeated.items():
         if config.get(key) != [value] * layers:
-            raise ModelError(f"{file}: {key}: expected {value} for each of {layers} layers, found {_short(config.get(key))}")
+            raise ModelError(
+                f"{file}: {key}: expected {value} for each of {layers} layers, found {_short(config.get(key))}"
+            )
 
 
 def _check_heads(fields: dict[str, Any], layout: Layout, file: str) -> None:
     theirs = {ours: key for key, ours in layout.sizes.items()}
     heads, groups, width = (fields[name] for name in ("num_attention_heads", "num_key_value_heads", "hidden_size"))
     if "head_dim" not in fields and width % heads:
-        raise ModelError(f"{file}: {theirs['num_attention_heads']}: expected a divisor of {theirs['hidden_size']} {width}, found {heads}")
+        raise ModelError(
+            f"{file}: {theirs['num_attention_heads']}: expected a divisor of {theirs['hidden_size']} {width}, found {heads}"
+        )
     head = fields.get("head_dim", width // heads)
     if layout.body in ("qwen3_moe", "glm4_moe"):
         fields["head_dim"] = head  # transformers would take 128
@@ -224,12 +243,16 @@ def _check_heads(fields: dict[str, Any], layout: Layout, file: str) -> None:
         raise ModelError(f"{file}: {key}: expected heads of an even size, whose halves can be rotated, found {found}")
     factor = fields.get("partial_rotary_factor", 1)
     if factor > 1 or (rotated := int(head * factor)) < 2 or rotated % 2:
-        raise ModelError(f"{file}: partial_rotary_factor: expected an even part of the {head} dimensions of a head, found {factor}")
+        raise ModelError(
+            f"{file}: partial_rotary_factor: expected an even part of the {head} dimensions of a head, found {factor}"
+        )
     if heads % groups:
         key, whole = theirs["num_key_value_heads"], theirs["num_attention_heads"]
         raise ModelError(f"{file}: {key}: expected a divisor of {whole} {heads}, found {groups}")
     if layout.body == "llama" and width % heads:  # transformers' Llama wants it also where head_dim is given
-        raise ModelError(f"{file}: {theirs['num_attention_heads']}: expected a divisor of {theirs['hidden_size']} {width}, found {heads}")
+        raise ModelError(
+            f"{file}: {theirs['num_attention_heads']}: expected a divisor of {theirs['hidden_size']} {width}, found {heads}"
+        )
 
 
 def _check_experts(fields: Mapping[str, Any], file: str) -> None:
@@ -239,12 +262,16 @@ def _check_experts(fields: Mapping[str, Any], file: str) -> None:
         return
     experts, groups, chosen = fields[total], fields.get("n_group", 1), fields.get("topk_group", 1)
     if groups > 1 and (experts % groups or experts // groups < 2):  # a group is judged by its two best experts
-        raise ModelError(f"{file}: n_group: expected groups of two or more of the {experts} experts, all of one size, found {groups}")
+        raise ModelError(
+            f"{file}: n_group: expected groups of two or more of the {experts} experts, all of one size, found {groups}"
+        )
     if chosen > groups:
         raise ModelError(f"{file}: topk_group: expected at most n_group {groups}, found {chosen}")
     open_ = chosen * (experts // groups)
     if (found := fields["num_experts_per_tok"]) > open_:
-        raise ModelError(f"{file}: num_experts_per_tok: expected at most the {open_} experts of the chosen groups, found {found}")
+        raise ModelError(
+            f"{file}: num_experts_per_tok: expected at most the {open_} experts of the chosen groups, found {found}"
+        )
 
 
 def _rope(fields: dict[str, Any], file: str) -> dict[str, Any]:
@@ -254,17 +281,23 @@ def _rope(fields: dict[str, Any], file: str) -> dict[str, Any]:
         if value is not None and not isinstance(value, dict):
             raise ModelError(f"{file}: {key}: expected an object or null, found {value!r}")
     if scaling is not None and parameters is not None and scaling != parameters:
-        raise ModelError(f"{file}: rope_scaling: expected it missing beside rope_parameters, found {_short(scaling)}; remove one of them")
+        raise ModelError(
+            f"{file}: rope_scaling: expected it missing beside rope_parameters, found {_short(scaling)}; remove one of them"
+        )
     name = "rope_scaling" if parameters is None else "rope_parameters"
     chosen: Mapping[str, Any] | None = scaling if parameters is None else parameters
     record = dict(chosen or {})
     where = f"{file}: {name}"
     if theta is not None and "rope_theta" in record and record["rope_theta"] != theta:
-        raise ModelError(f"{where}: rope_theta: expected {theta!r} as rope_theta beside it says, found {record['rope_theta']!r}")
+        raise ModelError(
+            f"{where}: rope_theta: expected {theta!r} as rope_theta beside it says, found {record['rope_theta']!r}"
+        )
     rope: dict[str, Any] = {"rope_theta": record.pop("rope_theta", 10000.0 if theta is None else theta)}
     kinds = [record.pop(key) for key in ("rope_type", "type") if key in record]
     if not kinds and record:
-        raise ModelError(f"{where}: rope_type: expected one of {', '.join(ROPE_TYPES)}, found only {', '.join(map(repr, record))}")
+        raise ModelError(
+            f"{where}: rope_type: expected one of {', '.join(ROPE_TYPES)}, found only {', '.join(map(repr, record))}"
+        )
     rope["rope_type"] = kinds[0] if kinds else "default"
     for kind in kinds:
         if not isinstance(kind, str) or kind not in ROPE_TYPES or kind != kinds[0]:
@@ -272,7 +305,9 @@ def _rope(fields: dict[str, Any], file: str) -> dict[str, Any]:
             raise ModelError(f"{where}: rope_type: expected {expected}, found {_short(kind)}")
     rope["rope_theta"] = _number("rope_theta", rope, file)
     if rope["rope_theta"] <= 1:
-        raise ModelError(f"{file}: rope_theta: expected a number above 1, the base of the rotations, found {rope['rope_theta']:g}")
+        raise ModelError(
+            f"{file}: rope_theta: expected a number above 1, the base of the rotations, found {rope['rope_theta']:g}"
+        )
     return rope | _scaling(record, rope["rope_type"], where)
 
 
@@ -291,14 +326,20 @@ def _scaling(record: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]
                 f"{where}: {key}: expected a key known for rope_type {kind!r} ({known}), found {key} = {_short(record[key])}; "
                 "if it has no effect on the network, remove it from the file"
             )
-    kept = {key: value for key, value in record.items() if key not in rule.ignored and (key in rule.needed or value is not None)}
+    kept = {
+        key: value
+        for key, value in record.items()
+        if key not in rule.ignored and (key in rule.needed or value is not None)
+    }
     for key, value in kept.items():
         if key in rule.flags:
             if not isinstance(value, bool):
                 raise ModelError(f"{where}: {key}: expected true or false, found {_short(value)}")
         elif key == _ORIGINAL:
             if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < LARGEST:
-                raise ModelError(f"{where}: {key}: expected {_range('a whole number', value, LARGEST)}, found {_short(value)}")
+                raise ModelError(
+                    f"{where}: {key}: expected {_range('a whole number', value, LARGEST)}, found {_short(value)}"
+                )
         else:
             kept[key] = _number(key, kept, where)
     if kind == "llama3" and kept["high_freq_factor"] <= kept["low_freq_factor"]:
@@ -317,14 +358,17 @@ def _token(key: str, config: Mapping[str, Any], rows: int, file: str) -> Any:
         if not isinstance(one, int) or isinstance(one, bool):
             raise ModelError(f"{file}: {key}: expected the id of a token, found {found!r}")
         if key != "pad_token_id" and not 0 <= one < rows:  # the published padding is not used, and often −1
-            raise ModelError(f"{file}: {key}: expected the id of one of the {rows} rows of its vocabulary, found {_short(one)}")
+            raise ModelError(
+                f"{file}: {key}: expected the id of one of the {rows} rows of its vocabulary, found {_short(one)}"
+            )
     return found
 
 
 def tensor_renamings(layout: Layout) -> dict[str, str]:
     """Return transformers' ``key_mapping``: regular expression → replacement. No published name matches two of them."""
     return {
-        "^" + re.escape(theirs).replace(re.escape("{N}"), r"(\d+)"): ours.replace("{N}", r"\1") for theirs, ours in layout.tensors.items()
+        "^" + re.escape(theirs).replace(re.escape("{N}"), r"(\d+)"): ours.replace("{N}", r"\1")
+        for theirs, ours in layout.tensors.items()
     }
 
 

@@ -25,7 +25,9 @@ def find_device(device: Any, flag: str = "device") -> torch.device:
         CallError: there is no such device, or torch was built without it.
     """
     name = device if isinstance(device, str) else str(device) if isinstance(device, torch.device) else shown(device)
-    refused = f"{flag} {name[:60]!r} cannot be used here: expected one of {', '.join(usable_devices())}; pass {flag}='cpu'"
+    refused = (
+        f"{flag} {name[:60]!r} cannot be used here: expected one of {', '.join(usable_devices())}; pass {flag}='cpu'"
+    )
     known = re.fullmatch(r"([a-z]+)(?::(\d{1,4}))?", name)
     try:
         found = torch.device(name) if known else None
@@ -59,7 +61,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
     On a CPU torch raises a plain RuntimeError, and so it does for pinned memory.
     """
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        words in str(error) for words in _OUT_OF_MEMORY
+    )
 
 
 def usable_devices() -> list[str]:

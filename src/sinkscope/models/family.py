@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sinkscope.argument_types import checked
 from sinkscope.models.layouts import Layout
 
 
-@checked
 @dataclass(frozen=True)
 class SpecialTokens:
     """Ids of the special tokens in the published checkpoints; None where there is none. A checkpoint's own config.json decides.

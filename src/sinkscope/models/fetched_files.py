@@ -21,7 +21,9 @@ def check_fetched(path: Path) -> None:
         ModelError: it is one.
     """
     if is_pointer(path):
-        raise ModelError(f"{path}: expected a file of a model, found {NOT_FETCHED}; run `git lfs pull` where it was cloned")
+        raise ModelError(
+            f"{path}: expected a file of a model, found {NOT_FETCHED}; run `git lfs pull` where it was cloned"
+        )
 
 
 def check_text(path: Path) -> None:

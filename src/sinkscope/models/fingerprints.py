@@ -21,7 +21,11 @@ _STATE = ("truncation", "padding")
 
 def fingerprints(model: Model) -> dict[str, str]:
     """Return a sha256 by the name of what it is of: weights, tokenizer and chat template, configuration."""
-    return {WEIGHTS: hash_memory(model.network), TOKENIZER: hash_tokenizer(model.tokenizer), CONFIG: hash_config(model.network.config)}
+    return {
+        WEIGHTS: hash_memory(model.network),
+        TOKENIZER: hash_tokenizer(model.tokenizer),
+        CONFIG: hash_config(model.network.config),
+    }
 
 
 def weight_hash_of(model: Model) -> str:

@@ -7,7 +7,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from sinkscope.argument_types import checked
 from sinkscope.documents import check_regular, exists, read_json_object, shown
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models.fetched_files import check_text
@@ -19,7 +18,10 @@ LARGEST_CONFIG, LARGEST_TEXT = 16 << 20, 512 << 20
 """Bytes of a config.json, and of the largest file of a tokenizer."""
 TEXTS = (".json", ".txt", ".model", ".jinja")
 SPECIMENS = tuple(
-    f"lab-nulls-{kind}-{nulls}-{seed}" for kind in ("autoregressive", "diffusion") for nulls in (0, 1, 2, 4, 8) for seed in (0, 1, 2)
+    f"lab-nulls-{kind}-{nulls}-{seed}"
+    for kind in ("autoregressive", "diffusion")
+    for nulls in (0, 1, 2, 4, 8)
+    for seed in (0, 1, 2)
 )
 """Bundled models of one head, whose truth about sinks is known: so many nulls, and the seed they were trained with."""
 
@@ -27,7 +29,6 @@ _ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.
 OWN_NETWORK = "any other network that you have in Python can be recorded as it is: sinkscope.recording(network, out=…)"
 
 
-@checked
 def bundled_folder(name: str) -> Path:
     """Return the folder of a bundled checkpoint in the installed package.
 
@@ -36,13 +37,14 @@ def bundled_folder(name: str) -> Path:
     """
     if not is_bundled(name):
         near = difflib.get_close_matches(name[:80], (*BUNDLED, *SPECIMENS), n=2)
-        expected = " or ".join(near) if near else f"one of {', '.join(BUNDLED)}, or a specimen lab-nulls-KIND-NULLS-SEED"
+        expected = (
+            " or ".join(near) if near else f"one of {', '.join(BUNDLED)}, or a specimen lab-nulls-KIND-NULLS-SEED"
+        )
         raise CallError(f"name: expected {expected}, found {shown(name)}")
     part = "checkpoints/specimens" if name in SPECIMENS else "checkpoints"
     return Path(str(resources.files("sinkscope") / part / name))
 
 
-@checked
 def is_bundled(name: str) -> bool:
     """Return whether a name is that of a model in the installed package."""
     return name in BUNDLED or name in SPECIMENS
@@ -56,7 +58,9 @@ def find_folder(name: str, revision: str | None = None, weights: bool = True) ->
         ModelError: a bundled model that is not installed, or a repository that the hub does not provide.
     """
     if revision is not None and not is_on_hub(name):
-        raise CallError(f"revision: expected a hub id owner/name beside it, found {name!r}, which has no revisions; leave it out")
+        raise CallError(
+            f"revision: expected a hub id owner/name beside it, found {name!r}, which has no revisions; leave it out"
+        )
     if is_bundled(name):
         folder = bundled_folder(name)
         if not (folder / "config.json").exists():
@@ -69,7 +73,9 @@ def find_folder(name: str, revision: str | None = None, weights: bool = True) ->
         try:
             is_folder = folder.is_dir()
         except OSError as error:
-            raise CallError(f"{name[:60]} cannot be read ({error.strerror or error}); pass a folder that exists") from error
+            raise CallError(
+                f"{name[:60]} cannot be read ({error.strerror or error}); pass a folder that exists"
+            ) from error
         if not is_folder:
             found = "a file" if folder.exists() else "a link that leads nowhere"
             raise CallError(f"{name} is {found}; expected a folder with config.json and safetensors weights")
@@ -95,7 +101,6 @@ def is_on_hub(name: str) -> bool:
     return owned and not is_bundled(name) and not exists(Path(name))
 
 
-@checked
 def check_name(name: str) -> None:
     """Raise an error for a name that is neither bundled, nor a folder, nor of the form of a hub id; nothing is fetched.
 
@@ -125,7 +130,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not exists(path):
         raise ModelError(f"{folder} is no model: expected config.json in it, found {listing(folder)}")
     check_text(path)
-    config = read_json_object(path, ModelError, "correct the file or fetch it again", most=LARGEST_CONFIG, any_number=True)
+    config = read_json_object(
+        path, ModelError, "correct the file or fetch it again", most=LARGEST_CONFIG, any_number=True
+    )
     names = config.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(one, str) for one in names)):
         raise ModelError(f"{path}: architectures: expected a list of names or null, found {names!r}")
@@ -140,12 +147,18 @@ def check_files(folder: Path) -> None:
     """
     for path in sorted(folder.iterdir()):
         if path.suffix in TEXTS or path.suffix == ".safetensors":
-            check_regular(path, ModelError, "fetch the files again", most=LARGEST_TEXT if path.suffix in TEXTS else None)
+            check_regular(
+                path, ModelError, "fetch the files again", most=LARGEST_TEXT if path.suffix in TEXTS else None
+            )
 
 
 def refuse_place(error: Exception, folder: Path) -> None:
     """Raise ModelError for a file outside of a model's folder that a library could not use, such as its cache."""
-    if not isinstance(error, OSError) or not isinstance(place := error.filename, str) or Path(place).is_relative_to(folder):
+    if (
+        not isinstance(error, OSError)
+        or not isinstance(place := error.filename, str)
+        or Path(place).is_relative_to(folder)
+    ):
         return
     variable = next((name for name, value in os.environ.items() if value and place.startswith(value)), None)
     advice = "make it usable" if variable is None else f"the environment variable {variable} names it, unset it"

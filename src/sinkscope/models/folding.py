@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from sinkscope.argument_types import checked
 from sinkscope.checksums import sealed
 from sinkscope.documents import read_json_object
 from sinkscope.errors import CallError, ModelError
@@ -29,7 +28,6 @@ EMBEDDING, KEYS, VALUES = (f"model.sink_token.{name}" for name in ("embedding", 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-@checked
 @own_defaults()
 def fold(name: str, out: Path) -> Path:
     """Write a copy of a model whose sink tokens are constants, and return its folder.
@@ -69,7 +67,9 @@ def _write(folder: Path, out: Path, variant: SinkToken, constants: dict[str, tor
     home = WEIGHTS if index is None else index["weight_map"].pop(EMBEDDING)
     weights = load_file(folder / home)
     removed = weights.pop(EMBEDDING)
-    content = save({name: tensor.contiguous() for name, tensor in (weights | constants).items()}, metadata={"format": "pt"})
+    content = save(
+        {name: tensor.contiguous() for name, tensor in (weights | constants).items()}, metadata={"format": "pt"}
+    )
     written = {home: sealed(content)}
     if index is not None:
         index["weight_map"] |= dict.fromkeys(constants, home)
@@ -99,9 +99,13 @@ def _foldable(network: Any, name: str) -> SinkToken:
     sink = network.model.sink_token
     variant: SinkToken = sink.variant
     if variant.kind == "gate":
-        raise CallError(f"{name}: expected a sink token, found {variant.name!r}; a gate depends on the text and cannot be a constant")
+        raise CallError(
+            f"{name}: expected a sink token, found {variant.name!r}; a gate depends on the text and cannot be a constant"
+        )
     if variant.kind == "logit":
-        raise CallError(f"{name}: expected a sink token, found {variant.name!r}; a score depends on nothing and costs no row already")
+        raise CallError(
+            f"{name}: expected a sink token, found {variant.name!r}; a score depends on nothing and costs no row already"
+        )
     if variant.folded:
         raise CallError(f"{name}: expected a sink token that is not folded yet, found {variant.name!r}")
     if not sink.trained:

@@ -24,7 +24,9 @@ def ends_within(seconds: float, megabytes: int, work: Callable[[], object]) -> b
         return True
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads: the child calls one function and takes no lock of Python's
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # of threads: the child calls one function and takes no lock of Python's
             child = os.fork()
     except OSError:
         return True

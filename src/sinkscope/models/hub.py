@@ -75,7 +75,11 @@ def fetch_weights(name: str, folder: Path) -> None:
     sizes = {file.rfilename: file.size or 0 for file in files}
     absent = [file for file in lacking if file not in sizes]
     if absent:
-        held = sorted(file for file in sizes if Path(file).suffix in (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack"))
+        held = sorted(
+            file
+            for file in sizes
+            if Path(file).suffix in (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack")
+        )
         raise ModelError(
             f"{name}: expected weights in {', '.join(absent[:4])}, found {', '.join(held[:4]) or 'no weights'} in the repository; "
             "sinkscope reads safetensors only, no pickles, which can run code: convert them and pass the folder"
@@ -84,7 +88,9 @@ def fetch_weights(name: str, folder: Path) -> None:
     total, free = sum(sizes[file] for file in lacking), shutil.disk_usage(folder).free
     cache = folder.parents[2]
     if total > free:
-        raise ModelError(f"{name}: expected room for {_size(total)} in {cache}, found {_size(free)}; make room or set HF_HUB_CACHE")
+        raise ModelError(
+            f"{name}: expected room for {_size(total)} in {cache}, found {_size(free)}; make room or set HF_HUB_CACHE"
+        )
     count = f"{len(lacking)} of {len(wanted)} files" if len(wanted) > 1 else SINGLE
     print(f"{name} at {commit[:8]}: fetching {count}, {_size(total)}, into {cache}", file=sys.stderr, flush=True)
     with show_progress(-(-total // MB), f"fetching {name}", "MB") as progress, _told(name, commit):
@@ -150,25 +156,38 @@ def _told(name: str, revision: str | None) -> Iterator[None]:
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         if isinstance(error.__cause__, errors.FileMetadataError):
             raise ModelError(no_hub) from error
-        held = "the cache holds a part of it" if isinstance(error, errors.IncompleteSnapshotError) else "the cache does not hold it"
+        held = (
+            "the cache holds a part of it"
+            if isinstance(error, errors.IncompleteSnapshotError)
+            else "the cache does not hold it"
+        )
         if constants.is_offline_mode():
-            why, advice = "HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE, or fetch it on another machine and pass its folder"
+            why, advice = (
+                "HF_HUB_OFFLINE is set",
+                "unset HF_HUB_OFFLINE, or fetch it on another machine and pass its folder",
+            )
         else:
             why, advice = f"{hub} could not be reached ({reason_of(error.__cause__ or error)})", again
         raise ModelError(f"{name}: no such folder here, {held}, and {why}; {advice}") from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         if status == 401:
-            raise ModelError(f"{name}: {hub} refuses the token of this machine (401); `hf auth login`, or unset HF_TOKEN") from error
+            raise ModelError(
+                f"{name}: {hub} refuses the token of this machine (401); `hf auth login`, or unset HF_TOKEN"
+            ) from error
         raise ModelError(f"{name}: {hub} could not give it ({reason_of(error)}); {again}") from error
     except errors.HTTPError as error:
         raise ModelError(f"{name}: the connection to {hub} failed ({reason_of(error)}); {again}") from error
     except (json.JSONDecodeError, errors.FileMetadataError, KeyError, AttributeError, TypeError, IndexError) as error:
         raise ModelError(no_hub) from error
     except ImportError as error:  # of a package for the proxy
-        raise ModelError(f"{name}: the proxy of this machine needs a package that is not installed ({_line(error)})") from error
+        raise ModelError(
+            f"{name}: the proxy of this machine needs a package that is not installed ({_line(error)})"
+        ) from error
     except (NotADirectoryError, PermissionError, FileExistsError) as error:
-        raise ModelError(f"{name}: the hub's folder on this machine cannot be used ({_line(error)}); set HF_HOME to another one") from error
+        raise ModelError(
+            f"{name}: the hub's folder on this machine cannot be used ({_line(error)}); set HF_HOME to another one"
+        ) from error
     except OSError as error:
         raise ModelError(f"{name}: it could not be fetched from {hub} ({reason_of(error)}); {again}") from error
 
@@ -187,15 +206,21 @@ def _check_surroundings(hub: str) -> None:
     except ValueError:
         good = False
     if not good:
-        raise ModelError(f"HF_ENDPOINT: expected the address of a model hub, which begins with https://, found {hub[:60]!r}; correct it")
+        raise ModelError(
+            f"HF_ENDPOINT: expected the address of a model hub, which begins with https://, found {hub[:60]!r}; correct it"
+        )
     for variable in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_USER_AGENT_ORIGIN"):
         if not os.environ.get(variable, "").isascii():
-            raise ModelError(f"the environment variable {variable}: expected letters of ASCII, found others; correct it")
+            raise ModelError(
+                f"the environment variable {variable}: expected letters of ASCII, found others; correct it"
+            )
     token = Path(constants.HF_TOKEN_PATH)
     if exists(token):
         check_regular(token, ModelError, "`hf auth login` writes it anew", most=MOST_TOKEN)
         if not token.read_bytes().isascii():
-            raise ModelError(f"{token}: expected a token in letters of ASCII, found others; `hf auth login` writes it anew")
+            raise ModelError(
+                f"{token}: expected a token in letters of ASCII, found others; `hf auth login` writes it anew"
+            )
     certificates = os.environ.get("SSL_CERT_FILE")
     if certificates and not Path(certificates).is_file():
         raise ModelError(
@@ -210,7 +235,9 @@ def _patience(seconds: float) -> Iterator[None]:
 
     def limit(request: Any) -> None:
         asked = request.extensions.get("timeout") or {}
-        request.extensions["timeout"] = {part: asked[part] if asked.get(part) else seconds for part in ("connect", "read", "write", "pool")}
+        request.extensions["timeout"] = {
+            part: asked[part] if asked.get(part) else seconds for part in ("connect", "read", "write", "pool")
+        }
 
     client = huggingface_hub.get_session()
     before = client.event_hooks

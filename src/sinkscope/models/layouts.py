@@ -104,10 +104,15 @@ _LLADA_TENSORS = {
     "model.transformer.ff_out.weight": "lm_head.weight",
     "model.transformer.wte.weight": "model.embed_tokens.weight",
     "model.transformer.ln_f.weight": "model.norm.weight",
-    **{f"model.transformer.blocks.{{N}}.{theirs}.weight": f"model.layers.{{N}}.{ours}.weight" for theirs, ours in _LLADA_BLOCK.items()},
+    **{
+        f"model.transformer.blocks.{{N}}.{theirs}.weight": f"model.layers.{{N}}.{ours}.weight"
+        for theirs, ours in _LLADA_BLOCK.items()
+    },
 }
 
-MMADA_KEYS = frozenset("llm_vocab_size llm_model_path codebook_size num_vq_tokens num_new_special_tokens new_vocab_size".split())
+MMADA_KEYS = frozenset(
+    "llm_vocab_size llm_model_path codebook_size num_vq_tokens num_new_special_tokens new_vocab_size".split()
+)
 """Of MMaDA's images; text does not use them."""
 
 _LLADA = Layout(
@@ -191,7 +196,9 @@ _DREAM = Layout(
     fixed={
         "hidden_act": Fixed(("silu",), "silu"),
         "rope_scaling": Fixed((None,), None),
-        "attention_bias": Fixed((True,), True),  # its code has biases on queries, keys and values whatever the config says
+        "attention_bias": Fixed(
+            (True,), True
+        ),  # its code has biases on queries, keys and values whatever the config says
         **_QWEN2_FIXED,
     },
     ignored=_ALWAYS_IGNORED | _QWEN2_IGNORED,

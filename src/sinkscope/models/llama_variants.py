@@ -41,15 +41,20 @@ class FullPrecisionAttention(LlamaAttention):
         assert position_embeddings is not None
         split = (*hidden_states.shape[:-1], -1, self.head_dim)
         query, key, value = (
-            projection(hidden_states).view(split).transpose(1, 2) for projection in (self.q_proj, self.k_proj, self.v_proj)
+            projection(hidden_states).view(split).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         rotated = apply_rotary_pos_emb(query.float(), key.float(), *position_embeddings)
         query, key = (one.to(value.dtype) for one in rotated)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation or "eager", eager_attention_forward)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation or "eager", eager_attention_forward
+        )
         dropout = self.attention_dropout if self.training else 0.0
-        output, weights = attend(self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs)
+        output, weights = attend(
+            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+        )
         return self.o_proj(output.reshape(*hidden_states.shape[:-1], -1).contiguous()), weights
 
 

@@ -31,7 +31,9 @@ def were_changed(network: nn.Module, weight_hash: str | None = None) -> bool:
     if weight_hash not in (None, of_files):
         return True
     now = _sample(network)
-    return len(before) != len(now) or not all(torch.equal(one.to(two.dtype), two) for one, two in zip(before, now, strict=True))
+    return len(before) != len(now) or not all(
+        torch.equal(one.to(two.dtype), two) for one, two in zip(before, now, strict=True)
+    )
 
 
 @torch.no_grad()

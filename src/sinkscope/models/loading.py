@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from sinkscope.argument_types import check_argument, checked
+from sinkscope.argument_types import check_argument
 from sinkscope.checksums import compare_sealed
 from sinkscope.documents import exists, read_json_object, shown
 from sinkscope.errors import CallError, ModelError, first_line
@@ -25,7 +25,15 @@ from sinkscope.models.devices import find_device, usable_devices
 from sinkscope.models.family import Family
 from sinkscope.models.fetched_files import check_text
 from sinkscope.models.fingerprints import hash_stored
-from sinkscope.models.folders import LARGEST_CONFIG, check_files, find_folder, is_bundled, is_on_hub, read_config, refuse_place
+from sinkscope.models.folders import (
+    LARGEST_CONFIG,
+    check_files,
+    find_folder,
+    is_bundled,
+    is_on_hub,
+    read_config,
+    refuse_place,
+)
 from sinkscope.models.hub import fetch_weights
 from sinkscope.models.layouts import BODIES
 from sinkscope.models.loaded_weights import note_loaded
@@ -147,7 +155,6 @@ def assemble(
     return Model(network, tokenizer, family, card, positions_key=longest)
 
 
-@checked
 def identify(name: str) -> tuple[Family, SinkToken | None]:
     """Return the family of a checkpoint and its sink, None without one, from its config.json alone; ``name`` is as for `load`.
 
@@ -158,7 +165,6 @@ def identify(name: str) -> tuple[Family, SinkToken | None]:
     return family, variant
 
 
-@checked
 def describe(name: str) -> tuple[Family, Any, int]:
     """Return the family of a checkpoint, the transformers config of its network and its number of parameters, from config.json alone.
 
@@ -194,7 +200,9 @@ def _check_generation(folder: Path) -> None:
         with quiet():
             GenerationConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # as many kinds as there are settings
-        raise ModelError(f"{folder}/{GENERATION}: expected settings that transformers reads, found others; {advice}") from error
+        raise ModelError(
+            f"{folder}/{GENERATION}: expected settings that transformers reads, found others; {advice}"
+        ) from error
 
 
 def _widest(tensors: Mapping[str, StoredTensor]) -> str:
@@ -209,14 +217,18 @@ def _stored_dtype(config: Mapping[str, Any], folder: Path) -> str | None:
     found = config.get(key)
     name = found.removeprefix("torch.") if isinstance(found, str) else found
     if name is not None and not (isinstance(name, str) and name in DTYPES.values()):
-        raise ModelError(f"{folder}/config.json: {key}: expected float32, bfloat16, float16 or null, found {shown(found)}; mend it")
+        raise ModelError(
+            f"{folder}/config.json: {key}: expected float32, bfloat16, float16 or null, found {shown(found)}; mend it"
+        )
     return name
 
 
 def _dtype(dtype: torch.dtype | str | None, stored: str) -> torch.dtype:
     """Return the float type that is asked for, else the stored one."""
     asked = stored if dtype is None or (isinstance(dtype, str) and not dtype) else dtype
-    wanted = asked if isinstance(asked, torch.dtype) else getattr(torch, asked, None) if isinstance(asked, str) else None
+    wanted = (
+        asked if isinstance(asked, torch.dtype) else getattr(torch, asked, None) if isinstance(asked, str) else None
+    )
     if wanted not in (torch.float32, torch.bfloat16, torch.float16):
         raise CallError(f"dtype: expected float32, bfloat16 or float16, found {shown(asked)}")
     return wanted
@@ -253,7 +265,9 @@ def _network(
                 output_loading_info=True,
             )
     except SafetensorError as error:
-        raise ModelError(f"{folder}: its weights cannot be read ({error}); the file is damaged or cut short, fetch it again") from error
+        raise ModelError(
+            f"{folder}: its weights cannot be read ({error}); the file is damaged or cut short, fetch it again"
+        ) from error
     except StrictDataclassError as error:
         raise ModelError(
             f"{folder}/config.json: expected the shape of a model, found a value that does not fit ({str(error).splitlines()[-1].strip()})"
@@ -266,11 +280,17 @@ def _network(
             expected = "device_map: expected a map that gives every part of the network a device"
             raise CallError(f"{expected}, found {shown(device_map)} ({first_line(error)})") from error
         raise ModelError(f"{folder}: its weights do not fit its config.json ({first_line(error)})") from error
-    left = {what: sorted(map(str, report[what])) for what in ("missing_keys", "unexpected_keys", "mismatched_keys") if report[what]}
+    left = {
+        what: sorted(map(str, report[what]))
+        for what in ("missing_keys", "unexpected_keys", "mismatched_keys")
+        if report[what]
+    }
     if left:
         raise ModelError(f"{folder}: expected every stored tensor in its place, found {left}")
     if hasattr(network, "_weight_conversions"):
-        del network._weight_conversions  # so that save_pretrained writes transformers' names, which go with the converted config
+        del (
+            network._weight_conversions
+        )  # so that save_pretrained writes transformers' names, which go with the converted config
     if device_map is None:
         _cast(network, dtype, {rename_tensor(name, layout): tensor.file for name, tensor in tensors.items()})
     return network, used
@@ -319,9 +339,15 @@ def _check_device_map(device_map: Any) -> None:
     if isinstance(device_map, Mapping) and device_map and all(isinstance(name, str) for name in device_map):
         devices = set(device_map.values())
     else:
-        devices = {device_map} if isinstance(device_map, str | int | torch.device) and device_map not in DEVICE_MAPS else set()
+        devices = (
+            {device_map}
+            if isinstance(device_map, str | int | torch.device) and device_map not in DEVICE_MAPS
+            else set()
+        )
         if not devices and not (isinstance(device_map, str) and device_map in DEVICE_MAPS):
-            raise CallError(f"device_map: expected {', '.join(DEVICE_MAPS)}, a device, or module → device, found {shown(device_map)}")
+            raise CallError(
+                f"device_map: expected {', '.join(DEVICE_MAPS)}, a device, or module → device, found {shown(device_map)}"
+            )
     for device in devices:
         try:
             if not isinstance(device, str | int | torch.device):
@@ -330,9 +356,13 @@ def _check_device_map(device_map: Any) -> None:
                 raise ValueError("tensors there have no values")
         except (RuntimeError, AssertionError, TypeError, ValueError) as error:
             expected = "device_map: expected devices that can be used here"
-            raise CallError(f"{expected}, found {shown(device)} (there are: {', '.join(usable_devices())}); try 'auto'") from error
+            raise CallError(
+                f"{expected}, found {shown(device)} (there are: {', '.join(usable_devices())}); try 'auto'"
+            ) from error
     if importlib.util.find_spec("accelerate") is None:
-        raise CallError(f"device_map {device_map!r} needs accelerate, which is not installed: pip install 'sinkscope[spread]'")
+        raise CallError(
+            f"device_map {device_map!r} needs accelerate, which is not installed: pip install 'sinkscope[spread]'"
+        )
 
 
 def _to_device(network: Any, device: str | torch.device) -> Any:
@@ -340,7 +370,9 @@ def _to_device(network: Any, device: str | torch.device) -> Any:
     try:
         return network.to(device)
     except RuntimeError as error:  # as a rule, no memory is left
-        raise CallError(f"device: the model cannot be moved to {device} ({first_line(error)}); pass device='cpu'") from error
+        raise CallError(
+            f"device: the model cannot be moved to {device} ({first_line(error)}); pass device='cpu'"
+        ) from error
 
 
 def hash_of_files(name: str) -> str:

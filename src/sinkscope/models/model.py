@@ -65,7 +65,9 @@ class ModelCard:
             check_argument(f"card: {name}", getattr(self, name), hint)
         for name in ("mask_id", "eos_id"):
             if (found := getattr(self, name)) is not None and not 0 <= found < self.vocabulary:
-                raise CallError(f"card: {name}: expected one of the {self.vocabulary} tokens of its vocabulary, found {describe(found)}")
+                raise CallError(
+                    f"card: {name}: expected one of the {self.vocabulary} tokens of its vocabulary, found {describe(found)}"
+                )
 
     @classmethod
     def of(cls, network: Any, **known: Any) -> "ModelCard":
@@ -143,7 +145,9 @@ class Model:
         """
         if isinstance(prompt, str):
             ids = self.tokenize(prompt)
-            empty = all(token == self.tokenizer.bos_token_id for token in ids)  # which the tokenizer puts in front of nothing, too
+            empty = all(
+                token == self.tokenizer.bos_token_id for token in ids
+            )  # which the tokenizer puts in front of nothing, too
         else:
             ids = _read_ids(prompt, "a prompt as text or as 1-D token ids", self.most_ids)
             beyond = [token for token in ids if not 0 <= token < self.card.vocabulary]
@@ -181,7 +185,9 @@ class Model:
         """Raise an error where a prompt holds the mask token."""
         if self.card.mask_id is not None and self.card.mask_id in ids:
             place = ids.index(self.card.mask_id)
-            raise CallError(f"prompt: holds the mask token {self.card.mask_id} at position {place}; a prompt must be without masks")
+            raise CallError(
+                f"prompt: holds the mask token {self.card.mask_id} at position {place}; a prompt must be without masks"
+            )
 
     def _refuse_foreign(self, ids: list[int]) -> None:
         """Raise an error where the tokenizer makes a token that the network does not have."""
@@ -218,7 +224,9 @@ class Model:
         found = _read_ids(ids, "1-D token ids", self.most_ids)
         wrong = next((token for token in found if not 0 <= token < self.card.vocabulary), None)
         if wrong is not None:
-            raise CallError(f"ids: expected token ids from 0 upwards, below {self.card.vocabulary}, found {describe(wrong)}")
+            raise CallError(
+                f"ids: expected token ids from 0 upwards, below {self.card.vocabulary}, found {describe(wrong)}"
+            )
         return self.tokenizer.decode(found, skip_special_tokens=True)
 
     def answer_text(self, answer: torch.Tensor) -> str:
@@ -240,7 +248,9 @@ class Model:
         """
         return self.encode(self.tokenize(self.chat_text(messages), special=False))
 
-    def chat_text(self, messages: Sequence[dict[str, str]], *, begun: bool = False, instead: str = "pass the prompt as text") -> str:
+    def chat_text(
+        self, messages: Sequence[dict[str, str]], *, begun: bool = False, instead: str = "pass the prompt as text"
+    ) -> str:
         """Return a conversation as text, up to where the assistant begins.
 
         Args:
@@ -302,7 +312,8 @@ def _read_ids(ids: Any, expected: str, most: int) -> list[int]:
         if (
             ids.ndim == 1
             and not (isinstance(ids, torch.Tensor) and holds_nothing(ids))
-            and str(ids.dtype).removeprefix("torch.") in ("uint8", "uint16", "uint32", "int8", "int16", "int32", "int64")
+            and str(ids.dtype).removeprefix("torch.")
+            in ("uint8", "uint16", "uint32", "int8", "int16", "int32", "int64")
         ):
             if len(ids) > most:
                 raise CallError(f"expected {expected}, at most {most:,}, found {len(ids):,}")
@@ -310,7 +321,10 @@ def _read_ids(ids: Any, expected: str, most: int) -> list[int]:
     elif isinstance(ids, Sequence) and not isinstance(ids, str | bytes | bytearray | memoryview):
         if len(ids) > most:
             raise CallError(f"expected {expected}, at most {most:,}, found {len(ids):,}")
-        wrong = next((number for number, token in enumerate(ids) if not isinstance(token, Integral) or isinstance(token, bool)), None)
+        wrong = next(
+            (number for number, token in enumerate(ids) if not isinstance(token, Integral) or isinstance(token, bool)),
+            None,
+        )
         if wrong is None:
             return [int(token) for token in ids]
         found = f"{describe(ids[wrong])} among them, at {wrong}"
@@ -325,7 +339,9 @@ def _is_message(message: Any) -> bool:
         return False
     content = message.get("content")
     if isinstance(content, list):
-        return bool(content) and all(isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in content)
+        return bool(content) and all(
+            isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in content
+        )
     return isinstance(content, str) or ("content" in message and "tool_calls" in message)
 
 
@@ -342,23 +358,35 @@ def expect_model(model: Any, unhidden: bool = False, unwatched: bool = False) ->
     if not isinstance(model, Model):
         raise CallError(f"model: expected what sinkscope.load returns, found {type(model).__name__}")
     if model.device.type == "meta":
-        raise CallError(f"model: expected the weights of {model.card.name}, found it on the device meta, which holds none; load it again")
+        raise CallError(
+            f"model: expected the weights of {model.card.name}, found it on the device meta, which holds none; load it again"
+        )
     table = getattr(model.network.get_input_embeddings(), "num_embeddings", model.card.vocabulary)
     if table < model.card.vocabulary:
         raise CallError(
             f"model: expected the {model.card.vocabulary} tokens of {model.card.name}, found a network of {table}; load it again"
         )
     shape = model.network.config
-    for name, key in (("layers", "num_hidden_layers"), ("heads", "num_attention_heads"), ("hidden_size", "hidden_size")):
+    for name, key in (
+        ("layers", "num_hidden_layers"),
+        ("heads", "num_attention_heads"),
+        ("hidden_size", "hidden_size"),
+    ):
         if (found := getattr(model.card, name)) != (has := getattr(shape, key, found)):
             raise CallError(f"card: {name}: expected {has}, as the network has it, found {found}")
     if model.card.family != model.family.name:
-        raise CallError(f"card: family: expected {model.family.name!r}, as the family has it, found {model.card.family!r}")
+        raise CallError(
+            f"card: family: expected {model.family.name!r}, as the family has it, found {model.card.family!r}"
+        )
     if model.card.mask_id is None and not model.family.causal:
         raise CallError(f"card: mask_id: expected the mask token of a {model.family.name}, found None")
     session = current_session(model.network)
     subscribers = [] if session is None else session.subscribers
     if (unhidden or unwatched) and any(isinstance(one, Hider) for one in subscribers):
-        raise CallError(f"model: expected {model.card.name} as it is, found it under a rule that hides keys; call this outside of the rule")
+        raise CallError(
+            f"model: expected {model.card.name} as it is, found it under a rule that hides keys; call this outside of the rule"
+        )
     if unwatched and subscribers:
-        raise CallError(f"model: expected {model.card.name} as it is, found it recorded or changed; call this outside of that with block")
+        raise CallError(
+            f"model: expected {model.card.name} as it is, found it recorded or changed; call this outside of that with block"
+        )

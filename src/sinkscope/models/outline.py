@@ -1,6 +1,5 @@
 """A model without its weights, on which work is planned and checked before a machine that can hold them is asked for."""
 
-from sinkscope.argument_types import checked
 from sinkscope.models.conversion import convert_config
 from sinkscope.models.folders import find_folder
 from sinkscope.models.loading import assemble, build_config, network_class, quiet, read_identity
@@ -10,7 +9,6 @@ from sinkscope.models.sink_token import with_sink
 from sinkscope.models.tokenization import load_tokenizer
 
 
-@checked
 def outline(name: str) -> Model:
     """Return a model from its config.json and tokenizer alone: it encodes texts and knows its shape, but computes nothing.
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sinkscope.argument_types import checked
 from sinkscope.documents import describe
 from sinkscope.errors import ModelError
 from sinkscope.models.conversion import known_keys
@@ -13,7 +12,6 @@ from sinkscope.models.folders import OWN_NETWORK
 from sinkscope.models.layouts import BODIES, MARK, MARK_POSITIONS, STOCK
 
 
-@checked
 def recognise(config: Mapping[str, Any], where: str) -> Family:
     """Return the family of a ``config.json``; ``where`` names its folder in errors.
 
@@ -21,7 +19,9 @@ def recognise(config: Mapping[str, Any], where: str) -> Family:
         ModelError: no family claims it, or its network is another one than the family's.
     """
     if config.get("quantization_config") is not None:
-        raise ModelError(f"{where}: expected plain weights, found quantization_config in its config.json; convert them to bf16 first")
+        raise ModelError(
+            f"{where}: expected plain weights, found quantization_config in its config.json; convert them to bf16 first"
+        )
     model_type = config.get("model_type")
     if not isinstance(model_type, str | None):
         raise ModelError(f"{where}/config.json: model_type: expected text, found {describe(model_type)}")
@@ -50,14 +50,20 @@ def recognise(config: Mapping[str, Any], where: str) -> Family:
 def _nearest(config: Mapping[str, Any]) -> str:
     """Return which family's config.json is most like one that nobody claims, and what differs, as a sentence."""
     layouts = [(family.name, family.layout) for family in FAMILIES.values() if family.layout is not None]
-    sizes = {name: {*layout.sizes} - layout.optional - {*layout.fallbacks} - {*layout.absent} for name, layout in layouts}
+    sizes = {
+        name: {*layout.sizes} - layout.optional - {*layout.fallbacks} - {*layout.absent} for name, layout in layouts
+    }
     if not any(sizes[name] & set(config) for name, _ in layouts):
         return ""
-    differs = {name: (sorted(set(config) - known_keys(layout)), sorted(sizes[name] - set(config))) for name, layout in layouts}
+    differs = {
+        name: (sorted(set(config) - known_keys(layout)), sorted(sizes[name] - set(config))) for name, layout in layouts
+    }
     name = min(differs, key=lambda one: sum(map(len, differs[one])))
     unknown, missing = (", ".join(keys[:6]) + (" …" if len(keys) > 6 else "") for keys in differs[name])
     parts = [f"{says} {keys}" for says, keys in (("does not know", unknown), ("needs", missing)) if keys]
-    return f" The nearest family is {name}, which {' and '.join(parts)}." if parts else f" The nearest family is {name}."
+    return (
+        f" The nearest family is {name}, which {' and '.join(parts)}." if parts else f" The nearest family is {name}."
+    )
 
 
 def _stock_family(config: Mapping[str, Any], where: str) -> Family:
@@ -66,7 +72,9 @@ def _stock_family(config: Mapping[str, Any], where: str) -> Family:
     if not isinstance(causal, bool):
         raise ModelError(f"{where}: config.json: is_causal: expected true or false, found {causal!r}")
     _check_stock_class(config, where)
-    claiming = [family.name for family in FAMILIES.values() if family.causal == causal and model_type in family.model_types]
+    claiming = [
+        family.name for family in FAMILIES.values() if family.causal == causal and model_type in family.model_types
+    ]
     if causal:
         return FAMILIES[claiming[0]]
     known = [family.name for family in FAMILIES.values() if not family.causal]

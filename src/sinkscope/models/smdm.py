@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinkscope.argument_types import checked
 from sinkscope.checksums import sealed
 from sinkscope.documents import check_regular, exists
 from sinkscope.errors import CallError, ModelError
@@ -60,7 +59,6 @@ FUSED, PACKED = "attn.attn.weight", "mlp.swiglu.w12.weight"
 TOKENIZER_FILES = (CORE, SETTINGS, SPECIAL, ADDED, PIECES)
 
 
-@checked
 def convert(file: Path, out: Path, *, tokenizer: Path, heads: int | None = None) -> Path:
     """Write a folder with safetensors and a config.json from one of paper 2's checkpoints, and return it.
 
@@ -99,8 +97,13 @@ def _write(out: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], 
         copy = out / path.relative_to(tokenizer)
         copy.parent.mkdir(exist_ok=True)
         shutil.copy(path, copy)
-    content = sealed(save({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, metadata={"format": "pt"}))
-    for name, pieces in (("model.safetensors", content), ("config.json", [f"{json.dumps(config, indent=2)}\n".encode()])):
+    content = sealed(
+        save({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, metadata={"format": "pt"})
+    )
+    for name, pieces in (
+        ("model.safetensors", content),
+        ("config.json", [f"{json.dumps(config, indent=2)}\n".encode()]),
+    ):
         write_whole(out / name, pieces, ModelError, "make room or choose another folder")
 
 
@@ -119,7 +122,9 @@ def _check_tokenizer(folder: Path, config: Mapping[str, Any], file: Path) -> Non
             check_token_id(tokenizer, variant, "the tokenizer", ModelError)
     except ModelError as error:
         mask = config["mask_token_id"]
-        raise ModelError(f"{file}, whose mask is token {mask}, does not go with --tokenizer {folder}: {error}") from error
+        raise ModelError(
+            f"{file}, whose mask is token {mask}, does not go with --tokenizer {folder}: {error}"
+        ) from error
 
 
 def tokens_without_text(folder: Path) -> int:
@@ -138,7 +143,9 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         ModelError: the file holds anything but tensors by name, at the top or under the one key ``model``.
     """
     if not file.is_file():
-        raise CallError(f"{file}: expected a .pth or .safetensors file, found {'a folder' if file.is_dir() else 'nothing'}")
+        raise CallError(
+            f"{file}: expected a .pth or .safetensors file, found {'a folder' if file.is_dir() else 'nothing'}"
+        )
     check_regular(file, ModelError)
     if file.suffix.lower() == ".safetensors":
         from safetensors import SafetensorError
@@ -147,10 +154,14 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         try:
             return load_file(file)
         except SafetensorError as error:
-            raise ModelError(f"{file}: expected safetensors, found something else: {_beginning(file)}; fetch it again") from error
+            raise ModelError(
+                f"{file}: expected safetensors, found something else: {_beginning(file)}; fetch it again"
+            ) from error
     _check_archive(file)
     try:
-        with warnings.catch_warnings(action="ignore"):  # torch warns of pickles that it did not write; they are refused below
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # torch warns of pickles that it did not write; they are refused below
             found: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch has no single exception for files that it refuses
         raise ModelError(f"{file}: {_refused(file, error)}") from error
@@ -160,24 +171,34 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     if not isinstance(found, Mapping) or not found:
         raise ModelError(f"{file}: expected tensors by name, found {'none' if found == {} else type(found).__name__}")
     if unnamed := [name for name in found if not isinstance(name, str)]:
-        raise ModelError(f"{file}: expected tensors by name, found one under {repr(unnamed[0])[:60]}; name it as lit-gpt does")
+        raise ModelError(
+            f"{file}: expected tensors by name, found one under {repr(unnamed[0])[:60]}; name it as lit-gpt does"
+        )
     others = {name: type(value).__name__ for name, value in found.items() if not isinstance(value, Tensor)}
     if others:
         shown = ", ".join(f"{name} ({kind})" for name, kind in list(others.items())[:4])
         inner = next((name for name, value in found.items() if isinstance(value, Mapping)), None)
         weights = (
-            "{name: one for name, one in state.items() if torch.is_tensor(one)}" if inner is None else f"state[{json.dumps(inner)[:60]}]"
+            "{name: one for name, one in state.items() if torch.is_tensor(one)}"
+            if inner is None
+            else f"state[{json.dumps(inner)[:60]}]"
         )
-        raise ModelError(f"{file}: expected tensors only, found {shown} beside them; keep its weights alone: torch.save({weights}, FILE)")
+        raise ModelError(
+            f"{file}: expected tensors only, found {shown} beside them; keep its weights alone: torch.save({weights}, FILE)"
+        )
     for name, tensor in found.items():
         kinds = {"meta": tensor.is_meta, "nested": tensor.is_nested, "quantised": tensor.is_quantized}
         kind = next((name for name, is_one in kinds.items() if is_one), str(tensor.layout).removeprefix("torch."))
         if kind != "strided":
-            raise ModelError(f"{file}: {name}: expected a dense tensor with its values, found a {kind} one; save its weights anew")
+            raise ModelError(
+                f"{file}: {name}: expected a dense tensor with its values, found a {kind} one; save its weights anew"
+            )
         held = tensor.untyped_storage().nbytes() // tensor.element_size()
         if held < tensor.numel():
             shape = " × ".join(map(str, tensor.shape))
-            raise ModelError(f"{file}: {name}: expected {shape} values, found {held}, which it repeats; save tensor.contiguous() of it")
+            raise ModelError(
+                f"{file}: {name}: expected {shape} values, found {held}, which it repeats; save tensor.contiguous() of it"
+            )
     return dict(found)
 
 
@@ -185,10 +206,14 @@ def _check_archive(file: Path) -> None:
     """Raise an error for an archive that torch would unpack for ever: torch.save compresses nothing, and its list of tensors is short."""
     for part in _parts(file):
         if part.compress_type != zipfile.ZIP_STORED:
-            raise ModelError(f"{file}: {part.filename[:80]}: expected what torch.save wrote, found it compressed; save it with torch.save")
+            raise ModelError(
+                f"{file}: {part.filename[:80]}: expected what torch.save wrote, found it compressed; save it with torch.save"
+            )
         if Path(part.filename).name == "data.pkl" and part.file_size > LARGEST_LIST:
             most = f"at most {LARGEST_LIST >> 20} MB"
-            raise ModelError(f"{file}: {part.filename[:80]}: expected a list of tensors, {most}, found {part.file_size >> 20} MB")
+            raise ModelError(
+                f"{file}: {part.filename[:80]}: expected a list of tensors, {most}, found {part.file_size >> 20} MB"
+            )
 
 
 def _check_sums(file: Path) -> None:
@@ -201,7 +226,9 @@ def _check_sums(file: Path) -> None:
                 while content.read(AT_ONCE):
                     pass
         except Exception as error:  # zipfile has no single exception for damage
-            raise ModelError(f"{file}: {CUT}, its {part.filename[:80]} is not what its checksum says; fetch it again") from error
+            raise ModelError(
+                f"{file}: {CUT}, its {part.filename[:80]} is not what its checksum says; fetch it again"
+            ) from error
 
 
 def _beginning(file: Path) -> str:
@@ -265,7 +292,9 @@ def _protocol(file: Path) -> int | None:
     return head[1] if len(head) == 2 and head[0] == 0x80 else None
 
 
-def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def convert_weights(
+    weights: Mapping[str, Tensor], where: str, heads: int | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return a config.json and transformers' tensors for those of lit-gpt.
 
     Raises:
@@ -280,7 +309,9 @@ def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None
             )
         if not tensor.ndim or not tensor.isfinite().all():
             found = "NaN or infinite ones" if tensor.ndim else "a single number"
-            raise ModelError(f"{where}: {name}: expected rows of finite numbers, found {found}; fetch the checkpoint again")
+            raise ModelError(
+                f"{where}: {name}: expected rows of finite numbers, found {found}; fetch the checkpoint again"
+            )
 
     def held(name: str) -> Tensor:
         if name not in left:
@@ -295,7 +326,9 @@ def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None
     def take(name: str, *shape: int | None) -> Tensor:
         tensor = held(name)
         del left[name]
-        if len(shape) != tensor.ndim or any(asked not in (None, found) for asked, found in zip(shape, tensor.shape, strict=True)):
+        if len(shape) != tensor.ndim or any(
+            asked not in (None, found) for asked, found in zip(shape, tensor.shape, strict=True)
+        ):
             asked = str(tuple("any" if size is None else size for size in shape)).replace("'", "")
             raise ModelError(f"{where}: {name}: expected shape {asked}, found {tuple(tensor.shape)}")
         return tensor
@@ -316,7 +349,9 @@ def convert_weights(weights: Mapping[str, Tensor], where: str, heads: int | None
     if width % heads:
         raise ModelError(f"{where}: expected a number of heads that divides the width {width}, found {heads}")
     if width // heads % 2:
-        raise ModelError(f"{where}: expected heads of an even size, whose halves can be rotated, found {heads} of {width // heads}")
+        raise ModelError(
+            f"{where}: expected heads of an even size, whose halves can be rotated, found {heads} of {width // heads}"
+        )
     gated = "transformer.h.0.attn.gate.weight" in left
     if gated and extra == 2:
         raise ModelError(f"{where}: expected either a sink token or a gate, found both")
@@ -370,7 +405,9 @@ def split_fused(fused: Tensor, heads: int, groups: int) -> tuple[Tensor, Tensor,
 def _published_heads(width: int, layers: int, where: str) -> int:
     """Return the number of attention heads of a published shape."""
     if width not in HEADS:
-        raise CallError(f"{where}: its width {width} is none of the published ones ({', '.join(map(str, HEADS))}); pass --heads")
+        raise CallError(
+            f"{where}: its width {width} is none of the published ones ({', '.join(map(str, HEADS))}); pass --heads"
+        )
     return 8 if (width, layers) == (640, 16) else HEADS[width]
 
 

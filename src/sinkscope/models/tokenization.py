@@ -17,9 +17,23 @@ from sinkscope.models.forked_trial import ends_within
 from sinkscope.models.layouts import STOCK
 from sinkscope.models.panics import panics_as_errors
 
-_DATA_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")  # classes that do nothing but read tokenizer.json
-_BYTE_PAIR_CLASSES = {name for family in FAMILIES.values() for name in family.tokenizer_classes} | {"Qwen2Tokenizer", "Qwen2TokenizerFast"}
-_STOCK_CLASSES = (*_DATA_CLASSES, *_BYTE_PAIR_CLASSES, "LlamaTokenizer", "LlamaTokenizerFast", "GPT2Tokenizer", "GPT2TokenizerFast")
+_DATA_CLASSES = (
+    None,
+    "PreTrainedTokenizerFast",
+    "TokenizersBackend",
+)  # classes that do nothing but read tokenizer.json
+_BYTE_PAIR_CLASSES = {name for family in FAMILIES.values() for name in family.tokenizer_classes} | {
+    "Qwen2Tokenizer",
+    "Qwen2TokenizerFast",
+}
+_STOCK_CLASSES = (
+    *_DATA_CLASSES,
+    *_BYTE_PAIR_CLASSES,
+    "LlamaTokenizer",
+    "LlamaTokenizerFast",
+    "GPT2Tokenizer",
+    "GPT2TokenizerFast",
+)
 CORE, SETTINGS, VOCABULARY, MERGES = "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"
 PIECES = "tokenizer.model"
 SPECIAL, ADDED, TEMPLATE = "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"
@@ -52,7 +66,11 @@ def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> A
     except ModelError:
         raise
     except Exception as error:  # the tokenizers library raises nothing narrower
-        names = [CORE] if (folder / CORE).exists() else [name for name in (VOCABULARY, MERGES, PIECES) if (folder / name).exists()]
+        names = (
+            [CORE]
+            if (folder / CORE).exists()
+            else [name for name in (VOCABULARY, MERGES, PIECES) if (folder / name).exists()]
+        )
         more = [name for name in (SPECIAL, ADDED) if (folder / name).exists()]
         files = " and ".join([*names, SETTINGS, *more])
         raise ModelError(
@@ -91,9 +109,13 @@ def _check_settings(settings: Mapping[str, Any], family: Family, config: Mapping
         raise ModelError(f"{file}: added_tokens_decoder: expected an object from id to token, found {added!r}")
     for number, token in added.items():
         if not number.isdecimal() or not isinstance(token, Mapping) or not isinstance(token.get("content"), str):
-            raise ModelError(f"{file}: added_tokens_decoder: {number}: expected an id and a token with its content, found {token!r}")
+            raise ModelError(
+                f"{file}: added_tokens_decoder: {number}: expected an id and a token with its content, found {token!r}"
+            )
         if not token["content"]:
-            raise ModelError(f"{file}: added_tokens_decoder: {number}: content: expected the text of a token, found none; remove it")
+            raise ModelError(
+                f"{file}: added_tokens_decoder: {number}: content: expected the text of a token, found none; remove it"
+            )
     _check_tokens({f"added_tokens_decoder: {number}": token for number, token in added.items()} | dict(settings), file)
     if kind in family.tokenizer_classes:
         return
@@ -108,8 +130,14 @@ def _check_settings(settings: Mapping[str, Any], family: Family, config: Mapping
 def _check_tokens(tokens: Mapping[str, Any], file: str) -> None:
     """Raise an error for a token that says of itself what the tokenizers library, which prints that, does not know."""
     for name, token in tokens.items():
-        if isinstance(token, Mapping) and "content" in token and (unknown := [key for key in token if key not in _KEYS]):
-            raise ModelError(f"{file}: {name}: expected the keys {', '.join(sorted(_KEYS))}, found {shown(unknown[0])}; remove it")
+        if (
+            isinstance(token, Mapping)
+            and "content" in token
+            and (unknown := [key for key in token if key not in _KEYS])
+        ):
+            raise ModelError(
+                f"{file}: {name}: expected the keys {', '.join(sorted(_KEYS))}, found {shown(unknown[0])}; remove it"
+            )
 
 
 def _check_special(tokens: Mapping[str, Any], file: str) -> None:
@@ -134,7 +162,9 @@ def _check_template(template: Any, file: str) -> None:
         raise ModelError(f"{file}: chat_template: expected Jinja as text, found {template!r}")
     for one in template:
         if not isinstance(one, Mapping) or not all(isinstance(one.get(key), str) for key in ("name", "template")):
-            raise ModelError(f"{file}: chat_template: expected templates with name and template as text, found {shown(one)}")
+            raise ModelError(
+                f"{file}: chat_template: expected templates with name and template as text, found {shown(one)}"
+            )
 
 
 def template_files(folder: Path) -> list[Path]:
@@ -154,11 +184,15 @@ def _check_files(folder: Path) -> None:
     if (folder / CORE).exists():
         core = _read_object(folder / CORE)
         if not isinstance(core.get("model"), dict):
-            raise ModelError(f"{folder}/{CORE}: model: expected an object, found {core.get('model')!r}; fetch the file again")
+            raise ModelError(
+                f"{folder}/{CORE}: model: expected an object, found {core.get('model')!r}; fetch the file again"
+            )
         for part in ("normalizer", "decoder"):
             if (times := _lengthens(core.get(part))) > MOST_LONGER:
                 expected = f"expected replacements that make a text at most {MOST_LONGER:,} times as long"
-                raise ModelError(f"{folder}/{CORE}: {part}: {expected}, found some for {times:.3g} times; fetch the file again")
+                raise ModelError(
+                    f"{folder}/{CORE}: {part}: {expected}, found some for {times:.3g} times; fetch the file again"
+                )
         if core["model"].get("dropout"):
             found = f"found {shown(core['model']['dropout'])}, with which a text has other tokens each time"
             raise ModelError(f"{folder}/{CORE}: model: dropout: expected null or 0, {found}; write null there")
@@ -169,10 +203,14 @@ def _check_files(folder: Path) -> None:
         try:
             lines = (folder / MERGES).read_text(encoding="utf-8").split("\n")
         except ValueError as error:
-            raise ModelError(f"{folder}/{MERGES}: expected text, found something else ({error}); fetch the file again") from error
+            raise ModelError(
+                f"{folder}/{MERGES}: expected text, found something else ({error}); fetch the file again"
+            ) from error
         for number, line in enumerate(lines):
             if line.strip() and not (number == 0 and line.startswith("#version")) and len(line.split(" ")) != 2:
-                raise ModelError(f"{folder}/{MERGES}: line {number + 1}: expected two pieces, found {line[:80]!r}; fetch the file again")
+                raise ModelError(
+                    f"{folder}/{MERGES}: line {number + 1}: expected two pieces, found {line[:80]!r}; fetch the file again"
+                )
 
 
 def _lengthens(rule: Any) -> float:
@@ -208,7 +246,11 @@ def _build(folder: Path, config: Mapping[str, Any], settings: Mapping[str, Any])
 
     if (folder / CORE).exists():
         return transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-    if settings.get("tokenizer_class") in _BYTE_PAIR_CLASSES and (folder / VOCABULARY).exists() and (folder / MERGES).exists():
+    if (
+        settings.get("tokenizer_class") in _BYTE_PAIR_CLASSES
+        and (folder / VOCABULARY).exists()
+        and (folder / MERGES).exists()
+    ):
         return transformers.Qwen2Tokenizer.from_pretrained(folder, local_files_only=True)
     needed = {"sentencepiece": is_sentencepiece_available(), "protobuf": is_protobuf_available()}
     lacking = [package for package, is_there in needed.items() if not is_there]
@@ -226,11 +268,15 @@ def _try(tokenizer: Any, folder: Path) -> None:
     """Encode and decode some text: some rules of tokenizer.json double a text again and again, or make the library panic, only then."""
 
     def read_much() -> None:
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # in the process of the trial; the library's threads are not there
+        os.environ["TOKENIZERS_PARALLELISM"] = (
+            "false"  # in the process of the trial; the library's threads are not there
+        )
         tokenizer.decode(tokenizer(TRIAL).input_ids)
 
     if not ends_within(TRIAL_S, TRIAL_MB, read_much):
-        expected = f"expected a tokenizer that reads {len(TRIAL):,} letters within {TRIAL_S:g} seconds and {TRIAL_MB} MB"
+        expected = (
+            f"expected a tokenizer that reads {len(TRIAL):,} letters within {TRIAL_S:g} seconds and {TRIAL_MB} MB"
+        )
         raise ModelError(f"{folder}/{CORE}: {expected}, found none; fetch the file again")
     with contextlib.suppress(Exception):  # what it does not know is told by `Model.encode`, for the text itself
         tokenizer.decode(tokenizer(PROBE).input_ids)
@@ -239,19 +285,23 @@ def _try(tokenizer: Any, folder: Path) -> None:
 def _check_ids(tokenizer: Any, settings: Mapping[str, Any], folder: Path) -> None:
     """Raise an error where an added token has another id than its file says: a gap in the numbering moves all tokens behind it."""
     unknown = tokenizer.unk_token
-    if unknown is not None and unknown not in tokenizer.get_vocab():  # looking up any other text would look up this one for ever
-        raise ModelError(f"{folder}/{SETTINGS}: unk_token: expected one of the tokens, found {unknown!r}; fetch the file again")
+    if (
+        unknown is not None and unknown not in tokenizer.get_vocab()
+    ):  # looking up any other text would look up this one for ever
+        raise ModelError(
+            f"{folder}/{SETTINGS}: unk_token: expected one of the tokens, found {unknown!r}; fetch the file again"
+        )
     for number, token in (settings.get("added_tokens_decoder") or {}).items():
         text = token["content"]
         found = tokenizer.convert_tokens_to_ids(text)
         if found != int(number):
-            raise ModelError(f"{folder}/{SETTINGS}: added_tokens_decoder: expected {text} to be token {number}, found {found}")
+            raise ModelError(
+                f"{folder}/{SETTINGS}: added_tokens_decoder: expected {text} to be token {number}, found {found}"
+            )
     for text, number in (_read_numbers(folder / ADDED) if (folder / ADDED).exists() else {}).items():
         found = tokenizer.convert_tokens_to_ids(text)
         if found != number:
-            expected = (
-                f"{folder}/{ADDED}: expected {shown(text)} to be token {found}, as {CORE if (folder / CORE).exists() else VOCABULARY}"
-            )
+            expected = f"{folder}/{ADDED}: expected {shown(text)} to be token {found}, as {CORE if (folder / CORE).exists() else VOCABULARY}"
             raise ModelError(f"{expected} and {SETTINGS} have it, found {describe(number)}; fetch the files again")
 
 
@@ -260,7 +310,9 @@ def _check_mask(tokenizer: Any, family: Family, config: Mapping[str, Any], folde
     mask = config.get("mask_token_id")
     for key in ("bos_token_id", "eos_token_id") if mask is not None and not family.causal else ():
         if mask in (config[key] if isinstance(config.get(key), list) else [config.get(key)]):
-            raise ModelError(f"{folder}/config.json: {key}: expected another token than the mask token {mask}, found the same")
+            raise ModelError(
+                f"{folder}/config.json: {key}: expected another token than the mask token {mask}, found the same"
+            )
     if mask is None or (family.causal and tokenizer.mask_token_id is None):
         return
     theirs = tokenizer.mask_token_id
@@ -280,4 +332,6 @@ def _check_mask(tokenizer: Any, family: Family, config: Mapping[str, Any], folde
             f"{expected}, found {tokenizer.convert_ids_to_tokens(theirs)!r}, token {theirs}; one of the two files belongs to another model"
         )
     if tokenizer.eos_token_id == mask:
-        raise ModelError(f"{folder}/{SETTINGS}: eos_token: expected another token than the mask token {mask}, found the same")
+        raise ModelError(
+            f"{folder}/{SETTINGS}: eos_token: expected another token than the mask token {mask}, found the same"
+        )

@@ -64,20 +64,26 @@ def weight_files(folder: Path) -> list[Path]:
     index, names = folder / INDEX, index_files(folder)
     if names:
         if SINGLE not in names and (folder / SINGLE).exists():
-            raise ModelError(f"{folder}: found two sets of weights, {SINGLE} and those of {index.name}; remove one of them")
+            raise ModelError(
+                f"{folder}: found two sets of weights, {SINGLE} and those of {index.name}; remove one of them"
+            )
         files = [folder / name for name in names]
     else:
         files = [folder / SINGLE]
         stray = sorted(path.name for path in folder.iterdir() if _SHARD.fullmatch(path.name))
         if stray and files[0].is_file():
-            raise ModelError(f"{folder}: found two sets of weights, {SINGLE} and {stray[0]}, which no {INDEX} lists; remove one of them")
+            raise ModelError(
+                f"{folder}: found two sets of weights, {SINGLE} and {stray[0]}, which no {INDEX} lists; remove one of them"
+            )
     missing = [path.name for path in files if not path.is_file()]
     if missing:
         pickled = sorted(path.name for path in folder.iterdir() if path.suffix in {".bin", ".pt", ".pth", ".ckpt"})
         advice = f"; {pickled[0]} is a pickle, which can run code: convert it to safetensors first" if pickled else ""
         raise ModelError(f"{folder}: expected weights in {', '.join(missing)}, found {listing(folder)}{advice}")
     if (folder / "adapter_config.json").exists():
-        raise ModelError(f"{folder}: expected whole weights, found adapter_config.json; merge the adapter into its model first")
+        raise ModelError(
+            f"{folder}: expected whole weights, found adapter_config.json; merge the adapter into its model first"
+        )
     return files
 
 
@@ -104,9 +110,13 @@ def _weight_map(index: Path) -> dict[str, str]:
     try:
         names = {str(key): str(file) for key, file in found["weight_map"].items()}
     except (KeyError, AttributeError) as error:
-        raise ModelError(f"{index}: expected JSON with a weight_map, an object from tensor to file, found none; {FETCH}") from error
+        raise ModelError(
+            f"{index}: expected JSON with a weight_map, an object from tensor to file, found none; {FETCH}"
+        ) from error
     outside = [
-        file for file in names.values() if Path(file).name != file or not file.endswith(".safetensors") or len(file.encode()) > LONGEST_NAME
+        file
+        for file in names.values()
+        if Path(file).name != file or not file.endswith(".safetensors") or len(file.encode()) > LONGEST_NAME
     ]
     if outside or not names:
         where = outside[0] if outside else "no entry"
@@ -134,10 +144,14 @@ def read_headers(files: list[Path]) -> dict[str, StoredTensor]:
         promised = _weight_map(index)
         for name, tensor in stored.items():
             if promised.get(name) != tensor.file.name:
-                raise ModelError(f"{index}: {name}: expected an entry for {tensor.file.name}, which holds it, found {promised.get(name)}")
+                raise ModelError(
+                    f"{index}: {name}: expected an entry for {tensor.file.name}, which holds it, found {promised.get(name)}"
+                )
         for name, file_name in promised.items():
             if name not in stored:
-                raise ModelError(f"{index.parent / file_name}: {name}: expected in this file, as {index.name} says; found it nowhere")
+                raise ModelError(
+                    f"{index.parent / file_name}: {name}: expected in this file, as {index.name} says; found it nowhere"
+                )
     return stored
 
 
@@ -156,15 +170,23 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
     header = parse_json(text, f"{path}: its weights cannot be read: header", ModelError, _DAMAGED)
     try:
         header.pop("__metadata__", None)
-        tensors = {name: StoredTensor(path, str(one["dtype"]), tuple(map(_size, one["shape"]))) for name, one in header.items()}
+        tensors = {
+            name: StoredTensor(path, str(one["dtype"]), tuple(map(_size, one["shape"]))) for name, one in header.items()
+        }
         end = 8 + length + max((_size(one["data_offsets"][1]) for one in header.values()), default=0)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ModelError(f"{path}: its weights cannot be read: expected a safetensors header, found another; {_DAMAGED}") from error
+        raise ModelError(
+            f"{path}: its weights cannot be read: expected a safetensors header, found another; {_DAMAGED}"
+        ) from error
     if end != size:
-        raise ModelError(f"{path}: its weights cannot be read: expected {end} bytes by its header, found {size}; {_DAMAGED}")
+        raise ModelError(
+            f"{path}: its weights cannot be read: expected {end} bytes by its header, found {size}; {_DAMAGED}"
+        )
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
-            raise ModelError(f"{path}: {name}: expected {', '.join(DTYPES)}, found {tensor.dtype}; quantised weights are not read")
+            raise ModelError(
+                f"{path}: {name}: expected {', '.join(DTYPES)}, found {tensor.dtype}; quantised weights are not read"
+            )
     return tensors
 
 
@@ -202,13 +224,18 @@ def check_shape(fields: Mapping[str, Any], stored: Mapping[str, StoredTensor], l
         if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= bound:
             why = f", which is what its {len(stored)} tensors can hold" if bound != LONGEST_CANVAS else ""
             key = {ours: theirs for theirs, ours in layout.sizes.items()}[name]
-            raise ModelError(f"{folder}/config.json: {key}: expected a whole number from 1 to {bound}{why}, found {describe(found)}")
+            raise ModelError(
+                f"{folder}/config.json: {key}: expected a whole number from 1 to {bound}{why}, found {describe(found)}"
+            )
 
 
 def kept_tensors(network: Any) -> dict[str, Any]:
     """Return the tensors of a network that a checkpoint holds, by name: its parameters, tied ones once, and the buffers that are saved."""
     saved = network.state_dict()
-    return {**dict(network.named_parameters()), **{name: buffer for name, buffer in network.named_buffers() if name in saved}}
+    return {
+        **dict(network.named_parameters()),
+        **{name: buffer for name, buffer in network.named_buffers() if name in saved},
+    }
 
 
 def stored_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -219,14 +246,22 @@ def stored_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int,
         if not experts or len(shape) != 3:
             found[name] = shape
             continue
-        parts = {"down_proj": shape[1:]} if part == "down_proj" else dict.fromkeys(("gate_proj", "up_proj"), (shape[1] // 2, shape[2]))
+        parts = (
+            {"down_proj": shape[1:]}
+            if part == "down_proj"
+            else dict.fromkeys(("gate_proj", "up_proj"), (shape[1] // 2, shape[2]))
+        )
         for number in range(shape[0]):
             found |= {f"{front}.experts.{number}.{one}.weight": size for one, size in parts.items()}
     return found
 
 
 def match_tensors(
-    stored: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, ...]], layout: Layout, model_type: Any, folder: Path
+    stored: Mapping[str, StoredTensor],
+    shapes: Mapping[str, tuple[int, ...]],
+    layout: Layout,
+    model_type: Any,
+    folder: Path,
 ) -> UsedTensors:
     """Compare the stored tensors with the parameters of the network that the config describes.
 
@@ -254,12 +289,21 @@ def match_tensors(
     }
     found = "; ".join(f"{len(names)} {what}: {', '.join(names[:3])}" for what, names in problems.items() if names)
     if found:
-        head, key = "lm_head.weight", next((theirs for theirs, ours in layout.flags.items() if ours == "tie_word_embeddings"), "")
+        head, key = (
+            "lm_head.weight",
+            next((theirs for theirs, ours in layout.flags.items() if ours == "tie_word_embeddings"), ""),
+        )
         tied = head in renamed and head not in shapes and key
         advice = (
-            f"; {key} in config.json says that the embedding is its output layer: set it to false, or remove the tensor" if tied else ""
+            f"; {key} in config.json says that the embedding is its output layer: set it to false, or remove the tensor"
+            if tied
+            else ""
         )
-        raise ModelError(f"{folder}: expected exactly the weights of {model_type} in the shapes of config.json, found {found}{advice}")
+        raise ModelError(
+            f"{folder}: expected exactly the weights of {model_type} in the shapes of config.json, found {found}{advice}"
+        )
     changed = sum(ours != theirs for ours, theirs in renamed.items())
     files = tuple(dict.fromkeys(tensor.file.name for tensor in stored.values()))
-    return UsedTensors(files, len(stored), len(shapes), changed, tuple(sorted({DTYPES[tensor.dtype] for tensor in stored.values()})))
+    return UsedTensors(
+        files, len(stored), len(shapes), changed, tuple(sorted({DTYPES[tensor.dtype] for tensor in stored.values()}))
+    )

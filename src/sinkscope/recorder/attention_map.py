@@ -56,7 +56,10 @@ class _OneHead(Watcher):
     def watch(self, call: LayerCall, columns: Columns) -> None:
         if call.name != self.layer:
             return
-        query, key = call.query[0, self.head].float(), call.key[0, self.head // (call.query.shape[1] // call.key.shape[1])].float()
+        query, key = (
+            call.query[0, self.head].float(),
+            call.key[0, self.head // (call.query.shape[1] // call.key.shape[1])].float(),
+        )
         scale = getattr(self.model.network.get_submodule(call.name), "scaling", None) or query.shape[-1] ** -0.5
         scores = query @ key.T * scale
         if self.block is not None:
@@ -111,7 +114,9 @@ def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) 
     if worst is not None:
         differs = f"key {worst} has {attention[:, worst].sum():.3f} in the map and {recorded[worst]:.3f} in the trace"
         if trace.manifest.get("hidden"):
-            why = "It was written while keys were hidden, and maps are recomputed without hiding; record it again without"
+            why = (
+                "It was written while keys were hidden, and maps are recomputed without hiding; record it again without"
+            )
         else:
             why = f"Was it written in another dtype than {model.card.dtype}?"
         raise TraceError(f"{trace.folder}: expected the map's columns to be those recorded; {differs}. {why}")

@@ -84,12 +84,16 @@ class DriftRecorder(Watcher):
         self._context: StepContext | None = None
         cache = dict(start.sampler or {}).get("cache", "none")
         if cache != "none":
-            raise CallError(f"keep: drift is measured where everything is computed in every step, found cache {cache}; leave it out")
+            raise CallError(
+                f"keep: drift is measured where everything is computed in every step, found cache {cache}; leave it out"
+            )
         self._weights.check("keep='drift' adds up prompts of one network")
         self._check_settings(dict(start.sampler or {}))
         layers, heads = self.model.card.layers, self.model.card.kv_heads
         shape = (len(start.prompt_lengths), len(MEASURES), len(self.lags), len(CLASSES), layers, heads)
-        self._sums, self._counts = (torch.zeros(one, dtype=torch.float64, device="cpu") for one in (shape, shape[:1] + shape[2:]))
+        self._sums, self._counts = (
+            torch.zeros(one, dtype=torch.float64, device="cpu") for one in (shape, shape[:1] + shape[2:])
+        )
 
     def _check_settings(self, sampler: dict[str, Any]) -> None:
         """Note sampler and rules of a generation; raise an error for others than those of the prompts before."""
@@ -103,7 +107,9 @@ class DriftRecorder(Watcher):
         other = next(differences(theirs, mine), None) if self.sums else None
         if other is not None:
             change = difference_in_words(*other, "expected {name} {old!r} as for the first prompt, found {new!r}")
-            raise CallError(f"keep='drift' adds up prompts of one setting: {change}; record each setting into a folder of its own")
+            raise CallError(
+                f"keep='drift' adds up prompts of one setting: {change}; record each setting into a folder of its own"
+            )
         self.sampler, self.hidden = sampler, hidden
 
     def begin_step(self, context: StepContext) -> None:
@@ -129,11 +135,15 @@ class DriftRecorder(Watcher):
         places = torch.tensor(context.prompts, device="cpu")
         for number, lag in behind:
             then, layers = self._past[-lag]
-            earlier = upload(torch.tensor([then.prompts.index(one) for one in context.prompts], device="cpu"), self._rows.device)
+            earlier = upload(
+                torch.tensor([then.prompts.index(one) for one in context.prompts], device="cpu"), self._rows.device
+            )
             members = self._members(then.masked[earlier], context, sink)
             before = (layers[layer][0][earlier], layers[layer][1][earlier])
             for at, measured in enumerate(measures(before, now)):
-                drifts = torch.where(members > 0, measured[:, None].double(), 0.0).sum(-1).cpu()  # NaN for its own class alone
+                drifts = (
+                    torch.where(members > 0, measured[:, None].double(), 0.0).sum(-1).cpu()
+                )  # NaN for its own class alone
                 self._sums[:, at, number, :, layer].index_add_(0, places, drifts)
             self._counts[:, number, :, layer].index_add_(0, places, members.sum(-1).cpu())
 
@@ -147,7 +157,10 @@ class DriftRecorder(Watcher):
     def _real(self, context: StepContext) -> Tensor:
         """Return where the canvases hold tokens, bool [batch, position]."""
         width = context.tokens.shape[1]
-        return torch.arange(width, device=context.tokens.device) >= width - context.lengths.to(context.tokens.device)[:, None]
+        return (
+            torch.arange(width, device=context.tokens.device)
+            >= width - context.lengths.to(context.tokens.device)[:, None]
+        )
 
     def _members(self, before: Tensor, context: StepContext, sink: Tensor) -> Tensor:
         """Return the class of each position, float64 [batch, class, kv_head, position], 1 for its own."""
@@ -201,6 +214,8 @@ def recording_drift(model: Model, folder: Path) -> Iterator[DriftRecorder]:
     if not any(count.any() for count in recorder.counts):
         raise CallError(f"keep: drift lies between a step and a later one, {TOO_FEW}")
     found = drift_document(recorder.sums, recorder.counts, recorder.lags)
-    document = with_checksum({"format": 1, "model": model.card.as_dict(), "sampler": recorder.sampler, "hidden": recorder.hidden, **found})
+    document = with_checksum(
+        {"format": 1, "model": model.card.as_dict(), "sampler": recorder.sampler, "hidden": recorder.hidden, **found}
+    )
     recorder.folders = (folder,)
     write_whole(folder / DRIFT, (json.dumps(document) + "\n").encode(), TraceError, "choose another folder")

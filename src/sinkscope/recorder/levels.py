@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from torch import nn
 
-from sinkscope.argument_types import checked
 from sinkscope.attention import is_generating, subscribed
 from sinkscope.documents import describe
 from sinkscope.errors import AttentionError, CallError, TraceError
@@ -26,7 +25,6 @@ FEW, MOST = 8, 1 << 20
 Level = Literal["columns", "top", "statistics", "drift"]
 
 
-@checked
 @single_use
 def recording(
     model: Model | nn.Module,
@@ -120,7 +118,9 @@ def recording(
 def _expect_recorded(recorded: bool, folder: Path) -> None:
     """Raise CallError where nothing was recorded."""
     if not recorded:
-        raise CallError(f"{folder}: nothing was recorded; expected a generation of the model inside the with block of recording")
+        raise CallError(
+            f"{folder}: nothing was recorded; expected a generation of the model inside the with block of recording"
+        )
 
 
 @contextmanager

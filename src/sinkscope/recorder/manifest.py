@@ -57,7 +57,9 @@ class Description:
             sampler["seed"] += prompt
         parameter = next(self.network.parameters(), torch.empty(0))
         dtype = str(parameter.dtype).removeprefix("torch.")  # that of the card is of loading
-        card: dict[str, Any] = {"name": type(self.network).__name__} if model is None else {**model.card.as_dict(), "dtype": dtype}
+        card: dict[str, Any] = (
+            {"name": type(self.network).__name__} if model is None else {**model.card.as_dict(), "dtype": dtype}
+        )
         if model is not None and were_changed(model.network, model.card.weight_hash):
             parameters = sum(one.numel() for one in model.network.parameters())
             card |= {"weight_hash": None, "parameters": parameters, "layers": layers}
@@ -132,7 +134,9 @@ def check_tokenizer(tokenizer: Any) -> None:
     """
     verbs = ("decode", "convert_ids_to_tokens")
     if isinstance(tokenizer, type) or not all(callable(getattr(tokenizer, verb, None)) for verb in verbs):
-        raise CallError(f"tokenizer: expected a tokenizer of transformers, with {' and '.join(verbs)}, found {in_words(tokenizer)}")
+        raise CallError(
+            f"tokenizer: expected a tokenizer of transformers, with {' and '.join(verbs)}, found {in_words(tokenizer)}"
+        )
     end = getattr(tokenizer, "eos_token_id", None)
     if end is not None and not (fits(end, int) and 0 <= end < MOST_TOKENS):
         raise CallError(f"tokenizer: expected its eos_token_id to be a token id or None, found {in_words(end)}")

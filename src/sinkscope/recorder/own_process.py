@@ -20,7 +20,9 @@ class OwnProcess(ExitStack):
         super().__init__()
         self.process = os.getpid()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool | None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
         if os.getpid() == self.process:
             return super().__exit__(kind, error, trace)
         _left.append(self.pop_all())

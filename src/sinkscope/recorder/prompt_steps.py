@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from sinkscope.attention import GenerationStart, StepContext, StepResult
-from sinkscope.recorder.step_tensors import GROUPS, PER_KEY, PER_QUERY, LayerTensors, accumulate, add_finished, align_to_end
+from sinkscope.recorder.step_tensors import (
+    GROUPS,
+    PER_KEY,
+    PER_QUERY,
+    LayerTensors,
+    accumulate,
+    add_finished,
+    align_to_end,
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,11 @@ class PartStep:
 
 
 def part_step(
-    part: StackPart, layer: LayerTensors, context: StepContext, start: GenerationStart, last_contexts: Mapping[str, StepContext]
+    part: StackPart,
+    layer: LayerTensors,
+    context: StepContext,
+    start: GenerationStart,
+    last_contexts: Mapping[str, StepContext],
 ) -> PartStep:
     """Return the step of one part of a stack.
 
@@ -66,7 +78,9 @@ def part_step(
     if not part.crossing:
         return PartStep(context, queries, all_queries, causal)
     batch, keys = layer.sums.shape[0], layer.sums.shape[-1]
-    fitting = {name: one for name, one in last_contexts.items() if name != part.stack and one.tokens.shape == (batch, keys)}
+    fitting = {
+        name: one for name, one in last_contexts.items() if name != part.stack and one.tokens.shape == (batch, keys)
+    }
     source = next(reversed(fitting), None)
     if source is None:  # the caller gave encoder states, not encoder tokens
         tokens, lengths = context.tokens.new_full((batch, keys), -1), torch.full((batch,), keys, device="cpu")

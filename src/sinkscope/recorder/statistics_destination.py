@@ -13,7 +13,19 @@ from sinkscope.statistics import PromptSettings, Summary
 from sinkscope.traces.statistics_folder import Arrays, StatisticsFolder
 from sinkscope.work_items import difference_in_words, differences
 
-ABOUT = ("model", "causal", "sampler", "mask_id", "eos_id", "layers", "heads", "kv_heads", "device", "dtype", "versions")
+ABOUT = (
+    "model",
+    "causal",
+    "sampler",
+    "mask_id",
+    "eos_id",
+    "layers",
+    "heads",
+    "kv_heads",
+    "device",
+    "dtype",
+    "versions",
+)
 """Keys of a prompt's manifest that are the same for all prompts of a run."""
 
 
@@ -22,7 +34,9 @@ class PromptCounter:
 
     held = 0  # a step is counted at once
 
-    def __init__(self, folder: StatisticsFolder, indices: Iterator[int], manifest: dict[str, Any], excess: float) -> None:
+    def __init__(
+        self, folder: StatisticsFolder, indices: Iterator[int], manifest: dict[str, Any], excess: float
+    ) -> None:
         self.folder, self.indices, self.manifest, self.excess = folder, indices, manifest, excess
         self.completed_the_folder = self.counted = False
         self._followed = "last_query" if manifest["causal"] else "column_sums"
@@ -46,7 +60,9 @@ class PromptCounter:
             texts = more.get("vocabulary", {})
             prompt = self._feed.finish({int(token): text for token, text in texts.items()})
             about = {name: self.manifest[name] for name in ABOUT} | {"followed": self._followed}
-            about["hidden"] = [{name: one[name] for name in ("rule", "rules") if name in one} for one in more.get("hidden", ())]
+            about["hidden"] = [
+                {name: one[name] for name in ("rule", "rules") if name in one} for one in more.get("hidden", ())
+            ]
             arrays = Summary.of(prompt, self.excess).to_arrays()
             self.completed_the_folder = self.folder.commit(next(self.indices), arrays, about, texts)
             self.counted = True
@@ -100,13 +116,17 @@ class StatisticsDestination(Destination):
         other = next(differences(first, _settings_of(manifest)), None) if first else None
         if other is not None:
             change = difference_in_words(*other, "expected {name} {old!r} as for the first prompt, found {new!r}")
-            raise CallError(f"keep='statistics' counts prompts of one setting: {change}; record each setting into a folder of its own")
+            raise CallError(
+                f"keep='statistics' counts prompts of one setting: {change}; record each setting into a folder of its own"
+            )
 
     def _refuse_again(self, manifest: Mapping[str, Any]) -> None:
         """Raise an error for a prompt that was counted before, with the same seed, which makes intervals narrower than they are."""
         prompt = _prompt_of(manifest)
         if None not in prompt and any(one.counted and _prompt_of(one.manifest) == prompt for one in self._counters):
-            raise CallError(f"keep='statistics' counts each prompt once, found {shown(prompt[0])} again; leave it out, or use another seed")
+            raise CallError(
+                f"keep='statistics' counts each prompt once, found {shown(prompt[0])} again; leave it out, or use another seed"
+            )
 
 
 def _prompt_of(manifest: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -37,7 +37,14 @@ from sinkscope.recorder.destination import Destination, StepWriter
 from sinkscope.recorder.manifest import Description, plain_values
 from sinkscope.recorder.own_process import expect_process
 from sinkscope.recorder.prompt_steps import PartStep, StackPart, canvas_after, part_step, prompt_arrays
-from sinkscope.recorder.step_tensors import LayerTensors, check_norms, check_numbers, head_counts, join_devices, stack_layers
+from sinkscope.recorder.step_tensors import (
+    LayerTensors,
+    check_norms,
+    check_numbers,
+    head_counts,
+    join_devices,
+    stack_layers,
+)
 
 CONTEXT = ("tokens", "masked", "lengths")
 RESULT = ("written", "predicted", "confidence")
@@ -81,7 +88,9 @@ class Recorder(Watcher):
 
     groups = ("all", "masked", "prompt")
 
-    def __init__(self, network: nn.Module, model: Model | None, destination: Destination, tokenizer: Any = None) -> None:
+    def __init__(
+        self, network: nn.Module, model: Model | None, destination: Destination, tokenizer: Any = None
+    ) -> None:
         self.network, self.model, self.destination = network, model, destination
         self._description = Description(network, model, tokenizer)
         self._projections = OutputProjections(network)
@@ -115,7 +124,9 @@ class Recorder(Watcher):
         expect_process(self._process)
         card = None if self.model is None else self.model.card
         if card is not None and None not in (card.mask_id, start.mask_id) and card.mask_id != start.mask_id:
-            raise CallError(f"mask_id: expected {card.mask_id}, which is the mask of {card.name}, found {start.mask_id}; leave it out")
+            raise CallError(
+                f"mask_id: expected {card.mask_id}, which is the mask of {card.name}, found {start.mask_id}; leave it out"
+            )
         if self.destination.level == "statistics":
             self._weights.check("keep='statistics' counts prompts of one network")
         self._start, self._prompts, self._last_contexts, self._hiders, self._paths = start, {}, {}, {}, {}
@@ -158,7 +169,9 @@ class Recorder(Watcher):
                 f"expected a recording from the first token on, found a cache that holds {call.keys - queries} of {call.keys}; "
                 "fill the cache inside recording, and begin each text and each generate with an empty one"
             )
-        return LayerTensors.of(call, columns, self.groups, self._projections.key_norms(call, queries if known else None))
+        return LayerTensors.of(
+            call, columns, self.groups, self._projections.key_norms(call, queries if known else None)
+        )
 
     def end_step(self, result: StepResult | None) -> None:
         """Send the step to the writers; on a GPU it is still on its way when this returns."""
@@ -170,7 +183,9 @@ class Recorder(Watcher):
             heads, kv_heads = head_counts(layers)
             step = part_step(part, layers[0], context, start, self._last_contexts)
             if part not in self._prompts:
-                self._prompts[part] = self._open(part, step, start, {"layers": list(measured), "heads": heads, "kv_heads": kv_heads})
+                self._prompts[part] = self._open(
+                    part, step, start, {"layers": list(measured), "heads": heads, "kv_heads": kv_heads}
+                )
                 self._layers[part] = list(measured)
             if self._layers[part] != list(measured):
                 raise AttentionError(
@@ -187,12 +202,16 @@ class Recorder(Watcher):
             sent |= {name: getattr(step.context, name) for name in CONTEXT}
             if result is not None and not part.crossing:
                 sent |= {name: one for name in RESULT if (one := getattr(result, name)) is not None}
-            self._async_writer.send(sent, partial(self._write_step, self._prompts[part], step, list(measured), len(stacked)))
+            self._async_writer.send(
+                sent, partial(self._write_step, self._prompts[part], step, list(measured), len(stacked))
+            )
             self._last_contexts[part.stack] = context
         self._before = self._measured if (start.sampler or {}).get("cache", "none") != "none" else {}
         self._context, self._measured = None, {}
 
-    def _write_step(self, prompts: dict[int, _Prompt], step: PartStep, layers: list[str], devices: int, sent: dict[str, Tensor]) -> None:
+    def _write_step(
+        self, prompts: dict[int, _Prompt], step: PartStep, layers: list[str], devices: int, sent: dict[str, Tensor]
+    ) -> None:
         """Add a step that has arrived on the host to the writer of each of its prompts."""
         names = [[name for name in sent if name.startswith(f"{number} ")] for number in range(devices)]
         stacked = join_devices([{name.partition(" ")[2]: sent[name] for name in device} for device in names])
@@ -220,9 +239,14 @@ class Recorder(Watcher):
         Raises:
             AttentionError: a step whose attention is not a number.
         """
-        if os.getpid() != self._process:  # forked in the middle of a generation, whose traces belong to the other process
+        if (
+            os.getpid() != self._process
+        ):  # forked in the middle of a generation, whose traces belong to the other process
             return
-        prompts, self._prompts = [(part, *one) for part, prompts in self._prompts.items() for one in prompts.items()], {}
+        prompts, self._prompts = (
+            [(part, *one) for part, prompts in self._prompts.items() for one in prompts.items()],
+            {},
+        )
         error: BaseException | None = None
         try:
             self._async_writer.drain()
@@ -241,7 +265,9 @@ class Recorder(Watcher):
         if error is not None and not failed:
             raise error
 
-    def _open(self, part: StackPart, step: PartStep, start: GenerationStart, shape: dict[str, Any]) -> dict[int, _Prompt]:
+    def _open(
+        self, part: StackPart, step: PartStep, start: GenerationStart, shape: dict[str, Any]
+    ) -> dict[int, _Prompt]:
         """Return a writer for each prompt of the generation."""
         context = step.context
         session = current_session(self.network)
@@ -252,7 +278,9 @@ class Recorder(Watcher):
             row = context.rows[context.prompts.index(number)] if number in context.prompts else 0
             manifests.append(
                 {
-                    **self._description.of_run(start, number, step, self.destination.level, self._hidden(number), len(shape["layers"])),
+                    **self._description.of_run(
+                        start, number, step, self.destination.level, self._hidden(number), len(shape["layers"])
+                    ),
                     **self._description.vocabulary(context.tokens[row].tolist()),
                     **shape,
                     "prompts_asked": self.prompts_asked,

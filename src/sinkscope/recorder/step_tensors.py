@@ -54,7 +54,9 @@ class LayerTensors:
         diagonal = columns.diagonal
         if call.part is not None:  # the diagonal is measured for queries at the end of the canvas only
             hidden = None if hidden is None else call.part.spread(hidden, call.keys)
-            diagonal = call.part.spread(diagonal if call.part.whole else torch.full_like(diagonal, torch.nan), call.keys)
+            diagonal = call.part.spread(
+                diagonal if call.part.whole else torch.full_like(diagonal, torch.nan), call.keys
+            )
         return cls(
             columns.sums
             if groups == call.groups
@@ -63,7 +65,9 @@ class LayerTensors:
             columns.last_row_in_force,
             _placed(norms.values, call.first_key),
             _placed(norms.keys, call.first_key),
-            None if hidden is None else hidden.to(columns.sums.device),  # a layer's input comes from the device of the layer before
+            None
+            if hidden is None
+            else hidden.to(columns.sums.device),  # a layer's input comes from the device of the layer before
             None if columns.prefix is None or call.own is None else columns.prefix[:, :, call.groups.index("all")],
             None if norms.outputs is None else _placed(norms.outputs, call.keys - norms.outputs.shape[-1]),
         )
@@ -76,13 +80,21 @@ class LayerTensors:
             others: what is known of the others.
         """
         known = {name: (getattr(others, name), mine) for name, mine in vars(self).items() if mine is not None}
-        return replace(self, **{name: other.index_copy(0, rows.to(mine.device), mine) for name, (other, mine) in known.items()})
+        return replace(
+            self, **{name: other.index_copy(0, rows.to(mine.device), mine) for name, (other, mine) in known.items()}
+        )
 
     def one_step_later(self) -> "LayerTensors":
         """Return the measurements of a next step in which nothing is computed: no attention, and the same keys and values."""
-        zeroed = {name: torch.zeros_like(one) for name in ("sums", "last_row", "sink_token") if (one := getattr(self, name)) is not None}
+        zeroed = {
+            name: torch.zeros_like(one)
+            for name in ("sums", "last_row", "sink_token")
+            if (one := getattr(self, name)) is not None
+        }
         unknown = ("diagonal", "hidden_norms")
-        unknowns = {name: torch.full_like(one, torch.nan) for name in unknown if (one := getattr(self, name)) is not None}
+        unknowns = {
+            name: torch.full_like(one, torch.nan) for name in unknown if (one := getattr(self, name)) is not None
+        }
         return replace(self, **zeroed, **unknowns)
 
     def on_the_host(self) -> "LayerTensors":
@@ -117,7 +129,9 @@ def _stacked(layers: list[LayerTensors], causal: bool, shown: list[str], last: b
     stacked["self_attention"] = torch.stack([layer.diagonal for layer in layers])
     if last:
         stacked["last_query"] = torch.stack([layer.last_row for layer in layers])
-    stacked |= {name: _in_heads([getattr(layer, name)[None] for layer in layers]) for name in ("value_norms", "key_norms")}
+    stacked |= {
+        name: _in_heads([getattr(layer, name)[None] for layer in layers]) for name in ("value_norms", "key_norms")
+    }
     return stacked | {OPTIONAL[name]: torch.stack([getattr(layer, name) for layer in layers]) for name in shown}
 
 
@@ -210,7 +224,9 @@ def accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor], all_querie
         now = arrays[name].clone()
         if name in running:
             before = running[name]
-            now[..., : before.shape[-1]] = torch.where(now[..., : before.shape[-1]].isnan(), before, now[..., : before.shape[-1]])
+            now[..., : before.shape[-1]] = torch.where(
+                now[..., : before.shape[-1]].isnan(), before, now[..., : before.shape[-1]]
+            )
         running[name] = now
     return dict(running)
 

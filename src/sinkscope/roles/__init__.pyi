@@ -1,6 +1,11 @@
 # isort: skip_file
 
-from .find import LEAST as LEAST, cost_of_roles as cost_of_roles, find_roles as find_roles, find_roles_on as find_roles_on
+from .find import (
+    LEAST as LEAST,
+    cost_of_roles as cost_of_roles,
+    find_roles as find_roles,
+    find_roles_on as find_roles_on,
+)
 from .head_roles import HeadRole as HeadRole, Roles as Roles, read_roles as read_roles, roles_for as roles_for
 from .probes import Probe as Probe
 from .verdict import ROLES as ROLES, Estimate as Estimate, Role as Role, Rules as Rules

@@ -15,7 +15,9 @@ MATCHED_OVER = "kl.rowmass.zero over kl.sink.zero"
 """How much more the control changes than the sink where both lose what they add, prompt by prompt."""
 
 
-def conclude(model: Model, head: tuple[int, int], judged: Sequence[Sequence[Mapping[str, Any]]], rules: Rules) -> HeadRole:
+def conclude(
+    model: Model, head: tuple[int, int], judged: Sequence[Sequence[Mapping[str, Any]]], rules: Rules
+) -> HeadRole:
     """Return the role of a head from the rows of the prompts that judge."""
     mine = [[dict(row) for row in prompt if (row["layer"], row["head"]) == head] for prompt in judged]
     rows = [row for prompt in mine for row in prompt]
@@ -53,7 +55,9 @@ def estimates(by_prompt: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Est
                 table[number, column] = np.mean(values)
     means = interval_of_means(table)
     return {
-        name: Estimate(*(None if np.isnan(one[column]) else float(one[column]) for one in (means.mean, means.low, means.high)))
+        name: Estimate(
+            *(None if np.isnan(one[column]) else float(one[column]) for one in (means.mean, means.low, means.high))
+        )
         for column, name in enumerate(names)
     }
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.argument_types import checked
 from sinkscope.decoding import Settings, resolve_settings, step_count
 from sinkscope.errors import CallError, EvaluationError, SinkscopeError
 from sinkscope.models import Family, Model, expect_model
@@ -34,7 +33,6 @@ MEASURED = 3
 Measure = Callable[[list[Probe]], list[dict[str, Any]]]
 
 
-@checked
 @own_defaults()
 def find_roles(
     model: Model,
@@ -69,7 +67,9 @@ def find_roles(
     """
     expect_model(model, unwatched=True)
     if len(prompts) < LEAST:
-        raise CallError(f"expected at least {LEAST} prompts, half to choose heads and half to judge them, found {len(prompts)}")
+        raise CallError(
+            f"expected at least {LEAST} prompts, half to choose heads and half to judge them, found {len(prompts)}"
+        )
     for name, value in (("canvases", canvases), ("rows", rows)):
         if value < 1:
             raise CallError(f"{name}: expected at least 1, found {value}")
@@ -112,7 +112,9 @@ def _check_rules(rules: Rules | None, model: Model) -> None:
     """Raise an error for rules by which no head of a model could have a sink."""
     if rules is not None and rules.excess >= model.card.max_positions:
         most = model.card.max_positions
-        raise CallError(f"rules.excess: expected a number below {most}, the longest canvas of {model.card.name}, found {rules.excess:g}")
+        raise CallError(
+            f"rules.excess: expected a number below {most}, the longest canvas of {model.card.name}, found {rules.excess:g}"
+        )
 
 
 def _plain(model: Model, prompt: Any) -> str:
@@ -136,7 +138,12 @@ class _Run:
         settings: Settings,
     ) -> None:
         self.model, self.prompts, self.store, self.rules, self.seed = model, prompts, store, rules, seed
-        self.canvases, self.rows, self.on_prompt, self.settings = 1 if model.family.causal else canvases, rows, on_prompt, settings
+        self.canvases, self.rows, self.on_prompt, self.settings = (
+            1 if model.family.causal else canvases,
+            rows,
+            on_prompt,
+            settings,
+        )
         self.failed: dict[int, str] = {}
         self.probes: dict[int, list[Probe]] = {}
 
@@ -146,7 +153,11 @@ class _Run:
         model, rules, count, card = self.model, self.rules, len(self.prompts), self.model.card
         chooses = choose_fields(self.canvases, card.layers, card.heads)
         chosen = self._each(
-            range(0, count, 2), "choose", (), lambda _: chooses, lambda probes: [sinks_by_head(model, probe, rules) for probe in probes]
+            range(0, count, 2),
+            "choose",
+            (),
+            lambda _: chooses,
+            lambda probes: [sinks_by_head(model, probe, rules) for probe in probes],
         )
         heads, layers, per_layer = _lasting([canvas for prompt in chosen.values() for canvas in prompt], rules)
         judged = self._each(
@@ -154,12 +165,18 @@ class _Run:
             "judge",
             heads,
             lambda number: judge_fields(self.canvases, number, heads, card.vocabulary),
-            lambda probes: [row for probe in probes for row in measure_heads(model, probe, heads, rules, self.rows, self.seed)],
+            lambda probes: [
+                row for probe in probes for row in measure_heads(model, probe, heads, rules, self.rows, self.seed)
+            ],
         )
         found = tuple(conclude(model, head, [*judged.values()], rules) for head in heads)
         together = self._together([(one.layer, one.head) for one in found if one.removable], heads, judged)
         settings = {**asdict(self.settings), "canvases": self.canvases}
-        lengths = [len(model.encode(prompt)) + self.settings.length for at, prompt in enumerate(self.prompts) if at not in self.failed]
+        lengths = [
+            len(model.encode(prompt)) + self.settings.length
+            for at, prompt in enumerate(self.prompts)
+            if at not in self.failed
+        ]
         return Roles(
             *(card.name, weight_hash_of(model), layers, per_layer, rules, found, count, len(judged), self.failed),
             settings=settings,
@@ -187,7 +204,9 @@ class _Run:
             )
         return found
 
-    def _measured(self, number: int, kind: str, heads: Heads, schema: type[Any], measure: Measure) -> list[dict[str, Any]] | None:
+    def _measured(
+        self, number: int, kind: str, heads: Heads, schema: type[Any], measure: Measure
+    ) -> list[dict[str, Any]] | None:
         rows = self.store.read(kind, number, heads, schema)
         if rows is not None:
             return rows
@@ -206,7 +225,9 @@ class _Run:
 
     def _probes_of(self, number: int) -> list[Probe]:
         if number not in self.probes:
-            self.probes[number] = make_probes(self.model, [self.prompts[number]], number, self.canvases, **asdict(self.settings))
+            self.probes[number] = make_probes(
+                self.model, [self.prompts[number]], number, self.canvases, **asdict(self.settings)
+            )
         return self.probes[number]
 
     def _together(self, heads: Heads, judged_heads: Heads, judged: Mapping[int, Sequence[Any]]) -> Together | None:
@@ -222,16 +243,19 @@ class _Run:
                 "together",
                 heads,
                 together_fields(len(judging) // len(judged_heads)),
-                lambda probes: [measure_together(self.model, probe, heads, self.rules, self.rows, self.seed) for probe in probes],
+                lambda probes: [
+                    measure_together(self.model, probe, heads, self.rules, self.rows, self.seed) for probe in probes
+                ],
             )
             if rows is not None:
                 found.append(rows)
         return Together(tuple(heads), estimates(found))
 
 
-@checked
 @own_defaults()
-def find_roles_on(model: Model, probes: Sequence[Probe], *, rules: Rules | None = None, rows: int = 32, control_seed: int = 0) -> Roles:
+def find_roles_on(
+    model: Model, probes: Sequence[Probe], *, rules: Rules | None = None, rows: int = 32, control_seed: int = 0
+) -> Roles:
     """Return the role of every head that has a lasting sink on given canvases, such as held-out text.
 
     Probes of even prompts choose the heads, those of odd ones judge them; the rest is as in `find_roles`.
@@ -247,12 +271,18 @@ def find_roles_on(model: Model, probes: Sequence[Probe], *, rules: Rules | None 
     for number, probe in enumerate(probes):
         check_probe(model, probe, f"probe {number}")
     rules = rules or Rules()
-    prompts = {number: [probe for probe in probes if probe.prompt == number] for number in sorted({probe.prompt for probe in probes})}
+    prompts = {
+        number: [probe for probe in probes if probe.prompt == number]
+        for number in sorted({probe.prompt for probe in probes})
+    }
     check_halves(probes)
     seen = [sinks_by_head(model, probe, rules) for number, mine in prompts.items() if number % 2 == 0 for probe in mine]
     heads, layers, per_layer = _lasting(seen, rules)
     judging = [mine for number, mine in prompts.items() if number % 2]
-    judged = [[row for probe in mine for row in measure_heads(model, probe, heads, rules, rows, control_seed)] for mine in judging]
+    judged = [
+        [row for probe in mine for row in measure_heads(model, probe, heads, rules, rows, control_seed)]
+        for mine in judging
+    ]
     found = tuple(conclude(model, head, judged, rules) for head in heads)
     lengths = [len(probe.tokens) for probe in probes]
     known = (model.card.name, weight_hash_of(model), layers, per_layer, rules, found, len(prompts), len(judged), {})
@@ -276,9 +306,14 @@ def _lasting(canvases: Sequence[Mapping[str, Any]], rules: Rules) -> tuple[list[
     return [(int(layer), int(head)) for layer, head in np.argwhere(lasting >= rules.lasting)], *lasting.shape
 
 
-@checked
 def cost_of_roles(
-    family: Family, layers: int, heads_in_layer: int, prompts: int, canvases: int = CANVASES, rows: int = 32, **settings: Any
+    family: Family,
+    layers: int,
+    heads_in_layer: int,
+    prompts: int,
+    canvases: int = CANVASES,
+    rows: int = 32,
+    **settings: Any,
 ) -> dict[str, int]:
     """Return how many forward calls `find_roles` makes at most, where every head has a lasting sink.
 
@@ -290,13 +325,22 @@ def cost_of_roles(
         CallError: a number below 1, or settings that do not fit.
     """
     steps = step_count(resolve_settings(family, **settings))
-    numbers = {"layers": layers, "heads_in_layer": heads_in_layer, "prompts": prompts, "canvases": canvases, "rows": rows}
+    numbers = {
+        "layers": layers,
+        "heads_in_layer": heads_in_layer,
+        "prompts": prompts,
+        "canvases": canvases,
+        "rows": rows,
+    }
     if low := [name for name, number in numbers.items() if number < 1]:
         raise CallError(f"{low[0]}: expected a whole number from 1 upwards, found {numbers[low[0]]}")
     canvases = 1 if family.causal else canvases
     heads, judged = layers * heads_in_layer, prompts // 2
     kinds = heads * (REMOVALS + len(MOST_HIDDEN))
-    removed, looked = judged * canvases * kinds, (prompts + judged) * canvases  # the sinks taken together are looked at again
+    removed, looked = (
+        judged * canvases * kinds,
+        (prompts + judged) * canvases,
+    )  # the sinks taken together are looked at again
     batches = judged * canvases * (math.ceil(kinds / rows) + 1)
     removed += 2 * judged * canvases
     return {

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sinkscope.argument_types import checked
 from sinkscope.checksums import CHECKSUM, compare_checksum, with_checksum
 from sinkscope.counts import counted
 from sinkscope.documents import check_fields, exists, read_json_object
@@ -21,7 +20,6 @@ MOST_TRIED = 8
 """Keys of one head that are hidden together at most."""
 
 
-@checked
 @dataclass(frozen=True)
 class HeadRole:
     """What the sink of one head does.
@@ -58,14 +56,20 @@ class HeadRole:
     removable: bool | None
 
     def __post_init__(self) -> None:
-        for name, value in (("layer", self.layer), ("head", self.head), ("substitutes_at_least", self.substitutes_at_least)):
+        for name, value in (
+            ("layer", self.layer),
+            ("head", self.head),
+            ("substitutes_at_least", self.substitutes_at_least),
+        ):
             if value < 0:
                 raise CallError(f"{name}: expected a whole number from 0 upwards, found {value}")
         for name, share in (("lasting", self.lasting), ("place", self.place)):
             if share is not None and not 0 <= share <= 1:
                 raise CallError(f"{name}: expected a share from 0 to 1, found {share}")
         if self.substitutes is not None and self.substitutes < self.substitutes_at_least:
-            raise CallError(f"substitutes: expected at least substitutes_at_least, {self.substitutes_at_least}, found {self.substitutes}")
+            raise CallError(
+                f"substitutes: expected at least substitutes_at_least, {self.substitutes_at_least}, found {self.substitutes}"
+            )
 
     @property
     def to_hide(self) -> str:
@@ -80,7 +84,6 @@ class HeadRole:
         return asdict(self) | {"measured": {name: asdict(one) for name, one in self.measured.items()}}
 
 
-@checked
 @dataclass(frozen=True)
 class Together:
     """What happens when the sinks of several heads are hidden at once, on the prompts that judged them.
@@ -94,7 +97,6 @@ class Together:
     measured: Mapping[str, Estimate]
 
 
-@checked
 @dataclass(frozen=True)
 class Roles:
     """The roles of a model's heads.
@@ -130,7 +132,10 @@ class Roles:
     config_hash: str = ""
 
     def __post_init__(self) -> None:
-        for places in ([(one.layer, one.head) for one in self.heads], [] if self.together is None else self.together.heads):
+        for places in (
+            [(one.layer, one.head) for one in self.heads],
+            [] if self.together is None else self.together.heads,
+        ):
             seen: set[tuple[int, int]] = set()
             for layer, head in places:
                 if not (0 <= layer < self.layers and 0 <= head < self.heads_in_layer) or (layer, head) in seen:
@@ -138,12 +143,15 @@ class Roles:
                     raise CallError(f"heads: expected {expected}, found {layer}.{head}; measure them again")
                 seen.add((layer, head))
         if not 0 <= self.judged <= self.prompts:
-            raise CallError(f"judged: expected at most the {self.prompts} prompts, found {self.judged}; measure them again")
+            raise CallError(
+                f"judged: expected at most the {self.prompts} prompts, found {self.judged}; measure them again"
+            )
         lengths = self.canvas_tokens
         if lengths is not None and not 1 <= lengths[0] <= lengths[1]:
-            raise CallError(f"canvas_tokens: expected the shortest, then the longest, found {list(lengths)}; measure them again")
+            raise CallError(
+                f"canvas_tokens: expected the shortest, then the longest, found {list(lengths)}; measure them again"
+            )
 
-    @checked
     def of_head(self, layer: int, head: int) -> HeadRole | None:
         """Return what is known of a head; None where it has no lasting sink."""
         return next((one for one in self.heads if (one.layer, one.head) == (layer, head)), None)
@@ -192,7 +200,17 @@ class Roles:
             known = {name: found.mean for name, found in one.measured.items() if found.mean is not None}
             share = f"{known['share']:.1%}" if "share" in known else None
             adds = f"{known['kl.sink.zero']:.4f}" if "kl.sink.zero" in known else None
-            rows.append((one.layer, one.head, one.role, repr(one.token), share, adds, {True: "yes", False: "no", None: "?"}[one.removable]))
+            rows.append(
+                (
+                    one.layer,
+                    one.head,
+                    one.role,
+                    repr(one.token),
+                    share,
+                    adds,
+                    {True: "yes", False: "no", None: "?"}[one.removable],
+                )
+            )
         facts = {
             "heads with a lasting sink": f"{len(self.heads)} of {self.layers * self.heads_in_layer}",
             "roles": ", ".join(f"{self.count(role)} {role}" for role in ROLES),
@@ -209,7 +227,6 @@ class Roles:
                 lines.append(f"  {role}: {', '.join(mine)}")
         return "\n".join(lines)
 
-    @checked
     def count(self, role: Role) -> int:
         """Return how many heads have a role."""
         return sum(one.role == role for one in self.heads)
@@ -233,7 +250,6 @@ class Roles:
             "together": None if self.together is None else _as_dict(self.together),
         }
 
-    @checked
     def save(self, folder: str | Path) -> Path:
         """Write ``roles.json`` into a folder, new or not, for `read_roles`, and return its path.
 
@@ -247,7 +263,6 @@ class Roles:
         return path
 
     @classmethod
-    @checked
     def from_dict(cls, values: Mapping[str, Any]) -> "Roles":
         """Return the roles that `as_dict` made these values of.
 
@@ -262,7 +277,9 @@ class Roles:
         failed = {int(number): why for number, why in plain["failed"].items()}
         together = plain.get("together")
         if together is not None:
-            together = Together(tuple((layer, head) for layer, head in together["heads"]), _estimates(together["measured"]))
+            together = Together(
+                tuple((layer, head) for layer, head in together["heads"]), _estimates(together["measured"])
+            )
         lengths = plain.get("canvas_tokens")
         rules = Rules(**{"faint": 0.0, **plain["rules"]})  # files that do not name it are older than that rule
         canvas_tokens = None if lengths is None else tuple(lengths)
@@ -283,7 +300,6 @@ def _as_dict(together: Together) -> dict[str, Any]:
     return {"heads": [list(pair) for pair in together.heads], "measured": measured}
 
 
-@checked
 def read_roles(path: str | Path) -> Roles:
     """Read the roles that ``sinkscope roles`` wrote.
 
@@ -295,7 +311,9 @@ def read_roles(path: str | Path) -> Roles:
     """
     file = Path(path) / FILE if Path(path).is_dir() else Path(path)
     if not exists(file):
-        raise CallError(f"{file}: no roles there (No such file or directory); `sinkscope roles MODEL --out FOLDER` finds them")
+        raise CallError(
+            f"{file}: no roles there (No such file or directory); `sinkscope roles MODEL --out FOLDER` finds them"
+        )
     values = read_json_object(file, CallError, "expected what `sinkscope roles` writes")
     try:
         roles = Roles.from_dict(values)
@@ -309,7 +327,6 @@ def _range(ends: set[int]) -> str:
     return " to ".join(map(str, sorted(ends)))
 
 
-@checked
 def roles_for(weight_hash: str | None, given: Roles | None, config_hash: str | None = None) -> Roles | None:
     """Return the roles given, if they are of the model with these weights and this config.json; None where none are given.
 

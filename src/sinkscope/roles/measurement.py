@@ -17,16 +17,27 @@ def sinks_by_head(model: Model, probe: Probe, rules: Rules) -> dict[str, Any]:
     return {"sink": sinks_of(look(model, probe), rules.excess).any(-1).tolist()}
 
 
-def measure_heads(model: Model, probe: Probe, heads: Sequence[tuple[int, int]], rules: Rules, rows: int, seed: int) -> list[dict[str, Any]]:
+def measure_heads(
+    model: Model, probe: Probe, heads: Sequence[tuple[int, int]], rules: Rules, rows: int, seed: int
+) -> list[dict[str, Any]]:
     """Return one row for each head on one canvas."""
     sight = look(model, probe)
     sinks = sinks_of(sight, rules.excess)
     with_sink = [(layer, head) for layer, head in heads if sinks[layer, head].any()]
-    removals = [one for layer, head in with_sink for one in removals_of(sight, sinks[layer, head], layer, head, seed + probe.prompt)]
+    removals = [
+        one
+        for layer, head in with_sink
+        for one in removals_of(sight, sinks[layer, head], layer, head, seed + probe.prompt)
+    ]
     kl, kept = divergences(model, probe, sight.log_probabilities, removals, rows)
     found: dict[tuple[int, int], dict[str, Any]] = {}
     for layer, head in heads:
-        found[layer, head] = {"prompt": probe.prompt, "layer": layer, "head": head, "sink": bool(sinks[layer, head].any())}
+        found[layer, head] = {
+            "prompt": probe.prompt,
+            "layer": layer,
+            "head": head,
+            "sink": bool(sinks[layer, head].any()),
+        }
     for one, divergence, share in zip(removals, kl.tolist(), kept.tolist(), strict=True):
         row = found[one.layer, one.head]
         row[f"kl.{one.name}"], row[f"kept.{one.name}"] = divergence, share
@@ -37,7 +48,9 @@ def measure_heads(model: Model, probe: Probe, heads: Sequence[tuple[int, int]], 
     return list(found.values())
 
 
-def described_head(sight: Sight, probe: Probe, layer: int, head: int, sinks: np.ndarray, rules: Rules) -> dict[str, Any]:
+def described_head(
+    sight: Sight, probe: Probe, layer: int, head: int, sinks: np.ndarray, rules: Rules
+) -> dict[str, Any]:
     """Return where the sink of a head is, what it takes, and where its attention would go without it."""
     columns, norms = sight.columns[layer, head], sight.output_norms[layer, head]
     top = int(sight.order[layer, head, 0])
@@ -61,7 +74,9 @@ def described_head(sight: Sight, probe: Probe, layer: int, head: int, sinks: np.
     }
 
 
-def measure_together(model: Model, probe: Probe, heads: Sequence[tuple[int, int]], rules: Rules, rows: int, seed: int) -> dict[str, float]:
+def measure_together(
+    model: Model, probe: Probe, heads: Sequence[tuple[int, int]], rules: Rules, rows: int, seed: int
+) -> dict[str, float]:
     """Return what becomes of the predictions on one canvas when the sinks of several heads are hidden at once; `removals_of` as in one."""
     sight = look(model, probe)
     sinks = sinks_of(sight, rules.excess)
@@ -72,4 +87,8 @@ def measure_together(model: Model, probe: Probe, heads: Sequence[tuple[int, int]
                 if one.name in by_name:
                     by_name[one.name].append(one)
     kl, kept = divergences(model, probe, sight.log_probabilities, list(by_name.values()), rows)
-    return {f"{kind}.{name}": float(one) for kind, found in (("kl", kl), ("kept", kept)) for name, one in zip(by_name, found, strict=True)}
+    return {
+        f"{kind}.{name}": float(one)
+        for kind, found in (("kl", kl), ("kept", kept))
+        for name, one in zip(by_name, found, strict=True)
+    }

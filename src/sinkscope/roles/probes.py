@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int
 
-from sinkscope.argument_types import checked
 from sinkscope.decoding import generate, resolve_settings
 from sinkscope.errors import CallError
 from sinkscope.models import Model, block_length
@@ -22,7 +21,6 @@ CANVASES = 4
 """Canvases of one prompt of a diffusion model."""
 
 
-@checked
 @dataclass(frozen=True, eq=False)
 class Probe:
     """One canvas.
@@ -81,7 +79,9 @@ def check_tokens(model: Model, tokens: Int[np.ndarray, " position"], where: str)
         raise CallError(f"{where}: {model.limit}, found one of {len(tokens)}")
 
 
-def make_probes(model: Model, prompts: Sequence[Any], first: int = 0, canvases: int = CANVASES, **settings: Any) -> list[Probe]:
+def make_probes(
+    model: Model, prompts: Sequence[Any], first: int = 0, canvases: int = CANVASES, **settings: Any
+) -> list[Probe]:
     """Write an answer to each prompt and return probes of it.
 
     Args:
@@ -96,7 +96,9 @@ def make_probes(model: Model, prompts: Sequence[Any], first: int = 0, canvases: 
     found = []
     for number, prompt in enumerate(prompts, first):
         found += (
-            _causal_probe(model, prompt, number, settings) if model.family.causal else _probes(model, prompt, number, canvases, settings)
+            _causal_probe(model, prompt, number, settings)
+            if model.family.causal
+            else _probes(model, prompt, number, canvases, settings)
         )
     return found
 
@@ -124,9 +126,20 @@ def _probes(model: Model, prompt: Any, number: int, canvases: int, settings: dic
     steps = [(tokens, written) for tokens, written in steps if written.any()]
     wanted = np.unique(np.linspace(0, len(steps) - 1, canvases + 2).round().astype(int)[1:-1])
     shift = int(model.family.shift)
-    block = None if block_length(model.network) is None else getattr(resolve_settings(model.family, **settings), "block", None)
+    block = (
+        None
+        if block_length(model.network) is None
+        else getattr(resolve_settings(model.family, **settings), "block", None)
+    )
     return [
-        Probe(number, int(step), steps[step][0], _to_the_left(steps[step][0] == mask, shift), _to_the_left(steps[step][1], shift), block)
+        Probe(
+            number,
+            int(step),
+            steps[step][0],
+            _to_the_left(steps[step][0] == mask, shift),
+            _to_the_left(steps[step][1], shift),
+            block,
+        )
         for step in wanted
     ]
 

@@ -77,11 +77,15 @@ class _Head(_Closed):
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
         always = {"prompt", "layer", "head", "sink"}
-        measured = {name for name in type(self).model_fields if name not in always and "top_" not in name}  # a short canvas has fewer keys
+        measured = {
+            name for name in type(self).model_fields if name not in always and "top_" not in name
+        }  # a short canvas has fewer keys
         there = self.model_fields_set - always
         missing = measured - there if self.sink else set[str]()
         if missing:
-            raise ValueError(f"all that is measured of a sink, {type(self).model_fields[min(missing)].alias or min(missing)} among it")
+            raise ValueError(
+                f"all that is measured of a sink, {type(self).model_fields[min(missing)].alias or min(missing)} among it"
+            )
         if there and not self.sink:
             raise ValueError("nothing measured of a head without a sink")
         return self
@@ -140,7 +144,9 @@ def judge_fields(canvases: int, prompt: int, heads: Sequence[tuple[int, int]], v
         @field_validator("rows")
         @classmethod
         def _fits(cls, rows: list[Any], info: ValidationInfo) -> list[Any]:
-            if [(row.layer, row.head) for row in rows] != [*heads] * (len(rows) // max(1, len(heads))) or (heads and not rows):
+            if [(row.layer, row.head) for row in rows] != [*heads] * (len(rows) // max(1, len(heads))) or (
+                heads and not rows
+            ):
                 raise ValueError(f"one row a canvas for each of the {len(heads)} heads, in order")
             if any(row.prompt != prompt for row in rows):
                 raise ValueError(f"rows of prompt {prompt}")

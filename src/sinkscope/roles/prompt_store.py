@@ -86,7 +86,9 @@ class PromptStore:
                 path.parent.mkdir(exist_ok=True)
             except OSError as error:
                 what = f"expected a folder {path.parent} ({error.strerror})"
-                raise EvaluationError(f"{path} cannot be written: {what}; remove what is there or choose another folder") from error
+                raise EvaluationError(
+                    f"{path} cannot be written: {what}; remove what is there or choose another folder"
+                ) from error
             content = {**self._place(kind, number, heads), "canvases": canvases, "rows": rows}
             write_whole(path, json.dumps(with_checksum(content)).encode(), EvaluationError, ADVICE)
 
@@ -113,21 +115,29 @@ def open_store(folder: Path | None, identity: Mapping[str, Any]) -> Iterator[Pro
     folder = folder.absolute()  # the body may change the current folder
     with claimed_folder(folder, EvaluationError):
         names = [name for name in names_in(folder) if not name.endswith(UNFINISHED)]
-        if RUN not in names and (found := next((one for one in names if files_in(folder / one, "??????.json", EvaluationError)), None)):
+        if RUN not in names and (
+            found := next((one for one in names if files_in(folder / one, "??????.json", EvaluationError)), None)
+        ):
             what = f"expected {RUN}, which says what run this is, beside {found}, found none"
             raise CallError(f"{folder}: {what}; put it back, or choose another folder")
         if RUN not in names and set(names) - {LOCK}:
-            raise CallError(f"{folder} holds something else ({min(set(names) - {LOCK})} …); choose a new or empty folder")
+            raise CallError(
+                f"{folder} holds something else ({min(set(names) - {LOCK})} …); choose a new or empty folder"
+            )
         theirs = _read_run(folder / RUN) if RUN in names else None
         if theirs is not None and kind_of_run(theirs) != ROLES:
-            raise CallError(f"{folder}: expected an empty folder, or one with roles, found {kind_of_run(theirs)}; choose another folder")
+            raise CallError(
+                f"{folder}: expected an empty folder, or one with roles, found {kind_of_run(theirs)}; choose another folder"
+            )
         if theirs is not None:  # which may be of an earlier version
             identity = {name: value for name, value in identity.items() if name in theirs or name not in FINGERPRINTS}
         if theirs is not None and (other := first_difference(theirs, identity)) is not None:
             name, old, new = other
             name = "control_seed" if name == "seed" else name  # as it is given; settings.seed is the sampler's
             words = difference_in_words(name, old, new, "its {name} is {old!r}, now it is {new!r}")
-            change = changed_fingerprint(theirs, identity) if name in FINGERPRINTS else f"{words}; choose another folder"
+            change = (
+                changed_fingerprint(theirs, identity) if name in FINGERPRINTS else f"{words}; choose another folder"
+            )
             raise CallError(f"{folder} holds the roles of another run: {change}")
         if theirs is None:
             write_whole(folder / RUN, json.dumps(with_checksum(identity), indent=1).encode(), EvaluationError, ADVICE)

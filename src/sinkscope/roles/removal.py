@@ -120,7 +120,10 @@ def divergences(
         try:
             with as_written(model, probe), subscribed(model.network, _Remover(part)):
                 changed = predictions(model, tokens.expand(len(part), -1), readers)
-            found = (said.exp() * (said - changed)).sum(-1).mean(-1).cpu(), (changed.argmax(-1) == best).float().mean(-1).cpu()
+            found = (
+                (said.exp() * (said - changed)).sum(-1).mean(-1).cpu(),
+                (changed.argmax(-1) == best).float().mean(-1).cpu(),
+            )
         except (RuntimeError, MemoryError) as error:
             if len(part) == 1 or not is_out_of_memory(error):
                 raise

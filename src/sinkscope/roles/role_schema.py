@@ -81,7 +81,9 @@ class RolesFile(_Closed):
     failed: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], str]
     settings: dict[str, str | int | FiniteFloat | bool | None] = {}
     source: dict[str, str | int] = {}
-    canvas_tokens: Annotated[list[Annotated[int, Field(ge=1, le=1 << 31)]], Field(min_length=2, max_length=2)] | None = None
+    canvas_tokens: (
+        Annotated[list[Annotated[int, Field(ge=1, le=1 << 31)]], Field(min_length=2, max_length=2)] | None
+    ) = None
     heads: list[HeadFields]
     together: TogetherFields | None = None
     config_hash: str = ""

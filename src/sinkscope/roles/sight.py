@@ -66,7 +66,9 @@ class _Watch(Watcher):
         norms = self.projections.norms(call)
         if norms is None:
             output_projection(module, heads)  # which says why
-            raise AttentionError(f"expected an output projection of the values of {call.name}, found one of another size")
+            raise AttentionError(
+                f"expected an output projection of the values of {call.name}, found one of another size"
+            )
         values = call.value[0].float().norm(dim=-1).repeat_interleave(heads // call.value.shape[1], dim=0)
         self.layers.append({"columns": sums, "output_norms": norms[0], "value_norms": values, **found})
 
@@ -84,10 +86,20 @@ class _Watch(Watcher):
         for block in torch.arange(len(places), device=device).split(BLOCK):
             own = places[block]
             scores = query[:, own] @ key.mT * scale
-            front = scores.new_zeros(heads, len(own), 0) if call.own is None else _own_scores(call, query[:, own], scale, shared)
-            if size := 1 if self.causal else getattr(self.model.network.model, "block_length", None):  # a query sees no later block
-                scores = scores.masked_fill(own[:, None] // size < torch.arange(key.shape[1], device=device) // size, -torch.inf)
-            to_front, weights = torch.softmax(torch.cat([front, scores], dim=-1), dim=-1).tensor_split([front.shape[-1]], dim=-1)
+            front = (
+                scores.new_zeros(heads, len(own), 0)
+                if call.own is None
+                else _own_scores(call, query[:, own], scale, shared)
+            )
+            if (
+                size := 1 if self.causal else getattr(self.model.network.model, "block_length", None)
+            ):  # a query sees no later block
+                scores = scores.masked_fill(
+                    own[:, None] // size < torch.arange(key.shape[1], device=device) // size, -torch.inf
+                )
+            to_front, weights = torch.softmax(torch.cat([front, scores], dim=-1), dim=-1).tensor_split(
+                [front.shape[-1]], dim=-1
+            )
             taken = weights.gather(-1, top[:, None, None].expand(-1, len(own), 1))[..., 0]
             total += weights.sum(1)
             of_committed += weights[:, committed[block]].sum(1)

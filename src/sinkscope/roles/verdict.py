@@ -17,7 +17,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from sinkscope.argument_types import checked
 from sinkscope.errors import CallError
 from sinkscope.sinks.definition import check_excess
 from sinkscope.sinks.finding import EXCESS
@@ -26,7 +25,6 @@ Role = Literal["idle", "broadcast", "carrier", "undecided"]
 ROLES: tuple[Role, ...] = ("idle", "broadcast", "carrier", "undecided")
 
 
-@checked
 @dataclass(frozen=True)
 class Rules:
     """The numbers in the rules.
@@ -52,7 +50,13 @@ class Rules:
     faint: float = 0.01
 
     def __post_init__(self) -> None:
-        for name, most in (("changed", float("inf")), ("small", float("inf")), ("even", 1.0), ("lasting", 1.0), ("faint", 1.0)):
+        for name, most in (
+            ("changed", float("inf")),
+            ("small", float("inf")),
+            ("even", 1.0),
+            ("lasting", 1.0),
+            ("faint", 1.0),
+        ):
             value = getattr(self, name)
             if not 0 <= value <= most or value == float("inf"):
                 bound = "a finite number from 0 upwards" if most > 1 else "a share from 0 to 1"
@@ -60,7 +64,6 @@ class Rules:
         check_excess(float(self.excess), "queries")
 
 
-@checked
 @dataclass(frozen=True)
 class Estimate:
     """A mean over prompts with its 95 % interval; None where there is none.
@@ -121,9 +124,7 @@ def decide(
     if zeroed.low <= rules.changed:
         return "undecided", "the interval of what it adds holds both"
     if faint:
-        through = (
-            f"what it adds matters through other queries: those that predict give it under {100 * rules.faint:.3g} % of their attention"
-        )
+        through = f"what it adds matters through other queries: those that predict give it under {100 * rules.faint:.3g} % of their attention"
         return "undecided", f"{through}, so that evenness and control say nothing"
     if evenness.low is not None and evenness.low > rules.even:
         return "broadcast", "what it adds matters, to all queries that predict alike"

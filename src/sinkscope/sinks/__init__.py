@@ -7,12 +7,20 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from sinkscope.argument_types import checked
 from sinkscope.errors import CallError
 from sinkscope.sinks import definition
 from sinkscope.sinks.definition import LEAST_QUERIES, SinkRates, Unit
 from sinkscope.sinks.finding import Sinks, find_sinks
-from sinkscope.sinks.tracking import HeadMovement, MovementTest, Track, Tracks, main_sinks, movement_test, sinks_in, track
+from sinkscope.sinks.tracking import (
+    HeadMovement,
+    MovementTest,
+    Track,
+    Tracks,
+    main_sinks,
+    movement_test,
+    sinks_in,
+    track,
+)
 
 __all__ = [
     "HeadMovement",
@@ -38,15 +46,16 @@ __all__ = [
     "visible_query_mean",
 ]
 
-excess_of = checked(definition.excess_of)
-is_sink = checked(definition.is_sink)
-is_top = checked(definition.is_top)
-running_mean = checked(definition.running_mean)
-visible_query_mean = checked(definition.visible_query_mean)
+excess_of = definition.excess_of
+is_sink = definition.is_sink
+is_top = definition.is_top
+running_mean = definition.running_mean
+visible_query_mean = definition.visible_query_mean
 
 
-@checked
-def in_unit(columns: Float[np.ndarray, "*step layer head key"], unit: Unit) -> Float[np.ndarray, "*step layer head key"]:
+def in_unit(
+    columns: Float[np.ndarray, "*step layer head key"], unit: Unit
+) -> Float[np.ndarray, "*step layer head key"]:
     """Return `definition.in_unit`.
 
     Raises:
@@ -56,8 +65,9 @@ def in_unit(columns: Float[np.ndarray, "*step layer head key"], unit: Unit) -> F
     return definition.in_unit(columns, unit)
 
 
-@checked
-def is_outlier(columns: Float[np.ndarray, "step layer head key"], deviations: float = 2.0) -> Bool[np.ndarray, "step key"]:
+def is_outlier(
+    columns: Float[np.ndarray, "step layer head key"], deviations: float = 2.0
+) -> Bool[np.ndarray, "step key"]:
     """Return `definition.is_outlier`.
 
     Raises:
@@ -67,9 +77,11 @@ def is_outlier(columns: Float[np.ndarray, "step layer head key"], deviations: fl
     return definition.is_outlier(columns, deviations)
 
 
-@checked
 def sink_rates(
-    columns: Float[np.ndarray, "step layer head key"], causal: bool, threshold: float = 0.3, least_queries: int = LEAST_QUERIES
+    columns: Float[np.ndarray, "step layer head key"],
+    causal: bool,
+    threshold: float = 0.3,
+    least_queries: int = LEAST_QUERIES,
 ) -> SinkRates:
     """Return `definition.sink_rates`.
 
@@ -88,8 +100,9 @@ def _check_columns(columns: np.ndarray, name: str, least: float) -> None:
         raise CallError(f"columns: expected at least one layer, head and key, found {list(columns.shape)}")
 
 
-@checked
-def last_query_window(last_query: Float[np.ndarray, "step layer head key"], window: int = 16) -> Float[np.ndarray, "step layer head key"]:
+def last_query_window(
+    last_query: Float[np.ndarray, "step layer head key"], window: int = 16
+) -> Float[np.ndarray, "step layer head key"]:
     """Return `definition.last_query_window`.
 
     Raises:

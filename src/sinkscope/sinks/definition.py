@@ -19,7 +19,9 @@ Unit = Literal["queries", "percent", "mean"]
 UNITS: tuple[Unit, ...] = ("queries", "percent", "mean")
 
 
-def in_unit(columns: Float[np.ndarray, "*step layer head key"], unit: Unit) -> Float[np.ndarray, "*step layer head key"]:
+def in_unit(
+    columns: Float[np.ndarray, "*step layer head key"], unit: Unit
+) -> Float[np.ndarray, "*step layer head key"]:
     """Column sums in another unit: as they are, in percent of all attention, or as a share of it (mean)."""
     check_excess(0.0, unit)
     if unit == "queries":
@@ -91,14 +93,18 @@ def is_top(columns: Float[np.ndarray, "*step layer head key"], k: int) -> Bool[n
     return chosen & ~np.isnan(columns)
 
 
-def is_outlier(columns: Float[np.ndarray, "step layer head key"], deviations: float = 2.0) -> Bool[np.ndarray, "step key"]:
+def is_outlier(
+    columns: Float[np.ndarray, "step layer head key"], deviations: float = 2.0
+) -> Bool[np.ndarray, "step key"]:
     """Tokens whose attention, summed over layers, heads and queries, exceeds mean + deviations·std (arXiv 2602.17664)."""
     mass = columns.sum(axis=(1, 2))
     with np.errstate(invalid="ignore"):
         return mass > np.nanmean(mass, axis=-1, keepdims=True) + deviations * np.nanstd(mass, axis=-1, keepdims=True)
 
 
-def visible_query_mean(columns: Float[np.ndarray, "*step layer head key"], causal: bool) -> Float[np.ndarray, "*step layer head key"]:
+def visible_query_mean(
+    columns: Float[np.ndarray, "*step layer head key"], causal: bool
+) -> Float[np.ndarray, "*step layer head key"]:
     """Column sums over the number of queries that may see the key: S − j for causal models, else S."""
     length = (~np.isnan(columns)).sum(axis=-1, keepdims=True)
     position = np.arange(columns.shape[-1])
@@ -137,7 +143,10 @@ class SinkRates:
 
 
 def sink_rates(
-    columns: Float[np.ndarray, "step layer head key"], causal: bool, threshold: float = 0.3, least_queries: int = LEAST_QUERIES
+    columns: Float[np.ndarray, "step layer head key"],
+    causal: bool,
+    threshold: float = 0.3,
+    least_queries: int = LEAST_QUERIES,
 ) -> SinkRates:
     """Sink_k, Sink_* and Sink_1 of Gu et al. (2410.10781), defined for causal models; bidirectional ones divide by S.
 
@@ -158,10 +167,14 @@ def sink_rates(
         if keys := rated_keys(length, causal, least_queries):
             any_key[step] = over[step, ..., :keys].any(axis=-1).mean()
     per_key = over.mean(axis=(1, 2))
-    return SinkRates(per_key, any_key, per_key[:, 0], threshold, "visible queries" if causal else "all queries", least_queries)
+    return SinkRates(
+        per_key, any_key, per_key[:, 0], threshold, "visible queries" if causal else "all queries", least_queries
+    )
 
 
-def last_query_window(last_query: Float[np.ndarray, "step layer head key"], window: int = 16) -> Float[np.ndarray, "step layer head key"]:
+def last_query_window(
+    last_query: Float[np.ndarray, "step layer head key"], window: int = 16
+) -> Float[np.ndarray, "step layer head key"]:
     """Column sums over the newest ``window`` queries of an autoregressive trace, one a step.
 
     A running sum over all steps can hardly move; these can. Steps with fewer rows behind them sum fewer. A key that

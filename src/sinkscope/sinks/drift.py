@@ -81,15 +81,24 @@ class MainMoves:
             step, layer, head = np.nonzero(distance)
             before, after = main[step, layer, head], main[step + 1, layer, head]
             found = is_sink(step, layer, head, after), is_sink(step + 1, layer, head, before)
-            if any(getattr(one, "shape", None) != step.shape or str(getattr(one, "dtype", "")) != "bool" for one in found):
-                raise CallError(f"is_sink: expected a function of step, layer, head and position that returns bool {list(step.shape)}")
+            if any(
+                getattr(one, "shape", None) != step.shape or str(getattr(one, "dtype", "")) != "bool" for one in found
+            ):
+                raise CallError(
+                    f"is_sink: expected a function of step, layer, head and position that returns bool {list(step.shape)}"
+                )
             swapped[step, layer, head] = found[0] & found[1]
         distance = np.where(swapped, 0, distance)
-        return cls(distance, both.sum(axis=0), (distance != 0).sum(axis=0), swapped.sum(axis=0), slopes(as_positions(main)))
+        return cls(
+            distance, both.sum(axis=0), (distance != 0).sum(axis=0), swapped.sum(axis=0), slopes(as_positions(main))
+        )
 
 
 def relative_positions(
-    main: Int[np.ndarray, "step layer head"], frontier: str, masked: Bool[np.ndarray, "step position"], edges: Float[np.ndarray, " step"]
+    main: Int[np.ndarray, "step layer head"],
+    frontier: str,
+    masked: Bool[np.ndarray, "step position"],
+    edges: Float[np.ndarray, " step"],
 ) -> Float[np.ndarray, "step layer head"]:
     """Return the positions of the main sinks minus that of a frontier; NaN where there is no sink or no frontier.
 

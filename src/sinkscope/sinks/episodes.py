@@ -84,7 +84,9 @@ def find_episodes(
     return Episodes(head, position, first, last, kind, successor)
 
 
-def _successors(head: np.ndarray, position: np.ndarray, first: np.ndarray, last: np.ndarray, asked: np.ndarray, steps: int) -> np.ndarray:
+def _successors(
+    head: np.ndarray, position: np.ndarray, first: np.ndarray, last: np.ndarray, asked: np.ndarray, steps: int
+) -> np.ndarray:
     """Return the numbers of the successors, −1 where there is none; episodes are ordered by head and first step."""
     successor = np.full(len(head), -1)
     start = head * (steps + 2) + first

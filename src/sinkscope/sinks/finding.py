@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sinkscope.argument_types import checked, in_words
+from sinkscope.argument_types import in_words
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
 from sinkscope.notebook_card import MOST_ROWS, card
@@ -30,7 +30,6 @@ EXCESS = 3.0
 """ε of Eq. 3 in paper 1, in queries' worth of attention."""
 
 
-@checked
 @dataclass(frozen=True, eq=False)
 class Sinks:
     """The sinks of one trace by Eq. 3, a row each, ordered by step, layer, head, position.
@@ -82,7 +81,9 @@ class Sinks:
         """Return (position, token, how often it is a sink, mean column sum) of every place with a sink, the most frequent first."""
         found = Counter(zip(self.position.tolist(), self.token.tolist(), strict=True))
         sums: Counter[tuple[int, int]] = Counter()
-        for position, token, column in zip(self.position.tolist(), self.token.tolist(), self.column_sum.tolist(), strict=True):
+        for position, token, column in zip(
+            self.position.tolist(), self.token.tolist(), self.column_sum.tolist(), strict=True
+        ):
             sums[position, token] += column
         return [(*place, count, sums[place] / count) for place, count in found.most_common()]
 
@@ -114,10 +115,12 @@ class Sinks:
             "excess": self.excess.astype(float).round(4),
             "visible_query_mean": self.visible_query_mean.astype(float).round(4),
         }
-        return [dict(zip(columns, row, strict=True)) for row in zip(*(column.tolist() for column in columns.values()), strict=True)]
+        return [
+            dict(zip(columns, row, strict=True))
+            for row in zip(*(column.tolist() for column in columns.values()), strict=True)
+        ]
 
 
-@checked
 def find_sinks(trace: Recorded | str | Path, excess: float = EXCESS, unit: Unit = "queries") -> Sinks:
     """Return the sinks of a trace: Eq. 3 on every step, layer and head.
 

@@ -59,12 +59,17 @@ class Followed:
     @property
     def kind(self) -> str:
         """The kind of model: diffusion, block diffusion or autoregressive."""
-        return {"column_sums": "diffusion", "newest_columns": "block diffusion", "last_query": "autoregressive"}[self.tensor]
+        return {"column_sums": "diffusion", "newest_columns": "block diffusion", "last_query": "autoregressive"}[
+            self.tensor
+        ]
 
     @property
     def queries_text(self) -> str:
         """Words for the queries whose attention it holds."""
-        newest = {"last_query": f"the {WINDOW} newest queries", "newest_columns": f"the newest blocks of {WINDOW} or more queries"}
+        newest = {
+            "last_query": f"the {WINDOW} newest queries",
+            "newest_columns": f"the newest blocks of {WINDOW} or more queries",
+        }
         return newest.get(self.tensor, "all queries")
 
     @property

@@ -66,7 +66,9 @@ def check_steps(recorded: Recorded) -> None:
         checked_step(where, {one: value[step][..., :length] for one, value in tensors.items()}, sizes)
         beyond = np.asarray(tensors["column_sums"][step][..., length:])
         if (found := beyond[~np.isnan(beyond)]).size:
-            raise CallError(f"{where}column_sums: expected NaN beyond the {length} tokens of the canvas, found {found[0]}")
+            raise CallError(
+                f"{where}column_sums: expected NaN beyond the {length} tokens of the canvas, found {found[0]}"
+            )
 
 
 def lengths_of(recorded: Recorded) -> np.ndarray:
@@ -81,7 +83,9 @@ def lengths_of(recorded: Recorded) -> np.ndarray:
     tokens = readable(f"{name}.tokens", recorded.tokens[:])
     lengths = (tokens >= 0).sum(axis=1).clip(max=keys) if told is None else readable(f"{name}.lengths", told[:])
     if lengths.shape != (recorded.steps,) or lengths.dtype.kind not in "iu":
-        raise CallError(f"{name}.lengths: expected whole numbers [step] of {recorded.steps} steps, found {in_words(lengths)}")
+        raise CallError(
+            f"{name}.lengths: expected whole numbers [step] of {recorded.steps} steps, found {in_words(lengths)}"
+        )
     if (wrong := lengths[(lengths < 1) | (lengths > keys)]).size:
         raise CallError(f"{name}.lengths: expected 1 to the {keys} keys of column_sums, found {wrong[0]}")
     return lengths
@@ -97,7 +101,9 @@ def _check_readable(name: str, value: Any) -> None:
     """Raise CallError for what NumPy cannot index or read, such as lists and tensors of torch with bfloat16 or gradients."""
     good = isinstance(getattr(value, "shape", None), tuple) and len(value.shape) > 0
     if good and np.ma.is_masked(value):
-        raise CallError(f"{name}: expected an array without a mask, found values that are masked; cut them off, or write NaN there")
+        raise CallError(
+            f"{name}: expected an array without a mask, found values that are masked; cut them off, or write NaN there"
+        )
     try:
         good = good and (not hasattr(value, "detach") or np.asarray(value[:1]) is not None)
     except (TypeError, RuntimeError):
@@ -111,9 +117,13 @@ def _check_shapes(name: str, steps: int, tensors: Mapping[str, Any]) -> None:
     shapes = {one: tuple(value.shape) for one, value in tensors.items()}
     columns, tokens = shapes["column_sums"], shapes["tokens"]
     if len(columns) != 4 or columns[0] != steps or 0 in columns:
-        raise CallError(f"{name}.column_sums: expected [step, layer, head, key] of {steps} steps, found {list(columns)}")
+        raise CallError(
+            f"{name}.column_sums: expected [step, layer, head, key] of {steps} steps, found {list(columns)}"
+        )
     if len(tokens) != 2 or tokens[0] != steps or tokens[1] < columns[3]:
-        raise CallError(f"{name}.tokens: expected [step, position] of {steps} steps and {columns[3]} keys, found {list(tokens)}")
+        raise CallError(
+            f"{name}.tokens: expected [step, position] of {steps} steps and {columns[3]} keys, found {list(tokens)}"
+        )
     for one, shape in shapes.items():
         axes = TRACE_AXES[one]
         if len(shape) != len(axes) or shape[0] != steps:

@@ -30,7 +30,9 @@ def count_queries(
     return np.rint(total.max(axis=-1)).astype(np.int64)
 
 
-def query_means(recorded: Recorded, columns: Float[np.ndarray, "step layer head key"]) -> Float[np.ndarray, "step layer head key"]:
+def query_means(
+    recorded: Recorded, columns: Float[np.ndarray, "step layer head key"]
+) -> Float[np.ndarray, "step layer head key"]:
     """Return columns over the number of queries that may see the key.
 
     In self-attention of causal models these are all from the key on, whatever window hides older keys, in block diffusion all from the
@@ -60,9 +62,13 @@ def followed_queries(recorded: Recorded) -> Float[np.ndarray, " step"]:
     if followed.newest or not isinstance(recorded, Trace):
         return followed.queries(recorded)
     if attends_elsewhere(recorded.manifest) or "hidden_norms" not in recorded.tensors:
-        sink_token = np.asarray(recorded.sink_token_columns[:, :1]) if "sink_token_columns" in recorded.tensors else None
+        sink_token = (
+            np.asarray(recorded.sink_token_columns[:, :1]) if "sink_token_columns" in recorded.tensors else None
+        )
         counts = _all_tokens(recorded)
-        counts = count_queries(followed.columns(recorded, slice(1)), sink_token=sink_token) if counts is None else counts
+        counts = (
+            count_queries(followed.columns(recorded, slice(1)), sink_token=sink_token) if counts is None else counts
+        )
     else:
         counts = count_queries(np.zeros(0), np.asarray(recorded.hidden_norms[:]))
     return np.maximum(counts.max(axis=-1), 1).astype(float)

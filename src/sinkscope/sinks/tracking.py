@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sinkscope.argument_types import checked
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
 from sinkscope.notebook_card import MOST_ROWS, card
@@ -70,7 +69,6 @@ class HeadMovement:
     steps_with_sink: int
 
 
-@checked
 @dataclass(frozen=True, eq=False)
 class Tracks:
     """All tracks of a trace, and how its heads move.
@@ -105,7 +103,9 @@ class Tracks:
 
     def _repr_html_(self) -> str:
         """Return a summary for notebooks."""
-        facts = {kind.replace("_", " "): f"{count:,} ({KIND_MEANINGS[kind]})" for kind, count in self.kinds.items() if count}
+        facts = {
+            kind.replace("_", " "): f"{count:,} ({KIND_MEANINGS[kind]})" for kind, count in self.kinds.items() if count
+        }
         rows = []
         for one in self.moving[:MOST_ROWS]:
             drift = None if one.drift_per_step is None else f"{one.drift_per_step:+.2f}"
@@ -113,7 +113,11 @@ class Tracks:
         columns = ("layer", "head", "moves", "swaps", "drift", "steps with a sink")
         more = len(self.moving) - len(rows)
         return card(
-            f"{counted(len(self.tracks), 'track', ',')}, followed in {self.source}; the heads that move most", facts, columns, rows, more
+            f"{counted(len(self.tracks), 'track', ',')}, followed in {self.source}; the heads that move most",
+            facts,
+            columns,
+            rows,
+            more,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -126,18 +130,18 @@ class Tracks:
         }
 
 
-@checked
 def main_sinks(
     columns: Float[np.ndarray, "step layer head key"], selected: Bool[np.ndarray, "step layer head key"]
 ) -> Int[np.ndarray, "step layer head"]:
     """Return the position of the strongest sink, ties to the lower position; −1 where Eq. 3 does not hold."""
     if not columns.shape[-1]:
         return np.full(columns.shape[:-1], -1)
-    strongest = np.where(selected, np.maximum(columns, np.finfo(columns.dtype).min), -np.inf).argmax(axis=-1)  # whatever its column
+    strongest = np.where(selected, np.maximum(columns, np.finfo(columns.dtype).min), -np.inf).argmax(
+        axis=-1
+    )  # whatever its column
     return np.where(selected.any(axis=-1), strongest, -1)
 
 
-@checked
 def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
     """Return the tracks and main sinks of a trace, read from ``columns`` and ``moving`` of its sinks.
 
@@ -166,13 +170,14 @@ def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
         number, at, first, last, kind, successor = row
         moved = successor >= 0
         distance = int(episodes.position[successor]) - at if moved else None
-        found.append(Track(number // heads, number % heads, at, first, last, KINDS[kind], successor if moved else None, distance))
+        found.append(
+            Track(number // heads, number % heads, at, first, last, KINDS[kind], successor if moved else None, distance)
+        )
     main = fill_dips(main_sinks(sinks.columns, sinks.moving), tolerance)
     is_sink = sinks_in(sinks.moving)
     return Tracks(tuple(found), tuple(head_movement(main, is_sink)), main, sinks.source, is_sink)
 
 
-@checked
 def sinks_in(selected: Bool[np.ndarray, "step layer head key"]) -> IsSink:
     """Return a function that looks sinks up in an array."""
     return _SinksIn(selected)
@@ -186,7 +191,10 @@ class _SinksIn:
 
     def __call__(self, step: np.ndarray, layer: np.ndarray, head: np.ndarray, position: np.ndarray) -> np.ndarray:
         places = (step, layer, head, position)
-        if any(np.any((np.asarray(one) < 0) | (np.asarray(one) >= size)) for one, size in zip(places, self.selected.shape, strict=True)):
+        if any(
+            np.any((np.asarray(one) < 0) | (np.asarray(one) >= size))
+            for one, size in zip(places, self.selected.shape, strict=True)
+        ):
             shape = list(self.selected.shape)
             raise CallError(f"expected places within steps, layers, heads and positions {shape}, found others")
         return self.selected[places]
@@ -267,7 +275,6 @@ class MovementTest:
     blocks: float
 
 
-@checked
 def movement_test(
     main: Int[np.ndarray, "step layer head"], is_sink: IsSink | None = None, *, shuffles: int = 200, seed: int = 0
 ) -> MovementTest:
@@ -357,7 +364,10 @@ class _Places:
         if not changed.any():
             return changed.sum(axis=0)
         step, layer, head = np.nonzero(changed)
-        swapped = sink[step, layer, head, number[step + 1, layer, head]] & sink[step + 1, layer, head, number[step, layer, head]]
+        swapped = (
+            sink[step, layer, head, number[step + 1, layer, head]]
+            & sink[step + 1, layer, head, number[step, layer, head]]
+        )
         changed[step[swapped], layer[swapped], head[swapped]] = False
         return changed.sum(axis=0)
 
@@ -390,5 +400,11 @@ def _means(found: MainMoves, counted: Bool[np.ndarray, "layer head"]) -> tuple[f
     if not counted.any():
         return 0.0, 0.0, 0.0, 0.0, 0.0
     drift = found.drift[counted]
-    means = (found.moves[counted].mean(), found.swaps[counted].mean(), drift.mean(), np.median(drift), (drift > 0).mean())
+    means = (
+        found.moves[counted].mean(),
+        found.swaps[counted].mean(),
+        drift.mean(),
+        np.median(drift),
+        (drift > 0).mean(),
+    )
     return tuple(float(one) for one in means)  # type: ignore[return-value]

@@ -3,7 +3,15 @@
 from sinkscope.statistics.analysis import Analysis, Estimate, analyse, compare
 from sinkscope.statistics.prompt import PromptFeed, PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptCanvas, PromptSettings
-from sinkscope.statistics.statistic import Definition, Statistic, all_definitions, all_statistics, definition_of, feed_of, summarise
+from sinkscope.statistics.statistic import (
+    Definition,
+    Statistic,
+    all_definitions,
+    all_statistics,
+    definition_of,
+    feed_of,
+    summarise,
+)
 from sinkscope.statistics.step import RecordedStep
 from sinkscope.statistics.summary import Summary
 from sinkscope.statistics.summary_document import document_of

@@ -24,18 +24,28 @@ class Agreement(Statistic):
 
     order = 3
     definitions: ClassVar = {
-        "agreement.same_layer": Definition("two heads of a layer have their main sink at one position", "probability", FEW),
-        "agreement.other_layers": Definition("two heads of different layers have their main sink at one position", "probability", FEW),
+        "agreement.same_layer": Definition(
+            "two heads of a layer have their main sink at one position", "probability", FEW
+        ),
+        "agreement.other_layers": Definition(
+            "two heads of different layers have their main sink at one position", "probability", FEW
+        ),
         "agreement.prompts_place": Definition(
             "main sinks of one head in two prompts stand in the same tenth of the canvas; percentile interval over prompts",
             "probability",
             SAME,
         ),
-        "agreement.prompts_place_over_other_heads": Definition("that minus the same for two different heads", "probability", SAME),
-        "agreement.prompts_class": Definition(
-            "main sinks of one head in two prompts stand on the same class of token; percentile interval over prompts", "probability", SAME
+        "agreement.prompts_place_over_other_heads": Definition(
+            "that minus the same for two different heads", "probability", SAME
         ),
-        "agreement.prompts_class_over_other_heads": Definition("that minus the same for two different heads", "probability", SAME),
+        "agreement.prompts_class": Definition(
+            "main sinks of one head in two prompts stand on the same class of token; percentile interval over prompts",
+            "probability",
+            SAME,
+        ),
+        "agreement.prompts_class_over_other_heads": Definition(
+            "that minus the same for two different heads", "probability", SAME
+        ),
     }
 
     def values(self, prompt: PromptSummary) -> Values:
@@ -53,7 +63,9 @@ def heads_agreement(main: Int[np.ndarray, "step layer head"]) -> Values:
     if width < 1:
         return {("agreement.same_layer", ()): float("nan"), ("agreement.other_layers", ()): float("nan")}
     step, layer, _ = places = np.nonzero(main >= 0)
-    count = np.bincount((step * layers + layer) * width + main[places], minlength=steps * layers * width).reshape(steps, layers, width)
+    count = np.bincount((step * layers + layer) * width + main[places], minlength=steps * layers * width).reshape(
+        steps, layers, width
+    )
     same, all_pairs = _pairs(count.sum(axis=-1)), _pairs(count.sum(axis=(1, 2)))
     agree, agree_all = _pairs(count).sum(axis=-1), _pairs(count.sum(axis=1)).sum(axis=-1)
     return {
@@ -91,7 +103,9 @@ class Pattern:
         return cls(_by_head(number, tenth, shape, TENTHS), _by_head(number, kinds, shape, len(CLASSES)))
 
 
-def _by_head(head: np.ndarray, kind: np.ndarray, shape: tuple[int, int], kinds: int) -> Float[np.ndarray, "layer head kind"]:
+def _by_head(
+    head: np.ndarray, kind: np.ndarray, shape: tuple[int, int], kinds: int
+) -> Float[np.ndarray, "layer head kind"]:
     heads = shape[0] * shape[1]
     counts = np.bincount(head * kinds + kind, minlength=heads * kinds).reshape(*shape, kinds)
     return (counts / np.maximum(counts.sum(axis=-1, keepdims=True), 1)).astype(np.float32)
@@ -122,7 +136,10 @@ class PromptAgreement:
             own, weight, over, over_weight = head_agreement(np.array(patterns))
             having = sum(bool(one.any()) for one in patterns)
             found[f"agreement.prompts_{name}"] = (*interval_of_pairs(own * weight, weight, seed=seed), having)
-            found[f"agreement.prompts_{name}_over_other_heads"] = (*interval_of_pairs(over * over_weight, over_weight, seed=seed), having)
+            found[f"agreement.prompts_{name}_over_other_heads"] = (
+                *interval_of_pairs(over * over_weight, over_weight, seed=seed),
+                having,
+            )
         return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from sinkscope.argument_types import checked, in_words, plain
+from sinkscope.argument_types import in_words, plain
 from sinkscope.documents import shown
 from sinkscope.errors import CallError
 from sinkscope.sinks.finding import Recorded
@@ -22,7 +22,18 @@ from sinkscope.statistics.one_kind import Kind, same_kind
 from sinkscope.statistics.placement_model import Choices, PlacementModel
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptSettings
-from sinkscope.statistics.statistic import PLAIN, Definition, Key, Values, definition_of, held, order_of, short_name, summarise, values_of
+from sinkscope.statistics.statistic import (
+    PLAIN,
+    Definition,
+    Key,
+    Values,
+    definition_of,
+    held,
+    order_of,
+    short_name,
+    summarise,
+    values_of,
+)
 from sinkscope.statistics.thresholds import THRESHOLDS, Threshold
 from sinkscope.traces.bundles import copies_share
 from sinkscope.traces.reading import Trace, as_trace
@@ -31,7 +42,6 @@ MOST_TOLD = 12
 """Places that a message names."""
 
 
-@checked
 @dataclass(frozen=True)
 class Estimate:
     """One number: a mean over prompts.
@@ -59,11 +69,17 @@ class Estimate:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, no NaN."""
-        row = {"name": self.name, "at": dict(self.place), "value": self.value, "low": self.low, "high": self.high, "prompts": self.prompts}
+        row = {
+            "name": self.name,
+            "at": dict(self.place),
+            "value": self.value,
+            "low": self.low,
+            "high": self.high,
+            "prompts": self.prompts,
+        }
         return row if self.p is None else {**row, "p": self.p}
 
 
-@checked
 @dataclass(frozen=True, eq=False)
 class Analysis:
     """What a set of traces of one model says.
@@ -92,9 +108,10 @@ class Analysis:
             expected = f"[{self.prompts}, {len(self.keys)}], as there are prompts and keys"
             raise CallError(f"values: expected {expected}, found {in_words(self.values)}")
         if len(self.prompt_texts) != self.prompts:
-            raise CallError(f"prompt_texts: expected one for each of {self.prompts} prompts, found {len(self.prompt_texts)}")
+            raise CallError(
+                f"prompt_texts: expected one for each of {self.prompts} prompts, found {len(self.prompt_texts)}"
+            )
 
-    @checked
     def find(self, name: str, **place: Any) -> list[Estimate]:
         """Return the estimates of a name whose place has all of this.
 
@@ -105,7 +122,9 @@ class Analysis:
         """
         of_name = [one for one in self.statistics if one.name == name]
         if not of_name:
-            raise CallError(f"no statistic {name!r}; there are {', '.join(dict.fromkeys(one.name for one in self.statistics))}")
+            raise CallError(
+                f"no statistic {name!r}; there are {', '.join(dict.fromkeys(one.name for one in self.statistics))}"
+            )
         place = {key: plain(value) for key, value in place.items()}
         for key, value in place.items():
             if not isinstance(value, PLAIN) or isinstance(value, bool):
@@ -201,7 +220,9 @@ class _Prompts:
                 late["composition.token", place] = of_sinks
                 late["composition.token_on_canvas", place] = of_canvas
             if self.placement.prompts:
-                late |= {(f"choice.{name}", threshold.place): gains for name, gains in self.placement.result(number).items()}
+                late |= {
+                    (f"choice.{name}", threshold.place): gains for name, gains in self.placement.result(number).items()
+                }
         keys, whole = self.table.whole(late)
         for column, (name, where) in enumerate(keys):
             if not has_every_sink(self.known_from, short_name(name), dict(where)):
@@ -228,7 +249,6 @@ class _Prompts:
                 yield Estimate(name, dict(threshold.place), _plain(mean), _plain(low), _plain(high), prompts)
 
 
-@checked
 def analyse(
     traces: Iterable[Recorded | str | Path] | Trace | str | Path,
     thresholds: Sequence[Threshold] = THRESHOLDS,
@@ -288,7 +308,6 @@ def analyse(
     return Analysis(tuple(statistics), len(whole), *shape, tolerance, tuple(texts), keys, whole, corpus)
 
 
-@checked
 def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Estimate, ...]:
     """Return second minus first, of every statistic that both have: what is left of a drift with one block, or with blocks reversed.
 
@@ -302,11 +321,17 @@ def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Estimate,
             f"expected two analyses of one tolerance, found {first.tolerance} and {second.tolerance}; analyse one of them again"
         )
     if first.corpus and second.corpus and first.corpus != second.corpus:
-        raise CallError("expected two analyses with the same training=, found other counts of tokens; analyse one of them again")
+        raise CallError(
+            "expected two analyses with the same training=, found other counts of tokens; analyse one of them again"
+        )
     if seed < 0:
         raise CallError(f"seed: expected a whole number from 0 upwards, found {seed}")
     points = [  # the curve over ε has every threshold in every analysis
-        {(at["excess"], at["unit"]) for name, place in one.keys if "excess" in (at := dict(place)) and not name.startswith("epsilon.")}
+        {
+            (at["excess"], at["unit"])
+            for name, place in one.keys
+            if "excess" in (at := dict(place)) and not name.startswith("epsilon.")
+        }
         for one in (first, second)
     ]
     if all(points) and not points[0] & points[1]:
@@ -346,7 +371,9 @@ def _refuse_object_again(traces: Sequence[Any]) -> None:
     """Raise an error for an object of one's own that is given twice; of traces `_refuse_again` says which."""
     own = [id(one) for one in traces if not isinstance(one, Trace | str | Path)]
     if len(set(own)) < len(own):
-        raise CallError("traces: expected each trace once, as it is one prompt, found one object twice; leave one of them out")
+        raise CallError(
+            "traces: expected each trace once, as it is one prompt, found one object twice; leave one of them out"
+        )
 
 
 def _refuse_other_tokens(training: Mapping[int, int] | None, manifest: Mapping[str, Any]) -> None:

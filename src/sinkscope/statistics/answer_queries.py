@@ -43,7 +43,9 @@ class AnswerQueries(Statistic):
 
     order = 2
     definitions: ClassVar = {
-        "answer_queries.steps_with_sink": Definition("steps × heads with a sink for the answer's queries", "share", "none"),
+        "answer_queries.steps_with_sink": Definition(
+            "steps × heads with a sink for the answer's queries", "share", "none"
+        ),
         "answer_queries.moves_per_head": Definition(
             "moves of the answer's main sink, per head that has one in at least two steps: the old place stops being a sink of these "
             "queries, or the new one was none",
@@ -51,17 +53,23 @@ class AnswerQueries(Statistic):
             "Fig. 4 and 7",
         ),
         "answer_queries.swaps_per_head": Definition(
-            "the same, but both places are sinks of these queries before and after: they exchange ranks", "swaps", "none"
+            "the same, but both places are sinks of these queries before and after: they exchange ranks",
+            "swaps",
+            "none",
         ),
         "answer_queries.changes_per_head": Definition(
             "moves and swaps of the answer's main sink together, per such head", "changes", "none"
         ),
         "answer_queries.changes_of_all": Definition("the same for the main sink of all queries", "changes", "none"),
         "answer_queries.drift": Definition(
-            "least-squares slope of the position of the answer's main sink over the steps, mean over heads", "positions per step", DRIFT
+            "least-squares slope of the position of the answer's main sink over the steps, mean over heads",
+            "positions per step",
+            DRIFT,
         ),
         "answer_queries.drift_median": Definition("the same, median over heads", "positions per step", DRIFT),
-        "answer_queries.drift_right": Definition("heads whose answer's main sink drifts to the right", "share of heads", DRIFT),
+        "answer_queries.drift_right": Definition(
+            "heads whose answer's main sink drifts to the right", "share of heads", DRIFT
+        ),
     }
 
     def keep(self, step: RecordedStep) -> AnswerMain | None:
@@ -83,8 +91,12 @@ class AnswerQueries(Statistic):
         followed = FollowedSinks(tuple(found.sinks), prompt.heads, prompt.thresholds)
 
         def values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
-            main = fill_dips(np.where(getattr(found, threshold.unit) > threshold.excess, found.position, -1), prompt.tolerance)
-            moved = MainMoves.of(main, lambda step, layer, head, key: followed.contain(threshold, step, layer, head, key))
+            main = fill_dips(
+                np.where(getattr(found, threshold.unit) > threshold.excess, found.position, -1), prompt.tolerance
+            )
+            moved = MainMoves.of(
+                main, lambda step, layer, head, key: followed.contain(threshold, step, layer, head, key)
+            )
             of_all = MainMoves.of(prompt.main_at(threshold))
             counted = ~np.isnan(moved.drift)
             return {
@@ -94,7 +106,9 @@ class AnswerQueries(Statistic):
                 ("answer_queries.changes_per_head", ()): per_head(moved, moved.moves + moved.swaps),
                 ("answer_queries.changes_of_all", ()): per_head(of_all, of_all.moves),
                 ("answer_queries.drift", ()): mean(moved.drift),
-                ("answer_queries.drift_median", ()): float(np.median(moved.drift[counted])) if counted.any() else float("nan"),
+                ("answer_queries.drift_median", ()): float(np.median(moved.drift[counted]))
+                if counted.any()
+                else float("nan"),
                 ("answer_queries.drift_right", ()): mean(np.where(counted, moved.drift > 0, np.nan)),
             }
 

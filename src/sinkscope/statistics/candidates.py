@@ -84,4 +84,6 @@ def find_candidates(
             chosen |= size > excesses[0]
     place = np.flatnonzero(chosen)
     layer, head, key = np.unravel_index(place, chosen.shape)
-    return Candidates(layer, head, key, columns.ravel()[place], excess.ravel()[place], percent.ravel()[place], tuple(thresholds))
+    return Candidates(
+        layer, head, key, columns.ravel()[place], excess.ravel()[place], percent.ravel()[place], tuple(thresholds)
+    )

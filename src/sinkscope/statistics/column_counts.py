@@ -20,7 +20,9 @@ def count_above(excess: Float[np.ndarray, "layer *columns"]) -> Int[np.ndarray, 
     layers, kinds = len(excess), len(EPSILONS) + 1
     with np.errstate(invalid="ignore"):
         above = np.flatnonzero(excess > 0)
-    exceeded = np.minimum(np.ceil(excess.ravel()[above] * (1 / EPSILON_STEP)), kinds - 1).astype(np.int64)  # the first so many of the grid
+    exceeded = np.minimum(np.ceil(excess.ravel()[above] * (1 / EPSILON_STEP)), kinds - 1).astype(
+        np.int64
+    )  # the first so many of the grid
     table = np.bincount(above // excess[0].size * kinds + exceeded, minlength=layers * kinds).reshape(layers, kinds)
     return table[:, ::-1].cumsum(axis=1)[:, -2::-1]
 

@@ -26,7 +26,9 @@ class Composition(Statistic):
         "composition.times_expected": Definition(
             "share of the sinks, divided by share of the canvases they stand on, step by step", "ratio", MADE_OF
         ),
-        "composition.times_training": Definition("share of the sinks, divided by share of the training corpus", "ratio", MADE_OF),
+        "composition.times_training": Definition(
+            "share of the sinks, divided by share of the training corpus", "ratio", MADE_OF
+        ),
         "composition.frequency_correlation": Definition(
             "rank correlation of a token's sinks per occurrence with its frequency in training, without the mask",
             "Spearman's ρ",
@@ -43,7 +45,9 @@ class Composition(Statistic):
 def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
     sinks, canvas = prompt.sinks_by_token(threshold), prompt.canvas
     classes, counts = canvas.token_classes, canvas.token_counts
-    of_sinks, of_canvas = (np.bincount(classes, weights=one, minlength=len(CLASSES)) / max(1, one.sum()) for one in (sinks, counts))
+    of_sinks, of_canvas = (
+        np.bincount(classes, weights=one, minlength=len(CLASSES)) / max(1, one.sum()) for one in (sinks, counts)
+    )
     expected = np.bincount(classes, weights=expected_shares(prompt, threshold), minlength=len(CLASSES))
     training, trained, corpus = canvas.settings.training, None, None
     if training is not None:
@@ -123,7 +127,9 @@ def _ratio(part: float, expected: float, defined: bool) -> float:
     return float(part / expected) if defined and expected > 0 else float("nan")
 
 
-def _rank_correlation(first: Float[np.ndarray, " token"], second: Float[np.ndarray, " token"], where: Bool[np.ndarray, " token"]) -> float:
+def _rank_correlation(
+    first: Float[np.ndarray, " token"], second: Float[np.ndarray, " token"], where: Bool[np.ndarray, " token"]
+) -> float:
     """Return Spearman's correlation over the distinct tokens of the canvas; NaN with fewer than three or without variation."""
     from scipy.stats import rankdata
 

@@ -54,14 +54,20 @@ def _over(alpha: Float[np.ndarray, "layer head"]) -> Float[np.ndarray, "layer he
     return np.where(np.isnan(alpha), alpha, alpha > GU_THRESHOLD).astype(np.float32)
 
 
-def _entropy(columns: Float[np.ndarray, "layer head key"], total: Float[np.ndarray, "layer head"]) -> Float[np.ndarray, "layer head"]:
+def _entropy(
+    columns: Float[np.ndarray, "layer head key"], total: Float[np.ndarray, "layer head"]
+) -> Float[np.ndarray, "layer head"]:
     some = total[..., None] > 0
-    share = np.divide(columns, total[..., None], out=np.full(columns.shape, 1 / columns.shape[-1], np.float32), where=some)
+    share = np.divide(
+        columns, total[..., None], out=np.full(columns.shape, 1 / columns.shape[-1], np.float32), where=some
+    )
     logs = np.log(np.maximum(share, np.finfo(np.float32).tiny))
     return -np.einsum("lhk,lhk->lh", share, logs) / np.log(max(columns.shape[-1], 2))
 
 
-def _gini(columns: Float[np.ndarray, "layer head key"], total: Float[np.ndarray, "layer head"]) -> Float[np.ndarray, "layer head"]:
+def _gini(
+    columns: Float[np.ndarray, "layer head key"], total: Float[np.ndarray, "layer head"]
+) -> Float[np.ndarray, "layer head"]:
     """Return 2 Σ i·c₍ᵢ₎ / (n Σ c) − (n+1)/n over the sorted columns."""
     count = columns.shape[-1]
     ranked = product(np.sort(columns, axis=-1), np.arange(1, count + 1, dtype=np.float32))
@@ -77,7 +83,9 @@ class Concentration(Statistic):
         "concentration.sinks_per_head": Definition("sinks per step and head", "sinks", DEPTH),
         "concentration.share_on_sinks": Definition("attention that lies on sinks", "share", FEW),
         "concentration.layers_without": Definition("steps × layers in which no head has a sink", "share", DEPTH),
-        "concentration.number_by_depth": Definition("slope of sinks per head from the first (0) to the last layer (1)", "sinks", DEPTH),
+        "concentration.number_by_depth": Definition(
+            "slope of sinks per head from the first (0) to the last layer (1)", "sinks", DEPTH
+        ),
         "concentration.strength_by_depth": Definition(
             "slope of the main sink's column from the first (0) to the last layer (1)", "queries", DEPTH
         ),
@@ -137,7 +145,9 @@ def concentration_values(prompt: PromptSummary, threshold: Threshold) -> Values:
     """Return how many sinks there are and how much attention they take, by depth and over the steps."""
     counts, shares, present = prompt.counts(threshold), prompt.shares(threshold), prompt.has_sink(threshold)
     by_layer = counts.mean(axis=(0, 2))
-    strength = ratio(np.where(present, prompt.by_step.largest, 0).sum(axis=(0, 2), dtype=np.float64), present.sum(axis=(0, 2)))
+    strength = ratio(
+        np.where(present, prompt.by_step.largest, 0).sum(axis=(0, 2), dtype=np.float64), present.sum(axis=(0, 2))
+    )
     values: Values = {
         ("concentration.sinks_per_head", ()): float(by_layer.mean()),
         ("concentration.share_on_sinks", ()): mean(shares),

@@ -59,8 +59,12 @@ class LayerSinks:
         self, step: Int[np.ndarray, " asked"], head: Int[np.ndarray, " asked"], key: Int[np.ndarray, " asked"]
     ) -> Bool[np.ndarray, " asked"]:
         """Return whether the keys asked for are sinks in these steps and heads."""
-        size = 1 + max((int(one.max(initial=0)) for one in (self.step, self.head, self.key, step, head, key)), default=0)
-        codes, asked = ((one[0] * size + one[1]) * size + one[2] for one in ((self.step, self.head, self.key), (step, head, key)))
+        size = 1 + max(
+            (int(one.max(initial=0)) for one in (self.step, self.head, self.key, step, head, key)), default=0
+        )
+        codes, asked = (
+            (one[0] * size + one[1]) * size + one[2] for one in ((self.step, self.head, self.key), (step, head, key))
+        )
         return np.isin(asked, codes)
 
 

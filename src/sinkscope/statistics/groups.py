@@ -66,7 +66,10 @@ class GroupSinks:
                 position[number] = NOT_RECORDED
             elif queries >= LEAST_QUERIES:
                 position[number] = sums[group].argmax(axis=-1)
-                scaled, total = (values * length / queries for values in (_at(sums[group], position[number]), sums[group].sum(axis=-1)))
+                scaled, total = (
+                    values * length / queries
+                    for values in (_at(sums[group], position[number]), sums[group].sum(axis=-1))
+                )
                 excess[number] = scaled - (total - scaled) / max(length - 1, 1)
                 percent[number] = np.divide(100 * excess[number], total, out=np.zeros_like(total), where=total > 0)
         return cls(position, excess, percent, _clarity(position, sums, sizes), *_self_attention(step))
@@ -85,7 +88,12 @@ def group_sizes(masked: Bool[np.ndarray, " position"], prompt_length: int) -> tu
 def _members(masked: Bool[np.ndarray, " position"], prompt_length: int) -> dict[str, Bool[np.ndarray, " position"]]:
     """Return which tokens belong to each of `GROUPS`."""
     prompt = np.arange(len(masked)) < prompt_length
-    return {"masked": masked, "unmasked": ~masked, "prompt": prompt, "written": ~masked & ~prompt & ~(masked & prompt).any()}
+    return {
+        "masked": masked,
+        "unmasked": ~masked,
+        "prompt": prompt,
+        "written": ~masked & ~prompt & ~(masked & prompt).any(),
+    }
 
 
 def group_sums(step: RecordedStep) -> dict[str, Float[np.ndarray, "layer head key"]]:
@@ -102,7 +110,9 @@ def _at(columns: np.ndarray, position: np.ndarray) -> np.ndarray:
     return np.take_along_axis(columns, position[..., None], axis=-1)[..., 0]
 
 
-def _clarity(position: np.ndarray, sums: dict[str, np.ndarray], sizes: tuple[int, ...]) -> Float[np.ndarray, "layer head"]:
+def _clarity(
+    position: np.ndarray, sums: dict[str, np.ndarray], sizes: tuple[int, ...]
+) -> Float[np.ndarray, "layer head"]:
     masked, unmasked = position[:2]
     clarity = np.full(masked.shape, np.nan, np.float32)
     if (masked < 0).any() or (unmasked < 0).any():
@@ -118,7 +128,9 @@ def _self_attention(step: RecordedStep) -> tuple[np.ndarray, np.ndarray]:
     if own is None:
         return np.full(top.shape, np.nan, np.float32), np.full(top.shape, np.nan, np.float32)
     of_sink = _at(own, top)  # NaN where its own query was not computed, as behind a cache
-    others = (np.nansum(own, axis=-1) - np.nan_to_num(of_sink)) / np.maximum((~np.isnan(own)).sum(axis=-1) - ~np.isnan(of_sink), 1)
+    others = (np.nansum(own, axis=-1) - np.nan_to_num(of_sink)) / np.maximum(
+        (~np.isnan(own)).sum(axis=-1) - ~np.isnan(of_sink), 1
+    )
     return of_sink.astype(np.float32), others.astype(np.float32)
 
 
@@ -139,8 +151,12 @@ class Groups(Statistic):
             "share",
             SPLIT,
         ),
-        "groups.follows_masked": Definition("of the splits, where the head's largest column is the masked queries' sink", "share", SPLIT),
-        "groups.self_share": Definition("part of the largest sink's column that comes from its own query", "share", "Fig. 4b"),
+        "groups.follows_masked": Definition(
+            "of the splits, where the head's largest column is the masked queries' sink", "share", SPLIT
+        ),
+        "groups.self_share": Definition(
+            "part of the largest sink's column that comes from its own query", "share", "Fig. 4b"
+        ),
         "groups.self_attention_absorbed": Definition(
             "slope of the other queries' self-attention, relative to what the sink leaves, against the sink's share, within "
             "heads; negative: the sink takes it first",
@@ -164,7 +180,8 @@ def strongest_keys_differ(prompt: PromptSummary) -> dict[str, Bool[np.ndarray, "
     masked, *others = np.moveaxis(prompt.kept(GroupSinks).position, 1, 0)
     compared = {group: (masked >= 0) & (other >= 0) for group, other in zip(GROUPS[1:], others, strict=True)}
     return {
-        group: np.stack([compared[group], compared[group] & (masked != other)]) for group, other in zip(GROUPS[1:], others, strict=True)
+        group: np.stack([compared[group], compared[group] & (masked != other)])
+        for group, other in zip(GROUPS[1:], others, strict=True)
     }
 
 
@@ -190,7 +207,9 @@ def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
         values["groups.split_in", (("layer", layer),)] = quotient(split[:, layer].sum(), both[:, layer].sum())
     for third, steps in thirds(prompt.steps).items():
         values["groups.split_over_steps", (("third", third),)] = quotient(split[steps].sum(), both[steps].sum())
-        values["groups.follows_masked_over_steps", (("third", third),)] = quotient(follows[steps].sum(), split[steps].sum())
+        values["groups.follows_masked_over_steps", (("third", third),)] = quotient(
+            follows[steps].sum(), split[steps].sum()
+        )
     is_sink = prompt.has_sink(threshold)
     largest = prompt.by_step.largest
     of_itself = np.divide(found.own_attention, largest, out=np.zeros_like(found.own_attention), where=largest > 0)

@@ -90,7 +90,10 @@ def draws_of_prompts(prompts: int, resamples: int, seed: int) -> Float[np.ndarra
 
 
 def interval_of_pairs(
-    agreement: Float[np.ndarray, "prompt prompt"], weight: Float[np.ndarray, "prompt prompt"], resamples: int = RESAMPLES, seed: int = 0
+    agreement: Float[np.ndarray, "prompt prompt"],
+    weight: Float[np.ndarray, "prompt prompt"],
+    resamples: int = RESAMPLES,
+    seed: int = 0,
 ) -> tuple[float, float, float]:
     """Return the weighted mean over pairs of different prompts, with a percentile interval over prompts.
 
@@ -110,7 +113,10 @@ def interval_of_pairs(
 
 
 def interval_of_difference(
-    first: Float[np.ndarray, "prompt statistic"], second: Float[np.ndarray, "other statistic"], paired: bool, seed: int = 0
+    first: Float[np.ndarray, "prompt statistic"],
+    second: Float[np.ndarray, "other statistic"],
+    paired: bool,
+    seed: int = 0,
 ) -> Means:
     """Return second minus first, of means over prompts.
 
@@ -127,7 +133,9 @@ def interval_of_difference(
     if enough.any():
         drawn = [_drawn_means(np.asarray(one)[:, enough], seed + number) for number, one in enumerate((first, second))]
         for place, number in enumerate(np.flatnonzero(enough)):
-            low[number], high[number] = np.nanpercentile(drawn[1][:, place] - drawn[0][:, place], _percentiles(int(prompts[number])))
+            low[number], high[number] = np.nanpercentile(
+                drawn[1][:, place] - drawn[0][:, place], _percentiles(int(prompts[number]))
+            )
     return Means(theirs.mean - ours.mean, low, high, prompts)
 
 
@@ -145,13 +153,17 @@ def _acceleration(values: np.ndarray, mean: np.ndarray) -> np.ndarray:
     return np.divide((centred**3).sum(axis=0), 6 * squares**1.5, out=np.zeros_like(mean), where=squares > 0)
 
 
-def _corrected(drawn: np.ndarray, mean: np.ndarray, acceleration: np.ndarray, quantile: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _corrected(
+    drawn: np.ndarray, mean: np.ndarray, acceleration: np.ndarray, quantile: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the bias-corrected and accelerated percentiles of the drawn means, [resample, statistic]."""
     from scipy.special import ndtr, ndtri
 
     drawn = np.sort(drawn, axis=0)  # NaN, where no prompt with a value was drawn, goes last
     count = (~np.isnan(drawn)).sum(axis=0)
-    rounding = 1e-10 * np.maximum(np.abs(mean), np.nanmax(np.abs(drawn), axis=0))  # ties are ties whatever the order of summing
+    rounding = 1e-10 * np.maximum(
+        np.abs(mean), np.nanmax(np.abs(drawn), axis=0)
+    )  # ties are ties whatever the order of summing
     below = ((drawn < mean - rounding).sum(axis=0) + 0.5 * (np.abs(drawn - mean) <= rounding).sum(axis=0)) / count
     bias = ndtri(np.clip(below, 1 / (2 * count), 1 - 1 / (2 * count)))
     ends = []
@@ -168,7 +180,9 @@ def _corrected(drawn: np.ndarray, mean: np.ndarray, acceleration: np.ndarray, qu
 
 
 def intervals_of_sums(
-    count: Int[np.ndarray, "*statistic"], total: Float[np.ndarray, "*statistic"], square: Float[np.ndarray, "*statistic"]
+    count: Int[np.ndarray, "*statistic"],
+    total: Float[np.ndarray, "*statistic"],
+    square: Float[np.ndarray, "*statistic"],
 ) -> tuple[Float[np.ndarray, "*statistic"], Float[np.ndarray, "*statistic"], Float[np.ndarray, "*statistic"]]:
     """Return mean, low and high from sums over prompts, by Student's t: for statistics that do not keep single prompts.
 

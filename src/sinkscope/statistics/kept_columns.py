@@ -15,7 +15,13 @@ MOST_OVER_THIRD = 3
 OF_LARGEST = (
     *("concentration.strength", "concentration.strength_by_depth", "concentration.layers_without"),
     *("composition.share_of_canvas", "composition.token_on_canvas"),
-    *("movement.steps_with_sink", "movement.residence", "movement.drift", "movement.drift_median", "movement.drift_right"),
+    *(
+        "movement.steps_with_sink",
+        "movement.residence",
+        "movement.drift",
+        "movement.drift_median",
+        "movement.drift_right",
+    ),
     *("movement.drift_relative", "movement.drift_by_depth"),
 )
 """Numbers at a threshold that the largest column of each head, which is always kept, or the canvas decides."""

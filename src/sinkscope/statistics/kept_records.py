@@ -46,7 +46,9 @@ class KeptRecords:
         kind = type(record)
         other, asked = self._keepers.setdefault(kind, (keeper, keep))
         if asked is not keep:
-            raise CallError(f"{keeper}: expected a dataclass of its own, found {kind.__name__}, which {other} of another statistic keeps")
+            raise CallError(
+                f"{keeper}: expected a dataclass of its own, found {kind.__name__}, which {other} of another statistic keeps"
+            )
         before = self._records.setdefault(kind, [])
         self._begins.setdefault(kind, self.steps - 1)
         for one in fields(record):
@@ -55,7 +57,9 @@ class KeptRecords:
                 try:
                     shapes.append(np.shape(value))
                 except ValueError:  # lists of several lengths
-                    raise CallError(f"{keeper}: expected {one.name} as an array, found {type(value).__name__}") from None
+                    raise CallError(
+                        f"{keeper}: expected {one.name} as an array, found {type(value).__name__}"
+                    ) from None
             if shapes[0] != shapes[-1]:
                 raise CallError(
                     f"{keeper}: expected {one.name} in one shape in every step, {list(shapes[-1])} as in the first, "

@@ -70,5 +70,7 @@ def drift_table(document: Mapping[str, Any]) -> str:
         for kind in document["classes"]:
             rows = [row for row in document["drift"] if (row["lag"], row["class"]) == (lag, kind)]
             cells = [[one for one in row["by_layer"]["mean"] if one is not None] for row in rows]
-            lines.append(f"| {lag} | {kind} | " + " | ".join(f"{np.mean(cell):.4f}" if cell else "–" for cell in cells) + " |")
+            lines.append(
+                f"| {lag} | {kind} | " + " | ".join(f"{np.mean(cell):.4f}" if cell else "–" for cell in cells) + " |"
+            )
     return "\n".join(lines)

@@ -39,7 +39,9 @@ class Triggers(Statistic):
             "share of changes",
             MOVING,
         ),
-        "triggers.over_chance": Definition("that share minus its mean over all circular shifts of the commits", "share of changes", MOVING),
+        "triggers.over_chance": Definition(
+            "that share minus its mean over all circular shifts of the commits", "share of changes", MOVING
+        ),
     }
 
     def values(self, prompt: PromptSummary) -> Values:
@@ -52,7 +54,9 @@ def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
 
 
 def trigger_shares(
-    main: Int[np.ndarray, "step layer head"], written: Int[np.ndarray, "step position"], blocks: Int[np.ndarray, " step"] | None
+    main: Int[np.ndarray, "step layer head"],
+    written: Int[np.ndarray, "step position"],
+    blocks: Int[np.ndarray, " step"] | None,
 ) -> Float[np.ndarray, "trigger shift"] | None:
     """Return the share of the moves with each trigger of `TRIGGERS` under every circular shift of the commits; shift 0 is as it was.
 
@@ -109,7 +113,9 @@ class _Commits:
         position, step = np.nonzero((written >= 0).T)
         return cls(step, np.searchsorted(position, np.arange(positions + 1)))
 
-    def before(self, step: Int[np.ndarray, " move"], place: Int[np.ndarray, " move"], transitions: int) -> Int[np.ndarray, " pair"]:
+    def before(
+        self, step: Int[np.ndarray, " move"], place: Int[np.ndarray, " move"], transitions: int
+    ) -> Int[np.ndarray, " pair"]:
         """Return the moves and shifts under which a position is committed in the step before the move, as one number each."""
         first, many = self.begins[place], np.diff(self.begins)[place]
         move = np.repeat(np.arange(len(place)), many)
@@ -122,12 +128,16 @@ def shares_of(prompt: PromptSummary, threshold: Threshold) -> Float[np.ndarray, 
     return shares_on(prompt.main_at(threshold), prompt.canvas)
 
 
-def shares_on(main: Int[np.ndarray, "step layer head"], canvas: PromptCanvas) -> Float[np.ndarray, "trigger shift"] | None:
+def shares_on(
+    main: Int[np.ndarray, "step layer head"], canvas: PromptCanvas
+) -> Float[np.ndarray, "trigger shift"] | None:
     """Return `trigger_shares` of main sinks on a canvas; None where nothing moves, and where there are no commits to shift."""
     if canvas.causal or canvas.written is None:
         return None
     block, mask = canvas.settings.block, canvas.settings.mask_id
-    written = canvas.written if mask is None else np.where(canvas.written == mask, -1, canvas.written)  # masked again, not committed
+    written = (
+        canvas.written if mask is None else np.where(canvas.written == mask, -1, canvas.written)
+    )  # masked again, not committed
     blocks = blocks_of(written, canvas.settings.first_block, block) if block else None
     return trigger_shares(main, written, blocks)
 

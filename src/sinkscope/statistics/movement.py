@@ -29,7 +29,9 @@ class Movement(Statistic):
 
     order = 1
     definitions: ClassVar = {
-        "movement.steps_with_sink": Definition("steps × heads with a sink", "share", "few tokens take most attention (Fig. 3, 9)"),
+        "movement.steps_with_sink": Definition(
+            "steps × heads with a sink", "share", "few tokens take most attention (Fig. 3, 9)"
+        ),
         "movement.moves_per_head": Definition(
             "moves of the main sink, per head with a sink in at least two steps",
             "moves",
@@ -47,12 +49,16 @@ class Movement(Statistic):
         "movement.tracks": Definition("tracks of each kind", "share of tracks", MOVING),
         "movement.longest_track": Definition("heads by the kind of their longest track", "share of heads", MOVING),
         "movement.drift": Definition(
-            "least-squares slope of the main sink's position over the steps, mean over heads", "positions per step", DRIFT
+            "least-squares slope of the main sink's position over the steps, mean over heads",
+            "positions per step",
+            DRIFT,
         ),
         "movement.drift_median": Definition("the same, median over heads", "positions per step", DRIFT),
         "movement.drift_right": Definition("heads whose main sink drifts to the right", "share of heads", DRIFT),
         "movement.drift_relative": Definition(
-            "slope of the main sink's position minus the position of a frontier of the masks, mean over heads", "positions per step", DRIFT
+            "slope of the main sink's position minus the position of a frontier of the masks, mean over heads",
+            "positions per step",
+            DRIFT,
         ),
         "movement.drift_by_depth": Definition(
             "slope of a layer's drift from the first (0) to the last layer (1)", "positions per step", DRIFT
@@ -68,9 +74,9 @@ class Movement(Statistic):
         kinds = track_kinds(prompt)
 
         def values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
-            return main_sink_values(prompt.main_at(threshold), prompt.canvas, prompt.is_sink_at(threshold)) | _kind_values(
-                kinds, prompt.number(threshold)
-            )
+            return main_sink_values(
+                prompt.main_at(threshold), prompt.canvas, prompt.is_sink_at(threshold)
+            ) | _kind_values(kinds, prompt.number(threshold))
 
         return at_thresholds(prompt, values_at)
 
@@ -109,7 +115,9 @@ def main_sink_values(main: Int[np.ndarray, "step layer head"], canvas: PromptCan
     return values
 
 
-def _relative_drifts(main: Int[np.ndarray, "step layer head"], canvas: PromptCanvas) -> dict[str, Float[np.ndarray, "layer head"]]:
+def _relative_drifts(
+    main: Int[np.ndarray, "step layer head"], canvas: PromptCanvas
+) -> dict[str, Float[np.ndarray, "layer head"]]:
     edges, block = np.full(len(main), np.nan), canvas.settings.block
     if block and canvas.written is not None:
         first = canvas.settings.first_block
@@ -142,7 +150,9 @@ def track_kinds(prompt: PromptSummary) -> TrackKinds:
             place = found.head // heads * kinds + found.kind
             tracks[at] = np.bincount(place, minlength=layers * kinds).reshape(layers, kinds)
             lived[at] = np.bincount(place, found.durations, layers * kinds).reshape(layers, kinds)
-            order = np.argsort(found.head * (prompt.steps + 1) - found.durations, kind="stable")  # ties to the track that comes first
+            order = np.argsort(
+                found.head * (prompt.steps + 1) - found.durations, kind="stable"
+            )  # ties to the track that comes first
             _, begins = np.unique(found.head[order], return_index=True)
             longest[at] = np.bincount(place[order][begins], minlength=layers * kinds).reshape(layers, kinds)
             longest[(*at, -1)] = heads - longest[at].sum(axis=1)

@@ -78,9 +78,15 @@ class StepNorms:
         sinks, columns = step.columns.candidates, step.columns
         layers, heads = columns.total.shape
         thresholds = len(sinks.thresholds)
-        of_sinks, of_all = np.full((thresholds, len(NORM_KINDS), 3, layers), np.nan), np.full((len(NORM_KINDS), 3, layers), np.nan)
+        of_sinks, of_all = (
+            np.full((thresholds, len(NORM_KINDS), 3, layers), np.nan),
+            np.full((len(NORM_KINDS), 3, layers), np.nan),
+        )
         above = np.full((len(NORMS), layers, heads), np.nan, np.float32)
-        on_sinks, given = np.full((thresholds, layers, heads), np.nan, np.float32), np.full((layers, heads), np.nan, np.float32)
+        on_sinks, given = (
+            np.full((thresholds, layers, heads), np.nan, np.float32),
+            np.full((layers, heads), np.nan, np.float32),
+        )
         for kind, name in enumerate(NORMS):
             if name not in step.norms:
                 continue
@@ -168,7 +174,9 @@ class Norms(Statistic):
 
     order = 9
     definitions: ClassVar = {
-        "norms.contribution": Definition("part of Σ_j c_j·‖v_j‖ that comes from sinks, in heads with one", "share", NOOP),
+        "norms.contribution": Definition(
+            "part of Σ_j c_j·‖v_j‖ that comes from sinks, in heads with one", "share", NOOP
+        ),
         "norms.contribution_over_attention": Definition(
             "contribution of the sinks, divided by what it would be with their head's mean value norm, weighted by "
             "attention; below 1: a step towards a no-op",
@@ -181,10 +189,19 @@ class Norms(Statistic):
         for name, definition in (
             ("of_sinks", Definition(f"mean {what} of sinks", "norm", NOOP)),
             ("of_others", Definition(f"mean {what} of all other tokens", "norm", NOOP)),
-            ("effect", Definition(f"Cohen's d of the {what}, sinks minus others; mean over layers", "standard deviations", NOOP)),
+            (
+                "effect",
+                Definition(
+                    f"Cohen's d of the {what}, sinks minus others; mean over layers", "standard deviations", NOOP
+                ),
+            ),
             (
                 "auc",
-                Definition(f"other tokens of the canvas whose {what} is above the largest sink's; ½ is no difference", "share", NOOP),
+                Definition(
+                    f"other tokens of the canvas whose {what} is above the largest sink's; ½ is no difference",
+                    "share",
+                    NOOP,
+                ),
             ),
         )
     }

@@ -54,13 +54,19 @@ def same_kind(first: Kind | None, manifest: Mapping[str, Any]) -> Kind | None:
         ("one dtype", first.dtype or found.dtype, found.dtype or first.dtype),
     ):
         if one != other:
-            raise CallError(f"expected {name}, found {one} and {other}; analyse each kind by itself, or compare them (--versus)")
+            raise CallError(
+                f"expected {name}, found {one} and {other}; analyse each kind by itself, or compare them (--versus)"
+            )
     return replace(first, stack=first.stack or found.stack, dtype=first.dtype or found.dtype)
 
 
 def _kind_of(manifest: Mapping[str, Any]) -> Kind:
     stack, source, sampler = manifest.get("stack"), manifest.get("attends_to"), manifest.get("sampler") or {}
-    whose = f"{stack or 'the model'}{'' if stack == source else ' to ' + (source or 'states of a caller')}" if "stack" in manifest else None
+    whose = (
+        f"{stack or 'the model'}{'' if stack == source else ' to ' + (source or 'states of a caller')}"
+        if "stack" in manifest
+        else None
+    )
     rules = tuple(re.sub(r"@seed=\d+|,? ?\bseed=\d+", "", rule) for rule in hidden_rules(manifest))
     return Kind(whose, rules, str(sampler.get("cache") or "none"), bool(sampler.get("guidance")), manifest.get("dtype"))
 

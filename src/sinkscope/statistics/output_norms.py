@@ -45,7 +45,9 @@ class StepOutputNorms:
         on_sinks, given = contributed(step, step.columns.sums * known)
         return cls(
             tallied(step, at, there[sinks.layer, sinks.head, sinks.key])[:, :2],
-            np.stack([np.count_nonzero(there, axis=(1, 2)).astype(np.float64), known.sum(axis=(1, 2), dtype=np.float64)]),
+            np.stack(
+                [np.count_nonzero(there, axis=(1, 2)).astype(np.float64), known.sum(axis=(1, 2), dtype=np.float64)]
+            ),
             share_above(norms, 1, step.columns.top),
             on_sinks,
             given,
@@ -60,9 +62,13 @@ class OutputNorms(Statistic):
         "norms.output_norm_of_sinks": Definition("mean output norm ‖W_O v‖ of sinks", "norm", NOOP),
         "norms.output_norm_of_others": Definition("mean output norm of all other tokens", "norm", NOOP),
         "norms.output_norm_auc": Definition(
-            "other tokens of the canvas whose output norm is above the largest sink's; ½ is no difference", "share", NOOP
+            "other tokens of the canvas whose output norm is above the largest sink's; ½ is no difference",
+            "share",
+            NOOP,
         ),
-        "norms.output_contribution": Definition("part of Σ_j c_j·‖W_O v_j‖ that comes from sinks, in heads with one", "share", NOOP),
+        "norms.output_contribution": Definition(
+            "part of Σ_j c_j·‖W_O v_j‖ that comes from sinks, in heads with one", "share", NOOP
+        ),
         "norms.output_contribution_over_attention": Definition(
             "the same behind the output projection, with the head's mean output norm",
             "ratio",

@@ -39,12 +39,18 @@ class Placement(Statistic):
 
     order = 5
     definitions: ClassVar = {
-        "choice.all": Definition("held-out gain of the whole model over equal probabilities", "bits per choice", PLACED),
-        "choice.class": Definition("held-out gain by token class, given position and mask state", "bits per choice", PLACED),
+        "choice.all": Definition(
+            "held-out gain of the whole model over equal probabilities", "bits per choice", PLACED
+        ),
+        "choice.class": Definition(
+            "held-out gain by token class, given position and mask state", "bits per choice", PLACED
+        ),
         "choice.position": Definition(
             "held-out gain by position (left, right, frontier), given class and mask state", "bits per choice", PLACED
         ),
-        "choice.mask_state": Definition("held-out gain by mask state, given class and position", "bits per choice", PLACED),
+        "choice.mask_state": Definition(
+            "held-out gain by mask state, given class and position", "bits per choice", PLACED
+        ),
     }
 
     def values(self, prompt: PromptSummary) -> Values:
@@ -75,7 +81,9 @@ class Choices:
         for threshold in prompt.thresholds:
             main = prompt.main_at(threshold)[steps].reshape(len(steps), -1)
             step, _ = places = np.nonzero((main >= 0) & (main < width))
-            chosen.append(np.bincount(step * width + main[places], minlength=len(steps) * width).reshape(len(steps), width))
+            chosen.append(
+                np.bincount(step * width + main[places], minlength=len(steps) * width).reshape(len(steps), width)
+            )
         classes = np.where(there, canvas.token_classes[indices], -1)
         features = choice_features(classes, masked, canvas.lengths[steps], canvas.prompt_length)
         return cls(features.astype(np.float32), there, np.array(chosen, dtype=np.float32))
@@ -214,5 +222,7 @@ def _stacked(prompts: Sequence[Choices], number: int) -> tuple[np.ndarray, np.nd
 
     features = np.concatenate([padded(one.features, 1) for one in prompts]).astype(np.float64)
     there = np.concatenate([padded(one.there, 1) for one in prompts])
-    chosen = np.concatenate([padded(one.chosen[number] / one.chosen[number].sum(), 1) for one in prompts]).astype(np.float64)
+    chosen = np.concatenate([padded(one.chosen[number] / one.chosen[number].sum(), 1) for one in prompts]).astype(
+        np.float64
+    )
     return features, there, chosen

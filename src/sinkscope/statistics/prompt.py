@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sinkscope.argument_types import checked
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.sinks.drift import IsSink
 from sinkscope.sinks.followed_columns import WINDOW
@@ -141,7 +140,6 @@ class PromptSummary:
             raise CallError(f"expected a record that a statistic keeps of each step, found {found}")
         return self.kept_records[record]
 
-    @checked
     def number(self, threshold: Threshold) -> int:
         """Return the index of a threshold along the axis ``threshold``.
 
@@ -155,32 +153,26 @@ class PromptSummary:
 
     # Column sums of all queries
 
-    @checked
     def counts(self, threshold: Threshold) -> Int[np.ndarray, "step layer head"]:
         """Return how many sinks each head has."""
         return self.by_step.counts[:, self.number(threshold)]
 
-    @checked
     def shares(self, threshold: Threshold) -> Float[np.ndarray, "step layer head"]:
         """Return the part of each head's attention that lies on its sinks."""
         return self.by_step.shares[:, self.number(threshold)]
 
-    @checked
     def has_sink(self, threshold: Threshold) -> Bool[np.ndarray, "step layer head"]:
         """Return whether a head has a sink."""
         return self.counts(threshold) > 0
 
-    @checked
     def strength(self, threshold: Threshold) -> Float[np.ndarray, "step layer head"]:
         """Return the column sum of each head's strongest sink; NaN where there is none."""
         return np.where(self.has_sink(threshold), self.by_step.largest, np.float32(np.nan))
 
-    @checked
     def sinks(self, threshold: Threshold) -> int:
         """Return how many columns are sinks, over steps, layers and heads."""
         return int(self.counts(threshold).sum())
 
-    @checked
     def sinks_by_token(self, threshold: Threshold) -> Int[np.ndarray, " token"]:
         """Return how often each of ``canvas.token_ids`` is a sink, over steps, layers and heads."""
         indices, tally = self.canvas.token_indices, self.tally[self.number(threshold)]
@@ -188,25 +180,21 @@ class PromptSummary:
 
     # Followed columns
 
-    @checked
     def main_at(self, threshold: Threshold) -> Int[np.ndarray, "step layer head"]:
         """Return the position of each head's main sink, −1 where Eq. 3 does not hold; dips up to the tolerance are filled."""
         size = self.by_step.main_excess if threshold.unit == "queries" else self.by_step.main_percent
         return fill_dips(np.where(size > threshold.excess, self.by_step.main_position, -1), self.tolerance)
 
-    @checked
     def is_sink_at(self, threshold: Threshold) -> IsSink:
         """Return a function that says of followed columns whether they are sinks."""
         return lambda step, layer, head, position: self.followed.contain(threshold, step, layer, head, position)
 
     # Heads: two counts that differ for autoregressive models
 
-    @checked
     def heads_with_sink(self, threshold: Threshold) -> int:
         """Return how many heads have, in any step, a sink among the column sums of all queries."""
         return int(self.has_sink(threshold).any(axis=0).sum())
 
-    @checked
     def heads_with_main_sink(self, threshold: Threshold) -> int:
         """Return how many heads have, in any step, a main sink: one among the followed columns."""
         return int((self.main_at(threshold) >= 0).any(axis=0).sum())
@@ -225,9 +213,12 @@ class PromptFeed:
         CallError: no threshold, or a tolerance below 0.
     """
 
-    @checked
     def __init__(
-        self, settings: PromptSettings, thresholds: Sequence[Threshold] = THRESHOLDS, tolerance: int = 0, keeps: Iterable[Keep] = ()
+        self,
+        settings: PromptSettings,
+        thresholds: Sequence[Threshold] = THRESHOLDS,
+        tolerance: int = 0,
+        keeps: Iterable[Keep] = (),
     ) -> None:
         if len(thresholds) == 0:
             raise CallError("thresholds: expected at least one Threshold(excess, unit), found none")
@@ -250,7 +241,6 @@ class PromptFeed:
         """Steps taken in so far."""
         return len(self._canvas)
 
-    @checked
     def feed(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Take in the next step: arrays as in `axes.TRACE_AXES`, without the step axis and without positions beyond the canvas.
 
@@ -272,7 +262,11 @@ class PromptFeed:
         """
         self._expect_needed(arrays)
         self._expect_grown(arrays["column_sums"].shape[-1])
-        newest = self._newest(np.asarray(arrays["last_query"], np.float32)) if self.settings.causal else arrays.get("newest_columns")
+        newest = (
+            self._newest(np.asarray(arrays["last_query"], np.float32))
+            if self.settings.causal
+            else arrays.get("newest_columns")
+        )
         settings = self.settings
         step = RecordedStep.of(
             arrays,
@@ -294,7 +288,10 @@ class PromptFeed:
         self._kept.add(step)
         if (kept := settings.kept) is not None and kept < step.length:
             followed = (step.columns, *([] if settings.causal else [step.followed]))
-            least = [[np.partition(one, -kept, axis=-1)[..., -kept].max() for one in (each.excess, each.percent)] for each in followed]
+            least = [
+                [np.partition(one, -kept, axis=-1)[..., -kept].max() for one in (each.excess, each.percent)]
+                for each in followed
+            ]
             queries, percent = np.max([self._known_from, *least], axis=0).tolist()
             self._known_from = (queries, percent)
 
@@ -337,7 +334,6 @@ class PromptFeed:
         self._quarters = wider
         self._far = count_far(columns) + (self._far if len(self._far) else 0)
 
-    @checked
     def finish(self, vocabulary: Mapping[int, str] | None = None) -> PromptSummary:
         """Return the summary of all steps taken in.
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from sinkscope.argument_types import checked, in_words
+from sinkscope.argument_types import in_words
 from sinkscope.errors import CallError
 from sinkscope.sinks.query_counts import zeroes
 from sinkscope.sinks.token_classes import CLASSES, token_class
@@ -19,7 +19,6 @@ MOST_TRAINED = 1 << 50
 """Bound of how often a token stands in a corpus."""
 
 
-@checked
 @dataclass(frozen=True)
 class PromptSettings:
     """What is known of a prompt before its first step.
@@ -57,7 +56,9 @@ class PromptSettings:
         return 0 if self.training is None else 1 + zlib.crc32(repr(sorted(self.training.items())).encode())
 
     @classmethod
-    def of(cls, causal: bool, manifest: Mapping[str, Any], training: Mapping[int, int] | None = None) -> "PromptSettings":
+    def of(
+        cls, causal: bool, manifest: Mapping[str, Any], training: Mapping[int, int] | None = None
+    ) -> "PromptSettings":
         """Return what the manifest of a trace says."""
         special = [manifest.get("eos_id"), *(manifest.get("special_ids") or ())]
         return cls(
@@ -88,9 +89,13 @@ def _check_training(training: Mapping[int, int]) -> None:
         if token < 0:
             raise CallError(f"training: expected token ids from 0 upwards, found {token}")
         if not 0 <= count < MOST_TRAINED:
-            raise CallError(f"training[{token}]: expected a count from 0 up to {MOST_TRAINED - 1:,}, found {in_words(count)}")
+            raise CallError(
+                f"training[{token}]: expected a count from 0 up to {MOST_TRAINED - 1:,}, found {in_words(count)}"
+            )
     if not any(training.values()):
-        raise CallError("training: expected how often each token stands in a corpus, found no token that does; leave it out if unknown")
+        raise CallError(
+            "training: expected how often each token stands in a corpus, found no token that does; leave it out if unknown"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +174,10 @@ class PromptCanvas:
     def token_classes(self) -> Int[np.ndarray, " token"]:
         """Number in `token_classes.CLASSES` of each of `token_ids`."""
         mask, special = self.settings.mask_id, self.settings.special_ids
-        names = [token_class(self.vocabulary.get(token), token == mask, token in special) for token in self.token_ids.tolist()]
+        names = [
+            token_class(self.vocabulary.get(token), token == mask, token in special)
+            for token in self.token_ids.tolist()
+        ]
         return np.array([CLASSES.index(name) for name in names], dtype=np.int64)
 
 

@@ -81,7 +81,9 @@ COUNTS = {
     "epsilon.columns": "layer",
     **{f"strength.{name}": "layer head" for name in ("steps", "steps_with_sink", "sinks")},
     "strength.per_head": "layer number",
-    **{f"moves.{name}": "layer head" for name in ("pairs", "moves", "swaps", "distance", "absolute_distance", "drifts")},
+    **{
+        f"moves.{name}": "layer head" for name in ("pairs", "moves", "swaps", "distance", "absolute_distance", "drifts")
+    },
     **{f"groups.{name}{ending}": "layer head" for name in ("compared", "split") for ending in COMPARED},
     "tokens.counts": "token told",
     "norms.count": "kind group layer",
@@ -135,7 +137,9 @@ class PromptSums:
             threshold: of everything that is computed at a single threshold.
         """
         prompt = replace(prompt, thresholds=THRESHOLDS)
-        found = _concentration(prompt, threshold) | _moves(prompt, threshold) | _groups(prompt) | _tokens(prompt, threshold)
+        found = (
+            _concentration(prompt, threshold) | _moves(prompt, threshold) | _groups(prompt) | _tokens(prompt, threshold)
+        )
         compared = moments(prompt, threshold)
         found |= {"norms.count": compared.count, "norms.sum": compared.total, "norms.square": compared.square}
         numbers = prompt_means(prompt, threshold)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sinkscope.argument_types import checked, fits, in_words
+from sinkscope.argument_types import fits, in_words
 from sinkscope.documents import describe, shown
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.extension_points import find_kinds
@@ -46,7 +46,6 @@ READ_AT_ONCE = 16 << 20
 """Bytes of a trace that are read at a time, where a step is smaller."""
 
 
-@checked
 @dataclass(frozen=True)
 class Definition:
     """What a number means.
@@ -103,12 +102,16 @@ def all_statistics() -> tuple[Statistic, ...]:
         CallError: two statistics define one name, a statistic cannot be made or defines nothing, or an entry point brings none.
     """
     expected = "a class that extends Statistic, or a module with one"
-    kinds = find_kinds("sinkscope.statistics", Statistic, lambda kind: not inspect.isabstract(kind), ENTRY_POINTS, expected)
+    kinds = find_kinds(
+        "sinkscope.statistics", Statistic, lambda kind: not inspect.isabstract(kind), ENTRY_POINTS, expected
+    )
     made = [_made(kind) for kind in kinds]
     found = sorted(made, key=lambda one: (one.order, type(one).__module__))
     names = Counter(name for one in found for name in one.definitions)
     if twice := [name for name, count in names.items() if count > 1]:
-        raise CallError(f"expected every statistic to be defined once, found two definitions of {twice[0]}; rename one of them")
+        raise CallError(
+            f"expected every statistic to be defined once, found two definitions of {twice[0]}; rename one of them"
+        )
     return tuple(found)
 
 
@@ -121,7 +124,9 @@ def _made(kind: type[Statistic]) -> Statistic:
     try:
         made = kind()
     except Exception as error:  # whatever it does there
-        raise CallError(f"{_name(kind)}: expected a class that is made without arguments, found one that fails: {error}") from error
+        raise CallError(
+            f"{_name(kind)}: expected a class that is made without arguments, found one that fails: {error}"
+        ) from error
     return _whole(made)
 
 
@@ -133,7 +138,9 @@ def _whole(statistic: Statistic) -> Statistic:
     """
     name, definitions, order = _name(type(statistic)), getattr(statistic, "definitions", None), statistic.order
     if not fits(definitions, Mapping[str, Definition]):
-        raise CallError(f"{name}.definitions: expected {{name: Definition(text, unit, claim)}}, found {shown(definitions)}")
+        raise CallError(
+            f"{name}.definitions: expected {{name: Definition(text, unit, claim)}}, found {shown(definitions)}"
+        )
     if not fits(order, float) or not math.isfinite(order):
         raise CallError(f"{name}.order: expected a number, found {in_words(order)}")
     return statistic
@@ -146,7 +153,9 @@ def _name(kind: type) -> str:
 @cache
 def all_definitions() -> Mapping[str, Definition]:
     """Return {name: what it is} of every statistic, in the order of tables."""
-    return MappingProxyType({name: definition for one in all_statistics() for name, definition in one.definitions.items()})
+    return MappingProxyType(
+        {name: definition for one in all_statistics() for name, definition in one.definitions.items()}
+    )
 
 
 def short_name(name: str) -> str:
@@ -154,7 +163,6 @@ def short_name(name: str) -> str:
     return re.sub(r"_(over_steps|in)$", "", name)
 
 
-@checked
 def definition_of(name: str) -> Definition:
     """Return what a number means, whether or not its name has an ending.
 
@@ -185,7 +193,9 @@ def values_of(prompt: PromptSummary, statistics: Sequence[Statistic] | None = No
         values |= _checked_values(one, one.values(prompt))
     if prompt.canvas.settings.kept is None:
         return values
-    return {key: value if is_known(prompt, short_name(key[0]), dict(key[1])) else math.nan for key, value in values.items()}
+    return {
+        key: value if is_known(prompt, short_name(key[0]), dict(key[1])) else math.nan for key, value in values.items()
+    }
 
 
 def _checked_values(statistic: Statistic, found: Any) -> Values:
@@ -199,14 +209,20 @@ def _checked_values(statistic: Statistic, found: Any) -> Values:
         raise CallError(f"{name}.values: expected {{(name, place): number}}, found {in_words(found)}")
     for key, value in found.items():
         if not isinstance(key, tuple) or len(key) != 2 or not isinstance(key[0], str):
-            raise CallError(f"{name}.values: expected keys (name, place), such as ('norms.contribution', ()), found {key!r}")
+            raise CallError(
+                f"{name}.values: expected keys (name, place), such as ('norms.contribution', ()), found {key!r}"
+            )
         of, place = key
         if short_name(of) not in statistic.definitions:
             raise CallError(f"expected {name} to define {short_name(of)!r}, found {', '.join(statistic.definitions)}")
         if not isinstance(place, tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in place):
-            raise CallError(f"{name}: expected the place of {of!r} as a tuple of pairs, such as () or (('layer', 2),), found {place!r}")
+            raise CallError(
+                f"{name}: expected the place of {of!r} as a tuple of pairs, such as () or (('layer', 2),), found {place!r}"
+            )
         if not all(isinstance(axis, str) and isinstance(one, PLAIN) for axis, one in place):
-            raise CallError(f"{name}: expected the place of {of!r} as names with text or Python's numbers, found {place!r}")
+            raise CallError(
+                f"{name}: expected the place of {of!r} as names with text or Python's numbers, found {place!r}"
+            )
         numbers[key] = _number(f"{name}: expected {of!r} at {dict(place)}", value)
     return numbers
 
@@ -221,7 +237,6 @@ def _number(expected: str, value: Any) -> float:
     return float(value)
 
 
-@checked
 def feed_of(
     settings: PromptSettings,
     thresholds: Sequence[Threshold] = THRESHOLDS,
@@ -229,10 +244,11 @@ def feed_of(
     statistics: Sequence[Statistic] | None = None,
 ) -> PromptFeed:
     """Return a feed that keeps of each step what some statistics need, or any when they are not given."""
-    return PromptFeed(settings, thresholds, tolerance, [one.keep for one in (all_statistics() if statistics is None else statistics)])
+    return PromptFeed(
+        settings, thresholds, tolerance, [one.keep for one in (all_statistics() if statistics is None else statistics)]
+    )
 
 
-@checked
 def summarise(
     trace: Recorded,
     thresholds: Sequence[Threshold] = THRESHOLDS,
@@ -260,8 +276,14 @@ def summarise(
             getattr(trace, needed)  # raises an error that names the trace
     usual = max(THRESHOLDS).excess  # taken for every trace: a short one, of a few tokens, has no sinks then
     for one in thresholds:
-        if one.unit == "queries" and one.excess > usual and one.excess >= (queries := np.prod(trace.column_sums.shape[::3])):
-            raise CallError(f"excess: {one.excess:g} in queries can never hold here: expected less than the {queries} queries of all steps")
+        if (
+            one.unit == "queries"
+            and one.excess > usual
+            and one.excess >= (queries := np.prod(trace.column_sums.shape[::3]))
+        ):
+            raise CallError(
+                f"excess: {one.excess:g} in queries can never hold here: expected less than the {queries} queries of all steps"
+            )
     manifest = held(trace, "manifest") or {}
     settings = replace(PromptSettings.of(bool(trace.causal), manifest, training), kept=_kept_of(trace))
     feed = feed_of(settings, thresholds, tolerance, statistics)
@@ -290,11 +312,17 @@ def recorded_steps(trace: Recorded) -> Iterator[dict[str, np.ndarray]]:
     """Yield the steps of a trace as a `PromptFeed` takes them in, without what lies beyond the canvas."""
     if not trace.steps:
         return
-    whole = {name: np.asarray(one[:]) for name in ("tokens", "masked", "written") if (one := held(trace, name)) is not None}
+    whole = {
+        name: np.asarray(one[:]) for name in ("tokens", "masked", "written") if (one := held(trace, name)) is not None
+    }
     lengths = held(trace, "lengths")
     lengths = (whole["tokens"] >= 0).sum(axis=1) if lengths is None else np.asarray(lengths[:])
     tensors = {"column_sums": trace.column_sums} | ({"last_query": trace.last_query} if trace.causal else {})
-    tensors |= {name: one for name in PER_LAYER if name not in ("column_sums", "last_query") and (one := held(trace, name)) is not None}
+    tensors |= {
+        name: one
+        for name in PER_LAYER
+        if name not in ("column_sums", "last_query") and (one := held(trace, name)) is not None
+    }
     bytes_a_step = sum(4 * int(np.prod(one.shape[1:])) for one in tensors.values())
     many = max(1, READ_AT_ONCE // bytes_a_step)
     for first in range(0, trace.steps, many):

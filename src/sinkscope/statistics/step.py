@@ -56,7 +56,14 @@ class SummedColumns:
     def of(cls, sums: Float[np.ndarray, "layer head key"], thresholds: Sequence[Threshold]) -> "SummedColumns":
         """Return column sums with their excesses, candidates and largest columns."""
         excess, percent = excess_of(sums), excess_of(in_unit(sums, "percent"))
-        return cls(sums, excess, percent, sums.sum(axis=-1), find_candidates(sums, excess, percent, thresholds), sums.argmax(axis=-1))
+        return cls(
+            sums,
+            excess,
+            percent,
+            sums.sum(axis=-1),
+            find_candidates(sums, excess, percent, thresholds),
+            sums.argmax(axis=-1),
+        )
 
     def at_top(self, array: Float[np.ndarray, "layer head key"]) -> Float[np.ndarray, "layer head"]:
         """Return what an array has at the largest column of each head."""
@@ -123,7 +130,9 @@ class RecordedStep:
         found = {name: np.shape(arrays[name]) for name in ("tokens", "column_sums")}
         if len(found["tokens"]) != 1 or len(found["column_sums"]) != 3 or found["tokens"][0] != found["column_sums"][2]:
             given = ", ".join(f"{name} {list(shape)}" for name, shape in found.items())
-            raise CallError(f"arrays: expected tokens [key] and column_sums [layer, head, key] of one canvas, found {given}")
+            raise CallError(
+                f"arrays: expected tokens [key] and column_sums [layer, head, key] of one canvas, found {given}"
+            )
         columns = SummedColumns.of(np.asarray(arrays["column_sums"], np.float32), thresholds)
         tokens = np.asarray(arrays["tokens"])
         masked = arrays.get("masked")
@@ -146,7 +155,9 @@ class RecordedStep:
             {name: one[:, None] if one.ndim == 2 else one for name, one in norms.items()},
         )
 
-    def queries_of(self, members: Bool[np.ndarray, " key"], sums: Float[np.ndarray, "layer head key"]) -> Int[np.ndarray, " layer"]:
+    def queries_of(
+        self, members: Bool[np.ndarray, " key"], sums: Float[np.ndarray, "layer head key"]
+    ) -> Int[np.ndarray, " layer"]:
         """Return how many of a group's tokens are queries of each layer: behind a cache those that were computed.
 
         Args:

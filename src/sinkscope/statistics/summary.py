@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from sinkscope.argument_types import checked
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.sinks.definition import check_excess
 from sinkscope.sinks.tracking import check_tolerance
@@ -28,7 +27,6 @@ LARGEST_NAMES = 64 << 20
 """Bytes of the names of statistics."""
 
 
-@checked
 class Summary:
     """What many prompts show together.
 
@@ -45,7 +43,9 @@ class Summary:
         values: [key, moment], over prompts: how many have a value, its sum, its sum of squares.
     """
 
-    def __init__(self, layers: int, heads: int, *, excess: float = 3.0, causal: bool = False, tolerance: int = 0, corpus: int = 0) -> None:
+    def __init__(
+        self, layers: int, heads: int, *, excess: float = 3.0, causal: bool = False, tolerance: int = 0, corpus: int = 0
+    ) -> None:
         if not 1 <= layers * heads <= MOST_HEADS or layers < 1:
             raise CallError(f"layers, heads: expected 1 to {MOST_HEADS} heads in all, found {layers} × {heads}")
         check_excess(float(excess), "queries")
@@ -57,23 +57,27 @@ class Summary:
         self.values = np.zeros((0, 3))
 
     @staticmethod
-    @checked
     def thresholds(excess: float = 3.0) -> tuple[Threshold, ...]:
         """Return the thresholds at which the sinks of a prompt must be counted for `of`."""
         return tuple(dict.fromkeys((*THRESHOLDS, Threshold(excess))))
 
     @classmethod
-    @checked
     def feed(cls, settings: PromptSettings, excess: float = 3.0) -> PromptFeed:
         """Return a feed for the steps of one prompt, whose summary `of` takes."""
         return feed_of(settings, cls.thresholds(excess))
 
     @classmethod
-    @checked
     def of(cls, prompt: PromptSummary, excess: float = 3.0) -> "Summary":
         """Return the summary of one prompt, with sinks counted at `thresholds`."""
         settings = prompt.canvas.settings
-        found = cls(prompt.layers, prompt.heads, excess=excess, causal=settings.causal, tolerance=prompt.tolerance, corpus=settings.corpus)
+        found = cls(
+            prompt.layers,
+            prompt.heads,
+            excess=excess,
+            causal=settings.causal,
+            tolerance=prompt.tolerance,
+            corpus=settings.corpus,
+        )
         if missing := [one for one in cls.thresholds(excess) if one not in prompt.followed.thresholds]:
             raise CallError(
                 f"prompt: expected sinks counted at Summary.thresholds({excess:g}), found none counted at {missing[0].excess:g} "
@@ -90,18 +94,23 @@ class Summary:
 
     # Merging and files
 
-    @checked
     def merge(self, other: "Summary") -> None:
         """Add what other prompts show.
 
         Raises:
             SinkscopeError: of another shape of model, or with another threshold, tolerance or training corpus.
         """
-        mine, theirs = ((one.layers, one.heads, one.excess, one.causal, one.tolerance, one.corpus) for one in (self, other))
+        mine, theirs = (
+            (one.layers, one.heads, one.excess, one.causal, one.tolerance, one.corpus) for one in (self, other)
+        )
         if mine != theirs:
             names = "layers, heads, excess, causal, tolerance, corpus"
-            raise SinkscopeError(f"expected statistics with the same {names} {mine}, found {theirs}; they cannot be merged")
-        merged = {name: array + other.arrays[name] for name, array in self.arrays.items() if not name.startswith("tokens.")}
+            raise SinkscopeError(
+                f"expected statistics with the same {names} {mine}, found {theirs}; they cannot be merged"
+            )
+        merged = {
+            name: array + other.arrays[name] for name, array in self.arrays.items() if not name.startswith("tokens.")
+        }
         self.arrays = merged | _merged_tokens(self.arrays, other.arrays)
         if self.keys != other.keys:
             keys = tuple(sorted({*self.keys, *other.keys}, key=repr))
@@ -120,7 +129,9 @@ class Summary:
             "profiles.count": self.values[:, 0].astype(np.int64),
             **{f"profiles.{name}": self.values[:, number] for number, name in ((1, "sum"), (2, "square"))},
         }
-        return {name: np.array(array, order="C") for name, array in found.items()}  # safetensors writes the memory as it lies
+        return {
+            name: np.array(array, order="C") for name, array in found.items()
+        }  # safetensors writes the memory as it lies
 
     @property
     def _rare_settings(self) -> tuple[int, ...]:
@@ -128,7 +139,6 @@ class Summary:
         return (self.tolerance, self.corpus) if self.tolerance or self.corpus else ()
 
     @classmethod
-    @checked
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "Summary":
         """Return what `to_arrays` gave.
 
@@ -210,24 +220,36 @@ class Summary:
         return {
             "main_sink_column_sum": self.mean_strength,
             "steps_with_sink": ratio(self.steps_with_sink, steps),
-            **{name: ratio(arrays[f"strength.{name}"], steps) for name in ("sinks", "largest", "sink_share", "entropy", "gini")},
+            **{
+                name: ratio(arrays[f"strength.{name}"], steps)
+                for name in ("sinks", "largest", "sink_share", "entropy", "gini")
+            },
             "moves_per_step": ratio(arrays["moves.moves"], arrays["moves.pairs"]),
             "swaps_per_step": ratio(arrays["moves.swaps"], arrays["moves.pairs"]),
             "distance_per_move": ratio(arrays["moves.absolute_distance"], arrays["moves.moves"]),
             "drift_per_step": ratio(arrays["moves.drift"], arrays["moves.drifts"]),
-            **{f"split{ending}": ratio(arrays[f"groups.split{ending}"], arrays[f"groups.compared{ending}"]) for ending in COMPARED},
+            **{
+                f"split{ending}": ratio(arrays[f"groups.split{ending}"], arrays[f"groups.compared{ending}"])
+                for ending in COMPARED
+            },
         }
 
     def token_tallies(self) -> dict[str, Int[np.ndarray, " token"]]:
         """Return the tokens by how often they are sinks; ``sinks``, ``main_sinks`` and ``canvas`` count steps × layers × heads."""
         ids, counts = self.arrays["tokens.ids"], self.arrays["tokens.counts"]
         order = np.lexsort((ids, -counts[:, 0]))
-        return {"token": ids[order], **{name: counts[order, at] for at, name in enumerate(("sinks", "main_sinks", "canvas"))}}
+        return {
+            "token": ids[order],
+            **{name: counts[order, at] for at, name in enumerate(("sinks", "main_sinks", "canvas"))},
+        }
 
     def trigger_tests(self) -> dict[Threshold, TriggerTest]:
         """Return the test of triggers against shifted commits, at each threshold."""
         sums = (self.arrays[f"profiles.{name}"] for name in ("moving", "triggered", "shifted"))
-        return {threshold: TriggerTest(int(moving), *both) for threshold, moving, *both in zip(THRESHOLDS, *sums, strict=True)}
+        return {
+            threshold: TriggerTest(int(moving), *both)
+            for threshold, moving, *both in zip(THRESHOLDS, *sums, strict=True)
+        }
 
 
 def _settings(arrays: Mapping[str, np.ndarray]) -> tuple[int, int, float, bool, int, int]:
@@ -236,7 +258,14 @@ def _settings(arrays: Mapping[str, np.ndarray]) -> tuple[int, int, float, bool, 
     if settings.shape not in ((4,), (6,)) or settings.dtype != np.float64 or not np.isfinite(settings).all():
         raise ValueError("settings of another shape")
     layers, heads, excess, causal, tolerance, corpus = [*settings.tolist(), 0, 0][:6]
-    if steps.ndim != 2 or steps.shape != (layers, heads) or excess < 0 or causal not in (0, 1) or tolerance < 0 or corpus < 0:
+    if (
+        steps.ndim != 2
+        or steps.shape != (layers, heads)
+        or excess < 0
+        or causal not in (0, 1)
+        or tolerance < 0
+        or corpus < 0
+    ):
         raise ValueError(f"settings for {layers:g} layers and {heads:g} heads, counts for {steps.shape}")
     return int(layers), int(heads), excess, bool(causal), int(tolerance), int(corpus)
 
@@ -248,7 +277,9 @@ def _like(name: str, array: np.ndarray, empty: np.ndarray) -> np.ndarray:
         raise ValueError(f"{name} of {array.dtype} {array.shape}, expected {empty.dtype} {empty.shape}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError(f"{name} with numbers that are not finite")
-    least = {"moves.distance": -MOST_COUNTED, "tokens.ids": -1}.get(name, 0)  # one has a direction, one a token that is unknown
+    least = {"moves.distance": -MOST_COUNTED, "tokens.ids": -1}.get(
+        name, 0
+    )  # one has a direction, one a token that is unknown
     if array.dtype.kind == "i" and ((array < least).any() or (array > MOST_COUNTED).any()):
         raise ValueError(f"{name} with a count of {int(array.min() if (array < least).any() else array.max())}")
     return np.array(array) if growing else np.array(array).reshape(empty.shape)

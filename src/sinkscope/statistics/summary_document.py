@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from sinkscope.argument_types import checked
 from sinkscope.sinks.token_classes import CLASSES, token_class
 from sinkscope.statistics.averages import ratio
 from sinkscope.statistics.intervals import intervals_of_sums
@@ -19,7 +18,6 @@ from sinkscope.statistics.thresholds import EPSILONS, THRESHOLDS, UNITS, Thresho
 MOST_TOKENS = 50
 
 
-@checked
 def document_of(
     summary: Summary, texts: Mapping[int, str] | None = None, mask_id: int | None = None, special: tuple[int, ...] = ()
 ) -> dict[str, Any]:
@@ -83,9 +81,13 @@ def _prompt_means(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _token_rows(summary: Summary, texts: Mapping[int, str], mask_id: int | None, special: tuple[int, ...]) -> list[dict[str, Any]]:
+def _token_rows(
+    summary: Summary, texts: Mapping[int, str], mask_id: int | None, special: tuple[int, ...]
+) -> list[dict[str, Any]]:
     found = summary.token_tallies()
-    rows = (dict(zip(found, row, strict=True)) for row in zip(*(values.tolist() for values in found.values()), strict=True))
+    rows = (
+        dict(zip(found, row, strict=True)) for row in zip(*(values.tolist() for values in found.values()), strict=True)
+    )
     return [
         {
             **row,

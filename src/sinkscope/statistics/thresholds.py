@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.argument_types import checked
 from sinkscope.errors import CallError
 from sinkscope.sinks.definition import Unit, check_excess
 
@@ -18,7 +17,6 @@ Place = tuple[tuple[str, Any], ...]
 """Where a number holds, such as (("excess", 3.0), ("unit", "queries"), ("layer", 2)); empty where one number is all."""
 
 
-@checked
 @dataclass(frozen=True, order=True)
 class Threshold:
     """One threshold of Eq. 3.

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sinkscope.argument_types import checked
 from sinkscope.checksums import CHECKSUM, compare_checksum, compare_file, with_checksum
 from sinkscope.counts import counted
 from sinkscope.documents import check_fields, exists, markdown_cell, read_bytes, read_json_object
@@ -33,7 +32,6 @@ _GENERATED = ("tokens", "confidence")
 CHANGED = "the bundle was damaged or changed; ask for it again"
 
 
-@checked
 def write_bundle(
     trace: Trace, out: str | Path, precision: Precision = "float32", page: str | None = None, command: str | None = None
 ) -> Path:
@@ -52,9 +50,13 @@ def write_bundle(
     """
     folder = Path(out)
     if not isinstance(trace, Trace) or not isinstance(page, str | None):
-        raise CallError(f"expected what open_trace returns and a page as text, found {type(trace).__name__} and {type(page).__name__}")
+        raise CallError(
+            f"expected what open_trace returns and a page as text, found {type(trace).__name__} and {type(page).__name__}"
+        )
     if not trace.complete:
-        raise CallError(f"{trace.folder}: expected a complete trace, found one that was cut short; record it again to share it")
+        raise CallError(
+            f"{trace.folder}: expected a complete trace, found one that was cut short; record it again to share it"
+        )
     try:
         page_bytes = None if page is None else page.encode()
     except UnicodeEncodeError as error:
@@ -62,14 +64,18 @@ def write_bundle(
     trace.verify()
     listed_files = [entry["file"] for entry in trace.manifest["parts"]]
     if listed_files != [part.path.name for part in trace.parts]:
-        raise TraceError(f"{trace.folder}: expected each part once in {MANIFEST}, found {len(listed_files)} of {len(trace.parts)} there")
+        raise TraceError(
+            f"{trace.folder}: expected each part once in {MANIFEST}, found {len(listed_files)} of {len(trace.parts)} there"
+        )
     with new_folder(folder, TraceError, "the bundle", MANIFEST, BUNDLE) as place:
         made_of = hashlib.sha256(read_bytes(trace.place / MANIFEST, TraceError)).hexdigest()
         earlier = _earlier_errors(trace)
         entries, errors = [], {}
         for part, listed in zip(trace.parts, trace.manifest["parts"], strict=True):
             steps = [_step(trace, part, step, precision, errors) for step in range(part.steps)]
-            sha256 = write_part(place / part.path.name, steps, {"first_step": str(part.first_step), "steps": str(part.steps)})
+            sha256 = write_part(
+                place / part.path.name, steps, {"first_step": str(part.first_step), "steps": str(part.steps)}
+            )
             entries.append({**listed, "file": part.path.name, "sha256": sha256})
         errors = {name: earlier.get(name, 0.0) + errors.get(name, 0.0) for name in errors | earlier}
         write_whole(place / CARD, _card(trace, precision, errors).encode())
@@ -103,7 +109,6 @@ def _copy_map(trace: Trace, place: tuple[int, int, int], folder: Path) -> str:
     return name
 
 
-@checked
 def open_bundle(folder: str | Path) -> Trace:
     """Open the trace of a bundle, after every file was compared with its checksum.
 
@@ -112,7 +117,9 @@ def open_bundle(folder: str | Path) -> Trace:
     """
     folder = Path(folder)
     if not exists(folder / BUNDLE):
-        raise TraceError(f"{folder}: expected a bundle with {BUNDLE}, found none; `sinkscope bundle TRACE --out FOLDER` makes one")
+        raise TraceError(
+            f"{folder}: expected a bundle with {BUNDLE}, found none; `sinkscope bundle TRACE --out FOLDER` makes one"
+        )
     about = _read_about(folder)
     if unlisted := sorted({MANIFEST, CARD} - set(about["files"])):
         raise TraceError(f"{folder / BUNDLE}: files: expected {unlisted[0]} with its checksum, found none; {CHANGED}")

@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sinkscope.argument_types import checked
 from sinkscope.axes import KEY, POSITION, TRACE_AXES, TRACE_UNITS
 from sinkscope.errors import CallError, TraceError
 from sinkscope.library_settings import check_zarr, refused_file
@@ -40,7 +39,6 @@ PREFIX_OF_ZARR = "ZARR_"
 LARGEST_NETCDF = 1 << 31  # bytes of one variable in NetCDF 3
 
 
-@checked
 def export_trace(trace: Trace, target: Target, out: str | Path) -> Path:
     """Write a trace in another format.
 
@@ -75,13 +73,17 @@ def export_trace(trace: Trace, target: Target, out: str | Path) -> Path:
 
 
 def _export(trace: Trace, target: str, path: Path) -> None:
-    beside = path.with_name(path.name + UNFINISHED).absolute()  # a relative one may look like an address to a library: `c:x`, `a::b`
+    beside = path.with_name(
+        path.name + UNFINISHED
+    ).absolute()  # a relative one may look like an address to a library: `c:x`, `a::b`
     try:
         _remove(beside)
         _WRITERS[target](trace, beside)
         os.replace(beside, path)
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else error.strerror or "the disk refused it"  # Arrow's have texts of their own
+        reason = (
+            os.strerror(error.errno) if error.errno else error.strerror or "the disk refused it"
+        )  # Arrow's have texts of their own
         advice = "raise the limit (ulimit -n)" if error.errno == errno.EMFILE else "make room or choose another folder"
         raise TraceError(f"{path} cannot be written ({reason}); {advice}") from error
     finally:
@@ -99,10 +101,11 @@ def check_installed(target: str) -> None:
 
     missing = [name for name in NEEDS[target] if find_spec(name) is None]
     if missing:
-        raise CallError(f"export to {target} needs {' and '.join(missing)}, which is not installed: pip install 'sinkscope[export]'")
+        raise CallError(
+            f"export to {target} needs {' and '.join(missing)}, which is not installed: pip install 'sinkscope[export]'"
+        )
 
 
-@checked
 def to_xarray(trace: Trace) -> Any:
     """Return an `xarray.Dataset` of a trace that is read when indexed: dimensions as in `axes.TRACE_AXES`, units as attributes.
 
@@ -119,7 +122,9 @@ def to_xarray(trace: Trace) -> Any:
 
     sizes = axis_sizes(trace)
     variables = {
-        name: xarray.Variable(TRACE_AXES[name], indexing.LazilyIndexedArray(LazyTensor(trace, name, sizes)), {"units": TRACE_UNITS[name]})
+        name: xarray.Variable(
+            TRACE_AXES[name], indexing.LazilyIndexedArray(LazyTensor(trace, name, sizes)), {"units": TRACE_UNITS[name]}
+        )
         for name in trace.tensors
     }
     return xarray.Dataset(variables, attrs=_attributes(trace))
@@ -159,7 +164,9 @@ def _blocks(trace: Trace, name: str, width: int | None = None) -> Iterator[tuple
 
 def _write_numpy(trace: Trace, path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-        archive.writestr(zipfile.ZipInfo("manifest.json"), json.dumps(trace.manifest, ensure_ascii=False))  # without a date
+        archive.writestr(
+            zipfile.ZipInfo("manifest.json"), json.dumps(trace.manifest, ensure_ascii=False)
+        )  # without a date
         for name in trace.tensors:
             array = getattr(trace, name)
             header = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False, "shape": array.shape}
@@ -193,7 +200,9 @@ def _zarr_as_it_comes() -> Iterator[Any]:
 
 
 def _write_zarr(trace: Trace, path: Path) -> None:
-    with contextlib.ExitStack() as stack:  # asyncio, which zarr runs, prints errors of its own where too few can be open
+    with (
+        contextlib.ExitStack() as stack
+    ):  # asyncio, which zarr runs, prints errors of its own where too few can be open
         for _ in range(FILES_OF_ZARR):
             stack.enter_context(open(os.devnull, "rb"))
     with _zarr_as_it_comes() as zarr:

@@ -56,7 +56,10 @@ def hidden_rules(manifest: Mapping[str, Any]) -> list[str]:
     found = []
     for one in manifest.get("hidden") or ():
         rules = one.get("rules", [one["rule"]] if "rule" in one else [one]) if isinstance(one, Mapping) else [one]
-        found += [re.sub(r"\b\w+=None, |, \w+=None\b", "", str(rule)) for rule in (rules if isinstance(rules, list | tuple) else [rules])]
+        found += [
+            re.sub(r"\b\w+=None, |, \w+=None\b", "", str(rule))
+            for rule in (rules if isinstance(rules, list | tuple) else [rules])
+        ]
     return found
 
 

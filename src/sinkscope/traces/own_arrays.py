@@ -12,13 +12,19 @@ from sinkscope.traces.part_checks import WIDEST, wrong_values
 
 BEHIND = ("written", "predicted", "confidence")
 """Tensors that may tell of positions behind the canvas, where autoregressive models write."""
-WHOLE = tuple(name for name in TRACE_AXES if name.endswith("_key") or name in ("tokens", "written", "predicted", "lengths"))
+WHOLE = tuple(
+    name for name in TRACE_AXES if name.endswith("_key") or name in ("tokens", "written", "predicted", "lengths")
+)
 FOLLOWED = ("last_query", "newest_columns")
 """Where sinks are followed, so that nothing may be missing."""
 
 
 def checked_step(
-    where: str, arrays: Mapping[str, Any], sizes: dict[str, int], names: Iterable[str] = TRACE_AXES, within: bool = False
+    where: str,
+    arrays: Mapping[str, Any],
+    sizes: dict[str, int],
+    names: Iterable[str] = TRACE_AXES,
+    within: bool = False,
 ) -> dict[str, np.ndarray]:
     """Return the tensors of a step as arrays, checked; they are not copied.
 
@@ -63,7 +69,9 @@ def readable(what: str, value: Any) -> np.ndarray:
         CallError: it cannot, or its values are masked.
     """
     if np.ma.is_masked(value):
-        raise CallError(f"{what}: expected an array without a mask, found values that are masked; cut them off, or write NaN there")
+        raise CallError(
+            f"{what}: expected an array without a mask, found values that are masked; cut them off, or write NaN there"
+        )
     try:
         readable = value is not None and not isinstance(value, list | tuple | str | bytes)
         array = np.asarray(value if readable else None)
@@ -75,7 +83,9 @@ def readable(what: str, value: Any) -> np.ndarray:
 
 
 def _check_kind(what: str, name: str, array: np.ndarray) -> None:
-    kinds, expected = ("biu", "0 or 1") if name == "masked" else ("iu", "whole numbers") if name in WHOLE else ("fiu", "numbers")
+    kinds, expected = (
+        ("biu", "0 or 1") if name == "masked" else ("iu", "whole numbers") if name in WHOLE else ("fiu", "numbers")
+    )
     if array.dtype.kind not in kinds:
         raise CallError(f"{what}: expected {expected}, found {in_words(array)}")
 

@@ -60,7 +60,9 @@ def write_parquet(trace: Trace, path: Path) -> None:
                 for layers in _layers_at_once(trace, length):
                     rows = _rows(trace, step, layers, arrays, length, texts)
                     if sinks is not None:
-                        each = np.repeat(sinks[step - first, layers.start : layers.stop], length, axis=1).reshape(-1, sinks.shape[-1])
+                        each = np.repeat(sinks[step - first, layers.start : layers.stop], length, axis=1).reshape(
+                            -1, sinks.shape[-1]
+                        )
                         rows |= dict(zip(_sink_names(trace), each.T, strict=True))
                     writer.write_table(pyarrow.table(rows, schema=schema))
 
@@ -83,11 +85,15 @@ def _layers_at_once(trace: Trace, length: int) -> list[range]:
     return [range(first, min(first + size, count)) for first in range(0, count, size)]
 
 
-def _rows(trace: Trace, step: int, layers: range, arrays: dict[str, np.ndarray], length: int, texts: dict[str, str]) -> dict[str, Any]:
+def _rows(
+    trace: Trace, step: int, layers: range, arrays: dict[str, np.ndarray], length: int, texts: dict[str, str]
+) -> dict[str, Any]:
     import pyarrow
 
     shape = (len(layers), trace.heads, length)
-    layer, head, position = (np.broadcast_to(axis, shape).ravel() for axis in np.ogrid[layers.start : layers.stop, : trace.heads, :length])
+    layer, head, position = (
+        np.broadcast_to(axis, shape).ravel() for axis in np.ogrid[layers.start : layers.stop, : trace.heads, :length]
+    )
     table: dict[str, Any] = {
         "step": np.full(layer.size, step, np.int32),
         "layer": layer.astype(np.int32),
@@ -117,14 +123,22 @@ def _schema(trace: Trace, names: list[str]) -> Any:
 
     units = {"step": "forward call, from 0", "layer": "from 0, next to the embedding", "head": "query head, from 0"}
     fields = [
-        pyarrow.field(name, pyarrow.int32(), False, {"units": units.get(name, "tokens, from 0")}) for name in (STEP, LAYER, HEAD, POSITION)
+        pyarrow.field(name, pyarrow.int32(), False, {"units": units.get(name, "tokens, from 0")})
+        for name in (STEP, LAYER, HEAD, POSITION)
     ]
     for name in names:
         kind = pyarrow.bool_() if name == "masked" else pyarrow.from_numpy_dtype(getattr(trace, name).dtype)
         fields.append(pyarrow.field(COLUMNS[name], kind, metadata={"units": TRACE_UNITS[name]}))
         if name == "tokens":
             fields.append(
-                pyarrow.field("text", pyarrow.string(), metadata={"units": "the token as text, null where the trace does not say"})
+                pyarrow.field(
+                    "text", pyarrow.string(), metadata={"units": "the token as text, null where the trace does not say"}
+                )
             )
-    fields += [pyarrow.field(name, pyarrow.float32(), metadata={"units": TRACE_UNITS[SINK_TOKENS]}) for name in _sink_names(trace)]
-    return pyarrow.schema(fields, {"manifest": json.dumps(trace.manifest, ensure_ascii=False), "layers": json.dumps(list(trace.layers))})
+    fields += [
+        pyarrow.field(name, pyarrow.float32(), metadata={"units": TRACE_UNITS[SINK_TOKENS]})
+        for name in _sink_names(trace)
+    ]
+    return pyarrow.schema(
+        fields, {"manifest": json.dumps(trace.manifest, ensure_ascii=False), "layers": json.dumps(list(trace.layers))}
+    )

@@ -14,14 +14,20 @@ WIDEST = 1 << 24
 """Tokens of the longest canvas: more than any model's."""
 ROUNDING = 1e-2
 """How far below 0, and by which share above the queries of its canvas, a sum of attention may come out."""
-_DTYPES = {name: "I32" for name in TRACE_AXES if name.endswith("_key") or name in ("tokens", "written", "predicted", "lengths")}
+_DTYPES = {
+    name: "I32" for name in TRACE_AXES if name.endswith("_key") or name in ("tokens", "written", "predicted", "lengths")
+}
 _DTYPES["masked"] = "U8"
 OF_GROUPS = ("column_sums_masked", "column_sums_prompt")
 _SUMS = ("column_sums", *OF_GROUPS, "last_query", "newest_columns")
 
 
 def check_shapes(
-    path: Path, steps: int, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str], manifest: Mapping[str, Any]
+    path: Path,
+    steps: int,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtypes: Mapping[str, str],
+    manifest: Mapping[str, Any],
 ) -> None:
     """Compare the tensors of a part with the number of its steps and with what the manifest says of the model.
 
@@ -37,7 +43,9 @@ def check_shapes(
             continue
         expected = " × ".join(f"{axis} {sizes[axis]}" if axis in sizes else axis for axis in axes)
         found = " × ".join(map(str, shape)) or "a single number"
-        if len(shape) != len(axes) or any(sizes.get(axis, size) != size for axis, size in zip(axes, shape, strict=True)):
+        if len(shape) != len(axes) or any(
+            sizes.get(axis, size) != size for axis, size in zip(axes, shape, strict=True)
+        ):
             raise TraceError(f"{path}: {name}: expected {expected}, found {found}; {DAMAGED}")
         if any(axis in (KEY, POSITION) and not 1 <= size <= WIDEST for axis, size in zip(axes, shape, strict=True)):
             raise TraceError(f"{path}: {name}: expected 1 to {WIDEST} tokens, found {found}; {DAMAGED}")
@@ -62,7 +70,9 @@ def check_lengths(path: Path, lengths: np.ndarray, width: int | None) -> None:
     """
     _refuse(path, "lengths", lengths[(lengths < 1) | (lengths > WIDEST)], "tokens of a canvas")
     if width is not None and (longest := int(lengths.max(initial=0))) != width:
-        raise TraceError(f"{path}: lengths: expected the longest to be the {width} positions of tokens, found {longest}; {DAMAGED}")
+        raise TraceError(
+            f"{path}: lengths: expected the longest to be the {width} positions of tokens, found {longest}; {DAMAGED}"
+        )
 
 
 def check_values(path: Path, name: str, array: np.ndarray, lengths: np.ndarray | None, crossing: bool = False) -> None:
@@ -81,7 +91,9 @@ def check_values(path: Path, name: str, array: np.ndarray, lengths: np.ndarray |
         _refuse(path, name, wrong, expected)
 
 
-def wrong_values(name: str, array: np.ndarray, lengths: np.ndarray | None, queries: int) -> Iterator[tuple[np.ndarray, str]]:
+def wrong_values(
+    name: str, array: np.ndarray, lengths: np.ndarray | None, queries: int
+) -> Iterator[tuple[np.ndarray, str]]:
     """Yield the values of a tensor that cannot be, with what was expected in their place.
 
     Args:
@@ -160,7 +172,12 @@ def check_group(path: Path, name: str, part: np.ndarray, whole: np.ndarray) -> N
     Raises:
         TraceError: a larger one.
     """
-    _refuse(path, name, part[part > whole * (1 + ROUNDING) + ROUNDING], "at most what column_sums has, of which it is a part")
+    _refuse(
+        path,
+        name,
+        part[part > whole * (1 + ROUNDING) + ROUNDING],
+        "at most what column_sums has, of which it is a part",
+    )
 
 
 def check_keys(path: Path, name: str, array: np.ndarray, width: int) -> None:

@@ -69,7 +69,11 @@ def write_part(path: Path, steps: list[dict[str, np.ndarray]], metadata: dict[st
     end = 0
     for name in order:
         start, end = end, end + prod(shapes[name]) * tensors[name][0].itemsize
-        header[name] = {"dtype": codes[tensors[name][0].dtype], "shape": list(shapes[name]), "data_offsets": [start, end]}
+        header[name] = {
+            "dtype": codes[tensors[name][0].dtype],
+            "shape": list(shapes[name]),
+            "data_offsets": [start, end],
+        }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     digest = hashlib.sha256()
@@ -100,7 +104,9 @@ def _pieces(name: str, arrays: list[np.ndarray], shape: tuple[int, ...]) -> Iter
         yield np.ascontiguousarray(array).reshape(-1).data.cast("B") if array.size else memoryview(b"")
 
 
-def _hashed(pieces: Iterator[memoryview], header: bytes, digest: Any, aside: ThreadPoolExecutor) -> Iterator[bytes | memoryview]:
+def _hashed(
+    pieces: Iterator[memoryview], header: bytes, digest: Any, aside: ThreadPoolExecutor
+) -> Iterator[bytes | memoryview]:
     digest.update(header)
     yield header
     under_way: Future[None] | None = None
@@ -173,7 +179,13 @@ class Part:
             if lengths is not None:
                 check_lengths(self.path, lengths, self.shapes["tokens"][-1] if "tokens" in self.shapes else None)
             found = file.get_tensor(name)
-            check_values(self.path, name, found.astype(np.float32) if found.dtype == np.float16 else found, lengths, self.crossing)
+            check_values(
+                self.path,
+                name,
+                found.astype(np.float32) if found.dtype == np.float16 else found,
+                lengths,
+                self.crossing,
+            )
             if name.endswith("_key") and lengths is not None:
                 check_keys(self.path, name, file.get_tensor(name), int(lengths.max(initial=0)))
             if name in ("tokens", "masked") and {"tokens", "masked"} <= self.shapes.keys() and self.mask_id is not None:
@@ -221,7 +233,9 @@ def open_part(path: Path) -> Any:
     try:
         return safe_open(path, framework="np")
     except (SafetensorError, OSError) as error:
-        raise TraceError(f"{path}: expected a safetensors file, found one that cannot be read; the file is damaged") from error
+        raise TraceError(
+            f"{path}: expected a safetensors file, found one that cannot be read; the file is damaged"
+        ) from error
 
 
 def read_part(path: Path) -> Part:
@@ -240,6 +254,8 @@ def read_part(path: Path) -> Part:
         raise TraceError(f"{path}: expected a part of a trace, found a safetensors file without first_step and steps")
     for key in ("first_step", "steps"):
         if not re.fullmatch(r"[0-9]{1,9}", metadata[key]):
-            raise TraceError(f"{path}: {key}: expected a whole number from 0 upwards, found {metadata[key][:60]!r}; the file is damaged")
+            raise TraceError(
+                f"{path}: {key}: expected a whole number from 0 upwards, found {metadata[key][:60]!r}; the file is damaged"
+            )
     generation = metadata.get("generation", "")
     return Part(path, int(metadata["first_step"]), int(metadata["steps"]), shapes, dtypes, generation=generation)

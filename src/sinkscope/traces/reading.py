@@ -9,14 +9,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sinkscope.argument_types import checked
 from sinkscope.axes import TRACE_AXES
 from sinkscope.checksums import compare_checksum
 from sinkscope.counts import counted
 from sinkscope.documents import check_fields, describe, exists, files_in, read_json_object
 from sinkscope.errors import CallError, MissingTensorError, TraceError
 from sinkscope.notebook_card import card
-from sinkscope.traces.format import ASIDE, DRIFT, FORMAT, MANIFEST, MOVING, NAMELESS, PART_GLOB, RECORDED, attends_elsewhere, hidden_rules
+from sinkscope.traces.format import (
+    ASIDE,
+    DRIFT,
+    FORMAT,
+    MANIFEST,
+    MOVING,
+    NAMELESS,
+    PART_GLOB,
+    RECORDED,
+    attends_elsewhere,
+    hidden_rules,
+)
 from sinkscope.traces.part_checks import check_shapes
 from sinkscope.traces.part_files import Part, read_part, same_trace
 from sinkscope.traces.top_columns import TOPPED, TopArray
@@ -37,7 +47,6 @@ class Trace:
         folder, place: the folder as it was given, by which messages name it, and its absolute path.
     """
 
-    @checked
     def __init__(self, folder: str | Path, verify: bool = True) -> None:
         self.manifest: dict[str, Any] = read_manifest(Path(folder), verify)
         self.folder, self.verifies = Path(folder), verify
@@ -55,11 +64,16 @@ class Trace:
         facts = {
             "model": f"{model.get('name', '?')}, {kind}, {counted(len(self.layers), 'layer')} × {counted(self.heads, 'head')}",
             "steps": f"{self.steps}{'' if self.complete else ', incomplete: the generation was cut short'}",
-            "prompt": f"{counted(manifest.get('prompt_length') or 0, 'token')}: {manifest['prompt']}" if manifest.get("prompt") else None,
+            "prompt": f"{counted(manifest.get('prompt_length') or 0, 'token')}: {manifest['prompt']}"
+            if manifest.get("prompt")
+            else None,
             "answer": manifest.get("text"),
             "hidden": ", ".join(hidden_rules(manifest)) or None,
         }
-        tensors = [(name, " × ".join(getattr(self, name).axes), " × ".join(map(str, getattr(self, name).shape))) for name in self.tensors]
+        tensors = [
+            (name, " × ".join(getattr(self, name).axes), " × ".join(map(str, getattr(self, name).shape)))
+            for name in self.tensors
+        ]
         return card(f"Trace {self.folder}", facts, ("tensor", "axes", "shape"), tensors, most=len(TRACE_AXES))
 
     def __getattr__(self, name: str) -> Any:
@@ -74,7 +88,9 @@ class Trace:
             raise AttributeError(name)
         near = difflib.get_close_matches(name, dir(self), n=1)
         meant = f"did you mean {near[0]}? It" if near else "it"
-        raise AttributeError(f"{self.folder}: this trace has no {name!r}; {meant} has {', '.join((*self._readable, *_ATTRIBUTES))}")
+        raise AttributeError(
+            f"{self.folder}: this trace has no {name!r}; {meant} has {', '.join((*self._readable, *_ATTRIBUTES))}"
+        )
 
     def __dir__(self) -> list[str]:
         names = {*super().__dir__()}
@@ -85,7 +101,9 @@ class Trace:
     @property
     def _readable(self) -> tuple[str, ...]:
         """Names of the tensors that can be read; those of which only the largest values were kept included."""
-        return tuple(name for name in TRACE_AXES if name in self.tensors or (name in TOPPED and f"top_{name}" in self.tensors))
+        return tuple(
+            name for name in TRACE_AXES if name in self.tensors or (name in TOPPED and f"top_{name}" in self.tensors)
+        )
 
     @property
     def complete(self) -> bool:
@@ -114,7 +132,10 @@ class Trace:
                 f"{self.folder}: expected the {len(listed)} parts that its manifest lists, found {more[0]} as well; it is of another "
                 "trace: take it away"
             )
-        parts, about = list[Part](), {"crossing": attends_elsewhere(self.manifest), "mask_id": self.manifest.get("mask_id")}
+        parts, about = (
+            list[Part](),
+            {"crossing": attends_elsewhere(self.manifest), "mask_id": self.manifest.get("mask_id")},
+        )
         prompt = (
             (self.manifest.get("prompt_length") or 0) if "length" in (self.manifest.get("sampler") or {}) else 0
         )  # all of a plain call is one
@@ -123,17 +144,23 @@ class Trace:
             part = read_part(self.place / name)
             expected = parts[-1].first_step + parts[-1].steps if parts else 0
             if part.first_step != expected:
-                raise TraceError(f"{part.path}: expected it to begin at step {expected}, found step {part.first_step}; a part is missing")
+                raise TraceError(
+                    f"{part.path}: expected it to begin at step {expected}, found step {part.first_step}; a part is missing"
+                )
             if parts and part.generation and parts[0].generation not in ("", part.generation):
                 raise TraceError(
                     f"{part.path}: expected a part of the generation of {parts[0].path.name}, found one of another; take it away"
                 )
             entry = listed.get(name)
             if entry is not None and part.steps != entry["steps"]:
-                raise TraceError(f"{part.path}: expected {entry['steps']} steps, as the manifest says, found {part.steps}; {DAMAGED}")
+                raise TraceError(
+                    f"{part.path}: expected {entry['steps']} steps, as the manifest says, found {part.steps}; {DAMAGED}"
+                )
             check_shapes(part.path, part.steps, part.shapes, part.dtypes, self.manifest)
             if parts and (lost := sorted(parts[0].shapes.keys() - part.shapes.keys())):
-                raise TraceError(f"{part.path}: expected {lost[0]}, which {parts[0].path.name} has, found none; {DAMAGED}")
+                raise TraceError(
+                    f"{part.path}: expected {lost[0]}, which {parts[0].path.name} has, found none; {DAMAGED}"
+                )
             checksum = None if entry is None else entry["sha256"]
             parts.append(replace(part, sha256=checksum, verify=self.verifies, **about))
         written = sum(part.steps for part in parts)
@@ -141,7 +168,9 @@ class Trace:
             raise TraceError(f"{self.folder}: expected {said} steps, as its manifest says, found {written}; {DAMAGED}")
         canvases = [part.shapes["tokens"][-1] for part in parts if "tokens" in part.shapes]
         if self.complete and canvases and (said := self.manifest.get("prompt_length") or 0) > (most := max(canvases)):
-            raise TraceError(f"{self.folder}: prompt_length: expected at most the {most} tokens of a canvas, found {said}; {DAMAGED}")
+            raise TraceError(
+                f"{self.folder}: prompt_length: expected at most the {most} tokens of a canvas, found {said}; {DAMAGED}"
+            )
         return tuple(parts)
 
     def verify(self) -> None:
@@ -224,7 +253,9 @@ def read_manifest(folder: Path, verify: bool = True) -> dict[str, Any]:
             "or record again"
         )
     if manifest.get("level") == "statistics":
-        raise TraceError(f"{folder} holds statistics, not a trace; `sinkscope sinks {folder}` shows them, `sinkscope trace` makes traces")
+        raise TraceError(
+            f"{folder} holds statistics, not a trace; `sinkscope sinks {folder}` shows them, `sinkscope trace` makes traces"
+        )
     check_fields(manifest, TraceManifest, str(path), TraceError, DAMAGED)
     if verify:
         compare_checksum(manifest, path, TraceError)
@@ -276,11 +307,15 @@ def trace_folders(path: Path) -> list[Path]:
     numbered = [one for one in files_in(path, "[0-9]*", TraceError) if one.name.isdecimal()]
     found = [one for one in numbered if exists(one / MANIFEST)]
     if alone and found:
-        raise TraceError(f"{path}: expected one trace or numbered ones, found {MANIFEST} beside {found[0].name}; move one of them away")
+        raise TraceError(
+            f"{path}: expected one trace or numbered ones, found {MANIFEST} beside {found[0].name}; move one of them away"
+        )
     if alone:
         return [path]
     for one in numbered if found else ():
-        if one not in found and (one.is_symlink() or any(RECORDED.fullmatch(file.name) for file in files_in(one, "*", TraceError))):
+        if one not in found and (
+            one.is_symlink() or any(RECORDED.fullmatch(file.name) for file in files_in(one, "*", TraceError))
+        ):
             raise TraceError(
                 f"{one}: expected {MANIFEST} in it, as in the other {len(found)} of {path}, found none; a trace was damaged there: record "
                 "it again, or take the folder away"
@@ -288,7 +323,6 @@ def trace_folders(path: Path) -> list[Path]:
     return found
 
 
-@checked
 def open_traces(path: str | Path, *, verify: bool = True) -> list[Trace]:
     """Return all traces at a path: one, or the numbered ones of a batch.
 
@@ -314,7 +348,6 @@ def as_trace(trace: Any) -> Any:
     return open_trace(trace) if isinstance(trace, str | Path) else trace
 
 
-@checked
 def open_trace(path: str | Path, *, verify: bool = True) -> Trace:
     """Open one trace; only its manifest is read until it is indexed.
 
@@ -328,5 +361,7 @@ def open_trace(path: str | Path, *, verify: bool = True) -> Trace:
     folder = Path(path)
     folders = trace_folders(folder)
     if len(folders) > 1:
-        raise CallError(f"{folder} holds {len(folders)} traces; open one of them, such as {folders[0]}, or use open_traces")
+        raise CallError(
+            f"{folder} holds {len(folders)} traces; open one of them, such as {folders[0]}, or use open_traces"
+        )
     return Trace(folders[0] if folders else folder, verify)

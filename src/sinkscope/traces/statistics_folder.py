@@ -19,7 +19,6 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from sinkscope.argument_types import checked
 from sinkscope.checksums import SHA256, checksum_of, compare_checksum, compare_sealed, sealed
 from sinkscope.documents import check_fields, check_regular, describe, exists, files_in, parse_json, read_json_object
 from sinkscope.errors import CallError, SinkscopeError, TraceError
@@ -49,9 +48,18 @@ class StatisticsFolder:
     """
 
     def __init__(
-        self, folder: Path, identity: dict[str, Any], merge: Callable[[Arrays, Arrays], Arrays], expected: int | None = None
+        self,
+        folder: Path,
+        identity: dict[str, Any],
+        merge: Callable[[Arrays, Arrays], Arrays],
+        expected: int | None = None,
     ) -> None:
-        self.folder, self.identity, self.expected, self._merge = folder, json.loads(json.dumps(identity)), expected, merge
+        self.folder, self.identity, self.expected, self._merge = (
+            folder,
+            json.loads(json.dumps(identity)),
+            expected,
+            merge,
+        )
         begun = self._check()  # before anything is made in a folder that may be somebody else's
         with made_folder(folder, TraceError), made_folder(folder / ITEMS, TraceError):
             pass
@@ -72,10 +80,14 @@ class StatisticsFolder:
             return True
         if self.folder.is_dir():
             others = [
-                one.name for one in self.folder.iterdir() if one.name not in (ITEMS, LOCK, CLAIM) and not one.name.endswith(UNFINISHED)
+                one.name
+                for one in self.folder.iterdir()
+                if one.name not in (ITEMS, LOCK, CLAIM) and not one.name.endswith(UNFINISHED)
             ]
             if others:
-                raise CallError(f"{self.folder} already holds files ({others[0]} …); choose another folder or delete this one")
+                raise CallError(
+                    f"{self.folder} already holds files ({others[0]} …); choose another folder or delete this one"
+                )
         return False
 
     def _manifest(self, prompts: int, about: dict[str, Any], complete: bool, tensors: str | None) -> dict[str, Any]:
@@ -141,10 +153,13 @@ class StatisticsFolder:
                 count += 1
             if count > first:
                 metadata.update(
-                    prompts=str(count), texts=json.dumps(dict(sorted(texts.items())), ensure_ascii=False, separators=(",", ":"))
+                    prompts=str(count),
+                    texts=json.dumps(dict(sorted(texts.items())), ensure_ascii=False, separators=(",", ":")),
                 )
                 write_whole(path, sealed(save(merged, metadata)))
-            for item in files_in(self.folder / ITEMS, "*.safetensors", TraceError):  # also those that a kill left after they were merged
+            for item in files_in(
+                self.folder / ITEMS, "*.safetensors", TraceError
+            ):  # also those that a kill left after they were merged
                 if int(item.stem) < count:
                     item.unlink()
             complete = count == self.expected
@@ -162,7 +177,6 @@ class StatisticsFolder:
         (self.folder / LOCK).unlink(missing_ok=True)
 
 
-@checked
 def is_statistics(path: str | Path) -> bool:
     """Return whether a folder holds statistics rather than a trace."""
     try:
@@ -189,14 +203,15 @@ def read_statistics_manifest(folder: Path, verify: bool = True) -> dict[str, Any
     return manifest
 
 
-def check_statistics_manifest(manifest: Mapping[str, Any], where: str, error: type[SinkscopeError], advice: str) -> None:
+def check_statistics_manifest(
+    manifest: Mapping[str, Any], where: str, error: type[SinkscopeError], advice: str
+) -> None:
     """Raise an error for what is no manifest of statistics; ``where`` names it, ``advice`` ends the message."""
     from sinkscope.traces.manifest_schema import StatisticsManifest
 
     check_fields(manifest, StatisticsManifest, where, error, advice)
 
 
-@checked
 def read_statistics(folder: str | Path, *, verify: bool = True) -> tuple[dict[str, Any], Arrays, dict[int, str]]:
     """Return the manifest, the merged arrays and the texts of tokens.
 
@@ -229,11 +244,15 @@ def _compare_run(path: Path, metadata: dict[str, str], manifest: dict[str, Any])
     count = int(metadata["prompts"])
     behind = count > manifest["prompts"] and not manifest["complete"]
     if count != manifest["prompts"] and not behind:
-        raise TraceError(f"{path}: expected the {manifest['prompts']} prompts that its manifest counts, found {count}; {FOREIGN}")
+        raise TraceError(
+            f"{path}: expected the {manifest['prompts']} prompts that its manifest counts, found {count}; {FOREIGN}"
+        )
     about = {name: value for name, value in json.loads(metadata["about"]).items() if name in manifest}
     other = first_difference({name: manifest[name] for name in about}, about)
     if other is not None:
-        raise TraceError(f"{path}: {difference_in_words(*other, 'expected {name} {old!r} as in its manifest, found {new!r}')}; {FOREIGN}")
+        raise TraceError(
+            f"{path}: {difference_in_words(*other, 'expected {name} {old!r} as in its manifest, found {new!r}')}; {FOREIGN}"
+        )
     if not behind and manifest.get("tensors", metadata.get(SHA256)) != metadata.get(SHA256):
         raise TraceError(f"{path}: expected the tensors whose sha256 its manifest gives, found others; {FOREIGN}")
 
@@ -265,11 +284,15 @@ def _read(path: Path, verify: bool = True) -> tuple[Arrays, dict[str, str]]:
         raise TraceError(f"{path}: expected numbers, found a type that statistics do not have; {DAMAGED}") from error
     metadata = {"prompts": "1", **metadata}  # an item is one prompt and does not say so
     if not re.fullmatch(r"[0-9]{1,9}", metadata["prompts"]):
-        raise TraceError(f"{path}: prompts: expected a whole number from 0 upwards, found {metadata['prompts'][:60]!r}; {DAMAGED}")
+        raise TraceError(
+            f"{path}: prompts: expected a whole number from 0 upwards, found {metadata['prompts'][:60]!r}; {DAMAGED}"
+        )
     for name in ("about", "texts"):
         if not isinstance(parse_json(metadata.get(name, ""), f"{path}: {name}", TraceError, DAMAGED), dict):
             raise TraceError(f"{path}: {name}: expected a JSON object, found {metadata[name][:60]!r}; {DAMAGED}")
     for token, text in json.loads(metadata["texts"]).items():
         if not (re.fullmatch(r"-?[0-9]{1,10}", token) and isinstance(text, str)):
-            raise TraceError(f"{path}: texts: expected the text of a token, found {token[:60]!r}: {describe(text)}; {DAMAGED}")
+            raise TraceError(
+                f"{path}: texts: expected the text of a token, found {token[:60]!r}: {describe(text)}; {DAMAGED}"
+            )
     return arrays, metadata

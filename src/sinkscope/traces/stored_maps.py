@@ -34,7 +34,11 @@ def check_place(trace: Trace, step: int, layer: int, head: int) -> tuple[int, in
     """
     expect_steps(trace, "make a map of")
     place = []
-    for name, value, size in (("step", step, trace.steps), ("layer", layer, len(trace.layers)), ("head", head, trace.heads)):
+    for name, value, size in (
+        ("step", step, trace.steps),
+        ("layer", layer, len(trace.layers)),
+        ("head", head, trace.heads),
+    ):
         if not -size <= value < size:
             ends = "and −1 is the last" if size == 1 else f"and −{size} to −1 count from the end"
             raise CallError(f"{name}: expected 0 to {size - 1}, found {value}; {trace.folder} has {size}, {ends}")
@@ -52,7 +56,13 @@ def store_map(trace: Trace, step: int, layer: int, head: int, attention: np.ndar
         TraceError: it cannot be written.
     """
     path = trace.place / MAP.format(step, layer, head)
-    metadata = {"step": str(step), "layer": str(layer), "head": str(head), "axes": "query key", "units": "share of a query's attention"}
+    metadata = {
+        "step": str(step),
+        "layer": str(layer),
+        "head": str(head),
+        "axes": "query key",
+        "units": "share of a query's attention",
+    }
     write_whole(path, sealed(save({TENSOR: np.ascontiguousarray(attention, np.float32)}, metadata)))
     listed = {tuple(one) for one in trace.manifest.get("maps", [])} | {(step, layer, head)}
     trace.manifest["maps"] = [list(one) for one in sorted(listed)]
@@ -80,10 +90,14 @@ def stored_map(trace: Trace, step: int, layer: int, head: int) -> np.ndarray | N
                 raise TraceError(f"{path}: {TENSOR}: expected query × key of F32, found {found}; {DAMAGED}")
             attention, metadata = file.get_tensor(TENSOR), file.metadata() or {}
     except (SafetensorError, OSError) as error:
-        raise TraceError(f"{path}: expected a safetensors file with {TENSOR}, found none that can be read; {DAMAGED}") from error
+        raise TraceError(
+            f"{path}: expected a safetensors file with {TENSOR}, found none that can be read; {DAMAGED}"
+        ) from error
     for name, value in (("step", step), ("layer", layer), ("head", head)):
         if metadata.get(name) != str(value):
-            raise TraceError(f"{path}: expected the map of {name} {value}, found that of {name} {metadata.get(name)}; delete the file")
+            raise TraceError(
+                f"{path}: expected the map of {name} {value}, found that of {name} {metadata.get(name)}; delete the file"
+            )
     length = int(trace.lengths[step])
     if attention.shape != (length, length):
         raise TraceError(f"{path}: expected {length} queries and {length} keys, found {attention.shape}; {DAMAGED}")

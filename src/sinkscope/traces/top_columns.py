@@ -61,13 +61,19 @@ class TopArray(LazyArray):
         leading, last = index[:3], index[3:]
         values, keys, rest = self._values[leading], self._keys[leading], self._rest[leading]
         lengths = np.asarray(self._lengths[index[0]])
-        return self._whole(values, keys, rest, lengths.reshape((*lengths.shape, *[1] * (rest.ndim - lengths.ndim))))[(..., *last)]
+        return self._whole(values, keys, rest, lengths.reshape((*lengths.shape, *[1] * (rest.ndim - lengths.ndim))))[
+            (..., *last)
+        ]
 
-    def _whole(self, values: np.ndarray, keys: np.ndarray, rest: np.ndarray, lengths: np.ndarray) -> Float[np.ndarray, "... key"]:
+    def _whole(
+        self, values: np.ndarray, keys: np.ndarray, rest: np.ndarray, lengths: np.ndarray
+    ) -> Float[np.ndarray, "... key"]:
         width = self.shape[-1]
         fill = rest if self.spread else np.full_like(rest, np.nan)
         whole = np.repeat(fill[..., None], width + 1, axis=-1)
-        np.put_along_axis(whole, np.where(keys < 0, width, keys).astype(np.intp), values, axis=-1)  # empty places go behind the end
+        np.put_along_axis(
+            whole, np.where(keys < 0, width, keys).astype(np.intp), values, axis=-1
+        )  # empty places go behind the end
         whole = whole[..., :width]
         whole[np.broadcast_to(np.arange(width) >= lengths[..., None], whole.shape)] = np.nan
         return whole

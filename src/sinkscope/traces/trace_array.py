@@ -54,7 +54,9 @@ class LazyArray(ABC):
     def __eq__(self, other: object) -> bool:
         if other is None or isinstance(other, LazyArray):
             return self is other
-        raise TypeError(f"{self.name} is read when it is indexed; to compare its numbers load it first: trace.{self.name}[:] == …")
+        raise TypeError(
+            f"{self.name} is read when it is indexed; to compare its numbers load it first: trace.{self.name}[:] == …"
+        )
 
     __hash__ = object.__hash__
 
@@ -64,7 +66,9 @@ class LazyArray(ABC):
         if attribute.startswith("_") or not hasattr(np.ndarray, attribute):
             raise AttributeError(f"{type(self).__name__} has no {attribute!r}")
         name = self.__dict__.get("name", "it")
-        raise AttributeError(f"{name} is read when it is indexed; for .{attribute} load it first: trace.{name}[:].{attribute}")
+        raise AttributeError(
+            f"{name} is read when it is indexed; for .{attribute} load it first: trace.{name}[:].{attribute}"
+        )
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *_REDUCTIONS})
@@ -108,7 +112,9 @@ class TraceArray(LazyArray):
         # safetensors slices the axes before the last one that are ints or plain slices; NumPy does the rest.
         leading: list[Any] = []
         for one, size in zip(rest, self.shape[1:-1], strict=False):
-            leading.append(one + size if isinstance(one, int) and one < 0 else one if isinstance(one, int) else slice(None))
+            leading.append(
+                one + size if isinstance(one, int) and one < 0 else one if isinstance(one, int) else slice(None)
+            )
         pieces = []
         for part in self._parts:
             first, last = max(start, part.first_step), min(stop, part.first_step + part.steps)
@@ -123,9 +129,13 @@ class TraceArray(LazyArray):
             if not isinstance(one, int)
         ]
         whole = (
-            np.concatenate([widen(self.name, piece, self.shape[-1]) for piece in pieces]) if pieces else np.zeros((0, *kept), self.dtype)
+            np.concatenate([widen(self.name, piece, self.shape[-1]) for piece in pieces])
+            if pieces
+            else np.zeros((0, *kept), self.dtype)
         )
-        pending = [one for number, one in enumerate(rest) if number >= len(leading) or not isinstance(leading[number], int)]
+        pending = [
+            one for number, one in enumerate(rest) if number >= len(leading) or not isinstance(leading[number], int)
+        ]
         return whole[(slice(None), *pending)]
 
 
@@ -147,7 +157,9 @@ def full_index(index: Any, name: str, axes: tuple[str, ...]) -> tuple[Any, ...]:
         raise IndexError(f"{name} has axes {', '.join(axes)}; found {len(index)} indices")
     for one in index:
         if not isinstance(one, int | np.integer | slice) or isinstance(one, bool):
-            raise IndexError(f"{name} takes whole numbers and slices; for anything else load it first: trace.{name}[:][...]")
+            raise IndexError(
+                f"{name} takes whole numbers and slices; for anything else load it first: trace.{name}[:][...]"
+            )
         if isinstance(one, slice):
             _check_slice(one, name)
     return index or (slice(None),)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.argument_types import check_argument, checked
+from sinkscope.argument_types import check_argument
 from sinkscope.axes import HEAD, KV_HEAD, LAYER, TRACE_AXES, TRACE_UNITS
 from sinkscope.checksums import checksum_of
 from sinkscope.documents import check_fields, exists, files_in
@@ -45,7 +45,6 @@ BYTES_PER_PART = 64 << 20
 Step = dict[str, np.ndarray]
 
 
-@checked
 def claim_folder(folder: str | Path, overwrite: bool | None = False) -> None:
     """Make an empty folder for a trace.
 
@@ -142,7 +141,9 @@ def _delete(folder: Path, keep: str = "") -> None:
         for path in (folder / name for name in names_in(folder) if name != keep):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     except OSError as error:
-        raise TraceError(f"{error.filename or folder} cannot be deleted ({error.strerror}); choose another folder") from error
+        raise TraceError(
+            f"{error.filename or folder} cannot be deleted ({error.strerror}); choose another folder"
+        ) from error
 
 
 def _holds_trace(folder: Path, overwrite: bool | None) -> bool:
@@ -158,7 +159,9 @@ def _holds_trace(folder: Path, overwrite: bool | None) -> bool:
         raise CallError(f"{folder}: expected a folder for the trace, found a file on the way") from error
     except FileExistsError as error:
         if not folder.exists():
-            raise CallError(f"{folder}: expected a folder for the trace, found {in_the_way(folder)}; choose another name") from error
+            raise CallError(
+                f"{folder}: expected a folder for the trace, found {in_the_way(folder)}; choose another name"
+            ) from error
         raise CallError(f"{folder} is a file; a trace is a folder, choose another name") from error
     except OSError as error:
         raise TraceError(f"{folder} cannot be made ({error.strerror}); choose another folder") from error
@@ -167,7 +170,9 @@ def _holds_trace(folder: Path, overwrite: bool | None) -> bool:
     if only_left_behind(folder):
         _delete(folder)
         return False
-    holding = [one for one in (folder, folder / ASIDE, folder / MOVING) if one.is_dir()]  # a killed run may have left the last two
+    holding = [
+        one for one in (folder, folder / ASIDE, folder / MOVING) if one.is_dir()
+    ]  # a killed run may have left the last two
     inner = [one / MANIFEST for within in holding for one in files_in(within, "*", TraceError) if one.is_dir()]
     recorded = any(_is_recording(path) for path in (folder / MANIFEST, *inner))
     if not recorded and not any(_is_drift(folder / within / DRIFT) for within in ("", ASIDE, MOVING)):
@@ -175,10 +180,14 @@ def _holds_trace(folder: Path, overwrite: bool | None) -> bool:
     if not overwrite:
         counted = any((folder / name).exists() for name in ("statistics.safetensors", "items"))
         held = "files of a recording of drift" if not recorded else "statistics" if counted else "a trace"
-        advice = "choose another folder" + (", or replace it: overwrite=True, --overwrite" if overwrite is not None else "")
+        advice = "choose another folder" + (
+            ", or replace it: overwrite=True, --overwrite" if overwrite is not None else ""
+        )
         raise CallError(f"{folder} already holds {held}; {advice}")
     if foreign := _not_recorded(folder):
-        raise CallError(f"{folder} holds {foreign.name} beside its trace, and overwrite deletes traces only; choose another folder")
+        raise CallError(
+            f"{folder} holds {foreign.name} beside its trace, and overwrite deletes traces only; choose another folder"
+        )
     return True
 
 
@@ -229,9 +238,13 @@ class TraceWriter:
         CallError: the folder holds a trace or is none, or the manifest does not say of which model.
     """
 
-    @checked
     def __init__(
-        self, folder: str | Path, manifest: dict[str, Any], reduce: Callable[[Step], Step] | None = None, *, trusted: bool = False
+        self,
+        folder: str | Path,
+        manifest: dict[str, Any],
+        reduce: Callable[[Step], Step] | None = None,
+        *,
+        trusted: bool = False,
     ) -> None:
         self.folder, self._reduce, self._trusted, self._closed = Path(folder), reduce, trusted, False
         self._sizes = {axis: len(one) if axis == LAYER else one for axis, one in _told(manifest).items()}
@@ -261,7 +274,6 @@ class TraceWriter:
         self._opened = time.monotonic()
         write_manifest(self.folder, self.manifest)
 
-    @checked
     def add(self, step: Step) -> None:
         """Add a step: arrays as in `axes.TRACE_AXES`, without the step axis; position and key axes may grow.
 
@@ -287,17 +299,27 @@ class TraceWriter:
             CallError: see `add`.
         """
         if self._closed:
-            raise CallError(f"{self.folder}: expected no step behind close(), found one; write it into a trace of its own")
+            raise CallError(
+                f"{self.folder}: expected no step behind close(), found one; write it into a trace of its own"
+            )
         names = tuple(sorted(step))
         if names != self._names and (self._names or not names or not set(names) <= set(TRACE_AXES)):
-            expected = f"the tensors of the first, {', '.join(self._names)}" if self._names else f"tensors of {', '.join(TRACE_AXES)}"
+            expected = (
+                f"the tensors of the first, {', '.join(self._names)}"
+                if self._names
+                else f"tensors of {', '.join(TRACE_AXES)}"
+            )
             raise CallError(f"step: expected {expected}; found {', '.join(names) or 'none'}")
         found = checked_step("step: ", step, self._sizes, within=not attends_elsewhere(self.manifest))
         for name, array in found.items():
             if array.dtype != (dtype := DTYPES[expected_type(name)]):
                 raise CallError(f"step: {name}: expected {dtype}, found {array.dtype}; pass .astype(np.{dtype})")
         mask = self.manifest.get("mask_id")
-        if mask is not None and {"tokens", "masked"} <= found.keys() and ((found["masked"] != 0) != (found["tokens"] == mask)).any():
+        if (
+            mask is not None
+            and {"tokens", "masked"} <= found.keys()
+            and ((found["masked"] != 0) != (found["tokens"] == mask)).any()
+        ):
             raise CallError(
                 f"step: masked: expected 1 where tokens has the mask token {mask} of the manifest, and 0 elsewhere, found others"
             )
@@ -348,7 +370,9 @@ class TraceWriter:
         if self._closed:
             raise CallError(f"{self.folder}: expected a trace that is open, found one that was closed before")
         if ours := sorted({"format", "steps", "axes", "units", "parts"} & more.keys()):
-            raise CallError(f"{ours[0]}: expected other fields of the manifest, as the writer counts these itself; leave it out")
+            raise CallError(
+                f"{ours[0]}: expected other fields of the manifest, as the writer counts these itself; leave it out"
+            )
         ended = {**self.manifest, **more, "complete": complete}
         check_fields(ended, TraceManifest, "manifest", CallError)
         _check_plain(ended)
@@ -359,21 +383,28 @@ def _check_plain(manifest: dict[str, Any]) -> None:
     try:
         json.dumps(manifest, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:  # objects, NaN, lone surrogates
-        raise CallError(f"manifest: expected values of JSON in UTF-8, found others ({first_line(error)}); leave them out") from error
+        raise CallError(
+            f"manifest: expected values of JSON in UTF-8, found others ({first_line(error)}); leave them out"
+        ) from error
 
 
 def _check_free(folder: Path) -> None:
     """Raise CallError for a folder that holds a trace, which a second one would destroy."""
     if exists(folder / MANIFEST) or files_in(folder, PART_GLOB, TraceError):
-        raise CallError(f"{folder} already holds a trace; choose another folder, or empty this one: claim_folder(folder, overwrite=True)")
+        raise CallError(
+            f"{folder} already holds a trace; choose another folder, or empty this one: claim_folder(folder, overwrite=True)"
+        )
 
 
 def _told(manifest: dict[str, Any]) -> dict[str, Any]:
     """Return what a manifest says of the axes of its trace."""
-    return {axis: one for axis, name in ((LAYER, "layers"), (HEAD, "heads"), (KV_HEAD, "kv_heads")) if (one := manifest.get(name))}
+    return {
+        axis: one
+        for axis, name in ((LAYER, "layers"), (HEAD, "heads"), (KV_HEAD, "kv_heads"))
+        if (one := manifest.get(name))
+    }
 
 
-@checked
 def move_trace(source: str | Path, target: str | Path) -> None:
     """Move the files of a trace into a new folder.
 
@@ -385,7 +416,9 @@ def move_trace(source: str | Path, target: str | Path) -> None:
     if exists(source / BUNDLE):
         raise CallError(f"{source} is a bundle, of which a trace is a part; move the whole folder")
     if exists(target):
-        raise CallError(f"{target}: expected a new folder for the trace of {source}, found one that is there; choose another name")
+        raise CallError(
+            f"{target}: expected a new folder for the trace of {source}, found one that is there; choose another name"
+        )
     try:
         target.mkdir()
         for path in [*files_in(source, PART_GLOB, TraceError), source / MANIFEST]:

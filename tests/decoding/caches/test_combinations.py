@@ -22,8 +22,22 @@ PROMPTS = [[5, 9, 22, 41, 7, 3, 18], [14, 8, 8, 51]]
 OWN = {"dkv-greedy": {"remasking": "random"}, "elastic-cache": {"block": 16}}
 """Settings that a policy asks for."""
 SINKS = [name for name in VARIANTS if name != "token-end"]
-READ_ALL = ["block", "block:suffix", "block:changed", "block:fresh=sinks,sinks=2", "block:trigger=sink", "block:trigger=drift"]
-READ_ALL += ["block:trigger=entropy", "fast-dllm-dual", "fast-dllm-prefix", "dkv-decode", "d2cache", "dllm-cache:ratio=0.5"]
+READ_ALL = [
+    "block",
+    "block:suffix",
+    "block:changed",
+    "block:fresh=sinks,sinks=2",
+    "block:trigger=sink",
+    "block:trigger=drift",
+]
+READ_ALL += [
+    "block:trigger=entropy",
+    "fast-dllm-dual",
+    "fast-dllm-prefix",
+    "dkv-decode",
+    "d2cache",
+    "dllm-cache:ratio=0.5",
+]
 READ_ALL += ["elastic-cache:window=3", "elastic-cache:gamma=1.0,tracked=2"]
 READ_SOME = ["block:keep=top,budget=3", "block:keep=oracle,budget=3", "sparse-dllm"]
 
@@ -43,7 +57,9 @@ def with_sink(variant):
 
 def stale_steps(model, cache, count=5):
     """Hidden states of steps that commit nothing, so that what is stored is what would be computed; and those without a cache."""
-    settings = LLaDASettings(length=16, steps=16, block=8, cache=cache, remasking="random" if "greedy" in cache else "low_confidence")
+    settings = LLaDASettings(
+        length=16, steps=16, block=8, cache=cache, remasking="random" if "greedy" in cache else "low_confidence"
+    )
     batch = make_batch(model, PROMPTS, [None, None], 16)
     canvas, layout = masked_canvas(batch, 16, MASK)
     meter, found = WorkMeter(model.network, 2), []
@@ -63,7 +79,9 @@ def stale_steps(model, cache, count=5):
             reader.committed(nothing, unknown)
             publisher.after(nothing, nothing, unknown)
     with torch.no_grad():
-        dense = model.network.model(input_ids=canvas, attention_mask=layout.seen, position_ids=layout.positions, use_cache=False)
+        dense = model.network.model(
+            input_ids=canvas, attention_mask=layout.seen, position_ids=layout.positions, use_cache=False
+        )
     return found, dense.last_hidden_state, batch.real, meter.work(0).rows
 
 
@@ -139,7 +157,10 @@ def test_every_policy_is_recorded_or_refused(cache, tmp_path):
     settings |= OWN.get(cache.partition(":")[0], {})
     alone = sinkscope.generate(model, PROMPTS[0], **settings)
     if cache in READ_SOME or cache.startswith(("dllm-cache", "elastic-cache")):
-        with pytest.raises(CallError, match="expected a model that nothing watches"), sinkscope.recording(model, out=tmp_path / "trace"):
+        with (
+            pytest.raises(CallError, match="expected a model that nothing watches"),
+            sinkscope.recording(model, out=tmp_path / "trace"),
+        ):
             sinkscope.generate(model, PROMPTS[0], **settings)
         return
     with sinkscope.recording(model, out=tmp_path / "trace"):

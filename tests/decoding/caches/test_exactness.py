@@ -16,9 +16,15 @@ SETTINGS = {
     "dream": {"length": 16, "steps": 12, "algorithm": "maskgit_plus"},
 }
 WITHOUT_ORDER = [name for name in known_caches() if name != "dkv-greedy"]
-KEEPING = [f"block:keep={keep},budget=6,window=2" for keep in ("sinks", "random")] + ["block:changed,keep=top,budget=5,every=3"]
+KEEPING = [f"block:keep={keep},budget=6,window=2" for keep in ("sinks", "random")] + [
+    "block:changed,keep=top,budget=5,every=3"
+]
 KEEPING += ["block:keep=oracle,budget=4", "block:fresh=sinks,sinks=2", "block:fresh=sinks,trigger=sink,level=0.1"]
-KEEPING += ["block:trigger=drift,level=0.999", "block:changed,trigger=drift,level=0.99", "block:trigger=confidence,level=0.1"]
+KEEPING += [
+    "block:trigger=drift,level=0.999",
+    "block:changed,trigger=drift,level=0.99",
+    "block:trigger=confidence,level=0.1",
+]
 KEEPING += [
     "block:changed,recent=3,trigger=entropy,level=2",
     "d2cache:masks=3,sigma=2.0,inflate=2",
@@ -44,18 +50,29 @@ def test_refreshing_everything_is_plain_sampling(sampler, cache, prompts):
 @pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[:1]], ids=["padded", "alone"])
 def test_a_layered_policy_that_computes_everything_is_plain_sampling(sampler, prompts):
     model = seeded_model(sampler)
-    plain, cached = (steps_of(model, prompts, cache=name, **SETTINGS[sampler]) for name in ("none", "dllm-cache:prompt=1,answer=1"))
+    plain, cached = (
+        steps_of(model, prompts, cache=name, **SETTINGS[sampler]) for name in ("none", "dllm-cache:prompt=1,answer=1")
+    )
     for one, other in zip(plain, cached, strict=True):
         assert torch.equal(one.tokens, other.tokens)
-        assert_close(one.confidence.nan_to_num(-1), other.confidence.nan_to_num(-1), terms=terms_of(model.network, 33), scores=(20, 8))
-    assert [plain[-1].meter.work(row) for row in range(len(prompts))] == [cached[-1].meter.work(row) for row in range(len(prompts))]
+        assert_close(
+            one.confidence.nan_to_num(-1),
+            other.confidence.nan_to_num(-1),
+            terms=terms_of(model.network, 33),
+            scores=(20, 8),
+        )
+    assert [plain[-1].meter.work(row) for row in range(len(prompts))] == [
+        cached[-1].meter.work(row) for row in range(len(prompts))
+    ]
 
 
 def test_a_token_is_computed_anew_for_as_many_steps_as_recent_says():
     rows = {}
     for recent in (1, 2, 3):
         model = seeded_model("llada")
-        rows[recent] = sinkscope.generate(model, PROMPTS[0], length=8, steps=8, block=8, cache=f"block:changed,recent={recent}").work.rows
+        rows[recent] = sinkscope.generate(
+            model, PROMPTS[0], length=8, steps=8, block=8, cache=f"block:changed,recent={recent}"
+        ).work.rows
     # 9 + 8 in the refresh; then 7, 6, … masks and 1, 2, 3, 3, … tokens
     assert rows == {1: 17 + 28 + 7, 2: 17 + 28 + 1 + 2 * 6, 3: 17 + 28 + 1 + 2 + 3 * 5}
 

@@ -22,13 +22,24 @@ PADDED = 4  # of the second row
 def moment(**more):
     source = torch.Generator().manual_seed(3)
     scores = [torch.rand(2, 2 * HEADS, WIDTH, generator=source) for _ in range(LAYERS)]
-    for layer, head, place in ((0, 0, 2), (0, 1, 2), (1, 2, 14), (1, 3, 14), (1, 2, 6), (1, 3, 6), (0, 4, START), (0, 5, START)):
+    for layer, head, place in (
+        (0, 0, 2),
+        (0, 1, 2),
+        (1, 2, 14),
+        (1, 3, 14),
+        (1, 2, 6),
+        (1, 3, 6),
+        (0, 4, START),
+        (0, 5, START),
+    ):
         scores[layer][:, head, place] += 8
     values = [torch.rand(2, HEADS, WIDTH, generator=source) for _ in range(LAYERS)]
     real = torch.ones(2, WIDTH, dtype=torch.bool)
     real[1, :PADDED] = False
     tokens = torch.zeros(2, WIDTH, dtype=torch.long)
-    return Moment(0, START, STOP, tokens, tokens.bool(), real, scores=scores, values=values, heads=(LAYERS, HEADS), **more)
+    return Moment(
+        0, START, STOP, tokens, tokens.bool(), real, scores=scores, values=values, heads=(LAYERS, HEADS), **more
+    )
 
 
 def chosen(keep, row, layer, head, budget=5, window=2):
@@ -101,7 +112,9 @@ def test_the_loss_without_a_key_that_has_almost_all_attention():
     """One key has 0.99998 of it: in float32 the output and its value are nearly the same, and the loss would be noise."""
     query, key, value = torch.zeros(1, 1, WIDTH, 2), torch.zeros(1, 1, WIDTH, 2), torch.ones(1, 1, WIDTH, 2)
     query[..., 0], key[0, 0, 3, 0], value[0, 0, 3] = 1.0, 19.0, -1.0
-    seen = Moment(0, START, STOP, torch.zeros(1, WIDTH).long(), torch.zeros(1, WIDTH).bool(), torch.ones(1, WIDTH).bool())
+    seen = Moment(
+        0, START, STOP, torch.zeros(1, WIDTH).long(), torch.zeros(1, WIDTH).bool(), torch.ones(1, WIDTH).bool()
+    )
     found = loss_without(LayerCall("layer", 0, query, key, value, None), seen)[0, 0]
     share = 1 / (1 + (WIDTH - 1) * torch.exp(torch.tensor(-19 / 2**0.5, dtype=torch.float64)))
     assert 0.9999 < share < 1
@@ -111,13 +124,20 @@ def test_the_loss_without_a_key_that_has_almost_all_attention():
 def fronts(source):
     """Constant keys in front: none, two with values, a logit without."""
     keys, values = (torch.randn(HEADS, 2, 6, generator=source) for _ in range(2))
-    return {"none": None, "keys": Prefix(keys=keys, values=values), "logits": Prefix(logits=torch.randn(2 * HEADS, 1, generator=source))}
+    return {
+        "none": None,
+        "keys": Prefix(keys=keys, values=values),
+        "logits": Prefix(logits=torch.randn(2 * HEADS, 1, generator=source)),
+    }
 
 
 @pytest.mark.parametrize("front", ["none", "keys", "logits"])
 def test_the_loss_without_a_key_is_that_of_attention_without_it(front):
     source, seen = torch.Generator().manual_seed(9), moment()
-    query, key = torch.randn(2, 2 * HEADS, WIDTH, 6, generator=source), torch.randn(2, HEADS, WIDTH, 6, generator=source)
+    query, key = (
+        torch.randn(2, 2 * HEADS, WIDTH, 6, generator=source),
+        torch.randn(2, HEADS, WIDTH, 6, generator=source),
+    )
     value, own = torch.randn(2, HEADS, WIDTH, 6, generator=source), fronts(source)[front]
 
     def output(row, head, place, without=()):
@@ -137,7 +157,10 @@ def test_the_loss_without_a_key_is_that_of_attention_without_it(front):
     assert found.shape == (2, 2 * HEADS, WIDTH)
     for row, head in ((0, 0), (0, 5), (1, 3)):
         for place in (PADDED + 1, START, WIDTH - 1):
-            moved = [output(row, head, query_place, (place,)) - output(row, head, query_place) for query_place in range(START, STOP)]
+            moved = [
+                output(row, head, query_place, (place,)) - output(row, head, query_place)
+                for query_place in range(START, STOP)
+            ]
             assert_close(found[row, head, place], sum(one.square().sum() for one in moved), terms=WIDTH * 40)
 
 
@@ -170,7 +193,9 @@ def test_scores_are_the_column_sums_of_the_refresh():
         assert_close(one, other, terms=terms_of(model.network, 17))
 
 
-@pytest.mark.parametrize("keep", ["sinks", "top", "attended", "oracle", "random", "first", "no-sinks", "norm", "window"])
+@pytest.mark.parametrize(
+    "keep", ["sinks", "top", "attended", "oracle", "random", "first", "no-sinks", "norm", "window"]
+)
 def test_a_budget_of_all_keys_is_no_choice(keep):
     model, settings = seeded_model("llada"), {"length": 24, "block": 8, "steps": 24}
     every = sinkscope.generate(model, PROMPTS[0], cache="block", **settings)

@@ -35,7 +35,11 @@ def model_of(case, sampler):
     model = seeded_model(sampler, case["weights"])
     if case.get("layers", 2) == 2:
         return model
-    return replace(model, network=seeded_network("llama", case["weights"], case["layers"]), card=replace(model.card, layers=case["layers"]))
+    return replace(
+        model,
+        network=seeded_network("llama", case["weights"], case["layers"]),
+        card=replace(model.card, layers=case["layers"]),
+    )
 
 
 def changes(case, sampler="llada"):
@@ -166,11 +170,15 @@ def scaled_head(network, by):
 def test_a_mask_left_behind_is_a_candidate_in_the_refresh_only():
     model, prompt = seeded_model("llada"), [5, 9, 22, 41]
     with leaning(model.network, {str(MASK): 9.5}):
-        plain, cached = (steps_of(model, [prompt], length=24, block=8, steps=24, cache=cache) for cache in ("none", "fast-dllm-dual"))
+        plain, cached = (
+            steps_of(model, [prompt], length=24, block=8, steps=24, cache=cache) for cache in ("none", "fast-dllm-dual")
+        )
 
     def behind(steps):
         """Steps in the second and third block with candidates left of it, by their number within the block."""
-        candidates = [(number % 8, number // 8 * 8 + 4, ~step.confidence[0].isnan()) for number, step in enumerate(steps)]
+        candidates = [
+            (number % 8, number // 8 * 8 + 4, ~step.confidence[0].isnan()) for number, step in enumerate(steps)
+        ]
         return {number for number, start, open_places in candidates if start > 4 and open_places[:start].any()}
 
     assert behind(cached) == {0} and len(behind(plain)) > 1
@@ -203,7 +211,9 @@ def test_keys_are_chosen_by_their_bare_product_with_the_mean_query():
     call = LayerCall("layer", 0, query, key, key, None)
     moment = Moment(1, 2, 5, torch.zeros(1, 7).long(), torch.zeros(1, 7).bool(), torch.ones(1, 7).bool())
     found = SparseDLLM().measure(call, None, moment)
-    products = [torch.stack([query[0, head, place] @ key[0, head // 2].T for place in range(2, 5)]).mean(0) for head in range(4)]
+    products = [
+        torch.stack([query[0, head, place] @ key[0, head // 2].T for place in range(2, 5)]).mean(0) for head in range(4)
+    ]
     assert_close(found[0], torch.stack(products).mean(0), terms=6 * 12)
     assert (found < 0).any()
 

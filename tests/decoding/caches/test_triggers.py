@@ -87,7 +87,9 @@ def test_the_entropy_is_that_of_the_step_before(sampler, monkeypatch):
     for module in (blocks, dream):
         project = module.project
         monkeypatch.setattr(
-            module, "project", lambda *given, _project=project, **more: logits.append(_project(*given, **more)) or logits[-1]
+            module,
+            "project",
+            lambda *given, _project=project, **more: logits.append(_project(*given, **more)) or logits[-1],
         )
     monkeypatch.setattr(BlockCache, "plan", lambda self, seen: plans.append((len(logits), seen)) or plan(self, seen))
     more = {"block": 8} if sampler == "llada" else {"algorithm": "maskgit_plus"}
@@ -124,7 +126,9 @@ class Dense(Watcher):
         rows, places = range(len(call.query)), torch.arange(call.key.shape[2]).expand(len(call.query), -1)
         if call.part is not None:
             rows, places = call.part.rows.tolist(), call.part.queries
-        scores = call.query @ call.key.repeat_interleave(call.query.shape[1] // call.key.shape[1], dim=1).transpose(-1, -2)
+        scores = call.query @ call.key.repeat_interleave(call.query.shape[1] // call.key.shape[1], dim=1).transpose(
+            -1, -2
+        )
         for number, row in enumerate(rows):
             first = call.key.shape[2] - int(self.context.lengths[row])
             weights = (scores[number] / call.query.shape[-1] ** 0.5)[..., first:].softmax(-1)
@@ -132,7 +136,8 @@ class Dense(Watcher):
 
 
 @pytest.mark.parametrize(
-    "cache", ["block:trigger=sink,level=0.2", "block:trigger=drift,level=0.98", "block:changed,trigger=drift,level=0.98"]
+    "cache",
+    ["block:trigger=sink,level=0.2", "block:trigger=drift,level=0.98", "block:changed,trigger=drift,level=0.98"],
 )
 def test_triggers_see_the_attention_of_the_block(cache, monkeypatch):
     """What a policy gets after each step, against the softmax of what was computed: rows that refresh, and rows that do not."""
@@ -168,7 +173,8 @@ def refreshes(cache, prompts=PROMPTS, **more):
 
 
 @pytest.mark.parametrize(
-    ("trigger", "often", "seldom"), [("sink", 0.01, 1), ("drift", 1, 0.01), ("confidence", 1, 0.0001), ("entropy", 0.0001, 9)]
+    ("trigger", "often", "seldom"),
+    [("sink", 0.01, 1), ("drift", 1, 0.01), ("confidence", 1, 0.0001), ("entropy", 0.0001, 9)],
 )
 def test_the_level_says_how_often(trigger, often, seldom):
     """Levels that nothing reaches are those of a block; rows fire by themselves."""
@@ -182,7 +188,10 @@ def test_the_level_says_how_often(trigger, often, seldom):
 
 def test_a_trigger_that_always_fires_is_plain_sampling():
     model = seeded_model("llada")
-    plain, fired = (sinkscope.generate(model, PROMPTS, cache=cache, **SETTINGS) for cache in ("none", "block:trigger=confidence,level=1"))
+    plain, fired = (
+        sinkscope.generate(model, PROMPTS, cache=cache, **SETTINGS)
+        for cache in ("none", "block:trigger=confidence,level=1")
+    )
     assert [one.tokens.tolist() for one in plain] == [one.tokens.tolist() for one in fired]
     assert [one.work for one in plain] == [one.work for one in fired]
 

@@ -14,7 +14,14 @@ from sinkscope.sinks.query_counts import followed_queries
 
 PROMPTS = [[5, 9, 22, 41, 7, 3, 18, 30, 2], [14, 8, 8, 51], [33, 2, 19, 44, 27, 6]]
 SETTINGS = {"length": 16, "block": 8, "steps": 8}
-POLICIES = ["fast-dllm-dual", "fast-dllm-prefix", "block:changed", "dkv-decode:every=3", "block:every=2", "d2cache:masks=4"]
+POLICIES = [
+    "fast-dllm-dual",
+    "fast-dllm-prefix",
+    "block:changed",
+    "dkv-decode:every=3",
+    "block:every=2",
+    "d2cache:masks=4",
+]
 
 
 class Dense(Watcher):
@@ -114,7 +121,9 @@ def test_a_map_of_a_trace_with_a_cache_is_refused(tmp_path):
 
 
 def test_keeping_maps_with_a_cache_is_refused(tmp_path, run):
-    status, _, told = run("trace", "lab-diffusion", "--out", tmp_path / "run", "--cache", "block", "--keep-maps", "1:0:0")
+    status, _, told = run(
+        "trace", "lab-diffusion", "--out", tmp_path / "run", "--cache", "block", "--keep-maps", "1:0:0"
+    )
     assert status == 2 and "--keep-maps with --cache block: maps are recomputed without a cache" in told
     assert not (tmp_path / "run").exists()
 
@@ -142,7 +151,10 @@ def test_rows_that_are_refreshed_alone_are_recorded_as_without_neighbours(cache,
         with sinkscope.recording(model, out=tmp_path / f"alone-{number}"):
             alone = sinkscope.generate(model, prompt, cache=cache, **SETTINGS, **more)
         assert alone.tokens.tolist() == row.tokens.tolist()
-        batch, single = (all_tensors(sinkscope.open_trace(tmp_path / folder)) for folder in (f"batch/{number:06d}", f"alone-{number}"))
+        batch, single = (
+            all_tensors(sinkscope.open_trace(tmp_path / folder))
+            for folder in (f"batch/{number:06d}", f"alone-{number}")
+        )
         assert batch.keys() == single.keys()
         for name in batch:
             assert_close(batch[name], single[name], terms=terms_of(model.network, 25), what=name)

@@ -6,7 +6,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from sinkscope.argument_types import checked
 from sinkscope.attention import Columns, LayerCall
 from sinkscope.decoding.caches.keeping import by_group, excess, loss_without, nearness, outside_of, pick
 from sinkscope.decoding.caches.policy import CachePolicy, Moment, Places, Plan
@@ -29,7 +28,6 @@ FIRED = {"sink": sinks_moved, "drift": attention_drifted, "confidence": commits_
 MEASURED = ("sinks", "top", "no-sinks", "norm", "attended", "oracle")
 
 
-@checked
 @dataclass(frozen=True)
 class BlockCache(CachePolicy):
     """Computes a part of the canvas in most steps, and all of it at the start of a block and whenever the trigger says so.
@@ -90,11 +88,17 @@ class BlockCache(CachePolicy):
         most = float("inf") if self.trigger == "entropy" else 1
         if self.level is not None and (self.trigger == "none" or not 0 < self.level <= most):
             up_to = "" if self.trigger == "entropy" else " and up to 1"
-            raise self.refuse(f"expected level above 0{up_to}, beside a trigger, found {self.level:g} and trigger={self.trigger}")
+            raise self.refuse(
+                f"expected level above 0{up_to}, beside a trigger, found {self.level:g} and trigger={self.trigger}"
+            )
         if self.recent < 1 or (self.recent > 1 and self.fresh != "changed"):
-            raise self.refuse(f"expected recent as a number of steps from 1 upwards, beside fresh=changed, found {self.recent}")
+            raise self.refuse(
+                f"expected recent as a number of steps from 1 upwards, beside fresh=changed, found {self.recent}"
+            )
         if self.fresh == "sinks" and self.trigger == "drift":
-            raise self.refuse("trigger=drift does not note where sinks are, which fresh=sinks needs; use trigger=sink, or fresh=block")
+            raise self.refuse(
+                "trigger=drift does not note where sinks are, which fresh=sinks needs; use trigger=sink, or fresh=block"
+            )
         if self.window < 1:
             raise self.refuse(f"expected window as a number of positions from 1 upwards, found {self.window}")
         if self.sinks < 1:
@@ -131,7 +135,9 @@ class BlockCache(CachePolicy):
         if self.fresh == "sinks":
             assert moment.at_refresh is not None
             columns = moment.at_refresh.sum((1, 2)).masked_fill(~outside_of(moment), -torch.inf)
-            return Plan(_marked(block, moment.real).scatter(1, columns.topk(self.sinks, dim=-1).indices, True), open=block)
+            return Plan(
+                _marked(block, moment.real).scatter(1, columns.topk(self.sinks, dim=-1).indices, True), open=block
+            )
         fresh = torch.zeros_like(moment.masked)
         fresh[:, block] = moment.masked[:, block] | torch.stack(list(moment.commits[-self.recent :])).any(0)[:, block]
         return Plan(fresh)
@@ -189,12 +195,16 @@ class BlockCache(CachePolicy):
         drawn = torch.zeros(rows, *moment.heads, width, device=moment.real.device, dtype=torch.float32)
         for row, count in enumerate(moment.real.sum(-1).tolist()):
             source = torch.Generator().manual_seed((self.seed * 1_000_003 + width - moment.start) % 2**64)
-            drawn[row, ..., width - count :] = torch.rand(*moment.heads, count, generator=source, device="cpu", dtype=torch.float32)
+            drawn[row, ..., width - count :] = torch.rand(
+                *moment.heads, count, generator=source, device="cpu", dtype=torch.float32
+            )
         return drawn
 
     def check(self, family: Family, settings: Settings) -> None:
         if self.fresh == "changed" and family.shift:
-            raise self.refuse(f"{family.name} reads a token one position to its left, which may not be fresh; use fresh=block")
+            raise self.refuse(
+                f"{family.name} reads a token one position to its left, which may not be fresh; use fresh=block"
+            )
 
     def check_canvas(self, batch: Batch, settings: Any) -> None:
         room = min(batch.lengths) + settings.length - getattr(settings, "block", settings.length)

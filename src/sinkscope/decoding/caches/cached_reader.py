@@ -23,11 +23,23 @@ class CachedReader(WholeReader):
     """Computes the positions that a policy names, and reads the stored keys and values of the others."""
 
     def __init__(
-        self, model: Model, layout: Layout, meter: WorkMeter, policy: CachePolicy, real: Tensor, settings: Any = None, width: int = 0
+        self,
+        model: Model,
+        layout: Layout,
+        meter: WorkMeter,
+        policy: CachePolicy,
+        real: Tensor,
+        settings: Any = None,
+        width: int = 0,
     ) -> None:
         super().__init__(model, layout, meter)
         self.policy, self.double, self._real = policy, policy.double, real
-        self._told = {"heads": (model.card.layers, model.card.kv_heads), "shift": model.family.shift, "settings": settings, "width": width}
+        self._told = {
+            "heads": (model.card.layers, model.card.kv_heads),
+            "shift": model.family.shift,
+            "settings": settings,
+            "width": width,
+        }
         self.measurer = Measurer()
         self._store, self._free = KeyValueStore(), free_bytes(model.device)
         self._moment: Moment | None = None
@@ -35,7 +47,9 @@ class CachedReader(WholeReader):
         self._kept: Tensor | None = None
         self._block = (0, real.shape[1])
         self._number = 0
-        self._due: Tensor | None = None  # how many tokens of each row the block has yet to commit; a model may commit the mask token
+        self._due: Tensor | None = (
+            None  # how many tokens of each row the block has yet to commit; a model may commit the mask token
+        )
         self._commits: list[Tensor] = []
         self._confidence: Tensor | None = None
         self._entropy: Tensor | None = None
@@ -67,7 +81,13 @@ class CachedReader(WholeReader):
         return self._marked(self._plan.fresh if self._plan.open is None else self._plan.open)
 
     def _now(self, tokens: Tensor, masked: Tensor) -> Moment:
-        made = {"confidence": self._confidence, "entropy": self._entropy, "surveyed": self._surveyed, **self._told, **self._watched}
+        made = {
+            "confidence": self._confidence,
+            "entropy": self._entropy,
+            "surveyed": self._surveyed,
+            **self._told,
+            **self._watched,
+        }
         return Moment(self._number, *self._block, tokens, masked, self._real, tuple(self._commits), **made)
 
     def read(self, inputs: Tensor, rows: Sequence[int] | None = None, together: bool = False) -> Tensor:
@@ -93,16 +113,18 @@ class CachedReader(WholeReader):
 
     def survey(self, logits: Tensor, masked: Tensor) -> None:
         sure = torch.softmax(logits, dim=-1).amax(-1).float()
-        self._surveyed = torch.full(masked.shape, torch.nan, device=masked.device, dtype=torch.float32).masked_scatter_(masked, sure)
+        self._surveyed = torch.full(masked.shape, torch.nan, device=masked.device, dtype=torch.float32).masked_scatter_(
+            masked, sure
+        )
 
     def judge(self, logits: Tensor, candidates: Tensor) -> None:
         if self.policy.judges:
             found = logits.new_empty(0, dtype=torch.float32)
             if len(logits):  # a step of Dream's origin may draw no place
                 found = torch.distributions.Categorical(logits=logits.float()).entropy()
-            self._entropy = torch.full(candidates.shape, torch.nan, device=candidates.device, dtype=torch.float32).masked_scatter_(
-                candidates, found
-            )
+            self._entropy = torch.full(
+                candidates.shape, torch.nan, device=candidates.device, dtype=torch.float32
+            ).masked_scatter_(candidates, found)
 
     def committed(self, written: Tensor, confidence: Tensor) -> None:
         self._commits.append(written >= 0)
@@ -142,7 +164,9 @@ class CachedReader(WholeReader):
         layout = self.layout if whole else rows_of(self.layout, rows)
         part = None if whole else self._part(rows, slice(None), whole=True)
         with self.measurer.measuring(self.policy, moment) if measures else nullcontext():
-            found = self._forward(inputs if whole else inputs[rows], layout.positions, layout.seen, part, rows, refresh=True)
+            found = self._forward(
+                inputs if whole else inputs[rows], layout.positions, layout.seen, part, rows, refresh=True
+            )
         self._put(found, rows, slice(None))
         if measures:
             moment = replace(moment, scores=self.measurer.found, values=self._store.value_norms())
@@ -162,7 +186,11 @@ class CachedReader(WholeReader):
         real, keys = self._real[:, fresh].sum(-1).tolist(), self._key_counts()
         for row in self._charged:
             self.meter.add(row, real[row], keys[row])
-        self._put(self._forward(tokens, positions, self._seen(rows, tokens.shape[1]), self._part(rows, fresh), rows), rows, fresh)
+        self._put(
+            self._forward(tokens, positions, self._seen(rows, tokens.shape[1]), self._part(rows, fresh), rows),
+            rows,
+            fresh,
+        )
 
     def _compute_marked(self, inputs: Tensor, rows: list[int], fresh: Tensor) -> None:
         """Compute marked positions, of which each row may have another number; rows with all of them in a call of their own."""
@@ -174,7 +202,9 @@ class CachedReader(WholeReader):
             if any(counts[row] for row in group):
                 self._compute_group(inputs, held, group, fresh, counts, refresh)
 
-    def _compute_group(self, inputs: Tensor, held: list[int], rows: list[int], fresh: Tensor, counts: list[int], refresh: bool) -> None:
+    def _compute_group(
+        self, inputs: Tensor, held: list[int], rows: list[int], fresh: Tensor, counts: list[int], refresh: bool
+    ) -> None:
         """Compute the marked positions of some of the rows that are held."""
         most = max(counts[row] for row in rows)
         # A row with fewer positions computes its first ones again, to the same result; a row with none computes its last position.
@@ -223,7 +253,13 @@ class CachedReader(WholeReader):
         return CallPart(torch.tensor(rows, device=queries.device), queries, whole)
 
     def _forward(
-        self, tokens: Tensor, positions: Tensor, seen: Tensor | None, part: CallPart | None, rows: list[int], refresh: bool = False
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        seen: Tensor | None,
+        part: CallPart | None,
+        rows: list[int],
+        refresh: bool = False,
     ) -> Tensor:
         session, watches = current_session(self.model.network), self.policy.watches(refresh)
         assert self._moment is not None

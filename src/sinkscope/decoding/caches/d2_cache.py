@@ -70,7 +70,10 @@ class D2Cache(CachePolicy):
         """Return which masks of the answer are computed, bool [batch, position of the answer]."""
         assert moment.surveyed is not None
         answer = slice(moment.width, None)
-        masked, place = moment.masked[:, answer], torch.arange(moment.masked.shape[1] - moment.width, device=moment.masked.device)
+        masked, place = (
+            moment.masked[:, answer],
+            torch.arange(moment.masked.shape[1] - moment.width, device=moment.masked.device),
+        )
         block = (place >= moment.start - moment.width) & (place < moment.stop - moment.width)
         block = block & (masked | moment.commits[-1][:, answer])  # the masks that the step before began with
         size, start = block.sum(1).clamp(min=1), block.int().argmax(1)
@@ -93,7 +96,9 @@ class D2Cache(CachePolicy):
         itself = torch.eye(length, device=weights.device, dtype=torch.float32).expand(rows, -1, -1)
         place = torch.arange(length, device=weights.device).expand(rows, -1) if call.part is None else call.part.queries
         place = torch.where((place >= 0) & moment.real.gather(1, place.clamp(min=0)), place, length)
-        given = torch.cat([itself, itself[:, :1]], dim=1).scatter(1, place[..., None].expand(-1, -1, length), weights)[:, :length]
+        given = torch.cat([itself, itself[:, :1]], dim=1).scatter(1, place[..., None].expand(-1, -1, length), weights)[
+            :, :length
+        ]
         mixed = given + itself
         mixed = mixed / mixed.sum(-1, keepdim=True)
         if so_far is None:
@@ -103,12 +108,16 @@ class D2Cache(CachePolicy):
 
     def check(self, family: Family, settings: Any) -> None:
         if family.shift:
-            raise self.refuse(f"expected a family that reads a token at its own position, found {family.name}; use --cache dkv-decode")
+            raise self.refuse(
+                f"expected a family that reads a token at its own position, found {family.name}; use --cache dkv-decode"
+            )
         if settings.block_order != "left_to_right":
             raise self.refuse(f"expected blocks from left to right, found {settings.block_order}")
         each = -(-settings.length // settings.steps)
         if not (settings.threshold or settings.factor) and self.masks < each:
-            raise self.refuse(f"expected masks from {each}, which a step commits, upwards, found {self.masks}; raise it or --steps")
+            raise self.refuse(
+                f"expected masks from {each}, which a step commits, upwards, found {self.masks}; raise it or --steps"
+            )
 
 
 def density(written: Tensor, sigma: float) -> Tensor:

@@ -13,7 +13,12 @@ from sinkscope.decoding.caches.policy import CachePolicy
 def cache_definitions() -> list[dict[str, Any]]:
     """Return name, what it does, source and options of every policy, those of installed packages included."""
     return [
-        {"name": name, "does": _first_line(kind), "source": _source(kind), "options": [_option(kind, one) for one in fields(kind)]}  # type: ignore[arg-type]
+        {
+            "name": name,
+            "does": _first_line(kind),
+            "source": _source(kind),
+            "options": [_option(kind, one) for one in fields(kind)],
+        }  # type: ignore[arg-type]
         for name, kind in known_caches().items()
     ]
 

@@ -56,9 +56,13 @@ class DKVGreedy(CachePolicy):
         if getattr(settings, "remasking", None) is None:
             raise self.refuse(f"expected a family with LLaDA's sampler, found {family.name}; use --cache dkv-decode")
         if settings.remasking != "random":
-            raise self.refuse(f"expected tokens to be committed in a random order, found --remasking {settings.remasking}; set random")
+            raise self.refuse(
+                f"expected tokens to be committed in a random order, found --remasking {settings.remasking}; set random"
+            )
         if settings.threshold or settings.factor:
-            raise self.refuse("its steps commit a number of tokens that was set beforehand; leave --threshold and --factor out")
+            raise self.refuse(
+                "its steps commit a number of tokens that was set beforehand; leave --threshold and --factor out"
+            )
         if settings.block_order != "left_to_right":
             raise self.refuse(f"expected blocks from left to right, found {settings.block_order}")
 
@@ -70,7 +74,10 @@ def _committed_now(moment: Moment, row: int) -> list[int]:
     count, padding = int(real[row].sum()), int((~real[row]).sum())
     start, stop = moment.start - padding, moment.stop - padding
     blocks_before = (moment.start - moment.width) // settings.block
-    drawn = [torch.rand((1, count), device=real.device, generator=source, dtype=torch.float32)[0] for _ in range(blocks_before + 1)][-1]
+    drawn = [
+        torch.rand((1, count), device=real.device, generator=source, dtype=torch.float32)[0]
+        for _ in range(blocks_before + 1)
+    ][-1]
     order = drawn[start:stop].sort(descending=True).indices + moment.start
     base, more = divmod(settings.block, settings.steps // (settings.length // settings.block))
     first, last = (number * base + min(number, more) for number in (moment.number, moment.number + 1))

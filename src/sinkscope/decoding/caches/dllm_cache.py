@@ -54,4 +54,6 @@ class DLLMCache(LayeredPolicy):
 
     def check(self, family: Family, settings: Any) -> None:
         if family.shift:
-            raise self.refuse(f"expected a family that reads a token at its own position, found {family.name}; use --cache dkv-decode")
+            raise self.refuse(
+                f"expected a family that reads a token at its own position, found {family.name}; use --cache dkv-decode"
+            )

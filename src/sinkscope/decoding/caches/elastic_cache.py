@@ -72,11 +72,15 @@ class ElasticCache(CachePolicy):
 
     def check(self, family: Family, settings: Any) -> None:
         if family.shift:
-            raise self.refuse(f"expected a family that reads a token at its own position, found {family.name}; use --cache dkv-decode")
+            raise self.refuse(
+                f"expected a family that reads a token at its own position, found {family.name}; use --cache dkv-decode"
+            )
         if settings.block != settings.length:
             raise self.refuse(
                 f"expected one block, over which its window moves, found blocks of {settings.block}; use --block {settings.length}"
             )
         each = -(-settings.length // settings.steps)
         if not (settings.threshold or settings.factor) and self.window < each:
-            raise self.refuse(f"expected a window from {each}, which a step commits, upwards, found {self.window}; raise it or --steps")
+            raise self.refuse(
+                f"expected a window from {each}, which a step commits, upwards, found {self.window}; raise it or --steps"
+            )

@@ -121,20 +121,26 @@ class ElasticReader(WholeReader):
             for layer in self._layers:
                 del layer.forward
         for row in rows:
-            self.meter.add_layers(row, [min(count, self._lengths[row]) for count in state.computed], self._lengths[row], 0)
+            self.meter.add_layers(
+                row, [min(count, self._lengths[row]) for count in state.computed], self._lengths[row], 0
+            )
         return output.last_hidden_state.to(tokens.device)
 
     def _forward_of(self, index: int, layer: Any, state: Pass) -> Callable[..., Tensor]:
         """Return a layer's forward in a pass."""
 
-        def forward(hidden: Tensor, *, position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor | None, **given: Any) -> Tensor:
+        def forward(
+            hidden: Tensor, *, position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor | None, **given: Any
+        ) -> Tensor:
             hidden = self._enter(index, hidden, state)
             places, rows = state.places, state.rows
             state.computed.append(places.shape[1])
             before = self._before(index, state)
             angles = tuple(_at(places, one.expand(len(rows), -1, -1)) for one in position_embeddings)
             given["sinkscope_call"] = self._keeper.instead_of(given["sinkscope_call"])
-            mask = None if attention_mask is None else self._real[rows][:, None, None].expand(-1, 1, places.shape[1], -1)
+            mask = (
+                None if attention_mask is None else self._real[rows][:, None, None].expand(-1, 1, places.shape[1], -1)
+            )
             mask = mask_for(self.model.network, mask)
             if state.tracked is not None:
                 self._store.compute(places, None, rows)
@@ -148,7 +154,9 @@ class ElasticReader(WholeReader):
             self._watch(index, state, before)
             some = some + attended
             some = some + layer.mlp(layer.post_attention_layernorm(some))
-            return hidden.scatter(1, places[..., None].expand_as(some), some.to(hidden.dtype))  # within a caller's autocast they differ
+            return hidden.scatter(
+                1, places[..., None].expand_as(some), some.to(hidden.dtype)
+            )  # within a caller's autocast they differ
 
         return forward
 

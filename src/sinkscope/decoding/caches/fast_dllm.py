@@ -40,10 +40,14 @@ class FastDLLMDual(CachePolicy):
         if self.block is None:
             return
         if self.block < 1 or settings.length % self.block:
-            raise self.refuse(f"expected a block that divides the {settings.length} tokens to write, found {self.block}")
+            raise self.refuse(
+                f"expected a block that divides the {settings.length} tokens to write, found {self.block}"
+            )
         blocks = settings.length // self.block
         if not settings.threshold and (settings.steps % blocks or settings.steps < 2 * blocks):
-            raise self.refuse(f"expected steps that {blocks} blocks share, at least two for each, found {settings.steps}; set --steps")
+            raise self.refuse(
+                f"expected steps that {blocks} blocks share, at least two for each, found {settings.steps}; set --steps"
+            )
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,9 @@ def block_weights(call: LayerCall, moment: Moment, dtype: torch.dtype = torch.fl
 
     The queries of a call that computes a part of the canvas are those of its part; one outside of the block has the weight 0 everywhere.
     """
-    weights = attention_weights(call, moment.real, slice(moment.start, moment.stop) if call.part is None else slice(None), dtype)
+    weights = attention_weights(
+        call, moment.real, slice(moment.start, moment.stop) if call.part is None else slice(None), dtype
+    )
     if call.part is None:
         return weights
     places = call.part.queries

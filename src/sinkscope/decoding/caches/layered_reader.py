@@ -23,7 +23,9 @@ class LayeredReader(WholeReader):
     A row counts its own steps, those in which it is still being written, so that it does not depend on its neighbours.
     """
 
-    def __init__(self, model: Model, layout: Layout, meter: WorkMeter, policy: LayeredPolicy, real: Tensor, width: int) -> None:
+    def __init__(
+        self, model: Model, layout: Layout, meter: WorkMeter, policy: LayeredPolicy, real: Tensor, width: int
+    ) -> None:
         super().__init__(model, layout, meter)
         self.policy, self.double, self._real, self._prompt = policy, policy.double, real, width
         self._layers: Any = model.network.model.layers
@@ -56,7 +58,10 @@ class LayeredReader(WholeReader):
             self._store.refresh(rows)
         for row in rows:
             self._charge(row, number)
-        with saying_what_fits(self.model, self.policy.text, len(rows), self._real.shape[1], self._free), self._replaced(rows, number):
+        with (
+            saying_what_fits(self.model, self.policy.text, len(rows), self._real.shape[1], self._free),
+            self._replaced(rows, number),
+        ):
             output = self.model.network.model(
                 input_ids=tokens,
                 attention_mask=mask_for(self.model.network, layout.seen),
@@ -96,11 +101,16 @@ class LayeredReader(WholeReader):
     def _forward_of(self, index: int, layer: Any, rows: Tensor, number: int) -> Any:
         """Return a layer's forward in a step of some rows."""
 
-        def forward(hidden: Tensor, *, position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor | None, **given: Any) -> Tensor:
+        def forward(
+            hidden: Tensor, *, position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor | None, **given: Any
+        ) -> Tensor:
             entering = layer.input_layernorm(hidden)
             places, values = self._places(index, layer, entering, rows, number)
             chosen = places[..., None]
-            angles = tuple(one.expand(len(rows), -1, -1).gather(1, chosen.expand(-1, -1, one.shape[-1])) for one in position_embeddings)
+            angles = tuple(
+                one.expand(len(rows), -1, -1).gather(1, chosen.expand(-1, -1, one.shape[-1]))
+                for one in position_embeddings
+            )
             real = self._real[rows]
             mask = None if attention_mask is None else real[:, None, None].expand(-1, 1, places.shape[1], -1)
             mask = mask_for(self.model.network, mask)
@@ -110,14 +120,18 @@ class LayeredReader(WholeReader):
             attended = hidden.new_zeros(some.shape)
             if places.shape[1]:
                 with _giving(layer.self_attn.v_proj, values):
-                    attended, _ = layer.self_attn(hidden_states=some, position_embeddings=angles, attention_mask=mask, **given)
+                    attended, _ = layer.self_attn(
+                        hidden_states=some, position_embeddings=angles, attention_mask=mask, **given
+                    )
             hidden = hidden + _renewed(self._attention, index, rows, places, attended)
             some = layer.post_attention_layernorm(hidden.gather(1, chosen.expand(-1, -1, hidden.shape[-1])))
             return hidden + _renewed(self._mlp, index, rows, places, layer.mlp(some) if places.shape[1] else some)
 
         return forward
 
-    def _places(self, index: int, layer: Any, entering: Tensor, rows: Tensor, number: int) -> tuple[Tensor, Tensor | None]:
+    def _places(
+        self, index: int, layer: Any, entering: Tensor, rows: Tensor, number: int
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the positions that a layer computes, int64 [row, chosen], padding in front of the prompt included, and their values.
 
         The values are None where all positions of the answer or none of them are computed, and so are not known before.

@@ -30,7 +30,11 @@ def refresh_bytes(model: Model, width: int) -> int:
 def free_bytes(device: torch.device) -> int | None:
     """Return the free memory of a device; None where the system does not tell."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return (
+            torch.cuda.mem_get_info(device)[0]
+            + torch.cuda.memory_reserved(device)
+            - torch.cuda.memory_allocated(device)
+        )
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -72,5 +76,7 @@ def does_not_fit(model: Model, policy: str, rows: int, width: int, free: int | N
 
 
 def _told(count: int) -> str:
-    size, unit = next((size, unit) for size, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes")) if count >= size)
+    size, unit = next(
+        (size, unit) for size, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes")) if count >= size
+    )
     return f"{count / size:.1f} {unit}"

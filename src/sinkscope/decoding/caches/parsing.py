@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from sinkscope.argument_types import checked, number_from
+from sinkscope.argument_types import number_from
 from sinkscope.decoding.caches.policy import CachePolicy, options_of
 from sinkscope.documents import shown
 from sinkscope.errors import CallError
@@ -30,14 +30,17 @@ def known_caches() -> Mapping[str, type[CachePolicy]]:
     """
     expected = "a CachePolicy with a `name`, or a module with some"
     found: dict[str, type[CachePolicy]] = {}
-    for kind in find_kinds("sinkscope.decoding.caches", CachePolicy, lambda kind: bool(vars(kind).get("name")), ENTRY_POINTS, expected):
+    for kind in find_kinds(
+        "sinkscope.decoding.caches", CachePolicy, lambda kind: bool(vars(kind).get("name")), ENTRY_POINTS, expected
+    ):
         if kind.name in (NOTHING, *found):
-            raise CallError(f"{kind.__qualname__}: expected a name of its own, found {shown(kind.name)}, which another policy has")
+            raise CallError(
+                f"{kind.__qualname__}: expected a name of its own, found {shown(kind.name)}, which another policy has"
+            )
         found[kind.name] = kind
     return MappingProxyType(dict(sorted(found.items())))
 
 
-@checked
 def parse_cache(text: str) -> CachePolicy | None:
     """Return the policy that a text stands for; None for ``none``.
 
@@ -52,7 +55,9 @@ def parse_cache(text: str) -> CachePolicy | None:
         return None
     known = known_caches()
     if name not in known:
-        raise CallError(f"no cache {shown(text)}; expected one of {', '.join([NOTHING, *known])}, with options as in block:every=8")
+        raise CallError(
+            f"no cache {shown(text)}; expected one of {', '.join([NOTHING, *known])}, with options as in block:every=8"
+        )
     kind = known[name]
     given: dict[str, Any] = {}
     for piece in filter(None, map(str.strip, tail.split(","))):
@@ -80,7 +85,9 @@ def _option(kind: type[CachePolicy], text: str, piece: str) -> tuple[str, Any]:
     hints, choices = _hints_and_choices(kind)
     name, equals, value = piece.partition("=")
     if not equals and len(choices.get(piece, [])) > 1:
-        raise CallError(f"cache {shown(text)}: {piece} is a value of {' and '.join(choices[piece])}; write {choices[piece][0]}={piece}")
+        raise CallError(
+            f"cache {shown(text)}: {piece} is a value of {' and '.join(choices[piece])}; write {choices[piece][0]}={piece}"
+        )
     if not equals and piece in choices:
         return choices[piece][0], piece
     if not equals and hints.get(piece) is bool:
@@ -94,7 +101,9 @@ def _option(kind: type[CachePolicy], text: str, piece: str) -> tuple[str, Any]:
             except ValueError:
                 continue
             if not abs(found) <= LARGEST:
-                raise CallError(f"cache {shown(text)}: expected {name} as a number up to {LARGEST:,}, found {value[:20]}")
+                raise CallError(
+                    f"cache {shown(text)}: expected {name} as a number up to {LARGEST:,}, found {value[:20]}"
+                )
             return name, found
         if name in choices.get(value, []):
             return name, value

@@ -109,14 +109,20 @@ def check_plan(policy: "CachePolicy", plan: object, real: Tensor, first: bool = 
     if not isinstance(plan, Plan):
         raise CallError(f"{name}: expected a Plan, found {in_words(plan)}")
     if first and plan.fresh is not None:
-        raise CallError(f"{name}: expected fresh None, as the first step of a block computes all positions, found {_shown(plan.fresh)}")
+        raise CallError(
+            f"{name}: expected fresh None, as the first step of a block computes all positions, found {_shown(plan.fresh)}"
+        )
     for what, places in (("fresh", plan.fresh), ("open", plan.open)):
         good = isinstance(places, Tensor) and places.dtype == torch.bool and places.shape == real.shape
         if not (good or places is None or isinstance(places, slice)):
-            raise CallError(f"{name}: expected {what} as a slice, bool {shape} (batch, position) or None, found {in_words(places)}")
+            raise CallError(
+                f"{name}: expected {what} as a slice, bool {shape} (batch, position) or None, found {in_words(places)}"
+            )
         if isinstance(places, slice) and not (_is_run(places) and (what == "open" or range(real.shape[1])[places])):
             least = "at least one position" if what == "fresh" else "positions"
-            raise CallError(f"{name}: expected {what} as a slice of {least}, one beside the other, found {_shown(places)}")
+            raise CallError(
+                f"{name}: expected {what} as a slice of {least}, one beside the other, found {_shown(places)}"
+            )
     return plan
 
 
@@ -152,7 +158,9 @@ def check_kept(policy: "CachePolicy", kept: object, moment: Moment) -> Tensor | 
     padding = ~moment.real[torch.arange(rows, device=kept.device)[:, None, None, None], kept.clamp(min=0)] & (kept >= 0)
     if padding.any():
         row, *_ = place = padding.nonzero()[0].tolist()
-        raise CallError(f"{name}, with positions of tokens, found {int(kept[tuple(place)])} in row {row}, which is padding there")
+        raise CallError(
+            f"{name}, with positions of tokens, found {int(kept[tuple(place)])} in row {row}, which is padding there"
+        )
     return kept
 
 
@@ -253,7 +261,9 @@ class CachePolicy(ABC):
     @property
     def text(self) -> str:
         """The policy as text, which `parse_cache` reads."""
-        options = [f"{one.name}={value}" for one in options_of(self) if (value := getattr(self, one.name)) != one.default]
+        options = [
+            f"{one.name}={value}" for one in options_of(self) if (value := getattr(self, one.name)) != one.default
+        ]
         return f"{self.name}:{','.join(options)}" if options else self.name
 
     def refuse(self, what: str) -> CallError:

@@ -64,10 +64,16 @@ class SparseDLLM(CachePolicy):
         for row, outside in enumerate(outside_of(moment)):
             places = outside.nonzero().flatten()
             pooled = max_pool1d(scores[row][:, places], self.pool, stride=1, padding=self.pool // 2)
-            chosen.append(places[pooled.topk(int(len(places) * self.ratio), dim=-1).indices])  # ties as top-k over these keys breaks them
+            chosen.append(
+                places[pooled.topk(int(len(places) * self.ratio), dim=-1).indices]
+            )  # ties as top-k over these keys breaks them
         most = max(one.shape[-1] for one in chosen)
-        return with_block(torch.stack([pad(one, (0, most - one.shape[-1]), value=-1) for one in chosen])[:, :, None], moment)
+        return with_block(
+            torch.stack([pad(one, (0, most - one.shape[-1]), value=-1) for one in chosen])[:, :, None], moment
+        )
 
     def check(self, family: Family, settings: Settings) -> None:
         if family.shift:
-            raise self.refuse(f"expected a family that reads a token at its own position, found {family.name}; use --cache block")
+            raise self.refuse(
+                f"expected a family that reads a token at its own position, found {family.name}; use --cache block"
+            )

@@ -70,12 +70,16 @@ class KeyValueStore:
 
     # What transformers asks
 
-    def update(self, key: Tensor, value: Tensor, layer_idx: int, *others: object, **more: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key: Tensor, value: Tensor, layer_idx: int, *others: object, **more: object
+    ) -> tuple[Tensor, Tensor]:
         """Store the keys and values of the fresh positions of a layer, [row, kv_head, query, dim], and return those that are read."""
         if self._fresh is None:
             self._keys[layer_idx], self._values[layer_idx] = key, value
             return key, value
-        return self._write(self._keys[layer_idx], key, layer_idx), self._write(self._values[layer_idx], value, layer_idx)
+        return self._write(self._keys[layer_idx], key, layer_idx), self._write(
+            self._values[layer_idx], value, layer_idx
+        )
 
     def _write(self, held: Tensor, new: Tensor, layer: int) -> Tensor:
         mine, fresh = self._mine, self._fresh

@@ -139,11 +139,15 @@ def _plan(asked: Narrowing) -> tuple[Part, ...]:
     named = [name.strip() for name in asked.models.split(",") if name.strip()]
     groups = {"published": PUBLISHED, "lab": LAB}
     if len(named) > 1 and (group := next((name for name in named if name in groups), None)):
-        raise CallError(f"--models: expected {group!r} alone, as it stands for {', '.join(groups[group])}, found {asked.models[:60]!r}")
+        raise CallError(
+            f"--models: expected {group!r} alone, as it stands for {', '.join(groups[group])}, found {asked.models[:60]!r}"
+        )
     models = groups.get(asked.models) or tuple(dict.fromkeys(named))
     if not models:
         raise CallError(f"--models: expected published, lab, or names separated by commas, found {asked.models[:60]!r}")
-    return paper1(models, ks=asked.ks, seeds=asked.seeds, controls=asked.controls, limit=asked.limit, traces=asked.traces)
+    return paper1(
+        models, ks=asked.ks, seeds=asked.seeds, controls=asked.controls, limit=asked.limit, traces=asked.traces
+    )
 
 
 def _tables(results: Mapping[str, Sequence[Result]]) -> dict[str, str]:

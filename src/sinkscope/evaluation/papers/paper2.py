@@ -78,7 +78,9 @@ def read_folders(text: str) -> dict[str, str]:
     for part in filter(None, map(str.strip, text.split(","))):
         name, equals, folder = part.partition("=")
         if not equals or not folder or name in found:
-            raise CallError(f"--models: expected NAME=FOLDER once each, NAME of {', '.join(CHECKPOINTS)}, found {part!r}")
+            raise CallError(
+                f"--models: expected NAME=FOLDER once each, NAME of {', '.join(CHECKPOINTS)}, found {part!r}"
+            )
         found[name] = folder
     if not found:
         raise CallError(
@@ -99,7 +101,10 @@ def check_folder(name: str, folder: str) -> None:
         raise CallError(f"expected a folder for {name}, found none; {made}: pass --models {name}=FOLDER")
     family, variant = identify(folder)
     sink = variant.name.removesuffix(" (folded)") if variant else None  # a folded token is the same model
-    wanted, asked = "smdm" if scratch else "dream", SINKS[name.removeprefix(body)]  # those from Qwen2.5 shift their logits as Dream does
+    wanted, asked = (
+        "smdm" if scratch else "dream",
+        SINKS[name.removeprefix(body)],
+    )  # those from Qwen2.5 shift their logits as Dream does
     if (family.name, sink) != (wanted, asked):
         raise CallError(
             f"--models {name}={folder}: expected family {wanted} with sink token {asked or 'none'}, as the name says, "

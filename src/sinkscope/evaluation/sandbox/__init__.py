@@ -94,7 +94,11 @@ def run_program(
         raise CallError(f"source: expected a program as text, found {type(source).__name__}")
     for name, value in (("tests", tests), ("function", function)):
         check_argument(name, value, str)
-    for name, value, hint in (("timeout_s", timeout_s, float), ("memory_mb", memory_mb, int), ("without", without, tuple[str, ...])):
+    for name, value, hint in (
+        ("timeout_s", timeout_s, float),
+        ("memory_mb", memory_mb, int),
+        ("without", without, tuple[str, ...]),
+    ):
         check_argument(name, value, hint)
     if bool(tests) != (function.isidentifier() and not keyword.iskeyword(function)):
         raise CallError(
@@ -105,7 +109,9 @@ def run_program(
     if timeout_s > LONGEST_S:
         raise CallError(f"timeout_s: expected at most {LONGEST_S:,} seconds, found {timeout_s:g}")
     if memory_mb < LEAST_MEMORY_MB:
-        raise CallError(f"memory_mb: expected at least {LEAST_MEMORY_MB}, since Python itself needs some, found {memory_mb}")
+        raise CallError(
+            f"memory_mb: expected at least {LEAST_MEMORY_MB}, since Python itself needs some, found {memory_mb}"
+        )
     if memory_mb > MOST_MEMORY_MB:
         raise CallError(f"memory_mb: expected at most {MOST_MEMORY_MB:,}, found {shown(memory_mb)}")
     function = unicodedata.normalize("NFKC", function)  # as Python reads names
@@ -127,7 +133,9 @@ def run_program(
     if verdict.get("inside"):
         result = run_program(f"{source}\n{tests}", timeout_s=timeout_s, memory_mb=memory_mb, without=without)
         return replace(result, reason=result.reason + INSIDE)
-    reason, output = (verdict[name].encode(errors="backslashreplace").decode() for name in ("reason", "output"))  # lone surrogates
+    reason, output = (
+        verdict[name].encode(errors="backslashreplace").decode() for name in ("reason", "output")
+    )  # lone surrogates
     return ProgramResult(verdict["passed"] is True, printable(" ".join(reason.splitlines())), output, not_enforced)
 
 
@@ -155,7 +163,9 @@ def remove_folder(folder: str) -> None:
     with contextlib.suppress(OSError):
         here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            above: list[tuple[str, list[str]]] = []  # names of the folders on the way, and what waits in the folder above each
+            above: list[
+                tuple[str, list[str]]
+            ] = []  # names of the folders on the way, and what waits in the folder above each
             waiting = _unlink_files(here)
             while waiting or above:
                 if waiting:
@@ -188,11 +198,19 @@ def _unlink_files(folder: int) -> list[str]:
 def _supervise(limits: list[str], job: str, clock_s: float) -> tuple[list[dict], str, int]:
     """Run the supervisor; return what it printed, line by line, its standard error, and its exit status."""
     package = str(Path(__file__).parents[3])
-    environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}  # some Pythons do not start without
+    environment = {
+        name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ
+    }  # some Pythons do not start without
     command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _START, package, *limits]
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd="/", start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            cwd="/",
+            start_new_session=True,
         )
     except OSError as error:
         raise _did_not_start(str(error.strerror)) from error

@@ -28,7 +28,9 @@ Serve = Callable[[Any, int], None]
 # Both processes
 
 
-def work(requests: int, replies: int, output: int, isolation: Isolation, memory_mb: int, cpu_s: int, serve: Serve) -> None:
+def work(
+    requests: int, replies: int, output: int, isolation: Isolation, memory_mb: int, cpu_s: int, serve: Serve
+) -> None:
     """Confine this process, then serve the supervisor until it closes the pipe; never return."""
     die_with_parent()
     requests, replies = _keep_only(requests, replies, output)
@@ -66,7 +68,10 @@ def _send(replies: int, answer: dict[str, Any]) -> None:
     try:
         content = json.dumps(answer).encode() + b"\n"
     except RecursionError:
-        refused = {"token": answer.get("token"), "error": "RecursionError: a value is nested too deeply to leave the program"}
+        refused = {
+            "token": answer.get("token"),
+            "error": "RecursionError: a value is nested too deeply to leave the program",
+        }
         content = json.dumps(refused).encode() + b"\n"
     while content:
         content = content[os.write(replies, content) :]
@@ -134,7 +139,11 @@ class _Program:
                     positional, named = unpack(packed, numbering)
                     numbering.given = len(numbering.objects)
                     function = eval(name, self.namespace)
-                    return self._reply(numbering, lambda: function(*positional, **dict(named)), [*positional, *(one for _, one in named)])
+                    return self._reply(
+                        numbering,
+                        lambda: function(*positional, **dict(named)),
+                        [*positional, *(one for _, one in named)],
+                    )
                 case {"iter": number}:
                     return self._reply(self._calls[number], lambda: iter(self.held[number]))
                 case {"next": number, "sent": packed}:
@@ -226,7 +235,9 @@ def serve_tests(lines: Any, replies: int) -> None:
     def ask(request: dict[str, Any], numbering: Numbering, given: list[Any]) -> Any:
         with deeper():
             _send(replies, request)
-            return read_reply(_receive(lines), numbering, foreign, given, lambda more: ask(_packed(more), numbering, given))
+            return read_reply(
+                _receive(lines), numbering, foreign, given, lambda more: ask(_packed(more), numbering, given)
+            )
 
     def call(*positional: Any, **named: Any) -> Any:
         numbering = Numbering(exact=True)

@@ -60,4 +60,6 @@ def stand_in(reply: dict[str, Any], known: dict[int, Foreign], ask: Ask | None) 
     number = found if isinstance(found := reply.get("foreign"), int) else -1
     iterator, iterates = (reply.get(name) is True for name in ("iterator", "iterates"))
     made = ForeignIterator if iterator and ask else Foreign
-    return known.setdefault(number, made(number, str(reply.get("kind"))[:80], reply.get("truth") is not False, ask if iterates else None))
+    return known.setdefault(
+        number, made(number, str(reply.get("kind"))[:80], reply.get("truth") is not False, ask if iterates else None)
+    )

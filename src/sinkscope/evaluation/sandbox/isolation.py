@@ -34,7 +34,9 @@ PROTECTIONS = {
 _NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 _SPACES = _NEWNS | _NEWUTS | _NEWIPC | _NEWPID | _NEWNET
 _RDONLY, _NOSUID, _NODEV, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
-_LOCKED_FLAGS = 1 | 2 | 4 | 8 | 1024 | 2048  # what a remount must not take away: ro, nosuid, nodev, noexec, noatime, nodiratime
+_LOCKED_FLAGS = (
+    1 | 2 | 4 | 8 | 1024 | 2048
+)  # what a remount must not take away: ro, nosuid, nodev, noexec, noatime, nodiratime
 
 
 class Isolation:
@@ -46,7 +48,9 @@ class Isolation:
         self.refused: dict[str, str] = {}
         self.files_are_others = False  # no file outside the box is of the program's user, or within its reach
 
-    def attempt(self, name: str, measure: Callable[..., None], *arguments: object, protects: Iterable[str] = ()) -> bool:
+    def attempt(
+        self, name: str, measure: Callable[..., None], *arguments: object, protects: Iterable[str] = ()
+    ) -> bool:
         """Try a measure; note what it protects, or why it was refused."""
         try:
             if name in self.without:
@@ -87,7 +91,9 @@ class Isolation:
         self.attempt("time limit", set_limit, resource.RLIMIT_CPU, cpu_s, cpu_s + 1, protects=("time",))
         self.attempt("output limit", set_limit, resource.RLIMIT_FSIZE, FILE_BYTES, protects=("output",))
         # Root is exempt from the limit on processes.
-        self.attempt("process limit", set_limit, resource.RLIMIT_NPROC, 1, protects=("processes",) if os.geteuid() else ())
+        self.attempt(
+            "process limit", set_limit, resource.RLIMIT_NPROC, 1, protects=("processes",) if os.geteuid() else ()
+        )
         self.attempt("no core file", set_limit, resource.RLIMIT_CORE, 0)
         self.attempt("few open files", set_limit, resource.RLIMIT_NOFILE, 64)
         self.attempt("landlock", landlock, ".", protects=("files",))
@@ -107,7 +113,11 @@ def namespaces() -> None:
         call_c("unshare", _SPACES)
     except OSError:
         call_c("unshare", _SPACES | _NEWUSER)
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{NOBODY} {user} 1"), ("gid_map", f"{NOBODY} {group} 1")):
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{NOBODY} {user} 1"),
+            ("gid_map", f"{NOBODY} {group} 1"),
+        ):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
 
@@ -157,7 +167,15 @@ def own_root(box: str, outside: str) -> None:
 
 def visible_folders() -> list[str]:
     """Return the folders that the program may read: this Python and the libraries its modules load; none lies inside another."""
-    wanted = {sys.base_prefix, sys.base_exec_prefix, os.path.dirname(os.__file__), "/usr", "/lib", "/lib64", "/nix/store"}
+    wanted = {
+        sys.base_prefix,
+        sys.base_exec_prefix,
+        os.path.dirname(os.__file__),
+        "/usr",
+        "/lib",
+        "/lib64",
+        "/nix/store",
+    }
     present = sorted(folder for folder in wanted if os.path.isdir(folder) and folder != "/")
     return [folder for folder in present if not any(folder.startswith(other + "/") for other in present)]
 
@@ -200,11 +218,17 @@ def landlock(folder: str) -> None:
     """Limit files by the kernel's own allow-list: `visible_folders` to read, ``folder`` to change; needs no privilege."""
     version = call_c("syscall", 444, None, 0, 1)
     access = (1 << (13 + (version > 1) + (version > 2) + (version > 4))) - 1
-    attributes = struct.pack("QQQ", access, 3 if version > 3 else 0, 3 if version > 5 else 0)  # files, TCP, signals and sockets outside
+    attributes = struct.pack(
+        "QQQ", access, 3 if version > 3 else 0, 3 if version > 5 else 0
+    )  # files, TCP, signals and sockets outside
     rules = call_c("syscall", 444, ctypes.create_string_buffer(attributes, 24), 24, 0)
     devices = [path for path in DEVICES if os.path.exists(path)]
     read_only, device = 1 << 2 | 1 << 3, 1 << 1 | 1 << 2
-    for path, allowed in [(folder, access), *((path, read_only) for path in visible_folders()), *((path, device) for path in devices)]:
+    for path, allowed in [
+        (folder, access),
+        *((path, read_only) for path in visible_folders()),
+        *((path, device) for path in devices),
+    ]:
         descriptor = os.open(path, os.O_PATH)
         call_c("syscall", 445, rules, 1, ctypes.create_string_buffer(struct.pack("=Qi", allowed, descriptor)), 0)
         os.close(descriptor)
@@ -241,29 +265,150 @@ def call_c(name: str, *arguments: bytes | int | ctypes.Array[ctypes.c_char] | No
 # The filter of system calls (seccomp)
 
 # Numbers from the kernel's tables (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h).
-_SHARED = {"pidfd_send_signal": 424, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428}
+_SHARED = {
+    "pidfd_send_signal": 424,
+    "io_uring_setup": 425,
+    "io_uring_enter": 426,
+    "io_uring_register": 427,
+    "open_tree": 428,
+}
 _SHARED |= {"move_mount": 429, "fsopen": 430, "pidfd_open": 434, "clone3": 435, "pidfd_getfd": 438}
-_X86_64 = {"shmget": 29, "socket": 41, "connect": 42, "bind": 49, "socketpair": 53, "clone": 56, "fork": 57, "vfork": 58, "execve": 59}
-_X86_64 |= {"kill": 62, "semget": 64, "msgget": 68, "ptrace": 101, "setpgid": 109, "setsid": 112, "rt_sigqueueinfo": 129, "chroot": 161}
-_X86_64 |= {"mount": 165, "umount2": 166, "tkill": 200, "tgkill": 234, "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272}
-_X86_64 |= {"rt_tgsigqueueinfo": 297, "perf_event_open": 298, "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311}
+_X86_64 = {
+    "shmget": 29,
+    "socket": 41,
+    "connect": 42,
+    "bind": 49,
+    "socketpair": 53,
+    "clone": 56,
+    "fork": 57,
+    "vfork": 58,
+    "execve": 59,
+}
+_X86_64 |= {
+    "kill": 62,
+    "semget": 64,
+    "msgget": 68,
+    "ptrace": 101,
+    "setpgid": 109,
+    "setsid": 112,
+    "rt_sigqueueinfo": 129,
+    "chroot": 161,
+}
+_X86_64 |= {
+    "mount": 165,
+    "umount2": 166,
+    "tkill": 200,
+    "tgkill": 234,
+    "add_key": 248,
+    "request_key": 249,
+    "keyctl": 250,
+    "unshare": 272,
+}
+_X86_64 |= {
+    "rt_tgsigqueueinfo": 297,
+    "perf_event_open": 298,
+    "setns": 308,
+    "process_vm_readv": 310,
+    "process_vm_writev": 311,
+}
 _X86_64 |= {"bpf": 321, "execveat": 322, "userfaultfd": 323}
-_AARCH64 = {"umount2": 39, "mount": 40, "chroot": 51, "ptrace": 117, "kill": 129, "tkill": 130, "tgkill": 131, "rt_sigqueueinfo": 138}
-_AARCH64 |= {"setpgid": 154, "setsid": 157, "msgget": 186, "semget": 190, "shmget": 194, "socket": 198, "socketpair": 199, "bind": 200}
-_AARCH64 |= {"connect": 203, "add_key": 217, "request_key": 218, "keyctl": 219, "clone": 220, "execve": 221, "unshare": 97}
-_AARCH64 |= {"rt_tgsigqueueinfo": 240, "perf_event_open": 241, "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271}
+_AARCH64 = {
+    "umount2": 39,
+    "mount": 40,
+    "chroot": 51,
+    "ptrace": 117,
+    "kill": 129,
+    "tkill": 130,
+    "tgkill": 131,
+    "rt_sigqueueinfo": 138,
+}
+_AARCH64 |= {
+    "setpgid": 154,
+    "setsid": 157,
+    "msgget": 186,
+    "semget": 190,
+    "shmget": 194,
+    "socket": 198,
+    "socketpair": 199,
+    "bind": 200,
+}
+_AARCH64 |= {
+    "connect": 203,
+    "add_key": 217,
+    "request_key": 218,
+    "keyctl": 219,
+    "clone": 220,
+    "execve": 221,
+    "unshare": 97,
+}
+_AARCH64 |= {
+    "rt_tgsigqueueinfo": 240,
+    "perf_event_open": 241,
+    "setns": 268,
+    "process_vm_readv": 270,
+    "process_vm_writev": 271,
+}
 _AARCH64 |= {"bpf": 280, "execveat": 281, "userfaultfd": 282}
 # Calls that change other processes of the same user, or that leave something behind in the kernel.
 _SHARED |= {"process_madvise": 440, "process_mrelease": 448}
-_X86_64 |= {"setpriority": 141, "sched_setparam": 142, "sched_setscheduler": 144, "sched_setaffinity": 203, "mq_open": 240}
-_X86_64 |= {"ioprio_set": 251, "migrate_pages": 256, "move_pages": 279, "kcmp": 312, "sched_setattr": 314, "syslog": 103}
-_AARCH64 |= {"setpriority": 140, "sched_setparam": 118, "sched_setscheduler": 119, "sched_setaffinity": 122, "mq_open": 180}
-_AARCH64 |= {"ioprio_set": 30, "migrate_pages": 238, "move_pages": 239, "kcmp": 272, "sched_setattr": 274, "syslog": 116}
+_X86_64 |= {
+    "setpriority": 141,
+    "sched_setparam": 142,
+    "sched_setscheduler": 144,
+    "sched_setaffinity": 203,
+    "mq_open": 240,
+}
+_X86_64 |= {
+    "ioprio_set": 251,
+    "migrate_pages": 256,
+    "move_pages": 279,
+    "kcmp": 312,
+    "sched_setattr": 314,
+    "syslog": 103,
+}
+_AARCH64 |= {
+    "setpriority": 140,
+    "sched_setparam": 118,
+    "sched_setscheduler": 119,
+    "sched_setaffinity": 122,
+    "mq_open": 180,
+}
+_AARCH64 |= {
+    "ioprio_set": 30,
+    "migrate_pages": 238,
+    "move_pages": 239,
+    "kcmp": 272,
+    "sched_setattr": 274,
+    "syslog": 116,
+}
 DENIED = {"x86_64": (0xC000003E, _X86_64 | _SHARED), "aarch64": (0xC00000B7, _AARCH64 | _SHARED)}
 # Calls that change files by their path and that Landlock lets through: denied where files of the same user are in reach.
-_OF_FILES_X86_64 = {"chmod": 90, "chown": 92, "lchown": 94, "utime": 132, "setxattr": 188, "lsetxattr": 189, "removexattr": 197}
-_OF_FILES_X86_64 |= {"lremovexattr": 198, "utimes": 235, "fchownat": 260, "futimesat": 261, "fchmodat": 268, "utimensat": 280}
-_OF_FILES_AARCH64 = {"setxattr": 5, "lsetxattr": 6, "removexattr": 14, "lremovexattr": 15, "fchmodat": 53, "fchownat": 54, "utimensat": 88}
+_OF_FILES_X86_64 = {
+    "chmod": 90,
+    "chown": 92,
+    "lchown": 94,
+    "utime": 132,
+    "setxattr": 188,
+    "lsetxattr": 189,
+    "removexattr": 197,
+}
+_OF_FILES_X86_64 |= {
+    "lremovexattr": 198,
+    "utimes": 235,
+    "fchownat": 260,
+    "futimesat": 261,
+    "fchmodat": 268,
+    "utimensat": 280,
+}
+_OF_FILES_AARCH64 = {
+    "setxattr": 5,
+    "lsetxattr": 6,
+    "removexattr": 14,
+    "lremovexattr": 15,
+    "fchmodat": 53,
+    "fchownat": 54,
+    "utimensat": 88,
+}
 _OF_FILES = {"fchmodat2": 452, "setxattrat": 463, "removexattrat": 466, "file_setattr": 469}
 OF_FILES = {"x86_64": _OF_FILES_X86_64 | _OF_FILES, "aarch64": _OF_FILES_AARCH64 | _OF_FILES}
 # Calls that depend on an argument: its place, whether its values are those refused or those allowed, and the values.

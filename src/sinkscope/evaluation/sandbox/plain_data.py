@@ -24,7 +24,20 @@ _VIEWS: dict[str, type] = {"keys": type({}.keys()), "values": type({}.values()),
 _DICTIONARIES: dict[str, type] = {"Counter": collections.Counter, "OrderedDict": collections.OrderedDict, "dict": dict}
 _CHANGING = (list, set, dict, bytearray, collections.deque)
 _BUILTIN = {"Ellipsis": ..., "NotImplemented": NotImplemented, "NoneType": type(None)}
-_EXACT = {type(None), bool, int, float, complex, str, bytes, type, type(...), type(NotImplemented), range, collections.defaultdict}
+_EXACT = {
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type,
+    type(...),
+    type(NotImplemented),
+    range,
+    collections.defaultdict,
+}
 _EXACT |= {*_CHANGING, *_KINDS.values(), *_VIEWS.values(), *_DICTIONARIES.values()}
 _OF_NAMED_TUPLES = {"_fields", "_field_defaults", "_make", "_replace", "_asdict"}
 SMALL = 1 << 53

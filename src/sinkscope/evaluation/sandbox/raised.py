@@ -13,7 +13,12 @@ _BEFORE = ("__cause__", "__context__", "__suppress_context__")
 def pack_exception(error: BaseException, pack: Callable[[Any], Any]) -> dict[str, Any]:
     """Return what `unpack_exception` reads back: of its arguments and attributes those that `pack` takes."""
     kinds = [kind for kind in type(error).__mro__ if is_of_the_library(kind)]
-    fields = {name for kind in kinds for name, field in vars(kind).items() if isinstance(field, _FIELDS) and not name.startswith("__")}
+    fields = {
+        name
+        for kind in kinds
+        for name, field in vars(kind).items()
+        if isinstance(field, _FIELDS) and not name.startswith("__")
+    }
     packed: dict[str, Any] = {
         "own": type(error).__name__,
         "kinds": [[kind.__module__, kind.__qualname__] for kind in kinds],
@@ -54,11 +59,17 @@ def unpack_exception(packed: Any, unpack: Callable[[Any], Any]) -> BaseException
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         found = unpack(packed.get("arguments"))
         arguments = found if isinstance(found, list) else arguments
-    known = [kind for named in (kinds if isinstance(kinds, list) else ()) if (kind := _exception_named(named)) is not None]
+    known = [
+        kind for named in (kinds if isinstance(kinds, list) else ()) if (kind := _exception_named(named)) is not None
+    ]
     for at, kind in enumerate(known):
-        bases = tuple(one for one in known[at:] if not any(issubclass(other, one) for other in known[at:] if other is not one))
+        bases = tuple(
+            one for one in known[at:] if not any(issubclass(other, one) for other in known[at:] if other is not one)
+        )
         with contextlib.suppress(Exception):  # one that wants other arguments
-            error = _made(kind if kind.__name__ == own else type(str(own), bases, {"__str__": lambda _: text}), arguments)
+            error = _made(
+                kind if kind.__name__ == own else type(str(own), bases, {"__str__": lambda _: text}), arguments
+            )
             _set(error, attributes, unpack)
             return error
     return Exception(text)

@@ -6,7 +6,9 @@ from sinkscope.evaluation.sandbox.foreign import Ask, Foreign, stand_in
 from sinkscope.evaluation.sandbox.plain_data import Numbering, fill, unpack
 
 
-def read_reply(reply: dict[str, Any], numbering: Numbering, foreign: dict[int, Foreign], given: list[Any], ask: Ask | None) -> Any:
+def read_reply(
+    reply: dict[str, Any], numbering: Numbering, foreign: dict[int, Foreign], given: list[Any], ask: Ask | None
+) -> Any:
     """Return the value of a reply, or what stands for it; objects that the program has changed get their contents.
 
     Args:
@@ -26,7 +28,9 @@ def read_reply(reply: dict[str, Any], numbering: Numbering, foreign: dict[int, F
     if "error" in reply:
         raise _raised(reply)
     same = reply.get("same")
-    return given[same] if isinstance(same, int) and 0 <= same < len(given) and type(given[same]) is type(value) else value
+    return (
+        given[same] if isinstance(same, int) and 0 <= same < len(given) and type(given[same]) is type(value) else value
+    )
 
 
 def _raised(reply: dict[str, Any]) -> BaseException:

@@ -52,8 +52,12 @@ def main(box: str, memory_mb: str, cpu_s: str, clock_s: str, tested_apart: str, 
     serves = [serve_program, serve_tests] if tested_apart else [serve_program]
     workers = [Worker(isolation, int(memory_mb), int(cpu_s), serve) for serve in serves]
     _print({"not_enforced": list(dict.fromkeys(line for worker in workers for line in worker.not_enforced))})
-    isolation.attempt("own memory limit", set_limit, resource.RLIMIT_AS, 1 << 30)  # it reads and compiles a stranger's text
-    isolation.attempt("own time limit", set_limit, resource.RLIMIT_CPU, int(cpu_s) + 1)  # and compares a stranger's values
+    isolation.attempt(
+        "own memory limit", set_limit, resource.RLIMIT_AS, 1 << 30
+    )  # it reads and compiles a stranger's text
+    isolation.attempt(
+        "own time limit", set_limit, resource.RLIMIT_CPU, int(cpu_s) + 1
+    )  # and compares a stranger's values
     job = json.loads(_read_all(0))
     clock = Clock(float(clock_s), int(cpu_s), [worker.pid for worker in workers])
     for worker in workers:
@@ -168,7 +172,9 @@ def run_tests(tests: str, function: str, worker: "Worker", tester: "Worker") -> 
             raise ProgramFailed(f"left before its end ({error})")
         raise ProgramFailed(f"{error}{_describe_call(function, *last) if calls else ''}")
     if not calls:
-        raise ProgramFailed(f"the tests never called {function}, so they prove nothing; tests that are functions must be called at the end")
+        raise ProgramFailed(
+            f"the tests never called {function}, so they prove nothing; tests that are functions must be called at the end"
+        )
     return calls
 
 
@@ -177,7 +183,9 @@ def _describe_call(function: str, arguments: Any, reply: dict[str, Any]) -> str:
     try:
         positional, named = unpack(arguments, numbering)
         given = ", ".join([*map(_shown, positional), *(f"{name}={_shown(value)}" for name, value in named)])
-        came = "raised it" if "error" in reply else f"gave {shorten(_shown(read_reply(reply, numbering, {}, [], None)))}"
+        came = (
+            "raised it" if "error" in reply else f"gave {shorten(_shown(read_reply(reply, numbering, {}, [], None)))}"
+        )
     except Exception:  # a reply that the sandbox did not make
         return ""
     return f"; last call: {function}({shorten(given)}), which {came}"

@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from sinkscope.argument_types import check_argument, checked
+from sinkscope.argument_types import check_argument
 from sinkscope.counts import counted
 from sinkscope.documents import check_replaceable, files_in
 from sinkscope.errors import CallError, TraceError
@@ -28,7 +28,17 @@ from sinkscope.traces.format import hidden_rules, write_whole
 from sinkscope.traces.reading import as_trace, expect_steps
 from sinkscope.work_items import UNFINISHED
 
-SCRIPTS = ("data", "selection", "drawing", "heads_view", "trace_view", "charts", "difference", "attention_map", "explorer")
+SCRIPTS = (
+    "data",
+    "selection",
+    "drawing",
+    "heads_view",
+    "trace_view",
+    "charts",
+    "difference",
+    "attention_map",
+    "explorer",
+)
 HIGHEST = 1 << 16
 """Pixels of the page in a notebook."""
 LARGEST_PAGE = 64_000_000
@@ -37,7 +47,9 @@ LARGEST_INLINE = 16_000_000
 """The same inside a notebook, where the page travels through the kernel."""
 MARK = b" \xc2\xb7 sinkscope</title>"
 INLINE_HEIGHT = 900
-NO_WIDGET = "the explorer is shown inside a notebook by anywidget, which is not installed: pip install 'sinkscope[notebook]'"
+NO_WIDGET = (
+    "the explorer is shown inside a notebook by anywidget, which is not installed: pip install 'sinkscope[notebook]'"
+)
 
 
 @dataclass(frozen=True)
@@ -84,7 +96,6 @@ class Explorer:
         """Return what marimo shows."""
         return self.widget()
 
-    @checked
     def page(self, largest: int | None = None) -> str:
         """Return the page as one file that holds all its data; of a trace that is too large for that, without its single heads.
 
@@ -111,7 +122,6 @@ class Explorer:
         """
         return "".join(_pieces(self.document | {"tiles": self.tiles.index} | more, {}, frozenset(), connect="'self'"))
 
-    @checked
     def write_page(self, path: str | Path) -> Path:
         """Write one file.
 
@@ -127,7 +137,6 @@ class Explorer:
         write_whole(path, (piece.encode() for piece in self._page(LARGEST_PAGE)))
         return path
 
-    @checked
     def write_folder(self, folder: str | Path) -> Path:
         """Write a folder for any web server, with ``index.html`` and a small file for each tile; return the former.
 
@@ -139,13 +148,22 @@ class Explorer:
         """
         folder = Path(folder)
         with claimed_folder(folder, TraceError):
-            foreign = [name for name in names_in(folder) if name not in ("index.html", "data") and not name.endswith(UNFINISHED)]
+            foreign = [
+                name
+                for name in names_in(folder)
+                if name not in ("index.html", "data") and not name.endswith(UNFINISHED)
+            ]
             if foreign:
-                raise CallError(f"{folder} holds files of something else ({foreign[0]} …); choose another folder or an empty one")
+                raise CallError(
+                    f"{folder} holds files of something else ({foreign[0]} …); choose another folder or an empty one"
+                )
             check_page(folder / "index.html")
             place = f"data/{self.tiles.digest}"
             make_folder(folder / place)
-            for left in (*files_in(folder, f"*{UNFINISHED}", TraceError), *files_in(folder / place, f"*{UNFINISHED}", TraceError)):
+            for left in (
+                *files_in(folder, f"*{UNFINISHED}", TraceError),
+                *files_in(folder / place, f"*{UNFINISHED}", TraceError),
+            ):
                 left.unlink()  # of a run that was killed; this one alone writes here
             for name, content in self.tiles.content.items():
                 write_whole(folder / place / tile_file(name), content)
@@ -180,14 +198,17 @@ def _remove_tiles(data: Path, but: str) -> None:
         try:
             if ours:
                 shutil.rmtree(path)
-            elif re.fullmatch(r"[0-9]+-[\w-]+\.bin(\.[0-9]+\.writing)?", path.name):  # as they lay there before tiles had folders
+            elif re.fullmatch(
+                r"[0-9]+-[\w-]+\.bin(\.[0-9]+\.writing)?", path.name
+            ):  # as they lay there before tiles had folders
                 path.unlink()
         except OSError as error:
             raise TraceError(f"{path} cannot be removed ({error.strerror or error}); choose another folder") from error
 
 
-@checked
-def explore(*traces: Trace | str | Path | Sequence[Trace | str | Path], excess: float = 3.0, roles: Roles | None = None) -> Explorer:
+def explore(
+    *traces: Trace | str | Path | Sequence[Trace | str | Path], excess: float = 3.0, roles: Roles | None = None
+) -> Explorer:
     """Return the explorer of one or more traces; the first two are shown side by side. A notebook shows it in place.
 
     Args:
@@ -199,22 +220,37 @@ def explore(*traces: Trace | str | Path | Sequence[Trace | str | Path], excess: 
         CallError: no traces, roles of none of them, or a threshold that cannot hold.
         TraceError: a trace without a whole step, or a damaged one.
     """
-    given = [one for group in traces for one in (group if isinstance(group, Iterable) and not isinstance(group, str) else [group])]
+    given = [
+        one
+        for group in traces
+        for one in (group if isinstance(group, Iterable) and not isinstance(group, str) else [group])
+    ]
     if not given:
         raise CallError("expected at least one trace, found none")
     opened = [as_trace(one) for one in given]
     if not isinstance(roles, Roles | None):
-        raise CallError(f"roles: expected Roles, as find_roles and read_roles return them, found {type(roles).__name__}")
+        raise CallError(
+            f"roles: expected Roles, as find_roles and read_roles return them, found {type(roles).__name__}"
+        )
     theirs = [roles is not None and roles.are_of(trace.manifest.get("model", {})) for trace in opened]
     if roles is not None and not any(theirs):
-        raise CallError(f"expected a trace of {roles.model}, whose roles were given, found traces of other weights or another config.json")
+        raise CallError(
+            f"expected a trace of {roles.model}, whose roles were given, found traces of other weights or another config.json"
+        )
     tiles, found = Tiles(), []
     for number, (trace, label) in enumerate(zip(opened, _labels(opened), strict=True)):
         expect_steps(trace, "show")
         known = roles if theirs[number] else None
         found.append(add_trace(tiles, number, ShownTrace.of(trace, label, excess, known)))
     return Explorer(
-        {"excess": excess, "lead": _lead(found, excess), "notes": _notes(found), "words": _words(excess, found), "traces": found}, tiles
+        {
+            "excess": excess,
+            "lead": _lead(found, excess),
+            "notes": _notes(found),
+            "words": _words(excess, found),
+            "traces": found,
+        },
+        tiles,
     )
 
 
@@ -261,7 +297,10 @@ def _words(excess: float, traces: Sequence[dict[str, Any]]) -> list[list[str]]:
             "The attention that a token receives from all queries of one head, added up, in queries’ worth: 1 is as much as one query has "
             "to give. A token that received the same as all others would have 1.",
         ],
-        ["Sink (Eq. 3)", f"A token whose column exceeds the mean of the other columns by more than {excess:g} queries’ worth."],
+        [
+            "Sink (Eq. 3)",
+            f"A token whose column exceeds the mean of the other columns by more than {excess:g} queries’ worth.",
+        ],
         ["Main sink", "The largest column of a head, where it is a sink."],
         [
             "Move and swap",
@@ -298,7 +337,9 @@ def _without_heads(tiles: Tiles, document: dict[str, Any]) -> Tiles:
     return Tiles({name: tiles.index[name] for name in names}, {name: tiles.content[name] for name in names})
 
 
-def _pieces(document: dict[str, Any], content: Mapping[str, bytes], late: frozenset[str], connect: str = "'none'") -> Iterator[str]:
+def _pieces(
+    document: dict[str, Any], content: Mapping[str, bytes], late: frozenset[str], connect: str = "'none'"
+) -> Iterator[str]:
     """Yield the page: strict about what may run, and with every `<` of the data escaped, so that no token can end a block.
 
     Args:
@@ -314,7 +355,9 @@ def _pieces(document: dict[str, Any], content: Mapping[str, bytes], late: frozen
     title = escape(" and ".join(one["label"] for one in document["traces"]))
 
     def block(name: str) -> str:
-        return f'<script type="text/plain" id="tile:{escape(name)}">{base64.b64encode(content[name]).decode()}</script>\n'
+        return (
+            f'<script type="text/plain" id="tile:{escape(name)}">{base64.b64encode(content[name]).decode()}</script>\n'
+        )
 
     yield '<!doctype html>\n<html lang="en" data-theme="light">\n<head>\n<meta charset="utf-8">\n'
     yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
@@ -332,7 +375,8 @@ def _assets() -> tuple[str, str, str]:
     """Return the body, the style and the script of the page."""
     folder = files("sinkscope.figures.explorer") / "assets"
     read = {
-        name: (folder / name).read_text(encoding="utf-8") for name in ("explorer.html", "explorer.css", *(f"{one}.js" for one in SCRIPTS))
+        name: (folder / name).read_text(encoding="utf-8")
+        for name in ("explorer.html", "explorer.css", *(f"{one}.js" for one in SCRIPTS))
     }
     script = '"use strict";\n(() => {\n' + "\n".join(read[f"{one}.js"] for one in SCRIPTS) + "\n})();\n"
     return read["explorer.html"], read["explorer.css"], script

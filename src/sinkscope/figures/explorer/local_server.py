@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
-from sinkscope.argument_types import checked, whole_number_from
+from sinkscope.argument_types import whole_number_from
 from sinkscope.errors import CallError, SinkscopeError, first_line
 from sinkscope.figures.explorer.explorer_page import Explorer, tile_path
 from sinkscope.figures.subject import Maps
@@ -25,7 +25,6 @@ NAMES = (ADDRESS, "localhost")
 PLACE = ("trace", "step", "layer", "head")
 
 
-@checked
 @dataclass
 class ExplorerServer:
     """A web server for one explorer. It reads no files: it answers with the page, its tiles and attention maps, and nothing else.
@@ -53,7 +52,10 @@ class ExplorerServer:
         Raises:
             CallError: the port is taken.
         """
-        page, tiles = self.explorer.folder_page(served=True).encode(), {f"/{tile_path(name)}": name for name in self.explorer.tiles.content}
+        page, tiles = (
+            self.explorer.folder_page(served=True).encode(),
+            {f"/{tile_path(name)}": name for name in self.explorer.tiles.content},
+        )
 
         class Handler(_Handler):
             server_of, index, tile_names = self, page, tiles
@@ -61,7 +63,9 @@ class ExplorerServer:
         try:
             server = _Server((ADDRESS, self.port), Handler)
         except OSError as error:
-            raise CallError(f"port {self.port}: expected a free one ({error.strerror}); leave --port out to take any") from error
+            raise CallError(
+                f"port {self.port}: expected a free one ({error.strerror}); leave --port out to take any"
+            ) from error
         server.daemon_threads = True
         return server
 
@@ -85,7 +89,11 @@ class ExplorerServer:
         if not 0 <= trace < len(self.traces):
             raise CallError(f"trace: expected 0 to {len(self.traces) - 1}, found {trace}")
         one = self.traces[trace]
-        for name, value, size in (("step", step, one.steps), ("layer", layer, len(one.layers)), ("head", head, one.heads)):
+        for name, value, size in (
+            ("step", step, one.steps),
+            ("layer", layer, len(one.layers)),
+            ("head", head, one.heads),
+        ):
             if not 0 <= value < size:
                 raise CallError(f"{name}: expected 0 to {size - 1}, found {value}")
         with self._one_at_a_time:
@@ -116,7 +124,9 @@ class _Server(ThreadingHTTPServer):
         """Print nothing of a reader that went away, such as a tab that was closed, and one line of anything else."""
         error = sys.exception()
         if not isinstance(error, ConnectionError):
-            print(f"sinkscope: error: a request could not be answered ({type(error).__name__}: {error})", file=sys.stderr)
+            print(
+                f"sinkscope: error: a request could not be answered ({type(error).__name__}: {error})", file=sys.stderr
+            )
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -142,7 +152,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif address.path == "/":
             self._answer(200, "text/html; charset=utf-8", self.index)
         elif address.path in self.tile_names:
-            self._answer(200, "application/octet-stream", self.server_of.explorer.tiles.content[self.tile_names[address.path]])
+            self._answer(
+                200, "application/octet-stream", self.server_of.explorer.tiles.content[self.tile_names[address.path]]
+            )
         else:
             self._answer(404, "text/plain", b"no such page\n")
 
@@ -171,7 +183,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(422, "application/json", json.dumps({"error": str(error)}).encode())
             return
         except (RuntimeError, MemoryError) as error:  # torch's, such as too little memory
-            self._answer(422, "application/json", json.dumps({"error": f"the map cannot be computed ({first_line(error)})"}).encode())
+            self._answer(
+                422,
+                "application/json",
+                json.dumps({"error": f"the map cannot be computed ({first_line(error)})"}).encode(),
+            )
             return
         self._answer(200, "application/octet-stream", found.tobytes(), {"X-Queries": str(found.shape[0])})
 

@@ -204,7 +204,10 @@ def _add_canvas(tiles: Tiles, prefix: str, one: ShownTrace) -> dict[str, Any]:
         tiles.add(f"{prefix}confidence", codes, "u16", delta=True)
     special = canvas.settings.special_ids
     mask = canvas.settings.mask_id
-    texts = [[token_label(trace, token), token_class(trace.token_text(token), token == mask, token in special)] for token in known.tolist()]
+    texts = [
+        [token_label(trace, token), token_class(trace.token_text(token), token == mask, token in special)]
+        for token in known.tolist()
+    ]
     return {"tokens": [["", ""], *texts], "tokenIds": [-1, *known.tolist()]}
 
 
@@ -264,7 +267,9 @@ def _add_quantity(tiles: Tiles, prefix: str, trace: Trace, quantity: Quantity) -
         "layers": scales,
         "mean": [scale.low, scale.high],
         "all": [all_scale.low, all_scale.high],
-        "error": max(LogScale(*one).error for one in (*scales, (scale.low, scale.high), (all_scale.low, all_scale.high))),
+        "error": max(
+            LogScale(*one).error for one in (*scales, (scale.low, scale.high), (all_scale.low, all_scale.high))
+        ),
     }
 
 

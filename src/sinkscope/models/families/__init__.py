@@ -17,7 +17,9 @@ def find_families(path: Iterable[str]) -> dict[str, Family]:
     for module in pkgutil.iter_modules(path):
         family: Family = import_module(f"{__name__}.{module.name}").FAMILY
         if family.name in found:
-            raise ValueError(f"{module.name}.py: expected a family of a new name, found another {family.name!r}; rename one of them")
+            raise ValueError(
+                f"{module.name}.py: expected a family of a new name, found another {family.name!r}; rename one of them"
+            )
         found[family.name] = family
     return found
 

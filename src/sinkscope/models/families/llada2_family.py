@@ -4,7 +4,15 @@ from sinkscope.models.family import Family, SpecialTokens
 from sinkscope.models.layouts import STOCK, Fixed, Layout
 
 QWEN3 = STOCK["qwen3"]
-_SAME = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
+_SAME = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+)
 _MIXTURE = ("num_experts_per_tok", "moe_intermediate_size", "first_k_dense_replace", "n_group", "topk_group")
 _LAYER = "model.layers.{N}."
 
@@ -24,7 +32,9 @@ FAMILY = Family(
             "num_shared_experts": "n_shared_experts",
         },
         optional=frozenset({"head_dim"}),
-        numbers={name: name for name in ("rms_norm_eps", "rope_theta", "partial_rotary_factor", "routed_scaling_factor")},
+        numbers={
+            name: name for name in ("rms_norm_eps", "rope_theta", "partial_rotary_factor", "routed_scaling_factor")
+        },
         flags={"tie_word_embeddings": "tie_word_embeddings"},
         fixed={
             **{key: rule for key, rule in QWEN3.fixed.items() if key != "partial_rotary_factor"},

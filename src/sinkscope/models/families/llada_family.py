@@ -8,9 +8,15 @@ HEADERS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
 def header_template(newlines: str) -> str:
     """Return Llama 3's chat template as LLaDA and MMaDA write it; they differ in the newlines after a header."""
-    turn = "<|start_header_id|>{{ message['role'] }}<|end_header_id|>" + newlines + "{{ message['content'] | trim }}<|eot_id|>"
+    turn = (
+        "<|start_header_id|>{{ message['role'] }}<|end_header_id|>"
+        + newlines
+        + "{{ message['content'] | trim }}<|eot_id|>"
+    )
     opening = "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>" + newlines + "{% endif %}"
-    return "{% for message in messages %}{% if loop.first %}{{ bos_token }}{% endif %}" + turn + "{% endfor %}" + opening
+    return (
+        "{% for message in messages %}{% if loop.first %}{{ bos_token }}{% endif %}" + turn + "{% endfor %}" + opening
+    )
 
 
 FAMILY = Family(
@@ -26,7 +32,11 @@ FAMILY = Family(
     chat_tokens=HEADERS,
     shapes=(
         PublishedShape(
-            ("GSAI-ML/LLaDA-8B-Base", "GSAI-ML/LLaDA-8B-Instruct", "GSAI-ML/LLaDA-1.5"), 8_015_581_184, 32, 4096, vocabulary=126464
+            ("GSAI-ML/LLaDA-8B-Base", "GSAI-ML/LLaDA-8B-Instruct", "GSAI-ML/LLaDA-1.5"),
+            8_015_581_184,
+            32,
+            4096,
+            vocabulary=126464,
         ),
     ),
 )

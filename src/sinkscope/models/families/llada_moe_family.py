@@ -12,7 +12,9 @@ ARCHITECTURES = ("LLaDAMoEModelLM", "LLaDAMoEModel")
 
 def is_mixture(config: Mapping[str, Any]) -> bool:
     """Return whether a config.json that says ``llada`` is LLaDA-MoE's: by its class."""
-    return config.get("model_type") in ("llada", "lladamoe") and bool({*ARCHITECTURES} & {*(config.get("architectures") or [])})
+    return config.get("model_type") in ("llada", "lladamoe") and bool(
+        {*ARCHITECTURES} & {*(config.get("architectures") or [])}
+    )
 
 
 FAMILY = Family(
@@ -26,7 +28,10 @@ FAMILY = Family(
     layout=Layout(
         body="qwen3_moe",
         sizes={
-            **{name: name for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")},
+            **{
+                name: name
+                for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+            },
             **{name: name for name in ("vocab_size", "max_position_embeddings", "num_experts", "num_experts_per_tok")},
             "expert_intermediate_size": "moe_intermediate_size",
         },
@@ -46,7 +51,13 @@ FAMILY = Family(
         repeated={"moe_layer_freq": 1},
         # The published code takes the softmax of the router and does not normalise it again, whatever these say.
         ignored=QWEN3.ignored
-        | {"norm_topk_prob", "moe_router_score_function", "routed_scaling_factor", "router_num_group", "router_topk_group"}
+        | {
+            "norm_topk_prob",
+            "moe_router_score_function",
+            "routed_scaling_factor",
+            "router_num_group",
+            "router_topk_group",
+        }
         | {"dense_intermediate_size", "output_router_logits", "router_aux_loss_coef"},
         given={"norm_topk_prob": False},
         absent={"mask_token_id": 156895},  # not in the published config.json; compared with the tokenizer's

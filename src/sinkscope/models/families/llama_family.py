@@ -9,5 +9,9 @@ FAMILY = Family(
     model_types=("llama", "qwen2", "qwen3"),
     source="transformers, LlamaForCausalLM",
     tokens=SpecialTokens(eos=128001, bos=128000, end_of_turn=128009),
-    shapes=(PublishedShape(("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct"), 8_030_261_248, 32, 4096, vocabulary=128256),),
+    shapes=(
+        PublishedShape(
+            ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct"), 8_030_261_248, 32, 4096, vocabulary=128256
+        ),
+    ),
 )

@@ -30,5 +30,9 @@ FAMILY = Family(
     tokens=SpecialTokens(mask=126336, eos=126081, pad=126081, bos=126080, end_of_turn=126348, mask_text="<|mdm_mask|>"),
     chat_template=header_template("\n"),
     chat_tokens=HEADERS,
-    shapes=(PublishedShape(("Gen-Verse/MMaDA-8B-Base", "Gen-Verse/MMaDA-8B-MixCoT"), 8_082_690_048, 32, 4096, vocabulary=VOCABULARY),),
+    shapes=(
+        PublishedShape(
+            ("Gen-Verse/MMaDA-8B-Base", "Gen-Verse/MMaDA-8B-MixCoT"), 8_082_690_048, 32, 4096, vocabulary=VOCABULARY
+        ),
+    ),
 )

@@ -26,7 +26,8 @@ FAMILY = Family(
         # The hub's config.json names neither. All published chat models have blocks of 4; the mask is checked against the tokenizer.
         absent={"block_size": 4, "mask_token_id": 151669},
         # Of training, and of the way the weights were converted.
-        ignored=QWEN3.ignored | {"debug", "ep_size", "fuse_cross_entropy", "micro_forward", "skip_checkpoint", "use_deepep"},
+        ignored=QWEN3.ignored
+        | {"debug", "ep_size", "fuse_cross_entropy", "micro_forward", "skip_checkpoint", "use_deepep"},
         bidirectional=True,
     ),
     tokens=TOKENS,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinkscope.argument_types import checked, in_words
+from sinkscope.argument_types import in_words
 from sinkscope.attention import NAME, current_session, register_interface
 from sinkscope.errors import AttentionError, CallError, ModelError
 from sinkscope.models.devices import own_defaults
@@ -26,7 +26,9 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 class _BeforeStack:
     """A hook before the stack of layers: it passes the constant keys on, and moves the text's positions behind those in front."""
 
-    def __call__(self, stack: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def __call__(
+        self, stack: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if stack.config._attn_implementation != NAME:
             raise AttentionError(
                 f"expected a network with a sink to attend through {NAME!r}, found {stack.config._attn_implementation!r}, "
@@ -35,14 +37,25 @@ class _BeforeStack:
         variant: SinkToken = stack.sink_token.variant
         if variant.kind != "token":
             return args, {**kwargs, "sinkscope_prefixes": prefixes(stack, None)}
-        inputs = dict(zip(("input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds"), args, strict=False)) | kwargs
+        inputs = (
+            dict(
+                zip(
+                    ("input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds"),
+                    args,
+                    strict=False,
+                )
+            )
+            | kwargs
+        )
         positions = inputs["position_ids"] = _positions(inputs)
         if variant.position == "front":
             inputs["position_ids"] = positions + variant.count
             first = positions.new_zeros(1)
         else:
             if inputs.get("past_key_values") is not None and int(inputs["past_key_values"].get_seq_length()):
-                raise AttentionError("a sink token at the end moves with every token that is added; run without a cache (use_cache=False)")
+                raise AttentionError(
+                    "a sink token at the end moves with every token that is added; run without a cache (use_cache=False)"
+                )
             real = _padding_mask(inputs)
             first = (positions if real is None else positions.masked_fill(real == 0, -1)).amax(-1) + 1
         return (), {**inputs, "sinkscope_prefixes": prefixes(stack, first)}
@@ -206,7 +219,6 @@ def split_config(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any],
     return body, variant
 
 
-@checked
 @own_defaults()
 def add_sink_token(network: Any, variant: SinkToken | str = "token", *, tokenizer: Any = None) -> Any:
     """Give a Llama or Qwen2 of yours an untrained sink, in place; then train it as you would train it without.
@@ -235,12 +247,16 @@ def add_sink_token(network: Any, variant: SinkToken | str = "token", *, tokenize
         )
     session = current_session(network)
     if session is not None and session.subscribers:
-        raise CallError(f"sink token {wanted.name!r}: expected a network that nothing records or changes; add it outside of the with block")
+        raise CallError(
+            f"sink token {wanted.name!r}: expected a network that nothing records or changes; add it outside of the with block"
+        )
     present = getattr(network.config, KEY, None)
     if present is not None:
         raise CallError(f"sink token {wanted.name!r}: the network has {read_variant(present, 'config').name!r} already")
     if wanted.folded:
-        raise CallError("sink token: folded constants come from a trained token; add it unfolded, train, then `sinkscope fold`")
+        raise CallError(
+            "sink token: folded constants come from a trained token; add it unfolded, train, then `sinkscope fold`"
+        )
     _check_body(network.config, wanted)
     _check_tokenizer(tokenizer, network.config.vocab_size, wanted)
     check_token_id(tokenizer, wanted, "the tokenizer", CallError)
@@ -279,7 +295,9 @@ def _check_tokenizer(tokenizer: Any, rows: int, variant: SinkToken) -> None:
     if not callable(getattr(tokenizer, "get_vocab", None)):
         raise CallError(f"tokenizer: expected one of transformers, found {in_words(tokenizer)}")
     if (most := max(tokenizer.get_vocab().values(), default=0)) >= rows:
-        raise CallError(f"tokenizer: expected the {rows} tokens of the network, found that it makes token {most}; pass the network's own")
+        raise CallError(
+            f"tokenizer: expected the {rows} tokens of the network, found that it makes token {most}; pass the network's own"
+        )
 
 
 def check_token_id(tokenizer: Any, variant: SinkToken, where: str, error: type[Exception]) -> None:

@@ -45,17 +45,23 @@ class SinkToken:
         for name, allowed in (("kind", ("token", "logit", "gate")), ("position", ("front", "end")), ("count", COUNTS)):
             found = getattr(self, name)
             if not isinstance(found, str | int) or isinstance(found, bool) or found not in allowed:
-                raise CallError(f"sink token: {name}: expected one of {', '.join(map(repr, allowed))}, found {shown(found)}")
+                raise CallError(
+                    f"sink token: {name}: expected one of {', '.join(map(repr, allowed))}, found {shown(found)}"
+                )
         for name in ("zero_value", "learned", "folded"):
             if not isinstance(getattr(self, name), bool):
                 raise CallError(f"sink token: {name}: expected true or false, found {shown(getattr(self, name))}")
         for name in ("token_id", "seed"):
             found = getattr(self, name)
-            if (found is None and name == "token_id") or (isinstance(found, int) and not isinstance(found, bool) and found >= 0):
+            if (found is None and name == "token_id") or (
+                isinstance(found, int) and not isinstance(found, bool) and found >= 0
+            ):
                 continue
             raise CallError(f"sink token: {name}: expected a whole number from 0, found {shown(found)}")
         if self.token_id is not None and self.token_id >= 1 << 31:
-            raise CallError(f"sink token: token_id: expected the id of a token, below 2^31, found {describe(self.token_id)}")
+            raise CallError(
+                f"sink token: token_id: expected the id of a token, below 2^31, found {describe(self.token_id)}"
+            )
         if self.seed >= 1 << 64:
             raise CallError(f"sink token: seed: expected a whole number below 2^64, found {describe(self.seed)}")
         plain = SinkToken.__dataclass_fields__
@@ -64,7 +70,9 @@ class SinkToken:
         beside += ["learned"] if self.kind != "logit" and not self.learned else []
         if beside:
             owner = "logit" if beside == ["learned"] else "token"
-            raise CallError(f"sink token: {', '.join(beside)} belongs to kind {owner!r}, found with kind {self.kind!r}; leave it out")
+            raise CallError(
+                f"sink token: {', '.join(beside)} belongs to kind {owner!r}, found with kind {self.kind!r}; leave it out"
+            )
 
     @property
     def name(self) -> str:
@@ -116,7 +124,9 @@ def read_variant(stored: Any, where: str) -> SinkToken:
     """
     known = [field.name for field in fields(SinkToken)]
     if not isinstance(stored, Mapping):
-        raise ModelError(f"{where}: {KEY} in config.json: expected an object with {', '.join(known)}, found {shown(stored)}")
+        raise ModelError(
+            f"{where}: {KEY} in config.json: expected an object with {', '.join(known)}, found {shown(stored)}"
+        )
     unknown = sorted(set(stored) - set(known))
     if unknown:
         raise ModelError(
@@ -126,4 +136,6 @@ def read_variant(stored: Any, where: str) -> SinkToken:
     try:
         return SinkToken(**stored)
     except CallError as error:
-        raise ModelError(f"{where}: {KEY} in config.json names a variant that this version does not know ({error})") from error
+        raise ModelError(
+            f"{where}: {KEY} in config.json names a variant that this version does not know ({error})"
+        ) from error

@@ -27,4 +27,10 @@ class SinksByStep(Figure):
             rows += [(one.label, step, int(count)) for step, count in enumerate(counts)]
         axes.set(xlabel="step", ylabel="sinks in all heads")
         axes.legend()
-        return self.drawn(subjects, sheet, "Sinks in each step. What it does not show: where they stand.", ("model", "step", "sinks"), rows)
+        return self.drawn(
+            subjects,
+            sheet,
+            "Sinks in each step. What it does not show: where they stand.",
+            ("model", "step", "sinks"),
+            rows,
+        )

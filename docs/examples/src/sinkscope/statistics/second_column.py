@@ -20,13 +20,19 @@ class SecondColumn(Statistic):
     """How large the second largest column is, in all heads and in those with a sink."""
 
     definitions: ClassVar = {
-        "second.column": Definition("second largest column of each head", "queries", "few tokens take most attention (Fig. 3)"),
-        "second.beside_sink": Definition("the same in heads with a sink", "queries", "few tokens take most attention (Fig. 3)"),
+        "second.column": Definition(
+            "second largest column of each head", "queries", "few tokens take most attention (Fig. 3)"
+        ),
+        "second.beside_sink": Definition(
+            "the same in heads with a sink", "queries", "few tokens take most attention (Fig. 3)"
+        ),
     }
 
     def keep(self, step: RecordedStep) -> SecondColumns:
         sums = step.columns.sums
-        return SecondColumns(np.sort(sums, axis=-1)[..., -2] if step.length > 1 else np.zeros(sums.shape[:-1], np.float32))
+        return SecondColumns(
+            np.sort(sums, axis=-1)[..., -2] if step.length > 1 else np.zeros(sums.shape[:-1], np.float32)
+        )
 
     def values(self, prompt: PromptSummary):
         second = prompt.kept(SecondColumns).second  # [step, layer, head]
