@@ -1,13 +1,14 @@
-# make demo | test | test-portable | hostile | wheel | docs | lint | bench — each installs first; `make install` takes no time when it is up to date.
+# make demo | test | test-all | wheel | docs | lint | bench: each installs what it needs first, which takes no time when it is up to date.
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-for-demo
 EXTRAS := dev,eval,slurm,export,spread,notebook
 WORKERS ?= 2
 
 .DELETE_ON_ERROR:
-.PHONY: install demo test test-portable hostile wheel docs lint bench clean
+.PHONY: install demo test test-all wheel docs lint bench clean
 
 install: $(STAMP)
 
@@ -26,34 +27,31 @@ $(BIN)/python:
 	  exit 1; \
 	fi
 
-# One pip call, so that the exact versions in constraints.txt bind torch too.
-$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+# One pip call each, so that the exact versions in constraints.txt bind torch too. The demo needs no extra.
+$(DEMO_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(STAMP): $(DEMO_STAMP)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
-demo: install
+demo: $(DEMO_STAMP)
 	$(BIN)/sinkscope demo --out demo-output --overwrite
 
+test test-all: export HF_HUB_OFFLINE = 1
+test test-all: export TOKENIZERS_PARALLELISM = false
+test test-all: export OMP_NUM_THREADS = 1
+
 # make test ARGS='-k sinks -x'   a worker per core, each with one thread; WORKERS=0 runs them in one process, as --pdb needs.
-# Without ARGS, the numerical tests run again with the kernels of two older processors.
-test: export HF_HUB_OFFLINE = 1
-test: export TOKENIZERS_PARALLELISM = false
-test: export OMP_NUM_THREADS = 1
 test: install
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow' $(ARGS)
+
+# For the night and before a release: trainings, kills, published samplers and caches in full, and the numerical tests with the
+# kernels of older processors. `make test-all ARGS=-x`
+test-all: install
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
-	$(if $(ARGS),,$(BIN)/python tests/portable.py --short --workers $(WORKERS))
-
-# make test-portable ARGS='--only avx2 -x'   the numerical tests as other machines would run them
-test-portable: install
 	$(BIN)/python tests/portable.py --workers $(WORKERS) $(ARGS)
-
-# Bad input to every command and reader, and kill -9 at random moments: more cases than `make test` tries, in about half an hour.
-hostile: export HF_HUB_OFFLINE = 1
-hostile: export TOKENIZERS_PARALLELISM = false
-hostile: export OMP_NUM_THREADS = 1
-hostile: export HOSTILE = full
-hostile: install
-	$(BIN)/python -m pytest -n $(WORKERS) --dist load tests/hostile $(ARGS)
 
 # The wheel and the sdist in dist/; the wheel is installed where nothing else is, with the versions of constraints.txt, and runs the demo.
 wheel: install

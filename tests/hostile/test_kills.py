@@ -19,7 +19,7 @@ from sinkscope.evaluation.results_folder import find_items
 from sinkscope.traces import open_trace, read_statistics
 from sinkscope.traces.statistics_folder import STATISTICS
 
-pytestmark = pytest.mark.whole_trial
+pytestmark = pytest.mark.slow
 KILLS = 25
 SHORT = ["--length", "32", "--steps", "32", "--block", "32"]
 LONG = ["--length", "192", "--steps", "192", "--block", "192"]

@@ -1,8 +1,8 @@
 """Freezes the outputs of sinkscope before a renovation, and compares them after it.
 
-    python benchmarks/frozen.py store /tmp/before            # every command on the bundled models, 5 minutes on two cores
-    python benchmarks/frozen.py store /tmp/after
-    python benchmarks/frozen.py compare /tmp/before /tmp/after
+    python benchmarks/_frozen.py store /tmp/before            # every command on the bundled models, 5 minutes on two cores
+    python benchmarks/_frozen.py store /tmp/after
+    python benchmarks/_frozen.py compare /tmp/before /tmp/after
 
 `store` runs each line of `CALLS` in an empty folder with one thread, and keeps its exit status, its standard output and, of the folders
 in `KEPT`, each tensor, table and JSON document. `compare` reports what is missing, new or different: texts and whole numbers to the

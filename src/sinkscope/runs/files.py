@@ -1,0 +1,308 @@
+"""Files that enter and leave: JSON, JSON lines, tensors with a checksum, all written atomically.
+
+Functions take ``failure``, the class of the exception that they raise where a file cannot be read or written, and
+``advice``, which ends its message.
+"""
+
+import contextlib
+import fnmatch
+import gzip
+import hashlib
+import json
+import math
+import os
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sinkscope.errors import SinkscopeError, first_line
+
+UNFINISHED = ".writing"
+"""The name of a file ends in this while it is being written."""
+CHECKSUM, SHA256 = "checksum", "sha256"
+DAMAGED = "the file was damaged or changed"
+_PIECE = 1 << 22
+_CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+
+Failure = type[SinkscopeError]
+
+
+def files_in(folder: Path, pattern: str) -> list[Path]:
+    """Return the paths in a folder whose names match a pattern such as ``*.json``, in order; none where there is no
+    folder.
+    """
+    if not folder.is_dir():
+        return []
+    return [folder / name for name in sorted(os.listdir(folder)) if fnmatch.fnmatchcase(name, pattern)]
+
+
+def read_text(path: Path, failure: Failure, advice: str = "") -> str:
+    """Return the text of a UTF-8 file, without a byte order mark.
+
+    Raises:
+        failure: it cannot be read, or is no UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise failure(
+            _message(path, f"cannot be read ({getattr(error, 'strerror', None) or error})", advice)
+        ) from error
+
+
+def read_json(path: Path, failure: Failure, advice: str = "") -> Any:
+    """Return the JSON value in a file.
+
+    Raises:
+        failure: it cannot be read, or is no JSON.
+    """
+    return parse_json(read_text(path, failure, advice), str(path), failure, advice)
+
+
+def read_json_object(path: Path, failure: Failure, advice: str = "") -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+        failure: as `read_json`, or another value.
+    """
+    found = read_json(path, failure, advice)
+    if not isinstance(found, dict):
+        raise failure(_message(path, f"expected a JSON object, found {shown(found)}", advice))
+    return found
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file, or None where there is no such file, or a damaged one."""
+    try:
+        return read_json_object(path, SinkscopeError)
+    except SinkscopeError as error:
+        if isinstance(error.__cause__, PermissionError):
+            raise
+        return None
+
+
+def parse_json(text: bytes | str, where: str, failure: Failure, advice: str = "") -> Any:
+    """Return the value of JSON text; ``where`` names it in messages.
+
+    Raises:
+        failure: no JSON.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise failure(_message(where, f"expected JSON, found something else ({error})", advice)) from error
+
+
+def read_json_lines(path: Path, failure: Failure, advice: str = "") -> Iterator[tuple[int, str]]:
+    """Yield number and text of each line that is not blank, of a plain file or one in gzip.
+
+    Raises:
+        failure: the file cannot be read, is a damaged gzip file, or is no UTF-8.
+    """
+    try:
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+        content = gzip.open(path).read() if packed else path.read_bytes()
+        lines = content.decode("utf-8-sig").split("\n")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise failure(
+            _message(path, f"cannot be read ({getattr(error, 'strerror', None) or error})", advice)
+        ) from error
+    return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+
+
+@cache
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def validated(kind: Any, document: Any, where: Path | str, failure: Failure, advice: str = "") -> Any:
+    """Return a JSON value as the dataclass (or other type) that describes it; the type is the schema.
+
+    Raises:
+        failure: a field is missing, unknown to it, of another type, or out of its bounds; the message names the first
+            one.
+    """
+    from pydantic import ValidationError
+
+    try:
+        return _adapter(kind).validate_python(document)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        name = ".".join(map(str, wrong["loc"]))
+        text = f"{f'{name}: ' if name else ''}{wrong['msg']}, found {shown(wrong['input'])}"
+        raise failure(_message(where, text, advice)) from error
+
+
+def json_text(document: Any) -> str:
+    """Return a document as the JSON that commands print: a number that is not finite does not apply, and is null."""
+    return json.dumps(_finite(document), ensure_ascii=False, allow_nan=False).translate(_CONTROLS)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    if hasattr(value, "dtype"):  # a number or an array of NumPy
+        return _finite(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview], failure: Failure, advice: str) -> None:
+    """Write a file, whole or in pieces, so that a reader sees all of it or nothing.
+
+    Two processes may write the same file at once: the one that ends last wins.
+
+    Raises:
+        failure: it cannot be written.
+    """
+    write_together({path: content}, failure, advice)
+
+
+def write_together(
+    contents: Mapping[Path, bytes | Iterable[bytes | memoryview]], failure: Failure, advice: str
+) -> None:
+    """Write several files as `write_whole` writes one; where one cannot be written, all earlier files stay."""
+    written: dict[Path, Path] = {}
+    path = Path()
+    try:
+        for path, content in contents.items():
+            written[path] = beside = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
+            with beside.open("wb") as file:
+                for piece in [content] if isinstance(content, bytes) else content:
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+        for path, beside in written.items():
+            os.replace(beside, path)
+    except BaseException as error:
+        for beside in written.values():
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise failure(f"{path} cannot be written ({error.strerror or error}); {advice}") from error
+        raise
+
+
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of all bytes of a file, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def checksum_of(content: Mapping[str, Any]) -> str:
+    """Return the sha256 of the fields of an object but its own checksum, hexadecimal."""
+    plain = {key: value for key, value in content.items() if key != CHECKSUM}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an object with its checksum as the last field."""
+    plain = json.loads(json.dumps({key: value for key, value in content.items() if key != CHECKSUM}))
+    return {**plain, CHECKSUM: checksum_of(plain)}
+
+
+def compare_checksum(content: Mapping[str, Any], where: Path | str, failure: Failure, advice: str = "") -> None:
+    """Compare an object with its checksum, where it has one.
+
+    Raises:
+        failure: it has other values than were written.
+    """
+    if CHECKSUM in content and content[CHECKSUM] != checksum_of(content):
+        raise failure(f"{where}: expected the values whose checksum it holds, found others; {advice or DAMAGED}")
+
+
+def sealed(content: bytes) -> list[bytes | memoryview]:
+    """Return a safetensors file with the sha256 of its header and tensors among its metadata, in pieces.
+
+    Args:
+        content: a file as `safetensors` makes it.
+    """
+    length = int.from_bytes(content[:8], "little")
+    header, data = json.loads(content[8 : 8 + length]), memoryview(content)[8 + length :]
+    metadata = {key: value for key, value in sorted(header.pop("__metadata__", {}).items()) if key != SHA256}
+    header = {"__metadata__": metadata, **header}
+    metadata[SHA256] = _digest(header, [data])
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little") + text, data]
+
+
+def compare_sealed(path: Path, failure: Failure, advice: str = "") -> dict[str, str]:
+    """Compare a safetensors file with its checksum, where it has one, and return its metadata.
+
+    Raises:
+        failure: it has other bytes than were written, or is no safetensors file.
+    """
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(length, path.stat().st_size)))
+            metadata = header.get("__metadata__", {})
+            whole = SHA256 not in metadata or metadata[SHA256] == _digest(header, iter(lambda: file.read(_PIECE), b""))
+    except OSError as error:
+        raise failure(f"{path} cannot be read ({error.strerror or error})") from error
+    except (ValueError, AttributeError) as error:
+        raise failure(
+            f"{path}: expected a safetensors file, found something else ({first_line(error)}); {advice or DAMAGED}"
+        ) from error
+    if not whole:
+        raise failure(f"{path}: expected the tensors whose sha256 it holds, found others; {advice or DAMAGED}")
+    return metadata
+
+
+def compare_file(path: Path, sha256: str, failure: Failure, whose: str, advice: str = "") -> None:
+    """Compare all bytes of a file with a sha256 that stands elsewhere.
+
+    Args:
+        whose: names what gives the checksum, such as ``its manifest``.
+
+    Raises:
+        failure: it cannot be read, or has other bytes than were written.
+    """
+    try:
+        found = sha256_of(path)
+    except OSError as error:
+        raise failure(f"{path} cannot be read ({error.strerror or error})") from error
+    if found != sha256:
+        raise failure(f"{path}: expected the bytes whose sha256 {whose} gives, found others; {advice or DAMAGED}")
+
+
+def _digest(header: Mapping[str, Any], data: Any) -> str:
+    """Return the sha256 over names, types, shapes, places and metadata but the checksum, then over the data."""
+    metadata = {key: value for key, value in header.get("__metadata__", {}).items() if key != SHA256}
+    digest = hashlib.sha256(json.dumps({**header, "__metadata__": metadata}, sort_keys=True).encode())
+    for piece in data:
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def shown(value: Any) -> str:
+    """Return what Python writes for a value, shortened for a message."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:60] + "…"
+
+
+def printable(text: str) -> str:
+    """Return text without the characters that command a terminal or break a line: each as its escape sequence."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def in_markdown(text: str) -> str:
+    """Return text as Markdown in which it is neither markup nor a link."""
+    return printable(re.sub("<(?! )", "&lt;", text).replace("](", "]\\("))
+
+
+def markdown_cell(text: str) -> str:
+    """Return text as a cell of a Markdown table, see `in_markdown`."""
+    return in_markdown(text).replace("|", "\\|")
+
+
+def _message(where: Path | str, what: str, advice: str) -> str:
+    return f"{where}: {what}{f'; {advice}' if advice else ''}"

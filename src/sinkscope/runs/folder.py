@@ -1,0 +1,241 @@
+"""Folders that one process writes: a lock, a place for what is not whole yet, and the identity of a run that goes on.
+
+A lock is a file that the system locks for its holder and releases when the holder dies, however it dies.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sinkscope.errors import CallError, SinkscopeError
+from sinkscope.runs.files import UNFINISHED
+
+CLAIM = ".claim"
+"""Name of the lock in a folder that is being written."""
+WEIGHTS, TOKENIZER, CONFIG = FINGERPRINTS = ("weights_sha256", "tokenizer_sha256", "config_sha256")
+"""Fields for the hashes of the files that decide a model's answers."""
+CHANGED = "the weights in memory were changed after they were loaded; save them, and load that folder"
+
+Failure = type[SinkscopeError]
+
+
+@contextmanager
+def made_folder(folder: Path, failure: Failure, wanted: str = "") -> Iterator[None]:
+    """Make a folder; where the body raises, those that were made and are still empty are removed.
+
+    Args:
+        wanted: what the user named, if it was not the folder.
+
+    Raises:
+        CallError: there is a file on the way.
+        failure: it cannot be made.
+    """
+    folder = folder.absolute()
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (NotADirectoryError, FileExistsError) as error:
+        raise CallError(
+            f"{wanted or folder}: expected a folder, found a file on the way; choose another name"
+        ) from error
+    except OSError as error:
+        raise failure(f"{folder} cannot be made ({error.strerror or error}); choose another folder") from error
+    try:
+        yield
+    except BaseException:
+        for one in made:
+            with contextlib.suppress(OSError):
+                one.rmdir()
+        raise
+
+
+@contextmanager
+def held(path: Path, name: str, failure: Failure, wait: bool = False) -> Iterator[None]:
+    """Hold the lock that is a file while the body runs, and remove it at the end.
+
+    Args:
+        name: what it protects, for the message.
+        wait: whether to wait for another holder.
+
+    Raises:
+        failure: another process holds it, or it cannot be made.
+    """
+    import filelock
+
+    path = path.absolute()  # the body may change the current folder
+    lock = filelock.FileLock(path, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire(blocking=wait)
+    except filelock.Timeout as error:
+        owner = path.read_text().strip() if path.exists() else ""
+        who = "this process" if owner == str(os.getpid()) else f"process {owner or 'unknown'}"
+        raise failure(f"{name}: another run is writing into it ({who}); wait for it or choose another name") from error
+    except (OSError, NotImplementedError) as error:
+        raise failure(
+            f"{name} cannot be locked ({error}); choose a folder on a disk where files can be written and locked"
+        ) from error
+    try:
+        with contextlib.suppress(OSError):
+            path.write_text(f"{os.getpid()}\n")
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()  # while it is held: whoever waits for the file that is gone begins anew
+        lock.release()
+
+
+@contextmanager
+def claimed_folder(folder: Path, failure: Failure) -> Iterator[None]:
+    """Make a folder, if there is none, and keep other processes out of it while the body runs.
+
+    Raises:
+        CallError: there is a file on the way.
+        failure: another process writes into it, or it cannot be made or locked.
+    """
+    with made_folder(folder, failure), held(folder / CLAIM, str(folder), failure):
+        yield
+
+
+@contextmanager
+def claimed_file(path: Path, failure: Failure) -> Iterator[None]:
+    """Keep other processes from writing a file, or a folder that appears whole, while the body runs; its folder is
+    made.
+
+    Raises:
+        failure: another process writes it, or its folder cannot be made or locked.
+    """
+    with (
+        made_folder(path.parent, failure, str(path)),
+        held(path.with_name(f".{path.name}{CLAIM}"), str(path), failure),
+    ):
+        yield
+
+
+@contextmanager
+def new_folder(folder: Path, failure: Failure, purpose: str, *last: str, among: Collection[str] = ()) -> Iterator[Path]:
+    """Give a place for the files of a new folder; they move into it when the body ends, or are removed where it raises.
+
+    Args:
+        purpose: what the folder is for, such as ``the folded model``.
+        last: names of the files that move last: a reader takes a folder that has them for whole.
+        among: names of all files that will be written; the folder may then hold others.
+
+    Raises:
+        CallError: the folder holds something that it must not, or there is a file on the way.
+        failure: it cannot be written, or another process writes into it.
+    """
+    with claimed_folder(folder, failure):
+        whole = folder.absolute()
+        place = whole / f"files{UNFINISHED}"
+        shutil.rmtree(place, ignore_errors=True)  # of a run that was killed
+        there = [name for name in names_in(whole) if not among or name in among]
+        if there:
+            raise CallError(
+                f"{folder}: expected a new or empty folder for {purpose}, found something there ({there[0]}); "
+                "choose another folder or delete it"
+            )
+        with _moving(place, whole, str(folder), failure, last):
+            yield place
+
+
+@contextmanager
+def replaced_files(folder: Path, failure: Failure) -> Iterator[Path]:
+    """Give a place within a folder; the files written there take the places of earlier ones all together when the body
+    ends.
+
+    Where the body raises, the earlier ones stay as they are.
+
+    Raises:
+        failure: they cannot be written.
+    """
+    whole = folder.absolute()
+    with _moving(whole / f"files{UNFINISHED}", whole, str(folder), failure, ()):
+        yield whole / f"files{UNFINISHED}"
+
+
+@contextmanager
+def _moving(place: Path, whole: Path, name: str, failure: Failure, last: Collection[str]) -> Iterator[None]:
+    """Make a place, and move the files that the body writes there into a folder; remove the place in the end."""
+    try:
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        yield
+        for one in sorted(names_in(place), key=lambda one: one in last):
+            (place / one).replace(whole / one)
+    except OSError as error:
+        raise failure(
+            f"{name} cannot be written ({error.strerror or error}); make room or choose another folder"
+        ) from error
+    except failure as error:
+        raise failure(str(error).replace(str(place), name)) from error
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the names in a folder but that of its lock, in order."""
+    return sorted(one.name for one in folder.iterdir() if one.name != CLAIM)
+
+
+def item_path(folder: Path, index: int, suffix: str) -> Path:
+    """Return the file of an item; in a folder of them the order of names is that of numbers."""
+    return folder / f"{index:06d}{suffix}"
+
+
+def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield name, such as ``sampler.length``, old and new value of each setting that differs between two runs."""
+    for key in dict.fromkeys([*theirs, *mine]):
+        old, new, name = theirs.get(key), mine.get(key), f"{where}{key}"
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from differences(old, new, f"{name}.")
+        elif old != new:
+            yield name, old, new
+
+
+def difference_in_words(name: str, old: Any, new: Any, form: str) -> str:
+    """Return a difference between two runs in the form of a text for its name and both values; of a checksum, only its
+    name.
+    """
+    checksum = re.fullmatch(r"(?:.*\.)?(\w+?)s?_(?:sha256|hash)", name)
+    return f"other {checksum[1]}s" if checksum else form.format(name=name, old=old, new=new)
+
+
+def first_difference(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """Return the first of `differences`, None without one; a hash only where nothing else differs."""
+    return min(differences(theirs, mine), key=lambda one: one[0] in FINGERPRINTS, default=None)
+
+
+def changed_fingerprint(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> str | None:
+    """Return which file of a run's model has changed since the run began, and how to go on; None where none has."""
+    name = next((one for one in FINGERPRINTS if theirs.get(one, mine.get(one)) != mine.get(one)), None)
+    if name == WEIGHTS:
+        return f"{CHANGED}; choose another place for its results"
+    what = "config.json" if name == CONFIG else "tokenizer, or its chat template,"
+    how = "is not that with which it began; bring it back, or choose another place for the results"
+    return None if name is None else f"the model's {what} {how}"
+
+
+@contextmanager
+def exclusive(path: Path, failure: Failure) -> Iterator[None]:
+    """Wait until no other process holds the lock that is a file, and hold it while the body runs; the file stays.
+
+    Raises:
+        failure: it cannot be made or locked.
+    """
+    import filelock
+
+    lock = filelock.FileLock(path.absolute(), fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except (OSError, NotImplementedError) as error:
+        advice = "choose a folder on a disk where files can be locked"
+        raise failure(f"{path} cannot be locked ({error}); {advice}") from error
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,41 @@
+"""The share of the work that a process does, as torchrun numbers its processes."""
+
+import os
+from dataclasses import dataclass
+
+from sinkscope.errors import CallError
+
+
+@dataclass(frozen=True)
+class Share:
+    """Every ``count``-th piece of the work from number ``index`` on.
+
+    Raises:
+        CallError: an index that is not below the count.
+    """
+
+    index: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise CallError(f"share: expected an index from 0 to below its count, found {self.index} of {self.count}")
+
+
+ALL = Share()
+
+
+def share_of_process() -> Share:
+    """Return the share that torchrun gives this process in ``RANK`` and ``WORLD_SIZE``; all of the work without it."""
+    return Share(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+
+
+def expect_one_process(what: str) -> None:
+    """Refuse torchrun for work that is not divided, such as ``roles``: its other processes would find the folder
+    locked.
+
+    Raises:
+        CallError: torchrun started more than one process.
+    """
+    if (count := share_of_process().count) > 1:
+        raise CallError(f"{what} runs in one process, found {count} of torchrun; leave torchrun out")
