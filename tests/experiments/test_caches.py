@@ -84,7 +84,7 @@ def test_the_page_stays_short():
 
 def test_stale_keys_are_on_the_page():
     """The means at the longest interval with their intervals, as text; every mean is that of its answers, and moves less with the token."""
-    page = " ".join(PAGE)
+    page = " ".join(TABLES)
     assert set(RESULTS) - set(DOCUMENTS) == {"stale-keys", "stale-keys-arms"}
     models = RESULTS["stale-keys"]["models"]
     for document in models.values():
@@ -102,7 +102,7 @@ def test_stale_keys_are_on_the_page():
 
 def test_stale_keys_of_models_trained_alike_are_on_the_page():
     """Ratios follow from the answers; the seeds contradict each other, so the verdict is undecided at every interval."""
-    document, page = RESULTS["stale-keys-arms"], " ".join(PAGE)
+    document, page = RESULTS["stale-keys-arms"], " ".join(TABLES)
     found = {
         arm: {seed: {int(every): values for every, values in one.items()} for seed, one in seeds.items()}
         for arm, seeds in document["answers"].items()

@@ -87,7 +87,7 @@ def test_what_the_sinks_do_is_computed_from_the_files():
 
 
 def test_short_trainings_with_a_sink_token_are_told_as_measured():
-    page = re.sub(r"\s+", " ", (ROOT / "docs/sink-token.md").read_text())
+    page = re.sub(r"\s+", " ", (ROOT / "results/sink-token/README.md").read_text())
     rows = json.loads((ROOT / "results/emergence/knobs.json").read_text())["rows"]
 
     def of(arm, name, digits):
