@@ -1,4 +1,4 @@
-"""Writes docs/claims.md, and all measured parts to results/claims/README.md, from results/claims/*.json; a test compares them.
+"""Writes results/claims/README.md from the JSON files beside it; a test compares them.
 
 Command   python experiments/claims_page.py
 """
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "claims.md"
 RESULTS = ROOT / "results" / "claims"
 FULL = RESULTS / "README.md"
 ORDER = (
@@ -26,49 +25,39 @@ ORDER = (
 )
 SHOTS = (0, 1, 2, 5)
 SIGNS = {"holds": "+", "does not hold": "−", "undecided": "?"}
-HEAD = """# The papers' claims on two small models
+HEAD = """# Everything that was measured for the claims
 
-Paper 1 is *Attention Sinks in Diffusion Language Models* (arXiv 2510.15731), paper 2 is *One Token Is Enough* (arXiv 2601.19657). Their
-models have 7 to 8 billion parameters, these [lab models](lab.md) 2.8 million: a claim that fails here may hold there, and the other way
-round.
+`python experiments/claims_page.py` writes this page from the JSON files beside it; [docs/findings.md](../../docs/findings.md#the-papers-claims)
+has the verdicts. Each claim has parts, which compare one number, the mean over {prompts} prompts, with a bound that the script fixed before it ran:
+one reading of the papers' words.
 
-Each claim has parts, which compare one number, the mean over {prompts} prompts, with a bound that was written into the script before it
-ran: one reading of the papers' words. [All numbers](../results/claims/README.md) have their intervals.
+* **Signs** are at ε = 3 queries' worth of attention, one for each part. A part holds (+) if its 95 % interval over prompts lies wholly on the
+  side that the claim wants, does not hold (−) if it lies wholly on the other side, and is undecided (?) otherwise.
+* **Shots**: the same problems follow 0, 1, 2 and 5 solved ones. Rotary positions are tested without shots alone, because learned positions end
+  at 96 tokens.
+* **All**: nine other thresholds are tried too. A part *depends* on shots, on ε, or on both, if it holds somewhere and does not hold elsewhere.
+  Otherwise it has the verdict that it has for all shots.
 
-* **Signs** are at ε = 3 queries' worth of attention ([what that is](glossary.md#columns-and-sinks)), one for each part. A part holds (+) if
-  its 95 % interval over prompts ([how](statistics.md)) lies wholly on the side that the claim wants, does not hold (−) if it lies wholly on
-  the other side, and is undecided (?) otherwise.
-* **Shots**: the same problems are asked behind 0, 1, 2 and 5 solved ones. Only the question of rotary positions is asked without shots
-  alone, because learned positions end at 96 tokens.
-* **All**: nine other thresholds are tried too. A part *depends* on shots, on ε, or on both, if it holds somewhere and does not hold
-  elsewhere. Otherwise it has the verdict that it has for all shots.
-
-Known before the run, from 12 problems or from tries: that drift and depth change with the shots; moves, group splits and over-mixing.
-The parts on output norms were added after the first run, with the bounds of the parts on values.
+We knew before the run, from 12 problems or from tries, that drift and depth change with the shots; also moves, group splits and over-mixing. We
+added the parts on output norms after the first run, with the bounds of the parts on values.
 
 """
-TAIL = """
-[What hiding sinks costs](hiding.md) (paper 1, Table 1). `python experiments/claims_page.py` writes this page; do not edit it.
-"""
-FULL_HEAD = """# Everything that was measured for the claims
-
-`python experiments/claims_page.py` writes this page from the JSON files beside it; [docs/claims.md](../../docs/claims.md) says how
-verdicts are reached. Numbers have their 95 % interval over prompts and their verdict at ε = 3 queries' worth (+ holds, − does not hold,
-? undecided); behind it stand the thresholds with another verdict, in queries' worth (q) and in percent (%). Parts marked *beside* do not
-decide.
+FULL_HEAD = """
+Below, numbers have their 95 % interval over prompts and their verdict at ε = 3 queries' worth; behind it stand the thresholds with another
+verdict, in queries' worth (q) and in percent (%). Parts marked *beside* do not decide.
 
 """
 
 
-def page(documents: dict[str, dict[str, Any]]) -> str:
-    """Return docs/claims.md as text."""
+def summary(documents: dict[str, dict[str, Any]]) -> str:
+    """Return the head of the page: signs by shots and verdicts of all claims."""
     known = [documents[name] for name in ORDER if name in documents]
     prompts = max((one["prompts"] for one in known), default=0)
     rows = [
         f"| claim | {' | '.join(map(str, SHOTS))} shots | all | its parts |",
         f"|---|{'---|' * len(SHOTS)}---|---|",
     ]
-    return HEAD.replace("{prompts}", str(prompts)) + "\n".join([*rows, *map(row, known)]) + "\n" + TAIL
+    return HEAD.replace("{prompts}", str(prompts)) + "\n".join([*rows, *map(row, known)]) + "\n"
 
 
 def row(document: dict[str, Any]) -> str:
@@ -76,8 +65,13 @@ def row(document: dict[str, Any]) -> str:
     parts = [part for part in document["parts"] if part["decides"]]
     signs = [" ".join(filter(None, (sign(part, shots) for part in parts))) for shots in SHOTS]
     what = "; ".join(f"{part['short']} ({wanted(part)})" for part in parts)
-    title = f"[{document['title']}](../results/claims/README.md#{anchor(document['title'])})"
+    title = f"[{document['title']}](#{anchor(document['title'])})"
     return f"| {title} ({document['source']}) | {' | '.join(signs)} | {document['verdict']} | {what} |"
+
+
+def finding(document: dict[str, Any]) -> str:
+    """Return the row of docs/findings.md for one claim."""
+    return f"| [{document['title']}](../results/claims/README.md#{anchor(document['title'])}) | {document['verdict']} |"
 
 
 def wanted(part: dict[str, Any]) -> str:
@@ -92,7 +86,7 @@ def sign(part: dict[str, Any], shots: int) -> str:
 
 def full(documents: dict[str, dict[str, Any]]) -> str:
     """Return results/claims/README.md as text."""
-    return FULL_HEAD + "\n".join(full_section(documents[name]) for name in ORDER if name in documents)
+    return summary(documents) + FULL_HEAD + "\n".join(full_section(documents[name]) for name in ORDER if name in documents)
 
 
 def anchor(title: str) -> str:
@@ -152,12 +146,10 @@ def read() -> dict[str, dict[str, Any]]:
 
 
 def write() -> None:
-    """Write both pages."""
-    documents = read()
-    PAGE.write_text(page(documents))
-    FULL.write_text(full(documents))
+    """Write the page."""
+    FULL.write_text(full(read()))
 
 
 if __name__ == "__main__":
     write()
-    print(PAGE, FULL, sep="\n")
+    print(FULL)

@@ -15,7 +15,7 @@ Fixed before the first run:
      forced order than in the model's own (difference of differences, interval off 0), and to grow with tokens a step.
   A verdict needs both; anything else is "not shown". One random key is hidden in the same way as a control, with three
   seeds (one until 22 November 2026).
-Found     docs/hiding.md
+Found     docs/findings.md
 
 Two instruments: `reliance` reads every step of an unhidden run again with the sinks hidden, on the same canvas, so that only the hiding
 differs. `write_in_order` writes in an order that is given: if hiding is harmless because tokens wait, it is no longer harmless when they

@@ -10,7 +10,7 @@ Cost      a sixth of a second of one core a problem and rule without shots (diff
           whole answers are scored: all is bfloat16, as the checkpoints are stored and as in table_one.py.
 Expected  Written down with the hypotheses in why_hiding_hurts.py. Decision rule: an arm differs from another when the 95 % interval of
           their difference, paired by problem, leaves out 0 and the exact test agrees (p < .05 after Holm over the arms of a model).
-Found     docs/hiding.md
+Found     docs/findings.md
 """
 
 import json

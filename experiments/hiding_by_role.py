@@ -1,6 +1,6 @@
 """Where may the top key be hidden for nothing? Heads chosen by `sinkscope roles` on some problems, judged by answers to others.
 
-Claim     Half of what `top:1` hides in the lab's diffusion model is idle, and the loss comes from the other heads (docs/hiding.md).
+Claim     Half of what `top:1` hides in the lab's diffusion model is idle, and the loss comes from the other heads (docs/findings.md).
 Command   sinkscope roles lab-diffusion --problems 48 --length 32 --steps 32 --block 16 --out ROLES
           python experiments/hiding_by_role.py --roles ROLES --work DIR --out results/hiding/by_role-0.json [--problems 144] [--shots 0]
           The same command goes on where it stopped.
@@ -9,7 +9,7 @@ Rule      Written down before the run. Free heads are those of which `sinkscope 
           the predictions; costly heads are those of which it says that it cannot. The problems that roles were found on do not count.
           The claim holds where hiding the top key of the free heads costs less than 5 points (upper end of the 95 % interval, paired by
           problem) and hiding that of the costly ones costs more than 5 (lower end), and more than `rowmass` in the same heads.
-Found     docs/hiding.md
+Found     docs/findings.md
 """
 
 import json

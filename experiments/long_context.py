@@ -15,7 +15,7 @@ first step on. Dropping shots may cost something of itself, so every arm is held
                   the same rule.
 The exact test was added after the runs: the interval alone, a bootstrap then, left out 0 at four problems of 96.
 The random mask had one seed, and there were 96 problems, until 22 November 2026.
-Found     docs/hiding.md
+Found     docs/findings.md
 """
 
 import json

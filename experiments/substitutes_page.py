@@ -1,4 +1,4 @@
-"""Writes results/substitutes/README.md, the tables behind docs/substitutes.md, from the JSON files beside it; a test compares them.
+"""Writes results/substitutes/README.md, the tables behind docs/findings.md, from the JSON files beside it; a test compares them.
 
 Command   python experiments/substitutes_page.py
 """
@@ -14,7 +14,7 @@ FIRST = ("specimens", "roles", "reversed")
 HEAD = """# Everything that was measured about substitutes
 
 `python experiments/substitutes_page.py` writes this page from the JSON files beside it;
-[docs/substitutes.md](../../docs/substitutes.md) says what they mean. Costs are nats a predicted token, with 95 % intervals over canvases;
+[docs/findings.md](../../docs/findings.md#substitutes-how-many-sinks-a-model-can-lose) says what they mean. Costs are nats a predicted token, with 95 % intervals over canvases;
 *share* is that of the predicting queries' attention.
 """
 SPECIMENS = """

@@ -188,7 +188,7 @@ def movement(model: Any, rows: Sequence[np.ndarray]) -> dict[str, Any]:
 
 
 def summary(moment: Any) -> dict[str, Any]:
-    """Return the numbers of one network that the tables of docs/emergence.md hold."""
+    """Return the numbers of one network that the tables of docs/findings.md hold."""
     share, first, ratio = (getattr(moment, name).mean(0) for name in ("share", "first_share", "value_ratio"))
     strongest = np.unravel_index(share.argmax(), share.shape)
     return {

@@ -28,7 +28,7 @@ Hypotheses, fixed before the first run, each with what would decide for it (diff
   H6 constant   The top key serves as a constant that the network counts on, not as a carrier of what this text says. For it: with its value
                 replaced by the mean value of that head's top keys (attention as it is), at least half of the tokens that zeroing loses
                 are kept. (Added, like the split of results from others, after a try on four problems, before the first run.)
-Found     docs/hiding.md
+Found     docs/findings.md
 """
 
 import json

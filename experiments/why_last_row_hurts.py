@@ -16,7 +16,7 @@ least half of the loss of the whole rule:
   C content     It comes from the other keys: what this token's query reads, or its neighbours.
   P predictor   The rule picks the previous query's neighbour: in heads that look a fixed distance back it hides a key that the next query
                 does not want (its own needed key is one further), so that the loss should grow with the attention that is removed.
-Found     docs/hiding.md
+Found     docs/findings.md
 """
 
 import copy

@@ -36,14 +36,14 @@ def test_every_page_is_in_the_table_of_contents():
 
 
 def test_a_page_that_is_left_out_is_found():
-    assert missing(CONF.read_text().replace('"docs/roles", ', "")) == {"docs/roles"}
+    assert missing(CONF.read_text().replace('"docs/roles",', "")) == {"docs/roles"}
 
 
 def test_every_page_of_the_table_exists():
     named = {
         name for name in listed(CONF.read_text()) if "/" in name and "*" not in name and not name.endswith("README")
     }
-    assert len(named) > 20
+    assert len(named) > 15
     assert not [name for name in named if not list(ROOT.glob(f"{name}.*"))]
 
 

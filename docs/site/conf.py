@@ -61,20 +61,16 @@ CONTENTS = {
         "docs/figures",
         "docs/statistics",
         "docs/roles",
-        "docs/emergence",
         "docs/exports",
         "docs/trace-format",
     ],
     "Change": [
         "docs/interventions",
-        "docs/hiding",
         "docs/sink-token",
-        "docs/substitutes",
         "docs/caches",
         "docs/evaluation",
-        "docs/likelihood",
     ],
-    "Models": ["docs/models", "docs/any-model", "docs/block-diffusion", "docs/quirks", "docs/lab"],
+    "Models": ["docs/models", "docs/any-model", "docs/quirks", "docs/lab"],
     "Reference": [
         "docs/site/api",
         "docs/json",
@@ -82,10 +78,10 @@ CONTENTS = {
         "docs/same-numbers",
         "docs/adding",
         "benchmarks/RESULTS",
-        "docs/claims",
     ],
     "Project": ["CHANGELOG", "CONTRIBUTING", "CODE_OF_CONDUCT", "SECURITY"],
     "Evidence": [
+        "docs/findings",
         *sorted(
             path.relative_to(ROOT).with_suffix("").as_posix()
             for path in ROOT.glob("results/*/*.md")

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / "results" / "caches").glob("*.json"))}
 DOCUMENTS = {name: document for name, document in RESULTS.items() if name in caches.PLANS}
 PAGE = (ROOT / "docs" / "caches.md").read_text().splitlines()
+TABLES = (ROOT / "results" / "caches" / "README.md").read_text().splitlines()
 KEYS = {name: DOCUMENTS[name] for name in caches.PLANS if name in DOCUMENTS and "budgets" in caches.PLANS[name]}
 LINES = caches.savings_table(DOCUMENTS["lab-diffusion"]) + caches.keys_table(KEYS)
 LINES += caches.savings_table(DOCUMENTS["lab-diffusion-newer"], caches.SAME_AS_BLOCK)
@@ -22,7 +23,7 @@ LINES += caches.savings_table(DOCUMENTS["lab-diffusion-newer"], caches.SAME_AS_B
 
 @pytest.mark.parametrize("line", LINES)
 def test_every_line_of_the_tables_is_on_the_page(line):
-    assert line in PAGE
+    assert line in PAGE + TABLES
 
 
 def test_the_oracle_is_better_than_all_but_one_at_the_smaller_budget():
@@ -36,7 +37,7 @@ def test_the_oracle_is_better_than_all_but_one_at_the_smaller_budget():
         ("lab-diffusion-keys", "oracle − attended", "-1.2 (-3.4 … +0.3)"),
         ("lab-shifted", "oracle − attended", "+1.1 (-0.7 … +3.4)"),
     ]
-    assert "on lab-diffusion (−1.2, −3.4 … +0.3) and lab-shifted (+1.1, −0.7 … +3.4)." in " ".join(PAGE)
+    assert "about as good on lab-diffusion (−1.2, −3.4 … +0.3) and lab-shifted (+1.1, −0.7 … +3.4)." in " ".join(PAGE)
 
 
 def test_the_two_caches_of_fast_dllm_on_twice_as_many_problems_are_told_as_measured():
@@ -53,7 +54,7 @@ def test_triggers_that_are_left_out_of_the_table_hardly_ever_fire():
     rows = {row["policy"]: row for row in DOCUMENTS["lab-diffusion-newer"]["rows"]}
     assert set(caches.SAME_AS_BLOCK) <= set(
         rows
-    ) and f"plain sampling solves {rows['none']['accuracy']:.3f}" in " ".join(PAGE)
+    ) and f"plain sampling solves {rows['none']['accuracy']:.3f}" in " ".join(TABLES)
     for trigger in ("confidence", "entropy"):
         found = rows[f"block:trigger={trigger}"]
         assert (
@@ -72,18 +73,18 @@ def test_watching_attention_costs_more_seconds_than_multiply_adds():
 @pytest.mark.parametrize(("name", "policy"), [("lab-sink-token", "block"), ("lab-shifted", "block:every=16")])
 def test_what_the_other_models_gain_is_on_the_page(name, policy):
     (row,) = (row for row in DOCUMENTS[name]["rows"] if row["policy"] == policy)
-    page = " ".join(PAGE)
+    page = " ".join(TABLES)
     assert row["same_answers"] == 1 and re.search(rf"`{policy}`\D{{,30}} all {row['n']}\b[^.]*? of {name}\b", page)
     assert f"{row['speed_ratio']:.1f} times as fast with {row['work_ratio']:.1f} times fewer" in page
 
 
 def test_the_page_stays_short():
-    assert len("\n".join(PAGE).split()) <= 1600
+    assert len("\n".join(PAGE).split()) <= 1200
 
 
 def test_stale_keys_are_on_the_page():
     """The means at the longest interval with their intervals, as text; every mean is that of its answers, and moves less with the token."""
-    page = " ".join(PAGE)
+    page = " ".join(TABLES)
     assert set(RESULTS) - set(DOCUMENTS) == {"stale-keys", "stale-keys-arms"}
     models = RESULTS["stale-keys"]["models"]
     for document in models.values():
@@ -101,7 +102,7 @@ def test_stale_keys_are_on_the_page():
 
 def test_stale_keys_of_models_trained_alike_are_on_the_page():
     """Ratios follow from the answers; the seeds contradict each other, so the verdict is undecided at every interval."""
-    document, page = RESULTS["stale-keys-arms"], " ".join(PAGE)
+    document, page = RESULTS["stale-keys-arms"], " ".join(TABLES)
     found = {
         arm: {seed: {int(every): values for every, values in one.items()} for seed, one in seeds.items()}
         for arm, seeds in document["answers"].items()
@@ -120,7 +121,7 @@ def test_stale_keys_of_models_trained_alike_are_on_the_page():
                 f"{row['ratio']:.2g} ({low:.2g} … {high:.2g}) times as far" in page
                 and f"({', '.join(first)} and {last})" in page
             )
-    assert "**Undecided**: refreshed in every 32nd step" in page
+    assert "**Undecided**: we trained text models with and without the token" in page
 
 
 @pytest.mark.parametrize(

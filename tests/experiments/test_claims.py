@@ -1,4 +1,4 @@
-"""Verdicts follow from intervals by the stated rule, and docs/claims.md is what results/claims says."""
+"""Verdicts follow from intervals by the stated rule, and the pages say what results/claims says."""
 
 import importlib
 import json
@@ -190,15 +190,17 @@ def test_every_script_states_a_claim_that_can_be_measured(name):
 def test_every_claim_of_the_folder_is_run_and_shown():
     found = {
         path.stem
-        for path in claims_page.PAGE.parents[1].glob("experiments/*.py")
+        for path in claims_page.ROOT.glob("experiments/*.py")
         if "CLAIM = Claim(" in path.read_text()
     }
     assert found == set(SCRIPTS.values())
 
 
 def test_the_page_is_what_the_results_say():
-    assert claims_page.PAGE.read_text() == claims_page.page(claims_page.read())
-    assert claims_page.FULL.read_text() == claims_page.full(claims_page.read())
+    documents = claims_page.read()
+    assert claims_page.FULL.read_text() == claims_page.full(documents)
+    findings = (claims_page.ROOT / "docs/findings.md").read_text().splitlines()
+    assert set(documents) == set(claims_page.ORDER) and not {*map(claims_page.finding, documents.values())} - {*findings}
 
 
 def test_stored_results_are_of_the_claims_as_they_stand():
@@ -243,9 +245,9 @@ def test_a_changed_number_changes_the_page():
     one = documents[first]["parts"][0]["at"][0]
     one["found"]["value"] = 123.456
     assert "123" in claims_page.full(documents)
-    assert claims_page.page(documents) == claims_page.page(claims_page.read())
+    assert claims_page.summary(documents) == claims_page.summary(claims_page.read())
     one["verdict"] = "undecided"
-    assert claims_page.page(documents) != claims_page.page(claims_page.read())
+    assert claims_page.summary(documents) != claims_page.summary(claims_page.read())
 
 
 def test_a_row_has_a_sign_for_each_part_and_length():
@@ -259,7 +261,7 @@ def test_a_row_has_a_sign_for_each_part_and_length():
     parts = [part([HOLDS, FAILS, OPEN, HOLDS]), part([FAILS]), part([HOLDS], decides=False)]
     document = {"title": "A claim", "source": "§1", "verdict": "holds (1 of 2), undecided (1 of 2)", "parts": parts}
     assert claims_page.row(document) == (
-        "| [A claim](../results/claims/README.md#a-claim) (§1) | + − | − | ? | + | holds (1 of 2), undecided (1 of 2) "
+        "| [A claim](#a-claim) (§1) | + − | − | ? | + | holds (1 of 2), undecided (1 of 2) "
         "| word (> 1); word (> 1) |"
     )
 

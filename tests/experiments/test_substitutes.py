@@ -111,7 +111,7 @@ def test_the_knee_is_where_the_interval_leaves_the_threshold(causal, task, monke
 
 
 def test_the_numbers_of_the_documentation_are_those_of_the_results():
-    text = (ROOT / "docs" / "substitutes.md").read_text()
+    text = (ROOT / "docs" / "findings.md").read_text()
     models = json.loads((ROOT / "results/substitutes/specimens.json").read_text())["models"]
     for nulls in (1, 2, 4, 8):
         mine = [one for one in models if (one["kind"], one["nulls"]) == ("autoregressive", nulls)]

@@ -1,4 +1,4 @@
-"""Block diffusion behind a cache: what columns, Eq. 3, movement and hiding mean (docs/block-diffusion.md).
+"""Block diffusion behind a cache: what columns, Eq. 3, movement and hiding mean (docs/models.md).
 
 One definition for all samplers: the column of a key is what it received from the newest row of every query. A diffusion model makes all
 rows anew in every step, an autoregressive model one, block diffusion those of the running block.

@@ -366,7 +366,7 @@ def test_what_the_page_says_of_another_prompt_is_in_the_results():
     if not (root / "results").exists():
         pytest.skip("results/ is not part of an installed package")
     none, five = (read_roles(root / f"results/roles/lab-diffusion-{shots}-shots.json") for shots in (0, 5))
-    page = " ".join((root / "docs/roles.md").read_text().split())
+    page = " ".join((root / "results/roles/README.md").read_text().split())
 
     def places(roles, wanted):
         return {(one.layer, one.head) for one in roles.heads if one.removable is wanted}
