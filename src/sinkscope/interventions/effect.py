@@ -18,14 +18,16 @@ class Effect:
     """Sums over the steps in which a rule was in force, float64. A rule that needs the step before is not in force in step 0.
 
     Attributes:
-        removed: [prompt, layer, head], attention that the hidden keys would have received, in queries' worth, measured without the hiding.
+        removed: [prompt, layer, head], attention that the hidden keys would have received, in queries' worth, measured
+            without the hiding.
         queries: [prompt, layer, head], number of queries of the heads in which a rule was in force.
         hidden: [prompt, layer, head], number of hidden keys, a key once a step.
         hits: [prompt, layer, head], hidden keys that were in the current top K, where K keys were hidden in that head.
-        ranked: [prompt, layer, head], hidden keys for which that is defined; not for keys that each query loses for itself (`KeepWindow`).
+        ranked: [prompt, layer, head], hidden keys for which that is defined; not for keys that each query loses for
+            itself (`KeepWindow`).
         steps: [prompt, layer, head], number of steps in which a rule was in force.
-        removed_committed: [prompt, layer, head], the part of ``removed`` that was taken from the queries from whose outputs the tokens
-            were read that were committed in the same step.
+        removed_committed: [prompt, layer, head], the part of ``removed`` that was taken from the queries from whose
+            outputs the tokens were read that were committed in the same step.
         committed: [prompt, layer, head], number of those queries; 0 where nothing was committed, as in a likelihood.
     """
 

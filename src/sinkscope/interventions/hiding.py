@@ -98,8 +98,8 @@ class Hiding(Hider):
         """Take note of the network's layers. `hiding` calls it once, with the session to which this is subscribed.
 
         Raises:
-            CallError: a rule is limited to layers or heads that the model does not have, or to heads of a network that shows its heads
-                only as it runs; or its ``most`` is no number.
+            CallError: a rule is limited to layers or heads that the model does not have, or to heads of a network that
+                shows its heads only as it runs; or its ``most`` is no number.
         """
         self.session = session
         for stack in session.stacks:
@@ -369,7 +369,8 @@ def _spared(union: Tensor, held: Tensor, lost: Tensor) -> Tensor:
     Args:
         union: keys that any rule has chosen, bool [1 or batch, 1 or head, 1 or query, key].
         held: keys that the layer holds, bool [batch, key].
-        lost: attention that each query has lost, [batch, head, query]; a query with constant keys in front may lose all others.
+        lost: attention that each query has lost, [batch, head, query]; a query with constant keys in front may lose all
+            others.
     """
     nothing = lost == 0
     return (union | ~held[:, None, None]).all(-1) & (nothing.all(-1, keepdim=True) if union.shape[2] == 1 else nothing)

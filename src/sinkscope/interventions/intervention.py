@@ -29,22 +29,23 @@ Where = str | Collection[int] | None
 class Intervention(ABC):
     """A rule that takes keys away from queries: a frozen value, and called with a model a context manager.
 
-    ``with HideTopSinks(1)(model) as hiding:`` hides while the body runs and leaves no trace on the model, also after an exception;
-    ``hiding.effect`` says how much attention was removed. A query never loses its last visible key.
+    ``with HideTopSinks(1)(model) as hiding:`` hides while the body runs and leaves no trace on the model, also after an
+    exception; ``hiding.effect`` says how much attention was removed. A query never loses its last visible key.
 
-    A subclass implements `choose`. To be found by `parse_rule` and ``--hide``, it names its `rule` and lies in a module of this
-    package, or in one that an installed package declares as an entry point of the group ``sinkscope.interventions``.
+    A subclass implements `choose`. To be found by `parse_rule` and ``--hide``, it names its `rule` and lies in a module
+    of this package, or in one that an installed package declares as an entry point of the group
+    ``sinkscope.interventions``.
 
     Attributes:
         layers: numbers of the layers to which the rule is limited, from 0; all when None.
         heads: the only heads whose queries lose keys, pairs (layer, head), from 0; all when None.
         steps: numbers of the steps of a generation to which it is limited, from 0; all when None.
-        keys: the only keys it may choose: positions of the canvas (padding not counted), or ``masked``, ``unmasked``, ``prompt``,
-            ``answer``; any when None. Where a network is called by itself, all tokens are the prompt's. Positions and steps beyond a
-            generation match nothing; `Effect` says what was hidden.
+        keys: the only keys it may choose: positions of the canvas (padding not counted), or ``masked``, ``unmasked``,
+            ``prompt``, ``answer``; any when None. Where a network is called by itself, all tokens are the prompt's.
+            Positions and steps beyond a generation match nothing; `Effect` says what was hidden.
         queries: the only queries that lose them, named in the same way.
-        effect: ``mask``: −∞ before the softmax, so that the other keys share the attention; ``zero``: 0 after the softmax, so that
-            the attention is lost, and with it the values.
+        effect: ``mask``: −∞ before the softmax, so that the other keys share the attention; ``zero``: 0 after the
+            softmax, so that the attention is lost, and with it the values.
     """
 
     rule: ClassVar[str] = ""
@@ -125,8 +126,8 @@ class Intervention(ABC):
     def read_arguments(cls, text: str) -> tuple[Any, ...]:
         """Return the arguments that stand behind the colon in the text of a rule.
 
-        They are separated by ``+``, one for each name in `rule`, in the order of the class's positional fields; each is a whole
-        number or a number, as its field is annotated.
+        They are separated by ``+``, one for each name in `rule`, in the order of the class's positional fields; each is
+        a whole number or a number, as its field is annotated.
 
         Raises:
             ValueError: the text does not fit.

@@ -230,8 +230,8 @@ class RuleContext:
 
         Args:
             observe: ``previous`` or ``current`` step.
-            measured: ``local``, ``hidden`` or ``clean``, see `Observed`. Before a layer has run nothing is hidden in it, so for the
-                current step ``hidden`` is ``local``.
+            measured: ``local``, ``hidden`` or ``clean``, see `Observed`. Before a layer has run nothing is hidden in
+                it, so for the current step ``hidden`` is ``local``.
 
         Raises:
             CallError: another word, attention that the rule says it does not need, or a canvas that has shrunk.
@@ -260,9 +260,9 @@ class RuleContext:
     def committing(self) -> Tensor | None:
         """The queries from whose outputs a token may be committed in this step, bool [batch, query]; None where none will be.
 
-        For a diffusion model with blocks they are the masked positions of the running block (one place to the left for a family
-        with a logit shift), for an autoregressive model the newest query. Which of them will be committed is not known before
-        the step has run.
+        For a diffusion model with blocks they are the masked positions of the running block (one place to the left for
+        a family with a logit shift), for an autoregressive model the newest query. Which of them will be committed is
+        not known before the step has run.
         """
         readers = self.canvas.readers(self.call.key.device)
         return None if readers is None else readers[:, -self.call.query.shape[2] :]

@@ -1,7 +1,7 @@
 """Rules as text, as ``--hide`` takes them: ``top:1``, ``random:5@seed=2``, ``top:1@current,last_row``.
 
-Every class with a `Intervention.rule` is found by itself: those in the modules of this package, and those that an installed package
-declares as entry points of the group ``sinkscope.interventions`` (a class, or a module with classes).
+Every class with a `Intervention.rule` is found by itself: those in the modules of this package, and those that an
+installed package declares as entry points of the group ``sinkscope.interventions`` (a class, or a module with classes).
 """
 
 import dataclasses
@@ -58,10 +58,11 @@ def known_controls() -> dict[str, bool]:
 def parse_rule(text: str) -> Intervention | Composed:
     """Return the intervention that a rule stands for.
 
-    A rule is a word of `known_rules` and its arguments, such as ``top:1`` or ``window:4+64``, or ``none``, which hides nothing.
-    Options follow ``@``, separated by commas. They are the fields of the rule's class: a choice is written as its value (``current``),
-    a switch as its name (``only_sinks``), a number as ``seed=2``; ``layers=``, ``steps=``, ``keys=``, ``queries=`` take numbers such as
-    ``0-3+7``, the last two also ``masked``, ``unmasked``, ``prompt``, ``answer``; ``heads=`` takes layers and heads such as ``5.1+0.5``.
+    A rule is a word of `known_rules` and its arguments, such as ``top:1`` or ``window:4+64``, or ``none``, which hides
+    nothing. Options follow ``@``, separated by commas. They are the fields of the rule's class: a choice is written as
+    its value (``current``), a switch as its name (``only_sinks``), a number as ``seed=2``; ``layers=``, ``steps=``,
+    ``keys=``, ``queries=`` take numbers such as ``0-3+7``, the last two also ``masked``, ``unmasked``, ``prompt``,
+    ``answer``; ``heads=`` takes layers and heads such as ``5.1+0.5``.
 
     Raises:
         CallError: no such rule, argument or option; the message names those there are.
@@ -122,7 +123,8 @@ def split_rules(text: str) -> list[str]:
 def canonical_rule(text: str) -> str:
     """Return the one text of a rule that may be written in several: ``top:1@queries=0-1,local,current`` is ``top:1@current,queries=0-1``.
 
-    Numbers have no zeros in front, options that change nothing are left out, words stand before ``name=value``. A seed is always written.
+    Numbers have no zeros in front, options that change nothing are left out, words stand before ``name=value``. A seed
+    is always written.
 
     Raises:
         CallError: no such rule, see `parse_rule`.

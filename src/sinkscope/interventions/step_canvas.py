@@ -22,7 +22,8 @@ class StepCanvas:
 
     Args:
         context: the step.
-        prompt_lengths: tokens of each prompt. A batch may have more rows than prompts (guidance); they repeat these lengths.
+        prompt_lengths: tokens of each prompt. A batch may have more rows than prompts (guidance); they repeat these
+            lengths.
     """
 
     def __init__(self, context: StepContext, prompt_lengths: tuple[int, ...]) -> None:

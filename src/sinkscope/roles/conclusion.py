@@ -73,8 +73,8 @@ def count_to_hide(measured: Mapping[str, Estimate], rules: Rules) -> tuple[int |
     """Return how many of a head's largest columns must be hidden before the predictions change.
 
     Returns:
-        The least number that was tried and is shown to change them (None where none is), and the least number that may: one more
-        than the largest that is shown, as are all tried below it, to change nothing.
+        The least number that was tried and is shown to change them (None where none is), and the least number that may:
+        one more than the largest that is shown, as are all tried below it, to change nothing.
     """
     at_least, unchanged = 1, True
     for many in (1, *MOST_HIDDEN):

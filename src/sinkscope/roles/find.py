@@ -48,12 +48,14 @@ def find_roles(
 ) -> Roles:
     """Return the role of every head that has a lasting sink.
 
-    Even prompts choose the heads, odd ones judge them. Each head's sink is the key with its largest column on that canvas,
-    which must be a sink by Eq. 3; it is taken from that head alone. At the end those that can be hidden are hidden together.
+    Even prompts choose the heads, odd ones judge them. Each head's sink is the key with its largest column on that
+    canvas, which must be a sink by Eq. 3; it is taken from that head alone. At the end those that can be hidden are
+    hidden together.
 
     Args:
         prompts: texts or token ids, at least ten.
-        out: a folder in which finished prompts are kept, and at the end the roles (`read_roles`); the same call goes on after a kill.
+        out: a folder in which finished prompts are kept, and at the end the roles (`read_roles`); the same call goes on
+            after a kill.
         rules: of the verdict; `Rules()` when None.
         canvases: of each prompt of a diffusion model.
         rows: canvases in one forward call, fewer where memory does not suffice.
@@ -62,7 +64,8 @@ def find_roles(
         settings: of the model's sampler.
 
     Raises:
-        CallError: fewer prompts than a verdict needs, one given twice, settings that do not fit, or a folder of another run.
+        CallError: fewer prompts than a verdict needs, one given twice, settings that do not fit, or a folder of another
+            run.
         EvaluationError: memory does not suffice for one canvas.
     """
     expect_model(model, unwatched=True)
@@ -261,7 +264,8 @@ def find_roles_on(
     Probes of even prompts choose the heads, those of odd ones judge them; the rest is as in `find_roles`.
 
     Raises:
-        CallError: probes of fewer prompts of either kind than a verdict needs, or canvases that the network cannot read.
+        CallError: probes of fewer prompts of either kind than a verdict needs, or canvases that the network cannot
+            read.
     """
     expect_model(model, unwatched=True)
     _check_rules(rules, model)
@@ -318,8 +322,8 @@ def cost_of_roles(
     """Return how many forward calls `find_roles` makes at most, where every head has a lasting sink.
 
     Returns:
-        ``generation``: calls that write the answers. ``rows``: canvases from which a sink is taken; they share calls. ``forwards``:
-        all calls. ``passes``: all canvases that are read, beside the writing.
+        ``generation``: calls that write the answers. ``rows``: canvases from which a sink is taken; they share calls.
+        ``forwards``: all calls. ``passes``: all canvases that are read, beside the writing.
 
     Raises:
         CallError: a number below 1, or settings that do not fit.

@@ -27,20 +27,23 @@ class HeadRole:
     Attributes:
         role: the verdict; reason: which rule decided, in words.
         lasting: share of the judged canvases in which the head has a sink by Eq. 3.
-        place: mean position of the sink over the length of the canvas; token: the token that it is most often, by its text.
-        measured: {name: estimate over the judged prompts}. ``share``: its column over all attention. ``committed_share``: of
-            the queries whose token is committed. ``norm_ratio``: its output norm over the median. ``evenness``: see `Sight`.
-            ``kl.RULE`` and ``kept.RULE``: what happens without it (`removals`). ``to_substitutes``, ``to_text``,
-            ``to_itself``, ``to_sink_token`` (the network's own): where its attention goes, in shares that add up to 1.
-        substitutes: how many of the largest columns must be hidden before the predictions change, of 1, 2, 3, 4, 6 and 8: the
-            least that are shown to change them; None where none are.
-        substitutes_at_least: the least number that may change them: one more than are shown to change nothing. It is 9 where
-            eight are shown to change nothing; with None and a smaller number the intervals leave it open.
-        removable: whether hiding the sink, its attention going elsewhere, leaves the predictions as they are; None where the
-            interval holds both.
+        place: mean position of the sink over the length of the canvas; token: the token that it is most often, by its
+            text.
+        measured: {name: estimate over the judged prompts}. ``share``: its column over all attention.
+            ``committed_share``: of the queries whose token is committed. ``norm_ratio``: its output norm over the
+            median. ``evenness``: see `Sight`. ``kl.RULE`` and ``kept.RULE``: what happens without it (`removals`).
+            ``to_substitutes``, ``to_text``, ``to_itself``, ``to_sink_token`` (the network's own): where its attention
+            goes, in shares that add up to 1.
+        substitutes: how many of the largest columns must be hidden before the predictions change, of 1, 2, 3, 4, 6 and
+            8: the least that are shown to change them; None where none are.
+        substitutes_at_least: the least number that may change them: one more than are shown to change nothing. It is 9
+            where eight are shown to change nothing; with None and a smaller number the intervals leave it open.
+        removable: whether hiding the sink, its attention going elsewhere, leaves the predictions as they are; None
+            where the interval holds both.
 
     Raises:
-        CallError: a role that there is not, a head below 0, a share outside 0 to 1, or fewer substitutes than the least number.
+        CallError: a role that there is not, a head below 0, a share outside 0 to 1, or fewer substitutes than the least
+            number.
     """
 
     layer: int
@@ -108,12 +111,13 @@ class Roles:
         settings: of the sampler, and ``canvases``, on which each prompt was asked; empty where they are not known.
         together: what hiding all removable sinks at once costs; None where fewer than two are, or it was not measured.
         source: where the prompts came from, ``task`` with ``shots`` or ``file``; empty where it is not known.
-        canvas_tokens: tokens of the shortest and of the longest canvas, room for the whole answer included; None where not known.
+        canvas_tokens: tokens of the shortest and of the longest canvas, room for the whole answer included; None where
+            not known.
         config_hash: of the model, see `models.ModelCard`; empty where it is not known.
 
     Raises:
-        CallError: a head twice or one that the model does not have, more prompts that judged than there were, or canvases whose shortest
-            is longer than the longest.
+        CallError: a head twice or one that the model does not have, more prompts that judged than there were, or
+            canvases whose shortest is longer than the longest.
     """
 
     model: str

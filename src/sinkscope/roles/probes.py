@@ -29,10 +29,11 @@ class Probe:
         prompt: number of the prompt it comes from.
         step: of the generation; the last one for an autoregressive model.
         tokens: the canvas.
-        readers: the queries from which the compared predictions are read: those of masked tokens, one place to the left for
-            a family with a logit shift; for an autoregressive model those that predict its answer.
+        readers: the queries from which the compared predictions are read: those of masked tokens, one place to the left
+            for a family with a logit shift; for an autoregressive model those that predict its answer.
         committed: those readers whose prediction is committed in this step; all of them for an autoregressive model.
-        block: tokens of the blocks in which block diffusion wrote it; None for those of the checkpoint, and for other models.
+        block: tokens of the blocks in which block diffusion wrote it; None for those of the checkpoint, and for other
+            models.
 
     Raises:
         CallError: no reader, a position that is committed and no reader, or a block without tokens.

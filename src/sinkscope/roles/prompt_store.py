@@ -6,8 +6,8 @@ judge/000001.json    of a prompt that judges them, a row for each head and canva
 together/000001.json  of the same prompt, what hiding the sinks of several heads at once costs
 roles.json           the verdicts, written at the end by the command
 
-A prompt's file says what it is of: the hash of run.json, the kind, the number of the prompt, the heads. One that lies in the wrong
-place, or comes from another folder, is measured again, as a damaged one is.
+A prompt's file says what it is of: the hash of run.json, the kind, the number of the prompt, the heads. One that lies
+in the wrong place, or comes from another folder, is measured again, as a damaged one is.
 """
 
 import json

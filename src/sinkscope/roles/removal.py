@@ -42,10 +42,10 @@ class Removal:
 def removals_of(sight: Sight, sinks: Bool[np.ndarray, " key"], layer: int, head: int, seed: int) -> list[Removal]:
     """Return what is taken from one head on one canvas.
 
-    ``sink``: the key with the largest column. ``sink.zero``: what it adds, its attention lost. ``rowmass``: keys drawn at
-    random that are no sinks, until they hold as much of the readers' attention, or all of them where they hold less; another
-    sink would be no control, as it may be a substitute. ``rowmass.zero`` likewise. ``random``: one key drawn at random.
-    ``top.K``: the K largest columns.
+    ``sink``: the key with the largest column. ``sink.zero``: what it adds, its attention lost. ``rowmass``: keys drawn
+    at random that are no sinks, until they hold as much of the readers' attention, or all of them where they hold less;
+    another sink would be no control, as it may be a substitute. ``rowmass.zero`` likewise. ``random``: one key drawn at
+    random. ``top.K``: the K largest columns.
 
     Args:
         sinks: of this head by Eq. 3.
