@@ -9,11 +9,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sinkscope.errors import CallError
-from sinkscope.interventions.intervention import check_count
 from sinkscope.interventions.observed import Ranking
 from sinkscope.interventions.ranking import pool, rank_of
 from sinkscope.interventions.rule_context import RuleContext
-from sinkscope.interventions.step_canvas import check_classify
 from sinkscope.interventions.top_sinks import SinkRule
 
 
@@ -44,12 +42,10 @@ class RandomControl(SinkRule, ABC):
     _: KW_ONLY
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("seed", self.seed)
-
     def random_ranks(self, context: RuleContext, ranking: Ranking, top: Tensor, most: int | None = None) -> Tensor:
-        """Return the keys outside ``top`` in random order, sinks by Eq. 3 last: int64 [batch, group, key], exact below ``most``."""
+        """Return the keys outside ``top`` in random order, sinks by Eq. 3 last: int64 [batch, group, key], exact below
+        ``most``.
+        """
         drawn = context.draw(self.seed, top.shape[1])
         return rank_of(drawn + (~ranking.sinks).float(), ranking.candidates & ~top, most)
 
@@ -100,7 +96,8 @@ class MassMatchedKeys(RandomControl):
 
 @dataclass(frozen=True)
 class RowMatchedKeys(RandomControl):
-    """Control: hides random keys that hold as much attention as the k sinks do, of the queries from which a token is read.
+    """Control: hides random keys that hold as much attention as the k sinks do, of the queries from which a token is
+    read.
 
     These are the queries from whose outputs a token may be committed in this step (`RuleContext.committing`), or the
     ones that ``queries`` names. `MassMatchedKeys` matches over all queries, most of which write nothing. The sinks are
@@ -122,8 +119,8 @@ class RowMatchedKeys(RandomControl):
     def choose(self, context: RuleContext) -> Tensor | None:
         if self.queries is None and context.committing is None:
             raise CallError(
-                "rowmass: expected a step in which tokens are committed, as sinkscope.generate has, found a forward call that commits none "
-                "(a likelihood, a plain call, a generate of the network's own); name the queries with queries="
+                "rowmass: expected a step in which tokens are committed, as in sinkscope.generate, found a forward "
+                "call that commits none; name the queries with queries="
             )
         return super().choose(context)
 
@@ -199,10 +196,6 @@ class SameClassKeys(RandomControl):
 
     _: KW_ONLY
     classify: Callable[[int], str] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_classify(self.classify)
 
     def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
         chosen = torch.zeros_like(top)

@@ -1,4 +1,6 @@
-"""Rules that rank keys by the attention they have received: of which step, measured how, decided by what, ranked by which heads."""
+"""Rules that rank keys by the attention they have received: of which step, measured how, decided by what, ranked by
+which heads.
+"""
 
 from abc import ABC
 from dataclasses import dataclass
@@ -6,9 +8,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from sinkscope.interventions.intervention import Intervention, check_choice
-from sinkscope.interventions.ranking import SCOPES, Scope, excess_of, pool, rank_of
-from sinkscope.interventions.rule_context import MEASURED, OBSERVED, Observation, RuleContext
+from sinkscope.interventions.intervention import Intervention
+from sinkscope.interventions.ranking import Scope, excess_of, pool, rank_of
+from sinkscope.interventions.rule_context import Observation, RuleContext
 from sinkscope.sinks.finding import EXCESS
 
 
@@ -56,13 +58,6 @@ class Observed(Intervention, ABC):
     measured: Literal["local", "hidden", "clean"] = "local"
     decide: Literal["columns", "last_row"] = "columns"
     scope: Scope = "head"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("observe", self.observe, OBSERVED)
-        check_choice("measured", self.measured, MEASURED)
-        check_choice("decide", self.decide, ("columns", "last_row"))
-        check_choice("scope", self.scope, SCOPES)
 
     @property
     def waits(self) -> bool:

@@ -43,7 +43,9 @@ def conclude(
 
 
 def estimates(by_prompt: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Estimate]:
-    """Return the mean of every number over prompts, with its interval. The prompt is the unit: its canvases are averaged first."""
+    """Return the mean of every number over prompts, with its interval. The prompt is the unit: its canvases are
+    averaged first.
+    """
     names = sorted({name for prompt in by_prompt for row in prompt for name in row if isinstance(row[name], float)})
     if not names:
         return {}

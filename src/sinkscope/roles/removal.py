@@ -1,4 +1,6 @@
-"""Chooses keys to hide in single heads and measures how predictions change. Many removals share a forward call, one to a row."""
+"""Chooses keys to hide in single heads and measures how predictions change. Many removals share a forward call, one to
+a row.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -103,7 +105,8 @@ def divergences(
     removals: Sequence[Removal | Sequence[Removal]],
     rows: int = 32,
 ) -> tuple[Float[np.ndarray, " removal"], Float[np.ndarray, " removal"]]:
-    """Return for each removal the mean KL divergence of the predictions, in nats, and the share whose first choice stays.
+    """Return for each removal the mean KL divergence of the predictions, in nats, and the share whose first choice
+    stays.
 
     Args:
         said: the log-probabilities without any removal.
