@@ -284,7 +284,7 @@ def test_roles_are_said_where_they_are_known(run, idle_folder, prompts, tmp_path
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "no roles there (No such file or directory); `sinkscope roles MODEL --out FOLDER` finds them"),
+        (None, "no roles there; `sinkscope roles MODEL --out FOLDER` finds them"),
         ("{", "expected JSON"),
         ("[]", "expected a JSON object, found a list of 0; expected what `sinkscope roles` writes"),
         ("{}", "model: expected a value, found none; expected what `sinkscope roles` writes"),

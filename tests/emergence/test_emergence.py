@@ -1,4 +1,4 @@
-"""Sinks along a training: every number against a dense version, the folder of a watched run, and both ways to fill it."""
+"""Sinks along a training: every number against a dense version, the folder of a watched run, and ways to fill it."""
 
 import csv
 import dataclasses
@@ -13,13 +13,11 @@ import torch
 import torch.nn.functional as F
 import transformers
 from closeness import assert_close, terms_of
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import sinkscope
-from sinkscope.checksums import compare_update
 from sinkscope.emergence import TrainingWatch, hold_out, measure, open_emergence
 from sinkscope.emergence.history import Emergence, Moment
-from sinkscope.errors import CallError, ModelError, TrainingError
+from sinkscope.errors import CallError, TrainingError
 from sinkscope.figures.emergence_curves import draw_emergence
 from sinkscope.interventions import HideTopSinks
 from sinkscope.lab.canvases import CanvasMix
@@ -153,19 +151,6 @@ def test_measuring_leaves_the_network_and_the_random_state_as_they_are(corpus):
     assert all((one == before[name]).all() for name, one in network.state_dict().items())
 
 
-def test_weights_that_an_autocast_of_the_callers_has_cast_before_are_cast_anew(kind, corpus):
-    network, canvases = network_and_canvases(kind, corpus)
-    with torch.autocast("cpu", torch.bfloat16):
-        network(torch.from_numpy(canvases[0].probe.tokens)[None].long()).logits.sum().backward()
-        with torch.no_grad():
-            for weight in network.parameters():
-                weight += 0.1 * weight.flip(0)
-        found = measure(model_of(network), canvases)
-    with torch.autocast("cpu", torch.bfloat16):
-        expected = measure(model_of(network), canvases)
-    np.testing.assert_array_equal(found.loss, expected.loss)
-
-
 def test_half_of_what_may_be_predicted_is_masked_and_the_last_quarters_are_read():
     rows = [np.arange(10, 210)] * 2
     free = np.arange(200) >= 50
@@ -175,10 +160,6 @@ def test_half_of_what_may_be_predicted_is_masked_and_the_last_quarters_are_read(
         assert (one.probe.readers == masked).all() and one.queries == "masked"
     shifted = hold_out(rows, mask_id=MASK, shift=True)[0]
     assert (np.flatnonzero(shifted.probe.readers) + 1 == np.flatnonzero(shifted.probe.tokens == MASK)).all()
-    with pytest.raises(
-        CallError, match="seed: expected a whole number of at most 63 bits, found 1180591620717411303424"
-    ):
-        hold_out(rows, mask_id=MASK, seed=2**70)
     causal = hold_out(rows, mask_id=None)[0]
     assert (
         causal.queries == "50-198" and (causal.targets == rows[0][51:]).all() and (causal.probe.tokens == rows[0]).all()
@@ -194,17 +175,17 @@ def test_half_of_what_may_be_predicted_is_masked_and_the_last_quarters_are_read(
         (
             "diffusion",
             None,
-            rf"hold_out\(…, mask_id={MASK}\), because .* is a diffusion model, found one without masked tokens",
+            rf"hold_out\(…, mask_id={MASK}\), because .* is a diffusion model, found one with other masks",
         ),
         (
             "causal",
             MASK,
-            r"hold_out\(…, mask_id=None\), because .* is an autoregressive model, found one with masked tokens",
+            r"hold_out\(…, mask_id=None\), because .* is an autoregressive model, found one with other masks",
         ),
         (
             "diffusion",
             7,
-            rf"hold_out\(…, mask_id={MASK}\), because .* found one that predicts tokens which are not masked",
+            rf"hold_out\(…, mask_id={MASK}\), because .* found one with other masks",
         ),
     ],
 )
@@ -237,21 +218,8 @@ def test_a_canvas_of_a_logit_shift_reads_left_of_its_masks(corpus):
 
 
 def test_a_canvas_that_holds_the_mask_is_refused():
-    with pytest.raises(
-        CallError, match="canvas 1: expected tokens without masks, found the mask token 2 at position 3"
-    ):
+    with pytest.raises(CallError, match="canvas 1: expected no masks, found the mask token 2 at position 3"):
         hold_out([[5, 7, 9, 8], [5, 7, 9, 2]], mask_id=2)
-
-
-def test_the_current_folder_may_change_during_a_training(corpus, tmp_path, monkeypatch):
-    network, canvases = network_and_canvases("causal", corpus, count=1)
-    (tmp_path / "other").mkdir()
-    monkeypatch.chdir(tmp_path)
-    watch = TrainingWatch(network, canvases, "watch", every=1)
-    assert watch(1)
-    monkeypatch.chdir(tmp_path / "other")
-    assert watch(2) and not watch(1)
-    assert open_emergence(tmp_path / "watch").updates == (1, 2) and not list((tmp_path / "other").iterdir())
 
 
 def moment(share, place, loss=1.0):
@@ -343,11 +311,6 @@ def test_a_folder_goes_on_refuses_other_runs_and_says_what_is_damaged(corpus, tm
     ):
         open_emergence(tmp_path / "watch")
     renamed.rename(path)
-    for wrong in ({}, 10**12, None):  # in a header of another kind
-        header = json.dumps({"__metadata__": {"update": wrong}}).encode()
-        (other := tmp_path / "other").write_bytes(len(header).to_bytes(8, "little") + header)
-        with pytest.raises(TrainingError, match=f"expected update 4, as its name says, found {wrong}"):
-            compare_update(other, 4, TrainingError)
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
     path.write_bytes(content)
@@ -359,24 +322,9 @@ def test_a_folder_goes_on_refuses_other_runs_and_says_what_is_damaged(corpus, tm
         TrainingWatch(network, canvases, tmp_path / "foreign", every=2)
     with pytest.raises(CallError, match=r"expected the folder of a watched training, with its manifest\.json"):
         open_emergence(tmp_path / "foreign")
-    for wrong in ({}, {"every": 0}, {"every": 1, "updates": [1]}):
+    for wrong in ({}, {"every": 1, "updates": [1]}):
         with pytest.raises(CallError, match="expected every"):
             TrainingWatch(network, canvases, tmp_path / "new", **wrong)
-    with pytest.raises(CallError, match="at least one held-out canvas"):
-        TrainingWatch(network, [], tmp_path / "new", every=1)
-    with pytest.raises(ModelError, match="expected a transformers network"):
-        TrainingWatch(torch.nn.Linear(2, 2), canvases, tmp_path / "new", every=1)
-    other = GPT2LMHeadModel(
-        GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=32, n_positions=32, bos_token_id=1, eos_token_id=1)
-    )
-    with pytest.raises(
-        ModelError,
-        match=r"expected a transformers network of llama, qwen2, qwen3, causal, .* found GPT2LMHeadModel; any",
-    ):
-        TrainingWatch(other, canvases, tmp_path / "new", every=1)
-    network.config.quantization_config = {}
-    with pytest.raises(ModelError, match="expected plain weights, found quantization_config"):
-        TrainingWatch(network, canvases, tmp_path / "new", every=1)
     assert not (tmp_path / "new").exists()
 
 
@@ -389,6 +337,7 @@ def test_transformers_trainer_calls_it_before_the_first_step_and_after_the_chose
     assert open_emergence(tmp_path / "watch").updates == (0, 2)
 
 
+@pytest.mark.slow
 def test_a_trainer_measures_what_it_trains(corpus, tmp_path):
     from transformers import Trainer, TrainingArguments
 
@@ -426,40 +375,7 @@ def test_roles_are_found_on_the_same_canvases(tmp_path):
         TrainingWatch(model.network, canvases[::2], tmp_path / "watch", every=1, roles=True)
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "message"),
-    [
-        (
-            transformers.LlamaModel,
-            "mine",
-            "mine: expected a network that predicts tokens, such as LlamaForCausalLM, found LlamaModel",
-        ),
-        (
-            transformers.LlamaForTokenClassification,
-            "mine",
-            "found LlamaForTokenClassification without a language model's head",
-        ),
-        (
-            transformers.LlamaForCausalLM,
-            "a\ud800",
-            r"name: expected text, found the lone surrogate '\\ud800' at character 1",
-        ),
-    ],
-)
-def test_what_cannot_be_watched_is_refused_before_the_training(kind, name, message, corpus, tmp_path):
-    network, canvases = network_and_canvases("causal", corpus)
-    with pytest.raises((ModelError, CallError), match=message):
-        TrainingWatch(kind(network.config), canvases, tmp_path / "watch", every=1, name=name)
-    assert not (tmp_path / "watch").exists()
-
-
-def test_more_updates_than_a_list_should_hold_are_refused_at_once(corpus, tmp_path):
-    with pytest.raises(CallError, match=r"updates: expected at most 4,194,304 numbers, found range\(0, 1000000000\)"):
-        TrainingWatch(*network_and_canvases("causal", corpus), tmp_path, updates=range(10**9))
-    with pytest.raises(CallError, match="updates: expected at most 1,000,000, found 4,000,000; pass every="):
-        TrainingWatch(*network_and_canvases("causal", corpus), tmp_path, updates=range(4 * 10**6))
-
-
+@pytest.mark.slow
 def test_the_name_of_a_run_commands_no_terminal(corpus, run, tmp_path):
     TrainingWatch(*network_and_canvases("causal", corpus), tmp_path / "w", every=1, name="\x1b[31mred")(0)
     status, out, _ = run("watch-training", tmp_path / "w", "--out", tmp_path / "out")
@@ -483,6 +399,7 @@ def test_roles_of_moments_that_were_measured_without_them_are_found(corpus, tmp_
     assert open_emergence(tmp_path / "watch").moments[0].role is not None
 
 
+@pytest.mark.slow
 def test_a_run_is_measured_from_its_snapshots_and_while_it_trains(kind, corpus, run, tmp_path):
     network = {}
     train_checkpoint(
@@ -562,6 +479,7 @@ def test_a_run_is_measured_from_its_snapshots_and_while_it_trains(kind, corpus, 
     renamed.rename(snapshot)
 
 
+@pytest.mark.slow
 def test_train_watches_and_gives_the_same_weights(run, tmp_path):
     for name, more in (("plain", ()), ("watched", ("--watch", "1"))):
         run("train", "lab-nulls-autoregressive-1", "--updates", "2", "--out", tmp_path / name, *more)
@@ -572,6 +490,7 @@ def test_train_watches_and_gives_the_same_weights(run, tmp_path):
     assert status == 0 and f"{tmp_path}/watched/watch holds what was measured while {tmp_path}/watched trained" in err
 
 
+@pytest.mark.slow
 def test_watching_a_finished_training_is_refused_unless_its_moments_are_there(run, tmp_path):
     call = ("train", "lab-nulls-autoregressive-1", "--updates", "2", "--out", tmp_path / "run")
     found = f"found {tmp_path / 'run'} after update 2 and {tmp_path / 'run/watch'} without update"
@@ -589,6 +508,7 @@ def test_watching_a_finished_training_is_refused_unless_its_moments_are_there(ru
     assert status == 1 and "updates" in err and "--watch" not in err  # another run is told as that
 
 
+@pytest.mark.slow
 def test_a_watch_that_begins_in_the_middle_is_refused(run, tmp_path, monkeypatch):
     """Else the same command would be refused once it is finished."""
     from sinkscope.lab import training

@@ -35,7 +35,9 @@ def forward(network, tokens, layer_weights):
 
 @dataclass
 class Maps:
-    """Of one step, per layer [batch, head, query, key]: as they took effect, the same without the hiding, nothing hidden anywhere."""
+    """Of one step, per layer [batch, head, query, key]: as they took effect, the same without the hiding, nothing
+    hidden anywhere.
+    """
 
     hidden: dict = field(default_factory=dict)
     local: dict = field(default_factory=dict)
@@ -44,7 +46,9 @@ class Maps:
 
 
 def top(seen, rule, kv_heads):
-    """The k largest of each head, bool [batch, head, 1, key]: by column or last row of a map, after the mean over who shares a ranking."""
+    """The k largest of each head, bool [batch, head, 1, key]: by column or last row of a map, after the mean over who
+    shares a ranking.
+    """
     values = seen.sum(-2) if rule.decide == "columns" else seen[:, :, -1]
     heads = values.shape[1]
     groups = {"head": heads, "kv_head": kv_heads, "layer": 1}[rule.scope]
@@ -54,7 +58,9 @@ def top(seen, rule, kv_heads):
 
 
 def replay(model, canvases, rule):
-    """`Maps` of every step of a run whose canvases are known; behind a causal model's cache old queries keep what they lost then."""
+    """`Maps` of every step of a run whose canvases are known; behind a causal model's cache old queries keep what they
+    lost then.
+    """
     network = copy.deepcopy(model.network)
     network.set_attn_implementation("dense_maps")
     steps, lost = [], {}

@@ -191,7 +191,9 @@ def test_where_nothing_is_committed_nothing_is_matched():
     ("kind", "guidance"), [("diffusion", 0.0), ("diffusion", 1.0), ("autoregressive", 0.0), ("lab-shifted", 0.0)]
 )
 def test_what_was_removed_where_tokens_were_committed(request, question, short, kind, guidance):
-    """Dense: the hidden keys' entries in the rows from which each written token was read, left padding and guidance included."""
+    """Dense: the hidden keys' entries in the rows from which each written token was read, left padding and guidance
+    included.
+    """
     model = sinkscope.load(kind) if kind == "lab-shifted" else request.getfixturevalue(kind)
     more = {"guidance": guidance} if guidance else {}
     seen, running = rows(model, HidePositions((1, 3)), [question, short], length=8, **more)

@@ -1,4 +1,6 @@
-"""What holds for every rule and control: it bites, it idles, it leaves no trace, a batch is its rows, it says what it took."""
+"""What holds for every rule and control: it bites, it idles, it leaves no trace, a batch is its rows, it says what it
+took.
+"""
 
 import dataclasses
 import math

@@ -49,7 +49,9 @@ LIMITED = [
 
 @pytest.mark.parametrize("rule", LIMITED, ids=repr)
 def test_heads(model, run, question, rule):
-    """The heads of the rule lose what they lose without the limit where the layers below are untouched, the others nothing."""
+    """The heads of the rule lose what they lose without the limit where the layers below are untouched, the others
+    nothing.
+    """
     first = min(layer for layer, _ in rule.heads)
     _, seen, running = run(model, rule, question, length=2)
     _, whole, _ = run(model, replace(rule, heads=None, layers=range(first, 3)), question, length=2)
@@ -312,7 +314,7 @@ def test_calibrating_needs_something_to_learn_from(lab_diffusion, question):
 
     with pytest.raises(CallError, match="expected it to write at least two steps"):
         calibrate_excess(lab_diffusion, lambda: None, 1)
-    with pytest.raises(CallError, match=r"so few that their excess is positive, found 40; .* keys per head have one"):
+    with pytest.raises(CallError, match=r"so few that their excess is above 0, found 40; .* keys per head have one"):
         calibrate_excess(lab_diffusion, lambda: sinkscope.generate(lab_diffusion, question, length=3), 40)
 
 
@@ -324,9 +326,9 @@ def test_dropping_the_past(diffusion, autoregressive, run, question):
     assert ((hidden & masked).sum(-1) == 2).all() and (hidden.sum(-1) == 5).all()
     _, seen, _ = run(autoregressive, drop_past(4, hide_future_sinks=2), question, length=3)
     assert seen.hidden(1, 0)[0, 0].nonzero().flatten().tolist() == [0, 1, 2, 3]
-    with pytest.raises(CallError, match="keep_first: expected at most count, 2, found 3"):
+    with pytest.raises(CallError, match="keep_first: expected 0 to count, 2, found 3"):
         drop_past(2, keep_first=3)
-    with pytest.raises(CallError, match="count: expected a whole number"):
+    with pytest.raises(CallError, match="keep_first: expected 0 to count"):
         drop_past(-1)
 
 

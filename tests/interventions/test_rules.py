@@ -92,57 +92,32 @@ def test_a_rule_that_nothing_tries_is_seen():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "unheard-of:1",
-            r"no rule 'unheard-of:1'; expected one of none, above:E, .*class:K, .*, sink-token, top:K, window:SINKS\+RECENT",
-        ),
+        ("unheard-of:1", r"no rule 'unheard-of:1'; expected one of none, above:E, .*, sink-token, top:K, window:SINKS"),
         ("", "no rule ''; expected one of none"),
-        ("top", "rule 'top': top needs K: top:K"),
-        ("top@current", "rule 'top@current': top needs K: top:K"),
-        ("window", r"rule 'window': window needs SINKS\+RECENT: window:SINKS\+RECENT"),
-        ("top:two", "expected top:K, found 'two' behind the colon; K is a whole number from 0 upwards"),
-        (
-            "window:4+x",
-            r"found '4\+x' behind the colon; SINKS is a whole number from 0 upwards, RECENT is a whole number from 0 upwards",
-        ),
         ("none@current", "no rule 'none@current'"),
-        ("top:", "expected top:K, found '' behind the colon"),
-        ("top:-1", "expected top:K, found '-1' behind the colon"),
+        ("sink-token:1", r"no rule 'sink-token:1'; expected one of none"),
+        ("top", "rule 'top': expected top:K, found '' behind the colon"),
+        ("top:two", "expected top:K, found 'two' behind the colon"),
         ("top:1.5", "expected top:K, found '1.5' behind the colon"),
+        ("top:1+2", r"expected top:K, found '1\+2' behind the colon"),
         ("window:4", r"expected window:SINKS\+RECENT, found '4' behind the colon"),
-        ("above:high", "expected above:E, found 'high' behind the colon; E is a number"),
-        *(
-            (f"above:{text}", rf"expected above:E, found '{text}' behind the colon; E is a number")
-            for text in ("1_0", "٣", "1e400", "3 0")
-        ),
+        ("above:high", "expected above:E, found 'high' behind the colon"),
+        ("top:-1", "k: expected a whole number from 0 upwards, found -1"),
         ("above:-1", "excess: expected a number from 0 upwards, found -1.0"),
         ("above:nan", "excess: expected a number from 0 upwards, found nan"),
-        (
-            "top:1@next",
-            r"top has no option 'next'; expected some of previous, current, .*, only_sinks, layers=…, steps=…, keys=…, queries=…, heads=…",
-        ),
-        ("top:1@seed=2", "top has no option 'seed=2'"),
-        ("sink-token:1", r"no rule 'sink-token:1'; expected one of none, .*, sink-token, .*, with options"),
-        ("window:4+8@current", "window has no option 'current'; expected some of mask, zero, layers=…"),
-        ("above:1234567890", "rule 'above:1234567890': expected numbers up to 999,999,999, found one of 10 digits"),
-        ("random:1@seed=x", "rule 'random:1@seed=x': seed: expected a whole number from 0 upwards, found 'x'"),
-        ("random:1@seed=-1", "seed: expected a whole number from 0 upwards, found '-1'"),
-        ("random:1@sed=1", r"random has no option 'sed=1'; expected some of .*, seed=…, "),
-        ("random:1@classify", "random has no option 'classify'"),
-        ("class:1@classify=int", "class has no option 'classify=int'"),
-        ("top:1@only_sinks=1", "top has no option 'only_sinks=1'"),
-        ("top:1+2", r"expected top:K, found '1\+2' behind the colon"),
-        ("top:1@current,previous", "observe is given twice"),
-        ("top:1@layers=a", "expected layers as numbers such as 0-3\\+7, found 'a'"),
-        (
-            "top:1@layers=masked",
-            "layers: expected numbers from 0 upwards, such as range\\(4\\) or \\(0, 2\\), found 'masked'",
-        ),
-        ("top:1@heads=5", "expected heads as layer.head, such as 5.1\\+0.5, found '5'"),
-        ("top:1@heads=5.1-3", "expected heads as layer.head, such as 5.1\\+0.5, found '5.1-3'"),
-        ("top:1@heads=5.1+0.5+5.1", "heads: expected each head once, found 5.1 twice"),
-        ("top:1@heads=5.1,heads=0.5", "heads is given twice"),
-        ("top:1@heads=5.1,layers=0-2", r"heads: expected heads of the layers 0\+1\+2, found 5.1; leave layers= out"),
+        ("random:1@seed=-1", "seed: expected a whole number from 0 upwards, found -1"),
+        ("random:1@seed=x", "rule 'random:1@seed=x': seed: expected numbers such as 2, found 'x'"),
+        ("top:1@next", r"top:K has no option 'next'; expected some of only_sinks, .*layers=…, .*heads=…"),
+        ("top:1@seed=2", "top:K has no option 'seed=2'"),
+        ("random:1@sed=1", r"random:K has no option 'sed=1'; expected some of .*, seed=…"),
+        ("class:1@classify=int", "class:K has no option 'classify=int'"),
+        ("top:1@only_sinks=1", "top:K has no option 'only_sinks=1'"),
+        ("top:1@current,previous", "observe is given twice, as current and as previous"),
+        ("top:1@layers=a", "layers: expected numbers such as 0-3\\+7, found 'a'"),
+        ("top:1@layers=3-1", "layers: expected numbers such as 0-3\\+7, found '3-1'"),
+        ("top:1@layers=masked", "layers: expected numbers from 0 upwards, .*, found 'masked'"),
+        ("top:1@heads=5.1-3", "heads: expected numbers such as 5.1\\+0.5, found '5.1-3'"),
+        ("top:1@heads=5.1,layers=0-2", r"heads: expected \(layer, head\) .* in layers=\(0, 1, 2\)"),
         ("window:4+0", "recent: expected at least 1, a query sees itself, found 0"),
     ],
 )
@@ -169,43 +144,15 @@ def test_rules_are_split_without_their_options(text, rules):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: HideTopSinks(-1), "k: expected a whole number from 0 upwards, found -1"),
-        (lambda: HideTopSinks(True), "k: expected a whole number from 0 upwards, found True"),
         (lambda: HideTopSinks(1, observe="next"), "observe: expected previous or current, found 'next'"),
-        (lambda: HideTopSinks(1, measured="far"), "measured: expected local or hidden or clean, found 'far'"),
-        (lambda: HideTopSinks(1, decide="row"), "decide: expected columns or last_row, found 'row'"),
         (lambda: HideTopSinks(1, scope="all"), "scope: expected head or kv_head or layer, found 'all'"),
         (lambda: HideTopSinks(1, effect="drop"), "effect: expected mask or zero, found 'drop'"),
-        (
-            lambda: HideTopSinks(1, layers=3),
-            r"layers: expected numbers from 0 upwards, such as range\(4\) or \(0, 2\), found 3",
-        ),
-        (lambda: HideTopSinks(1, steps=(0, -1)), "steps: expected numbers from 0 upwards, .*, found -1 among them"),
-        (
-            lambda: HideTopSinks(1, keys="mask"),
-            "keys: expected numbers .*, or one of masked, unmasked, prompt, answer, found 'mask'",
-        ),
-        (lambda: HideTopSinks(1, queries=(0.5,)), "queries: expected numbers .*, found 0.5 among them"),
-        (
-            lambda: HideTopSinks(1, heads=(5, 1)),
-            r"heads: expected pairs \(layer, head\) .*, such as \{\(5, 1\), \(0, 5\)\}, found 5 among",
-        ),
-        (lambda: HideTopSinks(1, heads="5.1"), "heads: expected pairs .*, found '5.1'"),
-        (lambda: HideTopSinks(1, heads={(0, -1)}), r"heads: expected pairs .*, found \(0, -1\) among them"),
-        (lambda: HideTopSinks(1, heads=[(0, 1), (2, 2), (0, 1)]), "heads: expected each head once, found 0.1 twice"),
-        (lambda: RandomKeys(1, seed=-2), "seed: expected a whole number from 0 upwards, found -2"),
-        (
-            lambda: HidePositions((0, -1)),
-            r"positions: expected numbers from 0 upwards, such as \(0, 5\) or range\(3\), found \(0, -1\)",
-        ),
-        (lambda: HidePositions(3), "positions: expected numbers from 0 upwards"),
-        (
-            lambda: HideSinksAbove(3, decide="last_row"),
-            "excess 3 of one query's row can never be reached, as a row adds up to 1",
-        ),
-        (lambda: HideSinksAbove("3"), "excess: expected a number from 0 upwards, found '3'"),
+        (lambda: HideTopSinks(1, steps=(0, -1)), "steps: expected numbers from 0 upwards"),
+        (lambda: HideTopSinks(1, keys="mask"), "keys: expected numbers .*, found 'mask'"),
+        (lambda: HideTopSinks(1, heads={(0, -1)}), r"heads: expected \(layer, head\) from 0 upwards"),
+        (lambda: HidePositions((0, -1)), r"positions: expected numbers from 0 upwards"),
+        (lambda: HideSinksAbove(3, decide="last_row"), "excess 3 of one query's row can never be reached"),
         (lambda: HideSinksAbove(3, unit="mean"), "unit: expected queries or percent, found 'mean'"),
-        (lambda: compose("top:1"), r"compose: expected interventions such as HideTopSinks\(1\), found 'top:1'"),
     ],
 )
 def test_a_bad_value_is_refused(make, message):
@@ -245,13 +192,8 @@ def enter(rule, model):
         pass
 
 
-def test_what_is_no_model_is_refused():
-    with pytest.raises(CallError, match="expected a sinkscope Model or a transformers module, found str"):
-        enter(HideTopSinks(1), "lab-diffusion")
-
-
 def test_layers_beyond_the_model_are_refused(diffusion):
-    with pytest.raises(CallError, match=r"layers: the model has the layers 0…2, found 3"):
+    with pytest.raises(CallError, match=r"layers or heads: the model has the layers 0…2, found 3"):
         enter(HideTopSinks(1, layers=(1, 3)), diffusion)
     assert diffusion.network.config._attn_implementation != "sinkscope"
 
@@ -259,8 +201,8 @@ def test_layers_beyond_the_model_are_refused(diffusion):
 @pytest.mark.parametrize(
     ("heads", "message"),
     [
-        ({(1, 4), (3, 0)}, "heads: the model has the layers 0…2, found head 3.0"),
-        ({(1, 4), (2, 6)}, "heads: layer 2 of the model has the heads 0…[45], found head 2.6"),
+        ({(1, 4), (3, 0)}, "the model has the layers 0…2, found 3"),
+        ({(1, 4), (2, 6)}, "heads: layer 2 of the model has the heads 0…[45], found 2.6"),
     ],
 )
 def test_heads_beyond_the_model_are_refused(model, heads, message):
@@ -271,7 +213,7 @@ def test_heads_beyond_the_model_are_refused(model, heads, message):
 
 def test_more_keys_than_the_canvas_holds_are_refused(model, question):
     size = len(model.encode(question)) + (1 if model.family.causal else 4)
-    message = f"k: expected fewer keys than the canvas holds, found {size} on a canvas of {size} tokens"
+    message = f"k: expected fewer keys than the canvas holds, found {size} of {size}"
     with pytest.raises(CallError, match=message), HideTopSinks(size)(model):
         sinkscope.generate(model, question, length=4)
     with HideTopSinks(size - 1)(model):
@@ -280,7 +222,7 @@ def test_more_keys_than_the_canvas_holds_are_refused(model, question):
 
 def test_classes_need_a_tokenizer_or_a_function(diffusion):
     ids = torch.arange(5, 15)[None]
-    message = "classify: expected a function from token id to class, as a bare network has no tokenizer"
+    message = "classify: expected a function, as a bare network has no tokenizer"
     with pytest.raises(CallError, match=message), SameClassKeys(1)(diffusion.network), torch.no_grad():
         diffusion.network(ids)
         diffusion.network(ids)
@@ -297,7 +239,7 @@ def test_a_batch_that_changes_within_a_generation_is_refused(diffusion):
 
     with HideTopSinks(1)(diffusion) as running:
         running.begin_step(context(2))
-        with pytest.raises(AttentionError, match="expected the batch of 2 rows the generation began with, found 3"):
+        with pytest.raises(AttentionError, match="expected the batch of 2 rows that began it, found 3"):
             running.begin_step(context(3))
 
 
@@ -404,9 +346,3 @@ def test_a_rule_has_one_text_whatever_way_it_is_written(text):
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_one_text_of_a_rule_stands_for_the_same_rule(text):
     assert parse_rule(canonical_rule(text)) == parse_rule(text)
-
-
-def test_rules_that_no_run_could_take_are_refused_by_their_number():
-    assert len(split_rules(",".join(f"top:{k}" for k in range(1, 1001)))) == 1000
-    with pytest.raises(CallError, match="rules: expected at most 1,000, found 20,000; divide them over several runs"):
-        split_rules(",".join(f"top:{k}" for k in range(1, 20001)))

@@ -1,4 +1,6 @@
-"""Letters and nulls: the canvases are what their description says, and the bundled specimens show what their task makes known."""
+"""Letters and nulls: the canvases are what their description says, and the bundled specimens show what their task makes
+known.
+"""
 
 from collections import Counter
 from dataclasses import replace

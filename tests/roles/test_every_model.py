@@ -14,7 +14,6 @@ from sinkscope.models import add_sink_token
 from sinkscope.models.sink_token import VARIANTS
 from sinkscope.roles.measurement import described_head, measure_heads, measure_together, sinks_by_head
 from sinkscope.roles.probes import Probe, make_probes
-from sinkscope.roles.prompt_schema import choose_fields, judge_fields, together_fields
 from sinkscope.roles.prompt_store import PromptStore
 from sinkscope.roles.removal import Removal, divergences
 from sinkscope.roles.sight import look
@@ -81,20 +80,14 @@ def check_files(model, folder):
     heads = [(layer, head) for layer in range(card.layers) for head in range(card.heads)]
     store = PromptStore(folder)
     found = {
-        "choose": ([sinks_by_head(model, probe, rules) for probe in probes], choose_fields(2, card.layers, card.heads)),
-        "judge": (
-            [row for probe in probes for row in measure_heads(model, probe, heads, rules, 32, 0)],
-            judge_fields(2, 0, heads, card.vocabulary),
-        ),
-        "together": (
-            [measure_together(model, probe, heads, rules, 32, 0) for probe in probes],
-            together_fields(len(probes)),
-        ),
+        "choose": [sinks_by_head(model, probe, rules) for probe in probes],
+        "judge": [row for probe in probes for row in measure_heads(model, probe, heads, rules, 32, 0)],
+        "together": [measure_together(model, probe, heads, rules, 32, 0) for probe in probes],
     }
-    for kind, (rows, schema) in found.items():
+    for kind, rows in found.items():
         store.write(kind, 0, heads, len(probes), rows)
-        assert store.read(kind, 0, heads, schema) == rows
-    assert any("kl.sink" in row for row in found["judge"][0])
+        assert store.read(kind, 0, heads) == rows
+    assert any("kl.sink" in row for row in found["judge"])
 
 
 @pytest.mark.parametrize("family", NETWORKS)

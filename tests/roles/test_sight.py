@@ -28,7 +28,9 @@ def probe(model):
 
 
 def dense(model, probe):
-    """Maps [layer, head, query, key] and values behind W_O [layer, head, key, width], by transformers' own eager attention."""
+    """Maps [layer, head, query, key] and values behind W_O [layer, head, key, width], by transformers' own eager
+    attention.
+    """
     network = copy.deepcopy(model.network)
     network.set_attn_implementation("eager")
     values = []

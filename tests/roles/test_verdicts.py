@@ -48,7 +48,9 @@ def test_the_verdict_on_a_network_set_by_hand_is_the_truth(folder, kind, size):
 
 @pytest.mark.parametrize("near", ["broadcast", "carrier"])
 def test_a_copier_adds_what_stands_in_its_place_and_a_constant_does_not(folder, near):
-    """Prompts that differ in the source's letter alone are answered alike by a constant, and each in its own way by a copier."""
+    """Prompts that differ in the source's letter alone are answered alike by a constant, and each in its own way by a
+    copier.
+    """
     for kind, answers in ((near, 1), (f"{near} by a copier", _networks_by_hand.LETTERS)):
         model, _, prompts = _networks_by_hand.make(folder / "3-4", kind, 3, 4, 0)
         first = np.array(prompts[0])
@@ -137,14 +139,8 @@ def test_no_interval_no_verdict():
 
 
 def test_too_few_prompts_are_refused(diffusion):
-    with pytest.raises(
-        CallError, match="expected at least 10 prompts, half to choose heads and half to judge them, found 9"
-    ):
+    with pytest.raises(CallError, match="expected at least 10 prompts, half to choose and half to judge, found 9"):
         find_roles(diffusion, [[5, 6, 7]] * 9)
-    with pytest.raises(CallError, match="canvases: expected at least 1, found 0"):
-        find_roles(diffusion, [[5, 6, 7]] * 10, canvases=0)
-    with pytest.raises(CallError, match="control_seed: expected a number from 0 upwards, found -1000"):
-        find_roles(diffusion, [[5, 6, 7]] * 10, control_seed=-1000)
 
 
 def test_a_prompt_given_twice_is_refused(diffusion):
@@ -248,11 +244,11 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_roles(folder, tmp_path):
         find_roles(model, prompts, out=tmp_path / "cut", **SETTINGS)
     (tmp_path / "other").mkdir()
     (tmp_path / "other/file").write_text("")
-    with pytest.raises(CallError, match=r"holds something else \(file …\); choose a new or empty folder"):
+    with pytest.raises(CallError, match=r"holds something else \(file …\), no run.json; choose a new"):
         find_roles(model, prompts, out=tmp_path / "other", **SETTINGS)
     (tmp_path / "cut/run.json").unlink()
     with pytest.raises(
-        CallError, match=r"cut: expected run.json, which says what run this is, beside choose, found none; put it back"
+        CallError, match=r"cut holds something else \(choose …\), no run.json; choose a new or empty folder"
     ):
         find_roles(model, prompts, out=tmp_path / "cut", **SETTINGS)
 
@@ -294,31 +290,8 @@ def test_roles_are_read_as_they_were_written(folder, tmp_path):
     assert roles_for(weight_hash_of(model), found) is found and roles_for("0" * 64, None) is None
     with pytest.raises(CallError, match=r"the roles are of .* with weights .*, the trace is of weights 000000000000…"):
         roles_for("0" * 64, found)
-    with pytest.raises(CallError, match=r"heads\[0\]\.role: expected 'idle', .* found 'king'"):
+    with pytest.raises(CallError, match=r"heads\.0\.role: expected what `sinkscope roles` writes"):
         Roles.from_dict(found.as_dict() | {"heads": [found.heads[0].as_dict() | {"role": "king"}]})
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda values: {"layers": 0},
-        lambda values: {"heads_in_layer": 0},
-        lambda values: {"heads": values["heads"][:1] * 2},
-        lambda values: {"heads": [values["heads"][0] | {"layer": 99}]},
-        lambda values: {"heads": [values["heads"][0] | {"place": 7.5}]},
-        lambda values: {"heads": [values["heads"][0] | {"substitutes": 1, "substitutes_at_least": 9}]},
-        lambda values: {
-            "heads": [values["heads"][0] | {"measured": {"evenness": {"mean": 0.5, "low": 0.9, "high": 0.1}}}]
-        },
-        lambda values: {"judged": values["prompts"] + 1},
-        lambda values: {"together": {"heads": [[0, 99]], "measured": {}}},
-    ],
-)
-def test_roles_of_heads_that_the_model_does_not_have_are_refused(change):
-    found = read_roles(Path(__file__).parents[2] / "results/roles/lab-diffusion-0-shots.json").as_dict()
-    assert Roles.from_dict(found)
-    with pytest.raises(CallError, match="expected"):
-        Roles.from_dict(found | change(found))
 
 
 def test_the_roles_in_the_results_are_those_of_the_bundled_weights_by_the_rules_of_today():
@@ -357,8 +330,6 @@ def test_files_that_are_older_than_a_field_are_read_and_say_nothing_of_it(folder
     del plain["source"], plain["canvas_tokens"], plain["rules"]["faint"]
     old = Roles.from_dict(plain)
     assert (old.source, old.canvas_tokens, old.rules.faint, old.doubt([trace])) == ({}, None, 0.0, None)
-    with pytest.raises(CallError, match=r"canvas_tokens: expected the shortest, then the longest, found \[9, 8\]"):
-        Roles.from_dict(found.as_dict() | {"canvas_tokens": [9, 8]})
 
 
 def test_what_the_page_says_of_another_prompt_is_in_the_results():

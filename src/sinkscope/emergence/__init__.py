@@ -1,4 +1,6 @@
-"""Emergence: how sinks are born while a network is trained. The names are in ``__init__.pyi``; they are imported when first used."""
+"""Emergence: how sinks are born while a network is trained. The names are in ``__init__.pyi``; they are imported when
+first used.
+"""
 
 from sinkscope.lazy_names import attach
 

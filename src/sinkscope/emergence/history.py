@@ -3,13 +3,11 @@
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from sinkscope.documents import describe
 from sinkscope.errors import CallError
 
 NO_ROLE = -1
@@ -27,9 +25,11 @@ class Moment:
         place: of the top key. share: of the readers' attention that it takes.
         first_share: of the readers' attention that the first token takes.
         masks_share: of the readers' attention that masks take.
-        value_ratio: value norm of the top key over the median of its canvas; output_ratio: the same behind the output projection.
+        value_ratio: value norm of the top key over the median of its canvas; output_ratio: the same behind the output
+            projection.
         sinks: keys that are sinks by Eq. 3, at ε = 3.
-        role: index in `ROLES` of what the head's sink does, `NO_ROLE` where it has no lasting one; None where it was not asked for.
+        role: index in `ROLES` of what the head's sink does, `NO_ROLE` where it has no lasting one; None where it was
+            not asked for.
     """
 
     loss: Float[np.ndarray, " canvas"]
@@ -58,26 +58,11 @@ class Emergence:
         manifest: what was measured: name, causal, layers, heads, canvases (their fingerprint) and number.
         updates: of the moments, rising.
         moments: in the same order.
-
-    Raises:
-        CallError: updates that do not rise, another number of moments, or moments of different canvases or models.
     """
 
     manifest: Mapping[str, Any]
     updates: tuple[int, ...]
     moments: tuple[Moment, ...]
-
-    def __post_init__(self) -> None:
-        if not self.updates or any(before >= after for before, after in pairwise(self.updates)):
-            raise CallError(
-                f"updates: expected at least one, each above the one before it, found {list(self.updates)[:8]}"
-            )
-        if len(self.moments) != len(self.updates):
-            raise CallError(f"moments: expected one for each of {len(self.updates)} updates, found {len(self.moments)}")
-        if len(shapes := {moment.place.shape for moment in self.moments}) > 1:
-            raise CallError(
-                f"moments: expected arrays of one shape [canvas, layer, head], found {' and '.join(map(str, sorted(shapes)))}"
-            )
 
     @property
     def name(self) -> str:
@@ -88,10 +73,8 @@ class Emergence:
         """Return one array of all moments, [moment, …].
 
         Raises:
-            CallError: no such array, or some moments have none.
+            CallError: some moments have none.
         """
-        if name not in ARRAYS:
-            raise CallError(f"name: expected one of {', '.join(ARRAYS)}, found {describe(name)}")
         arrays = [getattr(moment, name) for moment in self.moments]
         if any(array is None for array in arrays):
             raise CallError(f"name: {name} was not measured at every moment; measure with roles=True")
@@ -105,26 +88,20 @@ class Emergence:
     @property
     def ratios(self) -> Float[np.ndarray, "moment layer head"]:
         """Return the value norm of the top key over the median of its canvas; the median over canvases."""
-        with warnings.catch_warnings(
-            action="ignore", category=RuntimeWarning
-        ):  # NaN where the norms of every canvas are 0
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # NaN where all norms are 0
             return np.nanmedian(self.stacked("value_ratio"), axis=1)
 
     @property
     def stayed(self) -> Float[np.ndarray, "moment layer head"]:
-        """Return the share of canvases on which the top key stands where it stood at the moment before; NaN at the first one."""
+        """Return the share of canvases on which the top key stands where it stood at the moment before; NaN at the
+        first one.
+        """
         places = self.stacked("place")
         same = (places[1:] == places[:-1]).mean(1)
         return np.concatenate([np.full((1, *same.shape[1:]), np.nan), same])
 
     def born(self, share: float = SHARE) -> Int[np.ndarray, "layer head"]:
-        """Return the update from which the share of each head's top key stays at or above ``share``; −1 where it does not at the end.
-
-        Raises:
-            CallError: ``share`` is no share.
-        """
-        if not 0 <= share <= 1:
-            raise CallError(f"share: expected a number from 0 to 1, found {share}")
+        """Return the update from which the share of each head's top key stays at or above ``share``; −1 without one."""
         reached = self.shares >= share
         lasting = np.logical_and.accumulate(reached[::-1])[::-1]
         first = np.array(self.updates)[lasting.argmax(0)]

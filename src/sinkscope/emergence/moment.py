@@ -15,7 +15,7 @@ from sinkscope.models import Model, expect_model
 from sinkscope.models.devices import own_defaults
 from sinkscope.models.in_memory import IN_MEMORY
 from sinkscope.roles import ROLES, Probe, find_roles_on
-from sinkscope.roles.probes import check_probe, check_tokens, predictions
+from sinkscope.roles.probes import check_probe, predictions
 from sinkscope.roles.sight import look, sinks_of
 from sinkscope.roles.verdict import Rules
 
@@ -25,19 +25,18 @@ from sinkscope.roles.verdict import Rules
 def measure(
     model: Model, canvases: Sequence[HeldOut], *, roles: bool = False, on_canvas: Callable[[int], object] | None = None
 ) -> Moment:
-    """Measure the sinks of a network on held-out canvases; its weights, its mode and torch's random state stay as they are.
+    """Measure the sinks of a network on held-out canvases; its weights, its mode and torch's random state stay as they
+    are.
 
     Args:
         roles: also find what each sink does, which costs about a hundred times as much.
         on_canvas: called with the number of each canvas that is done.
 
     Raises:
-        CallError: no canvas, fewer than roles need, or one that the network cannot read or that is for another kind of network.
+        CallError: fewer canvases than roles need, or one that is too long or for another kind of network.
         ModelError: the network says something that is not finite.
     """
     expect_model(model, unwatched=True)
-    if not canvases:
-        raise CallError("canvases: expected at least one, found none")
     check_canvases(model, canvases)
     modes = {part: part.training for part in model.network.modules()}
     model.network.eval()
@@ -59,26 +58,21 @@ def check_canvases(model: Model, canvases: Sequence[HeldOut]) -> None:
     """Raise an error for canvases on which a network does not predict what they ask for.
 
     Raises:
-        CallError: a canvas with a token that the network does not have, too long for it, or for another kind of network.
+        CallError: a canvas that is too long for it, or for another kind of network.
     """
     mask, causal = model.card.mask_id, model.family.causal
     shifts = (
         (model.family.shift,) if model.card.weight_hash != IN_MEMORY else (False, True)
-    )  # a network in memory does not say
+    )  # which memory does not say
     for number, one in enumerate(canvases):
-        if not isinstance(one, HeldOut):
-            raise CallError(f"canvas {number}: expected one that hold_out returns, found {type(one).__name__}")
         check_probe(model, one.probe, f"canvas {number}")
-        check_tokens(model, one.targets, f"targets of canvas {number}")
-        needed = "mask_id=None" if causal else f"mask_id={mask}" + (f", shift={shifts[0]}" if len(shifts) == 1 else "")
-        kind = "an autoregressive model" if causal else "a diffusion model"
         if any(_holds(one, one.targets, 1) if causal else _holds(one, mask, int(shift)) for shift in shifts):
             continue
-        found = "that predicts tokens which are not masked"
-        if causal or _holds(one, one.targets, 1):
-            found = f"with{'' if causal else 'out'} masked tokens"
-        elif len(shifts) == 1 and _holds(one, mask, int(not shifts[0])):
-            found = f"of shift={not shifts[0]}"
+        needed = "mask_id=None" if causal else f"mask_id={mask}" + (f", shift={shifts[0]}" if len(shifts) == 1 else "")
+        found = (
+            f"of shift={not shifts[0]}" if not causal and _holds(one, mask, int(not shifts[0])) else "with other masks"
+        )
+        kind = "an autoregressive model" if causal else "a diffusion model"
         expected = f"canvas {number}: expected one of hold_out(…, {needed}), because {model.card.name} is {kind}"
         raise CallError(f"{expected}, found one {found}")
 
@@ -103,8 +97,7 @@ def _of_canvas(model: Model, one: HeldOut) -> dict[str, Any]:
     masks = one.probe.tokens == model.card.mask_id
     if not torch.isfinite(sight.log_probabilities).all():
         raise ModelError(
-            f"{model.card.name}: expected finite log-probabilities, found NaN or infinite ones; "
-            "the training has diverged, or the weights are damaged"
+            f"{model.card.name}: expected finite log-probabilities, found others; the training has diverged"
         )
     losses = {"loss": _loss(sight.log_probabilities, one.targets)}
     for rule in ("top", "rowmass"):

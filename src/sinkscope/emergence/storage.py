@@ -15,28 +15,17 @@ from typing import Any
 import numpy as np
 
 from sinkscope.checksums import compare_checksum, compare_sealed, compare_update, sealed, with_checksum
-from sinkscope.documents import check_fields, check_regular, read_json_object
+from sinkscope.documents import read_json_object
 from sinkscope.emergence.history import ARRAYS, Emergence, Moment
-from sinkscope.emergence.watch_schema import WatchFile
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.locks import claimed_folder, names_in
 from sinkscope.work_items import difference_in_words, differences, write_whole
 
 MANIFEST, WEIGHTS, IN_MEMORY = "manifest.json", "weights_sha256", "weights_in_memory"
+FORMAT = "sinkscope emergence 1"
 ADVICE = "make room or choose another folder; the same command goes on"
 DAMAGED = "delete the file and measure again"
-LARGEST = 1 << 30
-"""Bytes of the file of a moment."""
-_ANY, _SHARE, _PLACE = ("f", 0, float(np.finfo(np.float32).max)), ("f", 0, 1.001), ("i", 0, 1 << 24)
-BOUNDS = {
-    **dict.fromkeys(("loss", "loss_without_top", "loss_without_rowmass", "value_ratio", "output_ratio"), _ANY),
-    **dict.fromkeys(("share", "first_share", "masks_share"), _SHARE),
-    **dict.fromkeys(("place", "sinks"), _PLACE),
-    "role": ("i", -1, 16),
-}
-"""Of each array of a moment: the kind of its numbers, the least one and the greatest one. A ratio may also be NaN."""
 _NAME = re.compile(r"update-([0-9]{6,9})\.safetensors")
-
 _WRITTEN = re.compile(rf"({re.escape(MANIFEST)}|{_NAME.pattern})(\.\d+\.writing)?")
 
 
@@ -47,7 +36,8 @@ class Store:
         self._folder = folder
 
     def has(self, update: int, weights: Collection[str] = ()) -> bool:
-        """Return whether a moment has been measured; ``weights`` are checksums of files of the weights that it must be of.
+        """Return whether a moment has been measured; ``weights`` are checksums of files of the weights that it must be
+        of.
 
         Raises:
             CallError: it is the moment of other weights.
@@ -58,9 +48,7 @@ class Store:
             return False
         theirs = _metadata(path).get(WEIGHTS)
         if weights and theirs is not None and theirs not in weights:
-            raise CallError(
-                f"{path}: expected the moment of these weights, found that of others; choose another folder"
-            )
+            raise CallError(f"{path}: expected the moment of these weights, found others; choose another folder")
         return True
 
     def has_roles(self, update: int) -> bool:
@@ -75,7 +63,9 @@ class Store:
         return _metadata(self._path(update)).get(IN_MEMORY)
 
     def write(self, update: int, moment: Moment, weights: str | None = None, in_memory: str | None = None) -> None:
-        """Keep a moment, with the checksum of the weights that were measured, and their hash where they are only in memory."""
+        """Keep a moment, with the checksum of the weights that were measured, and their hash where they are only in
+        memory.
+        """
         from safetensors.numpy import save
 
         arrays = {name: np.asarray(getattr(moment, name)) for name in ARRAYS if getattr(moment, name) is not None}
@@ -92,32 +82,20 @@ class _Checked(Exception):
 
 
 def check_watch(folder: Path, values: Mapping[str, Any]) -> None:
-    """Raise an error where a run cannot be written into a folder; nothing is left there.
-
-    Raises:
-        CallError: it holds another run or something else, or another process writes into it.
-        TrainingError: it cannot be written.
-    """
+    """Raise an error where a run cannot be written into a folder; nothing is left there. See `open_watch`."""
     with contextlib.suppress(_Checked), claimed_folder(folder, TrainingError):
         _compare(folder, values)
         raise _Checked
 
 
 def check_collection(folder: Path, file: str) -> None:
-    """Raise an error for a folder that holds anything but folders of runs and a figure of them.
-
-    Args:
-        file: name of the figure's files, without the ending.
-
-    Raises:
-        CallError: it holds something else.
+    """Raise CallError for a folder that holds anything but folders of runs and a figure of them, ``file`` without the
+    ending.
     """
     ours = re.compile(rf"{re.escape(file)}\.(png|pdf|csv)(\.\d+\.writing)?")
     for name in names_in(folder):
-        if not (
-            ours.fullmatch(name)
-            or ((folder / name).is_dir() and all(_WRITTEN.fullmatch(one) for one in names_in(folder / name)))
-        ):
+        is_run = (folder / name).is_dir() and all(_WRITTEN.fullmatch(one) for one in names_in(folder / name))
+        if not (is_run or ours.fullmatch(name)):
             raise CallError(f"{folder} holds files of something else ({name} …); choose another folder or an empty one")
 
 
@@ -135,9 +113,8 @@ def open_watch(folder: Path, values: Mapping[str, Any]) -> Iterator[Store]:
     with claimed_folder(folder, TrainingError):
         new = _compare(folder, values)
         if new:
-            write_whole(
-                folder / MANIFEST, json.dumps(with_checksum(values), indent=1).encode() + b"\n", TrainingError, ADVICE
-            )
+            content = json.dumps(with_checksum(values), indent=1).encode() + b"\n"
+            write_whole(folder / MANIFEST, content, TrainingError, ADVICE)
         try:
             yield Store(folder)
         except BaseException:
@@ -170,12 +147,9 @@ def open_emergence(folder: str | Path) -> Emergence:
     manifest = _read_manifest(folder)
     found = _moments_in(folder)
     if not found:
-        raise CallError(
-            f"{folder}: expected at least one moment (update-….safetensors), found none; the run has not measured yet"
-        )
-    return Emergence(
-        manifest, tuple(found), tuple(_read_moment(path, update, manifest) for update, path in found.items())
-    )
+        raise CallError(f"{folder}: expected a moment (update-….safetensors), found none; the run has not measured yet")
+    moments = tuple(_read_moment(path, update, manifest) for update, path in found.items())
+    return Emergence(manifest, tuple(found), moments)
 
 
 def measured_updates(folder: Path) -> set[int]:
@@ -184,61 +158,36 @@ def measured_updates(folder: Path) -> set[int]:
 
 
 def _moments_in(folder: Path) -> dict[int, Path]:
-    """Return the file of each moment by its update, in order."""
     return dict(sorted((int(match[1]), folder / name) for name in names_in(folder) if (match := _NAME.fullmatch(name))))
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    path = folder / MANIFEST
-    found = read_json_object(path, CallError, "expected the folder of a watched training, with its manifest.json")
-    check_fields(found, WatchFile, str(path), TrainingError)
+    path, expected = folder / MANIFEST, f"expected the folder of a watched training, with its {MANIFEST}"
+    found = read_json_object(path, CallError, expected)
+    if found.get("format") != FORMAT:
+        raise TrainingError(f"{path}: {expected}, found something else")
     compare_checksum(found, path, TrainingError)
     return {name: value for name, value in found.items() if name != "checksum"}
 
 
 def _metadata(path: Path) -> dict[str, str]:
-    """Return the metadata of the file of a moment, after its checksum was compared."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
-    check_regular(path, TrainingError, most=LARGEST)
     compare_sealed(path, TrainingError, DAMAGED)
-    try:
-        with safe_open(path, "np") as file:
-            return file.metadata() or {}
-    except SafetensorError as error:
-        raise TrainingError(f"{path}: expected a moment, found a file that is damaged; {DAMAGED}") from error
+    with safe_open(path, "np") as file:
+        return file.metadata() or {}
 
 
 def _read_moment(path: Path, update: int, manifest: Mapping[str, Any]) -> Moment:
-    from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    check_regular(path, TrainingError, most=LARGEST)
     compare_sealed(path, TrainingError, DAMAGED)
     compare_update(path, update, TrainingError)
-    arrays: dict[str, np.ndarray] = {}
-    with contextlib.suppress(SafetensorError, ValueError):
-        arrays = load_file(path)
+    arrays = load_file(path)
     canvases, by_head = (manifest["canvases"],), (manifest["layers"], manifest["heads"])
     for name in ARRAYS:
         expected = canvases if name.startswith("loss") else by_head if name == "role" else canvases + by_head
-        if name not in arrays and name == "role":
-            continue
-        if name not in arrays or arrays[name].shape != expected:
-            there = tuple(arrays[name].shape) if name in arrays else "nothing"
+        there = arrays[name].shape if name in arrays else None
+        if there != expected and (name, there) != ("role", None):
             raise TrainingError(f"{path}: {name}: expected an array {expected}, found {there}; {DAMAGED}")
-        _check_values(path, name, arrays[name])
     return Moment(**{name: arrays[name] for name in ARRAYS if name in arrays})
-
-
-def _check_values(path: Path, name: str, array: np.ndarray) -> None:
-    """Raise TrainingError for values that an array of a moment cannot have."""
-    kind, least, most = BOUNDS[name]
-    with np.errstate(invalid="ignore"):
-        fits = (
-            (array >= least) & (array <= most) | np.isnan(array) & name.endswith("ratio")
-            if array.dtype.kind == kind
-            else False
-        )
-    if not np.all(fits):
-        raise TrainingError(f"{path}: {name}: expected numbers from {least:g} to {most:g}, found others; {DAMAGED}")

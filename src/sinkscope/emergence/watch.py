@@ -13,25 +13,21 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from sinkscope.documents import check_encodable, describe
 from sinkscope.emergence.held_out import HeldOut, fingerprint
 from sinkscope.emergence.moment import check_canvases, measure
-from sinkscope.emergence.storage import check_watch, open_watch
-from sinkscope.emergence.watch_schema import FORMAT
+from sinkscope.emergence.storage import FORMAT, check_watch, open_watch
 from sinkscope.errors import CallError
 from sinkscope.models.fingerprints import hash_memory
 from sinkscope.models.in_memory import model_of
 from sinkscope.roles.find import check_halves
 
-LATEST = 10**9
-"""Updates, of which the names of files have room for fewer."""
-MOST_UPDATES = 10**6
-
 
 class TrainingWatch:
-    """Measures a network at chosen updates and keeps each moment in a folder; a moment of the same weights is not measured again.
+    """Measures a network at chosen updates and keeps each moment in a folder; a moment of the same weights is not
+    measured again.
 
-    One of other weights is, with a warning: the folder was another training's, or a training went on in other numbers than before.
+    One of other weights is, with a warning: the folder was another training's, or a training went on in other numbers
+    than before.
 
     Args:
         network: a transformers Llama or Qwen2, causal or with ``is_causal`` False.
@@ -41,11 +37,12 @@ class TrainingWatch:
         updates: the updates that are measured, 0 for the untrained network.
         roles: also find what each sink does; a moment that was measured without it is measured again.
         name: of the run, in figures.
-        weights: checksums of the files that hold the weights, where they come from one; moments of others in the folder are refused.
+        weights: checksums of the files that hold the weights, where they come from one; moments of others in the folder
+            are refused.
 
     Raises:
-        CallError: neither ``every`` nor ``updates``, canvases that the network cannot read or too few for roles, or a folder of another
-            run.
+        CallError: neither ``every`` nor ``updates``, canvases for another kind of network or too few for roles, or a
+            folder of another run.
         ModelError: the network belongs to no family.
     """
 
@@ -61,28 +58,15 @@ class TrainingWatch:
         name: str = "network",
         weights: tuple[str, ...] = (),
     ) -> None:
-        if len(updates) > MOST_UPDATES:
-            raise CallError(f"updates: expected at most {MOST_UPDATES:,}, found {len(updates):,}; pass every=")
-        if min(updates, default=0) < 0:
-            raise CallError(f"updates: expected whole numbers from 0 upwards, found {describe(min(updates))}")
-        check_encodable(name, "name")
-        if not canvases:
-            raise CallError("expected at least one held-out canvas, found none")
-        if (every is None) == (not updates) or (every is not None and every < 1):
-            raise CallError(f"expected every (1 or more) or updates, found every={every} and {len(updates)} updates")
+        if (every is None) == (not updates):
+            raise CallError(f"expected every or updates, found every={every} and {len(updates)} updates")
         self._model, self._canvases, self._out = model_of(network, name=name), canvases, Path(out)
-        self._every, self._updates, self._roles, self._name, self._weights = (
-            every,
-            frozenset(updates),
-            roles,
-            name,
-            weights,
-        )
+        self._every, self._updates = every, frozenset(updates)
+        self._roles, self._name, self._weights = roles, name, weights
         check_canvases(self._model, canvases)
         if roles:
             check_halves([one.probe for one in canvases])
         check_watch(self._out, self._identity())  # before the training begins
-        self._out = self._out.absolute()  # which may change the current folder
 
     def __call__(self, update: int) -> bool:
         """Measure the network if this update is one of those to be measured and has not been; return whether it was.
@@ -90,8 +74,6 @@ class TrainingWatch:
         Args:
             update: optimiser steps that are done.
         """
-        if not 0 <= update < LATEST:
-            raise CallError(f"update: expected a whole number from 0 to {LATEST - 1:,}, found {describe(update)}")
         wanted = update % self._every == 0 if self._every is not None else update in self._updates
         if not wanted:
             return False
@@ -101,23 +83,20 @@ class TrainingWatch:
                 before = None if in_memory is None else store.hash_of(update)
                 if before not in (None, in_memory):
                     warnings.warn(
-                        f"sinkscope.emergence: {self._out} held update {update} of other weights, so it is measured again; moments of "
-                        "later updates there are of the other training until this one comes to them. Choose another folder to keep both",
+                        f"{self._out} held update {update} of other weights, so it is measured again; "
+                        "moments of later updates there are of the other training until this one comes to them. Choose "
+                        "another folder to keep both",
                         RuntimeWarning,
                         stacklevel=2,
                     )
                 elif not self._roles or store.has_roles(update):
                     return False
-            store.write(
-                update,
-                measure(self._model, self._canvases, roles=self._roles),
-                next(iter(self._weights), None),
-                in_memory,
-            )
+            moment = measure(self._model, self._canvases, roles=self._roles)
+            store.write(update, moment, next(iter(self._weights), None), in_memory)
         return True
 
     def trainer_callback(self) -> Any:
-        """Return a callback for transformers' Trainer, which measures before the first step and after each chosen one."""
+        """Return a callback for transformers' Trainer: it measures before the first step and after each chosen one."""
         from transformers import TrainerCallback
 
         watch = self

@@ -1,8 +1,5 @@
 """Taking keys away while a model writes: rules, their controls, and how much attention they removed."""
 
-import warnings
-from typing import Any
-
 from sinkscope.interventions.controls import (
     MassMatchedKeys,
     NextRanks,
@@ -50,14 +47,3 @@ __all__ = [
     "parse_rule",
     "split_rules",
 ]
-
-_RENAMED: dict[str, Any] = {"Look": RuleContext, "Seen": Observation}
-
-
-def __getattr__(name: str) -> Any:
-    """Return what an old name stands for, with a warning."""
-    if name not in _RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    new = _RENAMED[name].__name__
-    warnings.warn(f"sinkscope.interventions.{name} is now called {new}", DeprecationWarning, stacklevel=2)
-    return _RENAMED[name]

@@ -9,11 +9,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sinkscope.errors import CallError
-from sinkscope.interventions.intervention import check_count
 from sinkscope.interventions.observed import Ranking
 from sinkscope.interventions.ranking import pool, rank_of
 from sinkscope.interventions.rule_context import RuleContext
-from sinkscope.interventions.step_canvas import check_classify
 from sinkscope.interventions.top_sinks import SinkRule
 
 
@@ -37,18 +35,17 @@ class RandomControl(SinkRule, ABC):
     """The base of the controls that draw keys at random.
 
     Attributes:
-        seed: the draw is a function of it, the prompt, the step and the layer, so a batch draws what its prompts draw alone.
+        seed: the draw is a function of it, the prompt, the step and the layer, so a batch draws what its prompts draw
+            alone.
     """
 
     _: KW_ONLY
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("seed", self.seed)
-
     def random_ranks(self, context: RuleContext, ranking: Ranking, top: Tensor, most: int | None = None) -> Tensor:
-        """Return the keys outside ``top`` in random order, sinks by Eq. 3 last: int64 [batch, group, key], exact below ``most``."""
+        """Return the keys outside ``top`` in random order, sinks by Eq. 3 last: int64 [batch, group, key], exact below
+        ``most``.
+        """
         drawn = context.draw(self.seed, top.shape[1])
         return rank_of(drawn + (~ranking.sinks).float(), ranking.candidates & ~top, most)
 
@@ -57,7 +54,8 @@ class RandomControl(SinkRule, ABC):
 class RandomKeys(RandomControl):
     """Control: where `HideTopSinks` hides k sinks, hides as many random keys, drawn anew in every layer, head and step.
 
-    Drawn from the visible keys that are no sinks; where there are not enough of those, also from sinks outside the top k.
+    Drawn from the visible keys that are no sinks; where there are not enough of those, also from sinks outside the top
+    k.
     """
 
     rule = "random:K"
@@ -71,12 +69,13 @@ class RandomKeys(RandomControl):
 class MassMatchedKeys(RandomControl):
     """Control: hides random keys until they hold as much attention as the k sinks do, in the step that loses it.
 
-    The sinks are chosen by the step the rule goes by. What they and the random keys hold is measured in the running step,
-    before anything is hidden, which costs a second sweep. Measured in the step before, a key chosen for what it held then
-    would count for more than it takes away (five times, in the lab's autoregressive model with ``decide="last_row"``).
+    The sinks are chosen by the step the rule goes by. What they and the random keys hold is measured in the running
+    step, before anything is hidden, which costs a second sweep. Measured in the step before, a key chosen for what it
+    held then would count for more than it takes away (five times, in the lab's autoregressive model with
+    ``decide="last_row"``).
 
-    Keys are taken in random order, the last one only where it brings the sum nearer. Limit: where the other keys hold less
-    than the sinks do, all of them are hidden and the match fails; `Effect.removed_share` shows it.
+    Keys are taken in random order, the last one only where it brings the sum nearer. Limit: where the other keys hold
+    less than the sinks do, all of them are hidden and the match fails; `Effect.removed_share` shows it.
     """
 
     rule = "mass:K"
@@ -97,17 +96,18 @@ class MassMatchedKeys(RandomControl):
 
 @dataclass(frozen=True)
 class RowMatchedKeys(RandomControl):
-    """Control: hides random keys that hold as much attention as the k sinks do, of the queries from which a token is read.
+    """Control: hides random keys that hold as much attention as the k sinks do, of the queries from which a token is
+    read.
 
-    These are the queries from whose outputs a token may be committed in this step (`RuleContext.committing`), or the ones that
-    ``queries`` names. `MassMatchedKeys` matches over all queries, most of which write nothing. The sinks are chosen by the step the
-    rule goes by; what they and the random keys hold is measured in the running step, before anything is hidden in the layer, which
-    costs a second sweep.
+    These are the queries from whose outputs a token may be committed in this step (`RuleContext.committing`), or the
+    ones that ``queries`` names. `MassMatchedKeys` matches over all queries, most of which write nothing. The sinks are
+    chosen by the step the rule goes by; what they and the random keys hold is measured in the running step, before
+    anything is hidden in the layer, which costs a second sweep.
 
-    Keys that hold no more than the sinks are taken in random order, sinks by Eq. 3 last, as long as the sum stays below what the sinks
-    hold; then the one key that brings it nearest. Limits: the sum goes over all queries that may be committed, since which of them
-    will be is known only after the step. Where the other keys hold less than the sinks do, all of them are hidden and the match fails;
-    `Effect.removed_share_committed` shows both.
+    Keys that hold no more than the sinks are taken in random order, sinks by Eq. 3 last, as long as the sum stays below
+    what the sinks hold; then the one key that brings it nearest. Limits: the sum goes over all queries that may be
+    committed, since which of them will be is known only after the step. Where the other keys hold less than the sinks
+    do, all of them are hidden and the match fails; `Effect.removed_share_committed` shows both.
     """
 
     rule = "rowmass:K"
@@ -119,8 +119,8 @@ class RowMatchedKeys(RandomControl):
     def choose(self, context: RuleContext) -> Tensor | None:
         if self.queries is None and context.committing is None:
             raise CallError(
-                "rowmass: expected a step in which tokens are committed, as sinkscope.generate has, found a forward call that commits none "
-                "(a likelihood, a plain call, a generate of the network's own); name the queries with queries="
+                "rowmass: expected a step in which tokens are committed, as in sinkscope.generate, found a forward "
+                "call that commits none; name the queries with queries="
             )
         return super().choose(context)
 
@@ -149,7 +149,8 @@ class RowMatchedKeys(RandomControl):
 class PersistentRandomKeys(RandomControl):
     """Control: hides one random key for each of the k sinks, the same one as long as that sink stays in the top k.
 
-    It is drawn anew only if it becomes a sink itself. So it separates losing a key for long from losing one for a single step.
+    It is drawn anew only if it becomes a sink itself. So it separates losing a key for long from losing one for a
+    single step.
     """
 
     rule = "persistent:K"
@@ -184,8 +185,8 @@ def _marked(stand_in: Tensor) -> Tensor:
 class SameClassKeys(RandomControl):
     """Control: hides for each of the k sinks a random key whose token is of the same class, drawn anew in every step.
 
-    So it separates being a sink from being, say, a newline. Limit: a sink alone in its class (a first token, often) has no match,
-    and fewer keys are hidden; `Effect.keys_per_head` shows it.
+    So it separates being a sink from being, say, a newline. Limit: a sink alone in its class (a first token, often) has
+    no match, and fewer keys are hidden; `Effect.keys_per_head` shows it.
 
     Attributes:
         classify: token id → name of its class; `class_in` with the model's tokenizer when None.
@@ -195,10 +196,6 @@ class SameClassKeys(RandomControl):
 
     _: KW_ONLY
     classify: Callable[[int], str] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_classify(self.classify)
 
     def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
         chosen = torch.zeros_like(top)

@@ -15,17 +15,20 @@ from sinkscope.notebook_card import MOST_ROWS, card
 
 @dataclass(frozen=True, eq=False)
 class Effect:
-    """Sums over the steps in which a rule was in force, float64. A rule that needs the step before is not in force in step 0.
+    """Sums over the steps in which a rule was in force, float64. A rule that needs the step before is not in force in
+    step 0.
 
     Attributes:
-        removed: [prompt, layer, head], attention that the hidden keys would have received, in queries' worth, measured without the hiding.
+        removed: [prompt, layer, head], attention that the hidden keys would have received, in queries' worth, measured
+            without the hiding.
         queries: [prompt, layer, head], number of queries of the heads in which a rule was in force.
         hidden: [prompt, layer, head], number of hidden keys, a key once a step.
         hits: [prompt, layer, head], hidden keys that were in the current top K, where K keys were hidden in that head.
-        ranked: [prompt, layer, head], hidden keys for which that is defined; not for keys that each query loses for itself (`KeepWindow`).
+        ranked: [prompt, layer, head], hidden keys for which that is defined; not for keys that each query loses for
+            itself (`KeepWindow`).
         steps: [prompt, layer, head], number of steps in which a rule was in force.
-        removed_committed: [prompt, layer, head], the part of ``removed`` that was taken from the queries from whose outputs the tokens
-            were read that were committed in the same step.
+        removed_committed: [prompt, layer, head], the part of ``removed`` that was taken from the queries from whose
+            outputs the tokens were read that were committed in the same step.
         committed: [prompt, layer, head], number of those queries; 0 where nothing was committed, as in a likelihood.
     """
 
@@ -50,7 +53,9 @@ class Effect:
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of the hidden keys that were in the current top K; None where none was hidden, or each query lost its own."""
+        """Share of the hidden keys that were in the current top K; None where none was hidden, or each query lost its
+        own.
+        """
         return _share(self.hits.sum(), self.ranked.sum()) if self.ranked.sum() else None
 
     @property
@@ -100,8 +105,7 @@ class Effect:
         """
         count = len(self.steps)
         if not -count <= prompt < count:
-            expected = f"0 to {count - 1}" if count else "one that was written while a rule hid keys, where none was"
-            raise CallError(f"prompt: expected {expected}, found {prompt}")
+            raise CallError(f"prompt: expected one of {count} that were written while a rule hid keys, found {prompt}")
         one = slice(prompt, prompt + 1) if prompt >= 0 else slice(prompt, prompt + 1 or None)
         return Effect(*(values[one] for values in vars(self).values()))
 
@@ -112,7 +116,8 @@ class Effect:
         hits = (
             "" if self.hit_rate is None else f"; {self.hit_rate:.0%} of the hidden keys were still in the current top K"
         )
-        return f"{rule} took away {self.removed_share:.1%} of the attention{committed}, {self.keys_per_head:.3g} keys per head and step{hits}"
+        keys = f"{self.keys_per_head:.3g} keys per head and step"
+        return f"{rule} took away {self.removed_share:.1%} of the attention{committed}, {keys}{hits}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for manifests and results."""
@@ -129,7 +134,9 @@ def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 
 class Tally:
-    """Sums of an `Effect` while they grow, on the device. A step's values are added all layers at once, as each addition costs a launch."""
+    """Sums of an `Effect` while they grow, on the device. A step's values are added all layers at once, as each
+    addition costs a launch.
+    """
 
     def __init__(self, prompts: int) -> None:
         self._prompts = prompts
@@ -137,7 +144,9 @@ class Tally:
         self._waiting: dict[tuple[Any, ...], list[tuple[int, Tensor, Tensor]]] = {}
 
     def add(self, layer: int, prompts: Tensor, **values: Tensor) -> None:
-        """Add values [row, head] of one layer; ``prompts``, int64 [row] on the same device, says which prompt each row writes."""
+        """Add values [row, head] of one layer; ``prompts``, int64 [row] on the same device, says which prompt each row
+        writes.
+        """
         for name, found in values.items():
             alike = self._waiting.setdefault((name, found.shape, found.dtype, found.device), [])
             if any(layer == known for known, _, _ in alike) or (alike and alike[0][1] is not prompts):

@@ -1,4 +1,4 @@
-"""Rules while they are in force on a model: every layer asks them which keys to take away, and their effect is counted."""
+"""Rules in force on a model: every layer asks them which keys to take away, and their effect is counted."""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,21 +18,22 @@ from sinkscope.attention import (
     Session,
     StepContext,
     StepResult,
+    query_heads,
     subscribed,
     upload,
 )
 from sinkscope.errors import AttentionError, CallError
 from sinkscope.interventions.effect import Effect, Tally, joined
-from sinkscope.interventions.limits import check_limits
 from sinkscope.interventions.ranking import pool, rank_of, spread
-from sinkscope.interventions.rule_answers import read_choice, read_criterion
 from sinkscope.interventions.rule_context import AttentionMemory, Observation, PromptDraws, Rule, RuleContext
 from sinkscope.interventions.step_canvas import StepCanvas, TokenClasses
 from sinkscope.models import Model
 
 
 class _Chosen(NamedTuple):
-    """What a rule has chosen in a layer: keys [1 or batch, 1 or head, 1 or query, key], and whether each query loses its own."""
+    """What a rule has chosen in a layer: keys [1 or batch, 1 or head, 1 or query, key], and whether each query loses
+    its own.
+    """
 
     rule: Rule
     keys: Tensor
@@ -56,7 +57,6 @@ class Hiding(Hider):
         self._crossing: dict[str, set[int]] = {}  # stack → its cross-attention, as far as it has run
         self._layers, self._heads = 0, 0
         self._head_masks: dict[Any, Tensor] = {}
-        self._largest: dict[int, tuple[Rule, Tensor]] = {}  # the most keys that a head has lost to each rule
         self._token_classes, self._attention = TokenClasses(model), AttentionMemory()
         self._forget()
 
@@ -69,18 +69,11 @@ class Hiding(Hider):
         self._attention.forget()
         self._memory: dict[tuple[int, str], dict[str, Any]] = {}
         self._chosen: dict[str, list[_Chosen]] = {}
-        self._in_step: dict[
-            int, tuple[Tensor, Tensor | None]
-        ] = {}  # place of a layer → heads in force, what they lost in this step
+        self._in_step: dict[int, tuple[Tensor, Tensor | None]] = {}  # place of a layer → heads in force, what they lost
 
     @property
     def effect(self) -> Effect:
-        """The effect so far, of all generations since the rules came into force.
-
-        Raises:
-            CallError: a rule has hidden more keys in a head than its ``most`` says, by which hits are counted.
-        """
-        self._check_most()
+        """The effect so far, of all generations since the rules came into force."""
         running = [self._tally.effect(self._layers, self._heads)] if self._tally is not None else []
         return joined([*self._finished, *running], self._layers, self._heads)
 
@@ -98,14 +91,14 @@ class Hiding(Hider):
         """Take note of the network's layers. `hiding` calls it once, with the session to which this is subscribed.
 
         Raises:
-            CallError: a rule is limited to layers or heads that the model does not have, or to heads of a network that shows its heads
-                only as it runs; or its ``most`` is no number.
+            CallError: a rule is limited to layers or heads that the model does not have, or to heads of a network that
+                shows its heads only as it runs; or its ``most`` is no number.
         """
         self.session = session
         for stack in session.stacks:
             self._places[stack.name] = self._layers
             self._layers += len(stack.layers)
-        check_limits(self.parts, session)
+        _check_limits(self.parts, session)
 
     # Events of the session
 
@@ -128,15 +121,16 @@ class Hiding(Hider):
         if self._draws is None:
             self._draws = PromptDraws(context)
         elif len(self._draws) != len(context.tokens):
-            raise AttentionError(
-                f"expected the batch of {len(self._draws)} rows the generation began with, found {len(context.tokens)}"
-            )
+            rows = len(context.tokens)
+            raise AttentionError(f"expected the batch of {len(self._draws)} rows that began it, found {rows}")
         if any(part.unhidden_pass for part in self.parts):
             assert self.session is not None
             self._attention.run_unhidden(self.session)
 
     def end_step(self, result: StepResult | None) -> None:
-        """Count what the committed queries lost. Forget the canvas: a layer that is called outside a step belongs to no generation."""
+        """Count what the committed queries lost. Forget the canvas: a layer that is called outside a step belongs to no
+        generation.
+        """
         canvas, self._canvas = self._canvas, None
         if canvas is not None and result is not None and result.readers is not None and self._tally is not None:
             for place, (in_force, lost) in self._in_step.items():
@@ -163,8 +157,7 @@ class Hiding(Hider):
         if parts and (call.crossing or call.keys != canvas.width):
             raise AttentionError(
                 f"expected {call.name} to attend to the {canvas.width} tokens of the canvas, found {call.keys} keys"
-                f"{' of another stack' if call.crossing else ''}; cross-attention and shortened caches cannot be hidden from, "
-                "limit the rule by layers="
+                f"{' of another stack' if call.crossing else ''}; limit the rule by layers= to other layers"
             )
         found, chosen = [], []
         assert self._draws is not None
@@ -176,7 +169,8 @@ class Hiding(Hider):
             choice = part.choose(RuleContext(part, self._step, shown, canvas, candidates, memory, *known))
             if choice is None:
                 continue
-            keys = read_choice(part, choice, call) & candidates[:, None, None]
+            keys = upload(choice, device) if choice.device != device else choice
+            keys = (keys[:, :, None] if choice.ndim == 3 else keys) & candidates[:, None, None]
             heads = self._heads_of(part, call)
             if heads is not None:
                 keys = keys & heads[:, None, None]
@@ -209,12 +203,8 @@ class Hiding(Hider):
 
     def describe(self, prompt: int) -> dict[str, Any]:
         """Return the rules, and their effect on one prompt of the running generation."""
-        self._check_most()
-        rules = [repr(part) for part in self.parts]
-        return {
-            "rules": rules,
-            **({} if self._tally is None else self._tally.effect(self._layers, self._heads).of(prompt).as_dict()),
-        }
+        done = {} if self._tally is None else self._tally.effect(self._layers, self._heads).of(prompt).as_dict()
+        return {"rules": [repr(part) for part in self.parts], **done}
 
     def _layer_of(self, call: LayerCall) -> int:
         """Return the number of a layer as traces and rules count it: without the cross-attention in front of it."""
@@ -245,7 +235,8 @@ class Hiding(Hider):
         return torch.stack(limited).any(0).float() if len(limited) == len(masks) else None
 
     def _counted(self, canvas: StepCanvas, call: LayerCall, chosen: Sequence[_Chosen]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the heads in which rules are in force, float [head], and the queries and steps to count, float [row, head].
+        """Return the heads in which rules are in force, float [head], and the queries and steps to count, float [row,
+        head].
 
         Layers in which rules are in force in all heads share them.
         """
@@ -263,15 +254,6 @@ class Hiding(Hider):
         return canvas.once(("counted", id(membership), heads), lambda: (membership, counted(everywhere())))[1]
 
     # The effect
-
-    def _check_most(self) -> None:
-        """Raise an error where a rule has hidden more keys in a head than it says that it can."""
-        for part, largest in self._largest.values():
-            if int(largest) > (part.most or 0):
-                raise CallError(
-                    f"{type(part).__name__}.most: expected the largest number of keys that a head can lose, found {part.most}, "
-                    f"where a head lost {int(largest)}; hits are counted by it"
-                )
 
     def _count(self, call: LayerCall) -> Tally:
         self._layers, self._heads = max(self._layers, self._place(call) + 1), max(self._heads, call.query.shape[1])
@@ -319,7 +301,8 @@ class Hiding(Hider):
     def _find_top(
         self, call: LayerCall, mine: list[tuple[Rule, Tensor]], held: Tensor, local: Observation
     ) -> tuple[Tensor, Tensor]:
-        """Return the keys that rules hide together from all queries, and those among the K largest of their rule's criterion.
+        """Return the keys that rules hide together from all queries, and those among the K largest of their rule's
+        criterion.
 
         K is how many they hide together in a head.
 
@@ -333,10 +316,7 @@ class Hiding(Hider):
         bounds = [part.most for part, _ in mine]
         most = None if None in bounds else sum(bound or 0 for bound in bounds)
         for part, keys in mine:
-            if part.most is not None:
-                _, before = self._largest.get(id(part), (part, taken.new_zeros(())))
-                self._largest[id(part)] = part, torch.maximum(before.to(call.key.device), keys.sum(-1).amax())
-            values, scope = read_criterion(part, part.criterion(local, self._attention.causal), local)
+            values, scope = part.criterion(local, self._attention.causal)
             ranks = spread(rank_of(pool(values, scope, call.key.shape[1]), held[:, None], most), call.query.shape[1])
             top = top | (keys & (ranks < taken))
         return together, top
@@ -364,12 +344,14 @@ def _held(call: LayerCall, real: Tensor) -> Tensor:
 
 
 def _spared(union: Tensor, held: Tensor, lost: Tensor) -> Tensor:
-    """Return the queries that keep all keys because they would lose the last one, bool [batch, head, 1 or query]; 1 for all queries.
+    """Return the queries that keep all keys because they would lose the last one, bool [batch, head, 1 or query]; 1 for
+    all queries.
 
     Args:
         union: keys that any rule has chosen, bool [1 or batch, 1 or head, 1 or query, key].
         held: keys that the layer holds, bool [batch, key].
-        lost: attention that each query has lost, [batch, head, query]; a query with constant keys in front may lose all others.
+        lost: attention that each query has lost, [batch, head, query]; a query with constant keys in front may lose all
+            others.
     """
     nothing = lost == 0
     return (union | ~held[:, None, None]).all(-1) & (nothing.all(-1, keepdim=True) if union.shape[2] == 1 else nothing)
@@ -386,19 +368,31 @@ def hiding(model: Model | nn.Module, parts: Sequence[Rule]) -> Iterator[Hiding]:
     """Put rules into force on a model while the body runs; see `Intervention`. Without any, the model runs untouched.
 
     Raises:
-        CallError: no model, or layers that it does not have.
+        CallError: layers that it does not have.
         AttentionError: the model's attention cannot be changed.
     """
     network = model.network if isinstance(model, Model) else model
-    if not isinstance(network, nn.Module):
-        raise CallError(f"expected a sinkscope Model or a transformers module, found {type(model).__name__}")
     running = Hiding(parts, model if isinstance(model, Model) else None)
     if not parts:
         yield running
         return
     with subscribed(network, running) as session:
         running.attach(session)
-        try:
-            yield running
-        finally:
-            running.session = None  # what is copied or stored behind the block holds no network that is watched
+        yield running
+
+
+def _check_limits(rules: Sequence[Rule], session: Session) -> None:
+    """Raise CallError for a rule that is limited to layers or heads that a network does not have, or does not show."""
+    numbers = [stack.layer_numbers(alone=len(session.stacks) == 1) for stack in session.stacks]
+    longest = max(len(set(stack.values())) for stack in numbers)
+    for part in rules if longest else ():  # a foreign network shows its layers only as they run
+        asked = [*(part.layers or ()), *(layer for layer, _ in part.heads or ())]
+        if max(asked, default=0) >= longest:
+            raise CallError(f"layers or heads: the model has the layers 0…{longest - 1}, found {max(asked)}")
+    for layer, head in [pair for part in rules for pair in part.heads or ()]:
+        known = [query_heads(module) for stack in numbers for module, number in stack.items() if number == layer]
+        if not known or None in known:
+            raise CallError("heads: expected a network whose heads are known before it runs; limit the rule by layers=")
+        most = max(one or 0 for one in known)
+        if head >= most:
+            raise CallError(f"heads: layer {layer} of the model has the heads 0…{most - 1}, found {layer}.{head}")

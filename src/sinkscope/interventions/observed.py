@@ -1,4 +1,6 @@
-"""Rules that rank keys by the attention they have received: of which step, measured how, decided by what, ranked by which heads."""
+"""Rules that rank keys by the attention they have received: of which step, measured how, decided by what, ranked by
+which heads.
+"""
 
 from abc import ABC
 from dataclasses import dataclass
@@ -6,9 +8,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from sinkscope.interventions.intervention import Intervention, check_choice
-from sinkscope.interventions.ranking import SCOPES, Scope, excess_of, pool, rank_of
-from sinkscope.interventions.rule_context import MEASURED, OBSERVED, Observation, RuleContext
+from sinkscope.interventions.intervention import Intervention
+from sinkscope.interventions.ranking import Scope, excess_of, pool, rank_of
+from sinkscope.interventions.rule_context import Observation, RuleContext
 from sinkscope.sinks.finding import EXCESS
 
 
@@ -43,9 +45,10 @@ class Observed(Intervention, ABC):
         observe: ``previous``: step 0 is left alone (paper 1). ``current``: every layer is measured before it hides,
             which costs a second sweep; needed where there is only one step (likelihoods). In a causal model that reads
             several tokens at once, all of them lose the keys.
-        measured: ``local``: the layer's own queries and keys, normalised without the hiding. ``hidden``: with the hiding; a hidden
-            column sums to 0, so the next step spares it and the rule alternates between two sets. ``clean``: from one more forward
-            call in every step, with nothing hidden in any layer; a causal model then reads all tokens so far again.
+        measured: ``local``: the layer's own queries and keys, normalised without the hiding. ``hidden``: with the
+            hiding; a hidden column sums to 0, so the next step spares it and the rule alternates between two sets.
+            ``clean``: from one more forward call in every step, with nothing hidden in any layer; a causal model then
+            reads all tokens so far again.
         decide: ``columns``, or the ``last_row`` of the newest query (paper 1 decides so for Llama).
         scope: ``head``: each query head ranks for itself; ``kv_head``, ``layer``: the mean over the heads that share
             keys, or over all of them, decides for all.
@@ -55,13 +58,6 @@ class Observed(Intervention, ABC):
     measured: Literal["local", "hidden", "clean"] = "local"
     decide: Literal["columns", "last_row"] = "columns"
     scope: Scope = "head"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("observe", self.observe, OBSERVED)
-        check_choice("measured", self.measured, MEASURED)
-        check_choice("decide", self.decide, ("columns", "last_row"))
-        check_choice("scope", self.scope, SCOPES)
 
     @property
     def waits(self) -> bool:
@@ -92,7 +88,8 @@ class Observed(Intervention, ABC):
     def at_stake(self, context: RuleContext) -> Tensor:
         """Return the attention that hiding each key takes away in the running step, [batch, group, key].
 
-        It is the key's column, or its entry in the newest query's row where only that query loses the key. Costs one more sweep.
+        It is the key's column, or its entry in the newest query's row where only that query loses the key. Costs one
+        more sweep.
         """
         found = context.seen("current", self.measured)
         assert found is not None

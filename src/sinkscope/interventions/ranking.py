@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 Scope = Literal["head", "kv_head", "layer"]
-SCOPES: tuple[Scope, ...] = ("head", "kv_head", "layer")
 
 
 def excess_of(columns: Tensor, real: Tensor) -> Tensor:
-    """Return c_j − mean over k ≠ j of c_k (paper 1, Eq. 3): columns [batch, head, key], real [batch, key] → [batch, head, key]."""
+    """Return c_j − mean over k ≠ j of c_k (paper 1, Eq. 3): columns [batch, head, key], real [batch, key] → [batch,
+    head, key].
+    """
     real = real[:, None]
     total = (columns * real).sum(-1, keepdim=True)
     return columns - (total - columns) / (real.sum(-1, keepdim=True) - 1).clamp(min=1)
@@ -21,7 +22,8 @@ FEW = 6
 
 
 def rank_of(values: Tensor, candidates: Tensor, most: int | None = None) -> Tensor:
-    """Return the rank of every key in its head: 0 for the largest value, ties to the lower position, no candidates last.
+    """Return the rank of every key in its head: 0 for the largest value, ties to the lower position, no candidates
+    last.
 
     Args:
         values: [batch, head, key].

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sinkscope.argument_types import fits, in_words
 from sinkscope.attention import Columns, LayerCall, Session, StepContext, Watcher, upload
-from sinkscope.attention.records import described
 from sinkscope.errors import CallError
 from sinkscope.interventions.ranking import Scope
 from sinkscope.interventions.step_canvas import StepCanvas, TokenClasses
@@ -70,7 +68,9 @@ class AttentionMemory:
         self._unhidden = watcher.found
 
     def keep(self, call: LayerCall, columns: Columns) -> Observation:
-        """Keep the attention of a layer that has run. Return it as the same queries and keys give it without the hiding."""
+        """Keep the attention of a layer that has run. Return it as the same queries and keys give it without the
+        hiding.
+        """
         all_queries = call.groups.index("all")
         local = columns.sums if columns.local is None else columns.local
         self._before[call.name] = {
@@ -91,7 +91,9 @@ class AttentionMemory:
         )
 
     def received_from(self, call: LayerCall, queries: Tensor) -> Tensor:
-        """Return the attention that keys receive from some queries of the running step, before anything is hidden: [batch, head, key]."""
+        """Return the attention that keys receive from some queries of the running step, before anything is hidden:
+        [batch, head, key].
+        """
         assert call.measure is not None
         return call.measure(queries).sums[:, :, 0]
 
@@ -230,45 +232,44 @@ class RuleContext:
 
         Args:
             observe: ``previous`` or ``current`` step.
-            measured: ``local``, ``hidden`` or ``clean``, see `Observed`. Before a layer has run nothing is hidden in it, so for the
-                current step ``hidden`` is ``local``.
+            measured: ``local``, ``hidden`` or ``clean``, see `Observed`. Before a layer has run nothing is hidden in
+                it, so for the current step ``hidden`` is ``local``.
 
         Raises:
             CallError: another word, attention that the rule says it does not need, or a canvas that has shrunk.
         """
-        for name, value, known in (("observe", observe, OBSERVED), ("measured", measured, MEASURED)):
-            if not isinstance(value, str) or value not in known:
-                raise CallError(f"{name}: expected {' or '.join(known)}, found {in_words(value)}")
-        needed = "unhidden_pass" if measured == "clean" else "observing"
+        if observe not in OBSERVED or measured not in MEASURED:
+            known = f"{' or '.join(OBSERVED)}, and {' or '.join(MEASURED)}"
+            raise CallError(f"expected attention of the step {known}, found {observe!r} and {measured!r}")
+        rule, needed = type(self.rule).__name__, "unhidden_pass" if measured == "clean" else "observing"
         if not getattr(self.rule, needed):
-            raise CallError(
-                f"{type(self.rule).__name__} asks for the attention of the {observe} step ({measured}): expected its {needed} to be True, "
-                "found False, so nothing was measured; set it in the class"
-            )
+            raise CallError(f"{rule} asks for {measured} attention, which was not measured; set its {needed} to True")
         attention, keys = self.attention, self.call.keys
         found = (
             attention.previous(self.call, measured) if observe == "previous" else attention.current(self.call, measured)
         )
         if found is not None and found.keys > keys:
             raise CallError(
-                f"{self.call.name}: expected a canvas no shorter than in the step before, by which {type(self.rule).__name__} decides, "
-                f"found {keys} tokens behind {found.keys}; let each text have its own with block, or decide by the running step (current)"
+                f"{self.call.name}: expected a canvas no shorter than in the step before, by which {rule} decides, "
+                f"found {keys} tokens behind {found.keys}; give each text its own with block, or decide by current"
             )
         return None if found is None else found.widened(keys)
 
     @property
     def committing(self) -> Tensor | None:
-        """The queries from whose outputs a token may be committed in this step, bool [batch, query]; None where none will be.
+        """The queries from whose outputs a token may be committed in this step, bool [batch, query]; None where none
+        will be.
 
-        For a diffusion model with blocks they are the masked positions of the running block (one place to the left for a family
-        with a logit shift), for an autoregressive model the newest query. Which of them will be committed is not known before
-        the step has run.
+        For a diffusion model with blocks they are the masked positions of the running block (one place to the left for
+        a family with a logit shift), for an autoregressive model the newest query. Which of them will be committed is
+        not known before the step has run.
         """
         readers = self.canvas.readers(self.call.key.device)
         return None if readers is None else readers[:, -self.call.query.shape[2] :]
 
     def received_from(self, queries: Tensor) -> Tensor:
-        """Return the attention that each key receives in the running step from some queries alone, before anything is hidden.
+        """Return the attention that each key receives in the running step from some queries alone, before anything is
+        hidden.
 
         Costs one more sweep over the attention.
 
@@ -277,38 +278,16 @@ class RuleContext:
 
         Returns:
             [batch, head, key], in queries' worth.
-
-        Raises:
-            CallError: no such queries.
         """
-        batch, _, count, _ = self.call.query.shape
-        good = isinstance(queries, Tensor) and queries.dtype == torch.bool and not queries.is_meta
-        if not good or queries.shape != (batch, count):
-            raise CallError(
-                f"queries: expected bool [{batch}, {count}] (batch, query) of {self.call.name}, found {described(queries)}"
-            )
         queries = queries if queries.device == self.call.key.device else upload(queries, self.call.key.device)
         return self.attention.received_from(self.call, queries.float())
 
     def draw(self, seed: int, groups: int) -> Tensor:
-        """Return random numbers [batch, group, key]: a function of seed, prompt, step and layer, not of the rest of the batch.
-
-        Raises:
-            CallError: a seed that is no whole number, or no group.
-        """
-        for name, value, least in (("seed", seed, None), ("groups", groups, 1)):
-            if not fits(value, int) or (least is not None and value < least):
-                raise CallError(
-                    f"{name}: expected a whole number{'' if least is None else ' from 1 upwards'}, found {in_words(value)}"
-                )
+        """Return random numbers [batch, group, key]: a function of seed, prompt, step and layer alone."""
         return self.draws.draw(self.call, self.canvas.lengths, self.step, seed, groups)
 
     def among(self, where: str | Collection[int]) -> Tensor:
-        """Return a group of keys, or the keys at positions of the canvas (padding not counted), bool [batch, key].
-
-        Raises:
-            CallError: no such group, or no positions.
-        """
+        """Return a group of keys, or the keys at positions of the canvas (padding not counted), bool [batch, key]."""
         return self.canvas.among(where, self.call.key.device)
 
     def classes(self, classify: Callable[[int], str] | None) -> dict[int, Tensor]:
@@ -319,7 +298,8 @@ class RuleContext:
         return self.token_classes.places(self.canvas, self.call.key.device, classify)
 
     def of_class(self, name: str, classify: Callable[[int], str] | None = None) -> Tensor:
-        """Return where the tokens of a class stand, bool [batch, key], False on padding; all False where there are none.
+        """Return where the tokens of a class stand, bool [batch, key], False on padding; all False where there are
+        none.
 
         Args:
             name: one of `sinks.token_classes.CLASSES`, or with ``classify`` a name that it returns.
@@ -328,10 +308,8 @@ class RuleContext:
         Raises:
             CallError: an unknown class, or no ``classify`` for a bare network.
         """
-        if not isinstance(name, str) or (classify is None and name not in CLASSES):
-            raise CallError(
-                f"name: expected {' or '.join(CLASSES)}, found {in_words(name)}; for classes of your own give classify"
-            )
+        if classify is None and name not in CLASSES:
+            raise CallError(f"name: expected {' or '.join(CLASSES)}, found {name!r}; for other classes give classify")
         places = self.classes(classify)
         number = self.token_classes.number_of(name)
         return self.real & places[number] if number in places else torch.zeros_like(self.real)

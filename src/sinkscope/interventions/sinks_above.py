@@ -1,4 +1,4 @@
-"""Hiding every key whose excess is above a threshold (paper 1, Eq. 3), and the threshold that hides K keys on average."""
+"""Hiding every key whose excess is above a threshold (paper 1, Eq. 3), and the threshold for K keys on average."""
 
 import math
 from collections.abc import Callable
@@ -8,9 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from sinkscope.documents import shown
 from sinkscope.errors import CallError
-from sinkscope.interventions.intervention import check_choice
 from sinkscope.interventions.observed import Observed, Ranking
 from sinkscope.interventions.ranking import excess_of, spread
 from sinkscope.interventions.rule_context import RuleContext
@@ -40,18 +38,15 @@ class HideSinksAbove(Observed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("unit", self.unit, ("queries", "percent"))
-        if not isinstance(self.excess, int | float) or isinstance(self.excess, bool) or not self.excess >= 0:
-            raise CallError(f"excess: expected a number from 0 upwards, found {shown(self.excess)}")
+        if not self.excess >= 0:
+            raise CallError(f"excess: expected a number from 0 upwards, found {self.excess}")
         if self.decide == "last_row" and self.unit == "queries" and 1 <= self.excess < math.inf:
             raise CallError(
                 f"excess {self.excess:g} of one query's row can never be reached, as a row adds up to 1; "
                 "use unit='percent' or decide='columns'"
             )
         if self.unit == "percent" and 100 <= self.excess < math.inf:
-            raise CallError(
-                f"excess {self.excess:g} in percent can never hold, as all attention is 100; leave the rule out to hide nothing"
-            )
+            raise CallError(f"excess {self.excess:g} in percent can never hold, as all attention is 100")
 
     @property
     def idle(self) -> bool:
@@ -61,8 +56,7 @@ class HideSinksAbove(Observed):
         super().check_reach(longest)
         if self.unit == "queries" and longest <= self.excess:
             raise CallError(
-                f"excess {self.excess:g} in queries can never hold on this model, whose longest canvas has {longest} of them; "
-                "leave the rule out to hide nothing"
+                f"excess {self.excess:g} in queries can never hold on this model, whose longest canvas has {longest}"
             )
 
     def choose(self, context: RuleContext) -> Tensor | None:
@@ -111,7 +105,8 @@ class _ExcessCount(HideSinksAbove):
 def calibrate_excess(
     model: Model | nn.Module, run: Callable[[], Any], sinks_per_head: float, **options: Any
 ) -> HideSinksAbove:
-    """Return the rule whose ε lies below ``sinks_per_head`` keys on average, over steps, layers and heads of the rule, unhidden.
+    """Return the rule whose ε lies below ``sinks_per_head`` keys on average, over steps, layers and heads of the rule,
+    unhidden.
 
     What is recorded is counted: of guidance the half with the prompt, of a batch the rows that have not ended.
 
@@ -124,8 +119,6 @@ def calibrate_excess(
     Raises:
         CallError: nothing that could be observed, or so many keys that ε would have to be negative.
     """
-    if not 0 < sinks_per_head < math.inf:
-        raise CallError(f"sinks_per_head: expected a number above 0, found {sinks_per_head:g}")
     rule = HideSinksAbove(0.0, **options)
     count = _ExcessCount(**{**vars(rule), "found": {}})
     with count(model):
@@ -136,8 +129,10 @@ def calibrate_excess(
     place = int((above - sinks_per_head).abs().argmin())
     excess = LOWEST + place / BINS_PER_UNIT
     if not sinks_per_head > 0 or excess < 0:
+        zero = int(-LOWEST * BINS_PER_UNIT)
+        most = float(above[zero]) if len(above) > zero else 0.0
         raise CallError(
-            f"sinks_per_head: expected so few that their excess is positive, found {sinks_per_head:g}; "
-            f"{float(above[int(-LOWEST * BINS_PER_UNIT)]) if len(above) > -LOWEST * BINS_PER_UNIT else 0:.2f} keys per head have one"
+            f"sinks_per_head: expected above 0, and so few that their excess is above 0, found {sinks_per_head:g}; "
+            f"{most:.2f} keys per head have one"
         )
     return replace(rule, excess=excess)

@@ -1,4 +1,6 @@
-"""The canvas of one step as rules see it: tokens, padding, groups of keys, classes of tokens. Each is computed once per device."""
+"""The canvas of one step as rules see it: tokens, padding, groups of keys, classes of tokens. Each is computed once per
+device.
+"""
 
 from collections.abc import Callable, Collection, Hashable
 from typing import Any
@@ -6,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinkscope.argument_types import check_argument, in_words
 from sinkscope.attention import StepContext, upload
-from sinkscope.documents import describe
 from sinkscope.errors import CallError
 from sinkscope.models import Model
 from sinkscope.sinks.token_classes import token_class
@@ -22,7 +22,8 @@ class StepCanvas:
 
     Args:
         context: the step.
-        prompt_lengths: tokens of each prompt. A batch may have more rows than prompts (guidance); they repeat these lengths.
+        prompt_lengths: tokens of each prompt. A batch may have more rows than prompts (guidance); they repeat these
+            lengths.
     """
 
     def __init__(self, context: StepContext, prompt_lengths: tuple[int, ...]) -> None:
@@ -54,16 +55,19 @@ class StepCanvas:
         )
 
     def among(self, where: str | Collection[int], device: torch.device) -> Tensor:
-        """Return the positions of a group, or those with the given numbers (padding not counted), bool [batch, position].
+        """Return the positions of a group, or those with the given numbers (padding not counted): bool [batch,
+        position].
 
         Raises:
-            CallError: no such group, or no numbers from 0 upwards.
+            CallError: no such group.
         """
-        named = where if isinstance(where, str) else _positions(where)
+        named = where if isinstance(where, str) else tuple(where)
         return self.once((named, device), lambda: self._among(named, device))
 
     def readers(self, device: torch.device) -> Tensor | None:
-        """Return the queries from whose outputs a token may be committed, bool [batch, position]; None where none will be."""
+        """Return the queries from whose outputs a token may be committed, bool [batch, position]; None where none will
+        be.
+        """
         found = self.context.readers
         return None if found is None else self.once(("readers", device), lambda: upload(found, device))
 
@@ -72,9 +76,8 @@ class StepCanvas:
         rows, device = self.context.rows, values.device
         if rows == tuple(range(self.rows)):
             return values
-        return values[
-            self.once(("rows", device), lambda: upload(torch.tensor(rows, dtype=torch.long, device="cpu"), device))
-        ]
+        chosen = self.once(("rows", device), lambda: upload(torch.tensor(rows, dtype=torch.long, device="cpu"), device))
+        return values[chosen]
 
     def prompts(self, device: torch.device) -> Tensor:
         """Return the number of the prompt of each recorded row, int64 [row]."""
@@ -87,13 +90,11 @@ class StepCanvas:
         real = self.real(device)
         position = real.long().cumsum(-1) - 1
         if not isinstance(where, str):
-            if where and min(where) < 0:
-                raise CallError(f"where: expected positions from 0 upwards, found {min(where)}")
             wanted = torch.zeros(self.width, dtype=torch.bool, device="cpu")
-            wanted[[place for place in where if place < self.width]] = True
+            wanted[[place for place in where if 0 <= place < self.width]] = True
             return real & upload(wanted, device)[position.clamp(min=0)]
         if where not in GROUPS:
-            raise CallError(f"where: expected {' or '.join(GROUPS)}, or positions, found {describe(where)}")
+            raise CallError(f"where: expected {' or '.join(GROUPS)}, or positions, found {where!r}")
         if where in ("masked", "unmasked"):
             masked = upload(self.context.masked, device)
             return real & (masked if where == "masked" else ~masked)
@@ -106,14 +107,6 @@ class StepCanvas:
         return upload(torch.tensor(numbers, dtype=torch.long, device="cpu"), device)[:, None]
 
 
-def _positions(where: Collection[int]) -> tuple[int, ...]:
-    """Return numbers of positions; those of a rule's options, which every layer asks for, are quickly known to be such."""
-    if isinstance(where, tuple) and all(type(one) is int for one in where):
-        return where
-    check_argument("where", where, str | Collection[int])
-    return tuple(int(one) for one in where)
-
-
 class TokenClasses:
     """The classes of the tokens that have occurred so far: newline, digit, mask …
 
@@ -123,9 +116,8 @@ class TokenClasses:
 
     def __init__(self, model: Model | None) -> None:
         self._model = model
-        self._known: dict[
-            Any, tuple[Callable[[int], str], dict[int, int]]
-        ] = {}  # with the function, so that no other gets its id
+        # With the function, so that no other gets its id.
+        self._known: dict[Any, tuple[Callable[[int], str], dict[int, int]]] = {}
         self._names: dict[str, int] = {}
 
     def places(
@@ -139,15 +131,12 @@ class TokenClasses:
             classify: token id → name of its class; `class_in` when None.
 
         Raises:
-            CallError: no ``classify`` for a bare network, or one that is no function or does not return text.
+            CallError: no ``classify`` for a bare network.
         """
         if classify is None:
             if self._model is None:
-                raise CallError(
-                    "classify: expected a function from token id to class, as a bare network has no tokenizer"
-                )
+                raise CallError("classify: expected a function, as a bare network has no tokenizer, found None")
             classify = self._classify_by_tokenizer
-        check_classify(classify)
         name = classify if isinstance(classify, Hashable) else id(classify)
         numbers = canvas.once(("classes", name), lambda: self._numbered(canvas, name, classify))
         there = canvas.once(("classes", name, device), lambda: upload(numbers, device))
@@ -165,10 +154,7 @@ class TokenClasses:
         unique, places = canvas.context.tokens.cpu().unique(return_inverse=True)
         for token in unique.tolist():
             if token not in known:
-                kind = classify(token)
-                if not isinstance(kind, str):
-                    raise CallError(f"classify: expected text, the class of token {token}, found {in_words(kind)}")
-                known[token] = self._names.setdefault(kind, len(self._names))
+                known[token] = self._names.setdefault(classify(token), len(self._names))
         return torch.tensor([known[token] for token in unique.tolist()], device="cpu")[places]
 
     def _classify_by_tokenizer(self, token: int) -> str:
@@ -176,13 +162,9 @@ class TokenClasses:
         return class_in(self._model, token)
 
 
-def check_classify(classify: object) -> None:
-    """Raise CallError for anything but a function, or None."""
-    if classify is not None and not callable(classify):
-        raise CallError(f"classify: expected a function from token id to class, found {in_words(classify)}")
-
-
 def class_in(model: Model, token: int) -> str:
-    """Return the class of a token, one of `sinks.token_classes.CLASSES`, by the model's mask token, special tokens and texts."""
+    """Return the class of a token, one of `sinks.token_classes.CLASSES`, by the model's mask token, special tokens and
+    texts.
+    """
     special = token in model.tokenizer.all_special_ids or not 0 <= token < len(model.tokenizer)
     return token_class(None if special else model.tokenizer.decode([token]), token == model.card.mask_id, special)

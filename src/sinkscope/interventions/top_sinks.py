@@ -5,9 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 
 from torch import Tensor
 
-from sinkscope.argument_types import check_argument
 from sinkscope.errors import CallError
-from sinkscope.interventions.intervention import check_count
 from sinkscope.interventions.observed import Observed, Ranking
 from sinkscope.interventions.ranking import spread
 from sinkscope.interventions.rule_context import RuleContext
@@ -15,7 +13,8 @@ from sinkscope.interventions.rule_context import RuleContext
 
 @dataclass(frozen=True)
 class SinkRule(Observed, ABC):
-    """The base of the rule that hides the top k keys of every head, and of its controls, which hide as many others instead.
+    """The base of the rule that hides the top k keys of every head, and of its controls, which hide as many others
+    instead.
 
     Attributes:
         k: how many keys per head; 0 hides nothing.
@@ -27,11 +26,6 @@ class SinkRule(Observed, ABC):
     k: int
     _: KW_ONLY
     only_sinks: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("k", self.k)
-        check_argument("only_sinks", self.only_sinks, bool)
 
     @property
     def most(self) -> int | None:
@@ -50,9 +44,7 @@ class SinkRule(Observed, ABC):
         if ranking is None:
             return None
         if self.k >= context.shortest:
-            raise CallError(
-                f"k: expected fewer keys than the canvas holds, found {self.k} on a canvas of {context.shortest} tokens"
-            )
+            raise CallError(f"k: expected fewer keys than the canvas holds, found {self.k} of {context.shortest}")
         top = (ranking.ranks(self.k) < self.k) & ranking.candidates
         if self.only_sinks:
             top = top & ranking.sinks

@@ -1,7 +1,8 @@
 r"""Training canvases: several problems packed one after another, filled up with EOS.
 
 Batch number n is a pure function of (seed, n), so a resumed run sees exactly the batches of an uninterrupted one.
-A canvas reads ``<bos>Q: …\nA: …\n\nQ: …\nA: …<eos><eos>…``, as the few-shot prompt of an evaluation does with its answer.
+A canvas reads ``<bos>Q: …\nA: …\n\nQ: …\nA: …<eos><eos>…``, as the few-shot prompt of an evaluation does with its
+answer.
 """
 
 import random

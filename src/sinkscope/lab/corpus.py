@@ -1,7 +1,8 @@
 """Long texts as training data: tokenized once into flat files, from which windows of one length are drawn.
 
-A corpus is a folder: ``train.bin`` and ``held-out.bin`` (uint16 tokens, one document after another with EOS between them), a
-tokenizer, and ``corpus.json`` with the titles, sizes and checksums. `sinkscope train RECIPE --data FOLDER` reads it.
+A corpus is a folder: ``train.bin`` and ``held-out.bin`` (uint16 tokens, one document after another with EOS between
+them), a tokenizer, and ``corpus.json`` with the titles, sizes and checksums. `sinkscope train RECIPE --data FOLDER`
+reads it.
 """
 
 import hashlib
@@ -96,7 +97,8 @@ def make_corpus(
         progress: shows how far it has come.
 
     Raises:
-        CallError: the folder holds something, there is nothing to train on or to hold out, or a text holds a special token or is no text.
+        CallError: the folder holds something, there is nothing to train on or to hold out, or a text holds a special
+            token or is no text.
         TrainingError: the folder cannot be written.
     """
     given, texts = texts, []

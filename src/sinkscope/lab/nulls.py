@@ -1,11 +1,14 @@
 """Letters and nulls: a task whose truth about sinks is known, for small specimens of both kinds of model.
 
-A canvas begins with letters, drawn alike, and some nulls ``_`` among them. Behind this front stands the body. Some of its tokens are
+A canvas begins with letters, drawn alike, and some nulls ``_`` among them. Behind this front stands the body. Some of
+its tokens are
 answers: the letter that occurs most often so far. All others are letters drawn alike, which nobody can predict.
 
-The autoregressive form marks the token before each answer with a trigger ``?``. The diffusion form has its answers at fixed places.
+The autoregressive form marks the token before each answer with a trigger ``?``. The diffusion form has its answers at
+fixed places.
 
-A head that counts letters for the answers has nothing to do in all other queries. What it reads of letters there only spoils their
+A head that counts letters for the answers has nothing to do in all other queries. What it reads of letters there only
+spoils their
 prediction, so its attention is best parked where no letter is: on a null, any of them. Masks hold no letter either.
 """
 
@@ -88,8 +91,8 @@ def draw_nulls(task: NullTask, seed: int, update: int) -> Canvases:
 def draw_prompt(task: NullTask, number: int) -> dict[str, str]:
     """Return ``prompt`` and ``answer`` of canvas ``number`` of a stream that no training sees.
 
-    A prompt of the autoregressive form ends with the last trigger of the canvas, so that the next token is an answer; one of the
-    diffusion form is the front. The answer is the rest of the canvas.
+    A prompt of the autoregressive form ends with the last trigger of the canvas, so that the next token is an answer;
+    one of the diffusion form is the front. The answer is the rest of the canvas.
     """
     drawn = draw_nulls(replace(task, rows=SPARE), PROMPTS_STREAM, number).tokens.tolist()
     tokens, cut = drawn[0], task.front + task.nulls

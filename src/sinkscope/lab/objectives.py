@@ -18,10 +18,10 @@ def mask_canvases(
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Mask each answer of a canvas at its own rate p = (1 − 1e-3)·t + 1e-3 with t ~ U(0, 1) (paper 2, §4.1).
 
-    Each packed problem counts as a sequence of its own. The values of t in a batch are stratified: n values are drawn from n equal
-    strata, in random order. Each t is still uniform, and the sum of the 1/t weights varies less.
-    Questions stay visible, as in LLaDA's supervised fine-tuning. In a ``whole_canvas_share`` of the rows they do not: there every token
-    is masked at one rate, except the first one if ``first_stays``.
+    Each packed problem counts as a sequence of its own. The values of t in a batch are stratified: n values are drawn
+    from n equal strata, in random order. Each t is still uniform, and the sum of the 1/t weights varies less.
+    Questions stay visible, as in LLaDA's supervised fine-tuning. In a ``whole_canvas_share`` of the rows they do not:
+    there every token is masked at one rate, except the first one if ``first_stays``.
 
     Returns:
         noisy: int64 [row, position], with masks.
@@ -70,8 +70,9 @@ def masked_diffusion_loss(
 
     With ``flat`` it is the plain mean over masked tokens, which does not bound a likelihood but is much less noisy.
 
-    With ``shift`` a token is predicted from the position to its left, as in a causal model. This is how a causal model is adapted to
-    diffusion (Dream, and paper 2's Qwen2.5 set-up). The first token of a canvas is then never masked, whatever ``first_stays`` is.
+    With ``shift`` a token is predicted from the position to its left, as in a causal model. This is how a causal model
+    is adapted to diffusion (Dream, and paper 2's Qwen2.5 set-up). The first token of a canvas is then never masked,
+    whatever ``first_stays`` is.
     """
     noisy, weights, maskable = mask_canvases(
         canvases, mask_id, whole_canvas_share, generator, first_stays=first_stays or shift
@@ -92,8 +93,8 @@ def next_token_loss(
 ) -> torch.Tensor:
     """Return the cross-entropy of each token given those before it, over the whole canvas or its answers only: a scalar in nats.
 
-    After a complete answer the target is EOS, even where another problem follows on the canvas, because a model that is asked one
-    question should stop after its answer. Natural text has no answers; its ``eos_id`` is None.
+    After a complete answer the target is EOS, even where another problem follows on the canvas, because a model that is
+    asked one question should stop after its answer. Natural text has no answers; its ``eos_id`` is None.
     """
     targets = canvases.tokens[:, 1:].clone()
     if eos_id is not None:

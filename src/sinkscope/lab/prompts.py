@@ -1,8 +1,9 @@
 r"""Few-shot prompts for the lab's held-out problems: solved training problems (shots), then the question.
 
-A prompt reads as a training canvas does, ``Q: …\nA: …\n\nQ: …\nA:``. Its shots depend only on the task and the number of the
-problem. With the number of shots in `SHOTS`, prompts are long enough for conclusions about hiding keys. lab-arith has 5 shots: 196 to
-325 tokens, median 262, and 99.8 % of the 1,319 prompts have 200 to 320 (with 4 shots, 20 % are shorter than 200). lab-code has 7
+A prompt reads as a training canvas does, ``Q: …\nA: …\n\nQ: …\nA:``. Its shots depend only on the task and the number
+of the problem. With the number of shots in `SHOTS`, prompts are long enough for conclusions about hiding keys.
+lab-arith has 5 shots: 196 to 325 tokens, median 262, and 99.8 % of the 1,319 prompts have 200 to 320 (with 4 shots, 20
+% are shorter than 200). lab-code has 7
 shots: 247 to 306 tokens, median 275.
 """
 

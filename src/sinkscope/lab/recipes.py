@@ -35,10 +35,11 @@ class Recipe:
     Types are checked when one is made, bounds and choices before one is trained (`recipe_schema.RecipeFile`).
 
     Attributes:
-        objective: ``masked_diffusion`` trains a bidirectional network, ``next_token`` a causal one, ``shifted_diffusion`` a
-            bidirectional one whose logits predict the token to their right.
+        objective: ``masked_diffusion`` trains a bidirectional network, ``next_token`` a causal one,
+            ``shifted_diffusion`` a bidirectional one whose logits predict the token to their right.
         updates: optimiser steps.
-        learning_rate: the peak. It has a linear warm-up over ``warmup_share`` of the decay, then a cosine to ``final_share`` of the peak.
+        learning_rate: the peak. It has a linear warm-up over ``warmup_share`` of the decay, then a cosine to
+            ``final_share`` of the peak.
         decay_updates: updates until the end of the cosine, behind which the rate stays; all of them when None.
         whole_canvas_share: share of rows in which questions are masked too (masked diffusion only).
         compile: compiles the layers with `torch.compile`, which is faster and rounds differently.
@@ -48,7 +49,8 @@ class Recipe:
         text: whether it trains on natural text, a corpus folder that ``sinkscope train --data`` names.
         nulls: the task of letters and nulls that a specimen trains on; None for everything else.
         first_token: the first token of a canvas of natural text: BOS, or text.
-        weighting: of a masked token's loss: 1/p, where p is the share of its canvas that is masked, or the same for all.
+        weighting: of a masked token's loss: 1/p, where p is the share of its canvas that is masked, or the same for
+            all.
         snapshots: updates after which the weights are also written to ``snapshots/``.
     """
 

@@ -1,8 +1,8 @@
 """The files of a training run: its recipe, its log, its state after the last save, and snapshots of its weights.
 
-The state holds ``weight.NAME``, ``exp_avg.NAME``, ``exp_avg_sq.NAME`` and ``step.NAME`` for each parameter, and the number of the update.
-State and snapshots hold the checksum of their run's recipe too, by which those of another run are told.
-Every file is written under another name and renamed, so that a kill leaves the previous one intact.
+The state holds ``weight.NAME``, ``exp_avg.NAME``, ``exp_avg_sq.NAME`` and ``step.NAME`` for each parameter, and the
+number of the update. State and snapshots hold the checksum of their run's recipe too, by which those of another run are
+told. Every file is written under another name and renamed, so that a kill leaves the previous one intact.
 """
 
 import json

@@ -1,8 +1,8 @@
 """The user's own text as training canvases: reads it, trains a tokenizer on it, and packs it.
 
-A ``.jsonl`` file, plain or in gzip, has one document a line, ``{"text": …}`` or ``{"prompt": …, "answer": …}``; such a prompt is never
-masked. Any other file is plain text, whose documents are separated by blank lines, and no JSON. Every twentieth document is held out for
-validation. With fewer than twenty documents, validation uses the training text.
+A ``.jsonl`` file, plain or in gzip, has one document a line, ``{"text": …}`` or ``{"prompt": …, "answer": …}``; such a
+prompt is never masked. Any other file is plain text, whose documents are separated by blank lines, and no JSON. Every
+twentieth document is held out for validation. With fewer than twenty documents, validation uses the training text.
 """
 
 import contextlib
@@ -162,8 +162,8 @@ class TextCanvases:
         mix: lengths of the canvases.
 
     Raises:
-        TrainingError: the tokenizer has no BOS or no EOS, these or the mask stand in a text, a word is not in its vocabulary, or every
-            prompt fills a canvas.
+        TrainingError: the tokenizer has no BOS or no EOS, these or the mask stand in a text, a word is not in its
+            vocabulary, or every prompt fills a canvas.
     """
 
     def __init__(self, texts: Texts, tokenizer: Any, mix: CanvasMix) -> None:

@@ -1,7 +1,7 @@
 """The training loop: AdamW, linear warm-up and cosine decay, bf16 autocast, gradient clipping, exact resumption after a kill.
 
-Every random draw of update n comes from a generator seeded with (seed, n), so the state of a run is its weights, the optimiser's moments
-and n; `run_folder` keeps them.
+Every random draw of update n comes from a generator seeded with (seed, n), so the state of a run is its weights, the
+optimiser's moments and n; `run_folder` keeps them.
 """
 
 import json
@@ -67,7 +67,8 @@ def train(
 ) -> Any:
     """Train a recipe in the folder ``out``, from its last saved state, and return the network.
 
-    torch's default dtype and device, autocast and gradient mode around the call change nothing of it; its random state is left as it was.
+    torch's default dtype and device, autocast and gradient mode around the call change nothing of it; its random state
+    is left as it was.
 
     Args:
         texts: the user's own texts, whose fingerprint becomes part of the recipe; None trains on the lab's problems.

@@ -1,7 +1,7 @@
 """Word problems with worked answers: a seeded, endless stream and a fixed held-out set.
 
-Every problem has one to three operations on numbers up to 12, so that a model of a few million parameters can learn them on two
-CPU cores. The last line of a worked answer is ``#### result``, as in GSM8K.
+Every problem has one to three operations on numbers up to 12, so that a model of a few million parameters can learn
+them on two CPU cores. The last line of a worked answer is ``#### result``, as in GSM8K.
 
 Held-out problems are only new *texts*: their numbers, names and templates all occur in training, in other combinations.
 """

@@ -43,7 +43,9 @@ def conclude(
 
 
 def estimates(by_prompt: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Estimate]:
-    """Return the mean of every number over prompts, with its interval. The prompt is the unit: its canvases are averaged first."""
+    """Return the mean of every number over prompts, with its interval. The prompt is the unit: its canvases are
+    averaged first.
+    """
     names = sorted({name for prompt in by_prompt for row in prompt for name in row if isinstance(row[name], float)})
     if not names:
         return {}
@@ -73,8 +75,8 @@ def count_to_hide(measured: Mapping[str, Estimate], rules: Rules) -> tuple[int |
     """Return how many of a head's largest columns must be hidden before the predictions change.
 
     Returns:
-        The least number that was tried and is shown to change them (None where none is), and the least number that may: one more
-        than the largest that is shown, as are all tried below it, to change nothing.
+        The least number that was tried and is shown to change them (None where none is), and the least number that may:
+        one more than the largest that is shown, as are all tried below it, to change nothing.
     """
     at_least, unchanged = 1, True
     for many in (1, *MOST_HIDDEN):

@@ -26,8 +26,6 @@ from sinkscope.statistics.intervals import LEAST_PROMPTS
 
 LEAST = 2 * LEAST_PROMPTS
 """Prompts that a verdict needs: half of them choose, half of them judge."""
-MOST = 1 << 20
-"""Canvases of a prompt, and canvases in one forward call."""
 MEASURED = 3
 """Changes with what is measured of a prompt, so that a folder of an earlier version is not gone on with."""
 Measure = Callable[[list[Probe]], list[dict[str, Any]]]
@@ -48,12 +46,14 @@ def find_roles(
 ) -> Roles:
     """Return the role of every head that has a lasting sink.
 
-    Even prompts choose the heads, odd ones judge them. Each head's sink is the key with its largest column on that canvas,
-    which must be a sink by Eq. 3; it is taken from that head alone. At the end those that can be hidden are hidden together.
+    Even prompts choose the heads, odd ones judge them. Each head's sink is the key with its largest column on that
+    canvas, which must be a sink by Eq. 3; it is taken from that head alone. At the end those that can be hidden are
+    hidden together.
 
     Args:
         prompts: texts or token ids, at least ten.
-        out: a folder in which finished prompts are kept, and at the end the roles (`read_roles`); the same call goes on after a kill.
+        out: a folder in which finished prompts are kept, and at the end the roles (`read_roles`); the same call goes on
+            after a kill.
         rules: of the verdict; `Rules()` when None.
         canvases: of each prompt of a diffusion model.
         rows: canvases in one forward call, fewer where memory does not suffice.
@@ -62,31 +62,24 @@ def find_roles(
         settings: of the model's sampler.
 
     Raises:
-        CallError: fewer prompts than a verdict needs, one given twice, settings that do not fit, or a folder of another run.
+        CallError: fewer prompts than a verdict needs, one given twice, settings that do not fit, or a folder of another
+            run.
         EvaluationError: memory does not suffice for one canvas.
     """
     expect_model(model, unwatched=True)
     if len(prompts) < LEAST:
         raise CallError(
-            f"expected at least {LEAST} prompts, half to choose heads and half to judge them, found {len(prompts)}"
+            f"expected at least {LEAST} prompts, half to choose heads and half to judge, found {len(prompts)}"
         )
-    for name, value in (("canvases", canvases), ("rows", rows)):
-        if value < 1:
-            raise CallError(f"{name}: expected at least 1, found {value}")
-        if value > MOST:
-            raise CallError(f"{name}: expected at most {MOST:,}, found {value:,}")
     _check_rules(rules, model)
-    if control_seed < 0:
-        raise CallError(f"control_seed: expected a number from 0 upwards, found {control_seed}")
     resolved = resolve_settings(model.family, **settings)  # what does not fit is refused before anything is made
     rules = rules or Rules()
-    texts = [_plain(model, one) for one in prompts]
-    first: dict[str, int] = {}
+    texts = [one if isinstance(one, str) else str(model.encode(one)) for one in prompts]
     for number, text in enumerate(texts):
-        if (earlier := first.setdefault(text, number)) != number:
+        if (first := texts.index(text)) != number:
             raise CallError(
-                f"prompts: expected each prompt once, as some choose the heads that others judge, found prompt {earlier} again as "
-                f"prompt {number}; leave one of them out"
+                "prompts: expected each prompt once, as some choose the heads that others judge, found prompt "
+                f"{first} again as prompt {number}; leave one of them out"
             )
     identity = {
         "weight_hash": model.card.weight_hash,
@@ -100,7 +93,7 @@ def find_roles(
         "seed": control_seed,
         "settings": {name: repr(value) for name, value in asdict(resolved).items()},
     }
-    folder = None if out is None else Path(out).absolute()  # on_prompt may change the current folder
+    folder = None if out is None else Path(out)
     with open_store(folder, identity) as store:
         found = _Run(model, prompts, store, rules, canvases, rows, control_seed, on_prompt, resolved).find()
         if folder is not None:
@@ -109,17 +102,10 @@ def find_roles(
 
 
 def _check_rules(rules: Rules | None, model: Model) -> None:
-    """Raise an error for rules by which no head of a model could have a sink."""
-    if rules is not None and rules.excess >= model.card.max_positions:
-        most = model.card.max_positions
-        raise CallError(
-            f"rules.excess: expected a number below {most}, the longest canvas of {model.card.name}, found {rules.excess:g}"
-        )
-
-
-def _plain(model: Model, prompt: Any) -> str:
-    """Return a prompt as text that no other prompt has; that of a long tensor would leave out most of it."""
-    return prompt if isinstance(prompt, str) else str(model.encode(prompt))
+    """Raise CallError for rules by which no head of a model could have a sink."""
+    most = model.card.max_positions
+    if rules is not None and rules.excess >= most:
+        raise CallError(f"rules.excess: expected less than {most}, the longest canvas, found {rules.excess:g}")
 
 
 class _Run:
@@ -138,39 +124,25 @@ class _Run:
         settings: Settings,
     ) -> None:
         self.model, self.prompts, self.store, self.rules, self.seed = model, prompts, store, rules, seed
-        self.canvases, self.rows, self.on_prompt, self.settings = (
-            1 if model.family.causal else canvases,
-            rows,
-            on_prompt,
-            settings,
-        )
+        self.canvases, self.rows = 1 if model.family.causal else canvases, rows
+        self.on_prompt, self.settings = on_prompt, settings
         self.failed: dict[int, str] = {}
         self.probes: dict[int, list[Probe]] = {}
 
     def find(self) -> Roles:
-        from sinkscope.roles.prompt_schema import choose_fields, judge_fields
-
         model, rules, count, card = self.model, self.rules, len(self.prompts), self.model.card
-        chooses = choose_fields(self.canvases, card.layers, card.heads)
         chosen = self._each(
-            range(0, count, 2),
-            "choose",
-            (),
-            lambda _: chooses,
-            lambda probes: [sinks_by_head(model, probe, rules) for probe in probes],
+            range(0, count, 2), "choose", (), lambda probes: [sinks_by_head(model, probe, rules) for probe in probes]
         )
         heads, layers, per_layer = _lasting([canvas for prompt in chosen.values() for canvas in prompt], rules)
-        judged = self._each(
-            range(1, count, 2),
-            "judge",
-            heads,
-            lambda number: judge_fields(self.canvases, number, heads, card.vocabulary),
-            lambda probes: [
-                row for probe in probes for row in measure_heads(model, probe, heads, rules, self.rows, self.seed)
-            ],
-        )
+
+        def judge(probes: list[Probe]) -> list[dict[str, Any]]:
+            rows = [measure_heads(model, probe, heads, rules, self.rows, self.seed) for probe in probes]
+            return [row for one in rows for row in one]
+
+        judged = self._each(range(1, count, 2), "judge", heads, judge)
         found = tuple(conclude(model, head, [*judged.values()], rules) for head in heads)
-        together = self._together([(one.layer, one.head) for one in found if one.removable], heads, judged)
+        together = self._together([(one.layer, one.head) for one in found if one.removable], judged)
         settings = {**asdict(self.settings), "canvases": self.canvases}
         lengths = [
             len(model.encode(prompt)) + self.settings.length
@@ -186,12 +158,12 @@ class _Run:
         )
 
     def _each(
-        self, numbers: Sequence[int], kind: str, heads: Heads, schema: Callable[[int], type[Any]], measure: Measure
+        self, numbers: Sequence[int], kind: str, heads: Heads, measure: Measure
     ) -> dict[int, list[dict[str, Any]]]:
         """Return the rows of every prompt that could be measured, of which there must be enough."""
         found = {}
         for number in numbers:
-            rows = self._measured(number, kind, heads, schema(number), measure)
+            rows = self._measured(number, kind, heads, measure)
             if self.on_prompt is not None:
                 self.on_prompt(number)
             if rows is not None:
@@ -199,15 +171,13 @@ class _Run:
         if len(found) < LEAST_PROMPTS:
             number, why = next(iter((number, self.failed[number]) for number in numbers if number in self.failed))
             raise CallError(
-                f"expected at least {LEAST_PROMPTS} prompts that {kind} heads, found {len(found)} that could be measured, of "
-                f"{len(numbers)}; prompt {number} failed with: {why}"
+                f"expected at least {LEAST_PROMPTS} prompts that {kind} heads, found {len(found)} that could be "
+                f"measured, of {len(numbers)}; prompt {number} failed with: {why}"
             )
         return found
 
-    def _measured(
-        self, number: int, kind: str, heads: Heads, schema: type[Any], measure: Measure
-    ) -> list[dict[str, Any]] | None:
-        rows = self.store.read(kind, number, heads, schema)
+    def _measured(self, number: int, kind: str, heads: Heads, measure: Measure) -> list[dict[str, Any]] | None:
+        rows = self.store.read(kind, number, heads)
         if rows is not None:
             return rows
         try:
@@ -215,8 +185,8 @@ class _Run:
         except (SinkscopeError, RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 raise EvaluationError(
-                    f"prompt {number}: out of memory on {self.model.device} with a single canvas; shorter prompts, a smaller --length or "
-                    f"--dtype bfloat16 take less. The prompts before it are kept where a folder was given ({error})"
+                    f"prompt {number}: out of memory on {self.model.device} with a single canvas; shorter prompts, a "
+                    f"smaller --length or --dtype bfloat16 take less ({error})"
                 ) from error
             self.failed[number] = str(error)  # one prompt's failure must not lose the others
             return None
@@ -230,26 +200,18 @@ class _Run:
             )
         return self.probes[number]
 
-    def _together(self, heads: Heads, judged_heads: Heads, judged: Mapping[int, Sequence[Any]]) -> Together | None:
-        """Return what hiding the sinks of several heads at once costs, on the prompts that judged; None for fewer than two heads."""
+    def _together(self, heads: Heads, judged: Mapping[int, Sequence[Any]]) -> Together | None:
+        """Return the cost of hiding the sinks of several heads at once on the prompts that judged; None for fewer than
+        two.
+        """
         if len(heads) < 2:
             return None
-        from sinkscope.roles.prompt_schema import together_fields
 
-        found = []
-        for number, judging in judged.items():
-            rows = self._measured(
-                number,
-                "together",
-                heads,
-                together_fields(len(judging) // len(judged_heads)),
-                lambda probes: [
-                    measure_together(self.model, probe, heads, self.rules, self.rows, self.seed) for probe in probes
-                ],
-            )
-            if rows is not None:
-                found.append(rows)
-        return Together(tuple(heads), estimates(found))
+        def measure(probes: list[Probe]) -> list[dict[str, Any]]:
+            return [measure_together(self.model, probe, heads, self.rules, self.rows, self.seed) for probe in probes]
+
+        rows = [self._measured(number, "together", heads, measure) for number in judged]
+        return Together(tuple(heads), estimates([one for one in rows if one is not None]))
 
 
 @own_defaults()
@@ -261,13 +223,11 @@ def find_roles_on(
     Probes of even prompts choose the heads, those of odd ones judge them; the rest is as in `find_roles`.
 
     Raises:
-        CallError: probes of fewer prompts of either kind than a verdict needs, or canvases that the network cannot read.
+        CallError: probes of fewer prompts of either kind than a verdict needs, or canvases that the network cannot
+            read.
     """
     expect_model(model, unwatched=True)
     _check_rules(rules, model)
-    for name, value, least in (("rows", rows, 1), ("control_seed", control_seed, 0)):
-        if value < least:
-            raise CallError(f"{name}: expected a whole number from {least} upwards, found {value}")
     for number, probe in enumerate(probes):
         check_probe(model, probe, f"probe {number}")
     rules = rules or Rules()
@@ -295,8 +255,8 @@ def check_halves(probes: Sequence[Probe]) -> None:
     odd = sum(number % 2 for number in numbers)
     if min(odd, len(numbers) - odd) < LEAST_PROMPTS:
         raise CallError(
-            f"expected canvases of at least {LEAST} prompts, {LEAST_PROMPTS} of even numbers to choose heads and {LEAST_PROMPTS} of odd "
-            f"ones to judge them, found {len(numbers) - odd} and {odd}"
+            f"expected canvases of at least {LEAST} prompts, {LEAST_PROMPTS} of even numbers to choose heads and "
+            f"{LEAST_PROMPTS} of odd ones to judge them, found {len(numbers) - odd} and {odd}"
         )
 
 
@@ -318,29 +278,18 @@ def cost_of_roles(
     """Return how many forward calls `find_roles` makes at most, where every head has a lasting sink.
 
     Returns:
-        ``generation``: calls that write the answers. ``rows``: canvases from which a sink is taken; they share calls. ``forwards``:
-        all calls. ``passes``: all canvases that are read, beside the writing.
+        ``generation``: calls that write the answers. ``rows``: canvases from which a sink is taken; they share calls.
+        ``forwards``: all calls. ``passes``: all canvases that are read, beside the writing.
 
     Raises:
         CallError: a number below 1, or settings that do not fit.
     """
     steps = step_count(resolve_settings(family, **settings))
-    numbers = {
-        "layers": layers,
-        "heads_in_layer": heads_in_layer,
-        "prompts": prompts,
-        "canvases": canvases,
-        "rows": rows,
-    }
-    if low := [name for name, number in numbers.items() if number < 1]:
-        raise CallError(f"{low[0]}: expected a whole number from 1 upwards, found {numbers[low[0]]}")
     canvases = 1 if family.causal else canvases
     heads, judged = layers * heads_in_layer, prompts // 2
     kinds = heads * (REMOVALS + len(MOST_HIDDEN))
-    removed, looked = (
-        judged * canvases * kinds,
-        (prompts + judged) * canvases,
-    )  # the sinks taken together are looked at again
+    # The sinks taken together are looked at again.
+    removed, looked = judged * canvases * kinds, (prompts + judged) * canvases
     batches = judged * canvases * (math.ceil(kinds / rows) + 1)
     removed += 2 * judged * canvases
     return {

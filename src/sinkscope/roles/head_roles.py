@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sinkscope.checksums import CHECKSUM, compare_checksum, with_checksum
+from sinkscope.checksums import compare_checksum, with_checksum
 from sinkscope.counts import counted
-from sinkscope.documents import check_fields, exists, read_json_object
+from sinkscope.documents import read_json_object
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.locks import made_folder
 from sinkscope.notebook_card import MOST_ROWS, card
@@ -27,20 +27,19 @@ class HeadRole:
     Attributes:
         role: the verdict; reason: which rule decided, in words.
         lasting: share of the judged canvases in which the head has a sink by Eq. 3.
-        place: mean position of the sink over the length of the canvas; token: the token that it is most often, by its text.
-        measured: {name: estimate over the judged prompts}. ``share``: its column over all attention. ``committed_share``: of
-            the queries whose token is committed. ``norm_ratio``: its output norm over the median. ``evenness``: see `Sight`.
-            ``kl.RULE`` and ``kept.RULE``: what happens without it (`removals`). ``to_substitutes``, ``to_text``,
-            ``to_itself``, ``to_sink_token`` (the network's own): where its attention goes, in shares that add up to 1.
-        substitutes: how many of the largest columns must be hidden before the predictions change, of 1, 2, 3, 4, 6 and 8: the
-            least that are shown to change them; None where none are.
-        substitutes_at_least: the least number that may change them: one more than are shown to change nothing. It is 9 where
-            eight are shown to change nothing; with None and a smaller number the intervals leave it open.
-        removable: whether hiding the sink, its attention going elsewhere, leaves the predictions as they are; None where the
-            interval holds both.
-
-    Raises:
-        CallError: a role that there is not, a head below 0, a share outside 0 to 1, or fewer substitutes than the least number.
+        place: mean position of the sink over the length of the canvas; token: the token that it is most often, by its
+            text.
+        measured: {name: estimate over the judged prompts}. ``share``: its column over all attention.
+            ``committed_share``: of the queries whose token is committed. ``norm_ratio``: its output norm over the
+            median. ``evenness``: see `Sight`. ``kl.RULE`` and ``kept.RULE``: what happens without it (`removals`).
+            ``to_substitutes``, ``to_text``, ``to_itself``, ``to_sink_token`` (the network's own): where its attention
+            goes, in shares that add up to 1.
+        substitutes: how many of the largest columns must be hidden before the predictions change, of 1, 2, 3, 4, 6 and
+            8: the least that are shown to change them; None where none are.
+        substitutes_at_least: the least number that may change them: one more than are shown to change nothing. It is 9
+            where eight are shown to change nothing; with None and a smaller number the intervals leave it open.
+        removable: whether hiding the sink, its attention going elsewhere, leaves the predictions as they are; None
+            where the interval holds both.
     """
 
     layer: int
@@ -55,25 +54,11 @@ class HeadRole:
     substitutes_at_least: int
     removable: bool | None
 
-    def __post_init__(self) -> None:
-        for name, value in (
-            ("layer", self.layer),
-            ("head", self.head),
-            ("substitutes_at_least", self.substitutes_at_least),
-        ):
-            if value < 0:
-                raise CallError(f"{name}: expected a whole number from 0 upwards, found {value}")
-        for name, share in (("lasting", self.lasting), ("place", self.place)):
-            if share is not None and not 0 <= share <= 1:
-                raise CallError(f"{name}: expected a share from 0 to 1, found {share}")
-        if self.substitutes is not None and self.substitutes < self.substitutes_at_least:
-            raise CallError(
-                f"substitutes: expected at least substitutes_at_least, {self.substitutes_at_least}, found {self.substitutes}"
-            )
-
     @property
     def to_hide(self) -> str:
-        """How many keys must be hidden, as tables show it: ``2``, ``2–3``, ``> 8``, or ``≥ 3`` and ``?`` where it is open."""
+        """How many keys must be hidden, as tables show it: ``2``, ``2–3``, ``> 8``, or ``≥ 3`` and ``?`` where it is
+        open.
+        """
         least, most = self.substitutes_at_least, self.substitutes
         if most is None:
             return "?" if least == 1 else f"> {least - 1}" if least > MOST_TRIED else f"≥ {least}"
@@ -108,12 +93,9 @@ class Roles:
         settings: of the sampler, and ``canvases``, on which each prompt was asked; empty where they are not known.
         together: what hiding all removable sinks at once costs; None where fewer than two are, or it was not measured.
         source: where the prompts came from, ``task`` with ``shots`` or ``file``; empty where it is not known.
-        canvas_tokens: tokens of the shortest and of the longest canvas, room for the whole answer included; None where not known.
+        canvas_tokens: tokens of the shortest and of the longest canvas, room for the whole answer included; None where
+            not known.
         config_hash: of the model, see `models.ModelCard`; empty where it is not known.
-
-    Raises:
-        CallError: a head twice or one that the model does not have, more prompts that judged than there were, or canvases whose shortest
-            is longer than the longest.
     """
 
     model: str
@@ -131,33 +113,13 @@ class Roles:
     canvas_tokens: tuple[int, int] | None = None
     config_hash: str = ""
 
-    def __post_init__(self) -> None:
-        for places in (
-            [(one.layer, one.head) for one in self.heads],
-            [] if self.together is None else self.together.heads,
-        ):
-            seen: set[tuple[int, int]] = set()
-            for layer, head in places:
-                if not (0 <= layer < self.layers and 0 <= head < self.heads_in_layer) or (layer, head) in seen:
-                    expected = f"each of {self.layers} layers × {self.heads_in_layer} heads at most once"
-                    raise CallError(f"heads: expected {expected}, found {layer}.{head}; measure them again")
-                seen.add((layer, head))
-        if not 0 <= self.judged <= self.prompts:
-            raise CallError(
-                f"judged: expected at most the {self.prompts} prompts, found {self.judged}; measure them again"
-            )
-        lengths = self.canvas_tokens
-        if lengths is not None and not 1 <= lengths[0] <= lengths[1]:
-            raise CallError(
-                f"canvas_tokens: expected the shortest, then the longest, found {list(lengths)}; measure them again"
-            )
-
     def of_head(self, layer: int, head: int) -> HeadRole | None:
         """Return what is known of a head; None where it has no lasting sink."""
         return next((one for one in self.heads if (one.layer, one.head) == (layer, head)), None)
 
     def doubt(self, manifests: Sequence[Mapping[str, Any]]) -> str | None:
-        """Return a sentence if canvases of this model's traces are shorter or longer than those of the roles; None if not, or not known.
+        """Return a sentence if canvases of this model's traces are shorter or longer than those of the roles; else
+        None.
 
         Args:
             manifests: of the traces; those of other weights do not count.
@@ -171,8 +133,8 @@ class Roles:
         if not (others := [length for length in found if not least <= length <= most]):
             return None
         return (
-            f"the roles were found on canvases of {_range({least, most})} tokens{self.from_where}; {len(others)} of {len(mine)} traces "
-            f"have {_range({min(others), max(others)})}, where a sink may do something else"
+            f"the roles were found on canvases of {_range({least, most})} tokens{self.from_where}; {len(others)} of "
+            f"{len(mine)} traces have {_range({min(others), max(others)})}, where a sink may do something else"
         )
 
     def are_of(self, model: Mapping[str, Any]) -> bool:
@@ -188,7 +150,9 @@ class Roles:
         return f" ({self.source['task']}, {self.source.get('shots', 0)} shots)" if "task" in self.source else ""
 
     def by_head(self) -> list[dict[str, Any]]:
-        """Return layer, head, role, whether it is removable and how many keys must be hidden, of every head, as plain values."""
+        """Return layer, head, role, whether it is removable and how many keys must be hidden, of every head, as plain
+        values.
+        """
         names = ("layer", "head", "role", "removable", "substitutes", "substitutes_at_least")
         return [{name: getattr(one, name) for name in names} for one in self.heads]
 
@@ -200,17 +164,8 @@ class Roles:
             known = {name: found.mean for name, found in one.measured.items() if found.mean is not None}
             share = f"{known['share']:.1%}" if "share" in known else None
             adds = f"{known['kl.sink.zero']:.4f}" if "kl.sink.zero" in known else None
-            rows.append(
-                (
-                    one.layer,
-                    one.head,
-                    one.role,
-                    repr(one.token),
-                    share,
-                    adds,
-                    {True: "yes", False: "no", None: "?"}[one.removable],
-                )
-            )
+            can_go = {True: "yes", False: "no", None: "?"}[one.removable]
+            rows.append((one.layer, one.head, one.role, repr(one.token), share, adds, can_go))
         facts = {
             "heads with a lasting sink": f"{len(self.heads)} of {self.layers * self.heads_in_layer}",
             "roles": ", ".join(f"{self.count(role)} {role}" for role in ROLES),
@@ -269,30 +224,15 @@ class Roles:
         Raises:
             CallError: they are not such values.
         """
-        from sinkscope.roles.role_schema import RolesFile
+        from pydantic import TypeAdapter, ValidationError
 
-        check_fields(values, RolesFile, "roles", CallError, "expected what `sinkscope roles` writes")
-        plain: dict[str, Any] = {name: value for name, value in values.items() if name != CHECKSUM}
-        heads = tuple(_head(one) for one in plain["heads"])
-        failed = {int(number): why for number, why in plain["failed"].items()}
-        together = plain.get("together")
-        if together is not None:
-            together = Together(
-                tuple((layer, head) for layer, head in together["heads"]), _estimates(together["measured"])
-            )
-        lengths = plain.get("canvas_tokens")
-        rules = Rules(**{"faint": 0.0, **plain["rules"]})  # files that do not name it are older than that rule
-        canvas_tokens = None if lengths is None else tuple(lengths)
-        read = {"rules": rules, "heads": heads, "failed": failed, "together": together, "canvas_tokens": canvas_tokens}
-        return cls(**{**plain, **read})
-
-
-def _head(values: Mapping[str, Any]) -> HeadRole:
-    return HeadRole(**{**values, "measured": _estimates(values["measured"])})
-
-
-def _estimates(values: Mapping[str, Any]) -> dict[str, Estimate]:
-    return {name: Estimate(**one) for name, one in values.items()}
+        # Files without ``rules.faint`` are older than that rule.
+        given = {**values, "rules": {"faint": 0.0, **values.get("rules", {})}}
+        try:
+            return TypeAdapter(cls).validate_python(given)
+        except ValidationError as error:
+            where = ".".join(map(str, error.errors()[0]["loc"]))
+            raise CallError(f"{where}: expected what `sinkscope roles` writes, found another value") from error
 
 
 def _as_dict(together: Together) -> dict[str, Any]:
@@ -310,17 +250,11 @@ def read_roles(path: str | Path) -> Roles:
         CallError: there is no such file, or it holds something else.
     """
     file = Path(path) / FILE if Path(path).is_dir() else Path(path)
-    if not exists(file):
-        raise CallError(
-            f"{file}: no roles there (No such file or directory); `sinkscope roles MODEL --out FOLDER` finds them"
-        )
+    if not file.exists():
+        raise CallError(f"{file}: no roles there; `sinkscope roles MODEL --out FOLDER` finds them")
     values = read_json_object(file, CallError, "expected what `sinkscope roles` writes")
-    try:
-        roles = Roles.from_dict(values)
-    except CallError as error:
-        raise CallError(f"{file}: {error}") from error
     compare_checksum(values, file, CallError)
-    return roles
+    return Roles.from_dict(values)
 
 
 def _range(ends: set[int]) -> str:
@@ -328,19 +262,16 @@ def _range(ends: set[int]) -> str:
 
 
 def roles_for(weight_hash: str | None, given: Roles | None, config_hash: str | None = None) -> Roles | None:
-    """Return the roles given, if they are of the model with these weights and this config.json; None where none are given.
+    """Return the roles given, if they are of the model with these weights and this config.json; None where none are
+    given.
 
     Raises:
         CallError: the roles given are of another model.
     """
-    if given is not None and weight_hash != given.weight_hash:
-        raise CallError(
-            f"the roles are of {given.model} with weights {given.weight_hash[:12]}…, the trace is of weights {str(weight_hash)[:12]}…; "
-            "find the roles of this model with `sinkscope roles`"
-        )
     if given is not None and not given.are_of({"weight_hash": weight_hash, "config_hash": config_hash}):
         raise CallError(
-            f"the roles are of {given.model} with the config.json {given.config_hash[:12]}…, the trace is of the same weights under "
+            f"the roles are of {given.model} with weights {given.weight_hash[:12]}… and the config.json "
+            f"{given.config_hash[:12]}…, the trace is of weights {str(weight_hash)[:12]}… and the config.json "
             f"{str(config_hash)[:12]}…; find the roles of this model with `sinkscope roles`"
         )
     return given

@@ -77,7 +77,9 @@ def described_head(
 def measure_together(
     model: Model, probe: Probe, heads: Sequence[tuple[int, int]], rules: Rules, rows: int, seed: int
 ) -> dict[str, float]:
-    """Return what becomes of the predictions on one canvas when the sinks of several heads are hidden at once; `removals_of` as in one."""
+    """Return what becomes of the predictions on one canvas when the sinks of several heads are hidden at once;
+    `removals_of` as in one.
+    """
     sight = look(model, probe)
     sinks = sinks_of(sight, rules.excess)
     by_name: dict[str, list[Removal]] = {"sink": [], "rowmass": []}

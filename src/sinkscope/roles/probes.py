@@ -29,13 +29,11 @@ class Probe:
         prompt: number of the prompt it comes from.
         step: of the generation; the last one for an autoregressive model.
         tokens: the canvas.
-        readers: the queries from which the compared predictions are read: those of masked tokens, one place to the left for
-            a family with a logit shift; for an autoregressive model those that predict its answer.
+        readers: the queries from which the compared predictions are read: those of masked tokens, one place to the left
+            for a family with a logit shift; for an autoregressive model those that predict its answer.
         committed: those readers whose prediction is committed in this step; all of them for an autoregressive model.
-        block: tokens of the blocks in which block diffusion wrote it; None for those of the checkpoint, and for other models.
-
-    Raises:
-        CallError: no reader, a position that is committed and no reader, or a block without tokens.
+        block: tokens of the blocks in which block diffusion wrote it; None for those of the checkpoint, and for other
+            models.
     """
 
     prompt: int
@@ -45,38 +43,15 @@ class Probe:
     committed: Bool[np.ndarray, " position"]
     block: int | None = None
 
-    def __post_init__(self) -> None:
-        if not self.readers.any() or (self.committed & ~self.readers).any():
-            raise CallError(
-                f"expected at least one reader, and committed ones among them, found {int(self.readers.sum())} readers and "
-                f"{int((self.committed & ~self.readers).sum())} committed that are none"
-            )
-        if self.block is not None and self.block < 1:
-            raise CallError(f"block: expected None or at least 1 token, found {self.block}")
-
 
 def check_probe(model: Model, probe: Probe, where: str) -> None:
-    """Raise an error for a probe that a network cannot read; ``where`` names it.
-
-    Raises:
-        CallError: see `check_tokens`; or it was written in blocks, and the network knows none.
+    """Raise CallError for a probe that is too long for a network, or in blocks that it does not know; ``where`` names
+    it.
     """
-    check_tokens(model, probe.tokens, where)
+    if len(probe.tokens) > model.card.max_positions:
+        raise CallError(f"{where}: {model.limit}, found one of {len(probe.tokens)}")
     if probe.block is not None and block_length(model.network) is None:
         raise CallError(f"{where}: expected block=None, as {model.card.name} sees no blocks, found {probe.block}")
-
-
-def check_tokens(model: Model, tokens: Int[np.ndarray, " position"], where: str) -> None:
-    """Raise an error for a canvas that a network cannot read; ``where`` names it.
-
-    Raises:
-        CallError: it has a token that the network does not have, or is too long for it.
-    """
-    if tokens.min() < 0 or tokens.max() >= model.card.vocabulary:
-        beyond = next(int(token) for token in tokens if not 0 <= token < model.card.vocabulary)
-        raise CallError(f"{where}: expected token ids from 0 to {model.card.vocabulary - 1}, found {beyond}")
-    if len(tokens) > model.card.max_positions:
-        raise CallError(f"{where}: {model.limit}, found one of {len(tokens)}")
 
 
 def make_probes(
@@ -95,22 +70,21 @@ def make_probes(
     """
     found = []
     for number, prompt in enumerate(prompts, first):
-        found += (
-            _causal_probe(model, prompt, number, settings)
-            if model.family.causal
-            else _probes(model, prompt, number, canvases, settings)
-        )
+        if model.family.causal:
+            found.append(_causal_probe(model, prompt, number, settings))
+        else:
+            found += _probes(model, prompt, number, canvases, settings)
     return found
 
 
-def _causal_probe(model: Model, prompt: Any, number: int, settings: dict[str, Any]) -> list[Probe]:
+def _causal_probe(model: Model, prompt: Any, number: int, settings: dict[str, Any]) -> Probe:
     written = generate(model, prompt, **settings)
     tokens = written.tokens.numpy()
     readers = np.zeros(len(tokens), bool)
     readers[written.prompt_length - 1 : -1] = True
     if not readers.any():
         raise CallError(f"prompt {number}: {model.card.name} wrote nothing; there is no prediction to compare")
-    return [Probe(number, written.steps - 1, tokens, readers, readers)]
+    return Probe(number, written.steps - 1, tokens, readers, readers)
 
 
 def _probes(model: Model, prompt: Any, number: int, canvases: int, settings: dict[str, Any]) -> list[Probe]:
@@ -126,22 +100,14 @@ def _probes(model: Model, prompt: Any, number: int, canvases: int, settings: dic
     steps = [(tokens, written) for tokens, written in steps if written.any()]
     wanted = np.unique(np.linspace(0, len(steps) - 1, canvases + 2).round().astype(int)[1:-1])
     shift = int(model.family.shift)
-    block = (
-        None
-        if block_length(model.network) is None
-        else getattr(resolve_settings(model.family, **settings), "block", None)
-    )
-    return [
-        Probe(
-            number,
-            int(step),
-            steps[step][0],
-            _to_the_left(steps[step][0] == mask, shift),
-            _to_the_left(steps[step][1], shift),
-            block,
-        )
-        for step in wanted
-    ]
+    in_blocks = block_length(model.network) is not None
+    block = getattr(resolve_settings(model.family, **settings), "block", None) if in_blocks else None
+    found = []
+    for step in wanted:
+        tokens, committed = steps[step]
+        readers = _to_the_left(tokens == mask, shift)
+        found.append(Probe(number, int(step), tokens, readers, _to_the_left(committed, shift), block))
+    return found
 
 
 def as_written(model: Model, probe: Probe) -> AbstractContextManager[None]:
@@ -159,6 +125,8 @@ def _to_the_left(places: np.ndarray, shift: int) -> np.ndarray:
 
 
 def predictions(model: Model, tokens: torch.Tensor, readers: torch.Tensor) -> torch.Tensor:
-    """Return log-probabilities float32 [row, reader, vocabulary] of canvases [row, position], all read at the same places."""
+    """Return log-probabilities float32 [row, reader, vocabulary] of canvases [row, position], all read at the same
+    places.
+    """
     states = model.network.model(input_ids=tokens, use_cache=False).last_hidden_state
     return model.network.lm_head(states[:, readers.to(states.device)]).float().log_softmax(-1)

@@ -1,4 +1,6 @@
-"""Chooses keys to hide in single heads and measures how predictions change. Many removals share a forward call, one to a row."""
+"""Chooses keys to hide in single heads and measures how predictions change. Many removals share a forward call, one to
+a row.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,10 +44,10 @@ class Removal:
 def removals_of(sight: Sight, sinks: Bool[np.ndarray, " key"], layer: int, head: int, seed: int) -> list[Removal]:
     """Return what is taken from one head on one canvas.
 
-    ``sink``: the key with the largest column. ``sink.zero``: what it adds, its attention lost. ``rowmass``: keys drawn at
-    random that are no sinks, until they hold as much of the readers' attention, or all of them where they hold less; another
-    sink would be no control, as it may be a substitute. ``rowmass.zero`` likewise. ``random``: one key drawn at random.
-    ``top.K``: the K largest columns.
+    ``sink``: the key with the largest column. ``sink.zero``: what it adds, its attention lost. ``rowmass``: keys drawn
+    at random that are no sinks, until they hold as much of the readers' attention, or all of them where they hold less;
+    another sink would be no control, as it may be a substitute. ``rowmass.zero`` likewise. ``random``: one key drawn at
+    random. ``top.K``: the K largest columns.
 
     Args:
         sinks: of this head by Eq. 3.
@@ -103,7 +105,8 @@ def divergences(
     removals: Sequence[Removal | Sequence[Removal]],
     rows: int = 32,
 ) -> tuple[Float[np.ndarray, " removal"], Float[np.ndarray, " removal"]]:
-    """Return for each removal the mean KL divergence of the predictions, in nats, and the share whose first choice stays.
+    """Return for each removal the mean KL divergence of the predictions, in nats, and the share whose first choice
+    stays.
 
     Args:
         said: the log-probabilities without any removal.

@@ -1,4 +1,6 @@
-"""What a head does on one canvas with nothing hidden: its sinks, what they take, what they add, and where attention would go."""
+"""What a head does on one canvas with nothing hidden: its sinks, what they take, what they add, and where attention
+would go.
+"""
 
 from dataclasses import dataclass
 
@@ -7,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sinkscope.attention import Columns, LayerCall, OutputProjections, Watcher, output_projection, subscribed
+from sinkscope.attention import Columns, LayerCall, OutputProjections, Watcher, subscribed
 from sinkscope.errors import AttentionError
 from sinkscope.models import Model
 from sinkscope.roles.probes import Probe, as_written, predictions
@@ -65,10 +67,7 @@ class _Watch(Watcher):
         found = self._rows(call, getattr(module, "scaling", None) or call.query.shape[-1] ** -0.5, top)
         norms = self.projections.norms(call)
         if norms is None:
-            output_projection(module, heads)  # which says why
-            raise AttentionError(
-                f"expected an output projection of the values of {call.name}, found one of another size"
-            )
+            raise AttentionError(f"expected an output projection of the values of {call.name}, found none that fits")
         values = call.value[0].float().norm(dim=-1).repeat_interleave(heads // call.value.shape[1], dim=0)
         self.layers.append({"columns": sums, "output_norms": norms[0], "value_norms": values, **found})
 
@@ -86,20 +85,15 @@ class _Watch(Watcher):
         for block in torch.arange(len(places), device=device).split(BLOCK):
             own = places[block]
             scores = query[:, own] @ key.mT * scale
-            front = (
-                scores.new_zeros(heads, len(own), 0)
-                if call.own is None
-                else _own_scores(call, query[:, own], scale, shared)
-            )
-            if (
-                size := 1 if self.causal else getattr(self.model.network.model, "block_length", None)
-            ):  # a query sees no later block
-                scores = scores.masked_fill(
-                    own[:, None] // size < torch.arange(key.shape[1], device=device) // size, -torch.inf
-                )
-            to_front, weights = torch.softmax(torch.cat([front, scores], dim=-1), dim=-1).tensor_split(
-                [front.shape[-1]], dim=-1
-            )
+            front = scores.new_zeros(heads, len(own), 0)
+            if call.own is not None:
+                front = _own_scores(call, query[:, own], scale, shared)
+            size = 1 if self.causal else getattr(self.model.network.model, "block_length", None)
+            if size:  # a query sees no later block
+                later = own[:, None] // size < torch.arange(key.shape[1], device=device) // size
+                scores = scores.masked_fill(later, -torch.inf)
+            weights = torch.softmax(torch.cat([front, scores], dim=-1), dim=-1)
+            to_front, weights = weights.tensor_split([front.shape[-1]], dim=-1)
             taken = weights.gather(-1, top[:, None, None].expand(-1, len(own), 1))[..., 0]
             total += weights.sum(1)
             of_committed += weights[:, committed[block]].sum(1)

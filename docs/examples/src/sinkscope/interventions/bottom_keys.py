@@ -6,7 +6,6 @@ from typing import Literal
 import torch
 
 from sinkscope.interventions import Intervention, RuleContext
-from sinkscope.interventions.intervention import check_choice, check_count
 
 
 @dataclass(frozen=True)
@@ -18,11 +17,6 @@ class HideBottomKeys(Intervention):
     k: int
     _: KW_ONLY
     observe: Literal["previous", "current"] = "previous"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("k", self.k)
-        check_choice("observe", self.observe, ("previous", "current"))
 
     @property
     def idle(self) -> bool:
