@@ -22,9 +22,9 @@ def rule_in_force(rule: Rule, model: Model) -> Iterator[Effects]:
     """Hide by a rule while the body runs.
 
     Yields:
-        A function from the row of a generation, or None for a likelihood, to the effect on it, as `Effect.as_dict` has it, over so many
-        passes of the same prompts; None under a rule that hides nothing. A likelihood has a single step; for one, the function raises
-        CallError where the rule asked for the step before or was never in force.
+        A function from the row of a generation, or None for a likelihood, to the effect on it, as `Effect.as_dict` has
+        it, over so many passes of the same prompts; None under a rule that hides nothing. A likelihood has a single
+        step; for one, the function raises CallError where the rule asked for the step before or was never in force.
     """
     with rule(model) as running:
 
@@ -54,8 +54,8 @@ def reseeded(settings: Settings, by: int) -> Settings:
 def answer_until(model: Model, answer: torch.Tensor, stops: Sequence[str]) -> str:
     """Return the text of an answer as lm-eval's tasks read it: unstripped, before the first EOS and the first of the stop strings.
 
-    Leading white space is kept, because the completion of a program needs it. A stop string that is a special token of the
-    tokenizer ends the answer as a token, since special tokens are left out of the text.
+    Leading white space is kept, because the completion of a program needs it. A stop string that is a special token of
+    the tokenizer ends the answer as a token, since special tokens are left out of the text.
 
     Args:
         model: the model that wrote.

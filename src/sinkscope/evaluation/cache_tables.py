@@ -1,10 +1,11 @@
 """What came of a comparison of caches: a row for each policy, verdicts on sinks, and the Markdown table. Rules were fixed beforehand.
 
-A policy is *within a point* where the lower end of the 95 % interval of its accuracy minus plain sampling's, paired by problem, lies above
-−1 point. ``verdict`` is that of `paired_tests`, with a margin of 2 points.
+A policy is *within a point* where the lower end of the 95 % interval of its accuracy minus plain sampling's, paired by
+problem, lies above −1 point. ``verdict`` is that of `paired_tests`, with a margin of 2 points.
 
-Whether sinks are to be read is told by two policies that differ in nothing else: ``keep=top`` (the largest columns, sinks among them) and
-``keep=no-sinks`` (the largest columns that are no sinks), at an equal budget. The verdict, by the interval of the first minus the second:
+Whether sinks are to be read is told by two policies that differ in nothing else: ``keep=top`` (the largest columns,
+sinks among them) and ``keep=no-sinks`` (the largest columns that are no sinks), at an equal budget. The verdict, by the
+interval of the first minus the second:
 
 keep        it lies above 0
 filter      it lies below 0

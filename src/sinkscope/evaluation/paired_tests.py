@@ -1,7 +1,7 @@
 """Intervals, paired tests and verdicts. Their meaning was fixed before any result was seen.
 
-All of them are over the problems of one checkpoint, paired by problem. A *difference* is accuracy with keys hidden minus
-accuracy without. Verdicts, by its two-sided 95 % interval:
+All of them are over the problems of one checkpoint, paired by problem. A *difference* is accuracy with keys hidden
+minus accuracy without. Verdicts, by its two-sided 95 % interval:
 
 robust      the lower bound is above −2 points; this needs 189 problems (`LEAST`) even if no answer changes
 degraded    the upper bound is below −2 points
@@ -51,7 +51,8 @@ class Difference:
     Attributes:
         n: pairs.
         mean, low, high: the difference and its 95 % interval, as shares (0.01 is a point).
-        p_value: two-sided, exact: within each problem every assignment of the runs is as likely; McNemar's test for two runs.
+        p_value: two-sided, exact: within each problem every assignment of the runs is as likely; McNemar's test for two
+            runs.
         discordant: problems whose runs differ.
     """
 
@@ -84,8 +85,10 @@ class Difference:
 def paired_difference(changed: Sequence[int], unchanged: Sequence[int]) -> Difference:
     """Return accuracy under one condition minus accuracy under another, of the same problems.
 
-    The interval is Tango's score interval (1998), McNemar's exact test beside it. A bootstrap of so few values is too narrow
-    where few problems change: at a true loss of 2 points it would call up to 11 % of 48 problems degraded, this one at most 3.3 %.
+    The interval is Tango's score interval (1998), McNemar's exact test beside it. A bootstrap of so few values is too
+    narrow
+    where few problems change: at a true loss of 2 points it would call up to 11 % of 48 problems degraded, this one at
+        most 3.3 %.
 
     Args:
         changed, unchanged: 1 where a problem was answered correctly, else 0, in the same order.
@@ -102,9 +105,10 @@ def paired_difference(changed: Sequence[int], unchanged: Sequence[int]) -> Diffe
 def against_controls(sink: Sequence[int], controls: Sequence[Sequence[int]]) -> Difference:
     """Return what hiding sinks changes beyond what the controls, averaged over their seeds, change: a difference of differences.
 
-    The unhidden run cancels: (sink − none) − mean(control − none) = sink − mean(control), problem by problem. The interval is Agresti
-    and Min's (2005), whose cells are averaged over the seeds; a bootstrap misses in up to 17 % of runs on one side where few problems
-    change, this one in up to 5 %.
+    The unhidden run cancels: (sink − none) − mean(control − none) = sink − mean(control), problem by problem. The
+        interval is Agresti
+    and Min's (2005), whose cells are averaged over the seeds; a bootstrap misses in up to 17 % of runs on one side
+    where few problems change, this one in up to 5 %.
 
     Args:
         sink: outcomes with sinks hidden.

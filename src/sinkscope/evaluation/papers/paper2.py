@@ -1,8 +1,8 @@
 """Paper 2, "One Token Is Enough" (arXiv 2601.19657): the work behind its Tables 1 and 2, and their numbers.
 
-Its checkpoints have no reliable names on the hub, so a run needs their folders. Those trained from scratch are files of lit-gpt, which
-`sinkscope convert` turns into folders. Those from Qwen2.5 are folders that `load` reads, such as one that ``save_pretrained`` wrote after
-`add_sink_token` and training. The dry run needs no folder.
+Its checkpoints have no reliable names on the hub, so a run needs their folders. Those trained from scratch are files of
+lit-gpt, which `sinkscope convert` turns into folders. Those from Qwen2.5 are folders that `load` reads, such as one
+that ``save_pretrained`` wrote after `add_sink_token` and training. The dry run needs no folder.
 """
 
 from collections.abc import Mapping, Sequence
