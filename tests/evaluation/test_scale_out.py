@@ -315,7 +315,7 @@ def test_what_jobs_refuse(tmp_path, monkeypatch):
     arguments = {**ARGUMENTS, "out": tmp_path / "r"}
     with pytest.raises(CallError, match="jobs: expected at least 1, found -1"):
         run_in_jobs("m", "cpu", None, arguments, -1)
-    with pytest.raises(CallError, match="--job-options: expected name=value once each, .* found 'gpu'"):
+    with pytest.raises(CallError, match=r"--job-options: expected name=value once each, .* found 'gpu'"):
         run_in_jobs("m", "cpu", None, arguments, 1, "local", "timeout_min=5,gpu")
     for option in ("no_such_option=1", "timeout_min=x"):
         with pytest.raises(CallError, match=r"--job-options: submitit refuses local with .*"):

@@ -1,4 +1,4 @@
-"""The arms of a comparison of caches: a policy, with or without parallel decoding, as one text such as ``fast-dllm-dual@threshold=0.9``."""
+"""The arms of a comparison of caches: a policy, perhaps parallel, such as ``fast-dllm-dual@threshold=0.9``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -84,7 +84,8 @@ def read_arms(text: str, budgets: Sequence[int] = ()) -> list[Arm]:
             arms.append(Arm(NOTHING if policy is None else policy.text, **_parallel(piece, options)))
     if budgets and not used:
         raise CallError(
-            f"budget: expected a policy that leaves its budget open, such as block:keep=sinks, found {', '.join(pieces)}"
+            "budget: expected a policy that leaves its budget open, such as block:keep=sinks, found "
+            f"{', '.join(pieces)}"
         )
     return list(dict.fromkeys(arms))
 

@@ -1,4 +1,5 @@
-"""`compare_caches` writes the answers to the same problems under several cache policies; after a kill the same call resumes.
+"""`compare_caches` writes the answers to the same problems under several cache policies; after a kill the same call
+resumes.
 
 The policies take turns at each batch, in one process, so that the machine's other work falls on all of them alike. The
 folder is one of `results_folder`, with a folder of items for each policy, and ``caches.json`` with what came of them.

@@ -110,7 +110,7 @@ def _hellaswag(row: Mapping[str, Any]) -> Question:
 
 
 def _without_brackets(line: str) -> str:
-    """Return a line without what stands in brackets, each from the first ``[`` to the next ``]``, in time that grows as the line does."""
+    """Return a line without its parts in brackets, each from the first ``[`` to the next ``]``."""
     kept, at = [], 0
     while (start := line.find("[", at)) >= 0 and (end := line.find("]", start)) >= 0:
         kept.append(line[at:start])
@@ -210,7 +210,7 @@ def questions(name: str, data: Path | None) -> tuple[Callable[[], tuple[Question
 
 
 def ask(model: Model, question: Question, settings: LikelihoodSettings, number: int, batch: int) -> Asked:
-    """Compute the likelihoods of all choices of question ``number``, and whether the model writes an only choice itself."""
+    """Compute the likelihoods of all choices of question ``number``, and whether the model writes an only one."""
     given = {"method": settings.method, "samples": settings.samples, "guidance": settings.guidance, "batch": batch}
     found = tuple(
         log_likelihood(model, question.context, f" {choice}", seed=settings.seed + number, **given)
@@ -245,7 +245,8 @@ def judge(question: Question, asked: Asked, normed: bool) -> tuple[int, dict[str
 def settings_for(
     given: Mapping[str, Any], defaults: Mapping[str, Any], family: Family, model: str
 ) -> LikelihoodSettings:
-    """Return the settings of a protocol (``defaults``), overridden by those of a call (``given``), for a model of this family and name.
+    """Return the settings of a protocol (``defaults``), overridden by those of a call (``given``), for a model of
+    this family and name.
 
     Raises:
         CallError: a setting of samplers, one of another type or out of bounds, or guidance for an autoregressive model.

@@ -82,7 +82,7 @@ class Row:
 
 
 def compare(results: Sequence[Result]) -> list[Row]:
-    """Return a row for each result, in their order; runs are paired over the problems that both have, from the first."""
+    """Return a row for each result, in order; runs are paired over the problems that both have."""
     rows = []
     for result in results:
         published = published_accuracy(result.model, result.task, comparable_rule(result.hide))
@@ -165,7 +165,7 @@ def _change(result: Result, results: Sequence[Result]) -> Difference | None:
 def _contrasts(
     result: Result, results: Sequence[Result]
 ) -> list[tuple[str, int, Difference, tuple[float | None, float | None]]]:
-    """Return a control's name, the number of its seeds, the difference and both shares removed, for each kind of control."""
+    """Return name, number of seeds, difference and both removed shares for each kind of control."""
     rule = rule_of(result)
     if rule is None or not hides_k(rule[1]):
         return []
@@ -204,7 +204,7 @@ def takes_seed(word: str) -> bool | None:
 
 
 def hides_k(word: str) -> bool:
-    """Return whether a rule hides K keys of every head and is no control, so that it is set against controls of the same K."""
+    """Return whether a rule hides K keys of every head and is no control."""
     if word in _RULES:
         return word == "top"
     from sinkscope.interventions import known_rules  # here, as it loads torch
@@ -283,7 +283,10 @@ def remarks(rows: Sequence[Row]) -> list[str]:
             name, of_what = matched
             mine, theirs = getattr(result, name), getattr(contrast, name)
             if mine and theirs and not 1 / _MATCHED <= theirs / mine <= _MATCHED:
-                shares = f"{contrast.control} took away {100 * theirs:.1f} % of the attention{of_what}, the sinks' rule {100 * mine:.1f} %"
+                shares = (
+                    f"{contrast.control} took away {100 * theirs:.1f} % of the attention{of_what}, "
+                    f"the sinks' rule {100 * mine:.1f} %"
+                )
                 said.append(f"{where}: {shares}; they do not match in mass")
         for n in sorted({one.difference.n for one in row.contrasts} - {result.n}):
             some = ", ".join(one.control for one in row.contrasts if one.difference.n == n)

@@ -63,7 +63,7 @@ def _check_limits(text: str, shape: Shape) -> None:
 
 
 def _check_canvas(part: Part) -> None:
-    """Raise CallError for shots or rules that no prompt of a task leaves room for, by the typical length of its prompts."""
+    """Raise CallError for shots or rules that typical prompts of a task leave no room for."""
     if "length" not in part.settings:  # likelihoods
         return
     length = part.settings["length"]

@@ -61,7 +61,8 @@ def gsm8k(data: Path | None = None) -> Task:
 
 
 def gsm8k_cot(data: Path | None = None) -> Task:
-    """Return the task ``gsm8k_cot``: eight fixed shots, the first of them when fewer are asked for; strict-match reads "The answer is …".
+    """Return the task ``gsm8k_cot``: eight fixed shots, the first of them when fewer are asked for; strict-match
+    reads "The answer is …".
 
     Args:
         data: as for `gsm8k`; training rows are not needed.
@@ -91,7 +92,8 @@ def gsm8k_cot(data: Path | None = None) -> Task:
 
 
 def gsm8k_two_pass(data: Path | None = None) -> Task:
-    """Return the task ``gsm8k_two_pass``, paper 2's form: the model writes a thought behind the question, then the answer behind both.
+    """Return the task ``gsm8k_two_pass``, paper 2's form: the model writes a thought behind the question, then the
+    answer behind both.
 
     The text behind ``####`` in the last line of question, thought and answer counts, whichever pass wrote it. There are
     no shots.
@@ -151,7 +153,8 @@ def _with_answers(source: Source, split: str) -> tuple[Row, ...]:
         ):
             where = source.hub[0] if source.path is None else f"--data gsm8k={source.path}"
             raise CallError(
-                f"{where}, {split} row {number}: expected an answer that ends in '#### NUMBER', found {row['answer'][-60:]!r}"
+                f"{where}, {split} row {number}: expected an answer that ends in '#### NUMBER', found "
+                f"{row['answer'][-60:]!r}"
             )
     return rows
 
@@ -215,7 +218,7 @@ def _task(
 
 
 def score_answer(gold: str, text: str, strict: re.Pattern[str] = HASHES) -> Score:
-    """Score one answer by both of lm-eval's measures; ``correct`` is flexible-extract, the last number of the answer."""
+    """Score one answer by both of lm-eval's measures; ``correct`` is flexible-extract, the last number."""
     read = {"strict-match": _extract(strict, text, first=True), HEADLINE: _extract(NUMBER, text, first=False)}
     measures = {name: _normal(found) == _normal(gold) for name, found in read.items()}
     found = None if read[HEADLINE] == INVALID else read[HEADLINE]
@@ -235,6 +238,6 @@ def _extract(pattern: re.Pattern[str], text: str, *, first: bool) -> str:
 
 
 def _normal(text: str) -> str:
-    """Return the text that lm-eval's exact match compares: without commas, dollars, what stands before the answer, and a last dot."""
+    """Return the text that lm-eval's exact match compares: no commas, dollars, text before ####, last dot."""
     answer = text.replace(",", "").replace("$", "").rpartition("#### ")[2]
     return re.sub(r"\.$", "", answer).lower()

@@ -82,7 +82,8 @@ class SinkscopeLM(TemplateLM):
             raise CallError(f"batch_size: expected a whole number from 1 upwards, found {batch_size!r}")
         if pretrained is None:
             raise CallError(
-                "pretrained: expected a bundled name, a folder or a hub id, as in --model_args pretrained=NAME, found none"
+                "pretrained: expected a bundled name, a folder or a hub id, as in --model_args pretrained=NAME, found "
+                "none"
             )
         self.share = share_of_process()
         device = own_device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
@@ -158,7 +159,8 @@ class SinkscopeLM(TemplateLM):
         return answers
 
     def _check_settings(self) -> None:
-        """Raise an error for settings that fit no task; those that hang on the length are checked with a task's own, where none is given.
+        """Raise an error for settings that fit no task; those that hang on the length are checked with a task's own,
+        where none is given.
 
         Raises:
             CallError: such a setting.
@@ -226,7 +228,7 @@ class SinkscopeLM(TemplateLM):
     _said_greedy = False
 
     def _refuse_previous(self) -> None:
-        """Raise CallError where the rule observes the step before: a likelihood is one forward call a text, so there is none."""
+        """Raise CallError where the rule observes the step before, since a likelihood has one step."""
         if self.rule.waits:
             raise CallError(
                 f"hide: {self.hide} decides by the step before, and a likelihood has one step a text; "

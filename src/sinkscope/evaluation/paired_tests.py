@@ -34,7 +34,8 @@ def wilson_interval(correct: int, n: int) -> tuple[float, float]:
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Return the unbiased estimate of how often one of k answers is correct, from n of which some are (Chen et al. 2021, eq. 1).
+    """Return the unbiased estimate of how often one of k answers is correct, from n of which some are (Chen et al.
+    2021, eq. 1).
 
     Raises:
         CallError: k above n, or below 1.
@@ -72,7 +73,7 @@ class Difference:
 
     @property
     def needed(self) -> int:
-        """Number of problems at which the interval would lie above −2 points, with the same share changed and as many gained as lost."""
+        """Number of problems whose interval would lie above −2 points, with equal shares gained and lost."""
         share = self.discordant / self.n / 2
         return math.ceil(Z**2 * _variance(share, share, -MARGIN) / MARGIN**2)
 
@@ -103,7 +104,8 @@ def paired_difference(changed: Sequence[int], unchanged: Sequence[int]) -> Diffe
 
 
 def against_controls(sink: Sequence[int], controls: Sequence[Sequence[int]]) -> Difference:
-    """Return what hiding sinks changes beyond what the controls, averaged over their seeds, change: a difference of differences.
+    """Return what hiding sinks changes beyond what the controls, averaged over their seeds, change: a difference of
+    differences.
 
     The unhidden run cancels: (sink − none) − mean(control − none) = sink − mean(control), problem by problem. The
         interval is Agresti
@@ -136,7 +138,7 @@ def _runs(outcomes: Sequence[Sequence[int]]) -> list[NDArray[np.float64]]:
 
 
 def _tango(gained: int, lost: int, n: int) -> tuple[float, float]:
-    """Return the score interval of a difference of paired shares (Tango 1998): the differences that its score test does not reject."""
+    """Return the score interval of a difference of paired shares (Tango 1998)."""
     from scipy.optimize import root_scalar
 
     def end(sign: int, low: float, high: float) -> float:
@@ -150,7 +152,7 @@ def _tango(gained: int, lost: int, n: int) -> tuple[float, float]:
 
 
 def _variance(gained: float, lost: float, difference: float) -> float:
-    """Return the variance of a paired difference, times n, at the likeliest shares of gained and lost problems that differ by so much."""
+    """Return n times the variance of a paired difference at the likeliest shares that differ by so much."""
     linear = (2 - gained + lost) * difference - gained - lost
     constant = -lost * difference * (1 - difference)
     likeliest = (math.sqrt(max(linear**2 - 8 * constant, 0.0)) - linear) / 4
@@ -158,7 +160,7 @@ def _variance(gained: float, lost: float, difference: float) -> float:
 
 
 def _adjusted(pairs: NDArray[np.float64]) -> tuple[float, float]:
-    """Return Wald's interval with two problems more, one gained and one lost by half (Agresti and Min 2005), for means of several runs."""
+    """Return Wald's interval with two more problems, each half gained and half lost (Agresti and Min 2005)."""
     n = len(pairs) + 2
     middle = pairs.sum() / n
     reach = Z * math.sqrt(((pairs**2).sum() + 1) / n - middle**2) / math.sqrt(n)

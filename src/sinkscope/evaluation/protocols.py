@@ -62,7 +62,10 @@ _UNCUT = "; its answers are not cut at lm-eval's stop strings but cleaned by a s
 _DREAM_CODER = "DreamLM/Dream-Coder, base/eval_code_base.sh (which begins prompts with EOS; ours do not)"
 _DREAM_CODER_DEMO = "DreamLM/Dream-Coder, README (its own evaluation cleans answers by a script)"
 _DIFFUCODER = "apple/ml-diffucoder, README and inference_demo.py (settings of its examples; none are given for a task)"
-_MMADA = "Gen-Verse/MMaDA; others measured 40 to 54 %; temperature 0 (its own example samples at 1) and the chat template are assumed"
+_MMADA = (
+    "Gen-Verse/MMaDA; others measured 40 to 54 %; temperature 0 (its own example samples at 1) "
+    "and the chat template are assumed"
+)
 _PAPER1 = "arXiv 2510.15731, appendix; steps = length, lm-eval's shots and, for GSM8K, the chat template are assumed"
 _LLAMA = "Llama 3.1 evaluation details; greedy, length assumed"
 _PAPER2 = "arXiv 2601.19657 and skywalker0523/OneTokenIsEnough; without shots"
@@ -197,7 +200,8 @@ PROTOCOLS = (
 
 
 def variant_of(family: str, model: str) -> str:
-    """Return ``base``, ``instruct``, ``1.5`` or ``mixcot``, from the last part of a model's name; an empty text where it names none.
+    """Return ``base``, ``instruct``, ``1.5`` or ``mixcot``, from the last part of a model's name; an empty text where
+    it names none.
 
     Dream's code models have names of their own (``coder-base``, ``diffucoder-instruct``), because their settings are
     others.

@@ -123,7 +123,8 @@ def _mean(items: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 def stored_text(folder: Path, task: str, text: str, given: Iterable[str]) -> str:
-    """Return the text under which the items of a rule lie in a folder: its canonical one, or as it was given to an earlier version.
+    """Return the text under which the items of a rule lie in a folder: its canonical one, or as it was given to an
+    earlier version.
 
     Args:
         folder: of an evaluation.
@@ -138,7 +139,8 @@ def stored_text(folder: Path, task: str, text: str, given: Iterable[str]) -> str
 
 
 def collect(folder: Path, wanted: Sequence[tuple[str, str]], given: Iterable[str] = ()) -> list[Result]:
-    """Return the results of tasks and rules from the items in a folder, once all are done, and write them to ``results.json``.
+    """Return the results of tasks and rules from the items in a folder, once all are done, and write them to
+    ``results.json``.
 
     Args:
         folder: of an evaluation.
@@ -204,7 +206,8 @@ def write_results(folder: Path, results: Sequence[Result]) -> None:
     for key, result in new.items():
         if key in old and old[key].n > result.n:
             _log.warning(
-                "%s: %s, %s: it has the first %d problems now, where it had %d; all are kept, and a larger --limit counts them again",
+                "%s: %s, %s: it has the first %d problems now, where it had %d; all are kept, and a larger --limit "
+                "counts them again",
                 *(folder / RESULTS, result.task, result.hide, result.n, old[key].n),
             )
     write_json(folder / RESULTS, _stored((old | new).values()))
@@ -253,7 +256,7 @@ def read_results(*folders: Path | str) -> list[Result]:
 
 
 def cell_of(result: Result) -> str:
-    """Return what a result is of, without its numbers: two results of one cell are one measurement, however their rules are written."""
+    """Return the key of the (model, task, rule) cell, the same for all spellings of a rule."""
     run = [
         result.model,
         result.task,
@@ -275,13 +278,13 @@ def _hidden(result: Result) -> tuple[Any, ...]:
 
 
 def rule_of(result: Result) -> re.Match[str] | None:
-    """Return word, K and options of the rule of a result; None where it does not hide K keys. Two spellings of a rule give the same."""
+    """Return word, K and options of the rule of a result; None where it does not hide K keys."""
     return RULE.fullmatch(comparable_rule(result.hide))
 
 
 @functools.lru_cache(maxsize=1024)
 def comparable_rule(text: str) -> str:
-    """Return the text of a rule with its numbers written in the one way; unchanged where it is so already, or is no rule known here."""
+    """Return the canonical text of a rule; unchanged where no such rule is known here."""
     if _PLAIN.fullmatch(text):
         return text
     from sinkscope.interventions.rules import canonical_rule  # here, as it loads torch
@@ -340,6 +343,7 @@ def expect_agreement(result: Result, where: str, failure: type[CallError | Evalu
     counted = not outcomes or (len(outcomes), outcomes.count("1")) == (n, correct)
     if not (counted and 0 <= correct <= n and n > 0 and abs(result.accuracy - correct / n) < 1e-6):
         raise failure(
-            f"{where}: {result.task}, {result.hide}: expected outcomes and an accuracy of {correct} correct answers of {n}, "
+            f"{where}: {result.task}, {result.hide}: expected outcomes and an accuracy of {correct} correct answers of "
+            f"{n}, "
             f"found {outcomes[:20]!r} and {result.accuracy}"
         )

@@ -1,4 +1,5 @@
-"""The folder of an evaluation: one JSON file a problem, each written whole, so that a killed run loses one batch at most.
+"""The folder of an evaluation: one JSON file a problem, each written whole, so that a killed run loses one batch at
+most.
 
 run.json                         the model and the versions of the libraries; another run is refused
 lock, lock.0-of-4 …              held by the processes at work; the system releases them when a process dies, however it
@@ -56,7 +57,8 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator[None]:
-    """Make the folder, and keep other processes out of it while the body runs, except those with other shares of the same work.
+    """Make the folder, and keep other processes out of it while the body runs, except those with other shares of the
+    same work.
 
     Args:
         kind: what the folder may hold, of `work_items`.
@@ -78,7 +80,7 @@ def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator
         found = read_object(folder / RUN) if RUN in names else None
         if found is not None and kind_of_run(found) != kind:
             raise CallError(
-                f"{folder} holds another run: expected {kind}, found {kind_of_run(found)}; choose another folder"
+                f"{folder} holds another run: expected an empty folder, or one with {kind}, found {kind_of_run(found)}; choose another folder"
             )
         shared = own = stack.enter_context(open_lock(folder / LOCK, EvaluationError))
         if share.count > 1:
@@ -208,7 +210,7 @@ def claim(path: Path, content: Mapping[str, Any]) -> str:
 
 
 def hash_claim(content: Mapping[str, Any]) -> str:
-    """Return the hash of `claim`: the same weights under another path are the same model, and more problems the same run."""
+    """Return the hash of `claim`, which neither the path of the model nor the number of problems changes."""
     plain = _settings(content)
     if "model" in plain:
         plain["model"] = {key: value for key, value in plain["model"].items() if key != "name"}

@@ -1,4 +1,4 @@
-"""Rows of published tasks: from a local JSON-lines file, plain or in gzip, or folder, else from the Hugging Face hub."""
+"""Rows of published tasks: from local JSON lines, plain or in gzip, else from the Hugging Face hub."""
 
 import hashlib
 import json
@@ -63,6 +63,8 @@ class Source:
 
     def _file(self, path: Path, split: str) -> Path:
         """Return the file of a split: a given file holds the problems; other splits are beside it or in the folder."""
+        if not path.exists():
+            raise CallError(f"--data {self.key}={path}: expected a JSON-lines file or a folder, found nothing")
         if path.is_file() and split == self.asked:
             return path
         folder = path if path.is_dir() else path.parent

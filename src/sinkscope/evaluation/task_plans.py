@@ -1,4 +1,4 @@
-"""The plan of an evaluation: tasks, rules, settings and encoded prompts. Everything is checked before the model writes."""
+"""The plan of an evaluation: tasks, rules, settings and prompts, checked before the model writes."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -153,7 +153,8 @@ def _plan(model: Model, task: Task, request: Request) -> TaskPlan:
 def resolve_task(
     family: Family, name: str, task: Task, request: Request
 ) -> tuple[Settings | LikelihoodSettings, int, bool, str | None]:
-    """Return the settings of a task for a model of this family and name, its shots, whether it is a chat, and the protocol's line.
+    """Return the settings of a task for a model of this family and name, its shots, whether it is a chat, and the
+    protocol's line.
 
     Raises:
         CallError: a setting or a protocol that does not fit.
@@ -163,7 +164,8 @@ def resolve_task(
     shots, chat, used = task.shots, request.chat, None
     if not task.asks_likelihoods and (beside := [one for one in OF_LIKELIHOODS if one in settings]):
         raise CallError(
-            f"{beside[0]}: expected a task of likelihoods beside it, such as {LIKELIHOODS[0]}, found {task.name}, whose answers are "
+            f"{beside[0]}: expected a task of likelihoods beside it, such as {LIKELIHOODS[0]}, found {task.name}, "
+            "whose answers are "
             "written; leave it out"
         )
     if task.asks_likelihoods:
@@ -207,12 +209,13 @@ def _check_steps(text: str, rule: Rule, count: int, task: str) -> None:
     ):
         waits = "; it needs the step before each" if all(part.waits for part in limited) else ""
         raise CallError(
-            f"hide: {text} is in force in none of the steps 0 to {count - 1} of an answer to {task}{waits}; choose other steps"
+            f"hide: {text} is in force in none of the steps 0 to {count - 1} of an answer to {task}{waits}; choose "
+            "other steps"
         )
 
 
 def _check_canvases(text: str, rule: Rule, canvases: Sequence[int]) -> None:
-    """Raise CallError for a rule that needs longer canvases than the shortest, given the tokens of each when it first comes into force."""
+    """Raise CallError for a rule that needs longer canvases than the shortest."""
     if min(canvases) < rule.least_tokens:
         where = f"that of problem {canvases.index(min(canvases))} has {min(canvases)}"
         raise CallError(
@@ -249,7 +252,8 @@ def _encode(
 def chat_text(
     model: Model, talk: list[Message], instead: str = "evaluate it on raw text, with --protocol none and without --chat"
 ) -> str:
-    """Return a conversation as text, up to where the assistant begins or continues; ``instead`` as in `Model.chat_text`.
+    """Return a conversation as text, up to where the assistant begins or continues; ``instead`` as in
+    `Model.chat_text`.
 
     Raises:
         ModelError, CallError: see `Model.chat`.
