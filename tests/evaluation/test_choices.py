@@ -16,7 +16,7 @@ import sinkscope
 from sinkscope.decoding import Likelihood
 from sinkscope.errors import CallError
 from sinkscope.evaluation import evaluate
-from sinkscope.evaluation.choices import BENCHMARKS, Asked, Question, _literal, _without_brackets, judge
+from sinkscope.evaluation.choices import BENCHMARKS, Asked, Question, _without_brackets, judge
 from sinkscope.evaluation.protocols import find_protocol
 from sinkscope.evaluation.running import PASS_SEEDS
 from sinkscope.evaluation.tasks import find_task
@@ -391,126 +391,17 @@ def test_a_rule_that_cannot_work_in_a_likelihood_is_an_error(rule, found, model,
 PIQA = {"goal": "Cut.", "sol1": "a", "sol2": "b", "label": 1}
 
 
-def _race_row(**changes):
-    return {"article": "A.", "problems": [{"question": "Why?", "options": ["a", "b"], "answer": "A"} | changes]}
-
-
-def _arc_row(texts, labels):
-    return {"question": "Why?", "choices": {"text": texts, "label": labels}, "answerKey": "A"}
-
-
 @pytest.mark.parametrize(
     ("name", "rows", "more", "message"),
     [
-        (
-            "piqa",
-            None,
-            {"settings": {"length": 8}},
-            "length: tasks of likelihoods have the settings method, samples, guidance, seed",
-        ),
-        ("piqa", None, {"settings": {"samples": 0}}, "samples: expected a whole number from 1 upwards, found 0"),
-        ("piqa", None, {"settings": {"samples": "4"}}, "samples: expected a whole number from 1 upwards, found '4'"),
-        ("piqa", None, {"settings": {"samples": 70000}}, "samples: expected at most 65,536, found 70000"),
-        (
-            "piqa",
-            None,
-            {"settings": {"guidance": float("nan")}},
-            "guidance: expected a finite number from 0 upwards, found nan",
-        ),
-        ("piqa", None, {"settings": {"method": "foo"}}, "method: expected monte_carlo or chain_rule, found 'foo'"),
-        (
-            "piqa",
-            None,
-            {"settings": {"seed": None}},
-            "seed: expected a whole number between −2\\^62 and 2\\^62, found None",
-        ),
-        (
-            "piqa",
-            None,
-            {"hide": ["top:1"]},
-            "top:1 decides by the step before, .* expected observe=current, as in top:1@current",
-        ),
+        ("piqa", None, {"settings": {"length": 8}}, "length: tasks of likelihoods have the settings method, samples"),
+        ("piqa", None, {"hide": ["top:1"]}, "top:1 decides by the step before, .* expected observe=current"),
         ("piqa", None, {"shots": 2}, "shots: piqa is asked without any, found 2"),
-        (
-            "piqa",
-            [{"goal": "Cut.", "sol1": "a", "sol2": "b", "label": 2}],
-            {},
-            r"piqa as on the hub .* \(label: expected one of 0, 1, found 2\)",
-        ),
-        ("piqa", [PIQA | {"label": True}], {}, r"label: expected one of 0, 1, found True"),
-        ("piqa", [PIQA | {"label": "١"}], {}, r"label: expected one of 0, 1, found '١'"),
-        ("piqa", [PIQA | {"label": " 1"}], {}, r"label: expected one of 0, 1, found ' 1'"),
-        (
-            "piqa",
-            [{"goal": "Cut.", "sol1": "a", "label": 0}],
-            {},
-            "row 1: expected the field 'sol2' as text, found only goal, sol1, label",
-        ),
-        (
-            "arc_easy",
-            [{"question": "?", "choices": "A", "answerKey": "A"}],
-            {},
-            "expected the field 'choices' as an object, found str",
-        ),
-        (
-            "race",
-            [{"article": "A.", "problems": "-" * 100_000 + "1"}],
-            {},
-            r"row 1: expected a row of race as on the hub .*\(problems: expected a list of objects with question, options and answer\)",
-        ),
-        ("piqa", [PIQA | {"goal": " "}], {}, r"row 1: .* \(goal: expected a text that is not blank\)"),
-        (
-            "arc_easy",
-            [_arc_row(["a", "b"], ["A", "B"]) | {"question": ""}],
-            {},
-            r"\(question: expected a text that is not blank\)",
-        ),
-        ("race", [_race_row() | {"article": ""}], {}, r"\(article: expected a text that is not blank\)"),
-        ("race", [_race_row(answer="")], {}, r"problems\[0\]\.answer: expected one of A, B, found ''"),
-        ("race", [_race_row(answer="AB")], {}, r"problems\[0\]\.answer: expected one of A, B, found 'AB'"),
-        (
-            "race",
-            [_race_row(options=["a", 2])],
-            {},
-            r"problems\[0\]\.options: expected a list of texts that are not blank",
-        ),
-        (
-            "arc_easy",
-            [_arc_row(["a", "b", "c"], ["A", "B"])],
-            {},
-            r"choices\.label: expected another label for each of the 3 texts",
-        ),
-        (
-            "arc_easy",
-            [_arc_row(["a", "b"], ["A", "A"])],
-            {},
-            r"choices\.label: expected another label for each of the 2 texts",
-        ),
-        (
-            "arc_easy",
-            [_arc_row(["a", "  "], ["A", "B"])],
-            {},
-            r"choices\.text: expected a list of texts that are not blank",
-        ),
-        (
-            "arc_easy",
-            [ROWS["arc_easy"][0], {"question": "Why?", "choices": {"text": ["So."], "label": ["A"]}, "answerKey": "A"}],
-            {},
-            "arc_easy=.*, row 2: expected choices to choose from, found one; take the row away",
-        ),
-        (
-            "arc_easy",
-            [ROWS["arc_easy"][0] | {"answerKey": "F"}],
-            {},
-            "row 1: expected a row of arc_easy as on the hub .*answerKey: expected one of A, .*, found 'F'",
-        ),
+        ("piqa", [PIQA | {"label": 2}], {}, "row 1: expected a row of piqa as on the hub .* is not in range"),
+        ("piqa", [{"goal": "Cut.", "sol1": "a", "label": 0}], {}, "row 1: expected the fields goal, sol1, sol2, label"),
+        ("arc_easy", [ROWS["arc_easy"][0] | {"answerKey": "F"}], {}, "row 1: expected a row of arc_easy as on the hub"),
         ("lambada", [{"text": "  sun"}], {}, "row 1: expected a context and choices that are not blank, found"),
-        (
-            "lambada",
-            [{"text": "the sun " * 300 + "sets"}],
-            {},
-            "problem 0 with its longest choice has .* tokens, .* was made for 512",
-        ),
+        ("lambada", [{"text": "the sun " * 300 + "sets"}], {}, "problem 0 with its longest choice has .* tokens"),
     ],
 )
 def test_what_does_not_fit_is_refused(name, rows, more, message, model, tmp_path):
@@ -531,14 +422,3 @@ def test_block_diffusion_is_refused_before_a_folder_is_made(model, tmp_path, mon
 @given(st.text("[]a \n"))
 def test_what_stands_in_brackets_goes_as_in_lm_eval(text):
     assert "\n".join(map(_without_brackets, text.split("\n"))) == re.sub(r"\[.*?\]", "", text)
-
-
-def test_a_line_of_brackets_takes_no_longer_than_another():
-    """The regular expression would look to the end of the line at each of them."""
-    assert _without_brackets("[" * 10**6) == "[" * 10**6
-    assert _without_brackets("[a]" * 10**5 + "[") == "["
-
-
-def test_python_warns_nobody_of_a_row(recwarn):
-    assert _literal("1is 1") is None
-    assert _literal(r"['\q']") == ["\\q"] and not len(recwarn)

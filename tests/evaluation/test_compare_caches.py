@@ -149,21 +149,6 @@ def test_a_resumed_comparison_equals_an_uninterrupted_one(whole, diffusion, tmp_
     assert quiet(again) == quiet(document) and items(tmp_path) == items(folder)
 
 
-def test_a_changed_answer_is_written_again_under_a_right_checksum(whole, diffusion, tmp_path, caplog):
-    document, folder = whole
-    shutil.copytree(folder, tmp_path / "copy")
-    path = tmp_path / "copy" / "lab-sums" / "none" / "000001.json"
-    item = json.loads(path.read_text())
-    del item["checksum"]
-    item["work"]["rows"] = None
-    path.write_text(json.dumps(with_checksum(item)))
-    again = compare_caches(diffusion, arms=read_arms(POLICIES, [4, 7]), out=tmp_path / "copy", **SMALL)
-    assert quiet(again) == quiet(document) and quiet(json.loads(path.read_text())) == quiet(
-        json.loads((folder / path.relative_to(tmp_path / "copy")).read_text())
-    )
-    assert f"{path}: work.rows: expected a whole number, found null; it is kept as 000001.json.damaged" in caplog.text
-
-
 def test_answers_of_unequal_lengths_are_refused(whole, diffusion, tmp_path):
     """They fit alone, but not to each other."""
     shutil.copytree(whole[1], tmp_path / "copy")
@@ -173,7 +158,7 @@ def test_answers_of_unequal_lengths_are_refused(whole, diffusion, tmp_path):
     path.write_text(json.dumps(with_checksum(item)))
     with pytest.raises(EvaluationError) as error:
         compare_caches(diffusion, arms=read_arms(POLICIES, [4, 7]), out=tmp_path / "copy", **SMALL)
-    assert f"{path}: tokens: expected 8, as plain sampling wrote, found 7" in str(error.value)
+    assert "lab-sums, fast-dllm-dual: expected an answer to problem 1 as long as" in str(error.value)
 
 
 def test_finished_answers_are_not_written_again(whole, diffusion, monkeypatch):
@@ -182,15 +167,6 @@ def test_finished_answers_are_not_written_again(whole, diffusion, monkeypatch):
 
     monkeypatch.setattr(cache_comparison, "generate", never)
     compare_caches(diffusion, arms=read_arms(POLICIES, [4, 7]), out=whole[1], **SMALL)
-
-
-def test_a_table_of_something_else_is_replaced(whole, diffusion, tmp_path, caplog):
-    shutil.copytree(whole[1], tmp_path / "copy")
-    for other in ({}, {"rows": [{"policy": "none", "n": 9}]}, {"rows": "x"}):
-        (tmp_path / "copy" / COMPARISON).write_text(json.dumps(with_checksum(other)))
-        found = compare_caches(diffusion, arms=read_arms(POLICIES, [4, 7]), out=tmp_path / "copy", **SMALL)
-        assert json.loads((tmp_path / "copy" / COMPARISON).read_text()) == found
-    assert caplog.messages == []
 
 
 def test_a_table_that_holds_less_than_before_says_what_it_leaves_out(whole, diffusion, tmp_path, caplog):

@@ -437,7 +437,6 @@ REFUSED = {
         "no task 'gsm9k': expected one of lab-arith, lab-code, lab-sums, gsm8k, gsm8k_cot, gsm8k_two_pass, humaneval, ",
     ),
     "no task": ({"tasks": []}, "tasks: expected a list of names, found []"),
-    "text as tasks": ({"tasks": "lab-arith"}, "tasks: expected a list of names, found 'lab-arith'"),
     "rule": ({"hide": ["none", "bottom:1"]}, "no rule 'bottom:1'"),
     "as many keys as the canvas has": (
         {"hide": ["top:500"]},
@@ -464,18 +463,15 @@ REFUSED = {
         {"tasks": ["gsm8k"], "data": {"gsm8k": Path("/nowhere")}},
         "--data gsm8k=/nowhere: expected a JSON-lines file or a folder",
     ),
-    "no rule": ({"hide": []}, 'hide: expected a list of rules such as ["none"], found []'),
-    "text as rules": ({"hide": "none"}, "hide: expected a list of rules such as [\"none\"], found 'none'"),
+    "text as rules": ({"hide": "none"}, "hide: expected a list of names, found 'none'"),
     "limit": ({"limit": 0}, "limit: expected at least 1 problem, found 0"),
     "batch": ({"batch": 0}, "batch: expected at least 1, found 0"),
-    "shots": ({"shots": -1}, "shots: expected 0 or more, found -1"),
     "code": (
         {"tasks": ["lab-code"]},
         "lab-code runs programs that the model wrote; they run in a sandbox without network or your files, as far as the system allows. "
         "Pass allow_code_execution=True (--allow-code-execution) to do so",
     ),
     "setting": ({"settings": {"gen_length": 8}}, "llada has no setting 'gen_length'; here it is called length."),
-    "length": ({"settings": {"length": "8"}}, "length: expected int, found '8'"),
     "block": (
         {"settings": {"length": 24}},
         "length must be a multiple of block: 24 tokens do not split into blocks of 16",

@@ -47,17 +47,7 @@ def test_an_unknown_word_is_refused_as_everywhere(diffusion):
     ("arguments", "message"),
     [
         ({"batch_size": "auto"}, "batch_size: expected a whole number from 1 upwards, found 'auto'"),
-        ({"method": "magic"}, "method: expected monte_carlo or chain_rule, found 'magic'"),
-        ({"hide": 3}, "hide: expected text, found 3"),
-        ({"seed": "abc"}, "seed: expected int, found 'abc'"),
-        ({"steps": "abc"}, "steps: expected int, found 'abc'"),
         ({"length": 8, "steps": 9}, "steps must not exceed length"),
-        ({"samples": 0}, "samples: expected a whole number from 1 upwards, found 0"),
-        ({"samples": "abc"}, "samples: expected a whole number from 1 upwards, found 'abc'"),
-        (
-            {"likelihood_guidance": float("nan")},
-            "^likelihood_guidance: expected a finite number from 0 upwards, found nan",
-        ),
         ({"gen_length": 8}, "llada has no setting 'gen_length'; here it is called length"),
     ],
 )

@@ -6,7 +6,6 @@ import sys
 import types
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -257,72 +256,11 @@ def broken(tmp_path, content, name="test.jsonl"):
 @pytest.mark.parametrize(
     ("key", "content", "says"),
     [
-        (
-            "gsm8k",
-            b'{"question": "a", "answer": "#### 1"}\n{"question": "b"}\n',
-            "row 2: expected the field 'answer' as text, found only",
-        ),
-        (
-            "gsm8k",
-            b'{"question": "a", "answer": 5}\n',
-            "row 1: expected the field 'answer' as text, found int; is this the file of gsm8k?",
-        ),
-        (
-            "gsm8k",
-            json.dumps(HUMANEVAL[0]).encode(),
-            "row 1: expected the field 'question' as text, found only task_id, prompt",
-        ),
-        (
-            "humaneval",
-            b'{"question": "a", "answer": "#### 1"}\n',
-            "row 1: expected the field 'task_id' as text, found only question",
-        ),
-        (
-            "gsm8k",
-            b'{"question": "a", "answer": "7"}\n',
-            "test row 1: expected an answer that ends in '#### NUMBER', found '7'",
-        ),
-        (
-            "gsm8k",
-            b'{"question": "a", "answer": "####"}\n',
-            "test row 1: expected an answer that ends in '#### NUMBER', found '####'",
-        ),
+        ("gsm8k", json.dumps(HUMANEVAL[0]).encode(), "row 1: expected the fields question, answer, found {'task_id'"),
+        ("humaneval", b'{"question": "a", "answer": "#### 1"}\n', "row 1: expected the fields task_id, prompt"),
         ("gsm8k", b'{"question": "a", "answer": "#### apples"}\n', "that ends in '#### NUMBER', found '#### apples'"),
-        (
-            "gsm8k",
-            b'{"question": "a", "answer": "#### 7 apples"}\n',
-            "that ends in '#### NUMBER', found '#### 7 apples'",
-        ),
-        ("gsm8k", b'{"question": "a", "answer": "####7"}\n', "that ends in '#### NUMBER', found '####7'"),
-        ("gsm8k", b'{"question": "a", "answer": "#### 1.2.3"}\n', "that ends in '#### NUMBER', found '#### 1.2.3'"),
-        ("gsm8k", b'{"question": "a", "answer": "#### -,."}\n', "that ends in '#### NUMBER', found '#### -,.'"),
-        ("gsm8k", b'{"question": " ", "answer": "#### 7"}\n', "row 1: question: expected a text that is not blank"),
-        ("gsm8k", b"[1]\n", 'row 1: expected an object like {"question": "…", "answer": "…"}, found list'),
-        ("gsm8k", b"PAR1\xff\xfe", "expected JSON lines, plain or in gzip, found Parquet"),
-        (
-            "gsm8k",
-            b'{"question": "\xe9"}',
-            "expected JSON lines in UTF-8, found byte 0xe9 at 14; save the file as UTF-8",
-        ),
-        ("gsm8k", b'{"question": "a"\n', 'line 1: expected JSON, found \'{"question": "a"\''),
-        *(
-            ("humaneval", json.dumps(HUMANEVAL[0] | changes).encode(), says)
-            for changes, says in (
-                (
-                    {"entry_point": 'f"); import os; (1'},
-                    "row 1: entry_point: expected the name of a function, found 'f\"); import",
-                ),
-                ({"entry_point": "class"}, "row 1: entry_point: expected the name of a function, found 'class'"),
-                ({"test": "def check(:"}, "row 1: test: expected a program in Python, found something else"),
-                ({"test": "x = '\0'"}, "row 1: test: expected a program in Python, found something else"),
-                ({"prompt": " "}, "row 1: prompt: expected the beginning of a program, found none"),
-                (
-                    {"test": ""},
-                    "row 1: test: expected a program that defines check, which gets the function, found none",
-                ),
-            )
-        ),
-        ("gsm8k", b"\n", 'expected rows like {"question": "…", "answer": "…"}, found none'),
+        ("gsm8k", b'{"question": "a"\n', "line 1: expected JSON, found"),
+        ("gsm8k", b"\n", "expected rows with question, answer, found none"),
     ],
 )
 def test_a_wrong_data_file(tmp_path, key, content, says):
@@ -336,7 +274,7 @@ def test_a_wrong_data_file(tmp_path, key, content, says):
 def test_data_that_is_not_there(tmp_path, gsm8k_folder):
     with pytest.raises(
         CallError,
-        match=r"nothing: expected a JSON-lines file or a folder with test.jsonl or gsm8k.jsonl, found nothing",
+        match=r"nothing: expected a JSON-lines file or a folder, found nothing",
     ):
         find_task("gsm8k", {"gsm8k": tmp_path / "nothing"}).problems()
     with pytest.raises(CallError, match=r"expected test.jsonl or gsm8k.jsonl in .*, found none$"):
@@ -371,7 +309,6 @@ def hub(monkeypatch):
         raise ConnectionError("offline")
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda self, name, timeout: None)
     return asked
 
 
@@ -381,53 +318,9 @@ def test_without_a_file_rows_come_from_the_hub(hub):
     assert hub == [("openai/gsm8k", "main", "test"), ("openai/gsm8k", "main", "train")]
 
 
-def test_an_error_of_the_hub_is_told_without_its_classes(monkeypatch):
-    def load_dataset(*_, **__):
-        raise ConnectionError("Couldn't reach 'x' on the Hub (OfflineModeIsEnabled)\nmore")
-
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda self, name, timeout: None)
-    with pytest.raises(
-        EvaluationError, match=r"\(Couldn't reach 'x' on the Hub\); go online \(unset HF_HUB_OFFLINE\), or"
-    ):
-        find_task("humaneval").problems()
-
-
-def test_a_hub_that_cannot_be_reached(hub, monkeypatch):
+def test_a_hub_that_cannot_be_reached(hub):
     with pytest.raises(EvaluationError, match=r"openai_humaneval could not be had from the hub \(offline\); go online"):
         find_task("humaneval").problems()
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(
-        CallError, match="the package datasets, which is not installed; install it, or pass a local file: --data gsm8k"
-    ):
-        find_task("gsm8k").problems()
-
-
-@pytest.mark.parametrize("cached", [True, False])
-def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch, cached):
-    config, states = types.SimpleNamespace(HF_HUB_OFFLINE=False), []
-
-    def load_dataset(*_, **__):
-        states.append((config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE))
-        if cached:
-            return [{"question": "cached?", "answer": "#### 1"}]
-        raise ConnectionError("not in the cache")
-
-    def no_answer(self, name, timeout):
-        raise OSError(f"no way to {name}")
-
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset, config=config))
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", no_answer)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    if cached:
-        assert find_task("gsm8k").problems()[0]["question"] == "cached?"
-    else:
-        with pytest.raises(
-            EvaluationError, match=r"could not be had from the hub \(no way to openai/gsm8k\); go online"
-        ):
-            find_task("gsm8k").problems()
-    assert states[0] == (True, True) and not config.HF_HUB_OFFLINE and not huggingface_hub.constants.HF_HUB_OFFLINE
 
 
 def test_data_flags(tmp_path):
@@ -436,9 +329,9 @@ def test_data_flags(tmp_path):
         "humaneval_instruct": Path("c=d"),
     }
     for flag in ("gsm8k", "gsm8k=", "lab-arith=x", "gsm9k=x"):
-        with pytest.raises(CallError, match="--data: expected TASK=PATH with a task of gsm8k, gsm8k_cot, "):
+        with pytest.raises(CallError, match="--data: expected TASK=PATH once each, TASK of gsm8k, gsm8k_cot, "):
             read_data_flags([flag])
-    with pytest.raises(CallError, match="--data: gsm8k is given twice"):
+    with pytest.raises(CallError, match=r"--data: expected TASK=PATH once each, .* found 'gsm8k=b'"):
         read_data_flags(["gsm8k=a", "gsm8k=b"])
 
 
@@ -458,8 +351,3 @@ def test_what_is_compared_is_what_lm_eval_leaves(text):
     for pattern in (",", r"\$", r"(?s).*#### ", r"\.$"):
         expected = re.sub(pattern, "", expected)
     assert _normal(text) == expected.lower()
-
-
-def test_a_long_answer_takes_no_longer_than_a_short_one():
-    """The regular expression would look back to the beginning at each of its letters."""
-    assert _normal("x #### " + "1" * 10**6) == "1" * 10**6

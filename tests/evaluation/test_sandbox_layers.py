@@ -1,4 +1,4 @@
-"""Hostile programs against the sandbox, with all of its layers and with some switched off: each must hold, and each must bite."""
+"""Hostile programs against the sandbox, with all its layers and with some switched off: each must hold and bite."""
 
 import os
 import signal
@@ -64,13 +64,6 @@ def test_endless_output(granted):
     granted("output")
     result = run_program("while True: print('x' * 1000)", timeout_s=20)
     assert (result.passed, result.reason, len(result.output)) == (False, "wrote more than 1 MB", 2000)
-
-
-def test_a_value_too_large_to_compare():
-    assert (
-        run_program("def f(): return [0] * 6_000_000\nassert f() == 1", timeout_s=20).reason
-        == "a value is larger than 16 MB"
-    )
 
 
 def test_memory(granted):
@@ -187,16 +180,13 @@ def test_killing_the_supervisor_is_a_failure():
     result = run_program(
         "import os\nos.kill(os.getppid(), 9)\nimport time\ntime.sleep(60)", without=SIGNALS, timeout_s=20
     )
-    assert (result.passed, result.reason) == (
-        False,
-        "the sandbox ended without a verdict: the program broke it, or is too large to compile or to compare",
-    )
+    assert (result.passed, result.reason) == (False, "the program ended the sandbox, which gave no verdict")
 
 
 def test_nothing_of_the_environment_gets_in(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
-    program = "import os, sys\nprint(dict(os.environ), sys.argv[1:], [p for p in sys.path if 'site-packages' in p])\nassert os.getuid() != 0"
-    result = run_program(program)
+    seen = "print(dict(os.environ), sys.argv[1:], [p for p in sys.path if 'site-packages' in p])"
+    result = run_program(f"import os, sys\n{seen}\nassert os.getuid() != 0")
     assert result.output.startswith("{} ")
     assert result.output.rstrip().endswith(" []")
 
@@ -242,7 +232,7 @@ def descendants(pid):
 
 
 def test_the_systems_own_mounts_are_never_changed(tmp_path):
-    """`own_root` in a namespace of its own first, where a broken check would harm nobody, told that this is the system's."""
+    """`own_root` in another namespace first, where a broken check would harm nobody."""
     code = f"""
 import os
 from sinkscope.evaluation.sandbox.isolation import mount_namespace, namespaces, own_root
@@ -262,61 +252,3 @@ else:
     if said == "no namespaces here\n":
         pytest.skip("this system grants no namespaces")
     assert said == "the mounts are still those of the system True\n"
-
-
-SLOW_TO_COMPARE = """
-import sys, time
-packed = ["set", [["int", format(((1 << 61) - 1) * factor, "x")] for factor in range(110_000)]]  # whose hashes are all 0
-sys.modules["sinkscope.evaluation.sandbox.confined"].pack = lambda *values: packed
-time.sleep({seconds})
-value = 5
-assert value == {{1}}
-"""
-
-
-@pytest.mark.parametrize("seconds", [0, 9.5])
-def test_what_a_comparison_takes_counts(seconds):
-    result = run_program(SLOW_TO_COMPARE.format(seconds=seconds), timeout_s=1.0)
-    assert not result.passed
-    assert result.reason in (
-        "the sandbox ended without a verdict: the program broke it, or is too large to compile or to compare",
-        "used more than 1 s of CPU",  # on a slow machine, before the value is there
-        "ran past 10 s by the clock",
-    )
-
-
-@pytest.mark.parametrize(
-    ("clock_s", "cpu_s", "expected"), [(0.5, 100, 1), (100.0, 3, 2), (100.0, 40, 39), (7.5, 40, 7)]
-)
-def test_the_supervisor_has_what_is_left(clock_s, cpu_s, expected):
-    code = (
-        "import resource; from sinkscope.evaluation.sandbox import clock\n"
-        "clock.time.process_time = lambda: 0.25\n"
-        "clock._processor_time = lambda process: 0.5\n"
-        f"clock.Clock({clock_s}, {cpu_s}, [1, 2]).limit_own()\n"
-        "print(resource.getrlimit(resource.RLIMIT_CPU)[1])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(done.stdout) == expected
-
-
-BUSY = """
-import signal, time
-signal.signal(signal.SIGXCPU, signal.SIG_IGN)
-def f():
-    end = time.process_time() + {seconds}
-    while time.process_time() < end: pass
-"""
-
-
-@pytest.mark.parametrize(
-    ("program", "more"),
-    [
-        (f"{BUSY.format(seconds=1.7)}f()", {}),
-        ("def f(): pass", {"tests": f"{BUSY.format(seconds=60)}f()", "function": "f"}),
-        (BUSY.format(seconds=0.8), {"tests": f"f()\n{BUSY.format(seconds=0.8)}f()", "function": "f"}),
-    ],
-    ids=["a program", "tests", "both together"],
-)
-def test_processes_share_one_limit_of_processor_time(program, more):
-    assert run_program(program, timeout_s=1.0, **more).reason.startswith("used more than 1 s of CPU")

@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 import sinkscope.interventions
@@ -400,48 +399,6 @@ def test_reading_and_planning_load_no_torch(command, tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "| gsm8k" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"accuracy": 5.0}, "accuracy: expected .* found 5.0"),
-        ({"accuracy": float("nan")}, "accuracy: expected a finite number, found nan"),
-        ({"correct": 9}, "expected at most 4 correct answers of 4, not 9$"),
-        ({"outcomes": "01"}, "expected the outcomes of 4 problems, 2 of them correct, not of 2, 1 of them correct$"),
-        ({"outcomes": "abcd"}, "outcomes: expected .* found 'abcd'"),
-        ({"n": -1}, "n: expected .* found -1"),
-        ({"n": None}, "n: expected a whole number, found null"),
-        ({"interval": None}, "interval: expected a list, found null"),
-        ({"interval": (0.4, 0.6)}, r"expected Wilson's interval of 2/4, 0\.150039 to 0\.849961, not 0\.4 to 0\.6$"),
-        ({"settings": {"length": 0}}, "settings.length: expected a number from 1 upwards, found 0"),
-        ({"settings": {"temperature": -1.0}}, "settings.temperature: expected a number from 0.0 upwards, found -1.0"),
-        ({"hide": "none", "hit_rate": 0.5}, "expected no hit rate where nothing is hidden, not 0.5$"),
-        (
-            {"hide": "none", "removed_share_committed": 0.5},
-            "expected no attention removed where nothing is hidden, not 0.5$",
-        ),
-        ({"settings": None}, "settings: expected an object, found null"),
-        ({"settings": {"a": {1, 2}}}, "settings: expected plain values, as JSON holds them, found others"),
-        ({"model": 5}, "model: expected text, found 5"),
-        ({"accuracy": "x"}, "accuracy: expected a number, found 'x'"),
-    ],
-)
-@pytest.mark.parametrize("ask", [table, write_table])
-def test_a_result_made_by_hand_is_checked(ask, change, said):
-    wrong = dataclasses.replace(result("top:1", "0011"), **change)
-    with pytest.raises(CallError, match=rf"results\[1\]: .*{said}"):
-        ask([result("none", "0011"), wrong])
-
-
-def test_something_else_than_a_result_is_refused():
-    with pytest.raises(CallError, match=r"results\[0\]: expected Result, found 'x'"):
-        table(["x"])
-
-
-def test_a_number_of_numpy_is_a_number():
-    first, *others = RESULTS
-    assert table([dataclasses.replace(first, n=np.int64(first.n)), *others]) == table(RESULTS)
 
 
 def test_the_same_result_twice_is_refused():

@@ -51,7 +51,7 @@ def test_programs(text, correct):
 
 
 def test_a_right_program_passes_all_its_tests():
-    assert score_program(CODE, CODE.worked).reason == f"ran to its end, {CODE.result.count('assert')} assertions held"
+    assert score_program(CODE, CODE.worked).reason == "ran to its end"
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -28,7 +28,6 @@ from sinkscope.documents import check_fields, parse_json
 from sinkscope.errors import CallError, SinkscopeError, TraceError
 from sinkscope.evaluation.cache_arms import read_arms, read_budgets
 from sinkscope.evaluation.jobs import _read_options
-from sinkscope.evaluation.result_schema import ResultsFile, RunFile, TaskFile
 from sinkscope.interventions import parse_rule, split_rules
 from sinkscope.interventions.rules import known_rules
 from sinkscope.lab.recipe_schema import CorpusFile, RecipeFile
@@ -172,7 +171,7 @@ def test_any_json_lines(tmp_path, reader, lines):
         assert len(reader(path)) <= len(lines)
 
 
-SCHEMAS = (TraceManifest, StatisticsManifest, ResultsFile, RunFile, TaskFile, RecipeFile, CorpusFile, RolesFile)
+SCHEMAS = (TraceManifest, StatisticsManifest, RecipeFile, CorpusFile, RolesFile)
 
 
 @many

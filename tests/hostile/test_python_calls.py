@@ -537,7 +537,6 @@ SMALL = {
     "a layer without axes": lambda: sinkscope.HideTopSinks(1, layers=np.array(2)),
     "positions without axes": lambda: interventions.HidePositions(np.array(2)),
     "a table of another form": lambda: evaluation.write_table([], "nosuch"),
-    "a program of numbers": lambda: evaluation.run_program("x", function=5),
     "a fraction": lambda: sinks.is_sink(COLUMNS, Fraction(1, 2)),
     "thresholds without any": lambda: statistics.feed_of(statistics.PromptSettings(), np.array([])),
     "a sink of arrays": lambda: sinkscope.SinkToken(kind=np.zeros(3)),

@@ -4,8 +4,6 @@ import bz2
 import gzip
 import json
 import lzma
-import os
-import resource
 import shutil
 import time
 
@@ -18,54 +16,7 @@ from safetensors.torch import load_file, save_file
 import sinkscope
 from sinkscope.decoding.settings import LLaDASettings
 from sinkscope.errors import CallError, ModelError
-from sinkscope.evaluation.sandbox import remove_folder, run_program
 from sinkscope.models.outline import outline
-
-FRACTION = "from fractions import Fraction\n"
-BOMBS = {
-    "a fraction that says it is large": FRACTION
-    + "class F(Fraction):\n    def __str__(self): return '1e99999999'\nassert F(1, 2) == 7",
-    "a large fraction": FRACTION + "assert Fraction(3**90000, 5**90000) == 7",
-    "a large number": "assert 10**10**8 == 7",
-    "a number that is too long to show": "assert 10**10**5 == 7",
-    "a set of equal hashes": "P = (1 << 61) - 1\nassert {P * k for k in range(60000)} == {1}",
-    "a decimal number": "from decimal import Decimal\nassert int(Decimal('1e9999999')) == 7",
-}
-
-
-@pytest.mark.parametrize("bomb", BOMBS)
-def test_a_limit_is_the_limit(bomb):
-    began = _cpu_of_children()
-    result = run_program(BOMBS[bomb], timeout_s=1.0)
-    assert not result.passed and "Traceback" not in result.reason
-    assert _cpu_of_children() - began < 2  # the limit and a second more, however busy the machine is
-
-
-def _cpu_of_children():
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def test_a_subclass_of_fraction_travels_as_its_value():
-    source = FRACTION + "class F(Fraction):\n    def __str__(self): return '7'\nassert F(1, 2) == 0.5"
-    assert run_program(source).passed
-
-
-def test_a_folder_of_any_depth_is_removed(tmp_path):
-    here = os.getcwd()
-    (tmp_path / "box").mkdir()
-    os.chdir(tmp_path / "box")
-    try:
-        for _ in range(3000):
-            os.mkdir("d")
-            os.chdir("d")
-        open("file", "w").close()
-    finally:
-        os.chdir(here)
-    (tmp_path / "box/link").symlink_to(tmp_path)
-    (tmp_path / "box/closed").mkdir(mode=0)
-    remove_folder(str(tmp_path / "box"))
-    assert os.listdir(tmp_path) == []
 
 
 def test_a_line_separator_does_not_end_a_line(tmp_path):

@@ -53,8 +53,8 @@ class CompareCaches(TaskCommand):
         self.check_dry_run()
         arms, asked = read_arms(self.policies, read_budgets(self.budget)), self.asked()
         if self.dry_run:
-            from sinkscope.evaluation.cache_cost import cost_of_comparison
             from sinkscope.evaluation.cost import card_of, cost_table
+            from sinkscope.evaluation.dry_run import cost_of_comparison
             from sinkscope.evaluation.task_plans import Request
 
             costs = cost_of_comparison(self.model, Request(**asked), arms, card_of(self.gpu, self.tflops))

@@ -39,8 +39,7 @@ class Evaluate(TaskCommand):
     samples: Annotated[Few | None, default_is("the protocol's, else the method's own")] = None
 
     def run(self) -> None:
-        from sinkscope.evaluation.bound_job import run_share
-        from sinkscope.evaluation.jobs import run_in_jobs
+        from sinkscope.evaluation.jobs import run_in_jobs, run_share
         from sinkscope.evaluation.results import collect
         from sinkscope.evaluation.tables import write_table
         from sinkscope.interventions import split_rules

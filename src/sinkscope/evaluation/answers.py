@@ -22,9 +22,9 @@ def rule_in_force(rule: Rule, model: Model) -> Iterator[Effects]:
     """Hide by a rule while the body runs.
 
     Yields:
-        A function from the row of a generation, or None for a likelihood, to the effect on it, as `Effect.as_dict` has it, over so many
-        passes of the same prompts; None under a rule that hides nothing. A likelihood has a single step; for one, the function raises
-        CallError where the rule asked for the step before or was never in force.
+        A function from the row of a generation, or None for a likelihood, to the effect on it, as `Effect.as_dict` has
+        it, over so many passes of the same prompts; None under a rule that hides nothing. A likelihood has a single
+        step; for one, the function raises CallError where the rule asked for the step before or was never in force.
     """
     with rule(model) as running:
 
@@ -34,7 +34,8 @@ def rule_in_force(rule: Rule, model: Model) -> Iterator[Effects]:
             if row is None and (running.asked_previous or not running.effect.steps.any()):
                 found = "asked for the step before" if running.asked_previous else "was never in force"
                 raise CallError(
-                    f"hide: expected a rule for the one step of a likelihood, found that {rule} {found}; let it measure the running step, "
+                    f"hide: expected a rule for the one step of a likelihood, found that {rule} {found}; let it "
+                    "measure the running step, "
                     "as observe=current does, and do not limit it to later steps"
                 )
             found = running.effect
@@ -52,10 +53,11 @@ def reseeded(settings: Settings, by: int) -> Settings:
 
 
 def answer_until(model: Model, answer: torch.Tensor, stops: Sequence[str]) -> str:
-    """Return the text of an answer as lm-eval's tasks read it: unstripped, before the first EOS and the first of the stop strings.
+    """Return the text of an answer as lm-eval's tasks read it: unstripped, before the first EOS and the first of the
+    stop strings.
 
-    Leading white space is kept, because the completion of a program needs it. A stop string that is a special token of the
-    tokenizer ends the answer as a token, since special tokens are left out of the text.
+    Leading white space is kept, because the completion of a program needs it. A stop string that is a special token of
+    the tokenizer ends the answer as a token, since special tokens are left out of the text.
 
     Args:
         model: the model that wrote.

@@ -1,37 +1,32 @@
-"""`compare_caches` writes the answers to the same problems under several cache policies; after a kill the same call resumes.
+"""`compare_caches` writes the answers to the same problems under several cache policies; after a kill the same call
+resumes.
 
-The policies take turns at each batch, in one process, so that the machine's other work falls on all of them alike. The folder is one of
-`results_folder`, with a folder of items for each policy, and ``caches.json`` with what came of them.
+The policies take turns at each batch, in one process, so that the machine's other work falls on all of them alike. The
+folder is one of `results_folder`, with a folder of items for each policy, and ``caches.json`` with what came of them.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from sinkscope.argument_types import check_argument
 from sinkscope.checksums import CHECKSUM, checksum_of, with_checksum
 from sinkscope.decoding import generate, make_batch, parse_cache, resolve_settings, settings_of
-from sinkscope.documents import check_fields
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.answers import answer_until, reseeded
 from sinkscope.evaluation.cache_arms import PARALLEL, PLAIN, Arm
 from sinkscope.evaluation.cache_tables import comparison_of
 from sinkscope.evaluation.choices import LikelihoodSettings
-from sinkscope.evaluation.item_schema import compared_fields
 from sinkscope.evaluation.memory_peak import peak_memory
 from sinkscope.evaluation.protocols import AUTO
-from sinkscope.evaluation.result_schema import ComparisonFile
-from sinkscope.evaluation.results_folder import RUN, TASK, ResultItems, check_claims, claim, locked, write_json
-from sinkscope.evaluation.running import describe_run
+from sinkscope.evaluation.results_folder import locked, write_json
+from sinkscope.evaluation.running import Batch, describe_run, open_batches, work_through
 from sinkscope.evaluation.task_plans import Request, TaskPlan, check_request, make_plans
 from sinkscope.evaluation.tasks import find_task
 from sinkscope.models import FAMILIES, Family, Model, expect_model
-from sinkscope.models.fingerprints import fingerprints
-from sinkscope.progress import show_progress
 from sinkscope.work_items import COMPARISON as OF_CACHES
 from sinkscope.work_items import read_object, share_of_process
 
@@ -70,8 +65,6 @@ def compare_caches(
         EvaluationError: the folder cannot be written.
     """
     expect_model(model, unhidden=True)
-    check_argument("batch", batch, int)
-    check_argument("out", out, Path | str)
     if batch < 1:
         raise CallError(f"batch: expected at least 1, found {batch}")
     if share_of_process().count > 1:
@@ -79,36 +72,18 @@ def compare_caches(
     plans = plan_comparison(
         model, Request(tasks, ("none",), limit, shots, chat, protocol, data, settings, allow_code_execution), arms
     )
-    out, vocabulary = Path(out), model.card.vocabulary
+    out = Path(out)
+    ways = {arm.text: arm for arm in arms}
     with locked(out, kind=OF_CACHES):
-        described = {"compares": "caches", **describe_run(model, batch, limit), **fingerprints(model)}
-        check_claims({out / RUN: described} | {out / plan.task.name / TASK: plan.describe() for plan in plans})
-        run = claim(out / RUN, described)
-        todo, items = [], {}
-        for plan in plans:
-            asked = claim(out / plan.task.name / TASK, plan.describe())
-            for arm in arms:
-                items[plan.task.name, arm] = ResultItems(
-                    out, plan.task.name, arm.text, run, asked, schema=_schema_of(plan, vocabulary)
-                )
-            count = len(plan.problems)
-            for start in range(0, count, batch):
-                indices = range(start, min(start + batch, count))
-                for arm in arms:
-                    todo.append((plan, arm, items[plan.task.name, arm], indices))
-        missing = [[one for one in indices if stored.read(one, len(indices)) is None] for _, _, stored, indices in todo]
-        total = sum(len(indices) for *_, indices in todo)
-        with show_progress(
-            total, model.card.name, "answers", done=total - sum(map(len, missing)), shown=progress
-        ) as bar:
-            for (plan, arm, stored, indices), lacking in zip(todo, missing, strict=True):
-                for index, item in _work(model, plan, arm, indices, lacking) if lacking else ():
-                    stored.commit(index, item)
-                    bar.advance()
-        found: dict[tuple[str, Arm], list[Any]] = {key: [] for key in items}
-        for plan, arm, stored, indices in todo:
-            found[plan.task.name, arm] += [stored.read(index, len(indices)) for index in indices]
-        _check_lengths(items, found)
+        batches = open_batches(out, model, plans, ways, batch, limit, more={"compares": "caches"})
+        order = [plan.task.name for plan in plans]
+        batches.sort(key=lambda one: (order.index(one.plan.task.name), one.indices.start))  # the arms take turns
+        work_through(model, batches, _work, progress)
+        found: dict[tuple[str, Arm], list[Any]] = {}
+        for one in batches:
+            read = [one.items.read(index, len(one.indices)) for index in one.indices]
+            found.setdefault((one.plan.task.name, one.way), []).extend(read)
+        _check_lengths(found)
         described = {plan.task.name: plan.describe() for plan in plans}
         document = with_checksum({**describe_run(model, batch, limit), "tasks": described, **comparison_of(found)})
         _tell_what_is_left_out(out / COMPARISON, document)
@@ -121,40 +96,25 @@ def _tell_what_is_left_out(path: Path, document: Mapping[str, Any]) -> None:
     old, new = read_object(path), {(row["task"], row["policy"]): row["n"] for row in document["rows"]}
     if old is None or old.get(CHECKSUM) != checksum_of(old):
         return
-    try:
-        check_fields(old, ComparisonFile, str(path), EvaluationError)
-    except EvaluationError:  # another program's table
-        return
     rows = [row for row in old["rows"] if row["n"] > new.get((row["task"], row["policy"]), 0)]
     if rows:
         said = ", ".join(f"{row['task']} {row['policy']} (of {row['n']})" for row in rows)
         _log.warning(
-            "%s has fewer answers now, without some of %s; all are kept, and the call that asked for them counts them again",
+            "%s has fewer answers now, without some of %s; all are kept, "
+            "and the call that asked for them counts them again",
             path,
             said,
         )
 
 
-def _schema_of(plan: TaskPlan, vocabulary: int) -> Callable[[int], type[Any]]:
-    """Return the function from the number of a problem to what its item may hold."""
-    return lambda index: compared_fields(len(plan.encoded[index]), vocabulary)
-
-
-def _check_lengths(
-    items: Mapping[tuple[str, Arm], ResultItems], found: Mapping[tuple[str, Arm], Sequence[Any]]
-) -> None:
+def _check_lengths(found: Mapping[tuple[str, Arm], Sequence[Any]]) -> None:
     """Raise an error unless every answer is there, and as long as that of plain sampling."""
     for (task, arm), mine in found.items():
         for index, (item, plain) in enumerate(zip(mine, found[task, PLAIN], strict=True)):
-            if item is None or plain is None:
+            if item is None or plain is None or len(item["tokens"]) != len(plain["tokens"]):
                 raise EvaluationError(
-                    f"{items[task, arm].folder}: expected the item of problem {index}, found none; run the same command again"
-                )
-            lengths = len(plain["tokens"]), len(item["tokens"])
-            if lengths[0] != lengths[1]:
-                what = f"expected {lengths[0]}, as plain sampling wrote, found {lengths[1]}"
-                raise EvaluationError(
-                    f"{items[task, arm].path(index)}: tokens: {what}; remove the wrong one of both files and run again"
+                    f"{task}, {arm.text}: expected an answer to problem {index} as long as that of plain sampling; "
+                    "remove the wrong file and run the same command again"
                 )
 
 
@@ -184,11 +144,7 @@ def plan_comparison(model: Model, request: Request, arms: Sequence[Arm]) -> list
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raise an error for settings that belong to an arm.
-
-    Raises:
-        CallError: there is one.
-    """
+    """Raise CallError for settings that belong to an arm."""
     for name in ("cache", *PARALLEL):
         if name in settings:
             example = f"--policies {settings[name]}" if name == "cache" else f"--policies none@{name}={settings[name]}"
@@ -196,20 +152,14 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 
 
 def check_family(family: Family) -> None:
-    """Raise an error for a family whose sampler takes no cache.
+    """Raise CallError for a family whose sampler takes no cache."""
 
-    Raises:
-        CallError: such a family.
-    """
-    if not any(field.name == "cache" for field in fields(settings_of(family.sampler))):
-        able = ", ".join(
-            one.name
-            for one in FAMILIES.values()
-            if any(field.name == "cache" for field in fields(settings_of(one.sampler)))
-        )
-        raise CallError(
-            f"{family.name} has no setting 'cache': expected a model whose sampler takes a cache ({able}); compare another one"
-        )
+    def takes_cache(one: Family) -> bool:
+        return any(field.name == "cache" for field in fields(settings_of(one.sampler)))
+
+    if not takes_cache(family):
+        able = ", ".join(one.name for one in FAMILIES.values() if takes_cache(one))
+        raise CallError(f"{family.name} has no setting 'cache': expected a model whose sampler takes a cache ({able})")
 
 
 def settings_of_arm(model: Model, plan: TaskPlan, arm: Arm) -> Any:
@@ -221,11 +171,9 @@ def settings_of_arm(model: Model, plan: TaskPlan, arm: Arm) -> Any:
     return resolve_settings(model.family, **{**asdict(plan.sampler), **arm.settings})  # type: ignore[call-overload]
 
 
-def _work(
-    model: Model, plan: TaskPlan, arm: Arm, indices: range, missing: Sequence[int]
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Write a batch under an arm, and yield number and item of each of its missing problems."""
-    own = reseeded(settings_of_arm(model, plan, arm), indices.start)
+def _work(model: Model, batch: Batch, missing: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+    plan, indices = batch.plan, batch.indices
+    own = reseeded(settings_of_arm(model, plan, batch.way), indices.start)
     with peak_memory(model.device) as peak:
         began, processor = time.monotonic(), time.process_time()
         generations: Any = generate(model, list(plan.encoded[indices.start : indices.stop]), **asdict(own))

@@ -1,10 +1,12 @@
-"""What came of a comparison of caches: a row for each policy, verdicts on sinks, and the Markdown table. Rules were fixed beforehand.
+"""What came of a comparison of caches: a row for each policy, verdicts on sinks, and the Markdown table. Rules were
+fixed beforehand.
 
-A policy is *within a point* where the lower end of the 95 % interval of its accuracy minus plain sampling's, paired by problem, lies above
-−1 point. ``verdict`` is that of `paired_tests`, with a margin of 2 points.
+A policy is *within a point* where the lower end of the 95 % interval of its accuracy minus plain sampling's, paired by
+problem, lies above −1 point. ``verdict`` is that of `paired_tests`, with a margin of 2 points.
 
-Whether sinks are to be read is told by two policies that differ in nothing else: ``keep=top`` (the largest columns, sinks among them) and
-``keep=no-sinks`` (the largest columns that are no sinks), at an equal budget. The verdict, by the interval of the first minus the second:
+Whether sinks are to be read is told by two policies that differ in nothing else: ``keep=top`` (the largest columns,
+sinks among them) and ``keep=no-sinks`` (the largest columns that are no sinks), at an equal budget. The verdict, by the
+interval of the first minus the second:
 
 keep        it lies above 0
 filter      it lies below 0
@@ -24,14 +26,17 @@ from sinkscope.evaluation.paired_tests import MARGIN, Difference, holm, paired_d
 POINT = 0.01
 Items = Sequence[Mapping[str, Any]]
 NOTES = (
-    "Accuracy with Wilson's 95 % interval; difference: minus plain sampling in points, paired by problem, Tango's 95 % interval; p: "
-    "McNemar's exact, after Holm. Ratios are of plain sampling over the policy, on the same problems; parallel decoding is behind an @.",
-    "Seconds are those of the processor on a CPU, and of the clock on a GPU. Memory: the largest of any batch, of a CPU the whole process.",
+    "Accuracy with Wilson's 95 % interval; difference: minus plain sampling in points, paired by problem, Tango's 95 % "
+    "interval; p: "
+    "McNemar's exact, after Holm. Ratios are of plain sampling over the policy, on the same problems; parallel "
+    "decoding is behind an @.",
+    "Seconds are those of the processor on a CPU, and of the clock on a GPU. Memory: the largest of any batch, of a "
+    "CPU the whole process.",
 )
 
 
 def comparison_of(found: Mapping[tuple[str, Arm], Items]) -> dict[str, Any]:
-    """Return rows and verdicts from the items of every task and arm, in order; every task has those of plain sampling."""
+    """Return rows and verdicts from the items of every task and arm, in order, plain sampling among them."""
     rows = []
     for task in dict.fromkeys(task for task, _ in found):
         mine = {arm: items for (name, arm), items in found.items() if name == task}

@@ -1,25 +1,23 @@
 """Benchmarks of likelihoods as paper 2 uses them: ARC, HellaSwag, PIQA, RACE, SIQA and LAMBADA.
 
-The model writes nothing; the likelihoods of a question's choices are compared. Prompts, choices and measures are those of lm-eval
-0.4.13.
-Rows come from a local JSON-lines file in the form that the data has on the hub, or from the hub. ``acc`` takes the likeliest choice,
-``acc_norm`` the likeliest per character (lm-eval's length); ``correct`` is ``acc``.
+The model writes nothing; the likelihoods of a question's choices are compared. Prompts, choices and measures are those
+of lm-eval 0.4.13.
+Rows come from a local JSON-lines file in the form that the data has on the hub, or from the hub. ``acc`` takes the
+likeliest choice, ``acc_norm`` the likeliest per character (lm-eval's length); ``correct`` is ``acc``.
 
-LAMBADA has one choice, its last word. An answer is correct where the model writes that word, the most confident token first. Paper 2's
-code does so (skywalker0523/OneTokenIsEnough, evaluate_diff_extratoken.py, ``suffix_greedy_prediction``; its scripts ask lm-eval's
-``lambada_standard``). A model that another sampler writes with is asked token by token from the left.
+LAMBADA has one choice, its last word. An answer is correct where the model writes that word, the most confident token
+first. Paper 2's code does so (skywalker0523/OneTokenIsEnough, evaluate_diff_extratoken.py,
+``suffix_greedy_prediction``; its scripts ask lm-eval's ``lambada_standard``). A model that another sampler writes with
+is asked token by token from the left.
 """
 
 import ast
 import functools
-import json
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sinkscope.argument_types import plain
 from sinkscope.decoding import Likelihood, generate, log_likelihood
 from sinkscope.decoding.likelihood import check_likelihood, encode_pair
 from sinkscope.errors import CallError
@@ -91,37 +89,14 @@ class Benchmark:
     normed: bool = True
 
 
-class _WrongRow(ValueError):
-    """A row that is not of its benchmark's form; the message says in what."""
-
-
-def _texts(what: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not value or not all(isinstance(one, str) and one.strip() for one in value):
-        raise _WrongRow(f"{what}: expected a list of texts that are not blank")
-    return tuple(value)
-
-
-def _numbered(what: str, value: Any, first: int, count: int) -> int:
-    """Return which choice a label names, from 0; labels are whole numbers from ``first`` on, or the same as text."""
-    numbers = {number: at for at, number in enumerate(range(first, first + count))}
-    found = numbers.get(value) if type(value) is int else {str(one): at for one, at in numbers.items()}.get(value)
-    if found is None or isinstance(value, bool):
-        raise _WrongRow(f"{what}: expected one of {', '.join(map(str, numbers))}, found {value!r:.60}")
-    return found
-
-
-def _named(what: str, value: Any, labels: Sequence[str]) -> int:
-    """Return which choice a label names, from 0."""
-    if value not in labels:
-        raise _WrongRow(f"{what}: expected one of {', '.join(labels)}, found {value!r:.60}")
-    return labels.index(value)
+def _numbered(value: str | int, first: int, count: int) -> int:
+    """Return the choice that a label names, from 0; labels are whole numbers from ``first`` on, or the same as text."""
+    return range(first, first + count).index(int(value))
 
 
 def _arc(row: Mapping[str, Any]) -> Question:
-    texts, labels = (_texts(f"choices.{one}", row["choices"].get(one)) for one in ("text", "label"))
-    if len(texts) != len(labels) or len(set(labels)) != len(labels):
-        raise _WrongRow(f"choices.label: expected another label for each of the {len(texts)} texts")
-    return Question(f"Question: {row['question']}\nAnswer:", texts, _named("answerKey", row["answerKey"], labels))
+    texts, labels = row["choices"]["text"], row["choices"]["label"]
+    return Question(f"Question: {row['question']}\nAnswer:", tuple(texts), labels.index(row["answerKey"]))
 
 
 def _hellaswag(row: Mapping[str, Any]) -> Question:
@@ -130,12 +105,12 @@ def _hellaswag(row: Mapping[str, Any]) -> Question:
         return "\n".join(map(_without_brackets, lines)).replace("  ", " ")
 
     context = clean(f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}")
-    endings = tuple(map(clean, _texts("endings", row["endings"])))
-    return Question(context, endings, _numbered("label", row["label"], 0, len(endings)))
+    endings = tuple(map(clean, row["endings"]))
+    return Question(context, endings, _numbered(row["label"], 0, len(endings)))
 
 
 def _without_brackets(line: str) -> str:
-    """Return a line without what stands in brackets, each from the first ``[`` to the next ``]``, in time that grows as the line does."""
+    """Return a line without its parts in brackets, each from the first ``[`` to the next ``]``."""
     kept, at = [], 0
     while (start := line.find("[", at)) >= 0 and (end := line.find("]", start)) >= 0:
         kept.append(line[at:start])
@@ -144,33 +119,13 @@ def _without_brackets(line: str) -> str:
 
 
 def _piqa(row: Mapping[str, Any]) -> Question:
-    return Question(
-        f"Question: {row['goal']}\nAnswer:", (row["sol1"], row["sol2"]), _numbered("label", row["label"], 0, 2)
-    )
-
-
-def _literal(text: str) -> Any:
-    try:
-        with warnings.catch_warnings(action="ignore"):  # of Python, about its own syntax
-            return ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return None
+    return Question(f"Question: {row['goal']}\nAnswer:", (row["sol1"], row["sol2"]), _numbered(row["label"], 0, 2))
 
 
 def _race(row: Mapping[str, Any]) -> Question:
     """Return the last question of an article; the others stand with their answers before it."""
-    problems = _literal(row["problems"]) if isinstance(row["problems"], str) else row["problems"]
-    if not isinstance(problems, list) or not problems or not all(isinstance(one, Mapping) for one in problems):
-        raise _WrongRow("problems: expected a list of objects with question, options and answer")
-    asked = []
-    for number, problem in enumerate(problems):
-        where = f"problems[{number}]"
-        if not isinstance(question := problem.get("question"), str):
-            raise _WrongRow(f"{where}.question: expected text")
-        options = _texts(f"{where}.options", problem.get("options"))[:4]
-        asked.append(
-            (question, options, _named(f"{where}.answer", problem.get("answer"), list("ABCD"[: len(options)])))
-        )
+    problems = ast.literal_eval(row["problems"]) if isinstance(row["problems"], str) else row["problems"]
+    asked = [(one["question"], tuple(one["options"])[:4], "ABCD".index(one["answer"])) for one in problems]
     text = f"Article: {row['article']}\n\n"
     for question, options, gold in asked[:-1]:
         gap = question.endswith("  _  .")
@@ -181,7 +136,7 @@ def _race(row: Mapping[str, Any]) -> Question:
 
 def _social_iqa(row: Mapping[str, Any]) -> Question:
     choices = tuple(row[f"answer{letter}"] for letter in "ABC")
-    return Question(f"Q: {row['context']} {row['question']}\nA:", choices, _numbered("label", row["label"], 1, 3))
+    return Question(f"Q: {row['context']} {row['question']}\nA:", choices, _numbered(row["label"], 1, 3))
 
 
 def _lambada(row: Mapping[str, Any]) -> Question:
@@ -189,8 +144,6 @@ def _lambada(row: Mapping[str, Any]) -> Question:
     return Question(" ".join(before), (last,), 0)
 
 
-_ASKED = {"question", "ctx_a", "goal", "article", "problems", "context"}
-"""Fields that a row cannot do without."""
 _TEXT, _LABEL = (str,), (str, int)
 _ARC = {"question": _TEXT, "choices": (dict,), "answerKey": _TEXT}
 BENCHMARKS: dict[str, Benchmark] = {
@@ -241,21 +194,15 @@ def questions(name: str, data: Path | None) -> tuple[Callable[[], tuple[Question
         for number, row in enumerate(rows(), 1):
             where = f"{source.hub[0] if data is None else f'--data {name}={data}'}, row {number}"
             try:
-                if blank := next(
-                    (one for one in _ASKED & row.keys() if isinstance(row[one], str) and not row[one].strip()), None
-                ):
-                    raise _WrongRow(f"{blank}: expected a text that is not blank")
                 question = benchmark.read(row)
-            except _WrongRow as error:
-                shown = json.dumps(row, default=str)[:80]
+            except (ValueError, LookupError, TypeError, SyntaxError) as error:
                 raise CallError(
-                    f"{where}: expected a row of {name} as on the hub ({benchmark.hub[0]}), found {shown} … ({error})"
+                    f"{where}: expected a row of {name} as on the hub ({benchmark.hub[0]}), found {str(row)[:80]} … "
+                    f"({error})"
                 ) from error
-            if len(question.choices) == 1 and benchmark.read is not _lambada:
-                raise CallError(f"{where}: expected choices to choose from, found one; take the row away")
-            texts = (question.context, *question.choices)
-            if not all(one.strip() for one in texts):
-                raise CallError(f"{where}: expected a context and choices that are not blank, found {texts}")
+            alone = len(question.choices) == 1 and benchmark.read is not _lambada
+            if alone or not all(one.strip() for one in (question.context, *question.choices)):
+                raise CallError(f"{where}: expected a context and choices that are not blank, found {question}")
             found.append(question)
         return tuple(found)
 
@@ -263,7 +210,7 @@ def questions(name: str, data: Path | None) -> tuple[Callable[[], tuple[Question
 
 
 def ask(model: Model, question: Question, settings: LikelihoodSettings, number: int, batch: int) -> Asked:
-    """Compute the likelihoods of all choices of question ``number``, and whether the model writes an only choice itself."""
+    """Compute the likelihoods of all choices of question ``number``, and whether the model writes an only one."""
     given = {"method": settings.method, "samples": settings.samples, "guidance": settings.guidance, "batch": batch}
     found = tuple(
         log_likelihood(model, question.context, f" {choice}", seed=settings.seed + number, **given)
@@ -298,7 +245,8 @@ def judge(question: Question, asked: Asked, normed: bool) -> tuple[int, dict[str
 def settings_for(
     given: Mapping[str, Any], defaults: Mapping[str, Any], family: Family, model: str
 ) -> LikelihoodSettings:
-    """Return the settings of a protocol (``defaults``), overridden by those of a call (``given``), for a model of this family and name.
+    """Return the settings of a protocol (``defaults``), overridden by those of a call (``given``), for a model of
+    this family and name.
 
     Raises:
         CallError: a setting of samplers, one of another type or out of bounds, or guidance for an autoregressive model.
@@ -309,7 +257,7 @@ def settings_for(
             raise CallError(
                 f"{name}: tasks of likelihoods have the settings {', '.join(names)}; found {name}, which is a sampler's"
             )
-    settings = {**({} if family.causal else defaults), **{name: plain(value) for name, value in given.items()}}
+    settings = {**({} if family.causal else defaults), **given}
     found = LikelihoodSettings(**settings)
     check_likelihood(family, model, **asdict(found))
     return found

@@ -1,16 +1,21 @@
 """Each result compared with the unhidden run and with its controls, as frozen rows that tables print."""
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from sinkscope.argument_types import plain
 from sinkscope.counts import counted
-from sinkscope.documents import check_fields
 from sinkscope.errors import CallError
 from sinkscope.evaluation.paired_tests import Difference, against_controls, holm, paired_difference
 from sinkscope.evaluation.papers.published import published_accuracy
-from sinkscope.evaluation.results import Result, cell_of, comparable_rule, options_of, rule_of, seed_of
+from sinkscope.evaluation.results import (
+    Result,
+    cell_of,
+    comparable_rule,
+    expect_agreement,
+    options_of,
+    rule_of,
+    seed_of,
+)
 
 SEEDS = 3
 _RULES = {
@@ -61,10 +66,12 @@ class Row:
     Attributes:
         result: of one model on one task under one rule.
         published: accuracy and standard error in paper 1; None where the paper has no such run.
-        change: accuracy minus that of the unhidden run of the same weights, settings, dtype, device and problems; None without one.
-        adjusted: p-value of the change after Holm, over all models, tasks and rules of the table; controls are adjusted separately.
-        contrasts: for ``top:K`` each kind of control with the same K and the same options; for another rule that hides K keys, such
-            as one that somebody added, ``random:K`` alone.
+        change: accuracy minus that of the unhidden run of the same weights, settings, dtype, device and problems; None
+            without one.
+        adjusted: p-value of the change after Holm, over all models, tasks and rules of the table; controls are adjusted
+            separately.
+        contrasts: for ``top:K`` each kind of control with the same K and the same options; for another rule that hides
+            K keys, such as one that somebody added, ``random:K`` alone.
     """
 
     result: Result
@@ -75,7 +82,7 @@ class Row:
 
 
 def compare(results: Sequence[Result]) -> list[Row]:
-    """Return a row for each result, in their order; runs are paired over the problems that both have, from the first."""
+    """Return a row for each result, in order; runs are paired over the problems that both have."""
     rows = []
     for result in results:
         published = published_accuracy(result.model, result.task, comparable_rule(result.hide))
@@ -113,46 +120,29 @@ def adjust(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def check_results(results: Sequence[Result]) -> list[Result]:
-    """Return results whose fields were checked, as those of a file are.
+def check_results(results: Sequence[Result]) -> Sequence[Result]:
+    """Return results, each of which is there once.
 
     Raises:
-        CallError: a field that cannot be, two results of the same model, task, rule and settings, or two spellings of a rule whose
-            outcomes differ.
+        CallError: numbers that contradict one another, two results of the same model, task, rule and settings, or two
+            spellings of a rule whose outcomes differ.
     """
-    from sinkscope.evaluation.result_schema import ResultFields
-
     found: dict[tuple[str, str], int] = {}
-    measured: dict[str, int] = {}
-    checked = []
+    longest: dict[str, int] = {}
     for number, one in enumerate(results):
         where = f"results[{number}]"
-        values = {field.name: plain(getattr(one, field.name)) for field in fields(one)}
-        values |= {name: dict(value) for name, value in values.items() if isinstance(value, Mapping)}
-        listed = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-        check_fields(listed, ResultFields, where, CallError)
-        try:
-            json.dumps(values["settings"])
-        except (TypeError, ValueError) as error:
+        expect_agreement(one, where, CallError)
+        cell = cell_of(replace(one, n=0))
+        earlier, same = found.setdefault((one.hide, cell_of(one)), number), longest.setdefault(cell, number)
+        if earlier != number or _contradict(one, results[same]):
+            other = results[same if earlier == number else earlier]
             raise CallError(
-                f"{where}: settings: expected plain values, as JSON holds them, found others ({error})"
-            ) from error
-        earlier = found.setdefault((one.hide, cell_of(one)), number)
-        if earlier != number:
-            raise CallError(
-                f"{where}: expected each model, task and rule once, found {one.model}, {one.task}, {one.hide} with the settings of "
-                f"results[{earlier}]; leave one of them out, or it counts as a test of its own"
-            )
-        checked.append(replace(one, **values))
-        same = measured.setdefault(cell_of(replace(one, n=0)), number)
-        if _contradict(one, results[same]):
-            raise CallError(
-                f"{where}: expected each model, task and rule once, found {one.model}, {one.task}, {one.hide} with other outcomes than "
-                f"those of {results[same].hide}, results[{same}], which is the same rule with the same settings; leave one of them out"
+                f"{where}: expected each model, task and rule once, found {one.model}, {one.task}, {one.hide} with the "
+                f"settings of {other.hide}, results[{results.index(other)}]; leave one of them out"
             )
         if one.n > results[same].n:
-            measured[cell_of(replace(one, n=0))] = number
-    return checked
+            longest[cell] = number
+    return results
 
 
 def _contradict(one: Result, other: Result) -> bool:
@@ -175,7 +165,7 @@ def _change(result: Result, results: Sequence[Result]) -> Difference | None:
 def _contrasts(
     result: Result, results: Sequence[Result]
 ) -> list[tuple[str, int, Difference, tuple[float | None, float | None]]]:
-    """Return a control's name, the number of its seeds, the difference and both shares removed, for each kind of control."""
+    """Return name, number of seeds, difference and both removed shares for each kind of control."""
     rule = rule_of(result)
     if rule is None or not hides_k(rule[1]):
         return []
@@ -214,7 +204,7 @@ def takes_seed(word: str) -> bool | None:
 
 
 def hides_k(word: str) -> bool:
-    """Return whether a rule hides K keys of every head and is no control, so that it is set against controls of the same K."""
+    """Return whether a rule hides K keys of every head and is no control."""
     if word in _RULES:
         return word == "top"
     from sinkscope.interventions import known_rules  # here, as it loads torch
@@ -293,7 +283,10 @@ def remarks(rows: Sequence[Row]) -> list[str]:
             name, of_what = matched
             mine, theirs = getattr(result, name), getattr(contrast, name)
             if mine and theirs and not 1 / _MATCHED <= theirs / mine <= _MATCHED:
-                shares = f"{contrast.control} took away {100 * theirs:.1f} % of the attention{of_what}, the sinks' rule {100 * mine:.1f} %"
+                shares = (
+                    f"{contrast.control} took away {100 * theirs:.1f} % of the attention{of_what}, "
+                    f"the sinks' rule {100 * mine:.1f} %"
+                )
                 said.append(f"{where}: {shares}; they do not match in mass")
         for n in sorted({one.difference.n for one in row.contrasts} - {result.n}):
             some = ", ".join(one.control for one in row.contrasts if one.difference.n == n)

@@ -1,7 +1,7 @@
 """The cost of evaluations, estimated from the shapes of networks alone, without loading a model.
 
-`assumptions` lists the assumptions. Forward calls are counted as a run makes them (the mean where masks are random); the lengths of
-prompts and choices are typical values.
+`assumptions` lists the assumptions. Forward calls are counted as a run makes them (the mean where masks are random);
+the lengths of prompts and choices are typical values.
 """
 
 import math
@@ -18,7 +18,10 @@ USABLE = 0.95
 REACHED = 0.4
 """Share of a card's peak that forward calls reach."""
 RECORDED = 1.1
-AT_MOST = "Every policy is counted as plain sampling, parallel decoding as a call for each token. A cache computes fewer positions."
+AT_MOST = (
+    "Every policy is counted as plain sampling, parallel decoding as a call for each token. "
+    "A cache computes fewer positions."
+)
 TEXT_TOKENS = {
     "gsm8k": (80, 155),
     "gsm8k_cot": (75, 75),
@@ -91,19 +94,28 @@ def card_of(gpu: Gpu | None = None, tflops: float | None = None) -> Card:
 def assumptions(card: Card = CARD) -> list[str]:
     """Return what an estimate for a card assumes, a sentence each."""
     return [
-        f"{card.name}: {card.tflops:.4g} TFLOP/s reached in bf16 ({REACHED:.0%} of the peak, an A100's without --gpu), weights "
+        f"{card.name}: {card.tflops:.4g} TFLOP/s reached in bf16 ({REACHED:.0%} of the peak, an A100's without --gpu), "
+        "weights "
         f"read at {card.bytes_per_s / 1e12:g} TB/s at most; --tflops says otherwise.",
-        "A forward call of S tokens: 2 S (parameters − embeddings) + 4 S² × layers × width of the heads, and the vocabulary where a token "
+        "A forward call of S tokens: 2 S (parameters − embeddings) + 4 S² × layers × width of the heads, and the "
+        "vocabulary where a token "
         "can be committed.",
-        "A diffusion model makes one call a step on the whole canvas; an autoregressive one reads the prompt once, then writes to the end; "
-        "block diffusion reads the prompt and each block once more than it has steps; with guidance a call has two canvases of a prompt.",
-        f"As many prompts side by side as {card.name} takes (--batch): where reading the weights takes longest, fewer take longer.",
-        "A likelihood: one call for each different masked canvas, two with guidance, 16 canvases side by side; an only choice is written "
+        "A diffusion model makes one call a step on the whole canvas; an autoregressive one reads the prompt once, "
+        "then writes to the end; "
+        "block diffusion reads the prompt and each block once more than it has steps; with guidance a call has two "
+        "canvases of a prompt.",
+        f"As many prompts side by side as {card.name} takes (--batch): where reading the weights takes longest, fewer "
+        "take longer.",
+        "A likelihood: one call for each different masked canvas, two with guidance, 16 canvases side by side; an only "
+        "choice is written "
         "too, token by token; contexts and choices of typical lengths.",
-        f"Watching or hiding costs {RECORDED - 1:.0%}, a rule that looks at clean attention a call more. Prompts: GSM8K 80 tokens and 155 "
+        f"Watching or hiding costs {RECORDED - 1:.0%}, a rule that looks at clean attention a call more. Prompts: "
+        "GSM8K 80 tokens and 155 "
         "a shot (75 of gsm8k_cot), HumanEval 150 or 320.",
-        "Memory: weights in 2 bytes, one layer's activations, 512 queries' attention in 4 bytes, three copies of the logits, the cache of "
-        f"an autoregressive model; {1 - USABLE:.0%} kept free. Disk: three sums a key and four norms a token in 4 bytes; 12 kB an answer.",
+        "Memory: weights in 2 bytes, one layer's activations, 512 queries' attention in 4 bytes, three copies of the "
+        "logits, the cache of "
+        f"an autoregressive model; {1 - USABLE:.0%} kept free. Disk: three sums a key and four norms a token in 4 "
+        "bytes; 12 kB an answer.",
     ]
 
 
@@ -168,12 +180,12 @@ def _times_plain(rule: str, recorded: bool) -> float:
 
 
 def _calls(rule: str) -> int:
-    """Return how many forward calls a step under a rule takes: one more, without the hiding, where it looks at clean attention."""
+    """Return the forward calls of a step under a rule: one more where it looks at clean attention."""
     return 1 + ("clean" in re.split("[@,]", rule))
 
 
 def _behind_cache(shape: Shape, prompt: int, length: int, block: int, block_steps: int) -> tuple[int, float]:
-    """Return forward calls and operations of block diffusion behind a cache: it reads the prompt, then each block once it is written."""
+    """Return forward calls and operations of block diffusion: it reads the prompt, then each written block."""
     starts = range(prompt, prompt + length, block)
     denoised = sum(_flops(shape, block, block, at) for at in starts) * block_steps
     return 1 + len(starts) * (block_steps + 1), _flops(shape, prompt, 0) + denoised + sum(
@@ -182,7 +194,7 @@ def _behind_cache(shape: Shape, prompt: int, length: int, block: int, block_step
 
 
 def _estimate_likelihoods(part: Part, shape: Shape, card: Card) -> Cost:
-    """Return the cost of likelihoods: a forward call for each different masked canvas, or for each choice of an autoregressive model."""
+    """Return the cost of likelihoods: a call for each masked canvas, or choice of an autoregressive model."""
     from sinkscope.decoding.likelihood import GROUP, expected_masks
 
     context, choices, length = CHOICE_TOKENS[part.task]
@@ -294,17 +306,20 @@ def _parallel(part: Part) -> bool:
 def cost_table(found: Mapping[str, Any]) -> str:
     """Return costs as a Markdown table with its sums."""
     lines = [
-        f"| part | model | task | prompts | rules | forwards | GPU hours | memory, GiB | batch on {found['card_gib']} GB | disk, GiB |",
+        f"| part | model | task | prompts | rules | forwards | GPU hours | memory, GiB | batch on {found['card_gib']} "
+        "GB | disk, GiB |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in found["parts"]:
         lines.append(
-            f"| {row['part']} | {row['model']} | {row['task']} | {row['prompts']} | {row['rules']} | {row['forwards']:,} "
+            f"| {row['part']} | {row['model']} | {row['task']} | {row['prompts']} | {row['rules']} | "
+            f"{row['forwards']:,} "
             f"| {row['gpu_hours']:.2f} | {row['memory_gib']:.2f} | {row['batch_on_card']} | {row['disk_gib']:.2f} |"
         )
     total = found["total"]
     lines.append(
-        f"| all | | | | | {total['forwards']:,} | {total['gpu_hours']:.2f} | {total['memory_gib']:.2f} | | {total['disk_gib']:.2f} |"
+        f"| all | | | | | {total['forwards']:,} | {total['gpu_hours']:.2f} | {total['memory_gib']:.2f} | | "
+        f"{total['disk_gib']:.2f} |"
     )
     most = min((row["batch_on_card"] for row in found["parts"]), default=0)
     enough = f"suffices for every part, with --batch {most} or less; each part's own limit is in its row"

@@ -36,7 +36,7 @@ def gsm8k(data: Path | None = None) -> Task:
     Raises:
         CallError, EvaluationError: see `Source.rows`; training rows are only read when shots are asked for.
     """
-    source = Source("gsm8k", data, HUB, ("question", "answer"), FILES, wrong=_wrong)
+    source = Source("gsm8k", data, HUB, ("question", "answer"), FILES)
     test = functools.cache(lambda: _with_answers(source, "test"))
     train = functools.cache(lambda: _with_answers(source, "train"))
 
@@ -61,7 +61,8 @@ def gsm8k(data: Path | None = None) -> Task:
 
 
 def gsm8k_cot(data: Path | None = None) -> Task:
-    """Return the task ``gsm8k_cot``: eight fixed shots, the first of them when fewer are asked for; strict-match reads "The answer is …".
+    """Return the task ``gsm8k_cot``: eight fixed shots, the first of them when fewer are asked for; strict-match
+    reads "The answer is …".
 
     Args:
         data: as for `gsm8k`; training rows are not needed.
@@ -69,7 +70,7 @@ def gsm8k_cot(data: Path | None = None) -> Task:
     Raises:
         CallError, EvaluationError: see `Source.rows`; more than eight shots; shots without lm-eval.
     """
-    source = Source("gsm8k", data, HUB, ("question", "answer"), FILES, wrong=_wrong)
+    source = Source("gsm8k", data, HUB, ("question", "answer"), FILES)
     test = functools.cache(lambda: _with_answers(source, "test"))
 
     def shown(index: int, shots: int) -> list[_Turn]:
@@ -91,12 +92,15 @@ def gsm8k_cot(data: Path | None = None) -> Task:
 
 
 def gsm8k_two_pass(data: Path | None = None) -> Task:
-    """Return the task ``gsm8k_two_pass``, paper 2's form: the model writes a thought behind the question, then the answer behind both.
+    """Return the task ``gsm8k_two_pass``, paper 2's form: the model writes a thought behind the question, then the
+    answer behind both.
 
-    The text behind ``####`` in the last line of question, thought and answer counts, whichever pass wrote it. There are no shots.
+    The text behind ``####`` in the last line of question, thought and answer counts, whichever pass wrote it. There are
+    no shots.
     Published: 256 tokens in 256 steps at temperature .1 each time, after fine-tuning on augmented GSM8K
-    (skywalker0523/OneTokenIsEnough, evaluate_gsm8k_extratoken.py). There the 256 tokens hold the question too, a pass is read beyond
-    its EOS, and answers are compared by sympy. Here each pass writes 256 tokens, up to its EOS, and numbers are compared as lm-eval does.
+    (skywalker0523/OneTokenIsEnough, evaluate_gsm8k_extratoken.py). There the 256 tokens hold the question too, a pass
+    is read beyond its EOS, and answers are compared by sympy. Here each pass writes 256 tokens, up to its EOS, and
+    numbers are compared as lm-eval does.
 
     Args:
         data: as for `gsm8k`; training rows are not needed.
@@ -104,7 +108,7 @@ def gsm8k_two_pass(data: Path | None = None) -> Task:
     Raises:
         CallError, EvaluationError: see `Source.rows`; shots.
     """
-    source = Source("gsm8k", data, HUB, ("question", "answer"), FILES, wrong=_wrong)
+    source = Source("gsm8k", data, HUB, ("question", "answer"), FILES)
     test = functools.cache(lambda: _with_answers(source, "test"))
 
     def prompt(row: Row, index: int, shots: int) -> str:
@@ -140,11 +144,6 @@ class _Turn:
     answer: str
 
 
-def _wrong(row: Row) -> str | None:
-    """Return what is wrong with a row that has a question and an answer; None where nothing is."""
-    return None if row["question"].strip() else "question: expected a text that is not blank"
-
-
 def _with_answers(source: Source, split: str) -> tuple[Row, ...]:
     rows = source.rows(split)
     for number, row in enumerate(rows, 1):
@@ -154,7 +153,8 @@ def _with_answers(source: Source, split: str) -> tuple[Row, ...]:
         ):
             where = source.hub[0] if source.path is None else f"--data gsm8k={source.path}"
             raise CallError(
-                f"{where}, {split} row {number}: expected an answer that ends in '#### NUMBER', found {row['answer'][-60:]!r}"
+                f"{where}, {split} row {number}: expected an answer that ends in '#### NUMBER', found "
+                f"{row['answer'][-60:]!r}"
             )
     return rows
 
@@ -166,8 +166,10 @@ def worked_examples(shots: int) -> tuple[_Turn, ...]:
 
     found = find_spec("lm_eval")
     if found is None or found.origin is None:
-        message = "the worked examples of gsm8k_cot are read from lm-eval, which is not installed: pip install 'sinkscope[eval]', or --shots 0"
-        raise CallError(message)
+        raise CallError(
+            "the worked examples of gsm8k_cot are read from lm-eval, which is not installed: "
+            "pip install 'sinkscope[eval]', or --shots 0"
+        )
     import yaml
 
     config = yaml.safe_load(
@@ -216,7 +218,7 @@ def _task(
 
 
 def score_answer(gold: str, text: str, strict: re.Pattern[str] = HASHES) -> Score:
-    """Score one answer by both of lm-eval's measures; ``correct`` is flexible-extract, the last number of the answer."""
+    """Score one answer by both of lm-eval's measures; ``correct`` is flexible-extract, the last number."""
     read = {"strict-match": _extract(strict, text, first=True), HEADLINE: _extract(NUMBER, text, first=False)}
     measures = {name: _normal(found) == _normal(gold) for name, found in read.items()}
     found = None if read[HEADLINE] == INVALID else read[HEADLINE]
@@ -236,6 +238,6 @@ def _extract(pattern: re.Pattern[str], text: str, *, first: bool) -> str:
 
 
 def _normal(text: str) -> str:
-    """Return the text that lm-eval's exact match compares: without commas, dollars, what stands before the answer, and a last dot."""
+    """Return the text that lm-eval's exact match compares: no commas, dollars, text before ####, last dot."""
     answer = text.replace(",", "").replace("$", "").rpartition("#### ")[2]
     return re.sub(r"\.$", "", answer).lower()

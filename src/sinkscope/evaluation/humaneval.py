@@ -1,15 +1,9 @@
-"""HumanEval as lm-evaluation-harness asks it, pass@1 by our own sandbox: ``humaneval`` (version 1), ``humaneval_instruct`` (version 4).
+"""HumanEval as lm-evaluation-harness asks it, pass@1 by our sandbox: tasks ``humaneval``, ``humaneval_instruct``.
 
-The program is the prompt and the completion up to the first stop string. The row's tests run in a process of their own, which asks
-the program's process for the values of the function.
+The program is the prompt and the completion up to the first stop string; the row's tests run behind it in one process.
 """
 
-import ast
-import builtins
 import functools
-import keyword
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 from sinkscope.errors import CallError
@@ -44,7 +38,7 @@ def humaneval(data: Path | None = None) -> Task:
 
 
 def humaneval_instruct(data: Path | None = None) -> Task:
-    """Return the task ``humaneval_instruct``: a request in words; the answer begins with the prompt in a code block, which the model ends.
+    """Return the task ``humaneval_instruct``: a request; the answer begins with the prompt in a code block.
 
     Args:
         data: as for `humaneval`.
@@ -74,7 +68,7 @@ def _refuse_shots(name: str, shots: int) -> None:
 
 
 def _task(name: str, data: Path | None, prompt, messages, *, fenced: bool) -> Task:
-    source = Source("humaneval", data, HUB, ("task_id", "prompt", "entry_point", "test"), FILES, wrong=_wrong)
+    source = Source("humaneval", data, HUB, ("task_id", "prompt", "entry_point", "test"), FILES)
     rows = functools.cache(lambda: source.rows("test"))
     return Task(
         name,
@@ -90,26 +84,12 @@ def _task(name: str, data: Path | None, prompt, messages, *, fenced: bool) -> Ta
     )
 
 
-def _wrong(row: Row) -> str | None:
-    """Return what keeps every program from passing a row's tests; None where nothing does."""
-    function = row["entry_point"]
-    if not row["prompt"].strip():
-        return "prompt: expected the beginning of a program, found none"
-    if not function.isidentifier() or keyword.iskeyword(function):
-        return f"entry_point: expected the name of a function, found {function!r:.60}"
-    if (tests := _parsed(row["test"])) is None:
-        return "test: expected a program in Python, found something else"
-    if "check" not in _bound(tests):
-        return "test: expected a program that defines check, which gets the function, found none"
-    return None
-
-
 def _tests(row: Row) -> str:
     return f"{row['test']}\ncheck({row['entry_point']})"
 
 
 def score_completion(row: Row, text: str, *, fenced: bool) -> Score:
-    """Score a completion: it passes if the program runs to its end and the row's tests hold. A fenced one counts up to the fence."""
+    """Score a completion: it passes where the row's tests hold. A fenced one counts up to the fence."""
     completion = text.split(FENCE, 1)[0] if fenced else text
     program = row["prompt"] + completion
     result = run_tests(row, program)
@@ -117,53 +97,5 @@ def score_completion(row: Row, text: str, *, fenced: bool) -> Score:
 
 
 def run_tests(row: Row, program: str) -> ProgramResult:
-    """Run a program in the sandbox, then the row's tests outside its process, or in it where they name more than the one function."""
-    apart = separate_tests(row)
-    if apart is None:
-        return run_program(f"{program}\n{_tests(row)}")
-    return run_program(program, tests=apart, function=row["entry_point"])
-
-
-def separate_tests(row: Row) -> str | None:
-    """Return a row's tests with what they use of the prompt: its imports and helpers, not the function itself.
-
-    Returns:
-        Tests for `run_program`; None where they cannot stand apart from the program, since they name something that
-        neither they nor the prompt define, are no Python, or are nested too deeply.
-    """
-    function = row["entry_point"]
-    prompt = _parsed(row["prompt"]) or _parsed(row["prompt"] + "\n    pass\n")
-    tests = _parsed(_tests(row))
-    if prompt is None or tests is None or not function.isidentifier():
-        return None
-    around = [node for node in prompt.body if getattr(node, "name", None) != function]
-    tree = ast.Module([*around, *tests.body], [])
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    known = set(_bound(tree)) | set(dir(builtins)) | {function}
-    try:
-        return f"{ast.unparse(ast.Module(around, []))}\n{_tests(row)}" if used <= known else None
-    except RecursionError:
-        return None
-
-
-def _parsed(source: str) -> ast.Module | None:
-    try:
-        with warnings.catch_warnings(action="ignore"):  # of escapes such as \d
-            return ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two where it is nested deeply
-        return None
-
-
-def _bound(tree: ast.AST) -> Iterator[str]:
-    """Yield every name that some statement binds, in whatever scope."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            yield node.id
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.arg):
-            yield node.arg
-        elif isinstance(node, ast.alias):
-            yield node.asname or node.name.split(".")[0]
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            yield node.name
+    """Run a program together with the row's tests in the sandbox."""
+    return run_program(f"{program}\n{_tests(row)}")

@@ -1,4 +1,4 @@
-"""The most memory that was held while a piece of work ran: on a GPU by torch's count, on a CPU the process's by the system's."""
+"""The peak memory of a piece of work: on a GPU by torch's count, on a CPU the process's by the system's."""
 
 import contextlib
 import ctypes

@@ -1,7 +1,7 @@
 """Intervals, paired tests and verdicts. Their meaning was fixed before any result was seen.
 
-All of them are over the problems of one checkpoint, paired by problem. A *difference* is accuracy with keys hidden minus
-accuracy without. Verdicts, by its two-sided 95 % interval:
+All of them are over the problems of one checkpoint, paired by problem. A *difference* is accuracy with keys hidden
+minus accuracy without. Verdicts, by its two-sided 95 % interval:
 
 robust      the lower bound is above −2 points; this needs 189 problems (`LEAST`) even if no answer changes
 degraded    the upper bound is below −2 points
@@ -34,7 +34,8 @@ def wilson_interval(correct: int, n: int) -> tuple[float, float]:
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Return the unbiased estimate of how often one of k answers is correct, from n of which some are (Chen et al. 2021, eq. 1).
+    """Return the unbiased estimate of how often one of k answers is correct, from n of which some are (Chen et al.
+    2021, eq. 1).
 
     Raises:
         CallError: k above n, or below 1.
@@ -51,7 +52,8 @@ class Difference:
     Attributes:
         n: pairs.
         mean, low, high: the difference and its 95 % interval, as shares (0.01 is a point).
-        p_value: two-sided, exact: within each problem every assignment of the runs is as likely; McNemar's test for two runs.
+        p_value: two-sided, exact: within each problem every assignment of the runs is as likely; McNemar's test for two
+            runs.
         discordant: problems whose runs differ.
     """
 
@@ -71,7 +73,7 @@ class Difference:
 
     @property
     def needed(self) -> int:
-        """Number of problems at which the interval would lie above −2 points, with the same share changed and as many gained as lost."""
+        """Number of problems whose interval would lie above −2 points, with equal shares gained and lost."""
         share = self.discordant / self.n / 2
         return math.ceil(Z**2 * _variance(share, share, -MARGIN) / MARGIN**2)
 
@@ -84,8 +86,10 @@ class Difference:
 def paired_difference(changed: Sequence[int], unchanged: Sequence[int]) -> Difference:
     """Return accuracy under one condition minus accuracy under another, of the same problems.
 
-    The interval is Tango's score interval (1998), McNemar's exact test beside it. A bootstrap of so few values is too narrow
-    where few problems change: at a true loss of 2 points it would call up to 11 % of 48 problems degraded, this one at most 3.3 %.
+    The interval is Tango's score interval (1998), McNemar's exact test beside it. A bootstrap of so few values is too
+    narrow
+    where few problems change: at a true loss of 2 points it would call up to 11 % of 48 problems degraded, this one at
+        most 3.3 %.
 
     Args:
         changed, unchanged: 1 where a problem was answered correctly, else 0, in the same order.
@@ -100,11 +104,13 @@ def paired_difference(changed: Sequence[int], unchanged: Sequence[int]) -> Diffe
 
 
 def against_controls(sink: Sequence[int], controls: Sequence[Sequence[int]]) -> Difference:
-    """Return what hiding sinks changes beyond what the controls, averaged over their seeds, change: a difference of differences.
+    """Return what hiding sinks changes beyond what the controls, averaged over their seeds, change: a difference of
+    differences.
 
-    The unhidden run cancels: (sink − none) − mean(control − none) = sink − mean(control), problem by problem. The interval is Agresti
-    and Min's (2005), whose cells are averaged over the seeds; a bootstrap misses in up to 17 % of runs on one side where few problems
-    change, this one in up to 5 %.
+    The unhidden run cancels: (sink − none) − mean(control − none) = sink − mean(control), problem by problem. The
+        interval is Agresti
+    and Min's (2005), whose cells are averaged over the seeds; a bootstrap misses in up to 17 % of runs on one side
+    where few problems change, this one in up to 5 %.
 
     Args:
         sink: outcomes with sinks hidden.
@@ -132,7 +138,7 @@ def _runs(outcomes: Sequence[Sequence[int]]) -> list[NDArray[np.float64]]:
 
 
 def _tango(gained: int, lost: int, n: int) -> tuple[float, float]:
-    """Return the score interval of a difference of paired shares (Tango 1998): the differences that its score test does not reject."""
+    """Return the score interval of a difference of paired shares (Tango 1998)."""
     from scipy.optimize import root_scalar
 
     def end(sign: int, low: float, high: float) -> float:
@@ -146,7 +152,7 @@ def _tango(gained: int, lost: int, n: int) -> tuple[float, float]:
 
 
 def _variance(gained: float, lost: float, difference: float) -> float:
-    """Return the variance of a paired difference, times n, at the likeliest shares of gained and lost problems that differ by so much."""
+    """Return n times the variance of a paired difference at the likeliest shares that differ by so much."""
     linear = (2 - gained + lost) * difference - gained - lost
     constant = -lost * difference * (1 - difference)
     likeliest = (math.sqrt(max(linear**2 - 8 * constant, 0.0)) - linear) / 4
@@ -154,7 +160,7 @@ def _variance(gained: float, lost: float, difference: float) -> float:
 
 
 def _adjusted(pairs: NDArray[np.float64]) -> tuple[float, float]:
-    """Return Wald's interval with two problems more, one gained and one lost by half (Agresti and Min 2005), for means of several runs."""
+    """Return Wald's interval with two more problems, each half gained and half lost (Agresti and Min 2005)."""
     n = len(pairs) + 2
     middle = pairs.sum() / n
     reach = Z * math.sqrt(((pairs**2).sum() + 1) / n - middle**2) / math.sqrt(n)

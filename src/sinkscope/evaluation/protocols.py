@@ -1,14 +1,13 @@
 """Protocols: the settings under which published models were evaluated, one frozen `Protocol` each.
 
-A protocol applies to published tasks only, and to models that are recognised by family and name. Its source says which settings
-are assumed, where the publication does not state them. Settings of the call override it.
+A protocol applies to published tasks only, and to models that are recognised by family and name. Its source says which
+settings are assumed, where the publication does not state them. Settings of the call override it.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sinkscope.documents import shown
 from sinkscope.errors import CallError
 from sinkscope.evaluation.tasks import PUBLISHED
 
@@ -63,7 +62,10 @@ _UNCUT = "; its answers are not cut at lm-eval's stop strings but cleaned by a s
 _DREAM_CODER = "DreamLM/Dream-Coder, base/eval_code_base.sh (which begins prompts with EOS; ours do not)"
 _DREAM_CODER_DEMO = "DreamLM/Dream-Coder, README (its own evaluation cleans answers by a script)"
 _DIFFUCODER = "apple/ml-diffucoder, README and inference_demo.py (settings of its examples; none are given for a task)"
-_MMADA = "Gen-Verse/MMaDA; others measured 40 to 54 %; temperature 0 (its own example samples at 1) and the chat template are assumed"
+_MMADA = (
+    "Gen-Verse/MMaDA; others measured 40 to 54 %; temperature 0 (its own example samples at 1) "
+    "and the chat template are assumed"
+)
 _PAPER1 = "arXiv 2510.15731, appendix; steps = length, lm-eval's shots and, for GSM8K, the chat template are assumed"
 _LLAMA = "Llama 3.1 evaluation details; greedy, length assumed"
 _PAPER2 = "arXiv 2601.19657 and skywalker0523/OneTokenIsEnough; without shots"
@@ -198,9 +200,11 @@ PROTOCOLS = (
 
 
 def variant_of(family: str, model: str) -> str:
-    """Return ``base``, ``instruct``, ``1.5`` or ``mixcot``, from the last part of a model's name; an empty text where it names none.
+    """Return ``base``, ``instruct``, ``1.5`` or ``mixcot``, from the last part of a model's name; an empty text where
+    it names none.
 
-    Dream's code models have names of their own (``coder-base``, ``diffucoder-instruct``), because their settings are others.
+    Dream's code models have names of their own (``coder-base``, ``diffucoder-instruct``), because their settings are
+    others.
     """
     name = model.rstrip("/").split("/")[-1].lower()
     coder = "diffucoder" if "diffucoder" in name else "coder" if "dream-coder" in name else ""
@@ -235,4 +239,4 @@ def find_protocol(family: str, model: str, task: str, wanted: str = AUTO) -> Pro
         if one.name == wanted:
             return one
     names = ", ".join([AUTO, NONE, *(one.name for one in found)])
-    raise CallError(f"protocol: {model} has no protocol {shown(wanted)} for {task}; expected one of {names}")
+    raise CallError(f"protocol: {model} has no protocol {wanted!r} for {task}; expected one of {names}")

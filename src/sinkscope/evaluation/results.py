@@ -4,17 +4,15 @@ import functools
 import gzip
 import json
 import logging
-import os
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from sinkscope.checksums import compare_checksum, with_checksum
-from sinkscope.documents import MOST, check_fields, describe, parse_json, read_bytes
+from sinkscope.documents import parse_json
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.paired_tests import wilson_interval
 from sinkscope.evaluation.results_folder import (
@@ -60,11 +58,13 @@ class Result:
         dtype: of the weights in memory.
         protocol: name and source of the published settings; None where settings were given or are the lab's.
         measures: accuracy by every published measure of the task; empty for the lab's.
-        removed_share: share of attention that the hidden keys would have had, of all attention of the heads, in the steps, in
-            which the rule was in force (also of queries that it leaves alone), mean over problems; None for ``none``.
-        removed_share_committed: the same of the queries whose tokens were committed in the step, mean over problems; None for ``none``,
-            for likelihoods, and in older results.
-        hit_rate: share of the hidden keys that were still among the top, mean over problems; None where it is not defined.
+        removed_share: share of attention that the hidden keys would have had, of all attention of the heads, in the
+            steps, in which the rule was in force (also of queries that it leaves alone), mean over problems; None for
+            ``none``.
+        removed_share_committed: the same of the queries whose tokens were committed in the step, mean over problems;
+            None for ``none``, for likelihoods, and in older results.
+        hit_rate: share of the hidden keys that were still among the top, mean over problems; None where it is not
+            defined.
         data: hash of the task's problems and shots; it does not depend on the file; empty in older results.
         outcomes: one character for each problem, in order: 1 correct, 0 not. Runs are compared problem by problem.
         not_enforced: protections of the sandbox that the system refused, see `sandbox.ProgramResult`.
@@ -123,7 +123,8 @@ def _mean(items: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 def stored_text(folder: Path, task: str, text: str, given: Iterable[str]) -> str:
-    """Return the text under which the items of a rule lie in a folder: its canonical one, or as it was given to an earlier version.
+    """Return the text under which the items of a rule lie in a folder: its canonical one, or as it was given to an
+    earlier version.
 
     Args:
         folder: of an evaluation.
@@ -138,7 +139,8 @@ def stored_text(folder: Path, task: str, text: str, given: Iterable[str]) -> str
 
 
 def collect(folder: Path, wanted: Sequence[tuple[str, str]], given: Iterable[str] = ()) -> list[Result]:
-    """Return the results of tasks and rules from the items in a folder, once all are done, and write them to ``results.json``.
+    """Return the results of tasks and rules from the items in a folder, once all are done, and write them to
+    ``results.json``.
 
     Args:
         folder: of an evaluation.
@@ -148,50 +150,25 @@ def collect(folder: Path, wanted: Sequence[tuple[str, str]], given: Iterable[str
     Raises:
         EvaluationError: items are missing or damaged, or the folder's own files are.
     """
-    from sinkscope.evaluation.item_schema import evaluated_fields
-    from sinkscope.evaluation.result_schema import RunFile, TaskFile
-
     run = read_object(folder / RUN)
     results, missing = [], 0
     for task, hide in wanted:
         asked = read_object(folder / task / TASK)
         if run is None or asked is None:
-            raise EvaluationError(
-                f"{folder} is damaged or not begun ({RUN}, {task}/{TASK}); run the same `sinkscope evaluate` again"
-            )
-        check_fields(run, RunFile, str(folder / RUN), EvaluationError, "the file is damaged")
-        check_fields(asked, TaskFile, str(folder / task / TASK), EvaluationError, "the file is damaged")
-        stored = ResultItems(
-            folder,
-            task,
-            stored_text(folder, task, hide, given),
-            hash_claim(run),
-            hash_claim(asked),
-            schema=evaluated_fields,
-        )
+            raise EvaluationError(f"{folder} is damaged or not begun; run the same `sinkscope evaluate` again")
+        stored = ResultItems(folder, task, stored_text(folder, task, hide, given), hash_claim(run), hash_claim(asked))
         count, batch = asked["problems"], run["batch"]
-        items = [stored.read(index, min(batch, count - index // batch * batch)) for index in range(count)]
-        missing += items.count(None)
+        read = [stored.read(index, min(batch, count - index // batch * batch)) for index in range(count)]
+        items = [item for item in read if item is not None]
+        missing += count - len(items)
         if not missing:
-            _check_measures(stored, [item for item in items if item is not None])
-            results.append(_from_items([item for item in items if item is not None], run, asked, hide))
+            results.append(_from_items(items, run, asked, hide))
     if missing:
         raise EvaluationError(
             f"{folder} is unfinished ({missing} problems missing); run the same `sinkscope evaluate` again"
         )
     write_results(folder, results)
     return results
-
-
-def _check_measures(stored: ResultItems, items: Sequence[Mapping[str, Any]]) -> None:
-    """Raise an error unless every item has the measures of the first."""
-    expected = sorted(items[0].get("measures", {}))
-    for item in items:
-        if (found := sorted(item.get("measures", {}))) != expected:
-            what = f"expected {expected}, as the first problem has, found {found}"
-            raise EvaluationError(
-                f"{stored.path(item['index'])}: measures: {what}; remove the file that is wrong, and run the same command again"
-            )
 
 
 def _from_items(
@@ -229,7 +206,8 @@ def write_results(folder: Path, results: Sequence[Result]) -> None:
     for key, result in new.items():
         if key in old and old[key].n > result.n:
             _log.warning(
-                "%s: %s, %s: it has the first %d problems now, where it had %d; all are kept, and a larger --limit counts them again",
+                "%s: %s, %s: it has the first %d problems now, where it had %d; all are kept, and a larger --limit "
+                "counts them again",
                 *(folder / RESULTS, result.task, result.hide, result.n, old[key].n),
             )
     write_json(folder / RESULTS, _stored((old | new).values()))
@@ -242,12 +220,9 @@ def write_compressed(folder: Path, results: Sequence[Result]) -> None:
         EvaluationError: no permission, no space.
     """
     text = json.dumps(_stored(results), ensure_ascii=False, separators=(",", ":")).encode()
-    path, kept = folder / COMPRESSED, "what was there before is kept: make room and write it again"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EvaluationError(f"{path} cannot be written ({error.strerror}); {kept}") from error
-    write_whole(path, gzip.compress(text, mtime=0), EvaluationError, kept)
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = "what was there before is kept: make room and write it again"
+    write_whole(folder / COMPRESSED, gzip.compress(text, mtime=0), EvaluationError, kept)
 
 
 def _stored(results: Iterable[Result]) -> dict[str, Any]:
@@ -258,40 +233,30 @@ def read_results(*folders: Path | str) -> list[Result]:
     """Return the results of finished evaluations, folder by folder.
 
     Raises:
-        CallError: no folder given, no such folder, one that holds no evaluation, one given twice, or two with the same result.
+        CallError: no folder given, no such folder, one that holds no evaluation, one given twice, or two with the same
+            result.
         EvaluationError: an unfinished evaluation, a damaged file, or one of another version.
     """
     if not folders:
         raise CallError("expected at least one folder that `sinkscope evaluate` wrote, found none")
     found: dict[Path, list[Result]] = {}
-    places: dict[Path, Path] = {}
     for path in map(Path, folders):
-        other = places.setdefault(Path(os.path.realpath(path)), path)
-        if path not in found and path == other:
-            found[path] = _read_folder(path)
-        else:
-            raise CallError(
-                f"results: expected each folder once, found {path} twice"
-                + (f", also as {other}" if path != other else "")
-            )
-    _refuse_copies(found)
-    return [result for results in found.values() for result in results]
-
-
-def _refuse_copies(found: Mapping[Path, Sequence[Result]]) -> None:
-    """Raise CallError where two folders hold the same model, task and rule with the same settings, which would count as two tests."""
+        if (same := path.resolve()) in found:
+            raise CallError(f"results: expected each folder once, found {path} twice")
+        found[same] = _read_folder(path)
     cells: dict[str, Path] = {}
     for path, results in found.items():
         for one in results:
-            other = cells.setdefault(cell_of(one), path)
-            if other != path:
+            if (other := cells.setdefault(cell_of(one), path)) != path:  # it would count as two tests
                 raise CallError(
-                    f"{path}: {one.task}, {one.hide} of {one.model} with the same settings is in {other} too; leave one folder out"
+                    f"{path}: {one.task}, {one.hide} of {one.model} with the same settings is in {other} too; "
+                    "leave one folder out"
                 )
+    return [result for results in found.values() for result in results]
 
 
 def cell_of(result: Result) -> str:
-    """Return what a result is of, without its numbers: two results of one cell are one measurement, however their rules are written."""
+    """Return the key of the (model, task, rule) cell, the same for all spellings of a rule."""
     run = [
         result.model,
         result.task,
@@ -313,13 +278,13 @@ def _hidden(result: Result) -> tuple[Any, ...]:
 
 
 def rule_of(result: Result) -> re.Match[str] | None:
-    """Return word, K and options of the rule of a result; None where it does not hide K keys. Two spellings of a rule give the same."""
+    """Return word, K and options of the rule of a result; None where it does not hide K keys."""
     return RULE.fullmatch(comparable_rule(result.hide))
 
 
 @functools.lru_cache(maxsize=1024)
 def comparable_rule(text: str) -> str:
-    """Return the text of a rule with its numbers written in the one way; unchanged where it is so already, or is no rule known here."""
+    """Return the canonical text of a rule; unchanged where no such rule is known here."""
     if _PLAIN.fullmatch(text):
         return text
     from sinkscope.interventions.rules import canonical_rule  # here, as it loads torch
@@ -342,61 +307,43 @@ def seed_of(text: str | None) -> int:
 
 
 def _read_folder(folder: Path) -> list[Result]:
-    from sinkscope.evaluation.result_schema import ResultsFile
-
     path, compressed = folder / RESULTS, folder / COMPRESSED
-    if not folder.is_dir():
-        raise CallError(
-            f"{folder}: expected a folder that `sinkscope evaluate` wrote, found {'a file' if folder.exists() else 'nothing'}"
-        )
     if not path.exists() and compressed.exists():
         path = compressed
     if not path.exists():
         if not (folder / RUN).exists():
-            raise CallError(
-                f"{folder} holds no evaluation: expected {RESULTS} or {COMPRESSED} in it, found neither; name a folder of `evaluate`"
-            )
+            raise CallError(f"{folder}: expected a folder that `sinkscope evaluate` wrote, with {RESULTS}, found none")
         kind = kind_of_run(read_object(folder / RUN) or {"model": {}})
         if kind != EVALUATION:
-            advice = {
-                COMPARISON: "`sinkscope compare-caches` prints its table",
-                ROLES: "`sinkscope roles` prints its table",
-            }
-            way_out = advice.get(kind, "name another folder")
+            command = {COMPARISON: "compare-caches", ROLES: "roles"}.get(kind)
+            way_out = f"`sinkscope {command}` prints its table" if command else "name another folder"
             raise CallError(f"{folder}: expected a folder that `sinkscope evaluate` wrote, found {kind}; {way_out}")
         raise EvaluationError(
             f"{folder} is unfinished ({len(find_items(folder))} problems done); run the same `sinkscope evaluate` again"
         )
-    document = _read_document(path)
-    found = document.get("format")
-    if found != FORMAT:
-        raise EvaluationError(
-            f"{path}: expected results of format {FORMAT}, found {found!r}; read them with the sinkscope that wrote them"
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        content = gzip.decompress(path.read_bytes()) if path == compressed else path.read_bytes()
+        document = parse_json(content, str(path), EvaluationError, AGAIN)
+        if document["format"] != FORMAT:
+            raise EvaluationError(f"{path}: expected results of format {FORMAT}, found {document['format']!r}")
+        results = TypeAdapter(list[Result]).validate_python(document["results"])
+        compare_checksum(document, path, EvaluationError, AGAIN)
+    except (OSError, EOFError, zlib.error, KeyError, TypeError, ValidationError) as error:
+        raise EvaluationError(f"{path}: {error}; {AGAIN}") from error
+    for result in results:
+        expect_agreement(result, str(path), EvaluationError)
+    return results
+
+
+def expect_agreement(result: Result, where: str, failure: type[CallError | EvaluationError]) -> None:
+    """Raise an error for a result whose numbers contradict one another."""
+    n, correct, outcomes = result.n, result.correct, result.outcomes
+    counted = not outcomes or (len(outcomes), outcomes.count("1")) == (n, correct)
+    if not (counted and 0 <= correct <= n and n > 0 and abs(result.accuracy - correct / n) < 1e-6):
+        raise failure(
+            f"{where}: {result.task}, {result.hide}: expected outcomes and an accuracy of {correct} correct answers of "
+            f"{n}, "
+            f"found {outcomes[:20]!r} and {result.accuracy}"
         )
-    check_fields(document, ResultsFile, str(path), EvaluationError, AGAIN)
-    compare_checksum(document, path, EvaluationError, AGAIN)
-    return [_result(row) for row in document["results"]]
-
-
-def _read_document(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file of results, compressed or not."""
-    content = read_bytes(path, EvaluationError, AGAIN)
-    if path.name == COMPRESSED:
-        try:
-            with gzip.GzipFile(fileobj=BytesIO(content)) as file:
-                content = file.read(MOST + 1)
-        except (OSError, EOFError, zlib.error) as error:
-            raise EvaluationError(
-                f"{path}: expected a whole gzip file, found one that cannot be read; {AGAIN}"
-            ) from error
-        if len(content) > MOST:
-            raise EvaluationError(f"{path}: expected at most {MOST:,} bytes when it is unpacked, found more; {AGAIN}")
-    document = parse_json(content, str(path), EvaluationError, AGAIN)
-    if not isinstance(document, dict):
-        raise EvaluationError(f"{path}: expected a JSON object, found {describe(document)}; {AGAIN}")
-    return document
-
-
-def _result(row: dict[str, Any]) -> Result:
-    low, high = row["interval"]
-    return Result(**{**row, "interval": (low, high), "not_enforced": tuple(row.get("not_enforced", ()))})

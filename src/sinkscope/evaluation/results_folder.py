@@ -1,11 +1,13 @@
-"""The folder of an evaluation: one JSON file a problem, each written whole, so that a killed run loses one batch at most.
+"""The folder of an evaluation: one JSON file a problem, each written whole, so that a killed run loses one batch at
+most.
 
 run.json                         the model and the versions of the libraries; another run is refused
-lock, lock.0-of-4 …              held by the processes at work; the system releases them when a process dies, however it dies
-lab-arith/task.json              how the task is asked: sampler, shots, data; another one is refused
+lock, lock.0-of-4 …              held by the processes at work; the system releases them when a process dies, however it
+dies lab-arith/task.json              how the task is asked: sampler, shots, data; another one is refused
 lab-arith/none/000017.json       one problem under one rule, with everything needed to audit it, and a checksum
 results.json                     written at the end
-results.json.gz                  the same, compressed; read where there is no results.json, so that outcomes can be kept in a repository
+results.json.gz                  the same, compressed; read where there is no results.json, so that outcomes can be kept
+in a repository
 """
 
 import contextlib
@@ -15,12 +17,12 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from sinkscope.documents import check_fields, exists, files_in, json_text, read_json_object
+from sinkscope.documents import json_text, read_json_object
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.locks import made_folder
 from sinkscope.work_items import (
@@ -55,7 +57,8 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator[None]:
-    """Make the folder, and keep other processes out of it while the body runs, except those with other shares of the same work.
+    """Make the folder, and keep other processes out of it while the body runs, except those with other shares of the
+    same work.
 
     Args:
         kind: what the folder may hold, of `work_items`.
@@ -67,31 +70,21 @@ def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator
     import fcntl  # not on Windows, where results can still be read
 
     with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(made_folder(folder, EvaluationError))
-            names = sorted(path.name for path in folder.iterdir())
-            strange = next((name for name in names if not _OURS.fullmatch(name)), None)
-            if RUN not in names and strange is not None:
-                if (task := next((name for name in names if exists(folder / name / TASK)), None)) is not None:
-                    what = f"expected {RUN}, which says what run this is, beside {task}, found none"
-                    raise CallError(f"{folder}: {what}; put it back, or choose another folder")
-                raise CallError(
-                    f"{folder} holds files of something else ({strange} …); choose another folder or an empty one"
-                )
-            found = read_object(folder / RUN) if RUN in names else None
-            if found is not None and kind_of_run(found) != kind:
-                what = f"expected an empty folder, or one with {kind}, found {kind_of_run(found)}"
-                raise CallError(f"{folder} holds another run: {what}; choose another folder")
-            shared = stack.enter_context(open_lock(folder / LOCK, EvaluationError))
-            own = (
-                shared
-                if share.count == 1
-                else stack.enter_context(open_lock(_lock_path(folder, share), EvaluationError))
+        stack.enter_context(made_folder(folder, EvaluationError))
+        names = sorted(path.name for path in folder.iterdir())
+        strange = next((name for name in names if not _OURS.fullmatch(name)), None)
+        if RUN not in names and strange is not None:
+            raise CallError(
+                f"{folder} holds files without the {RUN} of a run ({strange} …); choose another folder or an empty one"
             )
-        except OSError as error:
-            raise EvaluationError(
-                f"{error.filename or folder} cannot be written ({error.strerror}); choose another folder"
-            ) from error
+        found = read_object(folder / RUN) if RUN in names else None
+        if found is not None and kind_of_run(found) != kind:
+            raise CallError(
+                f"{folder} holds another run: expected an empty folder, or one with {kind}, found {kind_of_run(found)}; choose another folder"
+            )
+        shared = own = stack.enter_context(open_lock(folder / LOCK, EvaluationError))
+        if share.count > 1:
+            own = stack.enter_context(open_lock(_lock_path(folder, share), EvaluationError))
         try:
             with exclusive(folder / CLAIM, EvaluationError):  # else two that start together would each find nobody
                 busy = next((other for other in _other_shares(folder, share.count) if is_working(folder, other)), None)
@@ -103,9 +96,10 @@ def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator
                     _take(own)
         except BlockingIOError as error:
             own.seek(0)
-            owner = own.read().strip() or "unknown"
-            message = f"{folder}: another process is evaluating into it (process {owner}); wait for it or choose another folder"
-            raise CallError(message) from error
+            raise CallError(
+                f"{folder}: another process is evaluating into it (process {own.read().strip() or 'unknown'}); "
+                "wait for it or choose another folder"
+            ) from error
         own.truncate(0)
         own.write(f"{os.getpid()}\n")
         own.flush()
@@ -156,12 +150,10 @@ def _lock_path(folder: Path, share: Share) -> Path:
 
 
 def _other_shares(folder: Path, count: int) -> list[Share]:
-    """Return the shares of other divisions of the work, into another number of processes, whose locks were made here."""
-    found = [
-        re.fullmatch(r"(\d+)-of-(\d+)", path.name.removeprefix(f"{LOCK}."))
-        for path in files_in(folder, f"{LOCK}.*", EvaluationError)
-    ]
-    return [Share(int(match[1]), int(match[2])) for match in found if match and int(match[2]) != count]
+    """Return the shares of other divisions of the work, into another number of processes, whose locks are here."""
+    names = [path.name.removeprefix(f"{LOCK}.") for path in folder.glob(f"{LOCK}.*")]
+    found = [match for name in names if (match := re.fullmatch(r"(\d+)-of-(\d+)", name))]
+    return [Share(int(match[1]), int(match[2])) for match in found if int(match[2]) != count]
 
 
 def check_claims(contents: Mapping[Path, Mapping[str, Any]]) -> None:
@@ -177,26 +169,19 @@ def check_claims(contents: Mapping[Path, Mapping[str, Any]]) -> None:
 
 
 def _compare_claim(folder: Path, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    ignored = [
-        "model.name",
-        "model.config_hash",
-    ]  # the same weights under another path are the same model; `fingerprints` has the config
+    # the same weights under another path are the same model; `fingerprints` has the config
+    ignored = ["model.name", "model.config_hash"]
     changed = changed_fingerprint(theirs, mine)
-    if changed is not None and mine.get("model", {}).get("weight_hash") == mine.get(
-        WEIGHTS
-    ):  # weights that are in no file
-        ignored.append("model.weight_hash")
+    if changed is not None and mine.get("model", {}).get("weight_hash") == mine.get(WEIGHTS):
+        ignored.append("model.weight_hash")  # weights that are in no file
     changes = [
         difference_in_words(name, old, new, "{name}: {old} → {new}")
         for name, old, new in differences(_settings(theirs), _settings(mine))
         if name not in ignored
     ]
-    if not changes and changed is not None:
-        raise CallError(f"{folder} holds another run: {changed}")
-    if changes:
-        raise CallError(
-            f"{folder} holds another run ({'; '.join(changes)}); choose another folder, or go on with its settings"
-        )
+    if changes or changed is not None:
+        advice = "; choose another folder, or go on with its settings"
+        raise CallError(f"{folder} holds another run: {'; '.join(changes) + advice if changes else changed}")
 
 
 def claim(path: Path, content: Mapping[str, Any]) -> str:
@@ -209,7 +194,7 @@ def claim(path: Path, content: Mapping[str, Any]) -> str:
         EvaluationError: it cannot be written, or lies where files cannot be locked.
     """
     folder = path.parent
-    _make(folder, path)
+    folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder / CLAIM, EvaluationError):
         mine = json.loads(json.dumps(content))
         theirs = read_object(path)
@@ -225,7 +210,7 @@ def claim(path: Path, content: Mapping[str, Any]) -> str:
 
 
 def hash_claim(content: Mapping[str, Any]) -> str:
-    """Return the hash of `claim`: the same weights under another path are the same model, and more problems the same run."""
+    """Return the hash of `claim`, which neither the path of the model nor the number of problems changes."""
     plain = _settings(content)
     if "model" in plain:
         plain["model"] = {key: value for key, value in plain["model"].items() if key != "name"}
@@ -249,11 +234,9 @@ class ResultItems:
         folder: of the evaluation.
         task, hide: names of the task and the rule.
         run: from `claim`, for the folder and for the task; items of another run do not count.
-        schema: returns what the item of a problem may hold, one of `item_schema`.
     """
 
-    def __init__(self, folder: Path, task: str, hide: str, *run: str, schema: Callable[[int], type[Any]]) -> None:
-        self._schema = schema
+    def __init__(self, folder: Path, task: str, hide: str, *run: str) -> None:
         self.folder = items_folder(folder, task, hide)
         self.run = _checksum({"run": run, "task": task, "hide": hide})
 
@@ -269,26 +252,19 @@ class ResultItems:
         if not path.exists():
             return None
         try:
-            item = self._checked(path, index)
-        except EvaluationError as error:
+            item = read_json_object(path, EvaluationError, most=LARGEST, any_number=True)
+        except EvaluationError:
+            item = {}
+        ours = item.pop("checksum", None) == _checksum(item)
+        if not ours or (item.get("run"), item.get("index")) != (self.run, index):
             aside = path.with_name(path.name + DAMAGED)
             with contextlib.suppress(FileNotFoundError):  # another process was quicker
                 os.replace(path, aside)
-            _log.warning("%s; it is kept as %s and the problem is done again", error, aside.name)
+            _log.warning(
+                "%s is damaged or of another run; it is kept as %s and the problem is done again", path, aside.name
+            )
             return None
         return item if item.get("beside", beside) >= beside else None
-
-    def _checked(self, path: Path, index: int) -> dict[str, Any]:
-        """Return an item, each of whose fields is as its schema has it; an error says why there is none."""
-        damaged = f"{path} is damaged or of another run"
-        try:
-            item = read_json_object(path, EvaluationError, most=LARGEST, any_number=True)
-        except EvaluationError as error:
-            raise EvaluationError(damaged) from error
-        if item.pop("checksum", None) != _checksum(item) or (item.get("run"), item.get("index")) != (self.run, index):
-            raise EvaluationError(damaged)
-        check_fields(item, self._schema(index), str(path), EvaluationError)
-        return item
 
     def commit(self, index: int, item: Mapping[str, Any]) -> dict[str, Any]:
         """Write an item.
@@ -313,10 +289,7 @@ class ResultItems:
 
 def find_items(folder: Path) -> list[Path]:
     """Return the files of the problems that are done."""
-    found = [folder]
-    for pattern in ("*", "*", "??????.json"):
-        found = [path for one in found for path in files_in(one, pattern, EvaluationError)]
-    return found
+    return sorted(folder.glob("*/*/??????.json"))
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -326,26 +299,8 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
         EvaluationError: no permission, no space.
     """
     kept = "what was done before is kept: make room and run the same command again"
-    _make(path.parent, path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode(), EvaluationError, kept)
-
-
-def _make(folder: Path, path: Path) -> None:
-    """Make the folder of a file, if there is none.
-
-    Raises:
-        EvaluationError: it cannot be made; there may be a file in its place.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise EvaluationError(
-            f"{path} cannot be written: expected a folder {folder}, found a file; remove it or choose another folder"
-        ) from error
-    except OSError as error:
-        raise EvaluationError(
-            f"{path} cannot be written ({error.strerror}); choose another folder, or make room"
-        ) from error
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

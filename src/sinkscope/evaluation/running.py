@@ -1,33 +1,30 @@
 """`evaluate` scores a model on tasks and writes the results into a folder; after a kill the same command resumes.
 
-Neighbouring prompts form left-padded batches. Which problems form a batch depends on their numbers, never on the number of processes.
-An unfinished batch is computed again as a whole, so that padding and rounding are those of an uninterrupted run, and only its missing
-items are kept. A run with a larger limit continues in the same folder; a last batch that becomes larger is computed again.
+Neighbouring prompts form left-padded batches. Which problems form a batch depends on their numbers, never on the number
+of processes. An unfinished batch is computed again as a whole, so that padding and rounding are those of an
+uninterrupted run, and only its missing items are kept. A run with a larger limit continues in the same folder; a last
+batch that becomes larger is computed again.
 """
 
 import logging
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import torch
 
-from sinkscope.argument_types import check_argument
 from sinkscope.counts import counted
 from sinkscope.decoding import Generation, generate
 from sinkscope.decoding.caches.parsing import parse_cache
 from sinkscope.decoding.caches.reader import check_model
-from sinkscope.documents import describe
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.evaluation.answers import Rule, answer_until, reseeded, rule_in_force
+from sinkscope.evaluation.answers import answer_until, reseeded, rule_in_force
 from sinkscope.evaluation.choices import LikelihoodSettings, ask
-from sinkscope.evaluation.item_schema import evaluated_fields
 from sinkscope.evaluation.protocols import AUTO
 from sinkscope.evaluation.results import Result, collect, stored_text
 from sinkscope.evaluation.results_folder import (
@@ -47,7 +44,6 @@ from sinkscope.models.fingerprints import fingerprints, weight_hash_of
 from sinkscope.progress import show_progress
 from sinkscope.work_items import Share, share_of_process
 
-MOST_PROMPTS = 1 << 20
 STARTING_S = 1800.0  # seconds that another process may take to load its model
 POLL_S = 0.5
 LONGEST_RULE = 200  # bytes: it names a folder
@@ -57,13 +53,17 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Batch:
-    """A unit of work: some neighbouring problems of a task under a rule."""
+class Batch:
+    """A unit of work: some neighbouring problems of a task, written in one way (a rule, or an arm of a comparison)."""
 
     plan: TaskPlan
-    rule: Rule
+    way: Any
     items: ResultItems
     indices: range
+
+
+Write = Callable[[Model, Batch, Sequence[int]], Iterator[tuple[int, dict[str, Any]]]]
+"""Writes a batch, and yields number and item of each of its missing problems."""
 
 
 def evaluate(
@@ -85,8 +85,8 @@ def evaluate(
 ) -> list[Result]:
     """Score a model on tasks, with one item for each problem and rule; the same call resumes.
 
-    A folder is refused where the weights in memory are not those that began it. The weight hash of a result is that of the model's
-    files, or of memory where the weights were changed after they were loaded.
+    A folder is refused where the weights in memory are not those that began it. The weight hash of a result is that of
+    the model's files, or of memory where the weights were changed after they were loaded.
 
     Args:
         model: from `load`.
@@ -110,16 +110,10 @@ def evaluate(
 
     Raises:
         CallError: an argument that does not fit, another run in the folder, or another process at work in it.
-        EvaluationError: the folder cannot be written, the sandbox does not work, or another process of the same run died.
+        EvaluationError: the folder cannot be written, the sandbox does not work, or another process of the same run
+            died.
     """
     expect_model(model, unhidden=True)
-    batch, limit, shots = _for_json(batch), _for_json(limit), _for_json(shots)
-    check_argument("batch", batch, int)
-    check_argument("out", out, Path | str)
-    check_argument("progress", progress, bool)
-    check_argument("share", share, Share | None)
-    if batch > MOST_PROMPTS:
-        raise CallError(f"batch: expected at most {MOST_PROMPTS:,} prompts, found {describe(batch)}")
     if batch < 1:
         raise CallError(f"batch: expected at least 1, found {batch}")
     mine = share_of_process() if share is None else share
@@ -127,11 +121,9 @@ def evaluate(
     plans, rules = make_plans(model, request)
     for text in (*hide, *rules):
         if len(text.encode()) > LONGEST_RULE:
-            raise CallError(
-                f"rule {text[:60]!r} …: expected at most {LONGEST_RULE} bytes, found {len(text.encode()):,}; write ranges as 0-9"
-            )
+            raise CallError(f"rule {text[:60]!r} …: expected at most {LONGEST_RULE} bytes; write ranges as 0-9")
     for rule in rules.values():
-        with rule(model):  # what this model refuses, or a cache beside it, is refused before anything is made
+        with rule(model):  # refuses what this model cannot do, or a cache beside it, before anything is made
             for plan in plans:
                 policy = parse_cache(getattr(plan.sampler, "cache", "none"))
                 if policy is not None:
@@ -142,34 +134,51 @@ def evaluate(
     with locked(out, mine):
         others = [Share(index, mine.count) for index in range(mine.count) if index != mine.index]
         before = {other: _last_start(out, other) for other in others}
-        described = {**describe_run(model, batch, limit), **fingerprints(model)}
-        check_claims({out / RUN: described} | {out / plan.task.name / TASK: plan.describe() for plan in plans})
-        run = claim(out / RUN, described)
-        batches = []
-        for plan in plans:
-            asked = claim(out / plan.task.name / TASK, plan.describe())
-            for text, rule in rules.items():
-                items = ResultItems(
-                    out,
-                    plan.task.name,
-                    stored_text(out, plan.task.name, text, hide),
-                    run,
-                    asked,
-                    schema=evaluated_fields,
-                )
-                count = len(plan.problems)
-                batches += [
-                    _Batch(plan, rule, items, range(at, min(at + batch, count))) for at in range(0, count, batch)
-                ]
-        _work_through(model, batches[mine.index :: mine.count], progress and (mine.index == 0 or share is not None))
+        batches = open_batches(
+            out, model, plans, rules, batch, limit, stored=lambda task, text: stored_text(out, task, text, hide)
+        )
+        shown = progress and (mine.index == 0 or share is not None)
+        work_through(model, batches[mine.index :: mine.count], _work, shown)
         if share is not None or mine.index > 0:
             return []
         _wait_for_others(out, before, batches)
         return collect(out, [(plan.task.name, text) for plan in plans for text in rules], hide)
 
 
-def _for_json(value: Any) -> Any:
-    return int(value) if isinstance(value, np.integer) else value
+def open_batches(
+    out: Path,
+    model: Model,
+    plans: Sequence[TaskPlan],
+    ways: Mapping[str, Any],
+    batch: int,
+    limit: int | None,
+    stored: Callable[[str, str], str] = lambda task, text: text,
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> list[Batch]:
+    """Claim a folder for a run, and return its batches by task, way and problems.
+
+    Args:
+        ways: by the text that names their folder.
+        stored: from a task and such a text to the name under which its items lie.
+        more: what the folder of a run says beside `describe_run`.
+
+    Raises:
+        CallError: another run is there.
+    """
+    described = {**more, **describe_run(model, batch, limit), **fingerprints(model)}
+    asked = {plan.task.name: plan.describe() for plan in plans}
+    check_claims({out / RUN: described} | {out / name / TASK: one for name, one in asked.items()})
+    run = claim(out / RUN, described)
+    batches = []
+    for plan in plans:
+        task, count = plan.task.name, len(plan.problems)
+        of_task = claim(out / task / TASK, asked[task])
+        for text, way in ways.items():
+            items = ResultItems(out, task, stored(task, text), run, of_task)
+            batches += [
+                Batch(plan, way, items, range(start, min(start + batch, count))) for start in range(0, count, batch)
+            ]
+    return batches
 
 
 def _announce(plans: Sequence[TaskPlan]) -> None:
@@ -182,7 +191,7 @@ def _announce(plans: Sequence[TaskPlan]) -> None:
 
 
 def describe_run(model: Model, batch: int, limit: int | None) -> dict[str, Any]:
-    """Return what the folder of a run says of it: the model, the device, the versions of the libraries, and the amounts."""
+    """Return what run.json says: the model, the device, the versions of the libraries, and the amounts."""
     return {
         "format": ITEMS,
         "model": {**model.card.as_dict(), "weight_hash": weight_hash_of(model)},
@@ -194,7 +203,8 @@ def describe_run(model: Model, batch: int, limit: int | None) -> dict[str, Any]:
     }
 
 
-def _work_through(model: Model, batches: Sequence[_Batch], shown: bool) -> None:
+def work_through(model: Model, batches: Sequence[Batch], write: Write, shown: bool) -> None:
+    """Write the missing items of batches."""
     missing = [
         [index for index in batch.indices if batch.items.read(index, len(batch.indices)) is None] for batch in batches
     ]
@@ -202,13 +212,12 @@ def _work_through(model: Model, batches: Sequence[_Batch], shown: bool) -> None:
     done = total - sum(map(len, missing))
     with show_progress(total, model.card.name, "problems", done=done, shown=shown) as bar:
         for batch, indices in zip(batches, missing, strict=True):
-            for index, item in _work(model, batch, indices) if indices else ():
+            for index, item in write(model, batch, indices) if indices else ():
                 batch.items.commit(index, item)
                 bar.advance()
 
 
-def _work(model: Model, batch: _Batch, missing: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Write a batch, and yield number and item of each of its missing problems."""
+def _work(model: Model, batch: Batch, missing: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:
     plan, start = batch.plan, batch.indices.start
     if isinstance(plan.sampler, LikelihoodSettings):
         yield from _compare(model, batch, missing, plan.sampler)
@@ -216,7 +225,7 @@ def _work(model: Model, batch: _Batch, missing: Sequence[int]) -> Iterator[tuple
     began = time.monotonic()
     # Row i draws from seed + i: the seed of a problem depends on its number, not on the batch.
     own = reseeded(plan.sampler, start)
-    with rule_in_force(batch.rule, model) as effect:
+    with rule_in_force(batch.way, model) as effect:
         generations = generate(model, list(plan.encoded[start : batch.indices.stop]), **asdict(own))
         for _ in range(plan.task.passes - 1):
             thoughts = [_read_so_far(model, one) for one in generations]
@@ -258,13 +267,12 @@ def _read_so_far(model: Model, generation: Generation) -> str:
 
 
 def _compare(
-    model: Model, batch: _Batch, missing: Sequence[int], settings: LikelihoodSettings
+    model: Model, batch: Batch, missing: Sequence[int], settings: LikelihoodSettings
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Compute likelihoods, and yield number and item of each of a batch's missing problems."""
     plan = batch.plan
     for index in missing:
         began, question = time.monotonic(), plan.problems[index]
-        with rule_in_force(batch.rule, model) as effect:
+        with rule_in_force(batch.way, model) as effect:
             asked = ask(model, question, settings, index, len(batch.indices))
             found = effect(None)
         score = plan.task.score(question, asked)
@@ -284,18 +292,13 @@ def _compare(
 
 
 def _last_start(out: Path, other: Share) -> int | None:
-    """Return when an abandoned share was last started; None for one that is being worked on, or was never started."""
+    """Return when an abandoned share was last started; None for one at work, or that was never started."""
     last = started_at(out, other)  # before its lock is looked at: a start in between then counts as one during this run
     return None if is_working(out, other) else last
 
 
-def _wait_for_others(out: Path, before: Mapping[Share, int | None], batches: Sequence[_Batch]) -> None:
-    """Wait until the processes with the other shares have committed all of their items.
-
-    Args:
-        out: the folder.
-        before: when each share was last started, at the start of this process.
-        batches: all batches of the evaluation.
+def _wait_for_others(out: Path, before: Mapping[Share, int | None], batches: Sequence[Batch]) -> None:
+    """Wait until the other shares are done; ``before`` says when each was last started, at the start of this process.
 
     Raises:
         EvaluationError: a process ended with items missing.
@@ -304,9 +307,7 @@ def _wait_for_others(out: Path, before: Mapping[Share, int | None], batches: Seq
     others = list(before)
     while others:
         for other in list(others):
-            last = started_at(
-                out, other
-            )  # before its lock is looked at: else it may start in between and seem to have ended
+            last = started_at(out, other)  # before its lock is looked at, as in `_last_start`
             if is_working(out, other):
                 continue
             theirs = batches[other.index :: other.count]

@@ -14,16 +14,21 @@ from sinkscope.evaluation.results import Result
 Format = Literal["markdown", "latex", "csv", "json"]
 NOTES = (
     "Accuracy with Wilson's 95 % interval over problems; it speaks of one checkpoint, not of a way to train.",
-    "Change: hidden minus unhidden in points, paired by problem, Tango's 95 % interval; p: McNemar's exact, after Holm, controls apart.",
-    "Verdict, fixed beforehand: robust when the lower bound is above −2 points, degraded when the upper bound is below −2, else undecided.",
-    "Against controls: what hiding sinks changes beyond hiding the control's keys, averaged over its seeds; p: exact, after Holm.",
-    "Removed: attention the hidden keys would have had, of all attention in the heads and steps where the rule holds; at commits: of the "
+    "Change: hidden minus unhidden in points, paired by problem, Tango's 95 % interval; p: McNemar's exact, after "
+    "Holm, controls apart.",
+    "Verdict, fixed beforehand: robust when the lower bound is above −2 points, degraded when the upper bound is below "
+    "−2, else undecided.",
+    "Against controls: what hiding sinks changes beyond hiding the control's keys, averaged over its seeds; p: exact, "
+    "after Holm.",
+    "Removed: attention the hidden keys would have had, of all attention in the heads and steps where the rule holds; "
+    "at commits: of the "
     "queries whose tokens were committed.",
 )
 
 
 def table(results: Sequence[Result]) -> dict[str, Any]:
-    """Return ``{"rows": [...], "remarks": [...]}``: every field of each result except its outcomes, and its comparisons.
+    """Return ``{"rows": [...], "remarks": [...]}``: every field of each result except its outcomes, and its
+    comparisons.
 
     Raises:
         CallError: a result with a field that cannot be, or two of the same model, task, rule and settings.
@@ -90,7 +95,7 @@ def write_rows(rows: Sequence[Row], form: Format = "markdown") -> str:
 
 
 def _layout(rows: Sequence[Row], cell: Callable[[Row], str]) -> tuple[list[str], list[tuple[str, str, list[str]]]]:
-    """Return paper 1's layout: the models, and for each task and rule a cell for each model, "–" where there is no result."""
+    """Return paper 1's layout: the models, and for each task and rule a cell a model, "–" without a result."""
     models = list(dict.fromkeys(row.result.model for row in rows))
     tasks = list(dict.fromkeys(row.result.task for row in rows))
     places = sorted(

@@ -39,13 +39,13 @@ class Task:
         prompt: returns the text for a problem, its number and a number of shots.
         gold: returns what the answer to a problem is compared with.
         score: scores a model's text for a problem; in a task of likelihoods, what `choices.ask` found.
-        messages: returns the same prompt as a conversation, a pair of turns a shot; the model continues a last turn of the assistant.
-            None where the task has raw text only.
+        messages: returns the same prompt as a conversation, a pair of turns a shot; the model continues a last turn of
+            the assistant. None where the task has raw text only.
         stops: an answer ends before the first of these strings; None keeps the whole answer.
         fingerprint: returns a hash of the data from which prompts with a number of shots are made.
         asks_likelihoods: whether each problem is a `choices.Question`, whose choices are compared by likelihood.
-        passes: how often the model writes. Each pass reads the question and all earlier answers; with several passes all answers
-            together are scored.
+        passes: how often the model writes. Each pass reads the question and all earlier answers; with several passes
+            all answers together are scored.
     """
 
     name: str

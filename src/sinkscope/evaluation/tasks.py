@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from sinkscope.documents import shown
 from sinkscope.errors import CallError
 from sinkscope.evaluation.sandbox import run_program
 from sinkscope.evaluation.task import Score, Task
@@ -73,7 +72,7 @@ def find_task(name: str, data: Mapping[str, Path] | None = None) -> Task:
     if name in TASKS:
         return TASKS[name]
     if name not in PUBLISHED:
-        raise CallError(f"no task {shown(name)}: expected one of {', '.join([*TASKS, *PUBLISHED])}")
+        raise CallError(f"no task {name!r}: expected one of {', '.join([*TASKS, *PUBLISHED])}")
     from sinkscope.evaluation import gsm8k, humaneval
 
     given = data or {}
@@ -124,9 +123,7 @@ def read_data_flags(flags: Sequence[str]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for flag in flags:
         name, separator, path = flag.partition("=")
-        if not separator or not path or name not in PUBLISHED:
-            raise CallError(f"--data: expected TASK=PATH with a task of {', '.join(PUBLISHED)}, found {shown(flag)}")
-        if name in found:
-            raise CallError(f"--data: {name} is given twice")
+        if not separator or not path or name not in PUBLISHED or name in found:
+            raise CallError(f"--data: expected TASK=PATH once each, TASK of {', '.join(PUBLISHED)}, found {flag!r}")
         found[name] = Path(path)
     return found

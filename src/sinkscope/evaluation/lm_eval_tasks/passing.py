@@ -1,4 +1,4 @@
-"""Functions that lm-eval's HumanEval tasks in this folder call: programs from answers, and pass@k by our own sandbox."""
+"""Functions that lm-eval's HumanEval tasks in this folder call: programs, and pass@k by our sandbox."""
 
 import functools
 import json

@@ -1,1 +1,1 @@
-"""The papers that `sinkscope reproduce` can reproduce, one file each: the plan of the work, and the published numbers."""
+"""The papers of `sinkscope reproduce`, one file each: the plan of the work, and the published numbers."""

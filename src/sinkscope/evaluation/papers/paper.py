@@ -35,7 +35,8 @@ class Shape:
     Attributes:
         layers, heads, kv_heads, hidden, ffn, vocabulary, parameters: of the network.
         causal: whether it writes one token a step, with a cache.
-        tied: whether the embedding is the projection onto the vocabulary, too, so that it is counted once among the parameters.
+        tied: whether the embedding is the projection onto the vocabulary, too, so that it is counted once among the
+            parameters.
         head_dim: of a head; None where the heads share the hidden width.
         positions: the longest canvas that the network was made for; None where that is not known.
     """
@@ -121,7 +122,8 @@ class Paper:
     Attributes:
         plan: returns the work behind the tables and figures.
         tables: returns the text of each table by the name of its file, from the results of each checkpoint.
-        check_folder: raises CallError where the folder given for a checkpoint (empty for none) does not hold that checkpoint.
+        check_folder: raises CallError where the folder given for a checkpoint (empty for none) does not hold that
+            checkpoint.
     """
 
     plan: Callable[[Narrowing], tuple[Part, ...]]

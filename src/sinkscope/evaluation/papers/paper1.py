@@ -1,4 +1,4 @@
-"""Paper 1, "Attention Sinks in Diffusion Language Models" (arXiv 2510.15731): its models, and the work behind its tables and figures."""
+"""Paper 1, "Attention Sinks in Diffusion Language Models" (arXiv 2510.15731): its models, tables, figures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -112,7 +112,8 @@ def paper1(
 
 
 def rules_for(model: str, ks: Sequence[int], seeds: int, controls: Sequence[str] = CONTROLS) -> tuple[str, ...]:
-    """Return the paper's rules for a model, and the same with controls in place of the top sinks, seeded if they are random.
+    """Return the paper's rules for a model, and the same with controls in place of the top sinks, seeded if they are
+    random.
 
     Raises:
         CallError: an unknown control.
@@ -140,7 +141,8 @@ def _plan(asked: Narrowing) -> tuple[Part, ...]:
     groups = {"published": PUBLISHED, "lab": LAB}
     if len(named) > 1 and (group := next((name for name in named if name in groups), None)):
         raise CallError(
-            f"--models: expected {group!r} alone, as it stands for {', '.join(groups[group])}, found {asked.models[:60]!r}"
+            f"--models: expected {group!r} alone, as it stands for {', '.join(groups[group])}, found "
+            f"{asked.models[:60]!r}"
         )
     models = groups.get(asked.models) or tuple(dict.fromkeys(named))
     if not models:

@@ -1,8 +1,8 @@
 """Paper 2, "One Token Is Enough" (arXiv 2601.19657): the work behind its Tables 1 and 2, and their numbers.
 
-Its checkpoints have no reliable names on the hub, so a run needs their folders. Those trained from scratch are files of lit-gpt, which
-`sinkscope convert` turns into folders. Those from Qwen2.5 are folders that `load` reads, such as one that ``save_pretrained`` wrote after
-`add_sink_token` and training. The dry run needs no folder.
+Its checkpoints have no reliable names on the hub, so a run needs their folders. Those trained from scratch are files of
+lit-gpt, which `sinkscope convert` turns into folders. Those from Qwen2.5 are folders that `load` reads, such as one
+that ``save_pretrained`` wrote after `add_sink_token` and training. The dry run needs no folder.
 """
 
 from collections.abc import Mapping, Sequence
@@ -67,7 +67,8 @@ def paper2(folders: Mapping[str, str], *, tasks: Sequence[str] = TASKS, limit: i
 
 
 def read_folders(text: str) -> dict[str, str]:
-    """Return the folders of ``NAME=FOLDER,NAME=FOLDER``, as given to ``--models``; ``published`` is all names without folders.
+    """Return the folders of ``NAME=FOLDER,NAME=FOLDER``, as given to ``--models``; ``published`` is all names without
+    folders.
 
     Raises:
         CallError: a part without a folder, or a name given twice.
@@ -84,13 +85,14 @@ def read_folders(text: str) -> dict[str, str]:
         found[name] = folder
     if not found:
         raise CallError(
-            f"--models: expected published, or NAME=FOLDER separated by commas, NAME of {', '.join(CHECKPOINTS)}, found {text[:60]!r}"
+            f"--models: expected published, or NAME=FOLDER separated by commas, NAME of {', '.join(CHECKPOINTS)}, "
+            f"found {text[:60]!r}"
         )
     return found
 
 
 def check_folder(name: str, folder: str) -> None:
-    """Raise CallError where there is no folder for a checkpoint, or one that holds another kind of model than the name says."""
+    """Raise CallError where a checkpoint has no folder, or one of another kind of model than its name says."""
     from sinkscope.models import identify  # here, as it loads torch
 
     body = name.partition("+")[0]
@@ -108,7 +110,8 @@ def check_folder(name: str, folder: str) -> None:
     if (family.name, sink) != (wanted, asked):
         raise CallError(
             f"--models {name}={folder}: expected family {wanted} with sink token {asked or 'none'}, as the name says, "
-            f"found family {family.name} with sink token {variant.name if variant else 'none'}; give the folder the name of what it holds"
+            f"found family {family.name} with sink token {variant.name if variant else 'none'}; give the folder the "
+            "name of what it holds"
         )
 
 
@@ -121,7 +124,8 @@ def beside_paper(results: Mapping[str, Sequence[Result]]) -> str:
             normed = f"{100 * result.measures['acc_norm']:.1f}" if "acc_norm" in result.measures else "–"
             published = ACCURACY[name][TASKS.index(result.task)]
             lines.append(
-                f"| {name} | {result.task} | {result.n} | {100 * result.accuracy:.1f} ({low:.1f}–{high:.1f}) | {normed} | {published:.1f} |"
+                f"| {name} | {result.task} | {result.n} | {100 * result.accuracy:.1f} ({low:.1f}–{high:.1f}) | "
+                f"{normed} | {published:.1f} |"
             )
     return "\n".join(lines)
 

@@ -25,11 +25,12 @@ _BASES = re.compile(r"base|dream-?coder|moe", re.I)
 
 
 def published_accuracy(model: str, task: str, hide: str) -> tuple[float, float] | None:
-    """Return accuracy and standard error of Table 1 for a model's name, a task and a rule; None where the paper has none.
+    """Return accuracy and standard error of Table 1 for a model's name, a task and a rule; None where the paper has
+    none.
 
-    The paper's rule is ``top:K``. It decides by the columns of the step before for diffusion models and by the last row for Llama;
-    another ``observe``, ``decide`` or control is another experiment. The tables do not name variants of models. Base models have no
-    published accuracy, nor has a Llama that is not called ``Instruct``.
+    The paper's rule is ``top:K``. It decides by the columns of the step before for diffusion models and by the last row
+    for Llama; another ``observe``, ``decide`` or control is another experiment. The tables do not name variants of
+    models. Base models have no published accuracy, nor has a Llama that is not called ``Instruct``.
     """
     name = model.rstrip("/").split("/")[-1]
     kind = next((kind for kind, pattern in _MODELS.items() if pattern.search(name)), None)

@@ -1,4 +1,4 @@
-"""How a process of the sandbox confines itself before a program runs: a small file system of its own, few rights, limits.
+"""How a process of the sandbox confines itself before a program runs: its own small file system, few rights, limits.
 
 Every measure is tried. What it protects is noted where it held, and the system's message where it was refused. Several
 measures protect the same thing on purpose, because containers, kernels and users differ in what they allow.
@@ -68,7 +68,7 @@ class Isolation:
         return [f"{name}: {what} ({why})" for name, what in PROTECTIONS.items() if name not in self.protected]
 
     def enter_world(self, box: str) -> None:
-        """Enter namespaces of its own with a file system that holds Python and an empty folder. One process does so, then forks."""
+        """Enter new namespaces with a file system of Python and an empty folder. One process does so, then forks."""
         outside = mount_namespace()
         if self.attempt("namespaces", namespaces, protects=("network", "signals")):
             self.files_are_others = self.attempt("own root", own_root, box, outside, protects=("files",))
@@ -76,7 +76,7 @@ class Isolation:
             os.chdir(box)
 
     def give_up_rights(self) -> None:
-        """Become another user where this is root; give up all capabilities, setuid programs, and being traced by siblings."""
+        """Become another user where this is root; give up capabilities, setuid programs, tracing by siblings."""
         if os.geteuid() == 0:
             changed = self.attempt("other user", other_user, "files" in self.protected, protects=("user", "signals"))
             self.files_are_others = self.files_are_others or changed
@@ -107,7 +107,7 @@ def die_with_parent() -> None:
 
 
 def namespaces() -> None:
-    """Enter namespaces of its own for network, processes, IPC and mounts; through a user namespace where this is not root."""
+    """Enter new namespaces for network, processes, IPC and mounts; through a user namespace where this is not root."""
     user, group = os.getuid(), os.getgid()
     try:
         call_c("unshare", _SPACES)
@@ -166,7 +166,7 @@ def own_root(box: str, outside: str) -> None:
 
 
 def visible_folders() -> list[str]:
-    """Return the folders that the program may read: this Python and the libraries its modules load; none lies inside another."""
+    """Return the folders that the program may read: Python and the libraries of its modules; none inside another."""
     wanted = {
         sys.base_prefix,
         sys.base_exec_prefix,
@@ -215,7 +215,7 @@ def set_limit(kind: int, soft: int, hard: int | None = None) -> None:
 
 
 def landlock(folder: str) -> None:
-    """Limit files by the kernel's own allow-list: `visible_folders` to read, ``folder`` to change; needs no privilege."""
+    """Limit files by the kernel's allow-list: `visible_folders` to read, ``folder`` to change; needs no privilege."""
     version = call_c("syscall", 444, None, 0, 1)
     access = (1 << (13 + (version > 1) + (version > 2) + (version > 4))) - 1
     attributes = struct.pack(
@@ -265,150 +265,33 @@ def call_c(name: str, *arguments: bytes | int | ctypes.Array[ctypes.c_char] | No
 # The filter of system calls (seccomp)
 
 # Numbers from the kernel's tables (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h).
-_SHARED = {
-    "pidfd_send_signal": 424,
-    "io_uring_setup": 425,
-    "io_uring_enter": 426,
-    "io_uring_register": 427,
-    "open_tree": 428,
-}
-_SHARED |= {"move_mount": 429, "fsopen": 430, "pidfd_open": 434, "clone3": 435, "pidfd_getfd": 438}
-_X86_64 = {
-    "shmget": 29,
-    "socket": 41,
-    "connect": 42,
-    "bind": 49,
-    "socketpair": 53,
-    "clone": 56,
-    "fork": 57,
-    "vfork": 58,
-    "execve": 59,
-}
-_X86_64 |= {
-    "kill": 62,
-    "semget": 64,
-    "msgget": 68,
-    "ptrace": 101,
-    "setpgid": 109,
-    "setsid": 112,
-    "rt_sigqueueinfo": 129,
-    "chroot": 161,
-}
-_X86_64 |= {
-    "mount": 165,
-    "umount2": 166,
-    "tkill": 200,
-    "tgkill": 234,
-    "add_key": 248,
-    "request_key": 249,
-    "keyctl": 250,
-    "unshare": 272,
-}
-_X86_64 |= {
-    "rt_tgsigqueueinfo": 297,
-    "perf_event_open": 298,
-    "setns": 308,
-    "process_vm_readv": 310,
-    "process_vm_writev": 311,
-}
-_X86_64 |= {"bpf": 321, "execveat": 322, "userfaultfd": 323}
-_AARCH64 = {
-    "umount2": 39,
-    "mount": 40,
-    "chroot": 51,
-    "ptrace": 117,
-    "kill": 129,
-    "tkill": 130,
-    "tgkill": 131,
-    "rt_sigqueueinfo": 138,
-}
-_AARCH64 |= {
-    "setpgid": 154,
-    "setsid": 157,
-    "msgget": 186,
-    "semget": 190,
-    "shmget": 194,
-    "socket": 198,
-    "socketpair": 199,
-    "bind": 200,
-}
-_AARCH64 |= {
-    "connect": 203,
-    "add_key": 217,
-    "request_key": 218,
-    "keyctl": 219,
-    "clone": 220,
-    "execve": 221,
-    "unshare": 97,
-}
-_AARCH64 |= {
-    "rt_tgsigqueueinfo": 240,
-    "perf_event_open": 241,
-    "setns": 268,
-    "process_vm_readv": 270,
-    "process_vm_writev": 271,
-}
-_AARCH64 |= {"bpf": 280, "execveat": 281, "userfaultfd": 282}
-# Calls that change other processes of the same user, or that leave something behind in the kernel.
+_SHARED = {"pidfd_send_signal": 424, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
+_SHARED |= {"open_tree": 428, "move_mount": 429, "fsopen": 430, "pidfd_open": 434, "clone3": 435, "pidfd_getfd": 438}
 _SHARED |= {"process_madvise": 440, "process_mrelease": 448}
-_X86_64 |= {
-    "setpriority": 141,
-    "sched_setparam": 142,
-    "sched_setscheduler": 144,
-    "sched_setaffinity": 203,
-    "mq_open": 240,
-}
-_X86_64 |= {
-    "ioprio_set": 251,
-    "migrate_pages": 256,
-    "move_pages": 279,
-    "kcmp": 312,
-    "sched_setattr": 314,
-    "syslog": 103,
-}
-_AARCH64 |= {
-    "setpriority": 140,
-    "sched_setparam": 118,
-    "sched_setscheduler": 119,
-    "sched_setaffinity": 122,
-    "mq_open": 180,
-}
-_AARCH64 |= {
-    "ioprio_set": 30,
-    "migrate_pages": 238,
-    "move_pages": 239,
-    "kcmp": 272,
-    "sched_setattr": 274,
-    "syslog": 116,
-}
+_X86_64 = {"shmget": 29, "socket": 41, "connect": 42, "bind": 49, "socketpair": 53, "clone": 56, "fork": 57}
+_X86_64 |= {"vfork": 58, "execve": 59, "kill": 62, "semget": 64, "msgget": 68, "ptrace": 101, "setpgid": 109}
+_X86_64 |= {"setsid": 112, "rt_sigqueueinfo": 129, "chroot": 161, "mount": 165, "umount2": 166, "tkill": 200}
+_X86_64 |= {"tgkill": 234, "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272}
+_X86_64 |= {"rt_tgsigqueueinfo": 297, "perf_event_open": 298, "setns": 308, "process_vm_readv": 310}
+_X86_64 |= {"process_vm_writev": 311, "bpf": 321, "execveat": 322, "userfaultfd": 323, "setpriority": 141}
+_X86_64 |= {"sched_setparam": 142, "sched_setscheduler": 144, "sched_setaffinity": 203, "mq_open": 240}
+_X86_64 |= {"ioprio_set": 251, "migrate_pages": 256, "move_pages": 279, "kcmp": 312, "sched_setattr": 314}
+_X86_64 |= {"syslog": 103}
+_AARCH64 = {"umount2": 39, "mount": 40, "chroot": 51, "ptrace": 117, "kill": 129, "tkill": 130, "tgkill": 131}
+_AARCH64 |= {"rt_sigqueueinfo": 138, "setpgid": 154, "setsid": 157, "msgget": 186, "semget": 190, "shmget": 194}
+_AARCH64 |= {"socket": 198, "socketpair": 199, "bind": 200, "connect": 203, "add_key": 217, "request_key": 218}
+_AARCH64 |= {"keyctl": 219, "clone": 220, "execve": 221, "unshare": 97, "rt_tgsigqueueinfo": 240}
+_AARCH64 |= {"perf_event_open": 241, "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271, "bpf": 280}
+_AARCH64 |= {"execveat": 281, "userfaultfd": 282, "setpriority": 140, "sched_setparam": 118}
+_AARCH64 |= {"sched_setscheduler": 119, "sched_setaffinity": 122, "mq_open": 180, "ioprio_set": 30}
+_AARCH64 |= {"migrate_pages": 238, "move_pages": 239, "kcmp": 272, "sched_setattr": 274, "syslog": 116}
 DENIED = {"x86_64": (0xC000003E, _X86_64 | _SHARED), "aarch64": (0xC00000B7, _AARCH64 | _SHARED)}
-# Calls that change files by their path and that Landlock lets through: denied where files of the same user are in reach.
-_OF_FILES_X86_64 = {
-    "chmod": 90,
-    "chown": 92,
-    "lchown": 94,
-    "utime": 132,
-    "setxattr": 188,
-    "lsetxattr": 189,
-    "removexattr": 197,
-}
-_OF_FILES_X86_64 |= {
-    "lremovexattr": 198,
-    "utimes": 235,
-    "fchownat": 260,
-    "futimesat": 261,
-    "fchmodat": 268,
-    "utimensat": 280,
-}
-_OF_FILES_AARCH64 = {
-    "setxattr": 5,
-    "lsetxattr": 6,
-    "removexattr": 14,
-    "lremovexattr": 15,
-    "fchmodat": 53,
-    "fchownat": 54,
-    "utimensat": 88,
-}
+# Calls that change files by path and that Landlock lets through: denied where files of the same user are in reach.
+_OF_FILES_X86_64 = {"chmod": 90, "chown": 92, "lchown": 94, "utime": 132, "setxattr": 188, "lsetxattr": 189}
+_OF_FILES_X86_64 |= {"removexattr": 197, "lremovexattr": 198, "utimes": 235, "fchownat": 260, "futimesat": 261}
+_OF_FILES_X86_64 |= {"fchmodat": 268, "utimensat": 280}
+_OF_FILES_AARCH64 = {"setxattr": 5, "lsetxattr": 6, "removexattr": 14, "lremovexattr": 15, "fchmodat": 53}
+_OF_FILES_AARCH64 |= {"fchownat": 54, "utimensat": 88}
 _OF_FILES = {"fchmodat2": 452, "setxattrat": 463, "removexattrat": 466, "file_setattr": 469}
 OF_FILES = {"x86_64": _OF_FILES_X86_64 | _OF_FILES, "aarch64": _OF_FILES_AARCH64 | _OF_FILES}
 # Calls that depend on an argument: its place, whether its values are those refused or those allowed, and the values.
@@ -455,8 +338,8 @@ def build_filter(machine: str, files_are_others: bool = True) -> bytes:
 def install_filter(files_are_others: bool) -> None:
     """Take dangerous system calls away from this process for good; Linux on x86-64 and ARM64.
 
-    This layer needs no privilege and works inside containers: no sockets, no new processes or programs, no signals, no tracing, no
-    mounts, no namespaces, and none of the calls that would go around the others (io_uring).
+    This layer needs no privilege and works inside containers: no sockets, no new processes or programs, no signals, no
+    tracing, no mounts, no namespaces, and none of the calls that would go around the others (io_uring).
 
     Raises:
         OSError: the system refuses.
