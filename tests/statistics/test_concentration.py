@@ -7,7 +7,7 @@ from planted import make_trace, random_columns, sink_at
 from sinkscope.sinks import excess_of, is_sink, sink_rates
 from sinkscope.statistics import Threshold, summarise
 from sinkscope.statistics.averages import depth_slope, thirds
-from sinkscope.statistics.column_counts import count_above
+from sinkscope.statistics.step import count_above
 from sinkscope.statistics.concentration import (
     Evenness,
     concentration_values,

@@ -10,7 +10,7 @@ from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.sinks import excess_of, find_sinks, in_unit, is_sink, last_query_window, main_sinks, track
 from sinkscope.sinks.tracking import KINDS, fill_dips
 from sinkscope.statistics import THRESHOLDS, Threshold, summarise
-from sinkscope.statistics.candidates import find_candidates
+from sinkscope.statistics.step import find_candidates
 from sinkscope.statistics.groups import GroupSinks
 from sinkscope.statistics.movement import HEAD_KINDS, track_kinds
 from sinkscope.statistics.norms import StepNorms

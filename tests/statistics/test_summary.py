@@ -10,7 +10,7 @@ from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.sinks import find_sinks, is_sink, last_query_window, main_sinks, track
 from sinkscope.sinks.token_classes import token_class
 from sinkscope.statistics import EPSILONS, PromptSettings, Summary, Threshold, document_of, summarise
-from sinkscope.statistics.column_counts import histogram_edges
+from sinkscope.statistics.step import histogram_edges
 
 LAYERS, HEADS, KV_HEADS, LENGTH, STEPS = 2, 4, 2, 27, 9
 MASK = 50
