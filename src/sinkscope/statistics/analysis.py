@@ -257,6 +257,8 @@ def analyse(
     texts: list[Any] = []
     taken: dict[Path | str, Path] = {}
     given = [traces] if isinstance(traces, Trace | str | Path) else traces
+    if isinstance(given, Sequence) and len({*map(id, given)}) < len(given):
+        raise CallError("traces: expected each trace once, as it is one prompt, found one object twice")
     for trace in given:
         trace = as_trace(trace)
         _refuse_again(trace, taken)

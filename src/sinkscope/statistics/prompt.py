@@ -230,7 +230,7 @@ class PromptFeed:
         self._tally: list[np.ndarray] = []
         self._means: list[np.ndarray] = []
         self._followed: list[StepSinks] = []
-        self._keeps, self._records = tuple(keeps), dict[type, list[Any]]()
+        self._keeps, self._records = tuple(keeps), dict[type, tuple[int, list[Any]]]()
         self._above: Any = 0
         self._known_from = (-np.inf, -np.inf)
         self._quarters, self._far = np.zeros((0, 0), np.int64), np.zeros((0, FAR_BINS), np.int64)
@@ -281,7 +281,10 @@ class PromptFeed:
         self._add_columns(columns.sums)
         for record in (keep(step) for keep in self._keeps):
             if record is not None:
-                self._records.setdefault(type(record), []).append(record)
+                begun, records = self._records.setdefault(type(record), (self.steps, []))
+                if len(records) != self.steps - begun:
+                    raise CallError(f"{type(record).__name__}: expected one record of each step from the first on")
+                records.append(record)
         if (kept := settings.kept) is not None and kept < step.length:
             followed = (step.columns, *([] if settings.causal else [step.followed]))
             least = [
@@ -357,7 +360,7 @@ class PromptFeed:
             far=self._far,
             mean_columns=means,
             followed=FollowedSinks(tuple(self._followed), by_step.top.shape[-1], self.thresholds),
-            kept_records={kind: stack_steps(records) for kind, records in self._records.items()},
+            kept_records={kind: stack_steps(records) for kind, (_, records) in self._records.items()},
             known_from=self._known_from,
         )
 

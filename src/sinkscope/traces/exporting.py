@@ -76,7 +76,9 @@ def check_installed(target: str) -> None:
     from importlib.util import find_spec
 
     if missing := [name for name in NEEDS[target] if find_spec(name) is None]:
-        raise CallError(f"export to {target} needs {missing[0]}: pip install 'sinkscope[export]'")
+        raise CallError(
+            f"export to {target} needs {missing[0]}, which is not installed: pip install 'sinkscope[export]'"
+        )
 
 
 def to_xarray(trace: Trace) -> Any:
@@ -90,28 +92,14 @@ def to_xarray(trace: Trace) -> Any:
     """
     check_installed("xarray")
     import xarray
-    from xarray.backends import BackendArray
     from xarray.core import indexing
 
-    class LazyTensor(BackendArray):
-        """A tensor that xarray reads when it is indexed, filled up along the last axis."""
-
-        def __init__(self, name: str) -> None:
-            self.name, self.array = name, getattr(trace, name)
-            self.shape, self.dtype = tuple(sizes[axis] for axis in TRACE_AXES[name]), self.array.dtype
-
-        def __getitem__(self, key: Any) -> np.ndarray:
-            return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.BASIC, self._read)
-
-        def _read(self, key: tuple[Any, ...]) -> np.ndarray:
-            if len(key) == 1:
-                return self.array[key]
-            return widen(self.name, self.array[key[:-1]], self.shape[-1])[..., key[-1]]
+    from sinkscope.traces.lazy_array import LazyTensor
 
     sizes = axis_sizes(trace)
     variables = {
         name: xarray.Variable(
-            TRACE_AXES[name], indexing.LazilyIndexedArray(LazyTensor(name)), {"units": TRACE_UNITS[name]}
+            TRACE_AXES[name], indexing.LazilyIndexedArray(LazyTensor(trace, name, sizes)), {"units": TRACE_UNITS[name]}
         )
         for name in trace.tensors
     }

@@ -62,7 +62,11 @@ def check_values(path: Path, arrays: Mapping[str, np.ndarray], mask_id: int | No
     Raises:
         TraceError: values that attention, tokens or norms cannot have.
     """
-    lengths = arrays.get("lengths")
+    lengths, tokens = arrays.get("lengths"), arrays.get("tokens")
+    if lengths is not None and tokens is not None and lengths.max() != tokens.shape[-1]:
+        raise TraceError(
+            f"{path}: lengths: expected the longest to be the {tokens.shape[-1]} positions of tokens; {DAMAGED}"
+        )
     for name, array in arrays.items():
         for wrong, expected in _wrong_values(name, array, lengths, crossing):
             if wrong.size:

@@ -87,9 +87,7 @@ def room_in(folder: Path, overwrite: bool) -> Iterator[Room]:
             if _foreign_in(folder) is None:
                 _delete(folder, keep=ASIDE)
             if replaces:
-                (folder / ASIDE).rename(folder / MOVING)
-                _move(folder / MOVING, folder)
-                (folder / MOVING).rmdir()
+                _bring_back(folder)
 
 
 def _put_aside(folder: Path) -> None:
@@ -102,6 +100,12 @@ def _put_aside(folder: Path) -> None:
     (folder / MOVING).mkdir(exist_ok=True)
     _move(folder, folder / MOVING)
     (folder / MOVING).rename(folder / ASIDE)
+
+
+def _bring_back(folder: Path) -> None:
+    (folder / ASIDE).rename(folder / MOVING)
+    _move(folder / MOVING, folder)
+    (folder / MOVING).rmdir()
 
 
 def _move(source: Path, target: Path) -> None:
@@ -138,7 +142,7 @@ def _holds_recording(folder: Path, overwrite: bool | None) -> bool:
         raise CallError(f"{folder} already holds files ({name} …); choose another folder or delete this one")
     if not overwrite:
         counted = any((folder / name).exists() for name in ("statistics.safetensors", "items"))
-        held = "statistics" if counted else "a recording of drift" if (folder / DRIFT).exists() else "a trace"
+        held = "statistics" if counted else "files of a recording of drift" if (folder / DRIFT).exists() else "a trace"
         advice = "" if overwrite is None else ", or replace it: overwrite=True, --overwrite"
         raise CallError(f"{folder} already holds {held}; choose another folder{advice}")
     return True
@@ -150,7 +154,9 @@ def _is_ours(path: Path) -> bool:
         found = json.loads(path.read_bytes())
     except ValueError:
         return True
-    return {"format", "lags", "sampler"} <= found.keys() if path.name == DRIFT else found.get("format") == FORMAT
+    return (
+        {"format", "lags", "sampler"} <= found.keys() if path.name == DRIFT else found.get("format", FORMAT) == FORMAT
+    )
 
 
 def _foreign_in(folder: Path) -> Path | None:
