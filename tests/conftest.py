@@ -13,8 +13,6 @@ from jaxtyping import install_import_hook
 
 SINKS = ("definition", "tracking", "drift", "episodes")
 STATISTICS = (
-    "candidates",
-    "column_counts",
     "groups",
     "intervals",
     "move_triggers",

@@ -58,10 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "single_use": set(),
     "work_items": set(),
     "attention": set(),
-    "sinks": {
-        "traces.reading",
-        "traces.own_arrays",
-    },  # `find_sinks` opens a path, or checks what is passed in its place
+    "sinks": {"traces.reading"},  # `find_sinks` opens a path
     "traces": set(),
     "checkpoints": set(),
     "models": {"attention"},

@@ -15,7 +15,7 @@ from sinkscope.figures import draw_figure, draw_figures, open_statistics
 from sinkscope.figures.subject import subject_of
 from sinkscope.recorder.statistics_destination import merge_statistics
 from sinkscope.statistics import PromptSettings, Summary
-from sinkscope.statistics.column_counts import histogram_edges, quarters_of
+from sinkscope.statistics.step import histogram_edges, quarters_of
 from sinkscope.traces.statistics_folder import StatisticsFolder
 
 OF_STEPS = ["1", "2", "4", "6", "7", "8"]

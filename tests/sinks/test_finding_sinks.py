@@ -135,44 +135,6 @@ def test_a_trace_without_a_whole_step_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"column_sums": np.ones((3, 2, 5))},
-            r"column_sums: expected \[step, layer, head, key\] of 3 steps, found \[3, 2, 5\]",
-        ),
-        ({"column_sums": np.ones((2, 1, 1, 5))}, r"column_sums: expected .* of 3 steps, found \[2, 1, 1, 5\]"),
-        (
-            {"tokens": np.zeros((3, 4), int)},
-            r"tokens: expected \[step, position\] of 3 steps and 5 keys, found \[3, 4\]",
-        ),
-        (
-            {"column_sums": np.ones((3, 2, 1, 5)).tolist()},
-            r"column_sums: expected an array that NumPy reads, found list; pass np.asarray",
-        ),
-        ({"tokens": [[0] * 5] * 3}, r"tokens: expected an array that NumPy reads, found list; pass np.asarray"),
-        (
-            {"column_sums": torch.ones(3, 2, 1, 5).bfloat16()},
-            r"found Tensor bfloat16 \[3, 2, 1, 5\]; pass .detach\(\).float\(\)",
-        ),
-        (
-            {"column_sums": torch.ones(3, 2, 1, 5, requires_grad=True)},
-            r"found Tensor float32 \[3, 2, 1, 5\]; pass .detach\(\)",
-        ),
-        ({"causal": True}, "last_query: expected an array that NumPy reads, found null"),
-        ({"causal": "no"}, "SimpleNamespace.causal: expected True or False, found 'no'"),
-    ],
-)
-def test_arrays_of_ones_own_that_do_not_fit_are_refused(changes, message):
-    own = {"steps": 3, "causal": False, "column_sums": np.ones((3, 2, 1, 5)), "tokens": np.zeros((3, 5), int)}
-    with pytest.raises(CallError, match=message):
-        find_sinks(SimpleNamespace(**own | changes))
-    assert not len(find_sinks(SimpleNamespace(**own, manifest=None)))
-    tensors = {name: torch.from_numpy(own[name]) for name in ("column_sums", "tokens")}
-    assert not len(find_sinks(SimpleNamespace(**own | tensors)))
-
-
-@pytest.mark.parametrize(
     ("excess", "unit", "says"),
     [(14.0, "queries", "by 14"), (99999.0, "queries", "by 14"), (100.0, "percent", "by 100")],
 )

@@ -126,14 +126,16 @@ def test_the_mean_form_is_refused_from_one_upwards_with_the_reason():
 
 @pytest.mark.parametrize("epsilon", [-0.1, np.nan, np.inf])
 def test_a_threshold_that_is_no_finite_number_is_refused(epsilon):
-    with pytest.raises(CallError, match="excess: expected a finite number from 0 upwards, found"):
+    with pytest.raises(CallError, match="expected an excess from 0 upwards"):
         is_sink(make_columns(), epsilon)
 
 
 def test_an_unknown_unit_is_refused_with_the_units_there_are():
     from sinkscope.sinks.definition import check_excess
 
-    with pytest.raises(CallError, match="unit: expected one of queries, percent, mean, found 'sums'"):
+    with pytest.raises(
+        CallError, match="expected an excess from 0 upwards in queries, percent, mean, found 3.0 in sums"
+    ):
         check_excess(3.0, "sums")
 
 
@@ -169,13 +171,6 @@ def test_top_k_takes_no_position_beyond_the_length():
     columns = make_columns()
     assert is_top(columns, 8)[2].sum() == LAYERS * HEADS * 6
     assert not is_top(columns, KEYS)[np.isnan(columns)].any()
-
-
-@pytest.mark.parametrize("k", [0, -1, KEYS + 1])
-def test_a_k_that_does_not_fit_is_refused(k):
-    with pytest.raises(CallError) as caught:
-        is_top(make_columns(), k)
-    assert f"k: expected 1 to {KEYS} (the canvas), found {k}" in str(caught.value)
 
 
 # Other published rules
@@ -254,12 +249,6 @@ def test_the_newest_keys_of_a_causal_model_are_no_sinks():
     assert sink_rates(columns[..., :63], causal=False).any_key == 0
 
 
-@pytest.mark.parametrize("least_queries", [0, -1])
-def test_a_rate_needs_a_query_at_least(least_queries):
-    with pytest.raises(CallError, match=f"least_queries: expected 1 or more, found {least_queries}"):
-        sink_rates(make_columns(), causal=True, least_queries=least_queries)
-
-
 def test_sink_rates_use_the_published_threshold():
     columns = np.array([[[[0.29, 0.31, 0.4]], [[0.1, 0.35, 0.55]]]]) * 3
     rates = sink_rates(columns, causal=False)
@@ -311,12 +300,3 @@ def test_a_key_that_came_later_has_the_mean_since_then():
         expected = np.nanmean(columns[: step + 1][..., there], axis=0)
         assert_close(found[step][..., there], expected, terms=STEPS, dtype=torch.float32)
     assert_close(found[2, ..., -1], columns[2, ..., -1], terms=1, dtype=torch.float32)
-
-
-def test_masked_values_are_refused():
-    columns = np.ma.masked_less(np.arange(6.0).reshape(1, 1, 1, 6), 2)
-    with pytest.raises(
-        CallError, match=r"columns: expected .* without a mask, found values that are masked; fill them"
-    ):
-        excess_of(columns)
-    assert excess_of(np.ma.array(columns.data)).shape == columns.shape

@@ -1,4 +1,3 @@
-import dataclasses
 import itertools
 import json
 import pickle
@@ -8,9 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sinkscope.errors import CallError
 from sinkscope.sinks import Sinks, find_sinks, main_sinks, track
-from sinkscope.sinks.tracking import KIND_MEANINGS, sinks_in
+from sinkscope.sinks.tracking import KIND_MEANINGS
 
 KEYS = 17
 
@@ -319,50 +317,7 @@ def test_drift_needs_two_steps_with_a_sink():
     assert empty.drift_per_step is None
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"moving": None}, r"moving: expected ndarray \[step layer head key\], found null"),
-        ({"columns": None}, r"columns: expected ndarray \[step layer head key\], found null"),
-        ({"moving": np.zeros((2, 1, 1, 5), bool)}, "moving: expected 4 along the axis key, as columns has, found 5"),
-    ],
-)
-def test_sinks_whose_columns_were_replaced_are_refused(change, message):
-    sinks = find_sinks(
-        SimpleNamespace(
-            steps=2, causal=False, column_sums=np.ones((2, 1, 1, 4), np.float32), tokens=np.ones((2, 4), int)
-        )
-    )
-    with pytest.raises(CallError, match=message):
-        dataclasses.replace(sinks, **change)
-    assert track(sinks).tracks == ()
-
-
-@pytest.mark.parametrize("name", ["step", "layer", "head", "position"])
-def test_sinks_whose_rows_were_replaced_are_refused(name):
-    columns = np.zeros((2, 1, 1, 9), np.float32)
-    columns[:, 0, 0, 3] = 9
-    sinks = find_sinks(SimpleNamespace(steps=2, causal=False, column_sums=columns, tokens=np.ones((2, 9), int)))
-    assert len(track(sinks).tracks) == 1
-    rows = getattr(sinks, name)
-    for other in (rows[:1], np.tile(rows, 2)):
-        found = (len(rows), len(other)) if name != "step" else (len(other), len(rows))  # told by the array behind it
-        with pytest.raises(CallError, match=f"expected {found[0]} along the axis sink, as step has, found {found[1]}"):
-            dataclasses.replace(sinks, **{name: other})
-    with pytest.raises(
-        CallError, match="sinks: expected a row for each place of moving, from which tracks are read, found others"
-    ):
-        track(dataclasses.replace(sinks, **{name: rows + 1}))
-
-
 def test_a_main_sink_is_a_selected_column_whatever_it_holds():
     columns, selected = np.full((1, 1, 1, 4), -np.inf, np.float32), np.zeros((1, 1, 1, 4), bool)
     selected[..., 2] = True
     assert main_sinks(columns, selected).tolist() == [[[2]]]
-
-
-def test_places_are_not_counted_from_the_end():
-    is_sink = sinks_in(np.ones((2, 1, 1, 4), bool))
-    assert is_sink(np.array([1]), np.array([0]), np.array([0]), np.array([3])).all()
-    with pytest.raises(CallError, match="expected places within steps, layers, heads and positions"):
-        is_sink(np.array([-1]), np.array([0]), np.array([0]), np.array([0]))

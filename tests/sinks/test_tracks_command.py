@@ -15,7 +15,9 @@ NAMES = ("tokens", "written", "lengths", "masked", "column_sums")
 
 
 def write(folder, places, width=WIDTH, queries=1.0, **more):
-    """A trace whose main sinks stand at ``places`` [step, layer, head]; ``queries`` for each token, ``more`` in the manifest."""
+    """A trace whose main sinks stand at ``places`` [step, layer, head]; ``queries`` for each token, ``more`` in the
+    manifest.
+    """
     trace = make_trace(
         queries * sink_at(places, width=width, strength=width / 2),
         tokens=3 + np.arange(width) % 6,

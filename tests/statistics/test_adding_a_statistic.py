@@ -1,4 +1,6 @@
-"""A statistic is one file: put into the package, it is found by `analyse`, by its JSON and table, and by ``--keep statistics``."""
+"""A statistic is one file: put into the package, it is found by `analyse`, by its JSON and table, and by ``--keep
+statistics``.
+"""
 
 import dataclasses
 import json
@@ -19,7 +21,7 @@ from planted import make_trace, random_columns
 import sinkscope
 from sinkscope import extension_points
 from sinkscope.errors import CallError
-from sinkscope.statistics import Definition, Statistic, Threshold, analyse, norms, statistic, summarise
+from sinkscope.statistics import Definition, Statistic, Threshold, analyse, norms, summarise
 from sinkscope.statistics.statistic import all_definitions, all_statistics, values_of
 
 EXAMPLE = files_of_the_page()["src/sinkscope/statistics/second_column.py"]
@@ -96,50 +98,8 @@ class Undefined(Statistic):
 
 
 def test_a_number_without_a_definition_is_refused():
-    with pytest.raises(CallError, match=r"expected Undefined to define 'another.thing', found one.thing"):
+    with pytest.raises(CallError, match=r"Undefined: expected a definition of 'another.thing', found none"):
         values_of(summarise(make_trace(random_columns(0))), [Undefined()])
-
-
-@pytest.mark.parametrize("found", [5, ["one.thing"], {"one.thing": "one"}, {1: Definition("one", "thing", "none")}])
-def test_definitions_that_are_none_are_refused(found):
-    wrong = type("Wrong", (Undefined,), {"definitions": found})
-    with pytest.raises(
-        CallError, match=r"Wrong.definitions: expected \{name: Definition\(text, unit, claim\)\}, found "
-    ):
-        values_of(summarise(make_trace(random_columns(0))), [wrong()])
-
-
-class Misplaced(Statistic):
-    definitions: ClassVar = {"one.thing": Definition("one", "thing", "none")}
-
-    def __init__(self, place):
-        self.place = place
-
-    def values(self, prompt):
-        return {("one.thing", self.place): 1.0}
-
-
-@pytest.mark.parametrize("place", [("layer", 1), "layer", (("layer", 1, 2),)])
-def test_a_place_that_is_no_row_of_pairs_is_refused(place):
-    message = rf"Misplaced: expected the place of 'one.thing' as a tuple of pairs, such as \(\) or .*, found {re.escape(repr(place))}"
-    with pytest.raises(CallError, match=message):
-        values_of(summarise(make_trace(random_columns(0))), [Misplaced(place)])
-
-
-class KeepsAnArray(Statistic):
-    definitions: ClassVar = {"one.thing": Definition("one", "thing", "none")}
-
-    def keep(self, step):
-        return step.columns.sums
-
-    def values(self, prompt):
-        return {}
-
-
-def test_what_is_kept_and_is_no_dataclass_is_refused(monkeypatch):
-    monkeypatch.setattr(statistic, "all_statistics", lambda: (KeepsAnArray(),))
-    with pytest.raises(CallError, match=r"KeepsAnArray.keep: expected a dataclass of arrays, or None, found ndarray"):
-        summarise(make_trace(random_columns(0)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -163,67 +123,15 @@ class Says(Statistic):
         return self.said
 
 
-@pytest.mark.parametrize(
-    ("said", "message"),
-    [
-        (None, "Says.values: expected {(name, place): number}, found null"),
-        ([1], "Says.values: expected {(name, place): number}, found list"),
-        ({"my.x": 1.0}, "Says.values: expected keys (name, place), such as ('norms.contribution', ()), found 'my.x'"),
-        (
-            {("my.x", (("layer", np.int64(2)),)): 1.0},
-            "Says: expected the place of 'my.x' as names with text or Python's numbers, found",
-        ),
-        ({("my.x", ()): "a"}, "Says: expected 'my.x' at {} as a number, or NaN where there is none, found 'a'"),
-        (
-            {("my.x", (("layer", 1),)): 1j},
-            "Says: expected 'my.x' at {'layer': 1} as a number, or NaN where there is none, found complex",
-        ),
-        (
-            {("my.x", ()): np.ones(3)},
-            "Says: expected 'my.x' at {} as a number, or NaN where there is none, found ndarray float64 [3]",
-        ),
-        ({("my.x", ()): None}, "Says: expected 'my.x' at {} as a number, or NaN where there is none, found null"),
-        (
-            {("my.x", ()): 10**400},
-            "Says: expected 'my.x' at {} as a number, or NaN where there is none, found a number of 1329 bits",
-        ),
-        (
-            {("my.x", ()): np.inf},
-            "Says: expected 'my.x' at {} as a number up to 1e+100, or NaN where there is none, found inf",
-        ),
-    ],
-)
-def test_what_a_statistic_says_is_checked_and_the_message_names_it(said, message):
-    with pytest.raises(CallError, match=re.escape(message)):
-        values_of(summarise(make_trace(random_columns(0))), [Says(said)])
-
-
 @pytest.mark.parametrize("number", [3, 3.0, np.float32(3), np.int16(3), np.array(3.0), float("nan")])
 def test_every_number_is_one(number):
     (found,) = values_of(summarise(make_trace(random_columns(0))), [Says({("my.x", ()): number})]).values()
     assert type(found) is float and found == pytest.approx(float(number), nan_ok=True)
 
 
-@pytest.mark.parametrize(
-    ("kept", "message"),
-    [
-        (
-            lambda step: Kept(step.tokens) if step.tokens.sum() % 2 else None,
-            "Says.keep: expected a record of every step from the first one on that has any",
-        ),
-        (lambda step: Kept(np.ones(step.tokens.sum() % 7)), "Says.keep: expected what in one shape in every step, ["),
-        (lambda step: Kept([[1], [2, 3]]), "Says.keep: expected what as an array, found list"),
-    ],
-)
-def test_what_is_kept_of_each_step_is_checked(kept, message, monkeypatch):
-    monkeypatch.setattr(Says, "kept", staticmethod(kept))
-    with pytest.raises(CallError, match=re.escape(message)):
-        summarise(make_trace(random_columns(0)), statistics=[Says()])
-
-
 def test_two_statistics_that_keep_one_record_are_refused(monkeypatch):
     monkeypatch.setattr(Says, "kept", staticmethod(lambda step: Kept(step.tokens)))
-    message = "Says.keep: expected a dataclass of its own, found Kept, which Says.keep of another statistic keeps"
+    message = "Kept: expected one record of each step from the first on"
     with pytest.raises(CallError, match=re.escape(message)):
         summarise(make_trace(random_columns(0)), statistics=[Says(), Says()])
 
@@ -240,7 +148,7 @@ def anew():
 
 def test_a_statistic_that_is_defined_twice_is_refused(monkeypatch, anew):
     monkeypatch.setattr(norms, "Again", type("Again", (norms.Norms,), {"__module__": norms.__name__}), raising=False)
-    with pytest.raises(CallError, match=r"found two definitions of norms.contribution; rename one of them"):
+    with pytest.raises(CallError, match=r"found two definitions of norms.contribution"):
         all_statistics()
 
 
@@ -251,30 +159,6 @@ class Elsewhere(Statistic):
 
     def values(self, prompt):
         return {("elsewhere.steps", ()): float(prompt.steps)}
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("definitions", None, ".definitions: expected {name: Definition(text, unit, claim)}, found None"),
-        (
-            "definitions",
-            {"my.x": "a"},
-            ".definitions: expected {name: Definition(text, unit, claim)}, found {'my.x': 'a'}",
-        ),
-        ("order", "a", ".order: expected a number, found 'a'"),
-        (
-            "__init__",
-            lambda self, more: None,
-            ": expected a class that is made without arguments, found one that fails:",
-        ),
-    ],
-)
-def test_a_statistic_that_cannot_be_made_is_refused(monkeypatch, anew, name, value, message):
-    declared(monkeypatch, f"{__name__}:Elsewhere")
-    monkeypatch.setattr(Elsewhere, name, value)
-    with pytest.raises(CallError, match=re.escape(f"{__name__}.Elsewhere{message}")):
-        all_statistics()
 
 
 def declared(monkeypatch, value):

@@ -15,7 +15,9 @@ STEPS, WIDTH, PROMPT = 12, 40, 30
 
 
 def planted():
-    """The prompt's queries always attend to 4; the answer's to 20, from step 6 on to 21, too few of them for a sink of all queries."""
+    """The prompt's queries always attend to 4; the answer's to 20, from step 6 on to 21, too few of them for a sink of
+    all queries.
+    """
     prompt, answer = (
         np.full((STEPS, 1, 2, WIDTH), 0.5 * count / WIDTH, np.float32) for count in (PROMPT, WIDTH - PROMPT)
     )
@@ -35,7 +37,9 @@ def test_the_prompts_queries_do_not_hide_what_the_answers_queries_do():
 
 
 def test_two_sinks_of_the_answers_queries_that_exchange_ranks_swap():
-    """Head 0 attends to 20 and 21 from the first step to the last, a little more to one of them; head 1 goes from one to the other."""
+    """Head 0 attends to 20 and 21 from the first step to the last, a little more to one of them; head 1 goes from one
+    to the other.
+    """
     trace = planted()
     answer = trace.column_sums - trace.column_sums_prompt
     answer[:, 0, 0, 20], answer[:, 0, 0, 21] = ([1.9] * 6 + [2.1] * 6), ([2.1] * 6 + [1.9] * 6)

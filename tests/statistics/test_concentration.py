@@ -7,7 +7,6 @@ from planted import make_trace, random_columns, sink_at
 from sinkscope.sinks import excess_of, is_sink, sink_rates
 from sinkscope.statistics import Threshold, summarise
 from sinkscope.statistics.averages import depth_slope, thirds
-from sinkscope.statistics.column_counts import count_above
 from sinkscope.statistics.concentration import (
     Evenness,
     concentration_values,
@@ -15,6 +14,7 @@ from sinkscope.statistics.concentration import (
     length_class,
     not_sink_values,
 )
+from sinkscope.statistics.step import count_above
 from sinkscope.statistics.thresholds import EPSILONS
 
 THRESHOLDS = [Threshold(3.0), Threshold(5.0, "percent")]
@@ -82,7 +82,9 @@ def test_the_rate_of_gu_is_that_of_the_definition():
 
 
 def causal_trace(lengths=(60, 63, 64, 66, 70), heads=2):
-    """Rows of attention by hand: each query attends to itself; head 1 of layer 0 gives the first token .4, head 0 of layer 1 the fifth."""
+    """Rows of attention by hand: each query attends to itself; head 1 of layer 0 gives the first token .4, head 0 of
+    layer 1 the fifth.
+    """
     columns = np.full((len(lengths), 2, heads, max(lengths)), np.nan, np.float32)
     rows = columns.copy()
     for step, length in enumerate(lengths):

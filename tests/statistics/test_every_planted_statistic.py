@@ -1,10 +1,10 @@
 """Every statistic of `analyse` against what was planted. A statistic is planted here, or in the test file of its
 module (`test_second_column.py` for `second_column.py`); one that is planted in neither fails here.
 
-The scene: 12 steps, a canvas of 40, the sinks take 0.35 of the attention. Layer 0: heads 0 and 2 have one that stays at 3, head 1 one
-that stands where the last token was committed (9, 10 … 20). Layer 1: head 0 has one at 3 for 6 steps, heads 1 and 2 have none.
-Groups: masked queries give half their attention to 30, those of the prompt to 4, those written to 17.
-Newlines: one in each prompt, at a place of its own, and the sink is there.
+The scene: 12 steps, a canvas of 40, the sinks take 0.35 of the attention. Layer 0: heads 0 and 2 have one that stays at
+3, head 1 one that stands where the last token was committed (9, 10 … 20). Layer 1: head 0 has one at 3 for 6 steps,
+heads 1 and 2 have none. Groups: masked queries give half their attention to 30, those of the prompt to 4, those written
+to 17. Newlines: one in each prompt, at a place of its own, and the sink is there.
 """
 
 import inspect

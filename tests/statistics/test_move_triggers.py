@@ -167,7 +167,9 @@ def test_a_rare_trigger_that_never_fires_is_not_below_chance():
     [({"block": 4}, 10), ({"block": 4, "block_steps": 2}, 0), ({"cache": "fast-dllm-dual:block=4"}, 10)],
 )
 def test_blocks_begin_behind_the_prompt_or_stand_at_multiples(sampler, first):
-    """In block diffusion the prompt ends within a block, whose other tokens are written first; Dream's cache gives it its blocks."""
+    """In block diffusion the prompt ends within a block, whose other tokens are written first; Dream's cache gives it
+    its blocks.
+    """
     trace = make_trace(sink_at(np.arange(20) % 7, width=30), prompt_length=10, block=4)
     trace.manifest["sampler"] = sampler
     canvas = summarise(trace, [Threshold(3.0)]).canvas

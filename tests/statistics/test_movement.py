@@ -72,7 +72,9 @@ def test_movement_by_depth():
 
 
 def test_a_sink_that_keeps_to_the_frontier_stands_still_relative_to_it():
-    """One token is committed a step from left to right, from position 10 on; the sink stands two behind the leftmost mask."""
+    """One token is committed a step from left to right, from position 10 on; the sink stands two behind the leftmost
+    mask.
+    """
     values = values_of(sink_at(8 + np.arange(STEPS)))
     assert values["movement.drift", ()] == pytest.approx(1)
     assert values["movement.drift_relative", (("frontier", "leftmost_mask"),)] == pytest.approx(0)

@@ -124,7 +124,9 @@ def test_random_norms_show_no_effect_beyond_chance():
 
 
 def test_norms_that_know_nothing_of_sinks_contribute_as_much_as_their_attention():
-    """A mean of the heads' own ratios would be 0.98 here, and its interval would leave out 1 in four of five sets of prompts."""
+    """A mean of the heads' own ratios would be 0.98 here, and its interval would leave out 1 in four of five sets of
+    prompts.
+    """
     found = []
     for seed in range(120):
         columns = sink_at(np.full((6, 1, 2), 5), strength=14, noise=0.5, seed=seed)

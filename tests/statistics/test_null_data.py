@@ -1,7 +1,7 @@
 """Error rates on data without structure: every statistic with a known value there.
 
-What was measured at more length, with 300 sets of prompts, is in benchmarks/RESULTS.md. Triggers, choices and agreement between
-prompts have such tests beside their own.
+What was measured at more length, with 300 sets of prompts, is in benchmarks/RESULTS.md. Triggers, choices and agreement
+between prompts have such tests beside their own.
 """
 
 import numpy as np
@@ -35,7 +35,9 @@ TRUTH = {
 
 
 def null_trace(seed, steps=12, layers=3, heads=2, width=30):
-    """Two groups of queries that attend at random, in every step, layer and head anew; norms and self-attention at random."""
+    """Two groups of queries that attend at random, in every step, layer and head anew; norms and self-attention at
+    random.
+    """
     rng = np.random.default_rng(seed)
     tokens = rng.choice([END, NEWLINE, SPACE, DOT, SEVEN, THE, APPLE], width)
     trace = make_trace(

@@ -6,7 +6,7 @@ from planted import extras, make_trace, random_columns, values_at
 
 from sinkscope.sinks import is_sink
 from sinkscope.statistics import Threshold, summarise
-from sinkscope.statistics.output_norms import OutputNorms, StepOutputNorms
+from sinkscope.statistics.norms import OutputNorms, StepOutputNorms
 
 THRESHOLDS = [Threshold(3.0), Threshold(8.0, "percent")]
 

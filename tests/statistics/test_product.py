@@ -1,4 +1,6 @@
-"""Products of NumPy arrays: a flag that BLAS leaves behind warns nobody, and no module multiplies past the function that sees to it."""
+"""Products of NumPy arrays: a flag that BLAS leaves behind warns nobody, and no module multiplies past the function
+that sees to it.
+"""
 
 import ast
 import warnings

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted import make_trace, random_columns
 
-from sinkscope.errors import CallError, SinkscopeError
+from sinkscope.errors import SinkscopeError
 from sinkscope.sinks import find_sinks, is_sink, last_query_window, main_sinks, track
 from sinkscope.sinks.token_classes import token_class
-from sinkscope.statistics import EPSILONS, PromptSettings, Summary, Threshold, document_of, summarise
-from sinkscope.statistics.column_counts import histogram_edges
+from sinkscope.statistics import EPSILONS, PromptSettings, Summary, document_of, summarise
+from sinkscope.statistics.step import histogram_edges
 
 LAYERS, HEADS, KV_HEADS, LENGTH, STEPS = 2, 4, 2, 27, 9
 MASK = 50
@@ -373,15 +373,8 @@ def test_arrays_of_another_version_are_refused(merged):
     """Such as those from before moves and swaps were told apart."""
     for lacking in ("moves.swaps", "profiles.keys"):
         arrays = {name: array for name, array in merged.to_arrays().items() if name != lacking}
-        with pytest.raises(SinkscopeError, match=f"{lacking}.*were they written by another version"):
+        with pytest.raises(SinkscopeError, match="expected statistics of this version, found others"):
             Summary.from_arrays(arrays)
-    arrays = merged.to_arrays()
-    arrays = {
-        name: array[1:] if name in ("profiles.count", "profiles.sum", "profiles.square") else array
-        for name, array in arrays.items()
-    }
-    with pytest.raises(SinkscopeError, match="were they written by another version"):
-        Summary.from_arrays(arrays)
 
 
 def test_a_statistic_that_only_some_prompts_have_is_merged_by_its_name(prompts):
@@ -417,26 +410,10 @@ def test_another_tolerance_or_training_corpus_is_refused():
     ):
         other = Summary.of(summarise(trace, Summary.thresholds(), **more))
         for one in (other, Summary.from_arrays(other.to_arrays())):
-            with pytest.raises(
-                SinkscopeError, match=rf"expected .* tolerance, corpus .* found \(.*{numbers}; they cannot be merged"
-            ):
+            with pytest.raises(SinkscopeError, match=rf"expected .* tolerance, corpus .* found \(.*{numbers}"):
                 plain.merge(one)
         other.merge(Summary.from_arrays(other.to_arrays()))
     assert plain.prompts == 1 and plain.to_arrays()["settings"].shape == (4,)  # as in files of earlier versions
-
-
-def test_a_summary_needs_its_thresholds_and_an_excess_that_can_be():
-    prompt = summarise(make_trace(random_columns(0)), [Threshold(3.0)])
-    with pytest.raises(
-        CallError,
-        match=r"prompt: expected sinks counted at Summary.thresholds\(3\), found none counted at 1 queries; call",
-    ):
-        Summary.of(prompt)
-    for excess in (float("nan"), -1.0, float("inf")):
-        with pytest.raises(CallError, match="excess: expected a finite number from 0 upwards, found"):
-            Summary(LAYERS, HEADS, excess=excess)
-    with pytest.raises(SinkscopeError, match=r"expected the arrays of statistics, found others .*settings is no array"):
-        Summary.from_arrays({**Summary(LAYERS, HEADS).to_arrays(), "settings": "abc"})
 
 
 def test_arrays_of_a_summary_are_copies(merged):
@@ -447,5 +424,5 @@ def test_arrays_of_a_summary_are_copies(merged):
 
 
 def test_other_arrays_are_refused():
-    with pytest.raises(SinkscopeError, match="expected the arrays of statistics, found others"):
+    with pytest.raises(SinkscopeError, match="expected statistics of this version, found others"):
         Summary.from_arrays({"settings": np.array([2.0, 4, 3, 0])})

@@ -1,4 +1,6 @@
-"""A part goes to the disk piece by piece: the same file as safetensors makes of the stacked steps, without a second copy."""
+"""A part goes to the disk piece by piece: the same file as safetensors makes of the stacked steps, without a second
+copy.
+"""
 
 import errno
 import hashlib

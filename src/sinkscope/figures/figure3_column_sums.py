@@ -9,7 +9,7 @@ import numpy as np
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.style import BLUE, VERMILLION, WIDE, WIDER, new_sheet, number, plain
 from sinkscope.figures.subject import Subject, of_line, of_running_sums
-from sinkscope.statistics.column_counts import BINS_PER_QUERY
+from sinkscope.statistics.step import BINS_PER_QUERY
 
 MOST_BINS = 100
 

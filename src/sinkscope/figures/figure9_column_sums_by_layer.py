@@ -9,7 +9,7 @@ from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.figure3_column_sums import bin_width, binned, wide_bins_note
 from sinkscope.figures.style import HEAT, VERMILLION, WIDE, WIDER, new_sheet, number, plain
 from sinkscope.figures.subject import Subject, of_line, of_running_sums
-from sinkscope.statistics.column_counts import BINS_PER_QUERY
+from sinkscope.statistics.step import BINS_PER_QUERY
 
 
 @final

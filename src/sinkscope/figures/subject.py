@@ -26,7 +26,6 @@ from sinkscope.statistics.thresholds import least_column_sum
 from sinkscope.traces import Trace, read_statistics
 from sinkscope.traces.format import attends_elsewhere
 from sinkscope.traces.reading import expect_steps
-from sinkscope.traces.statistics_folder import check_statistics_manifest
 from sinkscope.traces.stored_maps import check_map, check_place
 
 Maps = Callable[[Trace, int, int, int], np.ndarray]
@@ -40,17 +39,10 @@ class FigureError(SinkscopeError):
 @final
 @dataclass(frozen=True)
 class OpenedStatistics:
-    """A folder of statistics that has been read: its manifest, and the summary of all its prompts.
-
-    Raises:
-        CallError: this is no manifest of statistics.
-    """
+    """A folder of statistics that has been read: its manifest, and the summary of all its prompts."""
 
     manifest: dict[str, Any] = field(repr=False)
     summary: Summary = field(repr=False)
-
-    def __post_init__(self) -> None:
-        check_statistics_manifest(self.manifest, "manifest", CallError, "take it from open_statistics")
 
 
 def open_statistics(folder: str | Path) -> OpenedStatistics:

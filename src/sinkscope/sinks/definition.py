@@ -12,7 +12,6 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float
 
-from sinkscope.documents import shown
 from sinkscope.errors import CallError
 
 Unit = Literal["queries", "percent", "mean"]
@@ -41,15 +40,13 @@ def excess_of(columns: Float[np.ndarray, "*step layer head key"]) -> Float[np.nd
 
 
 def check_excess(excess: float, unit: str) -> None:
-    """Refuses thresholds that cannot mean what was asked.
+    """Refuse thresholds that cannot mean what was asked.
 
     Raises:
-        CallError: an unknown unit, a threshold that is no number, or ε ≥ 1 on means.
+        CallError: an unknown unit, a threshold below 0 or NaN, or ε ≥ 1 on means.
     """
-    if unit not in UNITS:
-        raise CallError(f"unit: expected one of {', '.join(UNITS)}, found {shown(unit)}")
-    if not np.isfinite(excess) or excess < 0:
-        raise CallError(f"excess: expected a finite number from 0 upwards, found {excess}")
+    if unit not in UNITS or not 0 <= excess < np.inf:
+        raise CallError(f"expected an excess from 0 upwards in {', '.join(UNITS)}, found {excess} in {unit}")
     if unit == "mean" and excess >= 1:
         raise CallError(
             f"excess {excess:g} on means can never hold: a column mean is a share of attention, at most 1. "
@@ -80,13 +77,7 @@ def largest_excess(queries: int, unit: Unit = "queries") -> float:
 
 
 def is_top(columns: Float[np.ndarray, "*step layer head key"], k: int) -> Bool[np.ndarray, "*step layer head key"]:
-    """The k keys with the largest columns of each head, ties to the lower position.
-
-    Raises:
-        CallError: k below 1 or above the number of keys.
-    """
-    if not 1 <= k <= columns.shape[-1]:
-        raise CallError(f"k: expected 1 to {columns.shape[-1]} (the canvas), found {k}")
+    """Return the k keys with the largest columns of each head, ties to the lower position."""
     order = np.argsort(np.where(np.isnan(columns), np.inf, -columns), axis=-1, kind="stable")[..., :k]
     chosen = np.zeros(columns.shape, dtype=bool)
     np.put_along_axis(chosen, order, True, axis=-1)
@@ -96,7 +87,7 @@ def is_top(columns: Float[np.ndarray, "*step layer head key"], k: int) -> Bool[n
 def is_outlier(
     columns: Float[np.ndarray, "step layer head key"], deviations: float = 2.0
 ) -> Bool[np.ndarray, "step key"]:
-    """Tokens whose attention, summed over layers, heads and queries, exceeds mean + deviations·std (arXiv 2602.17664)."""
+    """Tokens whose attention, summed over all but keys, exceeds mean + deviations·std (arXiv 2602.17664)."""
     mass = columns.sum(axis=(1, 2))
     with np.errstate(invalid="ignore"):
         return mass > np.nanmean(mass, axis=-1, keepdims=True) + deviations * np.nanstd(mass, axis=-1, keepdims=True)
@@ -105,7 +96,7 @@ def is_outlier(
 def visible_query_mean(
     columns: Float[np.ndarray, "*step layer head key"], causal: bool
 ) -> Float[np.ndarray, "*step layer head key"]:
-    """Column sums over the number of queries that may see the key: S − j for causal models, else S."""
+    """Return column sums over the number of queries that may see the key: S − j for causal models, else S."""
     length = (~np.isnan(columns)).sum(axis=-1, keepdims=True)
     position = np.arange(columns.shape[-1])
     queries = np.maximum(length - position, 1) if causal else np.maximum(length, 1)
@@ -117,7 +108,9 @@ LEAST_QUERIES = 64
 
 
 def rated_keys(keys: int, causal: bool, least_queries: int = LEAST_QUERIES) -> int:
-    """Return how many of the first keys at least ``least_queries`` queries can see; all of them for bidirectional models."""
+    """Return how many of the first keys at least ``least_queries`` queries can see; all of them for bidirectional
+    models.
+    """
     return max(0, keys - least_queries + 1) if causal else keys
 
 
@@ -151,14 +144,9 @@ def sink_rates(
     """Sink_k, Sink_* and Sink_1 of Gu et al. (2410.10781), defined for causal models; bidirectional ones divide by S.
 
     Args:
-        least_queries: keys that fewer queries can see do not count in Sink_*, in causal models. The mean of a few queries is often large:
-            the newest key has one query, its own.
-
-    Raises:
-        CallError: ``least_queries`` below 1.
+        least_queries: keys that fewer queries can see do not count in Sink_*, in causal models. The mean of a few
+            queries is often large: the newest key has one query, its own.
     """
-    if least_queries < 1:
-        raise CallError(f"least_queries: expected 1 or more, found {least_queries}")
     with np.errstate(invalid="ignore"):
         over = visible_query_mean(columns, causal) > threshold
     lengths = (~np.isnan(columns[:, 0, 0])).sum(axis=-1)
@@ -187,7 +175,9 @@ def last_query_window(
 
 
 def running_mean(columns: Float[np.ndarray, "step layer head key"]) -> Float[np.ndarray, "step layer head key"]:
-    """Columns averaged over all steps so far with this key: a diffusion model seen as an autoregressive one's running sums show it."""
+    """Columns averaged over all steps so far with this key: a diffusion model seen as an autoregressive one's running
+    sums show it.
+    """
     there = ~np.isnan(columns)
     total = np.cumsum(np.where(there, columns, 0), axis=0, dtype=np.float64)
     return np.where(there, total / np.maximum(np.cumsum(there, axis=0), 1), np.nan).astype(columns.dtype)

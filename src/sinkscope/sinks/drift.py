@@ -1,8 +1,8 @@
 """Moves and drift of main sinks, in absolute positions and relative to the frontier of what is still masked.
 
-A main sink changes place when it stands elsewhere than in the step before. Where both places are sinks in both steps, two sinks have only
-exchanged their rank: a swap. Any other change is a move: the old place stops being a sink, or the new one was none before.
-The drift of a main sink is the slope of its position against the step.
+A main sink changes place when it stands elsewhere than in the step before. Where both places are sinks in both steps,
+two sinks have only exchanged their rank: a swap. Any other change is a move: the old place stops being a sink, or the
+new one was none before. The drift of a main sink is the slope of its position against the step.
 
 A diffusion sampler that finishes blocks from left to right moves its masks to the right by design. A sink that only
 keeps its distance to the masks therefore drifts in absolute positions and stands still relative to a frontier:
@@ -19,8 +19,6 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sinkscope.errors import CallError
-
 IsSink = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 """Says of steps, layers, heads and positions, four arrays of one length, whether Eq. 3 holds there."""
 
@@ -30,7 +28,8 @@ FRONTIERS = ("nearest_mask", "leftmost_mask", "rightmost_mask", "block_edge")
 def slopes(position: Float[np.ndarray, "step *head"]) -> Float[np.ndarray, "*head"]:
     """Return the least-squares slope of a position against the step, in positions per step.
 
-    NaN steps are left out; NaN where fewer than two are left. Exact sums of whole positions: a slope of 0 is 0, without rounding.
+    NaN steps are left out; NaN where fewer than two are left. Exact sums of whole positions: a slope of 0 is 0, without
+    rounding.
     """
     position = np.asarray(position, dtype=np.float64)
     there = ~np.isnan(position)
@@ -56,7 +55,8 @@ class MainMoves:
     Attributes:
         distance: positions of each move, to the right positive; 0 where there is no move.
         pairs: steps in a row that both have a main sink; moves, swaps: how many of them are moves and swaps.
-        drift: least-squares slope of the position against the step; NaN with fewer than two steps that have a main sink.
+        drift: least-squares slope of the position against the step; NaN with fewer than two steps that have a main
+            sink.
     """
 
     distance: Int[np.ndarray, "transition layer head"]
@@ -80,14 +80,7 @@ class MainMoves:
         if is_sink is not None:
             step, layer, head = np.nonzero(distance)
             before, after = main[step, layer, head], main[step + 1, layer, head]
-            found = is_sink(step, layer, head, after), is_sink(step + 1, layer, head, before)
-            if any(
-                getattr(one, "shape", None) != step.shape or str(getattr(one, "dtype", "")) != "bool" for one in found
-            ):
-                raise CallError(
-                    f"is_sink: expected a function of step, layer, head and position that returns bool {list(step.shape)}"
-                )
-            swapped[step, layer, head] = found[0] & found[1]
+            swapped[step, layer, head] = is_sink(step, layer, head, after) & is_sink(step + 1, layer, head, before)
         distance = np.where(swapped, 0, distance)
         return cls(
             distance, both.sum(axis=0), (distance != 0).sum(axis=0), swapped.sum(axis=0), slopes(as_positions(main))

@@ -1,7 +1,7 @@
 """Episodes: the maximal stretches of steps in which a position is a sink in a head, all heads at once.
 
-The kinds are those of `tracking`. A successor is the nearest episode of another position of the same head that starts within one step of
-this one's end, began after it and lasts longer; ties go to the episode that comes first.
+The kinds are those of `tracking`. A successor is the nearest episode of another position of the same head that starts
+within one step of this one's end, began after it and lasts longer; ties go to the episode that comes first.
 """
 
 from dataclasses import dataclass

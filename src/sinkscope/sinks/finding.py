@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sinkscope.argument_types import in_words
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
 from sinkscope.notebook_card import MOST_ROWS, card
@@ -22,9 +21,8 @@ from sinkscope.sinks.definition import (
     largest_excess,
 )
 from sinkscope.sinks.followed_columns import Followed, Recorded
-from sinkscope.sinks.own_recordings import check_recorded, check_steps
 from sinkscope.sinks.query_counts import query_means
-from sinkscope.traces.reading import Trace, as_trace
+from sinkscope.traces.reading import as_trace, expect_steps
 
 EXCESS = 3.0
 """ε of Eq. 3 in paper 1, in queries' worth of attention."""
@@ -37,8 +35,8 @@ class Sinks:
     Attributes:
         step, layer, head, position, token: int arrays.
         column_sum: in queries' worth of attention, whatever the unit of the threshold.
-        visible_query_mean: the column over the number of queries that may see the key (see `query_counts.query_means`); for causal
-            models, whose early keys are seen by more queries, the fairer number.
+        visible_query_mean: the column over the number of queries that may see the key (see `query_counts.query_means`);
+            for causal models, whose early keys are seen by more queries, the fairer number.
         excess: over the mean of the other columns, in ``unit``.
         threshold, unit: what was asked.
         shape: (steps, layers, heads, positions) of the trace.
@@ -48,9 +46,6 @@ class Sinks:
         source: which of the two.
         moving: bool [step, layer, head, key], Eq. 3 on ``columns``.
         vocabulary: texts of tokens by their number as text, as far as the trace has them.
-
-    Raises:
-        CallError: another number of steps, layers, heads, positions, tokens, columns and excesses, or columns of another shape.
     """
 
     step: Int[np.ndarray, " sink"]
@@ -70,15 +65,13 @@ class Sinks:
     moving: Bool[np.ndarray, "step layer head key"] = field(repr=False)
     vocabulary: Mapping[str, str] = field(default_factory=dict, repr=False)
 
-    def __post_init__(self) -> None:
-        if self.columns.shape != tuple(self.shape):
-            raise CallError(f"columns: expected the shape {list(self.shape)}, found {in_words(self.columns)}")
-
     def __len__(self) -> int:
         return len(self.step)
 
     def places(self) -> list[tuple[int, int, int, float]]:
-        """Return (position, token, how often it is a sink, mean column sum) of every place with a sink, the most frequent first."""
+        """Return (position, token, how often it is a sink, mean column sum) of every place with a sink, the most
+        frequent first.
+        """
         found = Counter(zip(self.position.tolist(), self.token.tolist(), strict=True))
         sums: Counter[tuple[int, int]] = Counter()
         for position, token, column in zip(
@@ -130,21 +123,20 @@ def find_sinks(trace: Recorded | str | Path, excess: float = EXCESS, unit: Unit 
         unit: ``queries`` (column sums), ``percent`` of all attention, or ``mean``.
 
     Raises:
-        CallError: a threshold that cannot hold in that unit or on that canvas, or arrays of your own that do not fit each other.
+        CallError: a threshold that cannot hold in that unit or on that canvas.
         SinkscopeError: a trace without a whole step, or none at the path.
     """
     check_excess(excess, unit)
     recorded: Recorded = as_trace(trace)
-    check_recorded(recorded, "find sinks in")
-    check_steps(recorded)
-    columns = _own(np.asarray(recorded.column_sums[:], dtype=np.float32), recorded)
+    expect_steps(recorded, "find sinks in")
+    columns = np.array(recorded.column_sums[:], dtype=np.float32)  # a copy, since a caller may fill arrays anew
     check_reach(excess, unit, np.nansum(columns, axis=-1), columns.shape[-1])
     tokens = np.asarray(recorded.tokens[:])
     selected = is_sink(columns, excess, unit)
     where = np.argwhere(selected)
     step, layer, head, position = where.T
     followed = Followed.of(recorded)
-    moving_columns = _own(followed.columns(recorded), recorded) if followed.newest else columns
+    moving_columns = followed.columns(recorded) if followed.newest else columns
     excesses = excess_of(in_unit(columns, unit))
     return Sinks(
         step=step,
@@ -166,11 +158,6 @@ def find_sinks(trace: Recorded | str | Path, excess: float = EXCESS, unit: Unit 
     )
 
 
-def _own(columns: np.ndarray, recorded: Recorded) -> np.ndarray:
-    """Return columns into which nobody else writes; those of a trace were read just now."""
-    return columns if isinstance(recorded, Trace) else columns.copy()
-
-
 def check_reach(excess: float, unit: Unit, totals: Float[np.ndarray, "step layer head"], keys: int) -> None:
     """Raise an error for a threshold that no column of a trace can exceed.
 
@@ -185,6 +172,5 @@ def check_reach(excess: float, unit: Unit, totals: Float[np.ndarray, "step layer
     """
     most = largest_excess(max(keys, round(float(totals.max()))), unit)
     if excess >= most and not (unit == "queries" and excess <= EXCESS):
-        raise CallError(
-            f"excess: {excess:g} in {unit} can never hold here: a key that received all attention would exceed the others by {most:g}"
-        )
+        reason = f"a key that received all attention would exceed the others by {most:g}"
+        raise CallError(f"excess: {excess:g} in {unit} can never hold here: {reason}")

@@ -1,7 +1,7 @@
 """The columns in which sinks are followed from step to step.
 
-They are the column sums, except where old queries keep their rows from step to step (autoregressive models, block diffusion): a sum over
-all of them can hardly move, so there only the newest queries count.
+They are the column sums, except where old queries keep their rows from step to step (autoregressive models, block
+diffusion): a sum over all of them can hardly move, so there only the newest queries count.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,9 @@ FollowedTensor = Literal["column_sums", "last_query", "newest_columns"]
 
 
 class Recorded(Protocol):
-    """What must be known of a trace to find its sinks, beside ``steps`` and its tensors; `sinkscope.traces.Trace` is one."""
+    """What must be known of a trace to find its sinks, beside ``steps`` and its tensors; `sinkscope.traces.Trace` is
+    one.
+    """
 
     @property
     def causal(self) -> bool: ...
@@ -31,8 +33,8 @@ class Followed:
     """Which tensor of a trace holds the columns in which its sinks are followed.
 
     Attributes:
-        tensor: ``column_sums``; ``last_query`` of an autoregressive model, whose rows are added up over 16 steps; ``newest_columns`` of
-            block diffusion, sums over the running block and the blocks before it.
+        tensor: ``column_sums``; ``last_query`` of an autoregressive model, whose rows are added up over 16 steps;
+            ``newest_columns`` of block diffusion, sums over the running block and the blocks before it.
     """
 
     tensor: FollowedTensor

@@ -20,8 +20,8 @@ def count_queries(
 
     Args:
         columns: column sums.
-        hidden_norms: NaN for tokens that were not computed and so are no queries. Without them the queries are what columns add up to,
-            of which a rule that zeroes keys takes some away.
+        hidden_norms: NaN for tokens that were not computed and so are no queries. Without them the queries are what
+            columns add up to, of which a rule that zeroes keys takes some away.
         sink_token: attention on a sink token, which is no key.
     """
     if hidden_norms is not None:
@@ -35,8 +35,9 @@ def query_means(
 ) -> Float[np.ndarray, "step layer head key"]:
     """Return columns over the number of queries that may see the key.
 
-    In self-attention of causal models these are all from the key on, whatever window hides older keys, in block diffusion all from the
-    key's block on, else the queries of the step. Of an object of one's own, which does not tell them, all tokens are.
+    In self-attention of causal models these are all from the key on, whatever window hides older keys, in block
+    diffusion all from the key's block on, else the queries of the step. Of an object of one's own, which does not tell
+    them, all tokens are.
     """
     crossing = attends_elsewhere(getattr(recorded, "manifest", None) or {})
     if not crossing and (recorded.causal or not isinstance(recorded, Trace)):
@@ -75,25 +76,30 @@ def followed_queries(recorded: Recorded) -> Float[np.ndarray, " step"]:
 
 
 def _all_tokens(trace: Trace) -> Int[np.ndarray, "step 1"] | None:
-    """Return the tokens of each step, where all are queries and a rule takes some of their attention away; None elsewhere."""
+    """Return the tokens of each step, where all are queries and a rule takes some of their attention away; None
+    elsewhere.
+    """
     elsewhere = attends_elsewhere(trace.manifest) or cached(trace.manifest)
     return np.asarray(trace.lengths[:])[:, None] if zeroes(trace.manifest) and not elsewhere else None
 
 
 def zeroes(manifest: Mapping[str, Any]) -> bool:
-    """Return whether a trace or statistics were recorded under a rule that zeroes weights, so that columns add up to less."""
+    """Return whether a trace or statistics were recorded under a rule that zeroes weights, so that columns add up to
+    less.
+    """
     return any("zero" in rule for rule in hidden_rules(manifest))
 
 
 def cached(manifest: Mapping[str, Any]) -> bool:
-    """Return whether a trace or statistics were recorded behind a cache, so that a step has fewer queries than tokens."""
+    """Return whether a recording was made behind a cache, so that a step has fewer queries than tokens."""
     return bool((manifest.get("sampler") or {}).get("cache", "none") != "none")
 
 
 def columns_add_up(manifest: Mapping[str, Any], trace: Trace | None = None) -> bool:
     """Return whether the columns of every head add up to the tokens of its canvas.
 
-    They do not behind a cache, in cross-attention, with a sink token of the network's own, or under a rule that zeroes weights.
+    They do not behind a cache, in cross-attention, with a sink token of the network's own, or under a rule that zeroes
+    weights.
 
     Args:
         manifest: of a trace, or of statistics.

@@ -11,7 +11,9 @@ _BYTE_LEVEL = str.maketrans({"Ġ": " ", "Ċ": "\n", "ĉ": "\t", "▁": " "})
 
 @cache
 def class_of(text: str) -> str:
-    """Return the class of a token by how it reads; masks and special tokens are better known by their ids, see `token_class`."""
+    """Return the class of a token by how it reads; masks and special tokens are better known by their ids, see
+    `token_class`.
+    """
     plain = text.translate(_BYTE_LEVEL)
     bare = plain.strip()
     if not bare:
@@ -24,7 +26,9 @@ def class_of(text: str) -> str:
 
 
 def token_class(text: str | None, is_mask: bool, is_special: bool) -> str:
-    """Return one of `CLASSES`, by what is known of the token's id and then by how it reads; a token without a text is a word."""
+    """Return one of `CLASSES`, by what is known of the token's id and then by how it reads; a token without a text is a
+    word.
+    """
     if is_mask:
         return "mask"
     if is_special:

@@ -20,7 +20,9 @@ SAME = "LLaDA's patterns are consistent (§4.2)"
 
 
 class Agreement(Statistic):
-    """Whether the main sinks of two heads stand at one position; agreement between prompts is told by `PromptAgreement`."""
+    """Whether the main sinks of two heads stand at one position; agreement between prompts is told by
+    `PromptAgreement`.
+    """
 
     order = 3
     definitions: ClassVar = {
@@ -31,7 +33,8 @@ class Agreement(Statistic):
             "two heads of different layers have their main sink at one position", "probability", FEW
         ),
         "agreement.prompts_place": Definition(
-            "main sinks of one head in two prompts stand in the same tenth of the canvas; percentile interval over prompts",
+            "main sinks of one head in two prompts stand in the same tenth of the canvas; percentile interval over "
+            "prompts",
             "probability",
             SAME,
         ),
@@ -53,7 +56,8 @@ class Agreement(Statistic):
 
 
 def heads_agreement(main: Int[np.ndarray, "step layer head"]) -> Values:
-    """Return the probability that the main sinks of two different heads stand at one position in one step, within and across layers.
+    """Return the probability that the main sinks of two different heads stand at one position in one step, within and
+    across layers.
 
     Args:
         main: positions, −1 where Eq. 3 does not hold.
@@ -80,7 +84,8 @@ def _pairs(count: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """Where the main sink of each head stands in one prompt, as shares of the steps that have one; 0 throughout without.
+    """Where the main sink of each head stands in one prompt, as shares of the steps that have one; 0 throughout
+    without.
 
     Attributes:
         place: by tenth of the canvas; token: by class of token, as in `token_classes.CLASSES`.
@@ -115,9 +120,9 @@ def _by_head(
 class PromptAgreement:
     """Collects the patterns of the first 128 prompts, and compares each head with itself and with other heads.
 
-    ``same head``: the probability that the main sinks of one head, in random steps of two prompts, fall into the same tenth of the canvas
-    (or on the same class of token). ``over other heads``: minus the same for two different heads, which is 0 when it does not matter which
-    head it is.
+    ``same head``: the probability that the main sinks of one head, in random steps of two prompts, fall into the same
+    tenth of the canvas (or on the same class of token). ``over other heads``: minus the same for two different heads,
+    which is 0 when it does not matter which head it is.
     """
 
     places: list[np.ndarray] = field(default_factory=list)
@@ -148,8 +153,8 @@ def head_agreement(
 ) -> tuple[Float[np.ndarray, "prompt prompt"], ...]:
     """Return, for every pair of prompts, what one can say of their heads.
 
-    These are: agreement of a head with itself; heads that have a sink in both, which are its weight; its excess over other heads; and the
-    weight of that, which is 0 where no two different heads have one.
+    These are: agreement of a head with itself; heads that have a sink in both, which are its weight; its excess over
+    other heads; and the weight of that, which is 0 where no two different heads have one.
 
     Args:
         patterns: of all heads of all layers.

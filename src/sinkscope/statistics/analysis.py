@@ -9,25 +9,22 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from sinkscope.argument_types import in_words, plain
-from sinkscope.documents import shown
 from sinkscope.errors import CallError
 from sinkscope.sinks.finding import Recorded
 from sinkscope.statistics.agreement import Pattern, PromptAgreement
 from sinkscope.statistics.composition import TokenShares, leading_tokens
 from sinkscope.statistics.intervals import LEVEL, Means, interval_of_difference, interval_of_means
-from sinkscope.statistics.kept_columns import has_every_sink
 from sinkscope.statistics.move_triggers import TriggerTest, draws_of, shares_of
 from sinkscope.statistics.one_kind import Kind, same_kind
 from sinkscope.statistics.placement_model import Choices, PlacementModel
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptSettings
 from sinkscope.statistics.statistic import (
-    PLAIN,
     Definition,
     Key,
     Values,
     definition_of,
+    has_every_sink,
     held,
     order_of,
     short_name,
@@ -88,9 +85,6 @@ class Analysis:
         prompts: number of traces; prompt_texts: their prompts, by which two analyses are paired.
         values: [prompt, key], the numbers behind the means; keys: their names and places.
         corpus: checksum of the counts of the training corpus; 0 without.
-
-    Raises:
-        CallError: values or texts of another number of prompts or keys.
     """
 
     statistics: tuple[Estimate, ...] = field(repr=False)
@@ -103,15 +97,6 @@ class Analysis:
     values: Float[np.ndarray, "prompt key"] = field(repr=False)
     corpus: int = field(default=0, repr=False)
 
-    def __post_init__(self) -> None:
-        if self.values.shape != (self.prompts, len(self.keys)):
-            expected = f"[{self.prompts}, {len(self.keys)}], as there are prompts and keys"
-            raise CallError(f"values: expected {expected}, found {in_words(self.values)}")
-        if len(self.prompt_texts) != self.prompts:
-            raise CallError(
-                f"prompt_texts: expected one for each of {self.prompts} prompts, found {len(self.prompt_texts)}"
-            )
-
     def find(self, name: str, **place: Any) -> list[Estimate]:
         """Return the estimates of a name whose place has all of this.
 
@@ -122,21 +107,12 @@ class Analysis:
         """
         of_name = [one for one in self.statistics if one.name == name]
         if not of_name:
-            raise CallError(
-                f"no statistic {name!r}; there are {', '.join(dict.fromkeys(one.name for one in self.statistics))}"
-            )
-        place = {key: plain(value) for key, value in place.items()}
+            names = ", ".join(dict.fromkeys(one.name for one in self.statistics))
+            raise CallError(f"no statistic {name!r}; there are {names}")
         for key, value in place.items():
-            if not isinstance(value, PLAIN) or isinstance(value, bool):
-                raise CallError(f"{key}: expected one number or text, found {in_words(value)}")
-            told = list(dict.fromkeys(one.place[key] for one in of_name if key in one.place))
-            if not told:
-                keys = ", ".join(dict.fromkeys(other for one in of_name for other in one.place)) or "nothing"
-                raise CallError(f"{key}: expected a place of {name}, which is told by {keys}")
+            told = list(dict.fromkeys(one.place.get(key) for one in of_name))
             if value not in told:
-                raise CallError(
-                    f"{key}: expected one at which {name} is told, {', '.join(map(repr, told[:MOST_TOLD]))}, found {shown(value)}"
-                )
+                raise CallError(f"{key}: expected one at which {name} is given, {told[:MOST_TOLD]}, found {value!r}")
         return [one for one in of_name if all(one.place.get(key) == value for key, value in place.items())]
 
     def as_dict(self) -> dict[str, Any]:
@@ -269,11 +245,10 @@ def analyse(
         seed: of the resampled prompts and the shifted commits.
 
     Raises:
-        CallError: no trace, one given twice, traces of different models or kinds (see `one_kind`), or thresholds or a seed that cannot be.
+        CallError: no trace, one given twice, traces of different models or kinds (see `one_kind`), or thresholds or a
+            seed that cannot be.
         SinkscopeError: a trace without a whole step.
     """
-    if seed < 0:
-        raise CallError(f"seed: expected a whole number from 0 upwards, found {seed}")
     thresholds = tuple(dict.fromkeys(thresholds))
     prompts = _Prompts(thresholds, choice, seed)
     shape: tuple[int, int] | None = None
@@ -282,18 +257,16 @@ def analyse(
     texts: list[Any] = []
     taken: dict[Path | str, Path] = {}
     given = [traces] if isinstance(traces, Trace | str | Path) else traces
-    if isinstance(given, Sequence):
-        _refuse_object_again(given)
+    if isinstance(given, Sequence) and len({*map(id, given)}) < len(given):
+        raise CallError("traces: expected each trace once, as it is one prompt, found one object twice")
     for trace in given:
         trace = as_trace(trace)
         _refuse_again(trace, taken)
         prompt = summarise(trace, thresholds, tolerance, training)
         found = (prompt.layers, prompt.heads)
         if shape is not None and found != shape:
-            raise CallError(
-                f"expected traces of one model, {shape[0]} layers × {shape[1]} heads as in the first; "
-                f"found {found[0]} × {found[1]}. Analyse each model by itself"
-            )
+            sizes = f"{shape[0]} layers × {shape[1]} heads as in the first; found {found[0]} × {found[1]}"
+            raise CallError(f"expected traces of one model, {sizes}. Analyse each model by itself")
         shape = found
         manifest = held(trace, "manifest") or {}
         _refuse_other_tokens(training, manifest)
@@ -309,23 +282,19 @@ def analyse(
 
 
 def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Estimate, ...]:
-    """Return second minus first, of every statistic that both have: what is left of a drift with one block, or with blocks reversed.
+    """Return second minus first, of every statistic that both have: what is left of a drift with one block, or with
+    blocks reversed.
 
     Where both hold the same prompts in the same order the prompts are paired, which makes the interval narrower.
 
     Raises:
-        CallError: they were made with different tolerances or training corpora, or at no threshold in common, or the seed is below 0.
+        CallError: they were made with different tolerances or training corpora, or at no threshold in common, or the
+            seed is below 0.
     """
     if first.tolerance != second.tolerance:
-        raise CallError(
-            f"expected two analyses of one tolerance, found {first.tolerance} and {second.tolerance}; analyse one of them again"
-        )
+        raise CallError(f"expected two analyses of one tolerance, found {first.tolerance} and {second.tolerance}")
     if first.corpus and second.corpus and first.corpus != second.corpus:
-        raise CallError(
-            "expected two analyses with the same training=, found other counts of tokens; analyse one of them again"
-        )
-    if seed < 0:
-        raise CallError(f"seed: expected a whole number from 0 upwards, found {seed}")
+        raise CallError("expected two analyses with the same training=, found other counts of tokens")
     points = [  # the curve over ε has every threshold in every analysis
         {
             (at["excess"], at["unit"])
@@ -352,37 +321,20 @@ def _estimates(keys: Sequence[Key], means: Means) -> Iterator[Estimate]:
 
 
 def _refuse_again(trace: Any, taken: dict[Path | str, Path]) -> None:
-    """Raise an error for a trace that was taken in before, which would make intervals narrower than they are; note what it is known by."""
-    folder = held(trace, "folder")
-    if not isinstance(folder, Path):
+    """Refuse a trace that was taken in before, which would make intervals too narrow; note its path and checksums."""
+    if not isinstance(trace, Trace):
         return
-    expected = "traces: expected each trace once, as it is one prompt, found"
-    if folder.resolve() in taken:
-        raise CallError(f"{expected} {folder} twice; leave one of them out")
-    known = {folder.resolve(), *(copies_share(trace) if isinstance(trace, Trace) else ())}
+    known = {trace.folder.resolve(), *copies_share(trace)}
     if (other := next((taken[one] for one in known if one in taken), None)) is not None:
-        raise CallError(
-            f"{expected} the values of {other} in {folder} too: a copy, a bundle, or the same prompt, kept at any level; leave one out"
-        )
-    taken.update(dict.fromkeys(known, folder))
-
-
-def _refuse_object_again(traces: Sequence[Any]) -> None:
-    """Raise an error for an object of one's own that is given twice; of traces `_refuse_again` says which."""
-    own = [id(one) for one in traces if not isinstance(one, Trace | str | Path)]
-    if len(set(own)) < len(own):
-        raise CallError(
-            "traces: expected each trace once, as it is one prompt, found one object twice; leave one of them out"
-        )
+        again = f"the values of {other} in {trace.folder} too: a copy, a bundle, or the same prompt"
+        raise CallError(f"traces: expected each trace once, as it is one prompt, found {again}; leave one out")
+    taken.update(dict.fromkeys(known, trace.folder))
 
 
 def _refuse_other_tokens(training: Mapping[int, int] | None, manifest: Mapping[str, Any]) -> None:
-    """Raise an error for counts of a corpus none of whose tokens the model has."""
     size = (manifest.get("model") or {}).get("vocabulary")
     if training and isinstance(size, int) and min(training) >= size:
-        raise CallError(
-            f"training: expected counts of the model's tokens, 0 to {size - 1}, found none of them, but {min(training)} and beyond"
-        )
+        raise CallError(f"training: expected counts of the model's tokens, 0 to {size - 1}, found none of them")
 
 
 def _same_model(first: tuple[Any, Any, Any] | None, model: Mapping[str, Any]) -> tuple[Any, Any, Any] | None:
@@ -391,15 +343,11 @@ def _same_model(first: tuple[Any, Any, Any] | None, model: Mapping[str, Any]) ->
     if found[1] is None:
         return first
     if first is not None and first[1] != found[1]:
-        raise CallError(
-            f"expected traces of one model, found {first[0]} (weights {str(first[1])[:12]}…) and {found[0]} "
-            f"(weights {str(found[1])[:12]}…). Analyse each model by itself"
-        )
+        weights = " and ".join(f"{one[0]} (weights {str(one[1])[:12]}…)" for one in (first, found))
+        raise CallError(f"expected traces of one model, found {weights}. Analyse each model by itself")
     if first is not None and first[2] and found[2] and first[2] != found[2]:
-        raise CallError(
-            f"expected traces of one model, found {first[0]} and {found[0]} with the same weights under two configurations (config.json "
-            f"{str(first[2])[:12]}… and {str(found[2])[:12]}…). Analyse each by itself"
-        )
+        configs = " and ".join(f"{one[0]} ({str(one[2])[:12]}…)" for one in (first, found))
+        raise CallError(f"expected traces of one model, found the same weights under two config.json: {configs}")
     return found if first is None or found[2] else first
 
 

@@ -1,7 +1,8 @@
 """Where the queries of the answer alone attend: their main sink, how often it changes place, and where it drifts.
 
-The column sums of all queries hold the prompt's queries too, which hardly change from step to step. Without them, the columns are those
-of the answer's queries, scaled as if there were as many of these as there are tokens, so that the same thresholds of Eq. 3 apply.
+The column sums of all queries hold the prompt's queries too, which hardly change from step to step. Without them, the
+columns are those of the answer's queries, scaled as if there were as many of these as there are tokens, so that the
+same thresholds of Eq. 3 apply.
 """
 
 from dataclasses import dataclass
@@ -14,12 +15,11 @@ from sinkscope.sinks.definition import excess_of, in_unit
 from sinkscope.sinks.drift import MainMoves
 from sinkscope.sinks.tracking import fill_dips
 from sinkscope.statistics.averages import mean
-from sinkscope.statistics.candidates import find_candidates
 from sinkscope.statistics.followed import FollowedSinks, StepSinks
 from sinkscope.statistics.movement import DRIFT
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
-from sinkscope.statistics.step import RecordedStep
+from sinkscope.statistics.step import RecordedStep, find_candidates
 from sinkscope.statistics.thresholds import Threshold
 
 
@@ -39,7 +39,9 @@ class AnswerMain:
 
 
 class AnswerQueries(Statistic):
-    """How the main sink of the answer's queries changes place; only where the sums of the prompt's queries were recorded."""
+    """How the main sink of the answer's queries changes place; only where the sums of the prompt's queries were
+    recorded.
+    """
 
     order = 2
     definitions: ClassVar = {
@@ -47,8 +49,8 @@ class AnswerQueries(Statistic):
             "steps × heads with a sink for the answer's queries", "share", "none"
         ),
         "answer_queries.moves_per_head": Definition(
-            "moves of the answer's main sink, per head that has one in at least two steps: the old place stops being a sink of these "
-            "queries, or the new one was none",
+            "moves of the answer's main sink, per head that has one in at least two steps: the old place stops being a "
+            "sink of these queries, or the new one was none",
             "moves",
             "Fig. 4 and 7",
         ),

@@ -1,4 +1,6 @@
-"""Averages that leave out what is missing, parts of a trace to average over (layers by depth, steps in thirds), and products."""
+"""Averages that leave out what is missing, parts of a trace to average over (layers by depth, steps in thirds), and
+products.
+"""
 
 from typing import Any
 
@@ -17,7 +19,9 @@ def thirds(steps: int) -> dict[str, slice]:
 
 
 def depth_slope(by_layer: Float[np.ndarray, " layer"]) -> float:
-    """Return the least-squares slope against relative depth, from 0 (first layer) to 1 (last); NaN with fewer than two layers."""
+    """Return the least-squares slope against relative depth, from 0 (first layer) to 1 (last); NaN with fewer than two
+    layers.
+    """
     return float(slopes(by_layer)) * (len(by_layer) - 1)
 
 
@@ -34,10 +38,11 @@ def layer_means(by_head: Float[np.ndarray, "layer head"]) -> Float[np.ndarray, "
 
 
 def product(left: Float[np.ndarray, "..."], right: Float[np.ndarray, "..."]) -> Any:
-    """Return left @ right, without the warning of an "invalid value" that NumPy gives at times although all numbers are finite.
+    """Return left @ right, without the warning of an "invalid value" that NumPy gives at times although all numbers are
+    finite.
 
-    The kernels of BLAS compute on padding too, and NumPy reads the processor's flag behind them (numpy/numpy#13173 and #24067). What is not
-    a number in the operands is not a number in the product, as ever.
+    The kernels of BLAS compute on padding too, and NumPy reads the processor's flag behind them (numpy/numpy#13173 and
+    #24067). What is not a number in the operands is not a number in the product, as ever.
     """
     with np.errstate(invalid="ignore"):
         return left @ right

@@ -69,7 +69,8 @@ def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
 
 
 def expected_shares(prompt: PromptSummary, threshold: Threshold) -> Float[np.ndarray, " token"]:
-    """Return the share of the sinks that each of ``canvas.token_ids`` would have if sinks were any tokens of their step's canvas.
+    """Return the share of the sinks that each of ``canvas.token_ids`` would have if sinks were any tokens of their
+    step's canvas.
 
     Where masks are many in the same steps as sinks, they would seem to be sinks if all steps counted alike.
     """
@@ -105,7 +106,8 @@ class TokenShares:
 
 
 def leading_tokens(prompts: Sequence[TokenShares], number: int) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """Return the ten tokens that are sinks most often at a threshold, each prompt counting alike: shares of sinks and canvas by prompt.
+    """Return the ten tokens that are sinks most often at a threshold, each prompt counting alike: shares of sinks and
+    canvas by prompt.
 
     A prompt that lacks the token counts 0; one without any sink is NaN.
     """
@@ -130,7 +132,9 @@ def _ratio(part: float, expected: float, defined: bool) -> float:
 def _rank_correlation(
     first: Float[np.ndarray, " token"], second: Float[np.ndarray, " token"], where: Bool[np.ndarray, " token"]
 ) -> float:
-    """Return Spearman's correlation over the distinct tokens of the canvas; NaN with fewer than three or without variation."""
+    """Return Spearman's correlation over the distinct tokens of the canvas; NaN with fewer than three or without
+    variation.
+    """
     from scipy.stats import rankdata
 
     if where.sum() < 3 or np.ptp(first[where]) == 0 or np.ptp(second[where]) == 0:

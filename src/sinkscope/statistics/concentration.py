@@ -23,11 +23,11 @@ class Evenness:
     """How evenly the attention of each head is spread over the keys, in one step or in all.
 
     Attributes:
-        entropy: of the columns, over that of equal columns: 0 where one has all (as the only token of a canvas does), 1 where all are
-            equal (as all are 0 where a rule has taken all attention away).
+        entropy: of the columns, over that of equal columns: 0 where one has all (as the only token of a canvas does), 1
+            where all are equal (as all are 0 where a rule has taken all attention away).
         gini: Gini coefficient: 0 where all columns are equal, 1 − 1/S where one has all.
-        over_third: 1 where any key's mean α exceeds 0.3, else 0 (Gu et al., ICLR 2025). In causal models only keys count that 64 queries
-            can see; NaN where there is none.
+        over_third: 1 where any key's mean α exceeds 0.3, else 0 (Gu et al., ICLR 2025). In causal models only keys
+            count that 64 queries can see; NaN where there is none.
         first_over_third: the same of the first token alone, however many queries see it.
     """
 

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Integer
 
 from sinkscope.sinks.episodes import Episodes, find_episodes
-from sinkscope.statistics.candidates import Candidates, level_of
+from sinkscope.statistics.step import Candidates, level_of
 from sinkscope.statistics.thresholds import Threshold
 
 
@@ -19,7 +19,7 @@ class StepSinks:
         begins: where each layer begins, and where the last one ends.
         head, key: where each candidate is.
         column: column sum in queries' worth.
-        queries, percent: how many thresholds of that unit it exceeds; see `candidates.level_of`.
+        queries, percent: how many thresholds of that unit it exceeds; see `step.level_of`.
     """
 
     begins: Int[np.ndarray, " layer_edge"]
@@ -70,7 +70,8 @@ class LayerSinks:
 
 @dataclass(frozen=True, eq=False)
 class LayerCandidates:
-    """Candidates over all steps, from which the sinks at each threshold are chosen; heads are counted on from layer to layer.
+    """Candidates over all steps, from which the sinks at each threshold are chosen; heads are counted on from layer to
+    layer.
 
     Attributes:
         levels: {unit: how many thresholds of that unit each exceeds}.
@@ -154,7 +155,7 @@ class FollowedSinks:
         return found
 
     def groups_of_layers(self, most: int = 1 << 18) -> Iterator[tuple[int, int]]:
-        """Yield the first and last layers (not included) of groups that hold at most so many candidates, or one layer."""
+        """Yield the first and the last + 1 layer of groups that hold at most so many candidates, or one layer."""
         counts = np.sum([np.diff(one.begins) for one in self.steps], axis=0)
         first, held = 0, 0
         for layer, count in enumerate(counts.tolist()):

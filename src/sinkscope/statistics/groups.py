@@ -1,11 +1,12 @@
 """Who attends: do masked and unmasked queries keep separate sinks, and whose sink is the head's (Fig. 6a)?
 
-The sink of a group of queries is the key with the largest mean column of these queries. Eq. 3 in queries' worth can never hold for three
-queries, so a group is asked only from 8 queries on, and its mean column is scaled to the whole canvas before Eq. 3 is applied: the columns
-there would be if all queries attended as the group does.
+The sink of a group of queries is the key with the largest mean column of these queries. Eq. 3 in queries' worth can
+never hold for three queries, so a group is asked only from 8 queries on, and its mean column is scaled to the whole
+canvas before Eq. 3 is applied: the columns there would be if all queries attended as the group does.
 
-A trace keeps the columns of all queries, of the masked ones and of the prompt's; those of unmasked and of written queries (unmasked, but
-not the prompt's) are differences. Prompt and written queries are told apart where a trace holds ``column_sums_prompt``.
+A trace keeps the columns of all queries, of the masked ones and of the prompt's; those of unmasked and of written
+queries (unmasked, but not the prompt's) are differences. Prompt and written queries are told apart where a trace holds
+``column_sums_prompt``.
 """
 
 from dataclasses import dataclass
@@ -33,14 +34,15 @@ class GroupSinks:
     """The sink of each group of queries, in one step or in all; the axis ``group`` is as `GROUPS`.
 
     Attributes:
-        position: key with the largest mean column of the group, ties to the lower one; −1 with fewer than 8 queries, −2 where its
-            columns were not recorded.
+        position: key with the largest mean column of the group, ties to the lower one; −1 with fewer than 8 queries, −2
+            where its columns were not recorded.
         excess: of that column over the mean of the others, scaled to the whole canvas, in queries' worth.
         percent: the same in percent of what the group's columns add up to.
-        clarity: how clearly masked and unmasked queries have different sinks: by how much more of a query's attention each of the two
-            keys gets from its own group than from the other, the smaller of the two. NaN where one key is both sinks, or a group is small.
-        own_attention: attention of the query at the head's largest column on itself; other_attention: mean of all other queries on
-            themselves. NaN where not recorded.
+        clarity: how clearly masked and unmasked queries have different sinks: by how much more of a query's attention
+            each of the two keys gets from its own group than from the other, the smaller of the two. NaN where one key
+            is both sinks, or a group is small.
+        own_attention: attention of the query at the head's largest column on itself; other_attention: mean of all other
+            queries on themselves. NaN where not recorded.
     """
 
     position: Int[np.ndarray, "*step group layer head"]
@@ -147,7 +149,8 @@ class Groups(Statistic):
         "groups.split_from_written": Definition("the same for masked queries and written ones", "share", SPLIT),
         "groups.split_prompt_written": Definition("the same for the prompt's queries and written ones", "share", SPLIT),
         "groups.persistence": Definition(
-            "how much more often a group's sink is, one step later, that group's sink again than the other group's; 0 by chance",
+            "how much more often a group's sink is, one step later, that group's sink again than the other group's; 0 "
+            "by chance",
             "share",
             SPLIT,
         ),
@@ -158,8 +161,8 @@ class Groups(Statistic):
             "part of the largest sink's column that comes from its own query", "share", "Fig. 4b"
         ),
         "groups.self_attention_absorbed": Definition(
-            "slope of the other queries' self-attention, relative to what the sink leaves, against the sink's share, within "
-            "heads; negative: the sink takes it first",
+            "slope of the other queries' self-attention, relative to what the sink leaves, against the sink's share, "
+            "within heads; negative: the sink takes it first",
             "share per share",
             "the sink absorbs the self-attention of its queries (Fig. 4b)",
         ),
@@ -173,7 +176,8 @@ class Groups(Statistic):
 
 
 def strongest_keys_differ(prompt: PromptSummary) -> dict[str, Bool[np.ndarray, "two step layer head"]]:
-    """Return where masked queries can be compared with each other group (8 queries at least each), and where their largest keys differ.
+    """Return where masked queries can be compared with each other group (8 queries at least each), and where their
+    largest keys differ.
 
     This asks for the largest key only, whether or not Eq. 3 holds for it; ``groups.split`` asks for a sink of both.
     """
@@ -236,10 +240,11 @@ def _persistence(masked: np.ndarray, unmasked: np.ndarray) -> float:
 
 
 def _absorbed(prompt: PromptSummary, others: np.ndarray, is_sink: np.ndarray) -> float:
-    """Return the slope, within each head over the steps, of the self-attention that is left over against the sink's share.
+    """Return the slope, within each head over the steps, of the self-attention that is left over against the sink's
+    share.
 
-    A sink that takes a share a of every query's attention leaves 1 − a to all else; self-attention over 1 − a then does not depend on a.
-    It falls where the sink takes from the diagonal first.
+    A sink that takes a share a of every query's attention leaves 1 − a to all else; self-attention over 1 − a then does
+    not depend on a. It falls where the sink takes from the diagonal first.
     """
     share = prompt.by_step.largest / np.maximum(prompt.by_step.total, 1)
     rest = np.where(is_sink & (share < 1), others / np.maximum(1 - share, 1e-6), np.nan).astype(np.float64)

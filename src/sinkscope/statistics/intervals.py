@@ -4,7 +4,8 @@ The unit of evidence is the prompt: steps follow each other and all heads see th
 a repetition. All statistics are resampled with the same draws of prompts.
 
 A bootstrap of few values is too narrow. Percentiles are therefore taken further out, at Φ(√(n/(n−1))·t) of Student's t
-with n − 1 degrees of freedom instead of at 2.5 % (Hesterberg, arXiv 1411.5279): what is reached is in benchmarks/RESULTS.md.
+with n − 1 degrees of freedom instead of at 2.5 % (Hesterberg, arXiv 1411.5279): what is reached is in
+benchmarks/RESULTS.md.
 """
 
 from dataclasses import dataclass
@@ -187,7 +188,8 @@ def intervals_of_sums(
     """Return mean, low and high from sums over prompts, by Student's t: for statistics that do not keep single prompts.
 
     Args:
-        count, total, square: number, sum and sum of squares of the prompts that have a value. Fewer than five get no interval (NaN).
+        count, total, square: number, sum and sum of squares of the prompts that have a value. Fewer than five get no
+            interval (NaN).
     """
     from scipy.special import stdtrit
 

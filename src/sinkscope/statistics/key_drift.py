@@ -1,9 +1,12 @@
-"""Drift of keys and values: how far those of one position move from a step to a later one, which is what a cache forgoes.
+"""Drift of keys and values: how far those of one position move from a step to a later one, which is what a cache
+forgoes.
 
-Measures   ``key_cosine`` and ``value_cosine``, between then and now; ``key_norm`` and ``value_norm``, by how much the norm has changed, as
+Measures   ``key_cosine`` and ``value_cosine``, between then and now; ``key_norm`` and ``value_norm``, by how much the
+norm has changed, as
            a share of what it was.
 Lags       how many steps lie between.
-Classes    *new*: written in between, a mask then and a token now; *sink*: a sink by Eq. 3 now, in some head that reads these keys; *mask*:
+Classes    *new*: written in between, a mask then and a token now; *sink*: a sink by Eq. 3 now, in some head that reads
+these keys; *mask*:
            a mask then and now; *text*: all others, prompt and answer. A position belongs to the first that fits.
 
 A value is a mean over the steps and positions of one prompt, in one layer and head of keys. Intervals are over prompts.

@@ -1,9 +1,10 @@
 """What triggers a move: a commit at the position left or entered, a block change, or neither, against shifted commits.
 
-A move at step t is seen beside the commits of step t − 1, which is what changed on the canvas in between. The null shifts the commit times
-of a prompt circularly, block changes with them: the rhythm of the commits and of the moves stay as they are, only their alignment is lost.
-All shifts are counted at once: a move is triggered under exactly one shift by each commit. Shifts go around the transitions between steps,
-of which there is one less than steps: a commit in the last step can trigger nothing and is left out.
+A move at step t is seen beside the commits of step t − 1, which is what changed on the canvas in between. The null
+shifts the commit times of a prompt circularly, block changes with them: the rhythm of the commits and of the moves stay
+as they are, only their alignment is lost. All shifts are counted at once: a move is triggered under exactly one shift
+by each commit. Shifts go around the transitions between steps, of which there is one less than steps: a commit in the
+last step can trigger nothing and is left out.
 """
 
 import zlib
@@ -29,7 +30,8 @@ MOST_SHIFTED = 1 << 26
 class Triggers(Statistic):
     """Shares of the moves with each trigger, as they were and over their mean under all shifts of the commits.
 
-    None where nothing moves, and where a trace has no commits to shift. `TriggerTest` tells whether a trigger is commoner than chance.
+    None where nothing moves, and where a trace has no commits to shift. `TriggerTest` tells whether a trigger is
+    commoner than chance.
     """
 
     order = 2
@@ -58,7 +60,8 @@ def trigger_shares(
     written: Int[np.ndarray, "step position"],
     blocks: Int[np.ndarray, " step"] | None,
 ) -> Float[np.ndarray, "trigger shift"] | None:
-    """Return the share of the moves with each trigger of `TRIGGERS` under every circular shift of the commits; shift 0 is as it was.
+    """Return the share of the moves with each trigger of `TRIGGERS` under every circular shift of the commits; shift 0
+    is as it was.
 
     own      the position left or the position entered was committed in the step before
     left     the position left was; entered: the position entered was
@@ -116,7 +119,9 @@ class _Commits:
     def before(
         self, step: Int[np.ndarray, " move"], place: Int[np.ndarray, " move"], transitions: int
     ) -> Int[np.ndarray, " pair"]:
-        """Return the moves and shifts under which a position is committed in the step before the move, as one number each."""
+        """Return the moves and shifts under which a position is committed in the step before the move, as one number
+        each.
+        """
         first, many = self.begins[place], np.diff(self.begins)[place]
         move = np.repeat(np.arange(len(place)), many)
         each = np.arange(len(move)) - np.repeat(np.cumsum(many) - many, many)
@@ -131,7 +136,9 @@ def shares_of(prompt: PromptSummary, threshold: Threshold) -> Float[np.ndarray, 
 def shares_on(
     main: Int[np.ndarray, "step layer head"], canvas: PromptCanvas
 ) -> Float[np.ndarray, "trigger shift"] | None:
-    """Return `trigger_shares` of main sinks on a canvas; None where nothing moves, and where there are no commits to shift."""
+    """Return `trigger_shares` of main sinks on a canvas; None where nothing moves, and where there are no commits to
+    shift.
+    """
     if canvas.causal or canvas.written is None:
         return None
     block, mask = canvas.settings.block, canvas.settings.mask_id
@@ -153,7 +160,9 @@ def trigger_values(shares: Float[np.ndarray, "trigger shift"]) -> Values:
 
 
 def draws_of(canvas: PromptCanvas) -> int:
-    """Return the seed of a prompt's shifts, which is of its own tokens: they are the same whichever process looks, and in any order."""
+    """Return the seed of a prompt's shifts, which is of its own tokens: they are the same whichever process looks, and
+    in any order.
+    """
     return zlib.crc32(np.ascontiguousarray(canvas.tokens, np.int64).tobytes())
 
 
@@ -161,7 +170,8 @@ def draws_of(canvas: PromptCanvas) -> int:
 class TriggerTest:
     """Sums over prompts; is a trigger commoner than with commits shifted in every prompt on its own?
 
-    The shift as it was is among the draws, so that under the null the observed mean is one draw like the others and p is exact.
+    The shift as it was is among the draws, so that under the null the observed mean is one draw like the others and p
+    is exact.
 
     Attributes:
         prompts: in which something moves.
@@ -180,7 +190,8 @@ class TriggerTest:
         self.prompts += 1
 
     def intervals(self, level: float = 0.95) -> dict[str, tuple[float, float]]:
-        """Return {trigger: (low, high)} of the mean share over chance: what chance alone would put around it, turned around.
+        """Return {trigger: (low, high)} of the mean share over chance: what chance alone would put around it, turned
+        around.
 
         A bootstrap of prompts that all lack a rare trigger is narrow and lies below zero; this one is not.
         """
@@ -192,7 +203,9 @@ class TriggerTest:
         return found
 
     def p_values(self) -> dict[str, float]:
-        """Return one-sided {trigger: share of draws at least as common}; for ``neither``: at most as common. 1 without prompts."""
+        """Return one-sided {trigger: share of draws at least as common}; for ``neither``: at most as common. 1 without
+        prompts.
+        """
         if not self.prompts:
             return dict.fromkeys(TRIGGERS, 1.0)
         rounding = 1e-9
@@ -204,6 +217,8 @@ class TriggerTest:
         return found
 
     def widened(self, trigger: str, low: float, high: float) -> tuple[float, float]:
-        """Return the wider of an interval over prompts and of that around chance: zero is left out only where both leave it out."""
+        """Return the wider of an interval over prompts and of that around chance: zero is left out only where both
+        leave it out.
+        """
         around = self.intervals()[trigger]
         return min(low, around[0]), max(high, around[1])

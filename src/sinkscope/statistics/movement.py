@@ -1,8 +1,8 @@
 """How main sinks move over the steps of a prompt: moves, distances, residence, kinds of tracks, and drift.
 
-Moves and swaps are told apart as in `sinks.drift`. The drift of a main sink is the least-squares slope of its position against the step;
-a sampler that finishes blocks from left to right moves its masks to the right by design, so drift is also told relative to frontiers of
-the masks (`sinks.drift.FRONTIERS`).
+Moves and swaps are told apart as in `sinks.drift`. The drift of a main sink is the least-squares slope of its position
+against the step; a sampler that finishes blocks from left to right moves its masks to the right by design, so drift is
+also told relative to frontiers of the masks (`sinks.drift.FRONTIERS`).
 """
 
 from dataclasses import dataclass

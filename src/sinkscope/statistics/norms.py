@@ -1,7 +1,12 @@
 """Norms (paper 2, Fig. 1): are sinks small in value space, so that attending to one is close to doing nothing?
 
-A query head reads the value and key norms of its kv head; all heads share the norms of the hidden state. The contribution of a token is its
-column sum times its value norm, c_j·‖v_j‖: what it adds to all queries together.
+A query head reads the value and key norms of its kv head; all heads share the norms of the hidden state. The
+contribution of a token is its column sum times its value norm, c_j·‖v_j‖: what it adds to all queries together.
+
+Contributions behind the output projection (Kobayashi et al., arXiv 2004.10102): does what sinks have reach the residual
+stream? A value norm ‖v_j‖ is taken in front of the output projection, which may shrink some directions and stretch
+others. The output norm ‖W_O^h v_j‖ is the length of what key j adds to a query of head h that gives it all its
+attention. To all queries together it adds Σ_q ‖a_qj·W_O^h v_j‖ = c_j·‖W_O^h v_j‖, with c_j its column sum.
 """
 
 from dataclasses import dataclass
@@ -13,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from sinkscope.statistics.averages import mean, ratio
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
-from sinkscope.statistics.step import NORMS, RecordedStep
+from sinkscope.statistics.step import NORMS, OUTPUT_NORMS, RecordedStep
 from sinkscope.statistics.thresholds import Threshold
 
 NORM_KINDS = ("value", "key", "hidden", "contribution")
@@ -24,7 +29,8 @@ NOOP = "sinks have small values: attending to one is close to a no-op (paper 2, 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Number, sum and sum of squares of each kind of norm (`NORM_KINDS`), of sinks (group 0) and of all other tokens (group 1).
+    """Number, sum and sum of squares of each kind of norm (`NORM_KINDS`), of sinks (group 0) and of all other tokens
+    (group 1).
 
     Every array counts steps × heads × positions; sums are 0 where a norm was not recorded.
     """
@@ -45,7 +51,8 @@ class Moments:
 
     @property
     def effect(self) -> Float[np.ndarray, "kind layer"]:
-        """Cohen's d: mean of sinks minus mean of others, over the pooled standard deviation √(Σ(x − x̄)²/(n₁ + n₂ − 2)).
+        """Cohen's d: mean of sinks minus mean of others, over the pooled standard deviation √(Σ(x − x̄)²/(n₁ + n₂ −
+        2)).
 
         NaN where one of the two groups is empty or nothing differs.
         """
@@ -61,7 +68,8 @@ class StepNorms:
 
     Attributes:
         of_sinks, of_all: number, sum and sum of squares, over heads and positions.
-        above: of each kind but contributions, the share of the other tokens whose norm is above that of the head's largest column.
+        above: of each kind but contributions, the share of the other tokens whose norm is above that of the head's
+            largest column.
         on_sinks: share of Σ_j c_j·‖v_j‖ that comes from sinks.
         given: Σ_j c_j·‖v_j‖.
     """
@@ -109,7 +117,9 @@ class StepNorms:
 
 
 def without_nan(norms: Float[np.ndarray, "layer any key"]) -> Float[np.ndarray, "layer any key"]:
-    """Return norms with 0 where there is none; float64 where a column's multiple of them would not be finite in float32."""
+    """Return norms with 0 where there is none; float64 where a column's multiple of them would not be finite in
+    float32.
+    """
     known = np.nan_to_num(norms)
     return known.astype(np.float64) if known.max(initial=0.0) > LARGE else known
 
@@ -136,7 +146,7 @@ def _sum_of_squares(values: Float[np.ndarray, "layer any key"]) -> Float[np.ndar
 def tallied(
     step: RecordedStep, at: Float[np.ndarray, " candidate"], there: Bool[np.ndarray, " candidate"] | None = None
 ) -> Float[np.ndarray, "threshold moment layer"]:
-    """Return number, sum and sum of squares of the sinks; ``there``: which of them have a norm, all if it is not given."""
+    """Return number, sum and sum of squares of the sinks; ``there``: which of them have a norm, by default all."""
     sinks, layers = step.columns.candidates, len(step.columns.total)
     weights = None if there is None or there.all() else there.astype(np.float64)
     return np.stack([sinks.tally(sinks.layer, layers, one) for one in (weights, at, at**2)], axis=1, dtype=np.float64)
@@ -145,7 +155,8 @@ def tallied(
 def share_above(
     norms: Float[np.ndarray, "layer kv_head key"], shared: int, top: Int[np.ndarray, "layer head"]
 ) -> Float[np.ndarray, "layer head"]:
-    """Return the share of the other tokens with a norm whose norm is above that of each head's largest column; ties count half.
+    """Return the share of the other tokens with a norm whose norm is above that of each head's largest column; ties
+    count half.
 
     NaN where the norm of the largest column is not known, as that of a token which was not computed.
     """
@@ -244,8 +255,93 @@ def over_attention(
 ) -> float:
     """Return what sinks contribute over what they would with the mean value norm of their head.
 
-    Both are sums, linear in the norms: a mean of the heads' own ratios falls below 1 also where norms know nothing of sinks.
+    Both are sums, linear in the norms: a mean of the heads' own ratios falls below 1 also where norms know nothing of
+    sinks.
     """
     counted = present & ~np.isnan(on_sinks)
     expected = (shares * given)[counted].sum(dtype=np.float64)
     return float((on_sinks * given)[counted].sum(dtype=np.float64) / expected) if expected > 0 else float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class StepOutputNorms:
+    """Output norms of one step, or of all.
+
+    Attributes:
+        of_sinks, of_all: number and sum, over heads and positions.
+        above: share of the other tokens whose norm is above that of the head's largest column.
+        on_sinks: share of Σ_j c_j·‖W_O v_j‖ that comes from sinks.
+        given: Σ_j c_j·‖W_O v_j‖.
+    """
+
+    of_sinks: Float[np.ndarray, "*step threshold moment layer"]
+    of_all: Float[np.ndarray, "*step moment layer"]
+    above: Float[np.ndarray, "*step layer head"]
+    on_sinks: Float[np.ndarray, "*step threshold layer head"]
+    given: Float[np.ndarray, "*step layer head"]
+
+    @classmethod
+    def of(cls, step: RecordedStep) -> "StepOutputNorms":
+        """Return the output norms of one step."""
+        norms, sinks = step.norms[OUTPUT_NORMS], step.columns.candidates
+        known, there = without_nan(norms), ~np.isnan(norms)
+        at = known[sinks.layer, sinks.head, sinks.key].astype(np.float64)
+        on_sinks, given = contributed(step, step.columns.sums * known)
+        return cls(
+            tallied(step, at, there[sinks.layer, sinks.head, sinks.key])[:, :2],
+            np.stack(
+                [np.count_nonzero(there, axis=(1, 2)).astype(np.float64), known.sum(axis=(1, 2), dtype=np.float64)]
+            ),
+            share_above(norms, 1, step.columns.top),
+            on_sinks,
+            given,
+        )
+
+
+class OutputNorms(Statistic):
+    """Output norms of sinks beside those of other tokens, and what sinks add behind the output projection."""
+
+    order = 9
+    definitions: ClassVar = {
+        "norms.output_norm_of_sinks": Definition("mean output norm ‖W_O v‖ of sinks", "norm", NOOP),
+        "norms.output_norm_of_others": Definition("mean output norm of all other tokens", "norm", NOOP),
+        "norms.output_norm_auc": Definition(
+            "other tokens of the canvas whose output norm is above the largest sink's; ½ is no difference",
+            "share",
+            NOOP,
+        ),
+        "norms.output_contribution": Definition(
+            "part of Σ_j c_j·‖W_O v_j‖ that comes from sinks, in heads with one", "share", NOOP
+        ),
+        "norms.output_contribution_over_attention": Definition(
+            "the same behind the output projection, with the head's mean output norm",
+            "ratio",
+            NOOP,
+        ),
+    }
+
+    def keep(self, step: RecordedStep) -> StepOutputNorms | None:
+        return StepOutputNorms.of(step) if OUTPUT_NORMS in step.norms else None
+
+    def values(self, prompt: PromptSummary) -> Values:
+        return at_thresholds(prompt, _output_values_at) if StepOutputNorms in prompt.kept_records else {}
+
+
+def _output_values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
+    found, present, number = prompt.kept(StepOutputNorms), prompt.has_sink(threshold), prompt.number(threshold)
+    of_sinks = found.of_sinks[:, number].sum(axis=0)
+    of_others = found.of_all.sum(axis=0) - of_sinks
+    means = [ratio(total, count) for count, total in (of_sinks, of_others)]
+    both = (of_sinks[0] >= 1) & (of_others[0] >= 1)
+    values: Values = {}
+    for layer in range(prompt.layers):
+        at = (("layer", layer),)
+        for name, one in zip(("sinks", "others"), means, strict=True):
+            values[f"norms.output_norm_of_{name}_in", at] = float(one[layer]) if both[layer] else float("nan")
+        values["norms.output_norm_auc_in", at] = mean(found.above[:, layer], present[:, layer])
+    values["norms.output_norm_auc", ()] = mean(found.above, present)
+    values["norms.output_contribution", ()] = mean(found.on_sinks[:, number], present)
+    values["norms.output_contribution_over_attention", ()] = over_attention(
+        found.on_sinks[:, number], prompt.shares(threshold), found.given, present
+    )
+    return values

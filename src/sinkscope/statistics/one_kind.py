@@ -1,4 +1,6 @@
-"""What traces must share to be the prompts of one analysis besides their model: whose attention they hold, and how it came about."""
+"""What traces must share to be the prompts of one analysis besides their model: whose attention they hold, and how it
+came about.
+"""
 
 import re
 from collections.abc import Mapping
@@ -34,29 +36,22 @@ def same_kind(first: Kind | None, manifest: Mapping[str, Any]) -> Kind | None:
     Raises:
         CallError: this trace is of another kind.
     """
-    if not manifest:  # an object of one's own that says nothing
+    if not manifest:
         return first
     found = _kind_of(manifest)
     if first is None:
         return found
-    if None not in (first.stack, found.stack) and first.stack != found.stack:
-        raise CallError(
-            f"expected traces of one stack's attention, found that of {first.stack} and that of {found.stack}; analyse each by itself"
-        )
-    if bool(first.hidden) != bool(found.hidden):
-        raise CallError(
-            "expected keys hidden in all traces or in none, found both; analyse each kind by itself, or compare them (--versus)"
-        )
     for name, one, other in (
+        ("one stack's attention", first.stack or found.stack, found.stack or first.stack),
+        ("keys hidden in all traces or in none", bool(first.hidden), bool(found.hidden)),
         ("one rule of hiding", ", ".join(first.hidden), ", ".join(found.hidden)),
         ("one cache", first.cache, found.cache),
-        ("guidance in all traces or in none", _told(first.guided), _told(found.guided)),
+        ("guidance in all traces or in none", first.guided, found.guided),
         ("one dtype", first.dtype or found.dtype, found.dtype or first.dtype),
     ):
         if one != other:
-            raise CallError(
-                f"expected {name}, found {one} and {other}; analyse each kind by itself, or compare them (--versus)"
-            )
+            advice = "analyse each kind by itself, or compare them (--versus)"
+            raise CallError(f"expected {name}, found {one} and {other}; {advice}")
     return replace(first, stack=first.stack or found.stack, dtype=first.dtype or found.dtype)
 
 
@@ -69,7 +64,3 @@ def _kind_of(manifest: Mapping[str, Any]) -> Kind:
     )
     rules = tuple(re.sub(r"@seed=\d+|,? ?\bseed=\d+", "", rule) for rule in hidden_rules(manifest))
     return Kind(whose, rules, str(sampler.get("cache") or "none"), bool(sampler.get("guidance")), manifest.get("dtype"))
-
-
-def _told(guided: bool) -> str:
-    return "guidance" if guided else "none"

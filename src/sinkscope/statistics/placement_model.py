@@ -2,10 +2,10 @@
 
     P(main sink at j in step t) = exp(β·x_tj) / Σ_k exp(β·x_tk)
 
-with three blocks of features: the class of an unmasked token; its place (left, right, frontier); whether it is masked. A block is worth the
-bits per choice that held-out prompts lose when the model is fitted without it: "class given position", "position given class". Nothing is
-gained on held-out prompts by a block that says nothing. Heads share the coefficients: the model describes where sinks stand on the canvas,
-not which head puts them there.
+with three blocks of features: the class of an unmasked token; its place (left, right, frontier); whether it is masked.
+A block is worth the bits per choice that held-out prompts lose when the model is fitted without it: "class given
+position", "position given class". Nothing is gained on held-out prompts by a block that says nothing. Heads share the
+coefficients: the model describes where sinks stand on the canvas, not which head puts them there.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,9 @@ PLACED = "placement is semantic in LLaDA, positional in Dream (§4.2)"
 
 
 class Placement(Statistic):
-    """What the model gains, in bits per choice: it compares prompts (`PlacementModel`), so that one prompt by itself has no number."""
+    """What the model gains, in bits per choice: it compares prompts (`PlacementModel`), so that one prompt by itself
+    has no number.
+    """
 
     order = 5
     definitions: ClassVar = {
@@ -95,7 +97,9 @@ def choice_features(
     lengths: Int[np.ndarray, " step"],
     prompt_length: int,
 ) -> Float[np.ndarray, "step position feature"]:
-    """Return the features of every position, in the order of `BLOCKS`; distances as log(1 + positions), scaled to at most 1."""
+    """Return the features of every position, in the order of `BLOCKS`; distances as log(1 + positions), scaled to at
+    most 1.
+    """
     steps, width = masked.shape
     here = np.arange(width)
     right = np.maximum(lengths[:, None] - 1 - here, 0)
@@ -119,7 +123,9 @@ def fit_choices(
     chosen: Float[np.ndarray, "set position"],
     start: np.ndarray | None = None,
 ) -> Float[np.ndarray, " feature"]:
-    """Return the coefficients of largest penalised likelihood, by Newton's method with step halving; the problem is convex."""
+    """Return the coefficients of largest penalised likelihood, by Newton's method with step halving; the problem is
+    convex.
+    """
     weight = chosen.sum(axis=1)
     used = weight > 0
     features, there, chosen, weight = features[used], there[used], chosen[used], weight[used]

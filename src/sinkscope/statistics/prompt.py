@@ -1,13 +1,14 @@
-"""The summary of one prompt: all that statistics, analyses and figures read of it, made by feeding its steps one by one.
+"""The summary of one prompt: all that statistics, analyses and figures read of it, made by feeding its steps one by
+one.
 
-The steps come from a trace (`statistic.summarise`) or live from a recorder (`statistic.feed_of`); the summary is the same. It holds a
-few numbers for each step, layer and head, so that a trace may be larger than memory.
+The steps come from a trace (`statistic.summarise`) or live from a recorder (`statistic.feed_of`); the summary is the
+same. It holds a few numbers for each step, layer and head, so that a trace may be larger than memory.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -17,13 +18,23 @@ from sinkscope.sinks.drift import IsSink
 from sinkscope.sinks.followed_columns import WINDOW
 from sinkscope.sinks.query_counts import count_queries
 from sinkscope.sinks.tracking import check_tolerance, fill_dips
-from sinkscope.statistics.column_counts import FAR_BINS, LINEAR_BINS, count_above, count_far, count_quarters
 from sinkscope.statistics.followed import FollowedSinks, StepSinks
-from sinkscope.statistics.kept_records import Keep, KeptRecords, Record, stack_steps
 from sinkscope.statistics.prompt_canvas import PromptCanvas, PromptSettings
-from sinkscope.statistics.step import PER_STEP, SINK_TOKEN, RecordedStep
+from sinkscope.statistics.step import (
+    FAR_BINS,
+    LINEAR_BINS,
+    PER_STEP,
+    SINK_TOKEN,
+    RecordedStep,
+    count_above,
+    count_far,
+    count_quarters,
+)
 from sinkscope.statistics.thresholds import THRESHOLDS, Threshold
-from sinkscope.traces.own_arrays import checked_step
+
+Record = TypeVar("Record")
+Keep = Callable[[RecordedStep], Any]
+"""Returns what a statistic keeps of a step: a dataclass of arrays, or None."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,13 +82,15 @@ class StepSummary:
 class PromptSummary:
     """One prompt.
 
-    Two ways of looking at columns are kept apart. *Column sums* are those of all queries; how many sinks there are and how strong is read
-    from them. *Followed columns* are those in which sinks are followed from step to step: column sums again, but for autoregressive
-    models and block diffusion the columns of the 16 newest queries. The main sink is the largest followed column where Eq. 3 holds for it.
+    Two ways of looking at columns are kept apart. *Column sums* are those of all queries; how many sinks there are and
+    how strong is read from them. *Followed columns* are those in which sinks are followed from step to step: column
+    sums again, but for autoregressive models and block diffusion the columns of the 16 newest queries. The main sink is
+    the largest followed column where Eq. 3 holds for it.
 
     Attributes:
         canvas: tokens, masks, lengths and commits of every step, and what is known of the prompt.
-        thresholds: at which statistics are told; ``number(threshold)`` is the index of one along the axis ``threshold``.
+        thresholds: at which statistics are told; ``number(threshold)`` is the index of one along the axis
+            ``threshold``.
         tolerance: steps without a sink that a track and a main sink survive.
         by_step: `StepSummary` of all steps, [step, …].
         tally: how often each position is a sink, over layers and heads.
@@ -87,7 +100,8 @@ class PromptSummary:
         mean_columns: followed columns, mean over layers and heads; NaN beyond the canvas.
         followed: every followed sink, by which tracks are found.
         vocabulary: see `PromptCanvas`.
-        known_from: the least ε, in each of `thresholds.UNITS`, at which no column that was not kept can be a sink; −∞ where all were kept.
+        known_from: the least ε, in each of `thresholds.UNITS`, at which no column that was not kept can be a sink; −∞
+            where all were kept.
     """
 
     canvas: PromptCanvas = field(repr=False)
@@ -125,31 +139,17 @@ class PromptSummary:
 
     @property
     def histogram(self) -> Int[np.ndarray, "layer bin"]:
-        """Column sums in the bins of `column_counts.histogram_edges`."""
+        """Column sums in the bins of `step.histogram_edges`."""
         near = self.quarters[:, :LINEAR_BINS]
         return np.concatenate([np.pad(near, ((0, 0), (0, LINEAR_BINS - near.shape[1]))), self.far], axis=1)
 
     def kept(self, record: type[Record]) -> Record:
-        """Return what a statistic kept of every step, [step, …]: a record of the class that its ``keep`` returns.
-
-        Raises:
-            CallError: no statistic kept such a record.
-        """
-        if not isinstance(record, type) or record not in self.kept_records:
-            found = record.__name__ if isinstance(record, type) else type(record).__name__
-            raise CallError(f"expected a record that a statistic keeps of each step, found {found}")
+        """Return what a statistic kept of every step, [step, …]: a record of the class that its ``keep`` returns."""
         return self.kept_records[record]
 
     def number(self, threshold: Threshold) -> int:
-        """Return the index of a threshold along the axis ``threshold``.
-
-        Raises:
-            CallError: sinks were not counted at it.
-        """
-        counted = self.followed.thresholds
-        if threshold not in counted:
-            raise CallError(f"expected one of the thresholds at which sinks were counted, {counted}, found {threshold}")
-        return counted.index(threshold)
+        """Return the index of a threshold along the axis ``threshold``."""
+        return self.followed.thresholds.index(threshold)
 
     # Column sums of all queries
 
@@ -181,7 +181,9 @@ class PromptSummary:
     # Followed columns
 
     def main_at(self, threshold: Threshold) -> Int[np.ndarray, "step layer head"]:
-        """Return the position of each head's main sink, −1 where Eq. 3 does not hold; dips up to the tolerance are filled."""
+        """Return the position of each head's main sink, −1 where Eq. 3 does not hold; dips up to the tolerance are
+        filled.
+        """
         size = self.by_step.main_excess if threshold.unit == "queries" else self.by_step.main_percent
         return fill_dips(np.where(size > threshold.excess, self.by_step.main_position, -1), self.tolerance)
 
@@ -210,7 +212,7 @@ class PromptFeed:
         keeps: what statistics keep of each step.
 
     Raises:
-        CallError: no threshold, or a tolerance below 0.
+        CallError: a tolerance below 0.
     """
 
     def __init__(
@@ -220,18 +222,15 @@ class PromptFeed:
         tolerance: int = 0,
         keeps: Iterable[Keep] = (),
     ) -> None:
-        if len(thresholds) == 0:
-            raise CallError("thresholds: expected at least one Threshold(excess, unit), found none")
         check_tolerance(tolerance)
         self.settings, self.thresholds, self.tolerance = settings, tuple(thresholds), tolerance
-        self._sizes: dict[str, int] = {}
         self._rows: deque[np.ndarray] = deque(maxlen=WINDOW)
         self._summaries: list[StepSummary] = []
         self._canvas: list[tuple[np.ndarray, np.ndarray, np.ndarray | None]] = []
         self._tally: list[np.ndarray] = []
         self._means: list[np.ndarray] = []
         self._followed: list[StepSinks] = []
-        self._kept = KeptRecords(keeps)
+        self._keeps, self._records = tuple(keeps), dict[type, tuple[int, list[Any]]]()
         self._above: Any = 0
         self._known_from = (-np.inf, -np.inf)
         self._quarters, self._far = np.zeros((0, 0), np.int64), np.zeros((0, FAR_BINS), np.int64)
@@ -242,25 +241,20 @@ class PromptFeed:
         return len(self._canvas)
 
     def feed(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take in the next step: arrays as in `axes.TRACE_AXES`, without the step axis and without positions beyond the canvas.
-
-        They are copied: the caller may fill them anew.
+        """Take in the next step: arrays as in `axes.TRACE_AXES`, without the step axis and without positions beyond the
+        canvas; they are copied.
 
         Raises:
-            CallError: an array that is needed is missing, or an array is of another shape than the canvas or the steps before, or holds
-                values that cannot be.
+            CallError: columns that are not finite or not those of the canvas, or a canvas that has shrunk.
         """
-        self._expect_needed(arrays)
-        step = checked_step("arrays: ", arrays, self._sizes, PER_STEP)
-        self.take({name: np.array(one) for name, one in step.items()})
+        self.take({name: np.array(arrays[name]) for name in PER_STEP if arrays.get(name) is not None})
 
     def take(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take in the next step as `feed` does, of arrays that were checked and into which nobody writes any more.
+        """Take in the next step as `feed` does, of arrays into which nobody writes any more.
 
         Raises:
-            CallError: an array that is needed is missing, or the canvas has shrunk, of a diffusion model below its prompt.
+            CallError: as `feed`.
         """
-        self._expect_needed(arrays)
         self._expect_grown(arrays["column_sums"].shape[-1])
         newest = (
             self._newest(np.asarray(arrays["last_query"], np.float32))
@@ -285,7 +279,12 @@ class PromptFeed:
         self._followed.append(StepSinks.of(step.followed.candidates, len(columns.sums)))
         self._above = self._above + np.stack([count_above(columns.excess), count_above(columns.percent)])
         self._add_columns(columns.sums)
-        self._kept.add(step)
+        for record in (keep(step) for keep in self._keeps):
+            if record is not None:
+                begun, records = self._records.setdefault(type(record), (self.steps, []))
+                if len(records) != self.steps - begun:
+                    raise CallError(f"{type(record).__name__}: expected one record of each step from the first on")
+                records.append(record)
         if (kept := settings.kept) is not None and kept < step.length:
             followed = (step.columns, *([] if settings.causal else [step.followed]))
             least = [
@@ -295,22 +294,19 @@ class PromptFeed:
             queries, percent = np.max([self._known_from, *least], axis=0).tolist()
             self._known_from = (queries, percent)
 
-    def _expect_needed(self, arrays: Mapping[str, np.ndarray]) -> None:
-        needed = ("tokens", "column_sums", "last_query") if self.settings.causal else ("tokens", "column_sums")
-        if missing := [name for name in needed if arrays.get(name) is None]:
-            raise CallError(f"arrays: expected {', '.join(needed)}, found no {missing[0]}")
-
     def _expect_grown(self, length: int) -> None:
-        """Raise CallError for a canvas that has shrunk, of a diffusion model for one below its prompt, of which no answer is left."""
+        """Raise CallError for a canvas that has shrunk, of a diffusion model for one below its prompt, of which no
+        answer is left.
+        """
         before = len(self._canvas[-1][0]) if self._canvas else 0
         if length < before and (self.settings.causal or length < (self.settings.prompt_length or 0)):
-            raise CallError(
-                f"expected a canvas that grows, found {length} tokens behind a step of {before}; record each text by itself, as plain "
-                "calls are steps of one text"
-            )
+            found = f"{length} tokens behind a step of {before}"
+            raise CallError(f"expected a canvas that grows, found {found}; record each text by itself")
 
     def _newest(self, row: np.ndarray) -> np.ndarray:
-        """Return the columns of the newest queries, this one included; a key that came later counts 0 for the queries before it."""
+        """Return the columns of the newest queries, this one included; a key that came later counts 0 for the queries
+        before it.
+        """
         self._rows.append(row)
         summed = np.zeros(row.shape, np.float64)
         for older in self._rows:
@@ -364,6 +360,12 @@ class PromptFeed:
             far=self._far,
             mean_columns=means,
             followed=FollowedSinks(tuple(self._followed), by_step.top.shape[-1], self.thresholds),
-            kept_records=self._kept.whole(),
+            kept_records={kind: stack_steps(records) for kind, (_, records) in self._records.items()},
             known_from=self._known_from,
         )
+
+
+def stack_steps(records: Sequence[Record]) -> Record:
+    """Return records of single steps as one record: every array gets an axis ``step`` in front."""
+    names = [one.name for one in fields(records[0])]  # type: ignore[arg-type]
+    return type(records[0])(**{name: np.stack([getattr(one, name) for one in records]) for name in names})

@@ -2,7 +2,7 @@
 
 The axes of the arrays, beside those of `axes`:
 
-bin         of `column_counts.histogram_edges`
+bin         of `step.histogram_edges`
 unit        of `thresholds.UNITS`
 epsilon     of `thresholds.EPSILONS`
 number      of sinks that a head has in a step, from 0; the last one is 32 and more
@@ -25,7 +25,6 @@ from sinkscope.sinks.drift import MainMoves
 from sinkscope.sinks.token_classes import CLASSES
 from sinkscope.statistics.agreement import TENTHS, Pattern
 from sinkscope.statistics.averages import mean, quotient, ratio
-from sinkscope.statistics.column_counts import FAR_BINS, LINEAR_BINS
 from sinkscope.statistics.concentration import Evenness, concentration_values, evenness_values
 from sinkscope.statistics.groups import strongest_keys_differ
 from sinkscope.statistics.move_triggers import DRAWS, TRIGGERS, TriggerTest, draws_of, shares_of, trigger_values
@@ -33,6 +32,7 @@ from sinkscope.statistics.movement import main_sink_values
 from sinkscope.statistics.norms import NORM_KINDS, moments
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Values, values_of
+from sinkscope.statistics.step import FAR_BINS, LINEAR_BINS
 from sinkscope.statistics.thresholds import EPSILONS, THRESHOLDS, UNITS, Threshold
 
 Arrays = dict[str, np.ndarray]

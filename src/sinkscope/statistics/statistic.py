@@ -1,8 +1,9 @@
 """What a statistic is, and which there are.
 
-Every class that extends `Statistic` is found by itself: those in the modules of this package, and those that an installed package declares
-as entry points of the group ``sinkscope.statistics`` (a class, or a module with classes). Its numbers appear in `analyse`, in its JSON, and
-in what ``--keep statistics`` keeps. docs/adding.md shows how to add one.
+Every class that extends `Statistic` is found by itself: those in the modules of this package, and those that an
+installed package declares as entry points of the group ``sinkscope.statistics`` (a class, or a module with classes).
+Its numbers appear in `analyse`, in its JSON, and in what ``--keep statistics`` keeps. docs/adding.md shows how to add
+one.
 """
 
 import inspect
@@ -13,24 +14,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from types import MappingProxyType, NoneType
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
 
-from sinkscope.argument_types import fits, in_words
-from sinkscope.documents import describe, shown
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.extension_points import find_kinds
 from sinkscope.sinks.finding import Recorded
-from sinkscope.sinks.own_recordings import check_recorded
-from sinkscope.statistics.kept_columns import is_known
 from sinkscope.statistics.prompt import PromptFeed, PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptSettings
-from sinkscope.statistics.step import PER_LAYER, PER_STEP, RecordedStep
-from sinkscope.statistics.thresholds import THRESHOLDS, Place, Threshold
-from sinkscope.traces.own_arrays import checked_step
-from sinkscope.traces.reading import Trace, as_trace
+from sinkscope.statistics.step import PER_LAYER, RecordedStep
+from sinkscope.statistics.thresholds import THRESHOLDS, UNITS, Place, Threshold
+from sinkscope.traces.reading import Trace, as_trace, expect_steps
 
 Key = tuple[str, Place]
 """Name of a statistic and the place where it holds."""
@@ -38,12 +34,29 @@ Values = dict[Key, float]
 """One prompt's numbers, NaN where the prompt has none."""
 
 ENTRY_POINTS = "sinkscope.statistics"
-LARGEST = 1e100
-"""Bound of the numbers of a statistic, whose squares are added up."""
-PLAIN = (str, int, float, NoneType)
-"""What a place may say, since JSON holds it."""
 READ_AT_ONCE = 16 << 20
 """Bytes of a trace that are read at a time, where a step is smaller."""
+
+OF_ALL_COLUMNS = ("concentration.entropy", "concentration.gini")
+OVER_QUERIES = ("concentration.gu_rate", "concentration.gu_rate_first")
+"""In causal models a key that few queries see may be above 0.3 without being among the largest; where weights were
+zeroed, the columns that were kept do not tell how many queries there are."""
+MOST_OVER_THIRD = 3
+"""Keys of one head that may be above 0.3 at once; the first token is among the kept ones if so many were."""
+OF_LARGEST = (
+    *("concentration.strength", "concentration.strength_by_depth", "concentration.layers_without"),
+    *("composition.share_of_canvas", "composition.token_on_canvas"),
+    *(
+        "movement.steps_with_sink",
+        "movement.residence",
+        "movement.drift",
+        "movement.drift_median",
+        "movement.drift_right",
+    ),
+    *("movement.drift_relative", "movement.drift_by_depth"),
+)
+"""Numbers at a threshold that the largest column of each head, which is always kept, or the canvas decides."""
+FAMILIES_OF_LARGEST = ("agreement.", "triggers.", "choice.")
 
 
 @dataclass(frozen=True)
@@ -62,8 +75,8 @@ class Definition:
 class Statistic(ABC):
     """A family of numbers that every prompt has by itself.
 
-    Names that end in ``_in`` are told for every layer, those in ``_over_steps`` for each third of the steps; they share the definition of
-    the name without the ending.
+    Names that end in ``_in`` are told for every layer, those in ``_over_steps`` for each third of the steps; they share
+    the definition of the name without the ending.
 
     Attributes:
         definitions: {name: what it is}, in the order in which tables show them.
@@ -99,55 +112,17 @@ def all_statistics() -> tuple[Statistic, ...]:
     """Return one of each statistic, in the order of tables.
 
     Raises:
-        CallError: two statistics define one name, a statistic cannot be made or defines nothing, or an entry point brings none.
+        CallError: two statistics define one name, or an entry point brings none.
     """
     expected = "a class that extends Statistic, or a module with one"
     kinds = find_kinds(
         "sinkscope.statistics", Statistic, lambda kind: not inspect.isabstract(kind), ENTRY_POINTS, expected
     )
-    made = [_made(kind) for kind in kinds]
-    found = sorted(made, key=lambda one: (one.order, type(one).__module__))
+    found = sorted((kind() for kind in kinds), key=lambda one: (one.order, type(one).__module__))
     names = Counter(name for one in found for name in one.definitions)
     if twice := [name for name, count in names.items() if count > 1]:
-        raise CallError(
-            f"expected every statistic to be defined once, found two definitions of {twice[0]}; rename one of them"
-        )
+        raise CallError(f"expected every statistic to be defined once, found two definitions of {twice[0]}")
     return tuple(found)
-
-
-def _made(kind: type[Statistic]) -> Statistic:
-    """Return the one statistic of a class.
-
-    Raises:
-        CallError: its ``__init__`` fails, or its definitions or its order are none.
-    """
-    try:
-        made = kind()
-    except Exception as error:  # whatever it does there
-        raise CallError(
-            f"{_name(kind)}: expected a class that is made without arguments, found one that fails: {error}"
-        ) from error
-    return _whole(made)
-
-
-def _whole(statistic: Statistic) -> Statistic:
-    """Return a statistic.
-
-    Raises:
-        CallError: its definitions or its order are none.
-    """
-    name, definitions, order = _name(type(statistic)), getattr(statistic, "definitions", None), statistic.order
-    if not fits(definitions, Mapping[str, Definition]):
-        raise CallError(
-            f"{name}.definitions: expected {{name: Definition(text, unit, claim)}}, found {shown(definitions)}"
-        )
-    if not fits(order, float) or not math.isfinite(order):
-        raise CallError(f"{name}.order: expected a number, found {in_words(order)}")
-    return statistic
-
-
-def _name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 @cache
@@ -170,7 +145,7 @@ def definition_of(name: str) -> Definition:
         CallError: there is no number of this name.
     """
     if (short := short_name(name)) not in all_definitions():
-        raise CallError(f"name: expected one that `sinkscope analyse --definitions` prints, found {describe(name)}")
+        raise CallError(f"name: expected one that `sinkscope analyse --definitions` prints, found {name!r}")
     return all_definitions()[short]
 
 
@@ -180,17 +155,21 @@ def order_of(name: str) -> int:
 
 
 def values_of(prompt: PromptSummary, statistics: Sequence[Statistic] | None = None) -> Values:
-    """Return all numbers of one prompt; NaN too where it was recorded with ``keep="top"`` and the columns kept do not tell.
+    """Return all numbers of one prompt; NaN too where it was recorded with ``keep="top"`` and the columns kept do not
+    tell.
 
     Args:
         statistics: which; all when not given.
 
     Raises:
-        CallError: no numbers, a number without a definition, or at a place that is no row of pairs; or definitions that are none.
+        CallError: a number without a definition.
     """
     values: Values = {}
-    for one in all_statistics() if statistics is None else map(_whole, statistics):
-        values |= _checked_values(one, one.values(prompt))
+    for one in all_statistics() if statistics is None else statistics:
+        found = one.values(prompt)
+        if undefined := {short_name(name) for name, _ in found} - one.definitions.keys():
+            raise CallError(f"{type(one).__qualname__}: expected a definition of {undefined.pop()!r}, found none")
+        values |= {key: float(value) for key, value in found.items()}
     if prompt.canvas.settings.kept is None:
         return values
     return {
@@ -198,43 +177,31 @@ def values_of(prompt: PromptSummary, statistics: Sequence[Statistic] | None = No
     }
 
 
-def _checked_values(statistic: Statistic, found: Any) -> Values:
-    """Return what a statistic says of a prompt.
+def is_known(prompt: PromptSummary, name: str, place: Mapping[str, Any]) -> bool:
+    """Return whether the columns that were kept of a prompt decide a number.
 
-    Raises:
-        CallError: something else than numbers by name and place, or a number without a definition.
+    Args:
+        name: without an ending.
     """
-    name, numbers = type(statistic).__qualname__, Values()
-    if not isinstance(found, Mapping):
-        raise CallError(f"{name}.values: expected {{(name, place): number}}, found {in_words(found)}")
-    for key, value in found.items():
-        if not isinstance(key, tuple) or len(key) != 2 or not isinstance(key[0], str):
-            raise CallError(
-                f"{name}.values: expected keys (name, place), such as ('norms.contribution', ()), found {key!r}"
-            )
-        of, place = key
-        if short_name(of) not in statistic.definitions:
-            raise CallError(f"expected {name} to define {short_name(of)!r}, found {', '.join(statistic.definitions)}")
-        if not isinstance(place, tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in place):
-            raise CallError(
-                f"{name}: expected the place of {of!r} as a tuple of pairs, such as () or (('layer', 2),), found {place!r}"
-            )
-        if not all(isinstance(axis, str) and isinstance(one, PLAIN) for axis, one in place):
-            raise CallError(
-                f"{name}: expected the place of {of!r} as names with text or Python's numbers, found {place!r}"
-            )
-        numbers[key] = _number(f"{name}: expected {of!r} at {dict(place)}", value)
-    return numbers
+    if name in OF_ALL_COLUMNS or (name in OVER_QUERIES and (prompt.canvas.causal or prompt.canvas.settings.zeroed)):
+        return False
+    if name == OVER_QUERIES[1] and (prompt.canvas.settings.kept or MOST_OVER_THIRD) < MOST_OVER_THIRD:
+        return False
+    return has_every_sink([prompt.known_from], name, place)
 
 
-def _number(expected: str, value: Any) -> float:
-    if getattr(value, "ndim", None) == 0:  # of NumPy or torch
-        value = value.item()
-    if type(value) is not float and not fits(value, float):
-        raise CallError(f"{expected} as a number, or NaN where there is none, found {in_words(value)}")
-    if abs(value) > LARGEST:
-        raise CallError(f"{expected} as a number up to {LARGEST:g}, or NaN where there is none, found {value:g}")
-    return float(value)
+def has_every_sink(known_from: Sequence[tuple[float, ...]], name: str, place: Mapping[str, Any]) -> bool:
+    """Return whether every sink that a number counts was kept, of every prompt.
+
+    A mean over the prompts of which all were kept would be one over the prompts with few sinks.
+
+    Args:
+        known_from: of each prompt, see `PromptSummary`.
+        name: without an ending.
+    """
+    if "excess" not in place or name in OF_LARGEST or name.startswith(FAMILIES_OF_LARGEST):
+        return True
+    return all(one[UNITS.index(place["unit"])] <= place["excess"] for one in known_from)
 
 
 def feed_of(
@@ -265,32 +232,19 @@ def summarise(
         statistics: whose records are kept; all when not given.
 
     Raises:
-        CallError: a threshold that cannot be told or never holds, none at all, a tolerance below 0, or arrays of your own that do not
-            fit each other or hold values that cannot be.
+        CallError: a threshold that never holds, a tolerance below 0, or columns that are not finite.
         SinkscopeError: a trace without a whole step, or without tokens or columns.
     """
     trace = as_trace(trace)
-    check_recorded(trace, "analyse", PER_STEP)
-    if isinstance(trace, Trace):
-        for needed in ("tokens", "column_sums"):
-            getattr(trace, needed)  # raises an error that names the trace
+    expect_steps(trace, "analyse")
     usual = max(THRESHOLDS).excess  # taken for every trace: a short one, of a few tokens, has no sinks then
-    for one in thresholds:
-        if (
-            one.unit == "queries"
-            and one.excess > usual
-            and one.excess >= (queries := np.prod(trace.column_sums.shape[::3]))
-        ):
-            raise CallError(
-                f"excess: {one.excess:g} in queries can never hold here: expected less than the {queries} queries of all steps"
-            )
+    queries = np.prod(trace.column_sums.shape[::3])
+    if high := [one.excess for one in thresholds if one.unit == "queries" and one.excess >= max(usual + 1e-9, queries)]:
+        raise CallError(f"excess: {high[0]:g} in queries can never hold: all steps have {queries} queries")
     manifest = held(trace, "manifest") or {}
     settings = replace(PromptSettings.of(bool(trace.causal), manifest, training), kept=_kept_of(trace))
     feed = feed_of(settings, thresholds, tolerance, statistics)
-    own, sizes = not isinstance(trace, Trace), dict[str, int]()
     for step in recorded_steps(trace):
-        if own:
-            checked_step(f"{type(trace).__name__}, step {feed.steps}: ", step, sizes, PER_STEP)
         feed.take(step)
     return feed.finish({int(token): text for token, text in (manifest.get("vocabulary") or {}).items()})
 

@@ -1,7 +1,13 @@
-"""One recorded step of one prompt, with what Eq. 3 says of it: the record from which every statistic of a step is computed."""
+"""One recorded step of one prompt with what Eq. 3 says of it, from which every statistic of a step is computed.
+
+A few columns in a hundred are candidates, sinks at the loosest threshold; every statistic of sinks, at every threshold,
+is read from this short list. The histogram of one prompt has exact quarters of a query's worth, that of many prompts a
+fixed number of bins: up to 64 queries' worth quarters too; beyond, eight to an octave, up to 65,536.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -9,8 +15,7 @@ from jaxtyping import Bool, Float, Int
 from sinkscope.axes import by_query_head, lacks_key_heads
 from sinkscope.errors import CallError
 from sinkscope.sinks.definition import excess_of, in_unit
-from sinkscope.statistics.candidates import Candidates, find_candidates
-from sinkscope.statistics.thresholds import Threshold
+from sinkscope.statistics.thresholds import EPSILON_STEP, EPSILONS, UNITS, Threshold
 
 NORMS = ("value_norms", "key_norms", "hidden_norms")
 KEY_HEAD_NORMS = {"value_norms", "key_norms"}
@@ -31,6 +36,88 @@ PER_LAYER = (
 )
 PER_STEP = ("tokens", "masked", "written", *PER_LAYER)
 """Tensors of a trace that are read, as `axes.TRACE_AXES` names them."""
+BINS_PER_QUERY = 4
+LINEAR_BINS = 256
+OCTAVES, BINS_PER_OCTAVE = 10, 8
+FAR_BINS = OCTAVES * BINS_PER_OCTAVE + 1
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Columns of one step that exceed the loosest threshold, ordered by layer, head, key.
+
+    Attributes:
+        column: column sum, in queries' worth.
+        excess, percent: over the mean of the other columns, in queries' worth and in percent of all attention.
+        thresholds: at which sinks are counted among them.
+    """
+
+    layer: Int[np.ndarray, " candidate"]
+    head: Int[np.ndarray, " candidate"]
+    key: Int[np.ndarray, " candidate"]
+    column: Float[np.ndarray, " candidate"]
+    excess: Float[np.ndarray, " candidate"]
+    percent: Float[np.ndarray, " candidate"]
+    thresholds: tuple[Threshold, ...]
+
+    def at(self, threshold: Threshold) -> Bool[np.ndarray, " candidate"]:
+        """Return which of them are sinks at a threshold."""
+        return (self.excess if threshold.unit == "queries" else self.percent) > threshold.excess
+
+    @cached_property
+    def levels(self) -> dict[str, Int[np.ndarray, " candidate"]]:
+        """For each unit, how many of its rising thresholds each candidate exceeds; see `level_of`."""
+        return {
+            unit: np.searchsorted(np.array(rising_excesses(self.thresholds, unit), size.dtype), size)
+            for unit, size in (("queries", self.excess), ("percent", self.percent))
+        }
+
+    def tally(
+        self, place: Int[np.ndarray, " candidate"], places: int, weights: Float[np.ndarray, " candidate"] | None = None
+    ) -> Float[np.ndarray, "threshold place"] | Int[np.ndarray, "threshold place"]:
+        """Return how many sinks there are at each threshold and place, or what they weigh together: ``np.bincount`` at
+        every threshold.
+        """
+        above = {}
+        for unit in UNITS:
+            excesses = rising_excesses(self.thresholds, unit)
+            kinds = len(excesses) + 1
+            table = np.bincount(place * kinds + self.levels[unit], weights, places * kinds).reshape(places, kinds)
+            exceeding = table[:, ::-1].cumsum(axis=1)[:, ::-1]
+            above |= {(unit, excess): exceeding[:, number + 1] for number, excess in enumerate(excesses)}
+        return np.array([above[threshold.unit, threshold.excess] for threshold in self.thresholds])
+
+
+def rising_excesses(thresholds: Sequence[Threshold], unit: str) -> list[float]:
+    """Return the ε of all thresholds in a unit, in rising order."""
+    return sorted({threshold.excess for threshold in thresholds if threshold.unit == unit})
+
+
+def level_of(threshold: Threshold, thresholds: Sequence[Threshold]) -> int:
+    """Return the level from which a candidate is a sink at a threshold."""
+    return rising_excesses(thresholds, threshold.unit).index(threshold.excess) + 1
+
+
+def find_candidates(
+    columns: Float[np.ndarray, "layer head key"],
+    excess: Float[np.ndarray, "layer head key"],
+    percent: Float[np.ndarray, "layer head key"],
+    thresholds: Sequence[Threshold],
+) -> Candidates:
+    """Return the columns of one step that are sinks at any of the thresholds.
+
+    Args:
+        excess, percent: `definition.excess_of` the columns, in queries' worth and in percent.
+    """
+    chosen = np.zeros(columns.shape, dtype=bool)
+    for unit, size in (("queries", excess), ("percent", percent)):
+        if excesses := rising_excesses(thresholds, unit):
+            chosen |= size > excesses[0]
+    place = np.flatnonzero(chosen)
+    layer, head, key = np.unravel_index(place, chosen.shape)
+    return Candidates(
+        layer, head, key, columns.ravel()[place], excess.ravel()[place], percent.ravel()[place], tuple(thresholds)
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,9 +163,9 @@ class RecordedStep:
 
     Attributes:
         columns: column sums of all queries.
-        followed: the columns in which sinks are followed from step to step: ``columns`` itself, or for autoregressive models, whose
-            running sums can hardly move, those of the 16 newest queries (in block diffusion those of the running block, and as many
-            finished blocks before it as make 16).
+        followed: the columns in which sinks are followed from step to step: ``columns`` itself, or for autoregressive
+            models, whose running sums can hardly move, those of the 16 newest queries (in block diffusion those of the
+            running block, and as many finished blocks before it as make 16).
         tokens, masked: the canvas.
         written: tokens committed in this step, −1 where none; None where not recorded.
         prompt_length: tokens of the prompt, 0 where unknown.
@@ -87,8 +174,9 @@ class RecordedStep:
         queries: of each layer, whose attention the columns are; fewer than tokens behind a cache.
         group_sums: {group of queries: column sums of these queries only}, those of `QUERY_GROUPS` that were recorded.
         self_attention: attention of each query on itself; None where not recorded.
-        norms: {name of `NORMS`, and `OUTPUT_NORMS`: norms as recorded}; hidden norms are the same for all heads and have one kv head,
-            output norms have as many as there are query heads, and so have all where layers have different numbers of key heads.
+        norms: {name of `NORMS`, and `OUTPUT_NORMS`: norms as recorded}; hidden norms are the same for all heads and
+            have one kv head, output norms have as many as there are query heads, and so have all where layers have
+            different numbers of key heads.
     """
 
     columns: SummedColumns
@@ -125,14 +213,12 @@ class RecordedStep:
             queries: of each layer; all tokens when not given.
 
         Raises:
-            CallError: columns that are not those of the canvas.
+            CallError: columns that are not those of the canvas, or not finite.
         """
-        found = {name: np.shape(arrays[name]) for name in ("tokens", "column_sums")}
-        if len(found["tokens"]) != 1 or len(found["column_sums"]) != 3 or found["tokens"][0] != found["column_sums"][2]:
-            given = ", ".join(f"{name} {list(shape)}" for name, shape in found.items())
-            raise CallError(
-                f"arrays: expected tokens [key] and column_sums [layer, head, key] of one canvas, found {given}"
-            )
+        if arrays["tokens"].shape != arrays["column_sums"].shape[2:]:
+            raise CallError("arrays: expected tokens [key] and column_sums [layer, head, key] of one canvas")
+        if not np.isfinite(arrays["column_sums"]).all():
+            raise CallError("column_sums: expected finite numbers for every token of the canvas")
         columns = SummedColumns.of(np.asarray(arrays["column_sums"], np.float32), thresholds)
         tokens = np.asarray(arrays["tokens"])
         masked = arrays.get("masked")
@@ -175,3 +261,51 @@ class RecordedStep:
     def length(self) -> int:
         """Tokens of the canvas."""
         return len(self.tokens)
+
+
+def count_above(excess: Float[np.ndarray, "layer *columns"]) -> Int[np.ndarray, "layer epsilon"]:
+    """Return how many columns of each layer exceed each ε of `EPSILONS`; a column that is NaN exceeds none."""
+    layers, kinds = len(excess), len(EPSILONS) + 1
+    with np.errstate(invalid="ignore"):
+        above = np.flatnonzero(excess > 0)
+    exceeded = np.minimum(np.ceil(excess.ravel()[above] * (1 / EPSILON_STEP)), kinds - 1).astype(
+        np.int64
+    )  # the first so many of the grid
+    table = np.bincount(above // excess[0].size * kinds + exceeded, minlength=layers * kinds).reshape(layers, kinds)
+    return table[:, ::-1].cumsum(axis=1)[:, -2::-1]
+
+
+def histogram_edges() -> Float[np.ndarray, " bin"]:
+    """Return the lower edges of the bins of many prompts, in queries' worth; the last bin has no upper end."""
+    beyond = 64 * 2.0 ** (np.arange(1, OCTAVES * BINS_PER_OCTAVE + 1) / BINS_PER_OCTAVE)
+    return np.concatenate([np.arange(LINEAR_BINS + 1) / BINS_PER_QUERY, beyond])
+
+
+def count_quarters(columns: Float[np.ndarray, "layer head key"]) -> Int[np.ndarray, "layer quarter"]:
+    """Return how many columns of each layer fall into each quarter of a query's worth, from 0 to the largest one."""
+    quarter = (columns * BINS_PER_QUERY).astype(np.int32)
+    layers, bins = len(columns), int(quarter.max()) + 1
+    quarter += (np.arange(layers, dtype=np.int32) * bins)[:, None, None]
+    return np.bincount(quarter.ravel(), minlength=layers * bins).reshape(layers, bins)
+
+
+def count_far(columns: Float[np.ndarray, "layer head key"]) -> Int[np.ndarray, "layer far_bin"]:
+    """Return how many columns of each layer fall into each bin beyond 64 queries' worth."""
+    layer, _, _ = far = np.nonzero(columns >= LINEAR_BINS / BINS_PER_QUERY)
+    beyond = np.floor(np.log2(columns[far] / (LINEAR_BINS / BINS_PER_QUERY)) * BINS_PER_OCTAVE).astype(np.int64)
+    place = layer * FAR_BINS + np.clip(beyond, 0, FAR_BINS - 1)
+    return np.bincount(place, minlength=len(columns) * FAR_BINS).reshape(len(columns), FAR_BINS)
+
+
+def quarters_of(histogram: Int[np.ndarray, "layer bin"]) -> Int[np.ndarray, "layer quarter"]:
+    """Return the histogram of many prompts in quarters of a query's worth.
+
+    Columns in the wide bins beyond 64 are spread evenly over the quarters they span; each layer keeps its number of
+    columns.
+    """
+    last = int(np.flatnonzero(histogram.any(axis=0)).max(initial=0)) + 1
+    edges = np.append(histogram_edges(), np.inf)[: last + 1]
+    edges[-1] = min(edges[-1], 2 * edges[-2] + 1)  # of the last bin of all, which has no upper end
+    fine = np.arange(int(np.ceil(edges[-1] * BINS_PER_QUERY)) + 1) / BINS_PER_QUERY
+    rising = np.concatenate([np.zeros((len(histogram), 1), np.int64), histogram[:, :last].cumsum(axis=1)], axis=1)
+    return np.diff(np.rint([np.interp(fine, edges, one) for one in rising]).astype(np.int64), axis=1)

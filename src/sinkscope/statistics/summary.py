@@ -1,4 +1,6 @@
-"""The summary of many prompts: sums that merge in any order and grouping, in arrays whose size does not grow with the prompts."""
+"""The summary of many prompts: sums that merge in any order and grouping, in arrays whose size does not grow with the
+prompts.
+"""
 
 import json
 import zlib
@@ -7,24 +9,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from sinkscope.errors import CallError, SinkscopeError
+from sinkscope.errors import SinkscopeError
 from sinkscope.sinks.definition import check_excess
 from sinkscope.sinks.tracking import check_tolerance
 from sinkscope.statistics.averages import ratio
-from sinkscope.statistics.column_counts import quarters_of
 from sinkscope.statistics.move_triggers import TriggerTest
 from sinkscope.statistics.norms import Moments
 from sinkscope.statistics.prompt import PromptFeed, PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptSettings
 from sinkscope.statistics.prompt_sums import COMPARED, Arrays, PromptSums, empty_arrays
 from sinkscope.statistics.statistic import Key, feed_of
+from sinkscope.statistics.step import quarters_of
 from sinkscope.statistics.thresholds import THRESHOLDS, Threshold
-
-MOST_COUNTED = 1 << 53
-"""Bound of counts: larger ones are not exact as float64."""
-MOST_HEADS = 1 << 20
-LARGEST_NAMES = 64 << 20
-"""Bytes of the names of statistics."""
 
 
 class Summary:
@@ -46,8 +42,6 @@ class Summary:
     def __init__(
         self, layers: int, heads: int, *, excess: float = 3.0, causal: bool = False, tolerance: int = 0, corpus: int = 0
     ) -> None:
-        if not 1 <= layers * heads <= MOST_HEADS or layers < 1:
-            raise CallError(f"layers, heads: expected 1 to {MOST_HEADS} heads in all, found {layers} × {heads}")
         check_excess(float(excess), "queries")
         check_tolerance(tolerance)
         self.tolerance, self.corpus = tolerance, corpus
@@ -78,11 +72,6 @@ class Summary:
             tolerance=prompt.tolerance,
             corpus=settings.corpus,
         )
-        if missing := [one for one in cls.thresholds(excess) if one not in prompt.followed.thresholds]:
-            raise CallError(
-                f"prompt: expected sinks counted at Summary.thresholds({excess:g}), found none counted at {missing[0].excess:g} "
-                f"{missing[0].unit}; call summarise(trace, Summary.thresholds({excess:g}))"
-            )
         sums = PromptSums.of(prompt, Threshold(excess))
         found.arrays = {name: sums.arrays[name] for name in found.arrays}
         found.keys = tuple(sorted(sums.values, key=repr))  # one order for all prompts
@@ -105,9 +94,7 @@ class Summary:
         )
         if mine != theirs:
             names = "layers, heads, excess, causal, tolerance, corpus"
-            raise SinkscopeError(
-                f"expected statistics with the same {names} {mine}, found {theirs}; they cannot be merged"
-            )
+            raise SinkscopeError(f"expected statistics with the same {names} {mine}, found {theirs}")
         merged = {
             name: array + other.arrays[name] for name, array in self.arrays.items() if not name.startswith("tokens.")
         }
@@ -146,17 +133,22 @@ class Summary:
             SinkscopeError: arrays of something else.
         """
         try:
-            if wrong := next((name for name, array in arrays.items() if not isinstance(array, np.ndarray)), None):
-                raise ValueError(f"{wrong} is no array")
-            layers, heads, excess, causal, tolerance, corpus = _settings(arrays)
-            found = cls(layers, heads, excess=excess, causal=causal, tolerance=tolerance, corpus=corpus)
+            layers, heads, excess, causal, tolerance, corpus = [*arrays["settings"].tolist(), 0, 0][:6]
+            tolerance, corpus = int(tolerance), int(corpus)
+            found = cls(int(layers), int(heads), excess=excess, causal=bool(causal), tolerance=tolerance, corpus=corpus)
             for name, empty in found.arrays.items():
-                found.arrays[name] = _like(name, arrays[name], empty)
-            found.keys, found.values = _profiles(arrays)
-            check_summary(found)
-        except (KeyError, ValueError) as error:
+                array = np.array(arrays[name])
+                growing = name.startswith("tokens.")
+                if array.dtype != empty.dtype or (not growing and array.shape != empty.shape):
+                    raise ValueError(f"{name} of {array.dtype} {array.shape}, expected {empty.dtype} {empty.shape}")
+                found.arrays[name] = array
+            listed = json.loads(zlib.decompress(arrays["profiles.keys"].tobytes()))
+            found.keys = tuple((name, tuple((axis, value) for axis, value in place)) for name, place in listed)
+            moments = [arrays[f"profiles.{name}"] for name in ("count", "sum", "square")]
+            found.values = np.stack(moments, axis=-1, dtype=np.float64)
+        except (KeyError, ValueError, zlib.error) as error:
             raise SinkscopeError(
-                f"expected the arrays of statistics, found others ({error}); are they damaged, or were they written by another version?"
+                f"expected the arrays of statistics of this version, found others ({error})"
             ) from error
         return found
 
@@ -189,7 +181,7 @@ class Summary:
 
     @property
     def quarters(self) -> Int[np.ndarray, "layer quarter"]:
-        """Column sums in bins of a quarter of a query's worth; see `column_counts.quarters_of`."""
+        """Column sums in bins of a quarter of a query's worth; see `step.quarters_of`."""
         return quarters_of(self.arrays["histogram.columns"])
 
     @property
@@ -235,7 +227,9 @@ class Summary:
         }
 
     def token_tallies(self) -> dict[str, Int[np.ndarray, " token"]]:
-        """Return the tokens by how often they are sinks; ``sinks``, ``main_sinks`` and ``canvas`` count steps × layers × heads."""
+        """Return the tokens by how often they are sinks; ``sinks``, ``main_sinks`` and ``canvas`` count steps × layers
+        × heads.
+        """
         ids, counts = self.arrays["tokens.ids"], self.arrays["tokens.counts"]
         order = np.lexsort((ids, -counts[:, 0]))
         return {
@@ -250,85 +244,6 @@ class Summary:
             threshold: TriggerTest(int(moving), *both)
             for threshold, moving, *both in zip(THRESHOLDS, *sums, strict=True)
         }
-
-
-def _settings(arrays: Mapping[str, np.ndarray]) -> tuple[int, int, float, bool, int, int]:
-    """Return the arguments of `Summary`, in their order; raise ValueError where they cannot be."""
-    settings, steps = arrays["settings"], arrays["strength.steps"]
-    if settings.shape not in ((4,), (6,)) or settings.dtype != np.float64 or not np.isfinite(settings).all():
-        raise ValueError("settings of another shape")
-    layers, heads, excess, causal, tolerance, corpus = [*settings.tolist(), 0, 0][:6]
-    if (
-        steps.ndim != 2
-        or steps.shape != (layers, heads)
-        or excess < 0
-        or causal not in (0, 1)
-        or tolerance < 0
-        or corpus < 0
-    ):
-        raise ValueError(f"settings for {layers:g} layers and {heads:g} heads, counts for {steps.shape}")
-    return int(layers), int(heads), excess, bool(causal), int(tolerance), int(corpus)
-
-
-def _like(name: str, array: np.ndarray, empty: np.ndarray) -> np.ndarray:
-    """Return an array as a summary holds it; raise ValueError for another type or size, or for numbers that cannot be."""
-    growing = name.startswith("tokens.")
-    if array.dtype != empty.dtype or array.ndim != empty.ndim or (not growing and array.size != empty.size):
-        raise ValueError(f"{name} of {array.dtype} {array.shape}, expected {empty.dtype} {empty.shape}")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ValueError(f"{name} with numbers that are not finite")
-    least = {"moves.distance": -MOST_COUNTED, "tokens.ids": -1}.get(
-        name, 0
-    )  # one has a direction, one a token that is unknown
-    if array.dtype.kind == "i" and ((array < least).any() or (array > MOST_COUNTED).any()):
-        raise ValueError(f"{name} with a count of {int(array.min() if (array < least).any() else array.max())}")
-    return np.array(array) if growing else np.array(array).reshape(empty.shape)
-
-
-def _profiles(arrays: Mapping[str, np.ndarray]) -> tuple[tuple[Key, ...], np.ndarray]:
-    """Return the keys and the values of the statistics; raise ValueError where they cannot be."""
-    packed = np.asarray(arrays["profiles.keys"])
-    if packed.dtype != np.uint8:
-        raise ValueError("names of statistics that are no text")
-    unpacker = zlib.decompressobj()
-    try:
-        text = unpacker.decompress(packed.tobytes(), LARGEST_NAMES)
-    except zlib.error as error:
-        raise ValueError("names of statistics that cannot be unpacked") from error
-    try:
-        listed = json.loads(text)
-        keys = tuple((str(name), tuple((str(key), value) for key, value in place)) for name, place in listed)
-        hash(keys)
-    except (TypeError, RecursionError) as error:
-        raise ValueError("names of statistics that are no names") from error
-    values = [np.asarray(arrays[f"profiles.{name}"]) for name in ("count", "sum", "square")]
-    if any(one.shape != (len(keys),) or one.dtype.kind not in "if" for one in values):
-        raise ValueError(f"{len(keys)} names for {values[0].shape} statistics")
-    stacked = np.stack([one.astype(np.float64) for one in values], axis=-1)
-    if not np.isfinite(stacked).all() or (stacked[:, 0] < 0).any():
-        raise ValueError("statistics that are not finite")
-    return keys, stacked
-
-
-def check_summary(found: Summary) -> None:
-    """Raise ValueError where counts contradict each other: more sinks than columns, more steps with a sink than steps.
-
-    Raises:
-        ValueError: the counts that do.
-    """
-    arrays = found.arrays
-    if len(arrays["tokens.ids"]) != len(arrays["tokens.counts"]) or (np.diff(arrays["tokens.ids"]) <= 0).any():
-        raise ValueError("tokens that are not in order")
-    pairs = (
-        ("strength.steps_with_sink", "strength.steps"),
-        ("moves.moves", "moves.pairs"),
-        ("moves.swaps", "moves.pairs"),
-    )
-    for part, whole in pairs:
-        if (arrays[part] > arrays[whole]).any():
-            raise ValueError(f"{part} larger than {whole}")
-    if found.sinks > found.columns or (arrays["epsilon.above"] > arrays["epsilon.columns"][:, None]).any():
-        raise ValueError(f"{found.sinks} sinks in {found.columns} columns")
 
 
 def _merged_tokens(first: Arrays, second: Arrays) -> Arrays:

@@ -1,4 +1,4 @@
-"""What ``sinkscope sinks --json`` says of the summary of many prompts: counts, means and statistics, as plain values."""
+"""The summary of many prompts as ``sinkscope sinks --json`` prints it: counts, means and statistics as plain values."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

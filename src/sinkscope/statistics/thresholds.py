@@ -1,8 +1,8 @@
 """The thresholds at which every statistic is computed, and the finer grid of the ε curve.
 
-A column sum is the attention that a key receives from all queries, counted in queries' worth. By Eq. 3 of paper 1 a key is a sink where
-its column sum exceeds the mean of the other columns by more than ε. Nobody knows the right ε, so each statistic is
-computed at ten thresholds.
+A column sum is the attention that a key receives from all queries, counted in queries' worth. By Eq. 3 of paper 1 a key
+is a sink where its column sum exceeds the mean of the other columns by more than ε. Nobody knows the right ε, so each
+statistic is computed at ten thresholds.
 """
 
 from dataclasses import dataclass
@@ -59,5 +59,7 @@ THRESHOLDS = tuple(Threshold(excess, unit) for unit in UNITS for excess in (1.0,
 
 EPSILON_STEP = 0.25
 EPSILONS = np.arange(41) * EPSILON_STEP
-"""ε of the ε curve: 0, ¼, ½ … 10. Multiplying by 4 is exact in binary, so that counts on this grid are those of Eq. 3 to the last one."""
+"""ε of the ε curve: 0, ¼, ½ … 10. Multiplying by 4 is exact in binary, so that counts on this grid are those of Eq. 3
+to the last one.
+"""
 EPSILONS.flags.writeable = False

@@ -1,7 +1,7 @@
 """Bundles: a folder with all that a colleague needs to open a trace anywhere, and a checksum of each of its files.
 
-A bundle is a trace, so that every command reads it, with three files more: README.md (the model card in words), page.html (the explorer)
-and bundle.json (what it was made of, and the checksums). Values may be stored with 16 bits.
+A bundle is a trace, so that every command reads it, with three files more: README.md (the model card in words),
+page.html (the explorer) and bundle.json (what it was made of, and the checksums). Values may be stored with 16 bits.
 """
 
 import hashlib
@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sinkscope.checksums import CHECKSUM, compare_checksum, compare_file, with_checksum
+from sinkscope.checksums import CHECKSUM, compare_checksum, compare_file, sha256_of, with_checksum
 from sinkscope.counts import counted
-from sinkscope.documents import check_fields, exists, markdown_cell, read_bytes, read_json_object
+from sinkscope.documents import markdown_cell, read_json_object
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import new_folder
 from sinkscope.traces.format import BUNDLE, MANIFEST, hidden_rules, write_manifest, write_whole
@@ -49,27 +49,13 @@ def write_bundle(
         TraceError: the trace is damaged, or the folder cannot be written.
     """
     folder = Path(out)
-    if not isinstance(trace, Trace) or not isinstance(page, str | None):
-        raise CallError(
-            f"expected what open_trace returns and a page as text, found {type(trace).__name__} and {type(page).__name__}"
-        )
     if not trace.complete:
-        raise CallError(
-            f"{trace.folder}: expected a complete trace, found one that was cut short; record it again to share it"
-        )
-    try:
-        page_bytes = None if page is None else page.encode()
-    except UnicodeEncodeError as error:
-        raise CallError("page: expected text without lone surrogates, found one") from error
+        raise CallError(f"{trace.folder}: expected a complete trace, found one that was cut short; record it again")
     trace.verify()
-    listed_files = [entry["file"] for entry in trace.manifest["parts"]]
-    if listed_files != [part.path.name for part in trace.parts]:
-        raise TraceError(
-            f"{trace.folder}: expected each part once in {MANIFEST}, found {len(listed_files)} of {len(trace.parts)} there"
-        )
     with new_folder(folder, TraceError, "the bundle", MANIFEST, BUNDLE) as place:
-        made_of = hashlib.sha256(read_bytes(trace.place / MANIFEST, TraceError)).hexdigest()
-        earlier = _earlier_errors(trace)
+        made_of = sha256_of(trace.place / MANIFEST)
+        # Of a bundle, the values were rounded already.
+        earlier = _read_about(trace.place).get("largest_error", {}) if (trace.place / BUNDLE).exists() else {}
         entries, errors = [], {}
         for part, listed in zip(trace.parts, trace.manifest["parts"], strict=True):
             steps = [_step(trace, part, step, precision, errors) for step in range(part.steps)]
@@ -79,13 +65,13 @@ def write_bundle(
             entries.append({**listed, "file": part.path.name, "sha256": sha256})
         errors = {name: earlier.get(name, 0.0) + errors.get(name, 0.0) for name in errors | earlier}
         write_whole(place / CARD, _card(trace, precision, errors).encode())
-        if page_bytes is not None:
-            write_whole(place / PAGE, page_bytes)
+        if page is not None:
+            write_whole(place / PAGE, page.encode())
         maps = [_copy_map(trace, tuple(one), place) for one in trace.manifest.get("maps") or ()]
         manifest = {key: value for key, value in trace.manifest.items() if key != CHECKSUM}
         write_manifest(place, {**manifest, "parts": entries})
-        names = [MANIFEST, CARD, *([] if page_bytes is None else [PAGE]), *(entry["file"] for entry in entries), *maps]
-        files = {name: hashlib.sha256((place / name).read_bytes()).hexdigest() for name in names}
+        names = [MANIFEST, CARD, *([] if page is None else [PAGE]), *(entry["file"] for entry in entries), *maps]
+        files = {name: sha256_of(place / name) for name in names}
         about = {
             "bundle": 1,
             "precision": precision,
@@ -102,10 +88,8 @@ def _copy_map(trace: Trace, place: tuple[int, int, int], folder: Path) -> str:
     """Copy a stored map, checked, as it is; return the name of its file."""
     name = MAP.format(*place)
     if stored_map(trace, *place) is None:
-        raise TraceError(
-            f"{trace.folder}: expected {name}, which its manifest lists, found none; the trace was damaged after it was written"
-        )
-    write_whole(folder / name, read_bytes(trace.place / name, TraceError))
+        raise TraceError(f"{trace.folder}: expected {name}, which its manifest lists, found none")
+    write_whole(folder / name, (trace.place / name).read_bytes())
     return name
 
 
@@ -113,54 +97,49 @@ def open_bundle(folder: str | Path) -> Trace:
     """Open the trace of a bundle, after every file was compared with its checksum.
 
     Raises:
-        TraceError: it is no bundle, a file is missing or was changed, or there is a part, map or page that it does not list.
+        TraceError: it is no bundle, a file is missing or was changed, or there is a part, map or page that it does not
+            list.
     """
     folder = Path(folder)
-    if not exists(folder / BUNDLE):
+    if not (folder / BUNDLE).exists():
         raise TraceError(
             f"{folder}: expected a bundle with {BUNDLE}, found none; `sinkscope bundle TRACE --out FOLDER` makes one"
         )
-    about = _read_about(folder)
-    if unlisted := sorted({MANIFEST, CARD} - set(about["files"])):
-        raise TraceError(f"{folder / BUNDLE}: files: expected {unlisted[0]} with its checksum, found none; {CHANGED}")
-    for name, sha256 in about["files"].items():
-        if not exists(folder / name):
+    for name, sha256 in _read_about(folder)["files"].items():
+        if not (folder / name).exists():
             raise TraceError(f"{folder}: expected {name}, which {BUNDLE} lists, found none; {CHANGED}")
         compare_file(folder / name, sha256, TraceError, BUNDLE, CHANGED)
     trace = open_trace(folder)
-    if more := [name for name in unlisted_files(trace) if name == PAGE or _OF_A_TRACE.fullmatch(name)]:
+    if more := [one for one in unlisted_files(trace) if one in (MANIFEST, CARD, PAGE) or _OF_A_TRACE.fullmatch(one)]:
         raise TraceError(f"{folder}: expected the files that {BUNDLE} lists, found {more[0]} as well; {CHANGED}")
     return trace
 
 
 def _read_about(folder: Path) -> dict[str, Any]:
-    """Return what a bundle says of itself, checked."""
-    from sinkscope.traces.manifest_schema import BundleFields
+    from sinkscope.traces.manifest_schema import BundleFields, validate
 
     about = read_json_object(folder / BUNDLE, TraceError, CHANGED)
-    check_fields(about, BundleFields, str(folder / BUNDLE), TraceError, CHANGED)
+    validate(about, BundleFields, folder / BUNDLE, TraceError)
     compare_checksum(about, folder / BUNDLE, TraceError, CHANGED)
     return about
 
 
-def _earlier_errors(trace: Trace) -> dict[str, float]:
-    """Return by how much the values of a trace were rounded already, where it is a bundle itself."""
-    return _read_about(trace.place).get("largest_error", {}) if exists(trace.place / BUNDLE) else {}
-
-
 def unlisted_files(bundle: Trace) -> list[str]:
-    """Return the names in a bundle's folder that its list of checksums does not have, and which were therefore not compared."""
-    listed = read_json_object(bundle.folder / BUNDLE, TraceError, CHANGED)["files"]
+    """Return the names in a bundle's folder that its list of checksums does not have, and which were therefore not
+    compared.
+    """
+    listed = _read_about(bundle.folder)["files"]
     return sorted({path.name for path in bundle.folder.iterdir()} - {BUNDLE, *listed})
 
 
 def copies_share(trace: Trace) -> set[str]:
-    """Return checksums of which a copy of a trace, a bundle of it, and its generation recorded again, at any level, have one at least."""
+    """Return checksums of which a copy of a trace, a bundle of it, and its generation recorded again, at any level,
+    have one at least.
+    """
     found = {str(trace.manifest[CHECKSUM])} if CHECKSUM in trace.manifest else set()
-    found.add(hashlib.sha256(read_bytes(trace.place / MANIFEST, TraceError)).hexdigest())
-    if exists(trace.place / BUNDLE):
-        made_of = read_json_object(trace.place / BUNDLE, TraceError, CHANGED).get("made_of")
-        found |= {made_of} if isinstance(made_of, str) else set()
+    found.add(sha256_of(trace.place / MANIFEST))
+    if (trace.place / BUNDLE).exists():
+        found.add(_read_about(trace.place)["made_of"])
     parts = [entry["sha256"] for entry in trace.manifest["parts"]]
     if {*_GENERATED} <= {*trace.tensors}:
         found.add(hashlib.sha256(b"".join(getattr(trace, name)[:].tobytes() for name in _GENERATED)).hexdigest())
@@ -168,7 +147,9 @@ def copies_share(trace: Trace) -> set[str]:
 
 
 def _step(trace: Trace, part: Part, step: int, precision: Precision, errors: dict[str, float]) -> dict[str, np.ndarray]:
-    """Return the tensors of a step of a part, as wide as they are there; ``errors`` keeps the largest rounding error of each."""
+    """Return the tensors of a step of a part, as wide as they are there; ``errors`` keeps the largest rounding error of
+    each.
+    """
     arrays = {name: np.asarray(part.read(name, (step,))) for name in trace.tensors}
     if precision == "float32":
         return arrays
@@ -203,20 +184,19 @@ def _card(trace: Trace, precision: Precision, errors: Mapping[str, float]) -> st
         "command": manifest.get("command"),
         "values": precision if not errors else f"{precision}, rounded by at most {max(errors.values()):.2g}",
     }
-    rows = "\n".join(f"| {key} | {_cell(value)} |" for key, value in facts.items() if value not in (None, ""))
+    cells = {
+        key: markdown_cell(" ".join(str(value).split())) for key, value in facts.items() if value not in (None, "")
+    }
+    rows = "\n".join(f"| {key} | {cell} |" for key, cell in cells.items())
     return (
         "# A recorded generation\n\n"
         "Attention of a language model while it writes: column sums of every layer and head in every step.\n\n"
         f"| | |\n|---|---|\n{rows}\n\n"
-        "`page.html`, where it is there, shows it in any browser, without network. `pip install sinkscope` reads the rest:\n\n"
+        "`page.html`, where it is there, shows it in any browser, without network. `pip install sinkscope` reads the "
+        "rest:\n\n"
         "    import sinkscope\n"
         '    trace = sinkscope.traces.open_bundle("this folder")     # refuses a file that was changed\n'
         "    sinks = sinkscope.find_sinks(trace)\n\n"
-        "Every command that takes a trace takes this folder (`sinkscope sinks FOLDER`). The files are safetensors; their names, axes and "
-        "units are in `manifest.json`, their checksums in `bundle.json`.\n"
+        "Every command that takes a trace takes this folder (`sinkscope sinks FOLDER`). The files are safetensors; "
+        "their names, axes and units are in `manifest.json`, their checksums in `bundle.json`.\n"
     )
-
-
-def _cell(value: Any) -> str:
-    """Return a value as the cell of a Markdown table."""
-    return markdown_cell(" ".join(str(value).split()))

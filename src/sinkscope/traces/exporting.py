@@ -5,12 +5,10 @@ zarr      one group with dimension names, a chunk per 16 steps and layer; `xarra
 xarray    one NetCDF file for `xarray.open_dataset`; written from memory, so it is refused where a tensor is too large
 parquet   long form, one row per step × layer × head × position (see `parquet`)
 
-All but xarray are written part by part, whatever the length of the trace. A file appears under its name once it is whole.
+All but xarray are written part by part, whatever the length of the trace. A file appears under its name once it is
+whole.
 """
 
-import contextlib
-import copy
-import errno
 import json
 import os
 import shutil
@@ -23,7 +21,6 @@ import numpy as np
 
 from sinkscope.axes import KEY, POSITION, TRACE_AXES, TRACE_UNITS
 from sinkscope.errors import CallError, TraceError
-from sinkscope.library_settings import check_zarr, refused_file
 from sinkscope.locks import claimed_file
 from sinkscope.traces.parquet import write_parquet
 from sinkscope.traces.part_files import widen
@@ -34,8 +31,6 @@ from sinkscope.work_items import UNFINISHED
 Target = Literal["xarray", "zarr", "parquet", "numpy"]
 SUFFIXES: dict[str, str] = {"xarray": ".nc", "zarr": ".zarr", "parquet": ".parquet", "numpy": ".npz"}
 NEEDS: dict[str, tuple[str, ...]] = {"xarray": ("xarray",), "zarr": ("zarr",), "parquet": ("pyarrow",), "numpy": ()}
-FILES_OF_ZARR = 5
-PREFIX_OF_ZARR = "ZARR_"
 LARGEST_NETCDF = 1 << 31  # bytes of one variable in NetCDF 3
 
 
@@ -44,7 +39,8 @@ def export_trace(trace: Trace, target: Target, out: str | Path) -> Path:
 
     Args:
         target: ``xarray`` (NetCDF), ``zarr``, ``parquet`` or ``numpy``.
-        out: the file, or for zarr the folder; it must not exist. The usual suffix is added where the name does not end in it.
+        out: the file, or for zarr the folder; it must not exist. The usual suffix is added where the name does not end
+            in it.
 
     Returns:
         The path of the file or folder.
@@ -56,58 +52,38 @@ def export_trace(trace: Trace, target: Target, out: str | Path) -> Path:
     check_installed(target)
     expect_steps(trace, "export")
     path = Path(out)
-    if path.name in ("", "..") or str(out).endswith(os.sep):
-        raise CallError(f"--out {out}: expected the name of a file, found that of a folder")
-    if path.name in SUFFIXES.values():
-        raise CallError(f"--out {out}: expected a name in front of {path.name}, found none")
     if path.suffix in {*SUFFIXES.values()} - {SUFFIXES[target]}:
         raise CallError(f"--out {out}: expected a name in {SUFFIXES[target]} for {target}, found one in {path.suffix}")
-    named = path if path.suffix else None
     path = path if path.suffix == SUFFIXES[target] else path.with_name(path.name + SUFFIXES[target])
     with claimed_file(path, TraceError):
-        for one in (named, path):
-            if one is not None and os.path.lexists(one):
-                raise CallError(f"{one} is there already; choose another name or delete it")
-        _export(trace, target, path)
+        if os.path.lexists(path):
+            raise CallError(f"{path} is there already; choose another name or delete it")
+        # An absolute path, since libraries may take a relative one for an address, such as `c:x`.
+        beside = path.with_name(path.name + UNFINISHED).absolute()
+        try:
+            _remove(beside)
+            _WRITERS[target](trace, beside)
+            os.replace(beside, path)
+        except OSError as error:
+            raise TraceError(f"{path} cannot be written ({error}); make room or choose another folder") from error
+        finally:
+            _remove(beside)
     return path
 
 
-def _export(trace: Trace, target: str, path: Path) -> None:
-    beside = path.with_name(
-        path.name + UNFINISHED
-    ).absolute()  # a relative one may look like an address to a library: `c:x`, `a::b`
-    try:
-        _remove(beside)
-        _WRITERS[target](trace, beside)
-        os.replace(beside, path)
-    except OSError as error:
-        reason = (
-            os.strerror(error.errno) if error.errno else error.strerror or "the disk refused it"
-        )  # Arrow's have texts of their own
-        advice = "raise the limit (ulimit -n)" if error.errno == errno.EMFILE else "make room or choose another folder"
-        raise TraceError(f"{path} cannot be written ({reason}); {advice}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            _remove(beside)
-
-
 def check_installed(target: str) -> None:
-    """Raise CallError where a package that a target needs is missing; the message says how to install it.
-
-    Raises:
-        CallError: a package is missing.
-    """
+    """Raise CallError if a package that a target needs is missing, with the command that installs it."""
     from importlib.util import find_spec
 
-    missing = [name for name in NEEDS[target] if find_spec(name) is None]
-    if missing:
+    if missing := [name for name in NEEDS[target] if find_spec(name) is None]:
         raise CallError(
-            f"export to {target} needs {' and '.join(missing)}, which is not installed: pip install 'sinkscope[export]'"
+            f"export to {target} needs {missing[0]}, which is not installed: pip install 'sinkscope[export]'"
         )
 
 
 def to_xarray(trace: Trace) -> Any:
-    """Return an `xarray.Dataset` of a trace that is read when indexed: dimensions as in `axes.TRACE_AXES`, units as attributes.
+    """Return an `xarray.Dataset` of a trace that is read when indexed: dimensions as in `axes.TRACE_AXES`, units as
+    attributes.
 
     An axis has one size in a dataset. A tensor that is shorter along it is filled with −1 or NaN, `masked` with 0.
 
@@ -142,7 +118,9 @@ def axis_sizes(trace: Trace) -> dict[str, int]:
 
 
 def _attributes(trace: Trace) -> dict[str, Any]:
-    """Return the attributes of an exported group or file; nested values as JSON, because NetCDF has only text and numbers."""
+    """Return the attributes of an exported group or file; nested values as JSON, because NetCDF has only text and
+    numbers.
+    """
     manifest = trace.manifest
     return {
         "layers": list(trace.layers),
@@ -176,63 +154,34 @@ def _write_numpy(trace: Trace, path: Path) -> None:
                     file.write(np.ascontiguousarray(block).tobytes())
 
 
-@contextlib.contextmanager
-def _zarr_as_it_comes() -> Iterator[Any]:
-    """Yield zarr with its own settings, whatever environment variables say: a text may be no number, 0 waits for ever.
-
-    Raises:
-        SinkscopeError: it cannot be imported, since a file of settings in the user's folders cannot be read.
-    """
-    check_zarr()
-    theirs = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith(PREFIX_OF_ZARR)}
-    try:
-        import zarr
-    except Exception as error:
-        if told := refused_file(error):
-            raise TraceError(told) from error
-        raise
-    finally:
-        os.environ.update(theirs)
-    with contextlib.ExitStack() as stack:
-        for settings in zarr.config.defaults:
-            stack.enter_context(zarr.config.set(copy.deepcopy(settings)))
-        yield zarr
-
-
 def _write_zarr(trace: Trace, path: Path) -> None:
-    with (
-        contextlib.ExitStack() as stack
-    ):  # asyncio, which zarr runs, prints errors of its own where too few can be open
-        for _ in range(FILES_OF_ZARR):
-            stack.enter_context(open(os.devnull, "rb"))
-    with _zarr_as_it_comes() as zarr:
-        sizes = axis_sizes(trace)
-        group = zarr.open_group(zarr.storage.LocalStore(path), mode="w", attributes=_attributes(trace))
-        for name in trace.tensors:
-            axes = TRACE_AXES[name]
-            shape = [sizes[axis] for axis in axes]
-            steps = min(STEPS_PER_PART, shape[0])
-            chunks = (steps, 1, *shape[2:]) if len(shape) > 2 else (steps, *shape[1:])
-            array = group.create_array(
-                name,
-                shape=shape,
-                chunks=chunks,
-                dtype=getattr(trace, name).dtype,
-                dimension_names=axes,
-                attributes={"units": TRACE_UNITS[name]},
-            )
-            for first, stop, block in _blocks(trace, name, shape[-1]):
-                array[first:stop] = block
+    import zarr
+
+    sizes = axis_sizes(trace)
+    group = zarr.open_group(zarr.storage.LocalStore(path), mode="w", attributes=_attributes(trace))
+    for name in trace.tensors:
+        axes = TRACE_AXES[name]
+        shape = [sizes[axis] for axis in axes]
+        steps = min(STEPS_PER_PART, shape[0])
+        chunks = (steps, 1, *shape[2:]) if len(shape) > 2 else (steps, *shape[1:])
+        array = group.create_array(
+            name,
+            shape=shape,
+            chunks=chunks,
+            dtype=getattr(trace, name).dtype,
+            dimension_names=axes,
+            attributes={"units": TRACE_UNITS[name]},
+        )
+        for first, stop, block in _blocks(trace, name, shape[-1]):
+            array[first:stop] = block
 
 
 def _write_netcdf(trace: Trace, path: Path) -> None:
     dataset = to_xarray(trace)
-    for name, variable in dataset.variables.items():
-        if variable.nbytes >= LARGEST_NETCDF:
-            raise CallError(
-                f"{name} takes {variable.nbytes / 1e9:.1f} GB, a NetCDF file holds at most {LARGEST_NETCDF / 1e9:.1f} GB of one tensor; "
-                "export to zarr, which xarray reads as well"
-            )
+    if large := [name for name, one in dataset.variables.items() if one.nbytes >= LARGEST_NETCDF]:
+        raise CallError(
+            f"{large[0]} is larger than a tensor of a NetCDF file may be; export to zarr, which xarray reads as well"
+        )
     dataset.attrs["layers"] = "\n".join(dataset.attrs["layers"])
     encoding = {name: {"_FillValue": None} for name in dataset.variables}
     dataset.to_netcdf(path, engine="scipy", format="NETCDF3_64BIT", encoding=encoding)
@@ -240,7 +189,6 @@ def _write_netcdf(trace: Trace, path: Path) -> None:
 
 def _remove(path: Path) -> None:
     if path.is_dir():
-        path.chmod(0o700)  # the user's umask may have closed it
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

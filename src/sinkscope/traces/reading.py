@@ -1,8 +1,6 @@
 """Reads traces lazily, one step, layer or head at a time, without torch."""
 
 import contextlib
-import difflib
-import operator
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -12,28 +10,17 @@ from typing import Any
 from sinkscope.axes import TRACE_AXES
 from sinkscope.checksums import compare_checksum
 from sinkscope.counts import counted
-from sinkscope.documents import check_fields, describe, exists, files_in, read_json_object
+from sinkscope.documents import read_json_object
 from sinkscope.errors import CallError, MissingTensorError, TraceError
 from sinkscope.notebook_card import card
-from sinkscope.traces.format import (
-    ASIDE,
-    DRIFT,
-    FORMAT,
-    MANIFEST,
-    MOVING,
-    NAMELESS,
-    PART_GLOB,
-    RECORDED,
-    attends_elsewhere,
-    hidden_rules,
-)
-from sinkscope.traces.part_checks import check_shapes
-from sinkscope.traces.part_files import Part, read_part, same_trace
+from sinkscope.traces.format import DRIFT, FORMAT, MANIFEST, NAMELESS, PART_GLOB, attends_elsewhere, hidden_rules
+from sinkscope.traces.part_files import Part, read_part
+from sinkscope.traces.schema import DAMAGED, check_shapes
 from sinkscope.traces.top_columns import TOPPED, TopArray
 from sinkscope.traces.trace_array import TraceArray
 
-_ATTRIBUTES = ("manifest", "folder", "place", "steps", "layers", "heads", "causal", "complete", "parts", "tensors")
-DAMAGED = "the trace is damaged"
+ASIDE = ".replaced.writing"
+"""Where a trace waits that is to be replaced, until the new one begins."""
 
 
 class Trace:
@@ -41,7 +28,7 @@ class Trace:
 
     Args:
         folder: with a manifest.json.
-        verify: compares each file with its checksum and checks its values when it is first read in this process.
+        verify: compares each file with its checksum when it is first read in this process.
 
     Attributes:
         folder, place: the folder as it was given, by which messages name it, and its absolute path.
@@ -50,7 +37,7 @@ class Trace:
     def __init__(self, folder: str | Path, verify: bool = True) -> None:
         self.manifest: dict[str, Any] = read_manifest(Path(folder), verify)
         self.folder, self.verifies = Path(folder), verify
-        self.place = self.folder.absolute()  # the current folder may change before it is read
+        self.place = self.folder.absolute()
 
     def __repr__(self) -> str:
         state = "" if self.complete else ", incomplete"
@@ -61,8 +48,9 @@ class Trace:
         """Return a summary for notebooks."""
         manifest, model = self.manifest, self.manifest.get("model", {})
         kind = "autoregressive" if self.causal else "bidirectional"
+        shape = f"{counted(len(self.layers), 'layer')} × {counted(self.heads, 'head')}"
         facts = {
-            "model": f"{model.get('name', '?')}, {kind}, {counted(len(self.layers), 'layer')} × {counted(self.heads, 'head')}",
+            "model": f"{model.get('name', '?')}, {kind}, {shape}",
             "steps": f"{self.steps}{'' if self.complete else ', incomplete: the generation was cut short'}",
             "prompt": f"{counted(manifest.get('prompt_length') or 0, 'token')}: {manifest['prompt']}"
             if manifest.get("prompt")
@@ -84,13 +72,7 @@ class Trace:
                 held = ", ".join(self.tensors) or "no whole step"
                 raise MissingTensorError(f"{self.folder} holds no {name}; it holds {held}")
             return TraceArray(name, self.parts)
-        if name.startswith("_"):  # copying and other protocols of Python ask for names that a trace does not have
-            raise AttributeError(name)
-        near = difflib.get_close_matches(name, dir(self), n=1)
-        meant = f"did you mean {near[0]}? It" if near else "it"
-        raise AttributeError(
-            f"{self.folder}: this trace has no {name!r}; {meant} has {', '.join((*self._readable, *_ATTRIBUTES))}"
-        )
+        raise AttributeError(f"{type(self).__name__} has no {name!r}")
 
     def __dir__(self) -> list[str]:
         names = {*super().__dir__()}
@@ -113,74 +95,43 @@ class Trace:
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """Every complete part on disk, listed in the manifest or not."""
-        with same_trace(self.place, self._checksums):
-            return self._found_parts()
-
-    @property
-    def _checksums(self) -> tuple[str, ...]:
-        return tuple(part["sha256"] for part in self.manifest["parts"])
-
-    def _found_parts(self) -> tuple[Part, ...]:
         listed = {part["file"]: part for part in self.manifest["parts"]}
-        found = {path.name for path in files_in(self.place, PART_GLOB, TraceError)}
+        found = {path.name for path in self.place.glob(PART_GLOB)}
         if lost := sorted(listed.keys() - found):
             raise TraceError(
-                f"{self.folder}: expected {lost[0]}, which its manifest lists, found none; the trace was damaged after it was written"
+                f"{self.folder}: expected {lost[0]}, which its manifest lists, found none; {DAMAGED} or was moved"
             )
         if self.complete and (more := sorted(found - listed.keys())):
             raise TraceError(
-                f"{self.folder}: expected the {len(listed)} parts that its manifest lists, found {more[0]} as well; it is of another "
-                "trace: take it away"
+                f"{self.folder}: {more[0]} is not listed in its manifest; it is of another trace: take it away"
             )
-        parts, about = (
-            list[Part](),
-            {"crossing": attends_elsewhere(self.manifest), "mask_id": self.manifest.get("mask_id")},
-        )
-        prompt = (
-            (self.manifest.get("prompt_length") or 0) if "length" in (self.manifest.get("sampler") or {}) else 0
-        )  # all of a plain call is one
-        about |= {"prompt_length": prompt, "listed": self._checksums}
+        parts: list[Part] = []
         for name in sorted(found):
             part = read_part(self.place / name)
-            expected = parts[-1].first_step + parts[-1].steps if parts else 0
-            if part.first_step != expected:
-                raise TraceError(
-                    f"{part.path}: expected it to begin at step {expected}, found step {part.first_step}; a part is missing"
-                )
-            if parts and part.generation and parts[0].generation not in ("", part.generation):
-                raise TraceError(
-                    f"{part.path}: expected a part of the generation of {parts[0].path.name}, found one of another; take it away"
-                )
-            entry = listed.get(name)
-            if entry is not None and part.steps != entry["steps"]:
-                raise TraceError(
-                    f"{part.path}: expected {entry['steps']} steps, as the manifest says, found {part.steps}; {DAMAGED}"
-                )
+            first = parts[0] if parts else part
+            begins = parts[-1].first_step + parts[-1].steps if parts else 0
+            entry = listed.get(name, {"steps": part.steps, "sha256": None})
+            if (part.first_step, part.steps) != (begins, entry["steps"]):
+                expected, holds = f"{entry['steps']} steps from {begins} on", f"{part.steps} from {part.first_step} on"
+                raise TraceError(f"{part.path}: expected {expected}, found {holds}; a part is missing or {DAMAGED}")
+            if first.generation not in ("", part.generation) or first.shapes.keys() != part.shapes.keys():
+                raise TraceError(f"{part.path}: expected a part of the generation of {first.path.name}, found another")
             check_shapes(part.path, part.steps, part.shapes, part.dtypes, self.manifest)
-            if parts and (lost := sorted(parts[0].shapes.keys() - part.shapes.keys())):
-                raise TraceError(
-                    f"{part.path}: expected {lost[0]}, which {parts[0].path.name} has, found none; {DAMAGED}"
-                )
-            checksum = None if entry is None else entry["sha256"]
-            parts.append(replace(part, sha256=checksum, verify=self.verifies, **about))
+            parts.append(replace(part, sha256=entry["sha256"], verify=self.verifies))
         written = sum(part.steps for part in parts)
         if self.complete and written != (said := self.manifest.get("steps", written)):
             raise TraceError(f"{self.folder}: expected {said} steps, as its manifest says, found {written}; {DAMAGED}")
-        canvases = [part.shapes["tokens"][-1] for part in parts if "tokens" in part.shapes]
-        if self.complete and canvases and (said := self.manifest.get("prompt_length") or 0) > (most := max(canvases)):
-            raise TraceError(
-                f"{self.folder}: prompt_length: expected at most the {most} tokens of a canvas, found {said}; {DAMAGED}"
-            )
         return tuple(parts)
 
     def verify(self) -> None:
-        """Compare every listed part with its checksum now; otherwise each is compared when it is first read.
+        """Compare every listed part with its checksum, and check the values of all tensors.
 
         Raises:
-            TraceError: a part has other bytes than were written.
+            TraceError: other bytes than were written, or values that attention, tokens or norms cannot have.
         """
         for part in self.parts:
             part.compare()
+            part.check_values(self.manifest.get("mask_id"), attends_elsewhere(self.manifest))
 
     @cached_property
     def tensors(self) -> tuple[str, ...]:
@@ -208,18 +159,8 @@ class Trace:
         return bool(self.manifest["causal"])
 
     def token_text(self, token: int) -> str:
-        """Return a token as text, as the model's tokenizer decodes it; ``<ID>`` where the trace has no text for it.
-
-        Raises:
-            CallError: no whole number.
-        """
-        try:
-            if isinstance(token, bool):
-                raise TypeError
-            number = operator.index(token)  # of NumPy and torch too
-        except TypeError as error:
-            raise CallError(f"token: expected a whole number, found {describe(token)}") from error
-        return self.manifest.get("vocabulary", {}).get(str(number), f"<{number}>")
+        """Return a token as text, as the model's tokenizer decodes it; ``<ID>`` if the trace has no text for it."""
+        return self.manifest.get("vocabulary", {}).get(str(int(token)), f"<{int(token)}>")
 
     def step_parts(self) -> Iterator[tuple[int, int]]:
         """Yield the first and the last + 1 step of every part, for reading a long trace in pieces."""
@@ -231,32 +172,25 @@ def read_manifest(folder: Path, verify: bool = True) -> dict[str, Any]:
     """Return the manifest of a trace.
 
     Raises:
-        TraceError: it is missing, cannot be read, has another format version, a field that does not fit, or was changed.
+        TraceError: it is missing, damaged, of another format version, or that of something else.
     """
-    from sinkscope.traces.manifest_schema import TraceManifest
+    from sinkscope.traces.manifest_schema import TraceManifest, validate
 
     path = folder / MANIFEST
-    if not exists(folder):
-        raise TraceError(f"no trace at {folder}: the folder does not exist")
-    if not exists(path):
+    if not path.exists():
         raise TraceError(f"no trace at {folder}: {_lacking(folder)}{_waiting_in(folder)}")
     manifest = read_json_object(path, TraceError, DAMAGED)
     version = manifest.get("format")
-    if isinstance(version, str) and version.startswith("sinkscope emergence"):
-        raise TraceError(
-            f"no trace at {folder}: expected a trace, found what a training showed of its sinks; "
-            f"`sinkscope watch-training {folder}` shows it"
-        )
-    if version != FORMAT or isinstance(version, bool):
-        raise TraceError(
-            f"{folder}: expected a trace of format {FORMAT}, found {describe(version)}; read it with the sinkscope that wrote it, "
-            "or record again"
-        )
+    if str(version).startswith("sinkscope emergence"):
+        found = f"what a training showed of its sinks; `sinkscope watch-training {folder}` shows it"
+        raise TraceError(f"no trace at {folder}: expected a trace, found {found}")
+    if version != FORMAT:
+        advice = "read it with the sinkscope that wrote it, or record again"
+        raise TraceError(f"{folder}: expected a trace of format {FORMAT}, found {version!r}; {advice}")
     if manifest.get("level") == "statistics":
-        raise TraceError(
-            f"{folder} holds statistics, not a trace; `sinkscope sinks {folder}` shows them, `sinkscope trace` makes traces"
-        )
-    check_fields(manifest, TraceManifest, str(path), TraceError, DAMAGED)
+        advice = f"`sinkscope sinks {folder}` shows them, `sinkscope trace` makes traces"
+        raise TraceError(f"{folder} holds statistics, not a trace; {advice}")
+    validate(manifest, TraceManifest, path, TraceError)
     if verify:
         compare_checksum(manifest, path, TraceError)
     manifest["model"] = {"name": NAMELESS, **manifest.get("model", {})}
@@ -264,63 +198,48 @@ def read_manifest(folder: Path, verify: bool = True) -> dict[str, Any]:
 
 
 def _lacking(path: Path) -> str:
-    """Return what was expected at a path without a manifest, what is there, and what to do."""
+    """Return what stands at a path without a manifest, and what to do."""
     if not path.exists():
-        return f"expected a folder with {MANIFEST}, found a link that leads nowhere"
+        return "the folder does not exist"
     if not path.is_dir():
         folder = f"; pass its folder, {path.parent}" if path.name == MANIFEST or path.match(PART_GLOB) else ""
         return f"expected a folder with {MANIFEST}, found a file{folder}"
-    names = sorted(one.name for one in files_in(path, "*", TraceError))
-    if not names:
-        return f"expected {MANIFEST} in it, found an empty folder; `sinkscope trace MODEL --out {path}` makes one there"
-    if DRIFT in names:
+    if (path / DRIFT).exists():
         what = f"how far keys and values move between steps ({DRIFT})"
         return f"expected a trace, found {what}; `sinkscope trace` makes one without --keep drift"
-    others = " and others" if len(names) > 1 else ""
-    return f"expected {MANIFEST} in it, found {describe(names[0])}{others}; `sinkscope trace MODEL --out FOLDER` makes one in a new folder"
+    return f"expected {MANIFEST} in it, found none; `sinkscope trace MODEL --out FOLDER` makes a trace in a new folder"
 
 
 def _waiting_in(folder: Path) -> str:
-    """Return where the trace is that a killed run was to replace, as the end of a message; nothing where there is none."""
-    aside = next((folder / name for name in (ASIDE, MOVING) if exists(folder / name)), None)
-    return "" if aside is None else f"; the trace that was to be replaced is in {aside}"
+    aside = folder / ASIDE
+    return f"; the trace that was to be replaced is in {aside}" if aside.exists() else ""
 
 
 def expect_steps(trace: Any, purpose: str) -> None:
-    """Raise TraceError for a trace without a whole step; ``purpose`` says what it was wanted for."""
+    """Raise TraceError for a trace without a whole step; ``purpose`` says why it is read."""
     if not trace.steps:
         folder = getattr(trace, "folder", None)
-        where = "" if folder is None else f"{folder}: "
-        advice = _waiting_in(folder) or "; record it again with --overwrite" if isinstance(folder, Path) else ""
+        where, advice = "", ""
+        if folder is not None:
+            where, advice = f"{folder}: ", _waiting_in(folder) or "; record it again with --overwrite"
         raise TraceError(f"{where}the trace holds no whole step yet; there is nothing to {purpose}{advice}")
 
 
 def trace_folders(path: Path) -> list[Path]:
-    """Return the folders of the traces at ``path``: itself, or its numbered folders.
-
-    One that is empty is left out, because a recording that was stopped has left it; so is one with nothing that a recording writes.
+    """Return the folders of the traces at ``path``: itself, or its numbered folders; none of a recording that was
+    stopped at once.
 
     Raises:
-        TraceError: one trace and numbered ones, or a numbered folder that cannot be read, or holds files of a trace but no manifest.
+        TraceError: one trace and numbered ones, or a numbered folder that holds parts of a trace but no manifest.
     """
-    alone = exists(path / MANIFEST)
-    numbered = [one for one in files_in(path, "[0-9]*", TraceError) if one.name.isdecimal()]
-    found = [one for one in numbered if exists(one / MANIFEST)]
+    alone = (path / MANIFEST).exists()
+    numbered = sorted(one for one in path.glob("[0-9]*") if one.name.isdecimal())
+    found = [one for one in numbered if (one / MANIFEST).exists()]
     if alone and found:
-        raise TraceError(
-            f"{path}: expected one trace or numbered ones, found {MANIFEST} beside {found[0].name}; move one of them away"
-        )
-    if alone:
-        return [path]
-    for one in numbered if found else ():
-        if one not in found and (
-            one.is_symlink() or any(RECORDED.fullmatch(file.name) for file in files_in(one, "*", TraceError))
-        ):
-            raise TraceError(
-                f"{one}: expected {MANIFEST} in it, as in the other {len(found)} of {path}, found none; a trace was damaged there: record "
-                "it again, or take the folder away"
-            )
-    return found
+        raise TraceError(f"{path}: expected one trace or numbered ones, found both ({found[0].name}); move one away")
+    if found and (damaged := [one for one in numbered if one not in found and any(one.glob(PART_GLOB))]):
+        raise TraceError(f"{damaged[0]}: expected {MANIFEST}, as in the other {len(found)}, found none; {DAMAGED}")
+    return [path] if alone else found
 
 
 def open_traces(path: str | Path, *, verify: bool = True) -> list[Trace]:
@@ -338,13 +257,7 @@ def open_traces(path: str | Path, *, verify: bool = True) -> list[Trace]:
 
 
 def as_trace(trace: Any) -> Any:
-    """Return a trace as it is, and open a path; for functions that take either.
-
-    Raises:
-        TraceError, CallError: see `open_trace`; or it is neither.
-    """
-    if not isinstance(trace, str | Path) and not hasattr(trace, "steps"):
-        raise CallError(f"expected an open trace or the path of one, found {type(trace).__name__}")
+    """Return a trace as it is, and open a path; for functions that take either."""
     return open_trace(trace) if isinstance(trace, str | Path) else trace
 
 
@@ -352,7 +265,7 @@ def open_trace(path: str | Path, *, verify: bool = True) -> Trace:
     """Open one trace; only its manifest is read until it is indexed.
 
     Args:
-        verify: compares each file with its checksum and checks its values, when it is first read in this process.
+        verify: compares each file with its checksum when it is first read in this process.
 
     Raises:
         TraceError: missing, damaged, or of another format version.

@@ -1,17 +1,16 @@
 """A folder of statistics, to which any number of processes add prompts; they are merged in the order of their numbers.
 
-manifest.json               what made the statistics, how many prompts are merged, ``complete``, and the sha256 of the tensors
-statistics.safetensors      the prompts 0 … n−1, merged in this order; its metadata holds n
+manifest.json               what made the statistics, how many prompts are merged, ``complete``, and the sha256 of the
+tensors statistics.safetensors      the prompts 0 … n−1, merged in this order; its metadata holds n
 items/000123.safetensors    prompts that wait for an earlier one
 
-A prompt is committed by an atomic rename and merged under a lock, which the system releases when its holder dies. A run that was
-killed therefore continues with the same command, and the result does not depend on the number of processes.
+A prompt is committed by an atomic rename and merged under a lock, which the system releases when its holder dies. A run
+that was killed therefore continues with the same command, and the result does not depend on the number of processes.
 """
 
 import json
-import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from sinkscope.checksums import SHA256, checksum_of, compare_checksum, compare_sealed, sealed
-from sinkscope.documents import check_fields, check_regular, describe, exists, files_in, parse_json, read_json_object
-from sinkscope.errors import CallError, SinkscopeError, TraceError
+from sinkscope.documents import read_json_object
+from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import CLAIM, made_folder
 from sinkscope.traces.format import FORMAT, MANIFEST, NAMELESS, write_manifest, write_whole
 from sinkscope.work_items import UNFINISHED, difference_in_words, exclusive, first_difference, item_path
 
 STATISTICS, ITEMS, LOCK = "statistics.safetensors", "items", ".lock"
 RUN = "run"  # in the metadata of tensors: the sha256 of what identifies their run
-DAMAGED = "the file is damaged"
 FOREIGN = "the file belongs to another run; put its own back, or make the statistics again"
 Arrays = dict[str, np.ndarray]
 
@@ -54,12 +52,8 @@ class StatisticsFolder:
         merge: Callable[[Arrays, Arrays], Arrays],
         expected: int | None = None,
     ) -> None:
-        self.folder, self.identity, self.expected, self._merge = (
-            folder,
-            json.loads(json.dumps(identity)),
-            expected,
-            merge,
-        )
+        self.folder, self.expected, self._merge = folder, expected, merge
+        self.identity = json.loads(json.dumps(identity))
         begun = self._check()  # before anything is made in a folder that may be somebody else's
         with made_folder(folder, TraceError), made_folder(folder / ITEMS, TraceError):
             pass
@@ -74,20 +68,14 @@ class StatisticsFolder:
             other = first_difference(read_statistics_manifest(self.folder).get("run", {}), self.identity)
             if other is not None:
                 change = difference_in_words(*other, "expected {name} {new!r}, found {old!r}")
-                raise CallError(
-                    f"{self.folder} holds statistics of another run: {change}; choose another folder, or replace it: --overwrite"
-                )
+                advice = "choose another folder, or replace it: --overwrite"
+                raise CallError(f"{self.folder} holds statistics of another run: {change}; {advice}")
             return True
-        if self.folder.is_dir():
-            others = [
-                one.name
-                for one in self.folder.iterdir()
-                if one.name not in (ITEMS, LOCK, CLAIM) and not one.name.endswith(UNFINISHED)
-            ]
-            if others:
-                raise CallError(
-                    f"{self.folder} already holds files ({others[0]} …); choose another folder or delete this one"
-                )
+        names = [one.name for one in self.folder.iterdir()] if self.folder.is_dir() else []
+        if others := [one for one in names if one not in (ITEMS, LOCK, CLAIM) and not one.endswith(UNFINISHED)]:
+            raise CallError(
+                f"{self.folder} already holds files ({others[0]} …); choose another folder or delete this one"
+            )
         return False
 
     def _manifest(self, prompts: int, about: dict[str, Any], complete: bool, tensors: str | None) -> dict[str, Any]:
@@ -106,7 +94,7 @@ class StatisticsFolder:
     def prompts(self) -> int:
         """How many prompts are merged."""
         path = self.folder / STATISTICS
-        return int(_read(path)[1]["prompts"]) if exists(path) else 0
+        return int(_read(path)[1]["prompts"]) if path.exists() else 0
 
     def done(self, index: int) -> bool:
         """Return whether a prompt is merged or waits to be."""
@@ -152,19 +140,17 @@ class StatisticsFolder:
                 metadata["about"] = own["about"] if not count else metadata["about"]
                 count += 1
             if count > first:
-                metadata.update(
-                    prompts=str(count),
-                    texts=json.dumps(dict(sorted(texts.items())), ensure_ascii=False, separators=(",", ":")),
-                )
+                text = json.dumps(dict(sorted(texts.items())), ensure_ascii=False, separators=(",", ":"))
+                metadata.update(prompts=str(count), texts=text)
                 write_whole(path, sealed(save(merged, metadata)))
-            for item in files_in(
-                self.folder / ITEMS, "*.safetensors", TraceError
+            for item in (self.folder / ITEMS).glob(
+                "*.safetensors"
             ):  # also those that a kill left after they were merged
                 if int(item.stem) < count:
                     item.unlink()
             complete = count == self.expected
             if count != before["prompts"] or complete != before["complete"]:
-                tensors = _read_seal(path) if count else None
+                tensors = _read(path)[1].get(SHA256) if count else None
                 write_manifest(self.folder, self._manifest(count, json.loads(metadata["about"]), complete, tensors))
             if complete:
                 shutil.rmtree(self.folder / ITEMS, ignore_errors=True)
@@ -189,27 +175,16 @@ def read_statistics_manifest(folder: Path, verify: bool = True) -> dict[str, Any
     """Return the manifest of a folder of statistics.
 
     Raises:
-        TraceError: it is missing, cannot be read, has another format, a field that does not fit, was changed, or is that of a trace.
+        TraceError: it is missing, damaged, of another format, or that of a trace.
     """
+    from sinkscope.traces.manifest_schema import StatisticsManifest, validate
+
     path = folder / MANIFEST
     manifest = read_json_object(path, TraceError, "expected the manifest of a folder of statistics")
-    found = (manifest.get("format"), manifest.get("level"))
-    if found != (FORMAT, "statistics"):
-        shown = " and ".join(map(describe, found))
-        raise TraceError(f"{folder}: expected statistics of format {FORMAT}, found format and level {shown}")
-    check_statistics_manifest(manifest, str(path), TraceError, DAMAGED)
+    validate(manifest, StatisticsManifest, path, TraceError)
     if verify:
         compare_checksum(manifest, path, TraceError)
     return manifest
-
-
-def check_statistics_manifest(
-    manifest: Mapping[str, Any], where: str, error: type[SinkscopeError], advice: str
-) -> None:
-    """Raise an error for what is no manifest of statistics; ``where`` names it, ``advice`` ends the message."""
-    from sinkscope.traces.manifest_schema import StatisticsManifest
-
-    check_fields(manifest, StatisticsManifest, where, error, advice)
 
 
 def read_statistics(folder: str | Path, *, verify: bool = True) -> tuple[dict[str, Any], Arrays, dict[int, str]]:
@@ -224,7 +199,7 @@ def read_statistics(folder: str | Path, *, verify: bool = True) -> tuple[dict[st
     folder = Path(folder)
     manifest = read_statistics_manifest(folder, verify)
     path = folder / STATISTICS
-    if not exists(path):
+    if not path.exists():
         raise TraceError(f"{folder} holds no complete prompt yet; run the command that began it again")
     arrays, metadata = _read(path, verify)
     if verify:
@@ -247,12 +222,6 @@ def _compare_run(path: Path, metadata: dict[str, str], manifest: dict[str, Any])
         raise TraceError(
             f"{path}: expected the {manifest['prompts']} prompts that its manifest counts, found {count}; {FOREIGN}"
         )
-    about = {name: value for name, value in json.loads(metadata["about"]).items() if name in manifest}
-    other = first_difference({name: manifest[name] for name in about}, about)
-    if other is not None:
-        raise TraceError(
-            f"{path}: {difference_in_words(*other, 'expected {name} {old!r} as in its manifest, found {new!r}')}; {FOREIGN}"
-        )
     if not behind and manifest.get("tensors", metadata.get(SHA256)) != metadata.get(SHA256):
         raise TraceError(f"{path}: expected the tensors whose sha256 its manifest gives, found others; {FOREIGN}")
 
@@ -263,36 +232,13 @@ def _compare_identity(path: Path, metadata: dict[str, str], identity: dict[str, 
         raise TraceError(f"{path}: expected the run that its manifest names, found another; {FOREIGN}")
 
 
-def _read_seal(path: Path) -> str | None:
-    """Return the sha256 that a file of statistics holds; None in those of earlier versions."""
-    with safe_open(path, framework="np") as file:
-        return (file.metadata() or {}).get(SHA256)
-
-
 def _read(path: Path, verify: bool = True) -> tuple[Arrays, dict[str, str]]:
-    """Return the arrays of a file of statistics, and its metadata with all of its fields."""
-    check_regular(path, TraceError, DAMAGED)
+    """Return the arrays and the metadata of a file of statistics; an item is one prompt and does not say so."""
     if verify:
         compare_sealed(path, TraceError)
     try:
         with safe_open(path, framework="np") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
-            metadata = dict(file.metadata() or {})
-    except (SafetensorError, OSError) as error:
-        raise TraceError(f"{path}: expected a safetensors file, found one that cannot be read; {DAMAGED}") from error
-    except TypeError as error:  # NumPy has no such type
-        raise TraceError(f"{path}: expected numbers, found a type that statistics do not have; {DAMAGED}") from error
-    metadata = {"prompts": "1", **metadata}  # an item is one prompt and does not say so
-    if not re.fullmatch(r"[0-9]{1,9}", metadata["prompts"]):
-        raise TraceError(
-            f"{path}: prompts: expected a whole number from 0 upwards, found {metadata['prompts'][:60]!r}; {DAMAGED}"
-        )
-    for name in ("about", "texts"):
-        if not isinstance(parse_json(metadata.get(name, ""), f"{path}: {name}", TraceError, DAMAGED), dict):
-            raise TraceError(f"{path}: {name}: expected a JSON object, found {metadata[name][:60]!r}; {DAMAGED}")
-    for token, text in json.loads(metadata["texts"]).items():
-        if not (re.fullmatch(r"-?[0-9]{1,10}", token) and isinstance(text, str)):
-            raise TraceError(
-                f"{path}: texts: expected the text of a token, found {token[:60]!r}: {describe(text)}; {DAMAGED}"
-            )
-    return arrays, metadata
+            return arrays, {"prompts": "1", **(file.metadata() or {})}
+    except SafetensorError as error:
+        raise TraceError(f"{path}: {error}; the file is damaged") from error

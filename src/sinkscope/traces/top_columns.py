@@ -13,7 +13,8 @@ KEPT = ("tokens", "masked", "written", "predicted", "confidence", "lengths", "si
 
 
 def keep_top(step: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
-    """Return what is kept of a step: the canvas, and each head's ``count`` largest columns, their positions and the mean of the others.
+    """Return what is kept of a step: the canvas, and each head's ``count`` largest columns, their positions and the
+    mean of the others.
 
     Ties go to the lower position.
     """
@@ -38,7 +39,8 @@ def kept_columns(trace: Any, name: str = "column_sums") -> Any:
 
 
 class TopArray(LazyArray):
-    """Columns of which only the largest were kept; all others have the mean of the others. It is indexed like a `TraceArray`.
+    """Columns of which only the largest were kept; all others have the mean of the others. It is indexed like a
+    `TraceArray`.
 
     The mean over the other keys is therefore exact for every key, and so is Eq. 3 for every key that was kept.
 

@@ -46,29 +46,19 @@ class LazyArray(ABC):
         return f"{type(self).__name__}({self.name}, {sizes})"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if copy is False:
-            raise ValueError(f"{self.name} is read from files, which makes an array of its own; leave copy=False out")
-        array = self[:]
-        return array if dtype is None else array.astype(dtype)
+        return np.asarray(self[:], dtype)
 
     def __eq__(self, other: object) -> bool:
         if other is None or isinstance(other, LazyArray):
             return self is other
-        raise TypeError(
-            f"{self.name} is read when it is indexed; to compare its numbers load it first: trace.{self.name}[:] == …"
-        )
+        raise TypeError(f"to compare the numbers of {self.name}, load it first: trace.{self.name}[:] == …")
 
     __hash__ = object.__hash__
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute in _REDUCTIONS:
             return getattr(self[:], attribute)
-        if attribute.startswith("_") or not hasattr(np.ndarray, attribute):
-            raise AttributeError(f"{type(self).__name__} has no {attribute!r}")
-        name = self.__dict__.get("name", "it")
-        raise AttributeError(
-            f"{name} is read when it is indexed; for .{attribute} load it first: trace.{name}[:].{attribute}"
-        )
+        raise AttributeError(f"{type(self).__name__} has no {attribute!r}; load the tensor first: trace.tensor[:]")
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *_REDUCTIONS})
@@ -91,52 +81,35 @@ class TraceArray(LazyArray):
         self.dtype = np.dtype(np.float32) if stored == np.float16 else stored
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        index = full_index(index, self.name, self.axes)
-        step, rest = index[0], index[1:]
-        for axis, size, one in zip(self.axes[1:], self.shape[1:], rest, strict=False):
+        step, *rest = full_index(index, self.name, self.axes)
+        for axis, size, one in zip(self.axes, self.shape, (step, *rest), strict=False):
             if isinstance(one, int | np.integer) and not -size <= one < size:
                 raise IndexError(f"{axis} {one} is out of range: {self.name} has {size}")
         if isinstance(step, int | np.integer):
-            number = int(step) + (len(self) if step < 0 else 0)
-            if not 0 <= number < len(self):
-                raise IndexError(f"step {step} is out of range: the trace has {len(self)}")
+            number = int(step) % len(self)
             return self._read(number, number + 1, rest)[0]
         start, stop, stride = step.indices(len(self))
         if stride < 0:
-            return self[:][index]
+            return self[:][(step, *rest)]
         return self._read(start, max(start, stop), rest)[::stride]
 
-    def _read(self, start: int, stop: int, rest: tuple[Any, ...]) -> np.ndarray:
+    def _read(self, start: int, stop: int, rest: list[Any]) -> np.ndarray:
         """Return the steps from ``start`` to ``stop`` − 1, with their axis."""
-        rest = tuple(int(one) if isinstance(one, np.integer) else one for one in rest)
-        # safetensors slices the axes before the last one that are ints or plain slices; NumPy does the rest.
-        leading: list[Any] = []
-        for one, size in zip(rest, self.shape[1:-1], strict=False):
-            leading.append(
-                one + size if isinstance(one, int) and one < 0 else one if isinstance(one, int) else slice(None)
-            )
+        # safetensors selects whole numbers along the axes before the last one, which may be shorter in a part; NumPy
+        # does the rest.
+        pairs = list(zip(rest, self.shape[1:-1], strict=False))
+        leading = [slice(None) if isinstance(one, slice) else int(one) % size for one, size in pairs]
         pieces = []
         for part in self._parts:
             first, last = max(start, part.first_step), min(stop, part.first_step + part.steps)
             if first < last:
-                here = slice(first - part.first_step, last - part.first_step)
-                pieces.append(part.read(self.name, (here, *leading)))
-        if len(self.shape) == 1:
-            return np.concatenate(pieces) if pieces else np.zeros(0, self.dtype)
-        kept = [
-            size
-            for size, one in zip(self.shape[1:], (*leading, *[slice(None)] * len(self.shape)), strict=False)
-            if not isinstance(one, int)
-        ]
-        whole = (
-            np.concatenate([widen(self.name, piece, self.shape[-1]) for piece in pieces])
-            if pieces
-            else np.zeros((0, *kept), self.dtype)
-        )
-        pending = [
-            one for number, one in enumerate(rest) if number >= len(leading) or not isinstance(leading[number], int)
-        ]
-        return whole[(slice(None), *pending)]
+                piece = part.read(self.name, (slice(first - part.first_step, last - part.first_step), *leading))
+                pieces.append(piece if self.ndim == 1 else widen(self.name, piece, self.shape[-1]))
+        if not pieces:
+            kept = [size for (one, size) in pairs if isinstance(one, slice)]
+            pieces = [np.zeros((0, *kept, *self.shape[1 + len(pairs) :]), self.dtype)]
+        pending = [one for number, one in enumerate(rest) if number >= len(leading) or isinstance(one, slice)]
+        return np.concatenate(pieces)[(slice(None), *pending)]
 
 
 def full_index(index: Any, name: str, axes: tuple[str, ...]) -> tuple[Any, ...]:
@@ -146,33 +119,12 @@ def full_index(index: Any, name: str, axes: tuple[str, ...]) -> tuple[Any, ...]:
         IndexError: more indices than axes, or an index of another type.
     """
     index = index if isinstance(index, tuple) else (index,)
-    at = next((number for number, one in enumerate(index) if one is Ellipsis), None)
-    if sum(one is Ellipsis for one in index) > 1:
-        raise IndexError(
-            f"{name} takes whole numbers and slices, and one ellipsis among them, found {sum(one is Ellipsis for one in index)}"
-        )
-    if at is not None:
+    if (at := next((number for number, one in enumerate(index) if one is Ellipsis), None)) is not None:
         index = (*index[:at], *([slice(None)] * (len(axes) - len(index) + 1)), *index[at + 1 :])
     if len(index) > len(axes):
         raise IndexError(f"{name} has axes {', '.join(axes)}; found {len(index)} indices")
-    for one in index:
-        if not isinstance(one, int | np.integer | slice) or isinstance(one, bool):
-            raise IndexError(
-                f"{name} takes whole numbers and slices; for anything else load it first: trace.{name}[:][...]"
-            )
-        if isinstance(one, slice):
-            _check_slice(one, name)
+    if any(not isinstance(one, int | np.integer | slice) or isinstance(one, bool) for one in index):
+        raise IndexError(
+            f"{name} takes whole numbers and slices; for anything else load it first: trace.{name}[:][...]"
+        )
     return index or (slice(None),)
-
-
-def _check_slice(one: slice, name: str) -> None:
-    """Raise an error for a slice that NumPy would not take.
-
-    Raises:
-        IndexError: bounds that are no whole numbers, or a stride of 0.
-    """
-    for what, value in (("first", one.start), ("end", one.stop), ("stride", one.step)):
-        if value is not None and not hasattr(value, "__index__"):
-            raise IndexError(f"{name}: expected a whole number as the {what} of a slice, found {value!r}")
-    if one.step == 0:
-        raise IndexError(f"{name}: expected a stride from 1 upwards, or below 0, found 0")
