@@ -14,7 +14,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from lm_eval.api.registry import register_model
 
 from sinkscope.argument_types import check_argument, in_words
 from sinkscope.decoding import Settings, generate, resolve_settings, settings_of
-from sinkscope.decoding.settings import check_type
 from sinkscope.documents import shown
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.evaluation.answers import answer_until, reseeded, rule_in_force
@@ -170,9 +169,6 @@ class SinkscopeLM(TemplateLM):
         """
         family, kind = self.model.family, settings_of(self.model.family.sampler)
         waiting = () if "length" in self.settings else kind.follows_length
-        for field in fields(kind):
-            if field.name in self.settings:
-                check_type(field.name, self.settings[field.name], field.default)
         resolve_settings(family, **{name: value for name, value in self.settings.items() if name not in waiting})
 
     def _settings(self, asked: dict[str, Any]) -> tuple[Settings, list[str]]:
