@@ -1,4 +1,6 @@
-"""Compares a trace with that of the same prompt written alone: equal tokens, and numbers as close as another batch allows."""
+"""Compares a trace with that of the same prompt written alone: equal tokens, and numbers as close as another batch
+allows.
+"""
 
 import numpy as np
 import torch

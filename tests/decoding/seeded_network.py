@@ -1,4 +1,6 @@
-"""Tiny networks whose weights follow from a seed alone, the same under any version of transformers; it imports nothing of ours."""
+"""Tiny networks whose weights follow from a seed alone, the same under any version of transformers; it imports nothing
+of ours.
+"""
 
 import zlib
 from contextlib import contextmanager
@@ -9,7 +11,9 @@ VOCABULARY, MASK, EOS, EOT = 61, 60, 59, 58
 
 
 def seeded_network(kind, seed, layers=2):
-    """A random bidirectional (`llama`, `qwen2`) or causal (`causal`, `qwen3`) network of 61 tokens that writes varied tokens."""
+    """A random bidirectional (`llama`, `qwen2`) or causal (`causal`, `qwen3`) network of 61 tokens that writes varied
+    tokens.
+    """
     import transformers
 
     shape = {

@@ -190,7 +190,9 @@ ROWS = 1500
 
 @pytest.mark.parametrize("restriction", [{}, {"top_p": 0.8}, {"top_k": 7}, {"top_p": 0.9, "top_k": 9}])
 def test_tokens_are_drawn_from_what_the_restrictions_leave(restriction):
-    """Rows have sources of their own, so a batch cannot draw what the published loop draws; its distribution is the same."""
+    """Rows have sources of their own, so a batch cannot draw what the published loop draws; its distribution is the
+    same.
+    """
     step = steps_of(
         MODEL, [PROMPT] * ROWS, length=1, steps=1, temperature=2.5, algorithm="maskgit_plus", **restriction
     )[0]

@@ -1,4 +1,6 @@
-"""A network whose attention was set to transformers' eager one, whose masks are added to the scores, writes what it wrote before."""
+"""A network whose attention was set to transformers' eager one, whose masks are added to the scores, writes what it
+wrote before.
+"""
 
 import pytest
 import torch

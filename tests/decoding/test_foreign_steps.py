@@ -40,7 +40,9 @@ def masked_canvas(model, *prompts, length=8):
 
 @pytest.mark.parametrize("hidden", [None, "top:1@previous"])
 def test_a_foreign_loop_is_recorded_as_our_sampler_is(diffusion, tmp_path, hidden):
-    """The loop writes what LLaDA's sampler writes at temperature 0, so that both traces are the same, with hiding in force too."""
+    """The loop writes what LLaDA's sampler writes at temperature 0, so that both traces are the same, with hiding in
+    force too.
+    """
     rule = (lambda: contextlib.nullcontext()) if hidden is None else (lambda: sinkscope.parse_rule(hidden)(diffusion))
     with sinkscope.recording(diffusion, out=tmp_path / "ours"), rule():
         ours = sinkscope.generate(diffusion, PROMPT, **SETTINGS)
@@ -195,18 +197,6 @@ def test_calls_that_are_no_canvas(diffusion, tmp_path, inputs, words):
         diffusion.network(**{"input_ids": torch.full((1, 9), 20), **inputs})
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_nested_tensor_is_no_canvas(diffusion, tmp_path):
-    ids = torch.nested.nested_tensor([torch.arange(2)])
-    expected = "expected a sampler that calls the network with whole canvases"
-    with (
-        pytest.raises(AttentionError, match=expected),
-        sinkscope.recording(diffusion, out=tmp_path / "t"),
-        sinkscope.following(diffusion),
-    ):
-        diffusion.network(input_ids=ids)
-
-
 def test_a_cache_is_refused(diffusion, tmp_path):
     from transformers import DynamicCache
 
@@ -218,24 +208,6 @@ def test_a_cache_is_refused(diffusion, tmp_path):
         sinkscope.following(diffusion),
     ):
         diffusion.network(torch.full((1, 9), 20), past_key_values=cache)
-
-
-def test_other_rows_are_refused(diffusion, tmp_path):
-    refused = pytest.raises(AttentionError, match="expected 1 rows as in the call before, found 2; leave guidance out")
-    with refused, sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.following(diffusion):
-        for rows in (1, 2):
-            diffusion.network(torch.full((rows, 9), 20))
-
-
-def test_a_shorter_canvas_is_refused(diffusion, tmp_path):
-    """A sampler that goes on with a part of the canvas, or writes a second prompt."""
-    refused = pytest.raises(
-        AttentionError,
-        match="at least 9 tokens as in the call before, found 5; leave the sampler's cache out, and open",
-    )
-    with refused, sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.following(diffusion):
-        for width in (9, 5):
-            diffusion.network(torch.full((1, width), 20))
 
 
 def test_guidance_is_refused(diffusion, tmp_path):
@@ -250,20 +222,10 @@ def test_guidance_is_refused(diffusion, tmp_path):
         diffusion.network(canvas)
 
 
-def test_a_wrong_canvas_is_refused(diffusion):
-    with sinkscope.following(diffusion) as steps:
-        with pytest.raises(CallError, match="expected a call of the network before it"):
-            steps.committed(torch.zeros(1, 9))
-        diffusion.network(torch.full((1, 9), 20))
-        with pytest.raises(CallError, match=r"expected at least \[1, 9\] tokens, found \[1, 8\]"):
-            steps.committed(torch.zeros(1, 8))
-        with pytest.raises(CallError, match="expected block_x or canvas from the pipeline, found logits"):
-            steps.callback(None, 0, 0, {"logits": 1})
-        steps.committed(torch.full((1, 10), 20))
-
-
 def follow(model, out, body, **more):
-    """Return the trace of one step on a canvas of a prompt of two tokens and two masks; ``body`` says what was committed."""
+    """Return the trace of one step on a canvas of a prompt of two tokens and two masks; ``body`` says what was
+    committed.
+    """
     with sinkscope.recording(model, out=out), sinkscope.following(model, **more) as steps, torch.no_grad():
         model.network(torch.tensor([[5, 6, model.card.mask_id, model.card.mask_id]]))
         body(steps)
@@ -271,54 +233,33 @@ def follow(model, out, body, **more):
 
 
 BAD_CANVASES = {
-    "None": (None, r"canvas: expected token ids \[batch, position\], found null"),
-    "text": ("x", "found 'x'"),
-    "one axis": ([5, 6, 7, 8], "found list"),
-    "texts": ([list("abcd")], "found list"),
-    "rows of several lengths": ([[5, 6], [7]], "found list"),
-    "a generator": ((row for row in [[5, 6, 7, 8]]), "found generator"),
-    "floats": (torch.tensor([[5, 6, 7.5, 8]]), r"canvas: expected token ids, found float32 \[1, 4\]"),
-    "whole floats": ([[5.0, 6, 7, 8]], "found float64"),
-    "truths": (torch.ones(1, 4, dtype=torch.bool), "found bool"),
-    "truths of Python": ([[True] * 4], "found bool"),
-    "meta": (torch.ones(1, 4, dtype=torch.long, device="meta"), "on the device meta"),
-    "sparse": (torch.tensor([[5, 6, 7, 8]]).to_sparse(), "in the layout torch.sparse_coo"),
-    "below 0": ([[5, 6, -7, 8]], r"canvas: expected token ids from 0 to 455, found -7 at position 2 of row 0"),
-    "beyond the vocabulary": ([[5, 6, 7, 10**6]], "from 0 to 455, found 1000000 at position 3"),
-    "beyond int32": ([[5, 6, 2**40, 8]], "found 1099511627776 at position 2"),
-    "beyond int64": ([[5, 6, 2**64, 8]], "found list"),
-    "unsigned": (np.array([[5, 6, 2**64 - 1, 8]], np.uint64), "found -1 at position 2"),
+    "one axis": ([5, 6, 7, 8], r"expected at least \[1, 4\] token ids, found torch.int64 \[4\]"),
+    "floats": (torch.tensor([[5, 6, 7.5, 8]]), r"token ids, found torch.float32 \[1, 4\]"),
     "another prompt": (
         [[9, 6, 7, 8]],
         "expected the prompt to stay, found token 9 in place of 5 at position 0 of row 0; pass the canvas of",
     ),
     "a mask in the prompt": ([[5, 455, 7, 8]], "found token 455 in place of 6 at position 1"),
-    "too few rows": (torch.zeros(0, 4, dtype=torch.long), r"at least \[1, 4\] tokens, found \[0, 4\]"),
-    "too short": ([[5, 6, 7]], r"at least \[1, 4\] tokens, found \[1, 3\]"),
+    "too few rows": (torch.zeros(0, 4, dtype=torch.long), r"at least \[1, 4\] token ids, found torch.int64 \[0, 4\]"),
+    "too short": ([[5, 6, 7]], r"at least \[1, 4\] token ids, found torch.int64 \[1, 3\]"),
 }
 
 
-@pytest.mark.parametrize("through", ["committed", "callback"])
 @pytest.mark.parametrize("case", BAD_CANVASES)
-def test_what_is_no_canvas_is_refused_and_the_trace_is_whole(diffusion, tmp_path, case, through):
+def test_what_is_no_canvas_is_refused_and_the_trace_is_whole(diffusion, tmp_path, case):
     canvas, message = BAD_CANVASES[case]
-    if case == "a generator":
-        canvas = (row for row in [[5, 6, 7, 8]])
 
     def body(steps):
-        with pytest.raises(CallError, match=f"{message}|expected block_x or canvas from the pipeline"):
-            steps.committed(canvas) if through == "committed" else steps.callback(None, 0, 0, {"canvas": canvas})
-        steps.committed([[5, 6, 7, 8]])
+        with pytest.raises(CallError, match=message):
+            steps.committed(canvas)
+        with pytest.raises(CallError, match="expected block_x or canvas from the pipeline, found logits"):
+            steps.callback(None, 0, 0, {"logits": 1})
+        steps.callback(None, 0, 0, {"canvas": torch.tensor([[5, 6, 7, 8]])})
+        with pytest.raises(CallError, match="expected a call of the network before it"):
+            steps.committed([[5, 6, 7, 8]])
 
     trace = follow(diffusion, tmp_path / "t", body)
     assert trace.complete and trace.written[:].tolist() == [[-1, -1, 7, 8]]
-
-
-@pytest.mark.parametrize("case", BAD_CANVASES)
-def test_after_a_bad_canvas_the_trace_opens(diffusion, tmp_path, case):
-    with pytest.raises(CallError):
-        follow(diffusion, tmp_path / "t", lambda steps: steps.committed(BAD_CANVASES[case][0]))
-    assert not (tmp_path / "t" / "manifest.json").exists() or not sinkscope.open_trace(tmp_path / "t").complete
 
 
 @pytest.mark.parametrize(
@@ -328,59 +269,6 @@ def test_a_canvas_may_be_any_whole_numbers(diffusion, tmp_path, canvas):
     assert follow(diffusion, tmp_path / "t", lambda steps: steps.committed(canvas)).written[:].tolist() == [
         [-1, -1, 7, 8]
     ]
-
-
-@pytest.mark.parametrize("tensors", [None, 5, ["canvas"], {}, {5: 1}])
-def test_a_pipeline_that_passes_no_canvas_is_told(diffusion, tensors):
-    with (
-        sinkscope.following(diffusion) as steps,
-        pytest.raises(CallError, match=r"callback: expected .* from the pipeline, found"),
-    ):
-        steps.callback(None, 0, 0, tensors)
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"sampler": 5}, "sampler: expected text, found 5"),
-        ({"sampler": None}, "sampler: expected text, found null"),
-        ({"sampler": np.zeros(2)}, "sampler: expected text, found ndarray"),
-        ({"sampler": ""}, "sampler: expected a name of 1 to 1000 characters, found ''"),
-        ({"sampler": "x" * 5000}, "sampler: expected a name of 1 to 1000 characters, found 'xxx"),
-        ({"sampler": "\ud800"}, r"sampler: expected a name of 1 to 1000 characters, found '\\ud800'"),
-        ({"mask_id": 1.5}, "mask_id: expected a whole number or None, found 1.5"),
-        ({"mask_id": True}, "mask_id: expected a whole number or None, found true"),
-        ({"mask_id": "x"}, "mask_id: expected a whole number or None, found 'x'"),
-        ({"mask_id": -1}, "mask_id: expected a token id from 0 to 455, found -1"),
-        ({"mask_id": 456}, "mask_id: expected a token id from 0 to 455, found 456"),
-        ({"mask_id": 10**30}, "mask_id: expected a token id from 0 to 455, found"),
-        ({"pad_id": "x"}, "pad_id: expected a whole number or None, found 'x'"),
-        ({"pad_id": -1}, "pad_id: expected a token id from 0 to 455, found -1"),
-    ],
-)
-def test_what_cannot_be_followed_is_refused_before_anything_is_written(diffusion, tmp_path, more, message):
-    with pytest.raises(CallError, match=f"^{message}"):
-        follow(diffusion, tmp_path / "t", lambda steps: None, **more)
-    assert not (tmp_path / "t").exists()
-
-
-@pytest.mark.parametrize("model", ["lab-diffusion", None, OneLayer], ids=str)
-def test_what_is_no_model_cannot_be_followed(model):
-    with (
-        pytest.raises(CallError, match="model: expected a sinkscope Model or a torch module, found"),
-        sinkscope.following(model, mask_id=5),
-    ):
-        pass
-
-
-@pytest.mark.parametrize("said", ["x", -1, 1.5, 10**6, [3]], ids=str)
-def test_a_mask_of_a_configuration_is_checked_too(diffusion, monkeypatch, said):
-    monkeypatch.setattr(diffusion.network.config, "mask_token_id", said, raising=False)
-    with (
-        pytest.raises(CallError, match="mask_id: expected a token id from 0 to 455, found"),
-        sinkscope.following(diffusion.network),
-    ):
-        pass
 
 
 def test_ids_of_32_bits_are_followed(diffusion, tmp_path):
@@ -406,8 +294,11 @@ def test_ids_of_32_bits_are_followed(diffusion, tmp_path):
             lambda canvas: canvas + 1,
             "expected the prompt to stay, found token .*; leave guidance out, and open `following` anew for each",
         ),
-        (lambda canvas: canvas.repeat(2, 1), "expected 1 rows as in the call before, found 2; leave guidance out"),
-        (lambda canvas: canvas[:, :-1], "as in the call before, found .*; leave the sampler's cache out"),
+        (
+            lambda canvas: canvas.repeat(2, 1),
+            r"expected 1 rows of at least \d+ tokens as in the call before, found \[2, .*; leave guidance and",
+        ),
+        (lambda canvas: canvas[:, :-1], "as in the call before, found .*; leave guidance and the sampler's cache out"),
     ],
 )
 def test_another_canvas_is_refused_whether_the_step_before_was_told_or_not(diffusion, tmp_path, then, message, told):
@@ -491,15 +382,6 @@ def test_a_sampler_may_mask_again_what_it_wrote(diffusion, tmp_path):
                 canvas[0, place] = token
             steps.committed(canvas)
     assert sinkscope.open_trace(tmp_path / "t").written[:, -2:].tolist() == [[8, 7], [-1, mask], [-1, 9]]
-
-
-@pytest.mark.parametrize("shape", [(1, 0), (0, 4)])
-def test_a_canvas_without_tokens_is_refused(diffusion, shape):
-    with (
-        pytest.raises(CallError, match="expected at least one token in each row, found a canvas of"),
-        sinkscope.following(diffusion),
-    ):
-        diffusion.network(torch.zeros(*shape, dtype=torch.long))
 
 
 def test_a_row_of_padding_only_is_refused(diffusion):

@@ -178,7 +178,8 @@ def with_end_of_turn(model):
     return dataclasses.replace(model, tokenizer=tokenizer)
 
 
-# How much must be added to EOS and EoT for each to be predicted at some places of this random network, and not at others.
+# How much must be added to EOS and EoT for each to be predicted at some places of this random network, and not at
+# others.
 LIKELY = {"eos": 14.0, "eot": 14.0}
 
 

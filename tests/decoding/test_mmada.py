@@ -14,7 +14,9 @@ SETTINGS = {"length": 24, "steps": 12, "block": 12}
 
 @torch.no_grad()
 def dense_mmada(model, prompt, **settings):
-    """One row at temperature 0, the whole canvas through the vocabulary projection, on other kernels: the canvas after every step."""
+    """One row at temperature 0, the whole canvas through the vocabulary projection, on other kernels: the canvas after
+    every step.
+    """
     with other_kernels(model.network):
         return _dense_mmada(model, prompt, **settings)
 

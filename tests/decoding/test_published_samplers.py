@@ -77,7 +77,9 @@ def test_dream_writes_what_the_published_loop_writes(case):
 
 @pytest.mark.parametrize("case", cases("foreign"), ids=lambda case: f"{case['sampler']}-{name_of(case)}")
 def test_what_was_recorded_of_dllm_and_dinfer_is_what_ours_gives(case, tmp_path):
-    """`following` recorded their samplers around these networks; under the same settings ours writes the same and has the same columns."""
+    """`following` recorded their samplers around these networks; under the same settings ours writes the same and has
+    the same columns.
+    """
     assert_as_published(case, "llada")
     model, prompts = seeded_model("llada", case["weights"]), case["prompts"]
     with sinkscope.recording(model, out=tmp_path / "t"):

@@ -100,7 +100,9 @@ def test_writing_stops_after_the_block_with_the_end():
 
 
 def test_a_step_with_a_large_share_replaces_what_was_written():
-    """Quirk: top-k over fewer masks than the share reaches written places; not in the published evaluation (temperature 0)."""
+    """Quirk: top-k over fewer masks than the share reaches written places; not in the published evaluation (temperature
+    0).
+    """
     replaced = {True: 0, False: 0}
     for case in CASES:
         places = [place for changes in case["steps"][0] for place in changes[::2]]

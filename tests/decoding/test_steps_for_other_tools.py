@@ -35,7 +35,9 @@ def test_the_example_runs_and_shows_the_call_of_each_step(capsys, tmp_path, monk
 
 
 def layers_of_tokens(prompt):
-    """For each token of a generation the step, the token, and the layer from which it is the first choice, by torch's own hooks."""
+    """For each token of a generation the step, the token, and the layer from which it is the first choice, by torch's
+    own hooks.
+    """
     model = sinkscope.load("lab-diffusion")
     layers, seen, rows = model.network.model.layers, {}, []
     for number, layer in enumerate(layers):

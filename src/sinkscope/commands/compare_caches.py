@@ -44,7 +44,7 @@ class CompareCaches(TaskCommand):
 
         if self.definitions:
             self.refuse(" ".join(field.name for field in fields(self) if field.name not in KEPT), "with --definitions")
-            from sinkscope.decoding.caches.definitions import cache_definitions, definitions_text
+            from sinkscope.decoding.caches.parsing import cache_definitions, definitions_text
 
             print_json({"caches": cache_definitions()}) if self.json else say(definitions_text())
             return

@@ -20,7 +20,8 @@ def _flags(default: str | None = None) -> type:
     types = setting_types()
     shown: dict[str, Any] = {}
     for kind in all_settings().values():
-        texts = {one.arg_name: one.description or "" for one in docstring_parser.parse(kind.__doc__ or "").params}
+        docs = [docstring_parser.parse(one.__doc__ or "") for one in reversed(kind.__mro__)]
+        texts = {one.arg_name: one.description or "" for doc in docs for one in doc.params}
         for field in dataclasses.fields(kind):
             hint = f"(default: {default or _default_by_sampler(field.name)})"
             shown.setdefault(field.name, arg(help=texts[field.name].replace("`", ""), help_behavior_hint=hint))

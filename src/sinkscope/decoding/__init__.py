@@ -1,4 +1,4 @@
-"""Samplers as generators of steps, and `generate`. The names are in ``__init__.pyi``; they are imported when first used."""
+"""Samplers as generators of steps, and `generate`; names in ``__init__.pyi`` are imported when first used."""
 
 from sinkscope.lazy_names import attach
 

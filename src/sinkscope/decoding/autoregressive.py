@@ -14,7 +14,7 @@ from sinkscope.models import Model
 
 @torch.no_grad()
 def autoregressive_steps(model: Model, batch: Batch, settings: AutoregressiveSettings) -> Iterator[Step]:
-    """Write up to ``settings.length`` tokens after each prompt, one `Step` for each forward call; a row that wrote EOS is not published."""
+    """Write up to ``settings.length`` tokens, one `Step` a forward call; a row that wrote EOS is not published."""
     from transformers import DynamicCache
 
     tokens, real = batch.tokens, batch.real
@@ -68,7 +68,7 @@ def _choose(logits: Tensor, settings: AutoregressiveSettings, sources: list[torc
 
 
 def _restrict(logits: Tensor, settings: AutoregressiveSettings) -> Tensor:
-    """Return logits in which only the top_k tokens, and of these the smallest set whose probabilities reach top_p, are finite."""
+    """Return logits in which only the top_k tokens, and of these the least set that reaches top_p, are finite."""
     if 0 < settings.top_k < logits.shape[-1]:
         least = logits.topk(settings.top_k, dim=-1).values[:, -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)

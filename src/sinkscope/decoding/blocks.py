@@ -8,9 +8,8 @@ from torch import Tensor
 
 from sinkscope.decoding.caches.reader import reading
 from sinkscope.decoding.canvas import Batch, Layout, Step, masked_canvas, publishing, row_generators
-from sinkscope.decoding.parallel import surest
+from sinkscope.decoding.parallel import prompt_by_prompt, surest, waiting_would_be_seen
 from sinkscope.decoding.projection import Remaining, project, with_unconditional
-from sinkscope.decoding.prompt_by_prompt import prompt_by_prompt, waiting_would_be_seen
 from sinkscope.decoding.settings import BlockSettings
 from sinkscope.decoding.work import WorkMeter
 from sinkscope.models import Model
@@ -122,7 +121,7 @@ def _choose(
     sources: list[torch.Generator],
     writing: list[int] | None,
 ) -> tuple[Tensor, Tensor]:
-    """The token each candidate position would take, and its confidence; ``writing`` are the rows with masks in the block, None all."""
+    """Return each candidate's token and confidence; ``writing`` are the rows with masks in the block."""
     for lost in rule.never:
         logits[:, lost] = -torch.inf
     if settings.temperature > 0:

@@ -1,6 +1,7 @@
 """A batch of prompts as one left-padded canvas, and the publication of its steps to the subscribers of a model.
 
-A canvas is the whole sequence that the network reads in a step: the prompt, followed by the tokens to be written, masked or not.
+A canvas is the whole sequence that the network reads in a step: the prompt, followed by the tokens to be written,
+masked or not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sinkscope.argument_types import in_words
 from sinkscope.attention import GenerationStart, Session, StepContext, StepResult, generating_in, upload
 from sinkscope.decoding.settings import Settings, described
 from sinkscope.decoding.work import WorkMeter
@@ -29,7 +29,8 @@ class Step:
         written: int64 [batch, position], the token committed in this step, −1 elsewhere.
         confidence: float32 [batch, position], of the tokens that were committed or could have been; NaN elsewhere.
         meter: adds up the work of the generation; None for a sampler that does not count it.
-        lengths: int64 [batch], tokens of each prompt and its answer, on the host; None where all rows end where the canvas ends.
+        lengths: int64 [batch], tokens of each prompt and its answer, on the host; None where all rows end where the
+            canvas ends.
     """
 
     number: int
@@ -48,31 +49,11 @@ class Batch:
         tokens: int64 [batch, prompt position], left-padded.
         real: bool of the same shape, False on padding.
         texts: the prompts as text; None for one that came as token ids.
-
-    Raises:
-        CallError: tensors of another kind or shape, padding that is not on the left, or another number of texts.
     """
 
     tokens: Tensor
     real: Tensor
     texts: tuple[str | None, ...]
-
-    def __post_init__(self) -> None:
-        for name, tensor, dtype in (("tokens", self.tokens, torch.long), ("real", self.real, torch.bool)):
-            if not isinstance(tensor, Tensor) or tensor.dtype != dtype or tensor.ndim != 2 or not tensor.numel():
-                raise CallError(
-                    f"{name}: expected a tensor {str(dtype).removeprefix('torch.')} [batch, position], found {in_words(tensor)}"
-                )
-        if self.tokens.shape != self.real.shape or len(self.texts) != len(self.tokens):
-            expected = f"real {list(self.tokens.shape)} and {len(self.tokens)} texts, as there are tokens"
-            raise CallError(f"expected {expected}, found real {list(self.real.shape)} and {len(self.texts)} texts")
-        padded = not self.real.is_meta and (
-            not bool(self.real[:, -1].all()) or bool((self.real[:, :-1] & ~self.real[:, 1:]).any())
-        )
-        if padded:
-            raise CallError(
-                "real: expected False on padding, which is left of each prompt, and at least one True a row"
-            )
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -108,8 +89,8 @@ class Layout:
     """The places of the real tokens in a batch of canvases: the right end of each row.
 
     Attributes:
-        seen: bool [batch, 1, query, key], False on padding; None when there is none. It has the full shape because the network would ask
-            in every step whether a mask of padding [batch, key] is all true, and wait for the GPU.
+        seen: bool [batch, 1, query, key], False on padding; None when there is none. It has the full shape because the
+            network would ask in every step whether a mask of padding [batch, key] is all true, and wait for the GPU.
         positions: int64 [batch, position], from 0 at the first real token.
         lengths: int64 [batch], number of real tokens; on the host.
         starts: index of the first real token of each row.
@@ -133,11 +114,10 @@ def lay_out(real: Tensor) -> Layout:
 
 
 def masked_canvas(batch: Batch, length: int, mask_id: int) -> tuple[Tensor, Layout]:
-    """Return the canvas that a diffusion sampler begins with, int64 [batch, position]: the prompts, followed by masks."""
+    """Return the canvas that a sampler begins with, int64 [batch, position]: the prompts, followed by masks."""
     masks = batch.tokens.new_full((len(batch.tokens), length), mask_id)
-    return torch.cat([batch.tokens, masks], dim=1), lay_out(
-        torch.cat([batch.real, torch.ones_like(masks, dtype=torch.bool)], dim=1)
-    )
+    real = torch.cat([batch.real, torch.ones_like(masks, dtype=torch.bool)], dim=1)
+    return torch.cat([batch.tokens, masks], dim=1), lay_out(real)
 
 
 class Publisher:
@@ -179,8 +159,8 @@ class Publisher:
             lengths: int64 [batch], real tokens of each row; on the host.
             rows: rows of the batch that are still being written.
             prompts: number of the prompt of each of these rows; the rows' own numbers when None.
-            candidates: bool [batch, position], where a token may be committed in this step, an autoregressive model's one position
-                beyond its tokens; None where nothing is committed.
+            candidates: bool [batch, position], where a token may be committed in this step, an autoregressive model's
+                one position beyond its tokens; None where nothing is committed.
             final_queries: see `StepContext`.
         """
         if self._session is not None:
@@ -198,7 +178,7 @@ class Publisher:
             self._session.end_step(StepResult(written, predicted, confidence, self._readers(commits)))
 
     def _readers(self, places: Tensor) -> Tensor:
-        """Return the queries from whose outputs the tokens of some places are read, bool [batch, position of the canvas]."""
+        """Return the queries whose outputs tokens of some places are read from, bool [batch, position]."""
         if self._causal:
             return places[:, 1:]
         if not self._shift:
@@ -213,7 +193,8 @@ def publishing(model: Model, batch: Batch, settings: Settings, final_length: int
     """Publish the start and the end of a generation; an exception ends it as failed.
 
     Args:
-        final_length: positions of the longest canvas once it is written; None where it follows from the prompts and ``length``.
+        final_length: positions of the longest canvas once it is written; None where it follows from the prompts and
+            ``length``.
     """
     with generating_in(model.network) as session:
         if session is not None:

@@ -1,4 +1,4 @@
-"""`check_model` tests whether a loaded checkpoint computes what its family defines; each check reports what it found."""
+"""`check_model` tests whether a loaded checkpoint computes what its family defines."""
 
 import math
 from collections.abc import Mapping
@@ -47,10 +47,12 @@ class _Adder(Watcher):
 
 
 class _Mapper(Watcher):
-    """Compares the columns of every layer with those of a dense attention map in float64, computed from the layer's queries and keys.
+    """Compares the columns of every layer with those of a dense attention map in float64, computed from the layer's
+    queries and keys.
 
     Args:
-        block: tokens of a block, none of which sees the blocks after it: 1 in a causal model; None where every token sees all.
+        block: tokens of a block, none of which sees the blocks after it: 1 in a causal model; None where every token
+            sees all.
     """
 
     def __init__(self, block: int | None) -> None:
@@ -83,7 +85,7 @@ class _Mapper(Watcher):
 
 
 def _own_scores(call: LayerCall, query: Tensor) -> Tensor:
-    """Return the scores of the network's own constant keys, float64 [batch, head, query, sink]; with 0 sinks where it has none."""
+    """Return the scores of the network's constant keys, float64 [batch, head, query, sink]."""
     if call.own is None:
         return query[..., :0]
     if call.own.logits is not None:
@@ -169,7 +171,8 @@ def _parameters(model: Model) -> list[Check]:
     if tensors is not None:
         shapes = {name: tuple(tensor.shape) for name, tensor in kept_tensors(model.network).items()}
         count = len(list(model.network.parameters()))
-        found = f"{tensors.stored} stored in {len(tensors.files)} files, {count} parameters, {tensors.renamed} under another name"
+        stored = f"{tensors.stored} stored in {len(tensors.files)} files"
+        found = f"{stored}, {count} parameters, {tensors.renamed} under another name"
         whole = tensors.stored == tensors.used == len(stored_shapes(shapes))
         checks.append(Check("every stored tensor is used, none is missing", found, whole))
     return checks
@@ -208,7 +211,7 @@ def _head_dim(config: Any) -> int:
 
 
 def _rotations(model: Model) -> Check:
-    """Check the frequencies of the rotations against float64 ones from the config; this finds a buffer that was never filled."""
+    """Check the frequencies of the rotations against float64 ones; this finds a buffer that was never filled."""
     config = model.network.config
     if getattr(config, MARK_POSITIONS, False):
         table = model.network.model.embed_positions.weight
@@ -230,10 +233,11 @@ def _rotations(model: Model) -> Check:
 
 
 def _frequencies(dim: int, rope: Mapping[str, Any]) -> Tensor | None:
-    """Return the frequencies of the rotations, float64 [rotated dim / 2]; None for a kind of scaling that is not recomputed.
+    """Return the frequencies of the rotations, float64 [rotated dim / 2]; None for a kind of scaling that is not
+    recomputed.
 
-    Source of the llama3 scaling: meta-llama/llama-models, ``apply_scaling``: slow rotations are divided by ``factor``, fast
-    ones are kept, those between are blended by how many turns they make in the original length.
+    Source of the llama3 scaling: meta-llama/llama-models, ``apply_scaling``: slow rotations are divided by ``factor``,
+    fast ones are kept, those between are blended by how many turns they make in the original length.
     """
     dim = int(dim * (rope.get("partial_rotary_factor") or 1))
     plain = 1 / float(rope["rope_theta"]) ** (torch.arange(0, dim, 2, dtype=torch.float64) / dim)
@@ -286,7 +290,8 @@ def _columns(model: Model, tokens: Tensor, logits: Tensor) -> list[Check]:
         ),
         Check(
             "attention rows add up",
-            f"{mapper.layers} maps made again: rows off 1 by at most {mapper.rows:.1e}, columns off theirs by {mapper.columns:.1e}",
+            f"{mapper.layers} maps made again: rows off 1 by at most {mapper.rows:.1e}, columns off theirs by "
+            f"{mapper.columns:.1e}",
             mapper.rows < 1e-3 and mapper.columns < 1e-3 and mapper.layers == model.card.layers,
         ),
         Check(

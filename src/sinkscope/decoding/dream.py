@@ -1,13 +1,17 @@
-"""Dream's sampler as a generator of steps, over the whole canvas; token for token the published loop, and draw for draw.
+"""Dream's sampler as a generator of steps, over the whole canvas; token for token the published loop, and draw for
+draw.
 
-Each row draws, from its own seed, what the published loop draws for it alone under that seed. In a published batch all rows share
-one source and commit one common number of tokens; here a row does not depend on its neighbours. The quirks are described in
-docs/quirks.md.
+Each row draws, from its own seed, what the published loop draws for it alone under that seed. In a published batch all
+rows share one source and commit one common number of tokens; here a row does not depend on its neighbours. The quirks
+are described in docs/quirks.md.
 
-Quirk: int(masks · (1 − s/t)) rounds down, so with as many steps as tokens the first commits nothing and the last one two.
+Quirk: int(masks · (1 − s/t)) rounds down, so with as many steps as tokens the first commits nothing and the last one
+two.
 Quirk: top_p and top_k change confidences, hence the order, also at temperature 0.
-Quirk: when the probabilities of a step do not add up to 1 within 1e-6, as in bf16, nothing is drawn and the arg-max is taken.
-Quirk: with a small alg_temp the softmax underflows at unsure masks; places outside them may then be drawn, and are masked.
+Quirk: when the probabilities of a step do not add up to 1 within 1e-6, as in bf16, nothing is drawn and the arg-max is
+taken.
+Quirk: with a small alg_temp the softmax underflows at unsure masks; places outside them may then be drawn, and are
+masked.
 Quirk: a model may predict the mask token itself; it is committed and stays a mask.
 """
 
@@ -21,9 +25,8 @@ from torch.distributions import constraints
 from sinkscope.decoding.caches.parsing import parse_cache
 from sinkscope.decoding.caches.reader import reading
 from sinkscope.decoding.canvas import Batch, Step, masked_canvas, publishing, row_generators
-from sinkscope.decoding.parallel import surest
+from sinkscope.decoding.parallel import prompt_by_prompt, surest, waiting_would_be_seen
 from sinkscope.decoding.projection import project
-from sinkscope.decoding.prompt_by_prompt import prompt_by_prompt, waiting_would_be_seen
 from sinkscope.decoding.settings import DreamSettings
 from sinkscope.decoding.work import WorkMeter
 from sinkscope.models import Model
@@ -135,7 +138,7 @@ def _block_steps(model: Model, batch: Batch, settings: DreamSettings, block: int
 
 
 def commit_shares(steps: int, eps: float, device: torch.device | str = "cpu") -> Tensor:
-    """Share of the masks each step commits, float32 [step] on the CPU: 1 − s/t over time steps from 1 to eps, all in the last."""
+    """Share of the masks each step commits, float32 [step]: 1 − s/t over time steps from 1 to eps, all in the last."""
     times = torch.linspace(1, eps, steps + 1, device=device, dtype=torch.float32).cpu()
     shares = 1 - times[1:] / times[:-1]
     shares[-1] = 1
@@ -172,7 +175,7 @@ def _choose(
 
 
 def _draw(probabilities: Tensor, best: Tensor, source: torch.Generator) -> Tensor:
-    """One token for each candidate of a row, as `torch.distributions.Categorical` draws; where that refuses, ``best``."""
+    """Draw a token for each candidate of a row as `torch.distributions.Categorical`; where that refuses, ``best``."""
     if not len(probabilities):
         return best
     shares = probabilities / probabilities.sum(-1, keepdim=True)
@@ -182,7 +185,7 @@ def _draw(probabilities: Tensor, best: Tensor, source: torch.Generator) -> Tenso
 
 
 def _restrict(logits: Tensor, settings: DreamSettings) -> Tensor:
-    """The least set of tokens whose probabilities exceed top_p, then the top_k of them; the others get the least finite number."""
+    """Keep the least set of tokens that exceeds top_p, then its top_k; the others get the least finite number."""
     least = torch.finfo(logits.dtype).min
     if settings.top_p < 1:
         ordered, order = logits.sort(dim=-1, descending=True)

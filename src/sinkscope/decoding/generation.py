@@ -1,25 +1,22 @@
 """`generate` writes with a model, using the sampler of its family."""
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from numbers import Integral
 from typing import Any, overload
 
 import numpy as np
 import torch
 
-from sinkscope.argument_types import in_words
-from sinkscope.decoding.caches.parsing import known_caches
+from sinkscope.decoding.caches.parsing import parse_cache
 from sinkscope.decoding.caches.policy import CachePolicy
 from sinkscope.decoding.canvas import Step, make_batch
 from sinkscope.decoding.projection import NotFiniteError
 from sinkscope.decoding.samplers import find_sampler, resolve_settings
 from sinkscope.decoding.work import Work
-from sinkscope.documents import shown
 from sinkscope.errors import CallError, ModelError
-from sinkscope.models import Model, expect_model
+from sinkscope.models import Model
 from sinkscope.notebook_card import card
 
 Prompt = str | Sequence[int] | torch.Tensor
@@ -74,12 +71,12 @@ def generate(
 
     Args:
         prompt: raw text or 1-D token ids, or a list of either, which is written as one left-padded batch.
-        messages: a conversation (a list of ``{"role", "content"}``) or a list of conversations, for the chat template; instead of
-            ``prompt``.
-        on_step: called after every step with the canvas as it then is (the published ``output_history``); it reads the tensors of a step
-            and does not write into them, as the sampler goes on with them.
-        settings: settings of the family's sampler; an unknown one is a TypeError that names the right one. ``cache`` takes a
-            `CachePolicy` or its text.
+        messages: a conversation (a list of ``{"role", "content"}``) or a list of conversations, for the chat template;
+            instead of ``prompt``.
+        on_step: called after every step with the canvas as it then is (the published ``output_history``); it reads the
+            tensors of a step and does not write into them, as the sampler goes on with them.
+        settings: settings of the family's sampler; an unknown one is a TypeError that names the right one. ``cache``
+            takes a `CachePolicy` or its text.
 
     Returns:
         A `Generation`, or a list of them for a list of prompts.
@@ -87,20 +84,15 @@ def generate(
     Raises:
         CallError: a prompt or settings that do not fit.
     """
-    expect_model(model)
     prompts, texts, single = _read_prompts(model, prompt, messages)
-    policy = settings.get("cache", "")
-    if isinstance(policy, CachePolicy):
+    if isinstance(policy := settings.get("cache"), CachePolicy):
         settings["cache"] = policy.text
-        if known_caches().get(policy.name) is not type(policy):
+        if parse_cache(policy.text) != policy:
             raise CallError(
                 f"cache: expected a policy of a class that is found by its name, as traces and results name it, found "
-                f"{type(policy).__name__}; declare it as an entry point of the group sinkscope.caches in an installed package"
+                f"{type(policy).__name__}; declare it as an entry point of the group sinkscope.caches in an installed "
+                f"package"
             )
-    elif not isinstance(policy, str):
-        raise CallError(
-            f"cache: expected a CachePolicy or its text, such as 'none' or 'fast-dllm-dual', found {in_words(policy)}"
-        )
     resolved = resolve_settings(model.family, **settings)
     batch = make_batch(model, prompts, texts, resolved.length)
     canvas, lengths = batch.tokens, None
@@ -133,7 +125,6 @@ def _finite_steps(model: Model, steps: Iterable[Step]) -> Generator[Step, None, 
 
     Raises:
         ModelError: logits that are not finite; the message names the step. On a GPU it is raised after the last step.
-        CallError: a temperature so small that its probabilities cannot be drawn from.
     """
     number, flaws = 0, []
     try:
@@ -144,21 +135,15 @@ def _finite_steps(model: Model, steps: Iterable[Step]) -> Generator[Step, None, 
             number += 1
     except NotFiniteError as error:
         raise ModelError(f"{model.card.name}, step {number}: {error}") from error
-    except RuntimeError as error:
-        if "multinomial" not in str(error) and "probability tensor" not in str(error):
-            raise
-        what = "expected probabilities above 0 to draw from, found too few or an infinite one"
-        raise CallError(
-            f"{model.card.name}, step {number}: {what}; use a larger temperature (or alg_temp, which Dream has)"
-        ) from error
     if flaws and bool((flawed := torch.stack(flaws)).any()):
         raise ModelError(
-            f"{model.card.name}, step {int(flawed.int().argmax())}: expected finite logits, found others; see `sinkscope check`"
+            f"{model.card.name}, step {int(flawed.int().argmax())}: expected finite logits, found others; see "
+            f"`sinkscope check`"
         )
 
 
 def has_flaw(step: Step, mask_id: int | None) -> torch.Tensor:
-    """Return whether a token was committed whose confidence is no finite number, bool []; masks that Dream's draw puts back have none."""
+    """Return whether a token was committed without a finite confidence, bool []; masks that are put back have none."""
     commits = step.written >= 0 if mask_id is None else (step.written >= 0) & (step.written != mask_id)
     return (commits & ~step.confidence.isfinite()).any()
 
@@ -168,29 +153,12 @@ def _read_prompts(model: Model, prompt: Any, messages: Any) -> tuple[list[list[i
     if (prompt is None) == (messages is None):
         raise CallError("expected either prompt or messages, found both or neither")
     if messages is not None:
-        if not isinstance(messages, Sequence) or isinstance(messages, str):
-            raise CallError(
-                f'expected messages as a list of {{"role": …, "content": …}}, or a list of such, found {shown(messages)}'
-            )
         single = all(isinstance(message, Mapping) for message in messages)
-        conversations = [messages] if single else messages
-        encoded = [model.chat(conversation) for conversation in conversations]
+        encoded = [model.chat(conversation) for conversation in ([messages] if single else messages)]
         return encoded, [model.decode(ids) for ids in encoded], single
     if isinstance(prompt, str | torch.Tensor | np.ndarray):
         single = isinstance(prompt, str) or prompt.ndim < 2
-        prompts = [prompt] if single else list(prompt)
-    elif isinstance(prompt, Iterable) and not isinstance(prompt, bytes | bytearray | Mapping | Set):
-        prompts = list(islice(prompt, model.most_ids + 1))
-        if len(prompts) > model.most_ids:
-            raise CallError(
-                f"expected a prompt as text or as 1-D token ids, or a list of either, at most {model.most_ids:,}, found more"
-            )
-        single = bool(prompts) and all(isinstance(token, Integral) for token in prompts)
-        prompts = [prompts] if single else prompts
     else:
-        raise CallError(
-            f"expected a prompt as text or as 1-D token ids, or a list of either, found {type(prompt).__name__}"
-        )
-    if not prompts:
-        raise CallError("expected at least one prompt, found an empty list")
+        single = len(prompt) > 0 and all(isinstance(token, Integral) for token in prompt)
+    prompts = [prompt] if single else list(prompt)
     return [model.encode(one) for one in prompts], [one if isinstance(one, str) else None for one in prompts], single

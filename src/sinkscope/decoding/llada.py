@@ -1,8 +1,8 @@
 """LLaDA's sampler as a generator of steps; it writes the tokens of the published loop, from the same random draws.
 
-Confidences are scattered back into the full canvas before top-k, so that ties break as published. Each row draws, from its own
-seed, what the published loop draws for it alone under that seed: noise for the whole canvas, then the uniform confidences.
-The quirks are described in docs/quirks.md.
+Confidences are scattered back into the full canvas before top-k, so that ties break as published. Each row draws, from
+its own seed, what the published loop draws for it alone under that seed: noise for the whole canvas, then the uniform
+confidences. The quirks are described in docs/quirks.md.
 
 Quirk: ``confidence_eos_eot_inf`` sets EOS on the noisy logits and EoT on the plain ones in one chained assignment.
 At temperature 0 both names are one tensor, so both tokens lose confidence; above 0 only EoT does.

@@ -2,8 +2,8 @@
 
 It writes the tokens of the published loop, from the same random draws, each row from its own seed.
 
-Quirk: the published loop drops the padding mask under guidance, so that padded rows attend to their padding. Not kept: a row of a batch
-writes what it would write alone, with guidance too.
+Quirk: the published loop drops the padding mask under guidance, so that padded rows attend to their padding. Not kept:
+a row of a batch writes what it would write alone, with guidance too.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,7 @@
 """Logits of a bidirectional network at chosen positions of a canvas, with padding, guidance and logit shift.
 
-The projection onto the vocabulary is the costly part of a small network; it is computed only for the positions that are asked for.
+The projection onto the vocabulary is the costly part of a small network; it is computed only for the positions that are
+asked for.
 """
 
 import math
@@ -37,12 +38,12 @@ LEAST_ROWS = 32  # matrix libraries compute a product with fewer rows in another
 
 
 def with_unconditional(canvas: Tensor, prompt: Tensor, mask_id: int, guidance: float) -> Tensor:
-    """Return the input of the network, int64 [rows, position]: the canvas; with guidance, the canvas with a masked prompt follows."""
+    """Return the input of the network: the canvas, and with guidance the canvas with a masked prompt behind it."""
     return canvas if guidance == 0 else torch.cat([canvas, canvas.masked_fill(prompt, mask_id)])
 
 
 def hidden_states(model: Model, inputs: Tensor, layout: Layout) -> Tensor:
-    """Return the last hidden states [rows, position, width] of one batch of canvases, or of several with the same layout."""
+    """Return the last hidden states [rows, position, width] of one or several copies of a batch of canvases."""
     copies = len(inputs) // len(layout.starts)
     output = model.network.model(
         input_ids=inputs,
@@ -56,10 +57,11 @@ def hidden_states(model: Model, inputs: Tensor, layout: Layout) -> Tensor:
 
 
 class Remaining:
-    """An upper bound on the number of candidate positions of a canvas, while a block is written and they only get fewer.
+    """An upper bound on the number of candidate positions of a canvas, while a block is written and they only get
+    fewer.
 
-    On the CPU the candidates are counted. On a GPU a count would wait for all queued work, so from the second step on the count of the
-    previous step is used; a few rows too many are projected and dropped.
+    On the CPU the candidates are counted. On a GPU a count would wait for all queued work, so from the second step on
+    the count of the previous step is used; a few rows too many are projected and dropped.
 
     Args:
         late: whether the count of the previous step is used; None uses it on a GPU.
@@ -95,10 +97,11 @@ def _on_its_way(number: Tensor) -> tuple[Tensor, Any]:
 def project(
     model: Model, hidden: Tensor, chosen: Tensor, layout: Layout, guidance: float = 0.0, most: int | None = None
 ) -> Tensor:
-    """Return the logits [chosen position, vocabulary] of the positions marked in ``chosen``, bool [batch, position], row by row.
+    """Return the logits [chosen position, vocabulary] of the positions marked in ``chosen``, bool [batch, position],
+    row by row.
 
-    With guidance s they are ``un + (s + 1)(cond − un)``; the unconditional half of ``hidden`` follows the conditional one. For a
-    family with a logit shift, a token is read one position to its left, and the first token at its own.
+    With guidance s they are ``un + (s + 1)(cond − un)``; the unconditional half of ``hidden`` follows the conditional
+    one. For a family with a logit shift, a token is read one position to its left, and the first token at its own.
 
     Args:
         most: an upper bound on the number of marks; this many rows are returned, the extra ones of other

@@ -1,13 +1,15 @@
 """SDAR's sampler as a generator of steps: block after block, each by diffusion behind a cache of the finished ones.
 
-A step is one forward call. Most denoise the running block; its queries are the block, its keys everything up to its end. The others
-only *read*: the whole blocks of the prompt before the first block, and each block once it is finished. They store keys and values and
-commit nothing. The published code writes one prompt at a time, and so does this: a list of prompts is written one after the other.
+A step is one forward call. Most denoise the running block; its queries are the block, its keys everything up to its
+end. The others only *read*: the whole blocks of the prompt before the first block, and each block once it is finished.
+They store keys and values and commit nothing. The published code writes one prompt at a time, and so does this: a list
+of prompts is written one after the other.
 
-Quirk: above temperature 0 a step commits as many tokens as its share says even where fewer masks are left, and then replaces tokens
-that were written, the end of the prompt in the first block included. The published evaluation, which temperature 0 follows, does not.
-Quirk: at temperature 0, as in the published evaluation, confidences are probabilities of the whole vocabulary; above it, of the tokens
-that top_k and top_p leave.
+Quirk: above temperature 0 a step commits as many tokens as its share says even where fewer masks are left, and then
+replaces tokens that were written, the end of the prompt in the first block included. The published evaluation, which
+temperature 0 follows, does not.
+Quirk: at temperature 0, as in the published evaluation, confidences are probabilities of the whole vocabulary; above
+it, of the tokens that top_k and top_p leave.
 Quirk: the last block ends where a block ends, up to block − 1 tokens beyond the length.
 """
 
@@ -28,13 +30,13 @@ from sinkscope.models import Model
 
 
 def sdar_steps(model: Model, batch: Batch, settings: SDARSettings) -> Iterator[Step]:
-    """Write ``settings.length`` tokens behind each prompt, up to the end of a block; one `Step` for each forward call."""
+    """Write ``settings.length`` tokens behind each prompt, up to the end of a block; one `Step` a forward call."""
     return block_diffusion_steps(model, batch, settings)
 
 
 @torch.no_grad()
 def block_diffusion_steps(model: Model, batch: Batch, settings: BlockDiffusionSettings) -> Iterator[Step]:
-    """Write ``settings.length`` tokens behind each prompt, up to the end of a block; one `Step` for each forward call."""
+    """Write ``settings.length`` tokens behind each prompt, up to the end of a block; one `Step` a forward call."""
     mask_id, block = model.card.mask_id, settings.block
     assert mask_id is not None
     width, lengths = batch.tokens.shape[1], batch.lengths
@@ -101,7 +103,7 @@ class _Writer:
         return [] if token is None or token >= self.model.card.vocabulary else [token]
 
     def steps(self) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
-        """Yield for each forward call the tokens so far, those it committed, their confidences, and its number of queries."""
+        """Yield for each call the tokens so far, those committed, their confidences, and its number of queries."""
         block = self.settings.block
         first = self.prompt // block * block
         if first:
@@ -117,7 +119,7 @@ class _Writer:
                 return
 
     def _forward(self, start: int, stop: int, keep: bool) -> Tensor:
-        """Compute the hidden states of some positions behind the cache, [1, query, width]; ``keep`` stores their keys and values."""
+        """Compute hidden states of some positions behind the cache; ``keep`` stores their keys and values."""
         hidden = self.model.network.model(
             input_ids=self.canvas[:, start:stop],
             position_ids=torch.arange(start, stop, device=self.canvas.device)[None],
@@ -165,7 +167,7 @@ class _Writer:
 
 
 def _choose(logits: Tensor, settings: BlockDiffusionSettings, source: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return the token of each position of a block, int64 [position], and its probability; ``logits`` are [position, vocabulary]."""
+    """Return each position's token, int64 [position], and its probability; ``logits`` are [position, vocabulary]."""
     if settings.temperature == 0:
         token = logits.argmax(-1)
         return token, torch.softmax(logits, dim=-1).gather(-1, token[:, None])[:, 0]

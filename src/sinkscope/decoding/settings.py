@@ -3,27 +3,37 @@
 This module loads without torch: the command line builds its flags from these records.
 """
 
-from dataclasses import asdict, dataclass, fields, is_dataclass
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from itertools import chain
+from math import inf
+from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
-from sinkscope.decoding.setting_bounds import (
-    LARGEST,
-    check_not_negative,
-    check_positive,
-    check_scale,
-    check_seed,
-    check_share,
-    check_top_p,
-    nearest_divisor,
-)
-from sinkscope.documents import shown
 from sinkscope.errors import CallError
 
-ALGORITHMS = ("origin", "maskgit_plus", "topk_margin", "entropy")
+RANGES = {
+    **dict.fromkeys(("length", "steps", "block", "block_steps"), (1, inf)),
+    **dict.fromkeys(("temperature", "alg_temp", "guidance"), (0, 1000)),
+    "top_k": (0, inf),
+    **dict.fromkeys(("top_p", "eps", "threshold", "factor"), (0, 1)),
+}
+"""Least and largest value of each setting; beyond them a sampler would write something else, without an error."""
 
 
 class SettingsError(CallError, TypeError):
     """A setting that the sampler does not have; a TypeError, as for any unknown keyword argument."""
+
+
+def out_of_range(record: Any, ranges: Mapping[str, tuple[float, float]]) -> Iterator[str]:
+    """Yield which fields of a dataclass are beyond their range, or a choice that their type does not list."""
+    hints = get_type_hints(type(record))
+    for field in fields(record):
+        value, choices = getattr(record, field.name), get_args(hints[field.name])
+        if isinstance(field.default, str) and choices and value not in choices:
+            yield f"{field.name}: expected {', '.join(choices[:-1])} or {choices[-1]}, found {value!r}"
+        least, most = ranges.get(field.name, (-inf, inf))
+        if field.name in ranges and value is not None and not least <= value <= most:
+            yield f"{field.name}: expected a number from {least}{'' if most == inf else f' to {most}'}, found {value}"
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,14 @@ class Settings:
 
     follows_length: ClassVar[tuple[str, ...]] = ("steps", "block")
 
+    def __post_init__(self) -> None:
+        for wrong in chain(out_of_range(self, RANGES), self.misfits()):
+            raise CallError(wrong)
+
+    def misfits(self) -> Iterator[str]:
+        """Yield which settings do not fit together, and why."""
+        yield from ()
+
     @property
     def most_calls(self) -> int:
         """The largest number of forward calls that a prompt takes."""
@@ -47,8 +65,8 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class LLaDASettings(Settings):
-    """LLaDA's semi-autoregressive low-confidence remasking (ML-GSAI/LLaDA, generate.py).
+class BlockSettings(Settings):
+    """Settings that LLaDA and MMaDA share.
 
     Attributes:
         length: tokens to write (published: ``gen_length``).
@@ -57,14 +75,14 @@ class LLaDASettings(Settings):
         temperature: of the Gumbel noise; 0 takes the arg-max.
         guidance: unsupervised classifier-free guidance (published: ``cfg_scale``); 0 is none.
         remasking: which masked tokens are committed: the most confident ones, or random ones.
-        logits_eos_inf: whether EOS is never predicted.
-        confidence_eos_eot_inf: whether EOS and EoT are committed last (see the quirk in `llada`).
         seed: of the noise; row i of a batch draws from seed + i.
         block_order: right_to_left finishes the last block first; not published, a control for what follows the blocks.
-        cache: which keys and values are kept from step to step; see `sinkscope.decoding.caches`. Not published, none computes everything.
-        threshold: commits all masks of at least this probability in a step, and always the most probable one, however many steps that
-            takes (Fast-dLLM); 0 commits a fixed number in each step.
-        factor: commits the n most probable masks, for the largest n with (n + 1)(1 − p_n) below it (Fast-dLLM); 0 as above.
+        cache: which keys and values are kept from step to step; see `sinkscope.decoding.caches`. Not published, none
+            computes everything.
+        threshold: commits all masks of at least this probability in a step, and always the most probable one, however
+            many steps that takes (Fast-dLLM); 0 commits a fixed number in each step.
+        factor: commits the n most probable masks, for the largest n with (n + 1)(1 − p_n) below it (Fast-dLLM); 0 as
+            above.
     """
 
     length: int = 128
@@ -73,51 +91,55 @@ class LLaDASettings(Settings):
     temperature: float = 0.0
     guidance: float = 0.0
     remasking: Literal["low_confidence", "random"] = "low_confidence"
-    logits_eos_inf: bool = False
-    confidence_eos_eot_inf: bool = False
     seed: int = 0
     block_order: Literal["left_to_right", "right_to_left"] = "left_to_right"
     cache: str = "none"
     threshold: float = 0.0
     factor: float = 0.0
 
-    def __post_init__(self) -> None:
-        _blocks(self)
+    def misfits(self) -> Iterator[str]:
+        blocks = self.length // self.block
+        if self.length % self.block:
+            yield (
+                f"length must be a multiple of block: {self.length} tokens do not split into blocks of {self.block}; "
+                f"try --block {nearest_divisor(self.length, self.block)}"
+            )
+        elif self.steps % blocks:
+            yield (
+                f"steps must be a multiple of the number of blocks: {self.steps} steps do not share out among {blocks} "
+                f"blocks; try --steps {max(1, round(self.steps / blocks)) * blocks}"
+            )
+        if self.steps > self.length:
+            yield (
+                f"steps must not exceed length: {self.steps} steps for {self.length} tokens would leave steps without "
+                f"a "
+                "token"
+            )
+        if self.threshold and self.factor:
+            yield f"expected one of threshold and factor, found {self.threshold} and {self.factor}; set the other to 0"
+        if self.cache != "none" and self.guidance:
+            yield (
+                f"cache {self.cache}: does not go with guidance {self.guidance}, whose unconditional half no published "
+                "cache keeps; use --guidance 0 or --cache none"
+            )
 
 
 @dataclass(frozen=True)
-class MMaDASettings(Settings):
-    """MMaDA's text sampler: LLaDA's loop with confidences in float64, without the EOS switches (Gen-Verse/MMaDA, generate.py).
+class LLaDASettings(BlockSettings):
+    """LLaDA's semi-autoregressive low-confidence remasking (ML-GSAI/LLaDA, generate.py).
 
     Attributes:
-        length: tokens to write (published: ``gen_length``).
-        steps: forward calls, shared evenly among the blocks.
-        block: tokens of a block; blocks are finished one by one (published: ``block_length``).
-        temperature: of the Gumbel noise; 0 takes the arg-max.
-        guidance: unsupervised classifier-free guidance (published: ``cfg_scale``); 0 is none.
-        remasking: which masked tokens are committed: the most confident ones, or random ones.
-        seed: of the noise; row i of a batch draws from seed + i.
-        block_order: right_to_left finishes the last block first; not published, a control for what follows the blocks.
-        cache: which keys and values are kept from step to step; see `sinkscope.decoding.caches`. Not published, none computes everything.
-        threshold: commits all masks of at least this probability in a step, and always the most probable one, however many steps that
-            takes (Fast-dLLM); 0 commits a fixed number in each step.
-        factor: commits the n most probable masks, for the largest n with (n + 1)(1 − p_n) below it (Fast-dLLM); 0 as above.
+        logits_eos_inf: whether EOS is never predicted.
+        confidence_eos_eot_inf: whether EOS and EoT are committed last (see the quirk in `llada`).
     """
 
-    length: int = 128
-    steps: int = 128
-    block: int = 128
-    temperature: float = 0.0
-    guidance: float = 0.0
-    remasking: Literal["low_confidence", "random"] = "low_confidence"
-    seed: int = 0
-    block_order: Literal["left_to_right", "right_to_left"] = "left_to_right"
-    cache: str = "none"
-    threshold: float = 0.0
-    factor: float = 0.0
+    logits_eos_inf: bool = False
+    confidence_eos_eot_inf: bool = False
 
-    def __post_init__(self) -> None:
-        _blocks(self)
+
+@dataclass(frozen=True)
+class MMaDASettings(BlockSettings):
+    """MMaDA's text sampler: LLaDA's loop, confidences in float64, no EOS switches (Gen-Verse/MMaDA, generate.py)."""
 
 
 @dataclass(frozen=True)
@@ -130,16 +152,20 @@ class DreamSettings(Settings):
         length: tokens to write (published: ``max_new_tokens``).
         steps: forward calls; there may be more of them than tokens, some then commit nothing.
         temperature: divides the logits before a token is drawn; 0 takes the arg-max.
-        top_p: choose among the smallest set of tokens whose probabilities reach it; 1 is all. It changes confidences also at temperature 0.
+        top_p: choose among the smallest set of tokens whose probabilities reach it; 1 is all. It changes confidences
+            also at temperature 0.
         top_k: choose among so many tokens; 0 is all. It changes confidences also at temperature 0.
-        algorithm: which masks are committed first: random ones (origin), those with the most probable token (maskgit_plus), with the
-            largest distance between the two best tokens (topk_margin), with the least entropy (entropy) (published: ``alg``).
-        alg_temp: draws positions from softmax(confidence / alg_temp); 0 takes the most confident ones. Not used by origin.
+        algorithm: which masks are committed first: random ones (origin), those with the most probable token
+            (maskgit_plus), with the largest distance between the two best tokens (topk_margin), with the least entropy
+            (entropy) (published: ``alg``).
+        alg_temp: draws positions from softmax(confidence / alg_temp); 0 takes the most confident ones. Not used by
+            origin.
         eps: the last of the time steps, which run evenly from 1.
         seed: of the draws; row i of a batch draws from seed + i.
-        cache: which keys and values are kept from step to step; see `sinkscope.decoding.caches`. Not published, none computes everything.
-        threshold: commits all masks of a block of at least this probability in a step, and always the most probable one (Fast-dLLM, with
-            its cache); 0 commits by the algorithm.
+        cache: which keys and values are kept from step to step; see `sinkscope.decoding.caches`. Not published, none
+            computes everything.
+        threshold: commits all masks of a block of at least this probability in a step, and always the most probable one
+            (Fast-dLLM, with its cache); 0 commits by the algorithm.
     """
 
     length: int = 20
@@ -154,41 +180,31 @@ class DreamSettings(Settings):
     cache: str = "none"
     threshold: float = 0.0
 
-    def __post_init__(self) -> None:
-        check_positive(self, "length", "steps")
-        check_share(self, "threshold")
+    def misfits(self) -> Iterator[str]:
         if self.threshold and not self.cache.startswith("fast-dllm"):
-            raise CallError(
-                f"threshold: expected Fast-dLLM's cache beside it, found cache {self.cache}; use --cache fast-dllm-dual:block=32"
+            yield (
+                f"threshold: expected Fast-dLLM's cache beside it, found cache {self.cache}; use --cache "
+                "fast-dllm-dual:block=32"
             )
-        check_not_negative(self, "top_k")
-        check_scale(self, "temperature", "alg_temp")
-        check_seed(self)
-        check_top_p(self)
-        if self.algorithm not in ALGORITHMS:
-            raise CallError(
-                f"algorithm: expected {', '.join(ALGORITHMS[:-1])} or {ALGORITHMS[-1]}, found {shown(self.algorithm)}"
-            )
-        if not 0 <= self.eps < 1:
-            raise CallError(f"eps: expected a number from 0 to below 1, found {self.eps}")
 
 
 @dataclass(frozen=True)
-class SDARSettings(Settings):
-    """SDAR's block diffusion behind a cache of finished blocks (JetAstra/SDAR, generate.py; defaults of its command).
+class BlockDiffusionSettings(Settings):
+    """Settings that SDAR and LLaDA 2 share.
 
     Attributes:
         length: tokens to write (published: ``gen_length``); the last block is written to its end.
-        block: tokens of a block (published: ``block_length``); the models were trained with blocks of 4.
-        block_steps: forward calls that denoise a block (published: ``denoising_steps``), which share its tokens evenly.
-        temperature: divides the logits before a token is drawn; 0 takes the arg-max, as the published evaluation does.
+        block: tokens of a block (published: ``block_length``); SDAR was trained with blocks of 4.
+        block_steps: forward calls that denoise a block (published: ``denoising_steps``, LLaDA 2's ``steps``), which
+            share its tokens evenly.
+        temperature: divides the logits before a token is drawn; 0 takes the arg-max, as SDAR's published evaluation
+            does.
         top_k: choose among so many tokens; 0 is all.
         top_p: choose among the smallest set of tokens whose probabilities reach it; 1 is all.
-        remasking: which masks are committed (published: ``remasking_strategy``): those above the threshold, at least the step's share
-            (dynamic, published: ``low_confidence_`` in front), the step's share of the most probable ones (static), or of the leftmost
-            ones (sequential).
-        threshold: of dynamic (published: ``confidence_threshold``).
-        stop: whether writing stops after the block in which an answer ends (published: ``stopping_criteria_idx``).
+        threshold: masks above this probability are committed, at least the step's share (SDAR:
+            ``confidence_threshold``, of dynamic).
+        stop: whether writing stops after the block in which an answer ends (SDAR: ``stopping_criteria_idx``; LLaDA 2's
+            code always does).
         seed: of the draws; row i of a batch draws from seed + i.
     """
 
@@ -198,61 +214,53 @@ class SDARSettings(Settings):
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
-    remasking: Literal["dynamic", "static", "sequential"] = "dynamic"
     threshold: float = 0.85
     stop: bool = False
     seed: int = 0
 
     follows_length: ClassVar = ()
-    replaces: ClassVar = True  # see the first quirk of sdar.py
+    remasking: ClassVar = "dynamic"
+    replaces: ClassVar = False
 
-    def __post_init__(self) -> None:
-        _block_diffusion(self)
-        known = ("dynamic", "static", "sequential")
-        if self.remasking not in known:
-            raise CallError(
-                f"remasking: expected {', '.join(known[:-1])} or {known[-1]}, found {shown(self.remasking)}"
+    def misfits(self) -> Iterator[str]:
+        if self.block_steps > self.block:
+            yield (
+                f"block_steps must not exceed block: {self.block_steps} steps for blocks of {self.block} tokens would "
+                f"leave "
+                f"steps without a token; try --block-steps {self.block}"
             )
 
     @property
     def most_calls(self) -> int:
-        """One for the whole blocks of the prompt, and for each block that is touched its steps and the call that reads it."""
+        """One for the whole blocks of the prompt; for each block its steps and the call that reads it."""
         return 1 + (-(-self.length // self.block) + 1) * (self.block_steps + 1)
 
 
 @dataclass(frozen=True)
-class LLaDA2Settings(Settings):
-    """LLaDA 2's block diffusion, which is SDAR's with a threshold, other defaults and an end (``generate`` of modeling_llada2_moe.py).
+class SDARSettings(BlockDiffusionSettings):
+    """SDAR's block diffusion behind a cache of finished blocks (JetAstra/SDAR, generate.py; defaults of its command).
 
     Attributes:
-        length: tokens to write (published: ``gen_length``); the last block is written to its end.
-        block: tokens of a block (published: ``block_length``).
-        block_steps: forward calls that denoise a block (published: ``steps``), which share its tokens evenly.
-        temperature: divides the logits before a token is drawn; 0 takes the arg-max.
-        top_k: choose among so many tokens; 0 is all.
-        top_p: choose among the smallest set of tokens whose probabilities reach it; 1 is all.
-        threshold: all masks above this probability are committed, at least the step's share.
-        stop: whether writing stops after the block in which an answer ends; the published code always does.
-        seed: of the draws; row i of a batch draws from seed + i.
+        remasking: which masks are committed (published: ``remasking_strategy``): those above the threshold, at least
+            the step's share (dynamic, published: ``low_confidence_`` in front), the step's share of the most probable
+            ones (static), or of the leftmost ones (sequential).
     """
+
+    remasking: Literal["dynamic", "static", "sequential"] = "dynamic"  # type: ignore[misc]
+
+    replaces: ClassVar = True  # see the first quirk of sdar.py
+
+
+@dataclass(frozen=True)
+class LLaDA2Settings(BlockDiffusionSettings):
+    """LLaDA 2's block diffusion: SDAR's with other defaults (``generate`` of modeling_llada2_moe.py)."""
 
     length: int = 2048
     block: int = 32
     block_steps: int = 32
     temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
     threshold: float = 0.95
     stop: bool = True
-    seed: int = 0
-
-    follows_length: ClassVar = ()
-    remasking: ClassVar = "dynamic"
-    replaces: ClassVar = False
-    most_calls = SDARSettings.most_calls
-
-    def __post_init__(self) -> None:
-        _block_diffusion(self)
 
 
 @dataclass(frozen=True)
@@ -273,95 +281,18 @@ class AutoregressiveSettings(Settings):
     top_k: int = 0
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        check_positive(self, "length")
-        check_not_negative(self, "top_k")
-        check_scale(self, "temperature")
-        check_seed(self)
-        check_top_p(self)
-
-
-BlockSettings = LLaDASettings | MMaDASettings
-BlockDiffusionSettings = SDARSettings | LLaDA2Settings
 
 ADDED = ("cache", "threshold", "factor")
 """Settings that no published sampler has; manifests and results name them only where they are used."""
 
 
 def described(settings: Any) -> dict[str, Any]:
-    """Return settings, those of a sampler or of a likelihood, as plain values, for manifests and results.
-
-    Raises:
-        CallError: something else.
-    """
-    if not is_dataclass(settings) or isinstance(settings, type):
-        raise CallError(
-            f"settings: expected those of a sampler, such as resolve_settings returns, found {type(settings).__name__}"
-        )
+    """Return settings, those of a sampler or of a likelihood, as plain values, for manifests and results."""
     defaults = {field.name: field.default for field in fields(settings) if field.name in ADDED}
     return {name: value for name, value in asdict(settings).items() if name not in defaults or value != defaults[name]}
 
 
-def check_type(name: str, value: Any, default: Any) -> None:
-    """Raise an error where a setting is not of the type of its default.
-
-    Raises:
-        SettingsError: it is of another type.
-    """
-    fits = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}[type(default)]
-    if not isinstance(value, fits) or (isinstance(value, bool) and not isinstance(default, bool)):
-        raise SettingsError(f"{name}: expected {type(default).__name__}, found {shown(value)}")
-
-
-def _blocks(settings: BlockSettings) -> None:
-    """Raise an error where settings of LLaDA or MMaDA do not fit together."""
-    check_positive(settings, "length", "steps", "block")
-    check_scale(settings, "temperature", least=0.0)  # the noise is scaled, not the logits
-    check_not_negative(settings, "guidance")
-    if settings.guidance > LARGEST:
-        raise CallError(f"guidance: expected a number from 0 to {LARGEST:g}, found {settings.guidance:g}")
-    check_seed(settings)
-    if settings.length % settings.block:
-        raise CallError(
-            f"length must be a multiple of block: {settings.length} tokens do not split into blocks of {settings.block}; "
-            f"try --block {nearest_divisor(settings.length, settings.block)}"
-        )
-    blocks = settings.length // settings.block
-    if settings.steps % blocks:
-        raise CallError(
-            f"steps must be a multiple of the number of blocks: {settings.steps} steps do not share out among {blocks} blocks; "
-            f"try --steps {max(1, round(settings.steps / blocks)) * blocks}"
-        )
-    if settings.steps > settings.length:
-        raise CallError(
-            f"steps must not exceed length: {settings.steps} steps for {settings.length} tokens would leave steps without a token"
-        )
-    if settings.remasking not in ("low_confidence", "random"):
-        raise CallError(f"remasking: expected low_confidence or random, found {shown(settings.remasking)}")
-    check_share(settings, "threshold", "factor")
-    if settings.threshold and settings.factor:
-        raise CallError(
-            f"expected one of threshold and factor, found {settings.threshold} and {settings.factor}; set the other to 0"
-        )
-    if settings.cache != "none" and settings.guidance:
-        raise CallError(
-            f"cache {settings.cache}: does not go with guidance {settings.guidance}, whose unconditional half no published cache keeps; "
-            "use --guidance 0 or --cache none"
-        )
-    if settings.block_order not in ("left_to_right", "right_to_left"):
-        raise CallError(f"block_order: expected left_to_right or right_to_left, found {shown(settings.block_order)}")
-
-
-def _block_diffusion(settings: BlockDiffusionSettings) -> None:
-    """Raise an error where settings of SDAR or LLaDA 2 do not fit together."""
-    check_positive(settings, "length", "block", "block_steps")
-    check_not_negative(settings, "top_k")
-    check_scale(settings, "temperature")
-    check_share(settings, "threshold")
-    check_seed(settings)
-    check_top_p(settings)
-    if settings.block_steps > settings.block:
-        raise CallError(
-            f"block_steps must not exceed block: {settings.block_steps} steps for blocks of {settings.block} tokens would leave steps "
-            f"without a token; try --block-steps {settings.block}"
-        )
+def nearest_divisor(length: int, near: int) -> int:
+    """Return the divisor that is nearest to a number, the lower one of two."""
+    divisors = (number for number in range(1, length + 1) if length % number == 0)
+    return min(divisors, key=lambda number: (abs(number - near), number))

@@ -1,7 +1,7 @@
 """Counts the arithmetic of a generation: multiply-adds, positions computed and forward calls, for each row of a batch.
 
-A row is charged what it would cost alone: its padding, positions that only fill a batch, and calls after it has finished are not counted.
-Norms, rotations, softmax and sampling are not counted; they are not products.
+A row is charged what it would cost alone: its padding, positions that only fill a batch, and calls after it has
+finished are not counted. Norms, rotations, softmax and sampling are not counted; they are not products.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,10 @@ class Work:
 
     Attributes:
         forwards: calls of the network.
-        rows: positions whose hidden states were computed, over all calls; the mean over the layers where these compute different ones.
-        projections: multiply-adds of the projections to queries, keys, values and output, those of a sink token included.
+        rows: positions whose hidden states were computed, over all calls; the mean over the layers where these compute
+            different ones.
+        projections: multiply-adds of the projections to queries, keys, values and output, those of a sink token
+            included.
         attention: multiply-adds of the scores and of the weighted sum of values.
         mlp: multiply-adds of the feed-forward layers.
         vocabulary: multiply-adds of the projection onto the vocabulary.
@@ -64,7 +66,8 @@ class WorkMeter:
         if experts is not None:  # the router, the experts that it chooses, and those that all tokens share
             chosen = config.num_experts_per_tok + getattr(config, "n_shared_experts", 0)
             self._mlps += (layers - dense) * (width * experts + chosen * 3 * width * config.moe_intermediate_size)
-        # A token that is not folded passes through the layers once in each call, as far as its keys and values ask for it.
+        # A token that is not folded passes through the layers once in each call, as far as its keys and values ask for
+        # it.
         alone = 0 if token is None or token.folded else token.count
         values = 0 if token is None or token.zero_value else layers * keys + (layers - 1) * queries
         self._token_projections, self._token_mlps = (

@@ -15,7 +15,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
 from sinkscope.decoding import Settings, generate, resolve_settings, settings_of
-from sinkscope.decoding.settings import check_type
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.evaluation.answers import answer_until, reseeded, rule_in_force
 from sinkscope.evaluation.choices import settings_for
@@ -167,9 +166,6 @@ class SinkscopeLM(TemplateLM):
         """
         family, kind = self.model.family, settings_of(self.model.family.sampler)
         waiting = () if "length" in self.settings else kind.follows_length
-        for field in fields(kind):
-            if field.name in self.settings:
-                check_type(field.name, self.settings[field.name], field.default)
         resolve_settings(family, **{name: value for name, value in self.settings.items() if name not in waiting})
 
     def _settings(self, asked: dict[str, Any]) -> tuple[Settings, list[str]]:

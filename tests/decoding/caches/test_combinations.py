@@ -1,4 +1,6 @@
-"""Every policy beside every sink, and beside what hides or watches: equal to a dense reference, or refused by one message."""
+"""Every policy beside every sink, and beside what hides or watches: equal to a dense reference, or refused by one
+message.
+"""
 
 from dataclasses import replace
 
@@ -56,7 +58,9 @@ def with_sink(variant):
 
 
 def stale_steps(model, cache, count=5):
-    """Hidden states of steps that commit nothing, so that what is stored is what would be computed; and those without a cache."""
+    """Hidden states of steps that commit nothing, so that what is stored is what would be computed; and those without a
+    cache.
+    """
     settings = LLaDASettings(
         length=16, steps=16, block=8, cache=cache, remasking="random" if "greedy" in cache else "low_confidence"
     )

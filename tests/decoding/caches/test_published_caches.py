@@ -60,7 +60,9 @@ def rows_computed(case, sampler="llada"):
 
 @pytest.mark.parametrize("case", cases("fast-dllm"), ids=name_of)
 def test_fast_dllm_writes_what_the_published_code_writes(case):
-    """A published block that is complete after its refresh makes one more call, which commits nothing; here it does not."""
+    """A published block that is complete after its refresh makes one more call, which commits nothing; here it does
+    not.
+    """
     assert changes(case) == [step for step in case["steps"][0] if step]
     idle = sum(rows for rows, step in zip(case["computed"], case["steps"][0], strict=True) if not step)
     assert rows_computed(case) == sum(case["computed"]) - idle
@@ -104,7 +106,9 @@ def test_d2cache_writes_what_the_published_code_writes(case):
 
 
 def test_masks_that_are_not_computed_wait():
-    """With a threshold that every probability exceeds: the refresh commits its whole block, a later step what it has computed."""
+    """With a threshold that every probability exceeds: the refresh commits its whole block, a later step what it has
+    computed.
+    """
     settings = {"length": 16, "block": 8, "steps": 16, "cache": "d2cache:masks=1,rollout=0.0", "threshold": 0.01}
     steps = steps_of(seeded_model("llada"), [[5, 9, 22, 41]], **settings)
     written = [int((step.written[0] >= 0).sum()) for step in steps]
@@ -119,7 +123,9 @@ def test_dllm_cache_writes_what_the_published_code_writes(case):
 
 @pytest.mark.parametrize("case", cases("elastic-cache"), ids=lambda case: f"layers{case['layers']}-{name_of(case)}")
 def test_elastic_cache_writes_what_the_published_code_writes(case):
-    """And computes as many positions, over all layers; with four of them attention turns in the first, the second or the third."""
+    """And computes as many positions, over all layers; with four of them attention turns in the first, the second or
+    the third.
+    """
     assert changes(case) == case["steps"][0]
     assert rows_computed(case) == round(sum(case["computed"]) / case["layers"])
 

@@ -8,8 +8,8 @@ from seeded_models import seeded_model, steps_of
 import sinkscope
 from sinkscope.attention import Watcher, subscribed
 from sinkscope.decoding import BlockCache
+from sinkscope.decoding.caches.block_cache import attention_drifted, commits_open, commits_unsure, sinks_moved
 from sinkscope.decoding.caches.policy import Moment
-from sinkscope.decoding.caches.triggers import attention_drifted, commits_open, commits_unsure, sinks_moved
 
 PROMPTS = [[5, 9, 22, 41, 7, 3, 18, 30, 2], [14, 8, 8, 51], [33, 2, 19, 44, 27, 6]]
 SETTINGS = {"length": 24, "block": 8, "steps": 12}
@@ -140,7 +140,9 @@ class Dense(Watcher):
     ["block:trigger=sink,level=0.2", "block:trigger=drift,level=0.98", "block:changed,trigger=drift,level=0.98"],
 )
 def test_triggers_see_the_attention_of_the_block(cache, monkeypatch):
-    """What a policy gets after each step, against the softmax of what was computed: rows that refresh, and rows that do not."""
+    """What a policy gets after each step, against the softmax of what was computed: rows that refresh, and rows that do
+    not.
+    """
     dense, plans, plan = Dense(), [], BlockCache.plan
 
     def spy(self, seen):

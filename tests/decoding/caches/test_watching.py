@@ -1,4 +1,6 @@
-"""Recording under a cache: a column has the computed queries only, and every number is that of a dense map of these queries."""
+"""Recording under a cache: a column has the computed queries only, and every number is that of a dense map of these
+queries.
+"""
 
 import numpy as np
 import pytest

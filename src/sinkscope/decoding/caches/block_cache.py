@@ -1,49 +1,59 @@
-"""The cache with its switches apart: what is computed in a step, when everything is, and which of the stored keys are read."""
+"""The cache with its switches apart: what is computed in a step, when everything is, and which of the stored keys are
+read.
 
+A *trigger* tells, after a step, that a row of the batch is to be refreshed in the next one. It looks at the attention
+of the block's queries alone, because only these are computed in most steps. A row is judged by itself.
+
+sink        the main sinks have moved: in more than a share ``level`` of the heads that had a sink at the last refresh,
+            the most attended key is another one (Eq. 3 in queries' worth, over the block's queries).
+drift       the attention that the most attended key of the step before gets has turned: the cosine between its weights
+            then and now, over the block's queries, is below ``level`` in some layer. The policy ``elastic-cache`` has
+            such a signal too, and recomputes only the layers behind.
+confidence  the step before has committed a token with a probability below ``level``.
+entropy     the step before has committed a token whose distribution has an entropy above ``level``, in nats. After
+            EntropyCache (Cheong et al., 2026), which also computes the tokens written last
+            (``fresh=changed,recent=N``); its code has not been published, and nothing here is claimed to equal it.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from math import inf
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
 from sinkscope.attention import Columns, LayerCall
-from sinkscope.decoding.caches.keeping import by_group, excess, loss_without, nearness, outside_of, pick
+from sinkscope.decoding.caches.keeping import block_weights, by_group, excess, loss_without, nearness, outside_of, pick
 from sinkscope.decoding.caches.policy import CachePolicy, Moment, Places, Plan
-from sinkscope.decoding.caches.triggers import (
-    LEVELS,
-    attention_drifted,
-    block_columns,
-    block_rows,
-    commits_open,
-    commits_unsure,
-    sinks_moved,
-)
 from sinkscope.decoding.canvas import Batch
 from sinkscope.decoding.settings import Settings
-from sinkscope.documents import shown
 from sinkscope.models.family import Family
 from sinkscope.sinks.finding import EXCESS
 
-FIRED = {"sink": sinks_moved, "drift": attention_drifted, "confidence": commits_unsure, "entropy": commits_open}
+LEVELS = {"sink": 0.25, "drift": 0.9, "confidence": 0.5, "entropy": 1.0}
+"""The default level of each trigger."""
 MEASURED = ("sinks", "top", "no-sinks", "norm", "attended", "oracle")
 
 
 @dataclass(frozen=True)
 class BlockCache(CachePolicy):
-    """Computes a part of the canvas in most steps, and all of it at the start of a block and whenever the trigger says so.
+    """Computes a part of the canvas in most steps, and all of it at the start of a block and whenever the trigger says
+    so.
 
     Attributes:
-        fresh: what a step computes: the ``block``; the block and its ``suffix``; the block and the main ``sinks`` outside of it, which are
-            the positions that it attended to most in the last refresh, over all heads; what ``changed`` in the last ``recent`` steps, and
-            the masks of the block; ``all``.
+        fresh: what a step computes: the ``block``; the block and its ``suffix``; the block and the main ``sinks``
+            outside of it, which are the positions that it attended to most in the last refresh, over all heads; what
+            ``changed`` in the last ``recent`` steps, and the masks of the block; ``all``.
         every: a refresh in every so many steps of a block; only at its start when None.
-        keep: which keys outside of the block are read, ``budget`` of them in each layer and head of keys: ``all``; the ``sinks`` of Eq. 3,
-            strongest first, and then the positions nearest to the block; the ``top`` ones by column; the top ones that are ``no-sinks``;
-            those with the largest value ``norm``; those most ``attended`` by the block's queries; the ``oracle``'s, each of which alone
-            would change the block's attention output most if it were not read; ``random`` ones; the ``first`` ones; a ``window``, those
-            nearest to the block.
-        trigger: what else refreshes a row: a main ``sink`` that moves, ``drift`` of the attention to the most attended key,
-            low ``confidence`` of what was committed, or a high ``entropy`` of what it was chosen from.
+        keep: which keys outside of the block are read, ``budget`` of them in each layer and head of keys: ``all``; the
+            ``sinks`` of Eq. 3, strongest first, and then the positions nearest to the block; the ``top`` ones by
+            column; the top ones that are ``no-sinks``; those with the largest value ``norm``; those most ``attended``
+            by the block's queries; the ``oracle``'s, each of which alone would change the block's attention output most
+            if it were not read; ``random`` ones; the ``first`` ones; a ``window``, those nearest to the block.
+        trigger: what else refreshes a row: a main ``sink`` that moves, ``drift`` of the attention to the most attended
+            key, low ``confidence`` of what was committed, or a high ``entropy`` of what it was chosen from.
         level: of the trigger; when None .25 of ``sink``, .9 of ``drift``, .5 of ``confidence``, 1 nat of ``entropy``.
         recent: for how many steps ``fresh=changed`` computes a token anew after it was committed.
         sinks: how many positions outside of the block ``fresh=sinks`` computes with it.
@@ -65,44 +75,35 @@ class BlockCache(CachePolicy):
     window: int = 8
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        for name, hint in get_type_hints(type(self)).items():
-            known = get_args(hint) if get_origin(hint) is Literal else ()
-            if known and getattr(self, name) not in known:
-                raise self.refuse(f"expected {name} as one of {', '.join(known)}, found {shown(getattr(self, name))}")
-        if self.every is not None and self.every < 1:
-            raise self.refuse(f"expected every as a number of steps from 1 upwards, found {self.every}")
+    ranges = {  # noqa: RUF012
+        **dict.fromkeys(("every", "recent", "sinks", "budget", "window"), (1, inf)),
+        "level": (0, inf),
+    }
+
+    def contradictions(self) -> Iterator[str]:
         if (self.keep == "all") != (self.budget is None):
-            raise self.refuse(
-                f"expected keep and budget together, found keep={self.keep} and budget {'none' if self.budget is None else self.budget}; "
+            yield (
+                f"expected keep and budget together, found keep={self.keep} and budget {self.budget or 'none'}; "
                 f"write keep={'sinks' if self.keep == 'all' else self.keep},budget={self.budget or 64}"
             )
-        if self.budget is not None and self.budget < 1:
-            raise self.refuse(f"expected a budget of keys from 1 upwards, found {self.budget}")
-        if self.keep == "sinks" and self.budget is not None and not 1 <= self.window <= self.budget:
-            raise self.refuse(f"expected a window from 1 to the budget of {self.budget}, found {self.window}")
+        if self.keep == "sinks" and self.budget is not None and self.window > self.budget:
+            yield f"expected a window from 1 to the budget of {self.budget}, found {self.window}"
         if self.keep != "all" and self.fresh in ("suffix", "sinks"):
-            raise self.refuse(f"fresh={self.fresh} computes keys that keep leaves out; use fresh=block")
+            yield f"fresh={self.fresh} computes keys that keep leaves out; use fresh=block"
         if self.keep != "all" and self.trigger != "none":
-            raise self.refuse(f"trigger={self.trigger} looks at keys that keep leaves out; leave one of them out")
-        most = float("inf") if self.trigger == "entropy" else 1
-        if self.level is not None and (self.trigger == "none" or not 0 < self.level <= most):
-            up_to = "" if self.trigger == "entropy" else " and up to 1"
-            raise self.refuse(
-                f"expected level above 0{up_to}, beside a trigger, found {self.level:g} and trigger={self.trigger}"
+            yield f"trigger={self.trigger} looks at keys that keep leaves out; leave one of them out"
+        if self.level is not None and (self.trigger == "none" or (self.trigger != "entropy" and self.level > 1)):
+            yield (
+                f"expected level beside a trigger, up to 1 but for entropy, found {self.level:g} and "
+                f"trigger={self.trigger}"
             )
-        if self.recent < 1 or (self.recent > 1 and self.fresh != "changed"):
-            raise self.refuse(
-                f"expected recent as a number of steps from 1 upwards, beside fresh=changed, found {self.recent}"
-            )
+        if self.recent > 1 and self.fresh != "changed":
+            yield f"expected recent beside fresh=changed, found {self.recent}"
         if self.fresh == "sinks" and self.trigger == "drift":
-            raise self.refuse(
-                "trigger=drift does not note where sinks are, which fresh=sinks needs; use trigger=sink, or fresh=block"
+            yield (
+                "trigger=drift does not note where sinks are, which fresh=sinks needs; use trigger=sink, or "
+                "fresh=block"
             )
-        if self.window < 1:
-            raise self.refuse(f"expected window as a number of positions from 1 upwards, found {self.window}")
-        if self.sinks < 1:
-            raise self.refuse(f"expected sinks as a number of positions from 1 upwards, found {self.sinks}")
 
     def plan(self, moment: Moment) -> Plan:
         plan, due = self._without_trigger(moment), self._due(moment)
@@ -190,7 +191,7 @@ class BlockCache(CachePolicy):
         return torch.where(sinks, over, near - width)
 
     def _drawn(self, moment: Moment) -> Tensor:
-        """Return random numbers that depend on the seed, the block and the length of a row, not on its neighbours or its padding."""
+        """Return random numbers of the seed, the block and the length of a row, not of its neighbours or padding."""
         rows, width = moment.real.shape
         drawn = torch.zeros(rows, *moment.heads, width, device=moment.real.device, dtype=torch.float32)
         for row, count in enumerate(moment.real.sum(-1).tolist()):
@@ -200,22 +201,20 @@ class BlockCache(CachePolicy):
             )
         return drawn
 
-    def check(self, family: Family, settings: Settings) -> None:
+    def misfits(self, family: Family, settings: Settings) -> Iterator[str]:
         if self.fresh == "changed" and family.shift:
-            raise self.refuse(
-                f"{family.name} reads a token one position to its left, which may not be fresh; use fresh=block"
-            )
+            yield f"{family.name} reads a token one position to its left, which may not be fresh; use fresh=block"
 
     def check_canvas(self, batch: Batch, settings: Any) -> None:
         room = min(batch.lengths) + settings.length - getattr(settings, "block", settings.length)
-        if self.fresh == "sinks" and self.sinks > room:
-            where = f"which the shortest canvas of {min(batch.lengths) + settings.length} tokens has outside of a block"
-            raise self.refuse(f"expected at most {room} sinks, {where}, found {self.sinks}")
-        if self.budget is not None and self.budget > room:
-            raise self.refuse(
-                f"expected a budget of at most {room} keys, which the shortest canvas of {min(batch.lengths) + settings.length} tokens has "
-                f"outside of a block, found {self.budget}; lower it or use keep=all"
-            )
+        wanted = {"sinks": self.sinks if self.fresh == "sinks" else 0, "a budget of keys": self.budget or 0}
+        for what, count in wanted.items():
+            if count > room:
+                raise self.refuse(
+                    f"expected {what} up to {room}, which the shortest canvas of "
+                    f"{min(batch.lengths) + settings.length} "
+                    f"tokens has outside of a block, found {count}"
+                )
 
 
 def _marked(places: Places, real: Tensor) -> Tensor:
@@ -225,3 +224,57 @@ def _marked(places: Places, real: Tensor) -> Tensor:
     marked = torch.zeros_like(real)
     marked[:, places] = True
     return marked & real
+
+
+def block_columns(call: LayerCall, moment: Moment) -> Tensor:
+    """Return the column sums of the block's queries, float32 [row, head, position]."""
+    return block_weights(call, moment).sum(2)[..., -call.key.shape[2] :]
+
+
+def block_rows(call: LayerCall, moment: Moment) -> Tensor:
+    """Return the mean attention of each query of the block, float32 [row, query, position]; 0 where not computed."""
+    weights = block_weights(call, moment).mean(1)[..., -call.key.shape[2] :]
+    if call.part is None:
+        return weights
+    width = moment.stop - moment.start
+    places = call.part.queries - moment.start
+    within = torch.where((places >= 0) & (places < width), places, width)
+    placed = weights.new_zeros(len(weights), width + 1, weights.shape[-1])
+    return placed.scatter(1, within[..., None].expand_as(weights), weights)[:, :width]
+
+
+def sinks_moved(moment: Moment, level: float) -> Tensor:
+    """Return in which rows more than a share ``level`` of the main sinks have moved since the last refresh."""
+    assert moment.now is not None and moment.at_refresh is not None
+    before = moment.at_refresh
+    had = (excess(before, moment.real) > EXCESS).any(-1)
+    moved = had & (before.argmax(-1) != moment.now.argmax(-1))
+    return moved.sum((1, 2)) > level * had.sum((1, 2))
+
+
+def attention_drifted(moment: Moment, level: float) -> Tensor:
+    """Return in which rows the attention to the most attended key has turned beyond ``level`` in some layer."""
+    assert moment.now is not None
+    if moment.before is None:
+        return torch.zeros(len(moment.real), dtype=torch.bool, device=moment.real.device)
+    both = (moment.before.sum(-1) > 0) & (moment.now.sum(-1) > 0)
+    most = moment.before.masked_fill(~both[..., None], 0).sum(2).argmax(-1)[..., None, None].expand(*both.shape, 1)
+    then, now = (one.gather(-1, most).squeeze(-1).masked_fill(~both, 0) for one in (moment.before, moment.now))
+    return ((cosine_similarity(then, now, dim=-1) < level) & both.any(-1)).any(-1)
+
+
+def commits_unsure(moment: Moment, level: float) -> Tensor:
+    """Return in which rows the step before has committed a token that was less probable than ``level``, bool [row]."""
+    if moment.confidence is None or not moment.commits:
+        return torch.zeros(len(moment.real), dtype=torch.bool, device=moment.real.device)
+    return (moment.commits[-1] & (moment.confidence < level)).any(-1)
+
+
+def commits_open(moment: Moment, level: float) -> Tensor:
+    """Return in which rows the step before has committed a token with an entropy above ``level`` nats."""
+    if moment.entropy is None or not moment.commits:
+        return torch.zeros(len(moment.real), dtype=torch.bool, device=moment.real.device)
+    return (moment.commits[-1] & (moment.entropy > level)).any(-1)
+
+
+FIRED = {"sink": sinks_moved, "drift": attention_drifted, "confidence": commits_unsure, "entropy": commits_open}

@@ -1,22 +1,58 @@
 """Computes the positions that a cache policy names, and reads the stored keys and values of the others."""
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sinkscope.attention import CallPart, current_session, mask_for
-from sinkscope.decoding.caches.measurer import Measurer
-from sinkscope.decoding.caches.memory import free_bytes, saying_what_fits
-from sinkscope.decoding.caches.policy import CachePolicy, Moment, Places, Plan, check_kept, check_plan
+from sinkscope.attention import CallPart, Columns, Hider, LayerCall, current_session
+from sinkscope.decoding.caches.policy import CachePolicy, Moment, Places, Plan
 from sinkscope.decoding.caches.store import KeyValueStore
 from sinkscope.decoding.caches.whole_reader import WholeReader, rows_of
 from sinkscope.decoding.canvas import Layout
 from sinkscope.decoding.work import WorkMeter
 from sinkscope.models import Model
+
+
+class Measurer(Hider):
+    """Measures layers for a policy while the network runs; it hides nothing.
+
+    Attributes:
+        found: what `CachePolicy.measure` returned for each layer of a refresh.
+        watched: what `CachePolicy.follow` returned in the last layer of a step.
+    """
+
+    def __init__(self) -> None:
+        self._asked: tuple[CachePolicy, Moment] | None = None
+        self._measures = self._watches = False
+        self.found: list[Tensor] = []
+        self.watched: Tensor | None = None
+
+    @contextmanager
+    def asking(self, policy: CachePolicy, moment: Moment, measures: bool, watches: bool) -> Iterator[None]:
+        """Ask a policy about each layer while the body runs."""
+        self._asked, self._measures, self._watches = (policy, moment), measures, watches
+        self.found, self.watched = [], None
+        try:
+            yield
+        finally:
+            self._asked, self._measures, self._watches = None, False, False
+
+    def hide(self, call: LayerCall) -> None:
+        if self._watches and self._asked is not None:
+            policy, moment = self._asked
+            self.watched = policy.follow(self.watched, call, moment)
+
+    def observes(self, call: LayerCall) -> bool:
+        return self._measures
+
+    def observe(self, call: LayerCall, columns: Columns) -> None:
+        if self._measures and self._asked is not None:
+            policy, moment = self._asked
+            self.found.append(policy.measure(call, columns, moment))
 
 
 class CachedReader(WholeReader):
@@ -41,15 +77,14 @@ class CachedReader(WholeReader):
             "width": width,
         }
         self.measurer = Measurer()
-        self._store, self._free = KeyValueStore(), free_bytes(model.device)
+        self._store = KeyValueStore()
         self._moment: Moment | None = None
         self._plan = Plan()
         self._kept: Tensor | None = None
         self._block = (0, real.shape[1])
         self._number = 0
-        self._due: Tensor | None = (
-            None  # how many tokens of each row the block has yet to commit; a model may commit the mask token
-        )
+        # How many tokens of each row the block has yet to commit; a model may commit the mask token.
+        self._due: Tensor | None = None
         self._commits: list[Tensor] = []
         self._confidence: Tensor | None = None
         self._entropy: Tensor | None = None
@@ -65,7 +100,8 @@ class CachedReader(WholeReader):
     def end_block(self) -> None:
         if self._due is not None and (left := int(self._due.clamp(min=0).sum())):
             raise self.policy.refuse(
-                f"expected a block to be committed whole in its {self._number} steps, found {left} tokens left; let `Plan.open` name masks "
+                f"expected a block to be committed whole in its {self._number} steps, found {left} tokens left; let "
+                f"`Plan.open` name masks "
                 "in each step"
             )
 
@@ -76,8 +112,7 @@ class CachedReader(WholeReader):
         if self.policy.lasting:
             self._plan = Plan(self._ahead)
         else:
-            made = self.policy.plan(self._moment) if self._number else self.policy.first(self._moment)
-            self._plan = check_plan(self.policy, made, self._real, first=not self._number)
+            self._plan = self.policy.plan(self._moment) if self._number else self.policy.first(self._moment)
         return self._marked(self._plan.fresh if self._plan.open is None else self._plan.open)
 
     def _now(self, tokens: Tensor, masked: Tensor) -> Moment:
@@ -113,18 +148,14 @@ class CachedReader(WholeReader):
 
     def survey(self, logits: Tensor, masked: Tensor) -> None:
         sure = torch.softmax(logits, dim=-1).amax(-1).float()
-        self._surveyed = torch.full(masked.shape, torch.nan, device=masked.device, dtype=torch.float32).masked_scatter_(
-            masked, sure
-        )
+        self._surveyed = _placed(sure, masked)
 
     def judge(self, logits: Tensor, candidates: Tensor) -> None:
         if self.policy.judges:
             found = logits.new_empty(0, dtype=torch.float32)
             if len(logits):  # a step of Dream's origin may draw no place
                 found = torch.distributions.Categorical(logits=logits.float()).entropy()
-            self._entropy = torch.full(
-                candidates.shape, torch.nan, device=candidates.device, dtype=torch.float32
-            ).masked_scatter_(candidates, found)
+            self._entropy = _placed(found, candidates)
 
     def committed(self, written: Tensor, confidence: Tensor) -> None:
         self._commits.append(written >= 0)
@@ -139,7 +170,7 @@ class CachedReader(WholeReader):
         assert self._moment is not None
         tokens = torch.where(written >= 0, written, self._moment.tokens)
         masked = self._moment.masked & ((written < 0) | (written == self.model.card.mask_id))
-        fresh = self._marked(check_plan(self.policy, self.policy.plan(self._now(tokens, masked)), self._real).fresh)
+        fresh = self._marked(self.policy.plan(self._now(tokens, masked)).fresh)
         assert fresh is not None
         if self._ahead is None:
             self._ahead = fresh
@@ -163,14 +194,12 @@ class CachedReader(WholeReader):
         self._store.refresh(rows)
         layout = self.layout if whole else rows_of(self.layout, rows)
         part = None if whole else self._part(rows, slice(None), whole=True)
-        with self.measurer.measuring(self.policy, moment) if measures else nullcontext():
-            found = self._forward(
-                inputs if whole else inputs[rows], layout.positions, layout.seen, part, rows, refresh=True
-            )
+        tokens = inputs if whole else inputs[rows]
+        found = self._forward(tokens, layout.positions, layout.seen, part, rows, refresh=True, measures=measures)
         self._put(found, rows, slice(None))
         if measures:
             moment = replace(moment, scores=self.measurer.found, values=self._store.value_norms())
-        kept = check_kept(self.policy, self.policy.kept(moment), moment)
+        kept = self.policy.kept(moment)
         if kept is None or whole or self._kept is None:
             self._kept = kept
         else:
@@ -186,14 +215,11 @@ class CachedReader(WholeReader):
         real, keys = self._real[:, fresh].sum(-1).tolist(), self._key_counts()
         for row in self._charged:
             self.meter.add(row, real[row], keys[row])
-        self._put(
-            self._forward(tokens, positions, self._seen(rows, tokens.shape[1]), self._part(rows, fresh), rows),
-            rows,
-            fresh,
-        )
+        found = self._forward(tokens, positions, self._seen(rows, tokens.shape[1]), self._part(rows, fresh), rows)
+        self._put(found, rows, fresh)
 
     def _compute_marked(self, inputs: Tensor, rows: list[int], fresh: Tensor) -> None:
-        """Compute marked positions, of which each row may have another number; rows with all of them in a call of their own."""
+        """Compute marked positions, a number of each row; rows with all of them in a separate call."""
         fresh = fresh & self._real
         held = self._store.rows
         counts = fresh.sum(-1).tolist()
@@ -207,7 +233,8 @@ class CachedReader(WholeReader):
     ) -> None:
         """Compute the marked positions of some of the rows that are held."""
         most = max(counts[row] for row in rows)
-        # A row with fewer positions computes its first ones again, to the same result; a row with none computes its last position.
+        # A row with fewer positions computes its first ones again, to the same result; a row with none computes its
+        # last position.
         # Whole rows stand at the right end of the batch, as in a refresh of all rows.
         numbers = torch.arange(fresh.shape[1], device=fresh.device)
         order = torch.where(fresh, numbers, fresh.shape[1])
@@ -260,26 +287,20 @@ class CachedReader(WholeReader):
         part: CallPart | None,
         rows: list[int],
         refresh: bool = False,
+        measures: bool = False,
     ) -> Tensor:
         session, watches = current_session(self.model.network), self.policy.watches(refresh)
         assert self._moment is not None
         moment = self._moment if len(rows) == len(self._real) else self._moment.of_rows(rows)
         with (
             nullcontext() if session is None else session.computing(part),
-            self.measurer.watching(self.policy, moment) if watches else nullcontext(),
-            saying_what_fits(self.model, self.policy.text, len(rows), self._real.shape[1], self._free),
+            self.measurer.asking(self.policy, moment, measures, watches),
         ):
-            output = self.model.network.model(
-                input_ids=tokens,
-                attention_mask=mask_for(self.model.network, seen),
-                position_ids=positions,
-                past_key_values=self._store,
-                use_cache=True,
-            )
+            hidden = self._stored_call(tokens, positions, seen, self._store)
         if watches:
             assert self.measurer.watched is not None
             self._note(self.measurer.watched, rows, refresh)
-        return output.last_hidden_state.to(tokens.device)
+        return hidden
 
     def _note(self, found: Tensor, rows: list[int], refresh: bool) -> None:
         """Keep what was watched in some rows, [row, layer, …]."""
@@ -303,3 +324,8 @@ class CachedReader(WholeReader):
                 self._hidden[rows, fresh] = found
         else:
             self._hidden[torch.tensor(rows, device=found.device)[:, None], fresh] = found
+
+
+def _placed(found: Tensor, places: Tensor) -> Tensor:
+    """Return numbers at the marked places, float32 [batch, position], NaN elsewhere."""
+    return torch.full(places.shape, torch.nan, device=places.device, dtype=torch.float32).masked_scatter_(places, found)

@@ -1,19 +1,25 @@
 """d2Cache (Jiang et al., 2025; Kamichanw/d2Cache, src/cache/d2cache.py, with its sampler src/generation/vanilla.py).
 
-A step computes some masks, those that it may commit in sure surroundings; what the step before has committed; and the positions that
-receive most attention, passed on through all layers (*rollout*). Everything is computed once, in the first step of a generation.
+A step computes some masks, those that it may commit in sure surroundings; what the step before has committed; and the
+positions that receive most attention, passed on through all layers (*rollout*). Everything is computed once, in the
+first step of a generation.
 
-A mask's score is its confidence times the *density* of tokens around it, a mean of "is written" with Gaussian weights. The best masks are
-taken from the block on, up to a place behind which enough of them have been found; those of the block come first.
+A mask's score is its confidence times the *density* of tokens around it, a mean of "is written" with Gaussian weights.
+The best masks are taken from the block on, up to a place behind which enough of them have been found; those of the
+block come first.
 
-Quirk: confidences are those of the first step of the generation; the code that would renew them compares and assigns without effect.
+Quirk: confidences are those of the first step of the generation; the code that would renew them compares and assigns
+without effect.
 Quirk: beyond the right end of the answer its last token goes on, mask or not; to the left everything counts as written.
-Quirk: that place is a multiple of the number of masks that the block still had, where a multiple of its length was meant.
+Quirk: that place is a multiple of the number of masks that the block still had, where a multiple of its length was
+meant.
 Quirk: which masks are computed at the start of a block was decided while the block before it was being written.
 Quirk: a mask that is not computed may still be committed there, as token 0, once no other is left; here it waits.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import torch
@@ -30,32 +36,26 @@ class D2Cache(CachePolicy):
     """Computes the surest masks, what the step before has committed, and the most attended positions.
 
     Attributes:
-        rollout: share of the passed-on attention that the most attended positions receive together, at least one (published:
-            ``rollout_p``).
+        rollout: share of the passed-on attention that the most attended positions receive together, at least one
+            (published: ``rollout_p``).
         masks: how many masks a step computes (published: ``current_k``).
         sigma: width of the Gaussian of the density, in tokens.
-        inflate: a gap of fewer positions between two that are computed is computed too (published: ``inflate_w``, 0 in its
-            configuration).
+        inflate: a gap of fewer positions between two that are computed is computed too (published: ``inflate_w``, 0 in
+            its configuration).
     """
 
     name = "d2cache"
     lasting = True
     surveys = True
+    own_places = True
+    rightward = True
 
     rollout: float = 0.1
     masks: int = 32
     sigma: float = 10.0
     inflate: int = 0
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.rollout <= 1:
-            raise self.refuse(f"expected rollout as a share from 0 to 1, found {self.rollout}")
-        if self.masks < 1:
-            raise self.refuse(f"expected masks as a number from 1 upwards, found {self.masks}")
-        if not 0 < self.sigma < float("inf"):
-            raise self.refuse(f"expected sigma as a number of tokens above 0, found {self.sigma}")
-        if self.inflate < 0:
-            raise self.refuse(f"expected inflate as a number of positions from 0 upwards, found {self.inflate}")
+    ranges = {"rollout": (0, 1), "masks": (1, inf), "sigma": (1e-3, inf), "inflate": (0, inf)}  # noqa: RUF012
 
     def plan(self, moment: Moment) -> Plan:
         assert moment.surveyed is not None and moment.now is not None
@@ -70,10 +70,8 @@ class D2Cache(CachePolicy):
         """Return which masks of the answer are computed, bool [batch, position of the answer]."""
         assert moment.surveyed is not None
         answer = slice(moment.width, None)
-        masked, place = (
-            moment.masked[:, answer],
-            torch.arange(moment.masked.shape[1] - moment.width, device=moment.masked.device),
-        )
+        masked = moment.masked[:, answer]
+        place = torch.arange(masked.shape[1], device=masked.device)
         block = (place >= moment.start - moment.width) & (place < moment.stop - moment.width)
         block = block & (masked | moment.commits[-1][:, answer])  # the masks that the step before began with
         size, start = block.sum(1).clamp(min=1), block.int().argmax(1)
@@ -90,38 +88,29 @@ class D2Cache(CachePolicy):
         return True
 
     def follow(self, so_far: Tensor | None, call: LayerCall, moment: Moment) -> Tensor:
-        """Return the attention rollout up to this layer, float32 [row, position, position]; what was not computed attends to itself."""
+        """Return the attention rollout, float32 [row, position, position]; a place not computed attends to itself."""
         weights = attention_weights(call, moment.real, slice(None)).mean(1)[..., -call.key.shape[2] :]
         rows, _, length = weights.shape
         itself = torch.eye(length, device=weights.device, dtype=torch.float32).expand(rows, -1, -1)
         place = torch.arange(length, device=weights.device).expand(rows, -1) if call.part is None else call.part.queries
         place = torch.where((place >= 0) & moment.real.gather(1, place.clamp(min=0)), place, length)
-        given = torch.cat([itself, itself[:, :1]], dim=1).scatter(1, place[..., None].expand(-1, -1, length), weights)[
-            :, :length
-        ]
-        mixed = given + itself
+        given = torch.cat([itself, itself[:, :1]], dim=1).scatter(1, place[..., None].expand(-1, -1, length), weights)
+        mixed = given[:, :length] + itself
         mixed = mixed / mixed.sum(-1, keepdim=True)
         if so_far is None:
             return mixed
         with without_autocast(mixed.device.type):
             return mixed @ so_far
 
-    def check(self, family: Family, settings: Any) -> None:
-        if family.shift:
-            raise self.refuse(
-                f"expected a family that reads a token at its own position, found {family.name}; use --cache dkv-decode"
-            )
-        if settings.block_order != "left_to_right":
-            raise self.refuse(f"expected blocks from left to right, found {settings.block_order}")
+    def misfits(self, family: Family, settings: Any) -> Iterator[str]:
+        yield from super().misfits(family, settings)
         each = -(-settings.length // settings.steps)
         if not (settings.threshold or settings.factor) and self.masks < each:
-            raise self.refuse(
-                f"expected masks from {each}, which a step commits, upwards, found {self.masks}; raise it or --steps"
-            )
+            yield f"expected masks from {each}, which a step commits, upwards, found {self.masks}; raise it or --steps"
 
 
 def density(written: Tensor, sigma: float) -> Tensor:
-    """Return the share of written tokens around each place, float32 [batch, place]; ``written`` is bool [batch, place]."""
+    """Return the share of written tokens around each place, float32 [batch, place]; ``written`` is bool."""
     rows, length = written.shape
     before = written.new_ones(rows, length)
     line = torch.cat([before, written, written[:, -1:].expand(-1, length)], dim=1).double()

@@ -1,15 +1,19 @@
 """dKV-Cache-Greedy (Ma et al., 2025; horseee/dKV-Cache, llada_dkv_cache_greedy.py).
 
-Tokens are committed in a random order, which is drawn at the start of each block, so that a step knows what the next one commits. A step
-computes what it commits, what the step before has committed, and a *window*: the masks nearest to the former, left and right in turn.
-Every R-th step of a block computes everything.
+Tokens are committed in a random order, which is drawn at the start of each block, so that a step knows what the next
+one commits. A step computes what it commits, what the step before has committed, and a *window*: the masks nearest to
+the former, left and right in turn. Every R-th step of a block computes everything.
 
-Quirk: the order is drawn once a block, not in every step as LLaDA's random remasking draws it, so that other tokens are committed.
-Quirk: the window of each committed place is filled up with masks that are farther away where nearer ones are computed already.
+Quirk: the order is drawn once a block, not in every step as LLaDA's random remasking draws it, so that other tokens are
+committed.
+Quirk: the window of each committed place is filled up with masks that are farther away where nearer ones are computed
+already.
 Quirk: the window may hold masks of later blocks, whose keys and values are then newer than those of their neighbours.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import torch
@@ -29,15 +33,12 @@ class DKVGreedy(CachePolicy):
     """
 
     name = "dkv-greedy"
+    rightward = True
 
     every: int = 4
     window: int = 4
 
-    def __post_init__(self) -> None:
-        if self.every < 1:
-            raise self.refuse(f"expected every as a number of steps from 1 upwards, found {self.every}")
-        if self.window < 0:
-            raise self.refuse(f"expected window as a number of masks from 0 upwards, found {self.window}")
+    ranges = {"every": (1, inf), "window": (0, inf)}  # noqa: RUF012
 
     def first(self, moment: Moment) -> Plan:
         return Plan(None, open=_chosen(moment))
@@ -52,23 +53,21 @@ class DKVGreedy(CachePolicy):
                 _fill(fresh[row], moment.masked[row], place, self.window)
         return Plan(fresh, open=chosen)
 
-    def check(self, family: Family, settings: Any) -> None:
-        if getattr(settings, "remasking", None) is None:
-            raise self.refuse(f"expected a family with LLaDA's sampler, found {family.name}; use --cache dkv-decode")
-        if settings.remasking != "random":
-            raise self.refuse(
-                f"expected tokens to be committed in a random order, found --remasking {settings.remasking}; set random"
+    def misfits(self, family: Family, settings: Any) -> Iterator[str]:
+        yield from super().misfits(family, settings)
+        if not hasattr(settings, "remasking"):
+            yield f"expected a family with LLaDA's sampler, found {family.name}; use --cache dkv-decode"
+        elif settings.remasking != "random":
+            yield (
+                f"expected tokens to be committed in a random order, found --remasking {settings.remasking}; set "
+                f"random"
             )
-        if settings.threshold or settings.factor:
-            raise self.refuse(
-                "its steps commit a number of tokens that was set beforehand; leave --threshold and --factor out"
-            )
-        if settings.block_order != "left_to_right":
-            raise self.refuse(f"expected blocks from left to right, found {settings.block_order}")
+        elif settings.threshold or settings.factor:
+            yield "its steps commit a number of tokens that was set beforehand; leave --threshold and --factor out"
 
 
 def _committed_now(moment: Moment, row: int) -> list[int]:
-    """Return what a row commits in this step, in the order of its draw; row i draws from the seed + i, as if it were alone."""
+    """Return what a row commits in this step, in the order of its draw, from the seed + its number."""
     settings, real = moment.settings, moment.real
     source = torch.Generator(real.device).manual_seed(settings.seed + row)
     count, padding = int(real[row].sum()), int((~real[row]).sum())

@@ -1,15 +1,19 @@
 """Elastic-Cache (Nguyen-Tri et al., 2025; yxu-dev/Elastic-Cache, llada/generate.py, llada/model/modeling_llada.py).
 
-There are no blocks: a window, the first masks of the answer, moves to the right. A step computes the window, what the step before has
-committed, and the *tracked* tokens, which the window attended to most in some layer. Where the attention of the tracked tokens has turned
-in a layer by more than ``gamma`` allows, the layers behind it compute all positions; those in front keep what is stored.
+There are no blocks: a window, the first masks of the answer, moves to the right. A step computes the window, what the
+step before has committed, and the *tracked* tokens, which the window attended to most in some layer. Where the
+attention of the tracked tokens has turned in a layer by more than ``gamma`` allows, the layers behind it compute all
+positions; those in front keep what is stored.
 
-Quirk: attention has turned where the cosines over the heads, one for each tracked token and key, have a mean below ``gamma``.
+Quirk: attention has turned where the cosines over the heads, one for each tracked token and key, have a mean below
+``gamma``.
 Quirk: the first layer behind begins with the hidden states that entered it last, most of them in an earlier step.
 Quirk: the published loop leaves the masks behind the first EOS unwritten; here all are written.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import torch
@@ -21,7 +25,8 @@ from sinkscope.models.family import Family
 
 @dataclass(frozen=True)
 class ElasticCache(CachePolicy):
-    """Computes a window of masks and the most attended tokens; behind a layer where their attention has turned, everything.
+    """Computes a window of masks and the most attended tokens; behind a layer where their attention has turned,
+    everything.
 
     Attributes:
         window: how many masks a step computes, and may commit (published: ``window_length``).
@@ -31,18 +36,13 @@ class ElasticCache(CachePolicy):
 
     name = "elastic-cache"
     double = True
+    own_places = True
 
     window: int = 16
     gamma: float = 0.9
     tracked: int = 1
 
-    def __post_init__(self) -> None:
-        if self.window < 1:
-            raise self.refuse(f"expected window as a number of masks from 1 upwards, found {self.window}")
-        if not 0 < self.gamma <= 1:
-            raise self.refuse(f"expected gamma above 0 and up to 1, found {self.gamma:g}")
-        if self.tracked < 1:
-            raise self.refuse(f"expected tracked as a number of tokens from 1 upwards, found {self.tracked}")
+    ranges = {"window": (1, inf), "gamma": (0, 1), "tracked": (1, inf)}  # noqa: RUF012
 
     def first(self, moment: Moment) -> Plan:
         return self.plan(moment)
@@ -55,7 +55,7 @@ class ElasticCache(CachePolicy):
         return masked & (masked.cumsum(-1) <= self.window)
 
     def has_turned(self, before: Tensor, now: Tensor, real: Tensor) -> bool:
-        """Return whether the attention of the tracked tokens of a row, [1, head, token, key], has turned; ``real`` is bool [1, key]."""
+        """Return whether the attention of the tracked tokens, [1, head, token, key], has turned."""
         alike = torch.nn.functional.cosine_similarity(before, now, dim=1)
         return bool(alike[:, :, real[0]].mean() < self.gamma)
 
@@ -70,17 +70,16 @@ class ElasticCache(CachePolicy):
         best = received.topk(min(self.tracked, received.shape[1]), dim=-1).indices
         return torch.zeros_like(among).scatter(1, best, True) & among
 
-    def check(self, family: Family, settings: Any) -> None:
-        if family.shift:
-            raise self.refuse(
-                f"expected a family that reads a token at its own position, found {family.name}; use --cache dkv-decode"
-            )
+    def misfits(self, family: Family, settings: Any) -> Iterator[str]:
+        yield from super().misfits(family, settings)
         if settings.block != settings.length:
-            raise self.refuse(
-                f"expected one block, over which its window moves, found blocks of {settings.block}; use --block {settings.length}"
+            yield (
+                f"expected one block, over which its window moves, found blocks of {settings.block}; use --block "
+                f"{settings.length}"
             )
         each = -(-settings.length // settings.steps)
         if not (settings.threshold or settings.factor) and self.window < each:
-            raise self.refuse(
-                f"expected a window from {each}, which a step commits, upwards, found {self.window}; raise it or --steps"
+            yield (
+                f"expected a window from {each}, which a step commits, upwards, found {self.window}; raise it or "
+                f"--steps"
             )

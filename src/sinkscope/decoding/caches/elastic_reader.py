@@ -1,4 +1,4 @@
-"""Computes some positions in the first layers, and all of them behind a layer where attention has turned; see `elastic_cache`."""
+"""Computes some positions in the first layers, all behind a layer that has turned; see `elastic_cache`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,9 +11,8 @@ from sinkscope.attention import Hider, LayerCall, Prefix, mask_for
 from sinkscope.attention.call import Call
 from sinkscope.decoding.caches.elastic_cache import ElasticCache
 from sinkscope.decoding.caches.keeping import attention_weights
-from sinkscope.decoding.caches.memory import free_bytes, saying_what_fits
 from sinkscope.decoding.caches.store import KeyValueStore
-from sinkscope.decoding.caches.whole_reader import WholeReader, rows_of
+from sinkscope.decoding.caches.whole_reader import WholeReader, at_places, replaced_layers, rows_of
 from sinkscope.decoding.canvas import Layout
 from sinkscope.decoding.work import WorkMeter
 from sinkscope.models import Model
@@ -27,7 +26,8 @@ class Nothing(Hider):
 
 
 class LayerKeeper(Call):
-    """Stands in the place of the stack's running call, and keeps what the newest layer was called with; nobody else watches.
+    """Stands in the place of the stack's running call, and keeps what the newest layer was called with; nobody else
+    watches.
 
     Attributes:
         kept: that layer.
@@ -37,7 +37,7 @@ class LayerKeeper(Call):
         self.kept: LayerCall | None = None
 
     def instead_of(self, running: Call) -> "LayerKeeper":
-        """Return itself, for a layer that was given the running call; that call notes that the layer asks for its attention."""
+        """Return itself for a layer that asks for its attention, as the running call notes."""
         running.reported = True
         return self
 
@@ -52,7 +52,8 @@ class Pass:
     Attributes:
         rows: int64 [row], their numbers in the batch.
         places: int64 [row, position], the positions that the next layer is given.
-        tracked: int64 [token], the tracked tokens of the only row; None in the first step, where all positions are computed.
+        tracked: int64 [token], the tracked tokens of the only row; None in the first step, where all positions are
+            computed.
         whole: whether the next layer computes all positions.
         turned: whether the layer before it was the first to say so.
         computed: how many positions each layer has computed so far.
@@ -67,13 +68,13 @@ class Pass:
 
 
 class ElasticReader(WholeReader):
-    """Computes what an `ElasticCache` says. After the first step each row is computed by itself, because rows turn in other layers."""
+    """Computes what an `ElasticCache` says; each row by itself after the first step, as rows turn in other layers."""
 
     def __init__(self, model: Model, layout: Layout, meter: WorkMeter, policy: ElasticCache, real: Tensor) -> None:
         super().__init__(model, layout, meter)
         self.policy, self.double, self._real, self._keeper = policy, policy.double, real, LayerKeeper()
         self._layers: Any = model.network.model.layers
-        self._store, self._free = KeyValueStore(), free_bytes(model.device)
+        self._store = KeyValueStore()
         self._entering: dict[int, Tensor] = {}
         self._queries: dict[int, Tensor] = {}
         nowhere = torch.zeros_like(real)
@@ -106,25 +107,12 @@ class ElasticReader(WholeReader):
         """Return the hidden states of the rows of a pass; only those at its places at the end were computed."""
         rows = state.rows.tolist()
         layout = rows_of(self.layout, rows)
-        for index, layer in enumerate(self._layers):
-            layer.forward = self._forward_of(index, layer, state)
-        try:
-            with saying_what_fits(self.model, self.policy.text, len(self._real), self._real.shape[1], self._free):
-                output = self.model.network.model(
-                    input_ids=tokens,
-                    attention_mask=mask_for(self.model.network, layout.seen),
-                    position_ids=layout.positions,
-                    past_key_values=self._store,
-                    use_cache=True,
-                )
-        finally:
-            for layer in self._layers:
-                del layer.forward
+        with replaced_layers(self._layers, lambda index, layer: self._forward_of(index, layer, state)):
+            hidden = self._stored_call(tokens, layout.positions, layout.seen, self._store)
         for row in rows:
-            self.meter.add_layers(
-                row, [min(count, self._lengths[row]) for count in state.computed], self._lengths[row], 0
-            )
-        return output.last_hidden_state.to(tokens.device)
+            own = self._lengths[row]
+            self.meter.add_layers(row, [min(count, own) for count in state.computed], own, 0)
+        return hidden
 
     def _forward_of(self, index: int, layer: Any, state: Pass) -> Callable[..., Tensor]:
         """Return a layer's forward in a pass."""
@@ -136,15 +124,13 @@ class ElasticReader(WholeReader):
             places, rows = state.places, state.rows
             state.computed.append(places.shape[1])
             before = self._before(index, state)
-            angles = tuple(_at(places, one.expand(len(rows), -1, -1)) for one in position_embeddings)
+            angles = tuple(at_places(places, one.expand(len(rows), -1, -1)) for one in position_embeddings)
             given["sinkscope_call"] = self._keeper.instead_of(given["sinkscope_call"])
-            mask = (
-                None if attention_mask is None else self._real[rows][:, None, None].expand(-1, 1, places.shape[1], -1)
-            )
-            mask = mask_for(self.model.network, mask)
+            real = self._real[rows][:, None, None].expand(-1, 1, places.shape[1], -1)
+            mask = mask_for(self.model.network, None if attention_mask is None else real)
             if state.tracked is not None:
                 self._store.compute(places, None, rows)
-            some = _at(places, hidden)
+            some = at_places(places, hidden)
             attended, _ = layer.self_attn(
                 hidden_states=layer.input_layernorm(some),
                 position_embeddings=angles,
@@ -154,18 +140,17 @@ class ElasticReader(WholeReader):
             self._watch(index, state, before)
             some = some + attended
             some = some + layer.mlp(layer.post_attention_layernorm(some))
-            return hidden.scatter(
-                1, places[..., None].expand_as(some), some.to(hidden.dtype)
-            )  # within a caller's autocast they differ
+            some = some.to(hidden.dtype)  # within a caller's autocast they differ
+            return hidden.scatter(1, places[..., None].expand_as(some), some)
 
         return forward
 
     def _enter(self, index: int, hidden: Tensor, state: Pass) -> Tensor:
-        """Store what enters a layer, and return it; behind a layer that has turned, with what entered there before at all other places."""
+        """Store what enters a layer, and return it; behind a layer that has turned, for all places."""
         if index not in self._entering:
             self._entering[index] = hidden.clone()
             return hidden
-        self._entering[index][state.rows[:, None], state.places] = _at(state.places, hidden)
+        self._entering[index][state.rows[:, None], state.places] = at_places(state.places, hidden)
         if not state.turned:
             return hidden
         state.turned, state.whole = False, True
@@ -173,7 +158,7 @@ class ElasticReader(WholeReader):
         return self._entering[index][state.rows]
 
     def _before(self, index: int, state: Pass) -> tuple[Tensor, Tensor] | None:
-        """Return the queries of the tracked tokens of a layer and all its keys, as they were; None where all positions are computed."""
+        """Return the old queries of the tracked tokens of a layer and its keys; None where all is computed."""
         if state.whole or state.tracked is None:
             return None
         return self._queries[index][state.rows][:, :, state.tracked], self._store.keys(index, state.rows)
@@ -208,8 +193,3 @@ def attention_of(call: LayerCall, real: Tensor, queries: Tensor, keys: Tensor | 
     """
     keys = call.key if keys is None else keys
     return attention_weights(replace(call, query=queries, key=keys), real, slice(None))[..., -keys.shape[2] :]
-
-
-def _at(places: Tensor, values: Tensor) -> Tensor:
-    """Return values [row, position, width] at some positions of each row."""
-    return values.gather(1, places[..., None].expand(-1, -1, values.shape[-1]))

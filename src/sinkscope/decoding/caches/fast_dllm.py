@@ -1,15 +1,22 @@
-"""Fast-dLLM's prefix and dual cache (Wu et al., 2025; NVlabs/Fast-dLLM, llada/generate.py, dream/model/generation_utils_block.py).
+"""Fast-dLLM's prefix and dual cache (Wu et al., 2025; NVlabs/Fast-dLLM, llada/generate.py,
+dream/model/generation_utils_block.py).
 
-A block begins with a refresh. Its later steps compute the block alone (dual), or the block and everything right of it (prefix), and read
-the keys and values that the refresh stored for the rest. Dream, which has no blocks, is given some; `decoding.dream` has that loop.
+A block begins with a refresh. Its later steps compute the block alone (dual), or the block and everything right of it
+(prefix), and read the keys and values that the refresh stored for the rest. Dream, which has no blocks, is given some;
+`decoding.dream` has that loop.
 
-Quirk: confidences are taken in float64, with ``threshold`` and ``factor`` too, whereas LLaDA takes them in the dtype of the logits.
-Quirk: a mask left of the block, which a model leaves where it predicts the mask itself, is a candidate in the refresh only.
+Quirk: confidences are taken in float64, with ``threshold`` and ``factor`` too, whereas LLaDA takes them in the dtype of
+the logits.
+Quirk: a mask left of the block, which a model leaves where it predicts the mask itself, is a candidate in the refresh
+only.
 Quirk: with Dream a refresh commits the first token of the block alone, however unsure it is.
-Quirk: with Dream tokens are committed by entropy, whatever ``algorithm`` says, and with ``threshold`` by their probability.
+Quirk: with Dream tokens are committed by entropy, whatever ``algorithm`` says, and with ``threshold`` by their
+probability.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from sinkscope.decoding.caches.policy import CachePolicy, Moment, Plan
@@ -29,24 +36,25 @@ class FastDLLMDual(CachePolicy):
 
     block: int | None = None
 
+    ranges = {"block": (1, inf)}  # noqa: RUF012
+
     def plan(self, moment: Moment) -> Plan:
         return Plan(slice(moment.start, moment.stop))
 
-    def check(self, family: Family, settings: Any) -> None:
+    def misfits(self, family: Family, settings: Any) -> Iterator[str]:
         own = hasattr(settings, "block")
         if own == (self.block is not None):
-            told = "leave it out here and set --block" if own else f"write {self.name}:block=32"
-            raise self.refuse(f"expected {'no' if own else 'a'} block for {family.name}, found {self.block}; {told}")
+            advice = "leave it out here and set --block" if own else f"write {self.name}:block=32"
+            yield f"expected {'no' if own else 'a'} block for {family.name}, found {self.block}; {advice}"
         if self.block is None:
             return
-        if self.block < 1 or settings.length % self.block:
-            raise self.refuse(
-                f"expected a block that divides the {settings.length} tokens to write, found {self.block}"
-            )
         blocks = settings.length // self.block
-        if not settings.threshold and (settings.steps % blocks or settings.steps < 2 * blocks):
-            raise self.refuse(
-                f"expected steps that {blocks} blocks share, at least two for each, found {settings.steps}; set --steps"
+        if settings.length % self.block:
+            yield f"expected a block that divides the {settings.length} tokens to write, found {self.block}"
+        elif not settings.threshold and (settings.steps % blocks or settings.steps < 2 * blocks):
+            yield (
+                f"expected steps that {blocks} blocks share, at least two for each, found {settings.steps}; set "
+                f"--steps"
             )
 
 

@@ -1,4 +1,4 @@
-"""Which stored keys are read: a budget of them outside of the block, chosen in each layer and head of keys after a refresh."""
+"""Which stored keys are read: a budget of them, chosen in each layer and head of keys after a refresh."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ def by_group(scores: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
 
 
 def excess(columns: Tensor, real: Tensor) -> Tensor:
-    """Return by how much columns [batch, layer, kv_head, position] exceed the mean of the others (Eq. 3); −∞ on padding."""
+    """Return by how much columns [batch, layer, kv_head, position] exceed the mean of the others (Eq. 3)."""
     placed = columns.float().masked_fill(~real[:, None, None], torch.nan).cpu().numpy()
     with np.errstate(invalid="ignore"):
         found = torch.from_numpy(np.asarray(excess_of(placed))).to(columns.device)
@@ -33,7 +33,7 @@ def excess(columns: Tensor, real: Tensor) -> Tensor:
 
 
 def nearness(moment: Moment) -> Tensor:
-    """Return minus the distance of each position to the block, float32 [position]; of two equally near ones the left one is larger."""
+    """Return minus the distance of each position to the block, float32 [position]; the left of two is larger."""
     position = torch.arange(moment.real.shape[1], device=moment.real.device)
     left, right = moment.start - position, position - moment.stop + 1
     return -torch.where(position < moment.start, left.float(), right + 0.5)
@@ -42,7 +42,8 @@ def nearness(moment: Moment) -> Tensor:
 def block_weights(call: LayerCall, moment: Moment, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the attention of the block's queries, [row, head, query, key], constant keys in front first.
 
-    The queries of a call that computes a part of the canvas are those of its part; one outside of the block has the weight 0 everywhere.
+    The queries of a call that computes a part of the canvas are those of its part; one outside of the block has the
+    weight 0 everywhere.
     """
     weights = attention_weights(
         call, moment.real, slice(moment.start, moment.stop) if call.part is None else slice(None), dtype
@@ -83,11 +84,13 @@ def _over_heads(tensor: Tensor, call: LayerCall, dtype: torch.dtype) -> Tensor:
 
 
 def loss_without(call: LayerCall, moment: Moment) -> Tensor:
-    """Return how much the attention output of the block changes when one key is not read, float32 [batch, head, position].
+    """Return how much the attention output of the block changes when one key is not read, float32 [batch, head,
+    position].
 
-    Without key j, whose weight is w and whose value is v, an output o becomes (o − w v) / (1 − w): it moves by w / (1 − w) ‖o − v‖. The
-    squares are added over the queries of the block. The keys are taken away one at a time; what is lost with several is not their sum.
-    It is computed in float64: where w is almost 1, o is almost v, and float32 would lose what is left.
+    Without key j, whose weight is w and whose value is v, an output o becomes (o − w v) / (1 − w): it moves by w / (1 −
+    w) ‖o − v‖. The squares are added over the queries of the block. The keys are taken away one at a time; what is lost
+    with several is not their sum. It is computed in float64: where w is almost 1, o is almost v, and float32 would lose
+    what is left.
     """
     double = torch.float64
     weights, value = block_weights(call, moment, double), _over_heads(call.value, call, double)
@@ -112,8 +115,8 @@ def pick(preference: Tensor, moment: Moment, counts: Sequence[int]) -> Tensor:
         counts: how many positions each row keeps outside of the block.
 
     Returns:
-        int64 [batch, 1 or layer, 1 or kv_head, key], in order; rows with fewer keys than others end in −1. Of equal ones the lower
-        position is picked, whatever stands beside the row: in the first layer all masks have one value.
+        int64 [batch, 1 or layer, 1 or kv_head, key], in order; rows with fewer keys than others end in −1. Of equal
+        ones the lower position is picked, whatever stands beside the row: in the first layer all masks have one value.
     """
     outside, most = outside_of(moment), max(counts)
     wanted = preference.masked_fill(~outside[:, None, None], -torch.inf)
@@ -124,7 +127,7 @@ def pick(preference: Tensor, moment: Moment, counts: Sequence[int]) -> Tensor:
 
 
 def with_block(chosen: Tensor, moment: Moment) -> Tensor:
-    """Return chosen positions [batch, 1 or layer, 1 or kv_head, key], −1 for none, and those of the block, in order, −1 behind them."""
+    """Return chosen positions, −1 for none, and those of the block, in order, −1 behind them."""
     last = moment.real.shape[1]
     block = torch.arange(moment.start, moment.stop, device=chosen.device).expand(*chosen.shape[:-1], -1)
     placed = torch.cat([torch.where(chosen < 0, last, chosen), block], dim=-1).sort(dim=-1).values

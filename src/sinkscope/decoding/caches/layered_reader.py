@@ -1,4 +1,4 @@
-"""Computes other positions in every layer, and takes the stored outputs of the layer for the rest; see `policy.LayeredPolicy`."""
+"""Computes other positions in every layer, with stored outputs for the rest; see `policy.LayeredPolicy`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from sinkscope.attention import mask_for
-from sinkscope.decoding.caches.memory import free_bytes, saying_what_fits
 from sinkscope.decoding.caches.policy import LayeredPolicy
 from sinkscope.decoding.caches.store import KeyValueStore
-from sinkscope.decoding.caches.whole_reader import WholeReader, rows_of
+from sinkscope.decoding.caches.whole_reader import WholeReader, at_places, replaced_layers, rows_of
 from sinkscope.decoding.canvas import Layout
 from sinkscope.decoding.work import WorkMeter
 from sinkscope.models import Model
@@ -29,7 +28,7 @@ class LayeredReader(WholeReader):
         super().__init__(model, layout, meter)
         self.policy, self.double, self._real, self._prompt = policy, policy.double, real, width
         self._layers: Any = model.network.model.layers
-        self._store, self._free = KeyValueStore(), free_bytes(model.device)
+        self._store = KeyValueStore()
         self._attention: dict[int, Tensor] = {}
         self._mlp: dict[int, Tensor] = {}
         self._steps = [0] * len(real)
@@ -52,24 +51,14 @@ class LayeredReader(WholeReader):
 
     def _call(self, tokens: Tensor, rows: list[int]) -> Tensor:
         """Return the hidden states of some rows, all of which are at steps that compute the same parts."""
-        number, first = self._steps[rows[0]], not self._mlp
-        layout = rows_of(self.layout, rows)
-        if first:
+        number, layout = self._steps[rows[0]], rows_of(self.layout, rows)
+        if not self._mlp:
             self._store.refresh(rows)
         for row in rows:
             self._charge(row, number)
-        with (
-            saying_what_fits(self.model, self.policy.text, len(rows), self._real.shape[1], self._free),
-            self._replaced(rows, number),
-        ):
-            output = self.model.network.model(
-                input_ids=tokens,
-                attention_mask=mask_for(self.model.network, layout.seen),
-                position_ids=layout.positions,
-                past_key_values=self._store,
-                use_cache=True,
-            )
-        return output.last_hidden_state.to(tokens.device)
+        mine = torch.tensor(rows, device=self._real.device)
+        with replaced_layers(self._layers, lambda index, layer: self._forward_of(index, layer, mine, number)):
+            return self._stored_call(tokens, layout.positions, layout.seen, self._store)
 
     def _charge(self, row: int, number: int) -> None:
         """Count the work of a row in a step."""
@@ -86,18 +75,6 @@ class LayeredReader(WholeReader):
     def _answer(self) -> int:
         return self._real.shape[1] - self._prompt
 
-    @contextmanager
-    def _replaced(self, rows: list[int], number: int) -> Iterator[None]:
-        """Let every layer compute what the policy says, while the body runs."""
-        mine = torch.tensor(rows, device=self._real.device)
-        for index, layer in enumerate(self._layers):
-            layer.forward = self._forward_of(index, layer, mine, number)
-        try:
-            yield
-        finally:
-            for layer in self._layers:
-                del layer.forward
-
     def _forward_of(self, index: int, layer: Any, rows: Tensor, number: int) -> Any:
         """Return a layer's forward in a step of some rows."""
 
@@ -106,17 +83,12 @@ class LayeredReader(WholeReader):
         ) -> Tensor:
             entering = layer.input_layernorm(hidden)
             places, values = self._places(index, layer, entering, rows, number)
-            chosen = places[..., None]
-            angles = tuple(
-                one.expand(len(rows), -1, -1).gather(1, chosen.expand(-1, -1, one.shape[-1]))
-                for one in position_embeddings
-            )
-            real = self._real[rows]
-            mask = None if attention_mask is None else real[:, None, None].expand(-1, 1, places.shape[1], -1)
-            mask = mask_for(self.model.network, mask)
+            angles = tuple(at_places(places, one.expand(len(rows), -1, -1)) for one in position_embeddings)
+            real = self._real[rows][:, None, None].expand(-1, 1, places.shape[1], -1)
+            mask = mask_for(self.model.network, None if attention_mask is None else real)
             if self._mlp.get(index) is not None:
                 self._store.compute(places, None, rows)
-            some = entering.gather(1, chosen.expand(-1, -1, entering.shape[-1]))
+            some = at_places(places, entering)
             attended = hidden.new_zeros(some.shape)
             if places.shape[1]:
                 with _giving(layer.self_attn.v_proj, values):
@@ -124,7 +96,7 @@ class LayeredReader(WholeReader):
                         hidden_states=some, position_embeddings=angles, attention_mask=mask, **given
                     )
             hidden = hidden + _renewed(self._attention, index, rows, places, attended)
-            some = layer.post_attention_layernorm(hidden.gather(1, chosen.expand(-1, -1, hidden.shape[-1])))
+            some = layer.post_attention_layernorm(at_places(places, hidden))
             return hidden + _renewed(self._mlp, index, rows, places, layer.mlp(some) if places.shape[1] else some)
 
         return forward
@@ -132,7 +104,8 @@ class LayeredReader(WholeReader):
     def _places(
         self, index: int, layer: Any, entering: Tensor, rows: Tensor, number: int
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the positions that a layer computes, int64 [row, chosen], padding in front of the prompt included, and their values.
+        """Return the positions that a layer computes, int64 [row, chosen], padding in front of the prompt included, and
+        their values.
 
         The values are None where all positions of the answer or none of them are computed, and so are not known before.
         """
@@ -145,7 +118,7 @@ class LayeredReader(WholeReader):
             return front, None
         values = layer.self_attn.v_proj(entering[:, self._prompt :])
         chosen = self.policy.choose(values, self._store.renew_values(index, rows, slice(self._prompt, None), values))
-        values = values.gather(1, chosen[..., None].expand(-1, -1, values.shape[-1]))
+        values = at_places(chosen, values)
         if prompt:
             values = torch.cat([layer.self_attn.v_proj(entering[:, : self._prompt]), values], dim=1)
         return torch.cat([front, self._prompt + chosen], dim=1), values

@@ -1,4 +1,4 @@
-"""Makes the reader that a sampler's settings name, after checking that its cache goes with the model and with what watches it."""
+"""Makes the reader of a sampler's cache, after checking that it goes with the model and its watchers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,17 +16,12 @@ from sinkscope.decoding.caches.whole_reader import WholeReader
 from sinkscope.decoding.canvas import Batch, Layout
 from sinkscope.decoding.settings import Settings
 from sinkscope.decoding.work import WorkMeter
-from sinkscope.errors import CallError
 from sinkscope.models import Model
 
 
 @contextmanager
 def reading(model: Model, batch: Batch, layout: Layout, meter: WorkMeter, settings: Settings) -> Iterator[WholeReader]:
-    """Make the reader that the settings name.
-
-    Raises:
-        CallError: a cache that does not go with the model, the settings, the canvas, or with what watches the model.
-    """
+    """Make the reader that the settings name; `CallError` where its cache does not go with model or canvas."""
     policy = parse_cache(getattr(settings, "cache", "none"))
     if policy is None:
         yield WholeReader(model, layout, meter)
@@ -51,32 +46,28 @@ def reading(model: Model, batch: Batch, layout: Layout, meter: WorkMeter, settin
 
 
 def check_model(model: Model, policy: CachePolicy) -> None:
-    """Raise an error where a model, or what watches it, does not go with any cache.
-
-    Raises:
-        CallError: it does not.
-    """
+    """Raise `CallError` where a model, or what watches it, does not go with a cache."""
     session = current_session(model.network)
     for one in [] if session is None else session.subscribers:
         if not isinstance(one, Watcher):
             found = "hiding" if isinstance(one, Hider) else "keys put in front"
-            raise CallError(
-                f"cache {policy.text}: expected a model in which nothing is hidden or put in front, because a step computes only some "
-                f"queries, found {found}; hide without a cache (--cache none)"
+            raise policy.refuse(
+                f"expected a model in which nothing is hidden or put in front, because a step computes only some "
+                f"queries, found {found}; "
+                "hide without a cache (--cache none)"
             )
-        if isinstance(policy, LayeredPolicy | ElasticCache):
-            raise CallError(
-                f"cache {policy.text}: expected a model that nothing watches, because each of its layers computes other positions, found "
-                "one that is recorded; record with a policy that computes whole positions, such as --cache block"
-            )
-        if policy.selects:
-            raise CallError(
-                f"cache {policy.text}: expected a model that nothing watches, because its queries read only some keys, found "
-                "one that is recorded; record with a policy that reads all keys, such as --cache block"
+        layered = isinstance(policy, LayeredPolicy | ElasticCache)
+        if layered or policy.selects:
+            why = "each of its layers computes other positions" if layered else "its queries read only some keys"
+            raise policy.refuse(
+                f"expected a model that nothing watches, because {why}, found one that is recorded; record with a "
+                f"policy that computes "
+                "whole positions and reads all keys, such as --cache block"
             )
     sink = getattr(model.network.model, "sink_token", None)
     if sink is not None and sink.variant.kind == "token" and sink.variant.position == "end":
-        raise CallError(
-            f"cache {policy.text}: {model.card.name} has a sink token at the end, whose place follows from the whole canvas, of which a "
-            "step computes only a part; use --cache none"
+        raise policy.refuse(
+            f"{model.card.name} has a sink token at the end, whose place follows from the whole canvas, of which a "
+            f"step computes only a "
+            "part; use --cache none"
         )

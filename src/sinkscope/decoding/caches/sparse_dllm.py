@@ -1,14 +1,17 @@
 """Sparse-dLLM (Song et al., 2025; OpenMOSS/Sparse-dLLM, models/sparse_dllm/modeling_llada.py, llada_generate.py).
 
-The first two steps of a block compute everything (*delayed*). After the second, each layer keeps a share of the keys outside of the block:
-those with the largest product with the mean query of the block, averaged over heads and pooled over neighbours. Later steps compute the
-block and read it and the keys that were kept.
+The first two steps of a block compute everything (*delayed*). After the second, each layer keeps a share of the keys
+outside of the block: those with the largest product with the mean query of the block, averaged over heads and pooled
+over neighbours. Later steps compute the block and read it and the keys that were kept.
 
-Quirk: the product is neither scaled nor passed through a softmax, so that it may be negative, and a head with larger products counts more.
+Quirk: the product is neither scaled nor passed through a softmax, so that it may be negative, and a head with larger
+products counts more.
 Quirk: pooling makes neighbours tie; which of them are kept follows from how top-k breaks ties.
-Quirk: the window of the pooling runs over the keys outside of the block as if they were adjacent, from its left side to its right.
+Quirk: the window of the pooling runs over the keys outside of the block as if they were adjacent, from its left side to
+its right.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +21,6 @@ from torch.nn.functional import max_pool1d, pad
 from sinkscope.attention import Columns, LayerCall
 from sinkscope.decoding.caches.keeping import outside_of, with_block
 from sinkscope.decoding.caches.policy import CachePolicy, Moment, Plan
-from sinkscope.decoding.settings import Settings
-from sinkscope.models.family import Family
 
 
 @dataclass(frozen=True)
@@ -32,15 +33,16 @@ class SparseDLLM(CachePolicy):
     """
 
     name = "sparse-dllm"
+    own_places = True
 
     ratio: float = 0.5
     pool: int = 3
 
-    def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise self.refuse(f"expected ratio as a share above 0 and up to 1, found {self.ratio}")
+    ranges = {"ratio": (0, 1)}  # noqa: RUF012
+
+    def contradictions(self) -> Iterator[str]:
         if self.pool < 1 or self.pool % 2 == 0:
-            raise self.refuse(f"expected pool as an odd number of keys, found {self.pool}")
+            yield f"expected pool as an odd number of keys, found {self.pool}"
 
     @property
     def measures(self) -> bool:
@@ -64,16 +66,8 @@ class SparseDLLM(CachePolicy):
         for row, outside in enumerate(outside_of(moment)):
             places = outside.nonzero().flatten()
             pooled = max_pool1d(scores[row][:, places], self.pool, stride=1, padding=self.pool // 2)
-            chosen.append(
-                places[pooled.topk(int(len(places) * self.ratio), dim=-1).indices]
-            )  # ties as top-k over these keys breaks them
+            # Ties are broken as top-k over these keys breaks them.
+            chosen.append(places[pooled.topk(int(len(places) * self.ratio), dim=-1).indices])
         most = max(one.shape[-1] for one in chosen)
-        return with_block(
-            torch.stack([pad(one, (0, most - one.shape[-1]), value=-1) for one in chosen])[:, :, None], moment
-        )
-
-    def check(self, family: Family, settings: Settings) -> None:
-        if family.shift:
-            raise self.refuse(
-                f"expected a family that reads a token at its own position, found {family.name}; use --cache block"
-            )
+        chosen = torch.stack([pad(one, (0, most - one.shape[-1]), value=-1) for one in chosen])
+        return with_block(chosen[:, :, None], moment)

@@ -12,8 +12,9 @@ Positions = slice | Tensor
 class KeyValueStore:
     """Keys and values of every layer over the whole canvas, [row, kv_head, position, dim], as they were last computed.
 
-    A call computes the keys and values of the fresh positions. `update`, which the attention of each layer calls, stores them and returns
-    those that are to be read. It speaks the protocol of transformers' ``Cache`` as far as a bidirectional Llama or Qwen2 asks.
+    A call computes the keys and values of the fresh positions. `update`, which the attention of each layer calls,
+    stores them and returns those that are to be read. It speaks the protocol of transformers' ``Cache`` as far as a
+    bidirectional Llama or Qwen2 asks.
 
     Attributes:
         rows: numbers of the rows of the batch that are held.
@@ -73,7 +74,7 @@ class KeyValueStore:
     def update(
         self, key: Tensor, value: Tensor, layer_idx: int, *others: object, **more: object
     ) -> tuple[Tensor, Tensor]:
-        """Store the keys and values of the fresh positions of a layer, [row, kv_head, query, dim], and return those that are read."""
+        """Store the fresh keys and values of a layer, [row, kv_head, query, dim], and return those that are read."""
         if self._fresh is None:
             self._keys[layer_idx], self._values[layer_idx] = key, value
             return key, value

@@ -1,9 +1,13 @@
-"""Computes the hidden states of a canvas for a sampler, all positions in every step; readers with a cache are subclasses of it."""
+"""Computes the hidden states of a canvas for a sampler; readers with a cache are subclasses."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor
 
+from sinkscope.attention import mask_for
+from sinkscope.decoding.caches.store import KeyValueStore
 from sinkscope.decoding.canvas import Layout
 from sinkscope.decoding.projection import hidden_states
 from sinkscope.decoding.work import WorkMeter
@@ -28,11 +32,7 @@ class WholeReader:
         """Note that a block begins."""
 
     def end_block(self) -> None:
-        """Raise an error where a block has ended before all of it was committed, because a policy named no place for it.
-
-        Raises:
-            CallError: so it has.
-        """
+        """Raise `CallError` where a policy has left places of the block that ends uncommitted."""
 
     def open_places(self, tokens: Tensor, masked: Tensor) -> Tensor | None:
         """Return where tokens may be committed in the next step, bool [batch, position]; None for everywhere."""
@@ -58,6 +58,18 @@ class WholeReader:
         self._hidden[chosen] = hidden_states(self.model, inputs[chosen], rows_of(self.layout, rows))
         return self._hidden
 
+    def _stored_call(self, tokens: Tensor, positions: Tensor, seen: Tensor | None, store: KeyValueStore) -> Tensor:
+        """Return the hidden states of tokens that read and write stored keys and values."""
+        network = self.model.network
+        output = network.model(
+            input_ids=tokens,
+            attention_mask=mask_for(network, seen),
+            position_ids=positions,
+            past_key_values=store,
+            use_cache=True,
+        )
+        return output.last_hidden_state.to(tokens.device)
+
     def surveys(self) -> bool:
         """Whether the next step's confidence of every mask is wanted, see `survey`."""
         return False
@@ -69,7 +81,7 @@ class WholeReader:
         """Note the logits of the candidates of the step that was read, [candidate, vocabulary]."""
 
     def committed(self, written: Tensor, confidence: Tensor) -> None:
-        """Note what a step has committed, int64 [batch, position], −1 elsewhere, and how probable the candidates were, NaN elsewhere."""
+        """Note the tokens of a step, −1 elsewhere, and confidences of the candidates, NaN elsewhere."""
 
 
 def rows_of(layout: Layout, rows: Sequence[int]) -> Layout:
@@ -81,3 +93,20 @@ def rows_of(layout: Layout, rows: Sequence[int]) -> Layout:
         lengths=layout.lengths[chosen],
         starts=tuple(layout.starts[row] for row in chosen),
     )
+
+
+def at_places(places: Tensor, values: Tensor) -> Tensor:
+    """Return values [row, position, width] at some positions of each row, int64 [row, chosen]."""
+    return values.gather(1, places[..., None].expand(-1, -1, values.shape[-1]))
+
+
+@contextmanager
+def replaced_layers(layers: Any, forward_of: Callable[[int, Any], Callable[..., Tensor]]) -> Iterator[None]:
+    """Let every layer run the forward that ``forward_of(index, layer)`` returns, while the body runs."""
+    for index, layer in enumerate(layers):
+        layer.forward = forward_of(index, layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
