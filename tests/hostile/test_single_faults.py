@@ -19,7 +19,7 @@ import sinkscope
 from sinkscope.decoding.settings import LLaDASettings
 from sinkscope.errors import CallError, ModelError
 from sinkscope.evaluation.sandbox import remove_folder, run_program
-from sinkscope.models.outline import outline
+from sinkscope.models.loading import outline
 
 FRACTION = "from fractions import Fraction\n"
 BOMBS = {

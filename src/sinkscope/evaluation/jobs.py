@@ -13,7 +13,7 @@ from typing import Any
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.bound_job import run_share
 from sinkscope.evaluation.task_plans import Request, make_plans
-from sinkscope.models.outline import outline
+from sinkscope.models.loading import outline
 from sinkscope.work_items import Share
 
 LOGS = "lock.jobs"  # named like a lock, so that the folder still counts as an evaluation

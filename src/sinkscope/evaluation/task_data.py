@@ -125,7 +125,7 @@ class Source:
             if told := refused_file(error):
                 raise EvaluationError(told) from error
             raise
-        from sinkscope.models.hub import reason_of
+        from sinkscope.models.folders import reason_of
 
         unreachable = _unreachable(name)
         try:
