@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import sinkscope
 from sinkscope.decoding.settings import LLaDASettings
 from sinkscope.errors import CallError, ModelError
-from sinkscope.models.outline import outline
+from sinkscope.models.loading import outline
 
 
 def test_a_line_separator_does_not_end_a_line(tmp_path):

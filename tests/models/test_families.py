@@ -16,7 +16,7 @@ from sinkscope.errors import CallError, ModelError
 from sinkscope.models import FAMILIES, recognise
 from sinkscope.models.conversion import completed, convert_config
 from sinkscope.models.loading import build_config, network_class
-from sinkscope.models.shapes import parameter_shapes
+from sinkscope.models.weights import parameter_shapes
 
 DREAM, LLADA, LLAMA, MMADA, SDAR = (FAMILIES[name] for name in ("dream", "llada", "llama", "mmada", "sdar"))
 

@@ -10,7 +10,7 @@ import sinkscope
 from sinkscope.errors import CallError
 from sinkscope.models import folders
 from sinkscope.models.fingerprints import hash_stored
-from sinkscope.models.outline import outline
+from sinkscope.models.loading import outline
 
 
 @pytest.mark.parametrize("as_path", [False, True])

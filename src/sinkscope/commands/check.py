@@ -25,9 +25,12 @@ class Check(Command):
         model = sinkscope.load(self.model, dtype=self.dtype, device=self.device)
         checks = check_model(model)
         if self.json:
-            print_json({"model": model.card.as_dict(), "checks": [dataclasses.asdict(one) for one in checks]})
+            found = {"checks": [dataclasses.asdict(one) for one in checks], "unread_keys": list(model.unread_keys)}
+            print_json({"model": model.card.as_dict(), **found})
         else:
             for one in checks:
                 say(f"{'ok    ' if one.passed else 'FAILED'}  {one.name}: {one.found}")
+            if model.unread_keys:
+                say(f"note    keys of config.json that the network does not read: {', '.join(model.unread_keys)}")
         if not all(one.passed for one in checks):
             raise SinkscopeError(f"{self.model}: {counted(sum(not one.passed for one in checks), 'check')} failed")

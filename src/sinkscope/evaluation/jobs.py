@@ -91,7 +91,7 @@ def run_in_jobs(
     except ImportError as error:
         raise CallError("--jobs needs submitit, which is not installed: pip install 'sinkscope[slurm]'") from error
     from sinkscope.evaluation.task_plans import Request, make_plans
-    from sinkscope.models.outline import outline
+    from sinkscope.models.loading import outline
 
     folder = arguments["out"].absolute() / LOGS  # submitit takes a relative ~ for a home
     parameters = _read_options(options)

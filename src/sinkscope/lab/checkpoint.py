@@ -28,7 +28,7 @@ from sinkscope.lab.training import Watch, train
 from sinkscope.locks import claimed_folder
 from sinkscope.models.devices import find_device
 from sinkscope.models.loading import quiet
-from sinkscope.models.outline import outline
+from sinkscope.models.loading import outline
 
 
 def train_checkpoint(

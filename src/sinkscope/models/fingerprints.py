@@ -1,4 +1,4 @@
-"""What decides a model's answers beside its name: hashes of its weights in memory, its tokenizer and its shape, to know a run again by."""
+"""Fingerprints of a model: hashes of its weights, its tokenizer and its shape, by which a run is known again."""
 
 import hashlib
 import json
@@ -6,12 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from sinkscope.models.loaded_weights import were_changed
+from sinkscope.errors import CallError
 from sinkscope.models.model import Model
 from sinkscope.work_items import CONFIG, TOKENIZER, WEIGHTS
 
 _PIECE = 1 << 22
+SAMPLE = 256
+"""Numbers of each tensor that are compared to see whether weights were changed, evenly spaced, so that it takes no time."""
+_LOADED = "_sinkscope_loaded_weights"
+"""Attribute of a loaded network with these numbers, so that copies of it have them too."""
 _VOLATILE = ("_name_or_path", "transformers_version", "use_cache", "output_attentions", "output_hidden_states")
 """Keys of a configuration that change no logits."""
 _FLOAT_TYPE = ("dtype", "torch_dtype")
@@ -20,7 +25,7 @@ _STATE = ("truncation", "padding")
 
 
 def fingerprints(model: Model) -> dict[str, str]:
-    """Return a sha256 by the name of what it is of: weights, tokenizer and chat template, configuration."""
+    """Return the sha256 of a model's weights, of its tokenizer with the chat template, and of its configuration."""
     return {
         WEIGHTS: hash_memory(model.network),
         TOKENIZER: hash_tokenizer(model.tokenizer),
@@ -70,3 +75,57 @@ def hash_stored(config: Mapping[str, Any]) -> str:
 
 def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def note_loaded(network: nn.Module, weight_hash: str) -> None:
+    """Note the weights of a network that has just been loaded, and the hash of their files."""
+    setattr(network, _LOADED, (weight_hash, _sample(network)))
+
+
+def were_changed(network: nn.Module, weight_hash: str | None = None) -> bool:
+    """Return whether weights of a loaded network, a copy of one or an adapter around one were replaced, added or written into.
+
+    A change of the float type is none.
+
+    Args:
+        weight_hash: of the files that they should be of; the weights of other files count as changed.
+    """
+    noted = next((one for module in network.modules() if (one := getattr(module, _LOADED, None)) is not None), None)
+    if noted is None:
+        return False
+    of_files, before = noted
+    if weight_hash not in (None, of_files):
+        return True
+    now = _sample(network)
+    return len(before) != len(now) or not all(
+        torch.equal(one.to(two.dtype), two) for one, two in zip(before, now, strict=True)
+    )
+
+
+@torch.no_grad()
+def _sample(network: nn.Module) -> list[Tensor]:
+    weights = [one.detach() for one in network.parameters() if not one.is_meta]
+    return [one.flatten()[:: max(1, one.numel() // SAMPLE)].clone().cpu() for one in weights]
+
+
+class SameWeights:
+    """Compares the weights of a network with those that it had at the first call of `check`."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self._network = network
+        self._first: list[Tensor] | None = None
+
+    def check(self, what: str) -> None:
+        """Raise CallError where weights were changed, or cast, since the first call.
+
+        Args:
+            what: what asks for the same weights, such as ``keep='statistics' counts prompts of one network``.
+        """
+        now = _sample(self._network)
+        self._first = self._first or now
+        if len(now) != len(self._first) or not all(
+            one.dtype == two.dtype and torch.equal(one, two) for one, two in zip(now, self._first, strict=True)
+        ):
+            raise CallError(
+                f"{what}: expected the weights of the first prompt, found others; record each into a folder of its own"
+            )

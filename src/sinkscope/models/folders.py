@@ -1,22 +1,24 @@
-"""The folder of a checkpoint, by the name a user gives: bundled, local, or on the hub."""
+"""The folder of a checkpoint, by the name a user gives: bundled, local, or on the hub.
+
+Of a checkpoint on the hub the small files are fetched first, so that a wrong model is refused before gigabytes travel.
+"""
 
 import difflib
-import os
 import re
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from sinkscope.documents import check_regular, exists, read_json_object, shown
-from sinkscope.errors import CallError, ModelError
-from sinkscope.models.fetched_files import check_text
-from sinkscope.models.hub import fetch_small_files, fetch_weights
-from sinkscope.models.weights import listing
+from sinkscope.documents import read_json_object
+from sinkscope.errors import CallError, ModelError, first_line
+from sinkscope.models.weights import SINGLE, index_files, listing
+from sinkscope.progress import counting_bar, show_progress
 
 BUNDLED = ("lab-diffusion", "lab-autoregressive", "lab-sink-token", "lab-shifted")
-LARGEST_CONFIG, LARGEST_TEXT = 16 << 20, 512 << 20
-"""Bytes of a config.json, and of the largest file of a tokenizer."""
-TEXTS = (".json", ".txt", ".model", ".jinja")
 SPECIMENS = tuple(
     f"lab-nulls-{kind}-{nulls}-{seed}"
     for kind in ("autoregressive", "diffusion")
@@ -24,9 +26,11 @@ SPECIMENS = tuple(
     for seed in (0, 1, 2)
 )
 """Bundled models of one head, whose truth about sinks is known: so many nulls, and the seed they were trained with."""
-
-_ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)")
 OWN_NETWORK = "any other network that you have in Python can be recorded as it is: sinkscope.recording(network, out=…)"
+SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]
+"""config.json, the index of the weights, and what tokenizers are read from."""
+MB = 10**6
+_ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)")
 
 
 def bundled_folder(name: str) -> Path:
@@ -36,11 +40,8 @@ def bundled_folder(name: str) -> Path:
         CallError: another name.
     """
     if not is_bundled(name):
-        near = difflib.get_close_matches(name[:80], (*BUNDLED, *SPECIMENS), n=2)
-        expected = (
-            " or ".join(near) if near else f"one of {', '.join(BUNDLED)}, or a specimen lab-nulls-KIND-NULLS-SEED"
-        )
-        raise CallError(f"name: expected {expected}, found {shown(name)}")
+        near = difflib.get_close_matches(name, (*BUNDLED, *SPECIMENS), n=2) or BUNDLED
+        raise CallError(f"name: expected {' or '.join(near)}, or a specimen lab-nulls-KIND-NULLS-SEED, found {name!r}")
     part = "checkpoints/specimens" if name in SPECIMENS else "checkpoints"
     return Path(str(resources.files("sinkscope") / part / name))
 
@@ -55,30 +56,16 @@ def find_folder(name: str, revision: str | None = None, weights: bool = True) ->
 
     Raises:
         CallError: nothing by this name, or a revision of what is not on a hub.
-        ModelError: a bundled model that is not installed, or a repository that the hub does not provide.
+        ModelError: a repository that the hub does not provide.
     """
     if revision is not None and not is_on_hub(name):
-        raise CallError(
-            f"revision: expected a hub id owner/name beside it, found {name!r}, which has no revisions; leave it out"
-        )
+        raise CallError(f"revision: expected a hub id owner/name beside it, found {name!r}; leave it out")
     if is_bundled(name):
-        folder = bundled_folder(name)
-        if not (folder / "config.json").exists():
-            raise ModelError(
-                f"{name} is a bundled model, but {folder} holds no config.json; reinstall sinkscope, or train it (`sinkscope train --help`)"
-            )
-        return folder
-    folder = _expanded(name)
-    if name and exists(folder):
-        try:
-            is_folder = folder.is_dir()
-        except OSError as error:
-            raise CallError(
-                f"{name[:60]} cannot be read ({error.strerror or error}); pass a folder that exists"
-            ) from error
-        if not is_folder:
-            found = "a file" if folder.exists() else "a link that leads nowhere"
-            raise CallError(f"{name} is {found}; expected a folder with config.json and safetensors weights")
+        return bundled_folder(name)
+    folder = Path(name).expanduser()
+    if name and folder.exists():
+        if not folder.is_dir():
+            raise CallError(f"{name} is a file; expected a folder with config.json and safetensors weights")
         return folder
     check_name(name)
     folder = fetch_small_files(name, revision)
@@ -87,18 +74,10 @@ def find_folder(name: str, revision: str | None = None, weights: bool = True) ->
     return folder
 
 
-def _expanded(name: str) -> Path:
-    """Return a path with the home of a user in it; ``./~`` is a folder of that name."""
-    try:
-        return Path(name).expanduser() if name.startswith("~") else Path(name)
-    except RuntimeError as error:
-        raise CallError(f"no model {name!r}: there is no user of that name; pass a folder that exists") from error
-
-
 def is_on_hub(name: str) -> bool:
     """Return whether a name can only be that of a repository on a hub."""
     owned = name.count("/") == 1 and not name.startswith((".", "/", "~")) and not name.endswith("/")
-    return owned and not is_bundled(name) and not exists(Path(name))
+    return owned and not is_bundled(name) and not Path(name).exists()
 
 
 def check_name(name: str) -> None:
@@ -107,17 +86,16 @@ def check_name(name: str) -> None:
     Raises:
         CallError: see above.
     """
-    if is_bundled(name) or (name and exists(_expanded(name))):
+    if is_bundled(name) or (name and Path(name).expanduser().exists()) or is_on_hub(name):
         return
-    if not is_on_hub(name):
-        bare, address = name.lower().rstrip("/"), _ADDRESS.match(name)
-        near = difflib.get_close_matches(bare, BUNDLED, n=2) or difflib.get_close_matches(bare, SPECIMENS, n=2)
-        near = [address[1]] if address else near
-        meant = f"did you mean {' or '.join(near)}? Expected" if near else "expected"
-        raise CallError(
-            f"no model {name!r}: {meant} a bundled name ({', '.join(BUNDLED)}, a specimen lab-nulls-KIND-NULLS-SEED), an existing folder, "
-            f"or a hub id owner/name; {OWN_NETWORK}"
-        )
+    bare, address = name.lower().rstrip("/"), _ADDRESS.match(name)
+    near = difflib.get_close_matches(bare, BUNDLED, n=2) or difflib.get_close_matches(bare, SPECIMENS, n=2)
+    near = [address[1]] if address else near
+    meant = f"did you mean {' or '.join(near)}? Expected" if near else "expected"
+    raise CallError(
+        f"no model {name!r}: {meant} a bundled name ({', '.join(BUNDLED)}, a specimen lab-nulls-KIND-NULLS-SEED), an existing "
+        f"folder, or a hub id owner/name; {OWN_NETWORK}"
+    )
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -127,39 +105,73 @@ def read_config(folder: Path) -> dict[str, Any]:
         ModelError: none there, or no JSON object.
     """
     path = folder / "config.json"
-    if not exists(path):
+    if not path.exists():
         raise ModelError(f"{folder} is no model: expected config.json in it, found {listing(folder)}")
-    check_text(path)
-    config = read_json_object(
-        path, ModelError, "correct the file or fetch it again", most=LARGEST_CONFIG, any_number=True
-    )
-    names = config.get("architectures")
-    if names is not None and not (isinstance(names, list) and all(isinstance(one, str) for one in names)):
-        raise ModelError(f"{path}: architectures: expected a list of names or null, found {names!r}")
-    return config
+    return read_json_object(path, ModelError, "correct the file or fetch it again", any_number=True)
 
 
-def check_files(folder: Path) -> None:
-    """Raise an error where a file that is about to be read is none that ends, or larger than such a file can be.
+def fetch_small_files(name: str, revision: str | None) -> Path:
+    """Return the folder of a repository in the cache, with everything but its weights; without a connection, what is there.
 
     Raises:
-        ModelError: a named pipe, a device, or a text file of gigabytes.
+        ModelError: what huggingface_hub says.
     """
-    for path in sorted(folder.iterdir()):
-        if path.suffix in TEXTS or path.suffix == ".safetensors":
-            check_regular(
-                path, ModelError, "fetch the files again", most=LARGEST_TEXT if path.suffix in TEXTS else None
-            )
+    import huggingface_hub
+
+    with _hub_errors(name):
+        folder = huggingface_hub.snapshot_download(
+            name, revision=revision, allow_patterns=SMALL, ignore_patterns=["*/*"], tqdm_class=counting_bar(None, MB)
+        )
+    return Path(folder)
 
 
-def refuse_place(error: Exception, folder: Path) -> None:
-    """Raise ModelError for a file outside of a model's folder that a library could not use, such as its cache."""
-    if (
-        not isinstance(error, OSError)
-        or not isinstance(place := error.filename, str)
-        or Path(place).is_relative_to(folder)
-    ):
+def fetch_weights(name: str, folder: Path) -> None:
+    """Fetch the weights that a folder of `fetch_small_files` lacks, after a line that says how much that is.
+
+    Raises:
+        ModelError: a repository without safetensors, too little space, or what huggingface_hub says.
+    """
+    import huggingface_hub
+
+    wanted = index_files(folder) or [SINGLE]
+    lacking = [file for file in wanted if not (folder / file).exists()]
+    if not lacking:
         return
-    variable = next((name for name, value in os.environ.items() if value and place.startswith(value)), None)
-    advice = "make it usable" if variable is None else f"the environment variable {variable} names it, unset it"
-    raise ModelError(f"{place} cannot be used ({error.strerror}); {advice}") from error
+    commit, cache = folder.name, folder.parents[2]
+    with _hub_errors(name):
+        files = huggingface_hub.HfApi().model_info(name, revision=commit, files_metadata=True).siblings or []
+    sizes = {file.rfilename: file.size or 0 for file in files}
+    absent = [file for file in lacking if file not in sizes]
+    if absent:
+        kinds = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack")
+        held = sorted(file for file in sizes if file.endswith(kinds))
+        raise ModelError(
+            f"{name}: expected weights in {', '.join(absent[:4])}, found {', '.join(held[:4]) or 'no weights'} in the repository; "
+            "sinkscope reads safetensors only, no pickles, which can run code: convert them and pass the folder"
+        )
+    total, free = sum(sizes[file] for file in lacking), shutil.disk_usage(folder).free
+    if total > free:
+        raise ModelError(f"{name}: expected room for {total / MB:,.1f} MB in {cache}, found {free / MB:,.1f} MB")
+    count = f"{len(lacking)} of {len(wanted)} files" if len(wanted) > 1 else SINGLE
+    print(f"{name} at {commit[:8]}: fetching {count}, {total / MB:,.1f} MB, into {cache}", file=sys.stderr, flush=True)
+    with show_progress(-(-total // MB), f"fetching {name}", "MB") as progress, _hub_errors(name):
+        for file in lacking:
+            huggingface_hub.hf_hub_download(name, file, revision=commit, tqdm_class=counting_bar(progress, MB))
+
+
+@contextmanager
+def _hub_errors(name: str) -> Iterator[None]:
+    """Raise what huggingface_hub raises in the body as a ModelError."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except (errors.HfHubHTTPError, errors.HTTPError, errors.HFValidationError, OSError) as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(f"{name}: no such folder here, and it cannot be fetched: {said}") from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an error's status, or the first line of its message."""
+    response = getattr(error, "response", None)
+    return f"status {response.status_code}" if response is not None else first_line(error)

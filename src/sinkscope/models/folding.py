@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from sinkscope.checksums import sealed
-from sinkscope.documents import read_json_object
 from sinkscope.errors import CallError, ModelError
 from sinkscope.locks import new_folder
 from sinkscope.models.devices import own_defaults
@@ -63,7 +62,7 @@ def _write(folder: Path, out: Path, variant: SinkToken, constants: dict[str, tor
     """
     from safetensors.torch import load_file, save
 
-    index = read_json_object(folder / INDEX, ModelError) if (folder / INDEX).exists() else None
+    index = json.loads((folder / INDEX).read_text()) if (folder / INDEX).exists() else None
     home = WEIGHTS if index is None else index["weight_map"].pop(EMBEDDING)
     weights = load_file(folder / home)
     removed = weights.pop(EMBEDDING)
@@ -73,7 +72,7 @@ def _write(folder: Path, out: Path, variant: SinkToken, constants: dict[str, tor
     written = {home: sealed(content)}
     if index is not None:
         index["weight_map"] |= dict.fromkeys(constants, home)
-        if isinstance(index["metadata"].get("total_size"), int):
+        if "total_size" in index.get("metadata", {}):
             index["metadata"]["total_size"] += sum(one.nbytes for one in constants.values()) - removed.nbytes
         written[INDEX] = [f"{json.dumps(index, indent=2)}\n".encode()]
     config = read_config(folder) | {KEY: variant.as_config()}
@@ -98,16 +97,9 @@ def _foldable(network: Any, name: str) -> SinkToken:
         raise CallError(f"{name}: expected a model with a sink token, found one without; there is nothing to fold")
     sink = network.model.sink_token
     variant: SinkToken = sink.variant
-    if variant.kind == "gate":
-        raise CallError(
-            f"{name}: expected a sink token, found {variant.name!r}; a gate depends on the text and cannot be a constant"
-        )
-    if variant.kind == "logit":
-        raise CallError(
-            f"{name}: expected a sink token, found {variant.name!r}; a score depends on nothing and costs no row already"
-        )
-    if variant.folded:
-        raise CallError(f"{name}: expected a sink token that is not folded yet, found {variant.name!r}")
+    if variant.kind != "token" or variant.folded:
+        why = "a gate depends on the text, a logit costs no row, and a folded one is constant already"
+        raise CallError(f"{name}: expected a sink token that can be folded, found {variant.name!r}; {why}")
     if not sink.trained:
         raise CallError(
             f"{name}: expected a trained sink token, found {variant.name!r} with its initial values of seed {variant.seed}; "

@@ -4,8 +4,6 @@ from typing import Any
 
 from sinkscope.errors import ModelError
 from sinkscope.models.conversion import convert_config
-from sinkscope.models.families import FAMILIES
-from sinkscope.models.folders import OWN_NETWORK
 from sinkscope.models.layouts import MARK, STOCK
 from sinkscope.models.model import Model, ModelCard
 from sinkscope.models.recognition import recognise
@@ -28,26 +26,15 @@ def model_of(network: Any, tokenizer: Any = None, *, name: str = "network") -> M
     Raises:
         ModelError: its config belongs to no family, or it predicts no tokens.
     """
-    found = getattr(network, "config", None)
-    if found is None or not hasattr(found, "to_dict"):
-        raise ModelError(f"{name}: expected a transformers network with a config, found {type(network).__name__}")
-    if not callable(getattr(network, "get_output_embeddings", None)) or network.get_output_embeddings() is None:
+    head = getattr(network, "get_output_embeddings", lambda: None)()
+    if head is None:
         raise ModelError(
-            f"{name}: expected a network that predicts tokens, such as LlamaForCausalLM, found {type(network).__name__} without a language "
-            "model's head"
+            f"{name}: expected a network that predicts tokens, such as LlamaForCausalLM, found {type(network).__name__}"
         )
-    config, variant = split_config(found.to_dict() | {"architectures": None}, name)
+    config, variant = split_config(network.config.to_dict() | {"architectures": None}, name)
     if config.get("is_causal") is False and config.get("model_type") in STOCK:
         config = {MARK: PLAIN, **config}
-    try:
-        family = recognise(config, name)
-    except ModelError as error:
-        if any(config.get("model_type") in (*STOCK, *one.model_types) for one in FAMILIES.values()):
-            raise
-        raise ModelError(
-            f"{name}: expected a transformers network of {', '.join(STOCK)}, causal, or with is_causal False and a mask_token_id in its "
-            f"config; found {type(network).__name__}; {OWN_NETWORK}"
-        ) from error
+    family = recognise(config, name)
     converted = convert_config(config, family, name)
     weights = next(network.parameters())
     dtype = str(weights.dtype).removeprefix("torch.")

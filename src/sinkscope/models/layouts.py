@@ -1,6 +1,6 @@
 """How the folders of each kind of checkpoint are written, as data: what every key of config.json does, and tensor names.
 
-Each key is handled, knowingly ignored, or held to the values that are modelled; any other key is refused by `conversion`.
+Each key is handled, knowingly ignored, or held to the values that are modelled; `conversion` judges any other key.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class Layout:
         flags: true or false: key → transformers' name.
         optional: sizes that may be missing; the network then has its own.
         absent: what the published code takes where a key is missing or null.
-        repeated: keys that hold one number for each layer; only this number is modelled.
+        repeated: keys that hold one value for each layer; only this value is modelled.
         given: fields of transformers' config that are the same for every folder.
         passed: keys that transformers' config takes as they are.
         tokens: special tokens: an id, null, or a list of ids.
@@ -54,7 +54,7 @@ class Layout:
     fallbacks: Mapping[str, str] = field(default_factory=dict)
     optional: frozenset[str] = frozenset({"head_dim"})
     absent: Mapping[str, int] = field(default_factory=dict)
-    repeated: Mapping[str, int] = field(default_factory=dict)
+    repeated: Mapping[str, Any] = field(default_factory=dict)
     given: Mapping[str, Any] = field(default_factory=dict)
     passed: frozenset[str] = frozenset()
     tokens: frozenset[str] = frozenset({"mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id"})
@@ -74,16 +74,11 @@ _ALWAYS_IGNORED = frozenset(
     "max_length min_length do_sample early_stopping num_beams temperature top_k top_p typical_p repetition_penalty length_penalty "
     "no_repeat_ngram_size bad_words_ids num_return_sequences output_scores return_dict_in_generate forced_bos_token_id "
     "forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens "
-    "diversity_penalty num_beam_groups encoder_no_repeat_ngram_size sep_token_id decoder_start_token_id tf_legacy_loss".split()
+    "diversity_penalty num_beam_groups encoder_no_repeat_ngram_size sep_token_id decoder_start_token_id tf_legacy_loss max_new_tokens "
+    "chunk_size_feed_forward license version model_name tokenizer_name max_batch_size weight_decay".split()
 )
-_NEVER = {  # keys of every transformers config that would make it another network
+_NEVER = {  # keys that transformers or a publisher reads, and that would make it another network
     "is_encoder_decoder": Fixed((False,), False),
-    "is_decoder": Fixed((False,), False),
-    "add_cross_attention": Fixed((False,), False),
-    "pruned_heads": Fixed(({}, None), None),
-    "chunk_size_feed_forward": Fixed((0,), 0),
-    "cross_attention_hidden_size": Fixed((None,), None),
-    "tie_encoder_decoder": Fixed((False,), False),
     "quantization": Fixed((None,), None),
     "compression_config": Fixed((None,), None),
     "partial_rotary_factor": Fixed((None, 1, 1.0), None),
@@ -183,9 +178,10 @@ _STOCK_SIZES = {
         "max_position_embeddings",
     )
 }
-_QWEN2_FIXED = {"use_sliding_window": Fixed((False,), False), "use_mrope": Fixed((False,), False), **_NEVER}
+_FULL_ATTENTION: Mapping[str, Any] = {"layer_types": "full_attention"}
+_SLIDING = {"use_sliding_window": Fixed((False, None), False)}
 # Only used with use_sliding_window.
-_QWEN2_IGNORED = frozenset({"sliding_window", "max_window_layers", "layer_types"})
+_QWEN2_IGNORED = frozenset({"sliding_window", "max_window_layers"})
 
 _DREAM = Layout(
     body="qwen2",
@@ -196,57 +192,57 @@ _DREAM = Layout(
     fixed={
         "hidden_act": Fixed(("silu",), "silu"),
         "rope_scaling": Fixed((None,), None),
-        "attention_bias": Fixed(
-            (True,), True
-        ),  # its code has biases on queries, keys and values whatever the config says
-        **_QWEN2_FIXED,
+        "attention_bias": Fixed((True,), True),  # its code has biases whatever the config says
+        "use_mrope": Fixed((False,), False),
+        **_SLIDING,
+        **_NEVER,
     },
+    repeated=_FULL_ATTENTION,
     ignored=_ALWAYS_IGNORED | _QWEN2_IGNORED,
     bidirectional=True,
 )
 
 _STOCK = {"rms_norm_eps": "rms_norm_eps"}
-_MARKS = frozenset({MARK, MARK_ROTARY, "is_causal"})
-_ROPE = frozenset({"rope_theta", "rope_scaling", "rope_parameters"})
-_STOCK_FIXED = {
-    "hidden_act": Fixed(("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2"), "silu"),
-    "rope_interleaved": Fixed((False,), False),
-    **_NEVER,
-}
+_STOCK_OPTIONAL = frozenset({"head_dim", "max_position_embeddings", "rms_norm_eps", "block_size"})
+_PASSED = frozenset({"hidden_act", MARK, MARK_ROTARY, "is_causal", "rope_theta", "rope_scaling", "rope_parameters"})
 
 _LLAMA = Layout(
     body="llama",
     sizes={**_STOCK_SIZES, "head_dim": "head_dim"},
     fallbacks={"num_key_value_heads": "num_attention_heads"},
+    optional=_STOCK_OPTIONAL,
     numbers=_STOCK,
     flags={"tie_word_embeddings": "tie_word_embeddings", "attention_bias": "attention_bias", "mlp_bias": "mlp_bias"},
-    passed=frozenset({"hidden_act", MARK_POSITIONS}) | _MARKS | _ROPE,
-    fixed={**_STOCK_FIXED, "use_sliding_window": Fixed((False,), False), "sliding_window": Fixed((None,), None)},
-    # Left by conversions from the first LLaMA and by nanotron; the length is that of max_position_embeddings.
-    ignored=_ALWAYS_IGNORED | {"is_llama_config", "max_sequence_length"},
+    passed=_PASSED | {MARK_POSITIONS},
+    # Masks and caches of transformers read a window from any config.
+    fixed={**_NEVER, "sliding_window": Fixed((None,), None), "attention_chunk_size": Fixed((None,), None)},
+    repeated=_FULL_ATTENTION,
+    ignored=_ALWAYS_IGNORED,
 )
 
 _QWEN2 = Layout(
     body="qwen2",
     sizes={**_STOCK_SIZES, "head_dim": "head_dim"},
     fallbacks={"num_key_value_heads": "num_attention_heads"},
+    optional=_STOCK_OPTIONAL,
     numbers=_STOCK,
     flags={"tie_word_embeddings": "tie_word_embeddings"},
-    passed=frozenset({"hidden_act"}) | _MARKS | _ROPE,
-    # Qwen2 has biases on queries, keys and values, and no others, whatever the config says.
-    fixed={**_STOCK_FIXED, **_QWEN2_FIXED, "attention_bias": Fixed((True,), True), "mlp_bias": Fixed((False,), False)},
+    passed=_PASSED,
+    fixed={**_NEVER, **_SLIDING, "attention_chunk_size": Fixed((None,), None)},
+    repeated=_FULL_ATTENTION,
     ignored=_ALWAYS_IGNORED | _QWEN2_IGNORED,
 )
 
 _QWEN3 = Layout(
     body="qwen3",
-    sizes={**_STOCK_SIZES, "head_dim": "head_dim", "block_size": "block_size"},
+    sizes={**_STOCK_SIZES, "head_dim": "head_dim", "block_size": "block_size"},  # SDAR has blocks
     fallbacks={"num_key_value_heads": "num_attention_heads"},
+    optional=_STOCK_OPTIONAL,
     numbers=_STOCK,
     flags={"tie_word_embeddings": "tie_word_embeddings", "attention_bias": "attention_bias"},
-    optional=frozenset({"block_size"}),  # of SDAR
-    passed=frozenset({"hidden_act"}) | _MARKS | _ROPE,
-    fixed={**_STOCK_FIXED, **_QWEN2_FIXED, "mlp_bias": Fixed((False,), False)},
+    passed=_PASSED,
+    fixed={**_NEVER, **_SLIDING, "attention_chunk_size": Fixed((None,), None)},
+    repeated=_FULL_ATTENTION,
     ignored=_ALWAYS_IGNORED | _QWEN2_IGNORED,
 )
 

@@ -1,26 +1,20 @@
 """A loaded model: the network, its tokenizer, its family, and the card that identifies it."""
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from numbers import Integral
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 import torch
 
-from sinkscope.argument_types import check_argument
 from sinkscope.attention import Hider, current_session
-from sinkscope.attention.records import described, holds_nothing
-from sinkscope.documents import check_encodable, describe, shown
 from sinkscope.errors import CallError, ModelError, first_line
-from sinkscope.models.conversations import write_conversation
 from sinkscope.models.family import Family
 from sinkscope.models.weights import UsedTensors
 
 MOST_IDS = 1 << 20
-"""How many token ids, or characters, are looked at before a canvas that does not fit is refused."""
-_PIECE = 1 << 22
-"""From here on a number is no token of any tokenizer."""
+"""How many token ids are looked at before a canvas that does not fit is refused."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +54,6 @@ class ModelCard:
     sink_token: str | None = None
     config_hash: str = ""
 
-    def __post_init__(self) -> None:
-        for name, hint in get_type_hints(ModelCard).items():
-            check_argument(f"card: {name}", getattr(self, name), hint)
-        for name in ("mask_id", "eos_id"):
-            if (found := getattr(self, name)) is not None and not 0 <= found < self.vocabulary:
-                raise CallError(
-                    f"card: {name}: expected one of the {self.vocabulary} tokens of its vocabulary, found {describe(found)}"
-                )
-
     @classmethod
     def of(cls, network: Any, **known: Any) -> "ModelCard":
         """Return the card of a transformers network, whose shape is read from it; ``known`` is what it does not say itself."""
@@ -107,6 +92,7 @@ class Model:
         tensors: which tensors of its files were used; None for a network that was not read from files.
         positions_key: the key of its config.json that gives ``card.max_positions``.
         commit: of its hub repository, None for a folder.
+        unread_keys: keys of its config.json that neither transformers nor sinkscope reads.
     """
 
     network: Any
@@ -116,6 +102,7 @@ class Model:
     tensors: UsedTensors | None = None
     positions_key: str = "max_position_embeddings"
     commit: str | None = None
+    unread_keys: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
         """Return the hash of the network, which equal models share."""
@@ -145,58 +132,35 @@ class Model:
         """
         if isinstance(prompt, str):
             ids = self.tokenize(prompt)
-            empty = all(
-                token == self.tokenizer.bos_token_id for token in ids
-            )  # which the tokenizer puts in front of nothing, too
+            empty = all(token == self.tokenizer.bos_token_id for token in ids)  # also stands in front of nothing
         else:
-            ids = _read_ids(prompt, "a prompt as text or as 1-D token ids", self.most_ids)
-            beyond = [token for token in ids if not 0 <= token < self.card.vocabulary]
-            if beyond:
+            ids = _whole_numbers(prompt)
+            if beyond := [token for token in ids if not 0 <= token < self.card.vocabulary]:
                 raise CallError(f"prompt: token ids lie in 0…{self.card.vocabulary - 1}, found {beyond[:5]}")
             empty = not ids
         if empty:
             raise CallError("expected a prompt with at least one token, found an empty one")
-        self._refuse_masks(ids)
+        if self.card.mask_id is not None and self.card.mask_id in ids:
+            found = f"the mask token {self.card.mask_id} at position {ids.index(self.card.mask_id)}"
+            raise CallError(f"prompt: holds {found}; a prompt must be without masks")
         return ids
 
     def tokenize(self, text: str, special: bool = True) -> list[int]:
         """Return the token ids of a text, every word of which the tokenizer knows; ``special`` adds what it puts around a text.
 
         Raises:
-            CallError: an unknown word, or a lone surrogate.
-            ModelError: a damaged tokenizer, or one whose tokens the network does not have.
+            CallError: an unknown word.
+            ModelError: a tokenizer whose tokens the network does not have.
         """
-        most = max(MOST_IDS, 16 * self.card.max_positions)
-        if len(text) > most:
-            raise CallError(f"prompt: expected at most {most:,} characters, found {len(text):,}; {self.limit}")
-        check_encodable(text, "prompt")
-        try:
-            ids = list(self.tokenizer(text, add_special_tokens=special, verbose=False).input_ids)
-        except Exception as error:  # the tokenizers library raises nothing narrower
-            raise ModelError(
-                f"{self.card.name}: expected a tokenizer for any text, found one that fails at {shown(text)} ({first_line(error)}); "
-                "correct its tokenizer.json (its unk_token must be in its vocabulary) or fetch it again"
-            ) from error
+        ids = list(self.tokenizer(text, add_special_tokens=special, verbose=False).input_ids)
         self._refuse_unknown(text, ids, special)
-        self._refuse_foreign(ids)
-        return ids
-
-    def _refuse_masks(self, ids: list[int]) -> None:
-        """Raise an error where a prompt holds the mask token."""
-        if self.card.mask_id is not None and self.card.mask_id in ids:
-            place = ids.index(self.card.mask_id)
-            raise CallError(
-                f"prompt: holds the mask token {self.card.mask_id} at position {place}; a prompt must be without masks"
-            )
-
-    def _refuse_foreign(self, ids: list[int]) -> None:
-        """Raise an error where the tokenizer makes a token that the network does not have."""
-        beyond = [token for token in ids if not 0 <= token < self.card.vocabulary]
-        if beyond:
+        if beyond := [token for token in ids if not 0 <= token < self.card.vocabulary]:
+            found = f"{self.tokenizer.convert_ids_to_tokens(beyond[0])!r} token {beyond[0]}"
             raise ModelError(
                 f"{self.card.name}: expected a tokenizer with the {self.card.vocabulary} tokens of the network, found that it makes "
-                f"{self.tokenizer.convert_ids_to_tokens(beyond[0])!r} token {beyond[0]}; its tokenizer belongs to another model"
+                f"{found}; its tokenizer belongs to another model"
             )
+        return ids
 
     def _refuse_unknown(self, prompt: str, ids: list[int], special: bool) -> None:
         """Raise an error that names the words of a text that the tokenizer does not know."""
@@ -209,33 +173,19 @@ class Model:
         words = [word for a, b in spans if (word := prompt[a:b].strip() or prompt[a:b]) != own_text]
         if not words:
             return
-        unknown_words = ", ".join(shown(word) for word in list(dict.fromkeys(words))[:8])
+        unknown_words = ", ".join(repr(word) for word in list(dict.fromkeys(words))[:8])
         raise CallError(
             f"prompt: {self.card.name} does not know {unknown_words}; its vocabulary has {len(self.tokenizer)} words "
             "(`sinkscope problems` prints prompts it knows; a published model, such as GSAI-ML/LLaDA-8B-Instruct, takes any text)"
         )
 
     def decode(self, ids: Sequence[int] | torch.Tensor) -> str:
-        """Return the text of token ids, without special tokens.
+        """Return the text of token ids, without special tokens."""
+        return self.tokenizer.decode(_whole_numbers(ids), skip_special_tokens=True)
 
-        Raises:
-            CallError: they are no row of token ids of the model.
-        """
-        found = _read_ids(ids, "1-D token ids", self.most_ids)
-        wrong = next((token for token in found if not 0 <= token < self.card.vocabulary), None)
-        if wrong is not None:
-            raise CallError(
-                f"ids: expected token ids from 0 upwards, below {self.card.vocabulary}, found {describe(wrong)}"
-            )
-        return self.tokenizer.decode(found, skip_special_tokens=True)
-
-    def answer_text(self, answer: torch.Tensor) -> str:
-        """Return the text of the token ids of an answer up to its first EOS, without masks.
-
-        Raises:
-            CallError: see `decode`.
-        """
-        ids = _read_ids(answer, "the 1-D token ids of an answer", self.most_ids)
+    def answer_text(self, answer: Sequence[int] | torch.Tensor) -> str:
+        """Return the text of the token ids of an answer up to its first EOS, without masks."""
+        ids = _whole_numbers(answer)
         end = next((at for at, token in enumerate(ids) if token in self.card.ends), len(ids))
         return self.decode([token for token in ids[:end] if token != self.card.mask_id]).strip()
 
@@ -243,8 +193,8 @@ class Model:
         """Return the token ids of a conversation, by the tokenizer's chat template or, where it has none, by the family's.
 
         Raises:
-            ModelError: neither has a template, the template is damaged, or the tokenizer lacks its control tokens.
-            CallError: this is no conversation, or it holds an unknown word or a mask token.
+            ModelError: neither has a template, or the tokenizer lacks its control tokens.
+            CallError: the template refuses the conversation, or it holds an unknown word or a mask token.
         """
         return self.encode(self.tokenize(self.chat_text(messages), special=False))
 
@@ -260,27 +210,29 @@ class Model:
         Raises:
             ModelError, CallError: see `chat`.
         """
-        if not isinstance(messages, Sequence) or not messages or not all(map(_is_message, messages)):
-            raise CallError(f'expected messages as a list of {{"role": …, "content": …}}, found {shown(messages)}')
-        return write_conversation(self.card.name, self.tokenizer, messages, begun, self._template(instead), instead)
+        from jinja2 import TemplateError
 
-    def _template(self, instead: str) -> str | None:
-        """Return the family's chat template; None where the tokenizer has its own."""
-        own = getattr(self.tokenizer, "chat_template", None)
-        if isinstance(own, Mapping) and own and "default" not in own:
-            raise ModelError(
-                f"{self.card.name}: expected a chat template named 'default' in its tokenizer, found {', '.join(map(shown, own))}; "
-                f"name one of them so, or {instead}"
+        template = None if getattr(self.tokenizer, "chat_template", None) else self._family_template(instead)
+        try:
+            return self.tokenizer.apply_chat_template(
+                list(messages),
+                chat_template=template,
+                tokenize=False,
+                add_generation_prompt=not begun,
+                continue_final_message=begun,
             )
-        if own:
-            return None
-        if self.family.chat_template is None:
-            raise ModelError(f"{self.card.name}: its tokenizer has no chat template; {instead}")
+        except TemplateError as error:
+            raise CallError(
+                f"messages: the chat template of {self.card.name} refuses them ({first_line(error)}); {instead}"
+            ) from error
+
+    def _family_template(self, instead: str) -> str:
+        """Return the family's chat template, for a tokenizer that has none."""
         lacking = [token for token in self.family.chat_tokens if token not in self.tokenizer.get_vocab()]
-        if lacking:
+        if self.family.chat_template is None or lacking:
+            base = f" (for {self.family.name}'s own template it lacks {', '.join(lacking)}: this is a base model)"
             raise ModelError(
-                f"{self.card.name}: its tokenizer has no chat template; {instead} "
-                f"(for {self.family.name}'s own template it lacks {', '.join(lacking)}: this is a base model)"
+                f"{self.card.name}: its tokenizer has no chat template; {instead}{base if lacking else ''}"
             )
         return self.family.chat_template
 
@@ -298,51 +250,8 @@ def _unknown_token(tokenizer: Any) -> tuple[int | None, str | None]:
     return (None, None) if core is None or text is None else (core.token_to_id(text), text)
 
 
-def _read_ids(ids: Any, expected: str, most: int) -> list[int]:
-    """Return token ids that are a sequence or a 1-D array of whole numbers.
-
-    Args:
-        expected: what they are, for the message of an error.
-        most: how many there may be.
-    """
-    if isinstance(ids, range) and ids[most:]:  # its length may be no number of the machine
-        raise CallError(f"expected {expected}, at most {most:,}, found {ids}")
-    if isinstance(ids, torch.Tensor | np.ndarray):
-        found = described(ids) if isinstance(ids, torch.Tensor) else f"shape {ids.shape} of {ids.dtype}"
-        if (
-            ids.ndim == 1
-            and not (isinstance(ids, torch.Tensor) and holds_nothing(ids))
-            and str(ids.dtype).removeprefix("torch.")
-            in ("uint8", "uint16", "uint32", "int8", "int16", "int32", "int64")
-        ):
-            if len(ids) > most:
-                raise CallError(f"expected {expected}, at most {most:,}, found {len(ids):,}")
-            return [int(token) for token in ids.tolist()]
-    elif isinstance(ids, Sequence) and not isinstance(ids, str | bytes | bytearray | memoryview):
-        if len(ids) > most:
-            raise CallError(f"expected {expected}, at most {most:,}, found {len(ids):,}")
-        wrong = next(
-            (number for number, token in enumerate(ids) if not isinstance(token, Integral) or isinstance(token, bool)),
-            None,
-        )
-        if wrong is None:
-            return [int(token) for token in ids]
-        found = f"{describe(ids[wrong])} among them, at {wrong}"
-    else:
-        found = describe(ids) if isinstance(ids, str | int | float | None) else type(ids).__name__
-    raise CallError(f"expected {expected}, found {found}")
-
-
-def _is_message(message: Any) -> bool:
-    """Return whether this is a message of a conversation, which has a role and says something, or calls tools instead."""
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        return False
-    content = message.get("content")
-    if isinstance(content, list):
-        return bool(content) and all(
-            isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in content
-        )
-    return isinstance(content, str) or ("content" in message and "tool_calls" in message)
+def _whole_numbers(ids: Any) -> list[int]:
+    return [operator.index(token) for token in (ids.tolist() if isinstance(ids, torch.Tensor | np.ndarray) else ids)]
 
 
 def expect_model(model: Any, unhidden: bool = False, unwatched: bool = False) -> None:
@@ -357,36 +266,11 @@ def expect_model(model: Any, unhidden: bool = False, unwatched: bool = False) ->
     """
     if not isinstance(model, Model):
         raise CallError(f"model: expected what sinkscope.load returns, found {type(model).__name__}")
-    if model.device.type == "meta":
-        raise CallError(
-            f"model: expected the weights of {model.card.name}, found it on the device meta, which holds none; load it again"
-        )
-    table = getattr(model.network.get_input_embeddings(), "num_embeddings", model.card.vocabulary)
-    if table < model.card.vocabulary:
-        raise CallError(
-            f"model: expected the {model.card.vocabulary} tokens of {model.card.name}, found a network of {table}; load it again"
-        )
-    shape = model.network.config
-    for name, key in (
-        ("layers", "num_hidden_layers"),
-        ("heads", "num_attention_heads"),
-        ("hidden_size", "hidden_size"),
-    ):
-        if (found := getattr(model.card, name)) != (has := getattr(shape, key, found)):
-            raise CallError(f"card: {name}: expected {has}, as the network has it, found {found}")
-    if model.card.family != model.family.name:
-        raise CallError(
-            f"card: family: expected {model.family.name!r}, as the family has it, found {model.card.family!r}"
-        )
-    if model.card.mask_id is None and not model.family.causal:
-        raise CallError(f"card: mask_id: expected the mask token of a {model.family.name}, found None")
     session = current_session(model.network)
     subscribers = [] if session is None else session.subscribers
-    if (unhidden or unwatched) and any(isinstance(one, Hider) for one in subscribers):
+    hidden = any(isinstance(one, Hider) for one in subscribers)
+    if (unhidden and hidden) or (unwatched and subscribers):
+        found = "under a rule that hides keys" if hidden else "recorded or changed"
         raise CallError(
-            f"model: expected {model.card.name} as it is, found it under a rule that hides keys; call this outside of the rule"
-        )
-    if unwatched and subscribers:
-        raise CallError(
-            f"model: expected {model.card.name} as it is, found it recorded or changed; call this outside of that with block"
+            f"model: expected {model.card.name} as it is, found it {found}; call this outside of that with block"
         )

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sinkscope.documents import describe
 from sinkscope.errors import ModelError
 from sinkscope.models.conversion import known_keys
 from sinkscope.models.families import FAMILIES
@@ -22,80 +21,49 @@ def recognise(config: Mapping[str, Any], where: str) -> Family:
         raise ModelError(
             f"{where}: expected plain weights, found quantization_config in its config.json; convert them to bf16 first"
         )
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str | None):
-        raise ModelError(f"{where}/config.json: model_type: expected text, found {describe(model_type)}")
-    architectures = config.get("architectures")
+    model_type, found = config.get("model_type"), config.get("architectures") or []
     if model_type in STOCK:
         return _stock_family(config, where)
     published = [family for family in FAMILIES.values() if family.layout is not None]
     claiming = [family for family in published if family.claims is not None and family.claims(config)]
     for family in [*claiming, *(family for family in published if model_type in family.model_types)]:
-        found = architectures or []
         if not set(found) <= set(family.architectures):
             raise ModelError(
-                f"{where}: config.json: expected architectures {sorted(family.architectures)} for model_type {model_type!r}, "
+                f"{where}/config.json: expected architectures {sorted(family.architectures)} for model_type {model_type!r}, "
                 f"found {found}; that network is another one, and sinkscope never runs remote code"
             )
         return family
     names = ", ".join(name for family in published for name in family.model_types if name not in STOCK)
     code = " Its config.json names remote code (auto_map), which sinkscope never runs." if "auto_map" in config else ""
     raise ModelError(
-        f"{where}: config.json: expected model_type {names}, {' or '.join(STOCK)} (causal), or one of these with is_causal false "
+        f"{where}/config.json: expected model_type {names}, {' or '.join(STOCK)} (causal), or one of these with is_causal false "
         f"and a mask_token_id; found model_type {model_type!r}, is_causal {config.get('is_causal', True)}, architectures "
-        f"{architectures}.{_nearest(config)}{code} {OWN_NETWORK[0].upper()}{OWN_NETWORK[1:]}"
+        f"{found or None}.{_nearest(config)}{code} {OWN_NETWORK[0].upper()}{OWN_NETWORK[1:]}"
     )
 
 
 def _nearest(config: Mapping[str, Any]) -> str:
-    """Return which family's config.json is most like one that nobody claims, and what differs, as a sentence."""
-    layouts = [(family.name, family.layout) for family in FAMILIES.values() if family.layout is not None]
-    sizes = {
-        name: {*layout.sizes} - layout.optional - {*layout.fallbacks} - {*layout.absent} for name, layout in layouts
-    }
-    if not any(sizes[name] & set(config) for name, _ in layouts):
+    """Return, as a sentence, the family whose config.json is most like one that nobody claims, and how it differs."""
+    differs = {}
+    for family in FAMILIES.values():
+        if (layout := family.layout) is not None:
+            sizes = {*layout.sizes} - layout.optional - {*layout.fallbacks} - {*layout.absent}
+            if sizes & set(config):
+                unknown, missing = sorted(set(config) - known_keys(layout)), sorted(sizes - set(config))
+                differs[family.name] = {"does not know": unknown, "needs": missing}
+    if not differs:
         return ""
-    differs = {
-        name: (sorted(set(config) - known_keys(layout)), sorted(sizes[name] - set(config))) for name, layout in layouts
-    }
-    name = min(differs, key=lambda one: sum(map(len, differs[one])))
-    unknown, missing = (", ".join(keys[:6]) + (" …" if len(keys) > 6 else "") for keys in differs[name])
-    parts = [f"{says} {keys}" for says, keys in (("does not know", unknown), ("needs", missing)) if keys]
-    return (
-        f" The nearest family is {name}, which {' and '.join(parts)}." if parts else f" The nearest family is {name}."
-    )
+    name = min(differs, key=lambda one: sum(map(len, differs[one].values())))
+    parts = [f"{says} {', '.join(keys[:6])}{' …' * (len(keys) > 6)}" for says, keys in differs[name].items() if keys]
+    return f" The nearest family is {name}{', which ' if parts else ''}{' and '.join(parts)}."
 
 
 def _stock_family(config: Mapping[str, Any], where: str) -> Family:
     """Return the family of a folder in transformers' own layout: a causal model, one of the lab's, or one that was saved again."""
     model_type, causal = config["model_type"], config.get("is_causal", True)
-    if not isinstance(causal, bool):
-        raise ModelError(f"{where}: config.json: is_causal: expected true or false, found {causal!r}")
-    _check_stock_class(config, where)
-    claiming = [
-        family.name for family in FAMILIES.values() if family.causal == causal and model_type in family.model_types
-    ]
-    if causal:
-        return FAMILIES[claiming[0]]
-    known = [family.name for family in FAMILIES.values() if not family.causal]
-    name = config.get(MARK, claiming[0] if claiming else None)
-    if name not in known:
-        raise ModelError(
-            f"{where}: config.json: expected {MARK} to be one of {', '.join(known)} in a bidirectional {model_type}, found {name!r}; "
-            f"found model_type {model_type!r}, is_causal {causal}"
-        )
-    if not isinstance(config.get("mask_token_id"), int):
-        raise ModelError(
-            f"{where}: config.json: mask_token_id: expected a token id for a bidirectional model, found {config.get('mask_token_id')!r}"
-        )
-    return FAMILIES[name]
-
-
-def _check_stock_class(config: Mapping[str, Any], where: str) -> None:
-    """Raise an error where a folder in transformers' own layout is of a network that none of its classes computes."""
-    model_type, marked = config["model_type"], FAMILIES.get(str(config.get(MARK)))
+    marked = FAMILIES.get(str(config.get(MARK)))
     allowed = [BODIES[model_type][1]]
-    if model_type == "llama" and config.get(MARK_POSITIONS) is True:
+    if model_type == "llama" and config.get(MARK_POSITIONS):
         allowed = ["LearnedPositionsLlama"]
     elif marked is not None and marked.network is not None:
         allowed = [marked.network.partition(":")[2]]
@@ -109,3 +77,16 @@ def _check_stock_class(config: Mapping[str, Any], where: str) -> None:
         raise ModelError(
             f"{where}/config.json: architectures: expected {' or '.join(allowed)} for model_type {model_type!r}, found {found}; {why}"
         )
+    claiming = [
+        family.name for family in FAMILIES.values() if family.causal == causal and model_type in family.model_types
+    ]
+    if causal is True:
+        return FAMILIES[claiming[0]]
+    known = [family.name for family in FAMILIES.values() if not family.causal]
+    name = config.get(MARK, claiming[0] if claiming else None)
+    if causal is not False or name not in known:
+        raise ModelError(
+            f"{where}/config.json: expected {MARK} to be one of {', '.join(known)} in a bidirectional {model_type}, found {name!r}; "
+            f"found model_type {model_type!r}, is_causal {causal}"
+        )
+    return FAMILIES[name]

@@ -9,9 +9,7 @@ Source: skywalker0523/OneTokenIsEnough, lit_gpt/diffmodel.py, diffmodel_extratok
 import json
 import re
 import shutil
-import warnings
-import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,9 @@ import torch
 from torch import Tensor
 
 from sinkscope.checksums import sealed
-from sinkscope.documents import check_regular, exists
-from sinkscope.errors import CallError, ModelError
+from sinkscope.errors import CallError, ModelError, first_line
 from sinkscope.locks import new_folder
 from sinkscope.models.families import FAMILIES
-from sinkscope.models.fetched_files import NOT_FETCHED, is_pointer
 from sinkscope.models.folders import read_config
 from sinkscope.models.layouts import MARK
 from sinkscope.models.loading import quiet
@@ -48,13 +44,6 @@ PLAIN = {
     "mlp.swiglu.w3.weight": "mlp.down_proj.weight",
 }
 """Tensors of a block that only get another name."""
-ZIP, MAGIC = b"PK\x03\x04", bytes.fromhex("6cfc9c46f9206aa85019")
-"""How files of torch.save begin: today's zip archives, and the number that stands first in the older pickles."""
-CUT = "expected a whole torch file, found one that is damaged or cut short"
-MOST_PROTOCOL = 3  # of pickles that torch reads without running them
-AT_ONCE = 16 << 20  # bytes of an archive to read at a time
-LARGEST_LIST = 8 << 20
-"""Bytes of the pickle that lists the tensors of an archive; one takes about 200."""
 FUSED, PACKED = "attn.attn.weight", "mlp.swiglu.w12.weight"
 TOKENIZER_FILES = (CORE, SETTINGS, SPECIAL, ADDED, PIECES)
 
@@ -72,12 +61,8 @@ def convert(file: Path, out: Path, *, tokenizer: Path, heads: int | None = None)
         CallError: arguments that do not fit.
         ModelError: the file does not hold exactly the tensors of such a model, or the tokenizer belongs to another one.
     """
-    if not (tokenizer / "tokenizer.json").exists() and not (tokenizer / "tokenizer.model").exists():
+    if not (tokenizer / CORE).exists() and not (tokenizer / PIECES).exists():
         raise CallError(f"--tokenizer {tokenizer}: expected a folder with tokenizer.json, found none")
-    for path in _tokenizer_files(tokenizer):
-        check_regular(path, ModelError, "fetch the tokenizer again")
-    if heads is not None and heads < 1:
-        raise CallError(f"--heads: expected a whole number from 1 upwards, found {heads}")
     with new_folder(out, ModelError, "the converted model", "config.json") as place:
         config, tensors = convert_weights(read_tensors(file), str(file), heads)
         _check_tokenizer(tokenizer, config, file)
@@ -109,7 +94,7 @@ def _write(out: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], 
 
 def _tokenizer_files(folder: Path) -> list[Path]:
     """Return the files that a tokenizer is read from."""
-    return [*(folder / name for name in TOKENIZER_FILES if exists(folder / name)), *template_files(folder)]
+    return [*(folder / name for name in TOKENIZER_FILES if (folder / name).exists()), *template_files(folder)]
 
 
 def _check_tokenizer(folder: Path, config: Mapping[str, Any], file: Path) -> None:
@@ -143,153 +128,31 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         ModelError: the file holds anything but tensors by name, at the top or under the one key ``model``.
     """
     if not file.is_file():
-        raise CallError(
-            f"{file}: expected a .pth or .safetensors file, found {'a folder' if file.is_dir() else 'nothing'}"
-        )
-    check_regular(file, ModelError)
-    if file.suffix.lower() == ".safetensors":
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
+        raise CallError(f"{file}: expected a .pth or .safetensors file, found none")
+    try:
+        if file.suffix.lower() == ".safetensors":
+            from safetensors.torch import load_file
 
-        try:
             return load_file(file)
-        except SafetensorError as error:
-            raise ModelError(
-                f"{file}: expected safetensors, found something else: {_beginning(file)}; fetch it again"
-            ) from error
-    _check_archive(file)
-    try:
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # torch warns of pickles that it did not write; they are refused below
-            found: Any = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch has no single exception for files that it refuses
-        raise ModelError(f"{file}: {_refused(file, error)}") from error
-    _check_sums(file)
-    if isinstance(found, Mapping) and set(found) == {"model"} and isinstance(found["model"], Mapping):
+        found: Any = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch has no single exception for files that it refuses, and advises to run their code
+        code = re.search(r"GLOBAL [\w.]+", str(error))
+        why = f"found {code[0]}, which could run code when it is read" if code else first_line(error)
+        raise ModelError(
+            f"{file}: expected a whole file of tensors only, {why}; where you trust it, save its weights anew: "
+            'torch.save(state["model"], FILE)'
+        ) from error
+    if isinstance(found, Mapping) and set(found) == {"model"}:
         found = found["model"]
-    if not isinstance(found, Mapping) or not found:
-        raise ModelError(f"{file}: expected tensors by name, found {'none' if found == {} else type(found).__name__}")
-    if unnamed := [name for name in found if not isinstance(name, str)]:
-        raise ModelError(
-            f"{file}: expected tensors by name, found one under {repr(unnamed[0])[:60]}; name it as lit-gpt does"
-        )
-    others = {name: type(value).__name__ for name, value in found.items() if not isinstance(value, Tensor)}
-    if others:
-        shown = ", ".join(f"{name} ({kind})" for name, kind in list(others.items())[:4])
-        inner = next((name for name, value in found.items() if isinstance(value, Mapping)), None)
-        weights = (
-            "{name: one for name, one in state.items() if torch.is_tensor(one)}"
-            if inner is None
-            else f"state[{json.dumps(inner)[:60]}]"
+    if not isinstance(found, Mapping) or not all(isinstance(one, Tensor) for one in found.values()):
+        others = (
+            [name for name, one in found.items() if not isinstance(one, Tensor)] if isinstance(found, Mapping) else []
         )
         raise ModelError(
-            f"{file}: expected tensors only, found {shown} beside them; keep its weights alone: torch.save({weights}, FILE)"
+            f"{file}: expected tensors only, by name, found {', '.join(map(str, others[:4])) or type(found).__name__}; keep its "
+            "weights alone: torch.save({name: one for name, one in state.items() if torch.is_tensor(one)}, FILE)"
         )
-    for name, tensor in found.items():
-        kinds = {"meta": tensor.is_meta, "nested": tensor.is_nested, "quantised": tensor.is_quantized}
-        kind = next((name for name, is_one in kinds.items() if is_one), str(tensor.layout).removeprefix("torch."))
-        if kind != "strided":
-            raise ModelError(
-                f"{file}: {name}: expected a dense tensor with its values, found a {kind} one; save its weights anew"
-            )
-        held = tensor.untyped_storage().nbytes() // tensor.element_size()
-        if held < tensor.numel():
-            shape = " × ".join(map(str, tensor.shape))
-            raise ModelError(
-                f"{file}: {name}: expected {shape} values, found {held}, which it repeats; save tensor.contiguous() of it"
-            )
     return dict(found)
-
-
-def _check_archive(file: Path) -> None:
-    """Raise an error for an archive that torch would unpack for ever: torch.save compresses nothing, and its list of tensors is short."""
-    for part in _parts(file):
-        if part.compress_type != zipfile.ZIP_STORED:
-            raise ModelError(
-                f"{file}: {part.filename[:80]}: expected what torch.save wrote, found it compressed; save it with torch.save"
-            )
-        if Path(part.filename).name == "data.pkl" and part.file_size > LARGEST_LIST:
-            most = f"at most {LARGEST_LIST >> 20} MB"
-            raise ModelError(
-                f"{file}: {part.filename[:80]}: expected a list of tensors, {most}, found {part.file_size >> 20} MB"
-            )
-
-
-def _check_sums(file: Path) -> None:
-    """Raise an error for a part of an archive that is not what its checksum says; torch itself reads it without a word."""
-    for part in _parts(file):
-        if not part.CRC:  # torch.save can leave them out
-            continue
-        try:
-            with zipfile.ZipFile(file) as archive, archive.open(part) as content:
-                while content.read(AT_ONCE):
-                    pass
-        except Exception as error:  # zipfile has no single exception for damage
-            raise ModelError(
-                f"{file}: {CUT}, its {part.filename[:80]} is not what its checksum says; fetch it again"
-            ) from error
-
-
-def _beginning(file: Path) -> str:
-    """Return in words what the first bytes of a file say."""
-    if is_pointer(file):
-        return f"it is {NOT_FETCHED} (`git lfs pull`)"
-    with file.open("rb") as opened:
-        head = opened.read(12)
-    return f"it begins with {head!r}"
-
-
-def _refused(file: Path, error: Exception) -> str:
-    """Return what is wrong with a file that torch refuses; torch's own message would advise to read it with weights_only off."""
-    code = re.search(r"\bGLOBAL ([\w.]+)", str(error))
-    if code:
-        return (
-            f"expected tensors only, found GLOBAL {code[1]}, which could run code when it is read; "
-            'where you trust it, save its weights anew: torch.save(state["model"], FILE)'
-        )
-    if "TORCH_FORCE_" in str(error):
-        return "torch refuses to read it, because TORCH_FORCE_WEIGHTS_ONLY_LOAD and its opposite are set; unset them"
-    with file.open("rb") as opened:
-        head = opened.read(len(ZIP) + len(MAGIC) + 2)
-    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < file.stat().st_size:
-        return f"expected a file that torch.save wrote, found safetensors; name it {file.stem}.safetensors"
-    parts = {Path(part.filename).name for part in _parts(file)} if head.startswith(ZIP) else set()
-    if "constants.pkl" in parts:
-        return "expected tensors by name, found a program of TorchScript; save its weights, torch.jit.load(FILE).state_dict()"
-    if parts and "data.pkl" not in parts:
-        return "expected a file that torch.save wrote, found another zip archive"
-    if not head.startswith(ZIP) and MAGIC not in head:
-        return f"expected a file that torch.save wrote, found no torch file: {_beginning(file)}"
-    if (protocol := _protocol(file)) is not None and protocol > MOST_PROTOCOL:
-        return (
-            f"expected a pickle of protocol 2 or {MOST_PROTOCOL}, found {protocol}, which torch reads only as code; "
-            "save it anew without pickle_protocol"
-        )
-    if type(error).__name__ == "UnpicklingError":
-        return 'expected tensors only, found more, which torch does not read; save its weights anew: torch.save(state["model"], FILE)'
-    return f"{CUT}; fetch it again"
-
-
-def _parts(file: Path) -> list[zipfile.ZipInfo]:
-    """Return the files in a zip archive; none where it is damaged, or is none."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            return archive.infolist()
-    except Exception:  # zipfile has no single exception for archives that it cannot read
-        return []
-
-
-def _protocol(file: Path) -> int | None:
-    """Return the protocol of the pickle that lists the tensors of an archive; None where there is none."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            name = next(part.filename for part in archive.infolist() if Path(part.filename).name == "data.pkl")
-            with archive.open(name) as content:
-                head = content.read(2)
-    except Exception:  # zipfile has no single exception for archives that it cannot read
-        return None
-    return head[1] if len(head) == 2 and head[0] == 0x80 else None
 
 
 def convert_weights(
@@ -298,37 +161,22 @@ def convert_weights(
     """Return a config.json and transformers' tensors for those of lit-gpt.
 
     Raises:
+        CallError: the width is none of the published ones, and ``heads`` is missing.
         ModelError: a tensor is missing, unknown, or of a shape that does not fit.
     """
     left = dict(weights)
     for name, tensor in weights.items():
-        if str(tensor.dtype).removeprefix("torch.") not in DTYPES.values():
-            raise ModelError(
-                f"{where}: {name}: expected {', '.join(DTYPES.values())}, found {str(tensor.dtype).removeprefix('torch.')}, which `load` "
-                "refuses; cast it: torch.save({name: tensor.float() for name, tensor in state.items()}, FILE)"
-            )
-        if not tensor.ndim or not tensor.isfinite().all():
-            found = "NaN or infinite ones" if tensor.ndim else "a single number"
-            raise ModelError(
-                f"{where}: {name}: expected rows of finite numbers, found {found}; fetch the checkpoint again"
-            )
-
-    def held(name: str) -> Tensor:
-        if name not in left:
-            if prefix := next((one.removesuffix(name) for one in weights if one.endswith(f".{name}")), None):
-                raise ModelError(
-                    f"{where}: expected a tensor {name}, found {prefix}{name}; remove {prefix!r}: "
-                    f"torch.save({{name.removeprefix({prefix!r}): tensor for name, tensor in state.items()}}, FILE)"
-                )
-            raise ModelError(f"{where}: expected a tensor {name}, found none; it holds {_few(weights)} …")
-        return left[name]
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype not in DTYPES.values() or not tensor.isfinite().all():
+            found = dtype if dtype not in DTYPES.values() else "NaN or infinite ones"
+            raise ModelError(f"{where}: {name}: expected finite numbers of {', '.join(DTYPES.values())}, found {found}")
 
     def take(name: str, *shape: int | None) -> Tensor:
-        tensor = held(name)
-        del left[name]
-        if len(shape) != tensor.ndim or any(
-            asked not in (None, found) for asked, found in zip(shape, tensor.shape, strict=True)
-        ):
+        tensor = left.pop(name, None)
+        if tensor is None:
+            raise ModelError(f"{where}: expected a tensor {name}, found none; it holds {_few(weights)} …")
+        fits = len(shape) == tensor.ndim and all(map(lambda asked, has: asked in (None, has), shape, tensor.shape))
+        if not fits:
             asked = str(tuple("any" if size is None else size for size in shape)).replace("'", "")
             raise ModelError(f"{where}: {name}: expected shape {asked}, found {tuple(tensor.shape)}")
         return tensor
@@ -337,27 +185,20 @@ def convert_weights(
     vocabulary, width = head.shape
     table = take("transformer.wte.weight", None, width)
     extra = table.shape[0] - vocabulary
-    if extra not in (1, 2):
-        raise ModelError(
-            f"{where}: expected an embedding with a row for the mask, and at most one for a sink, beyond the head's {vocabulary}, "
-            f"found {extra}"
-        )
     layers = 1 + max((int(found[1]) for name in weights if (found := re.match(BLOCK, name))), default=-1)
-    if not layers:
-        raise ModelError(f"{where}: expected tensors transformer.h.0.…, found {_few(weights)} …")
-    heads = heads or _published_heads(width, layers, where)
-    if width % heads:
-        raise ModelError(f"{where}: expected a number of heads that divides the width {width}, found {heads}")
-    if width // heads % 2:
-        raise ModelError(
-            f"{where}: expected heads of an even size, whose halves can be rotated, found {heads} of {width // heads}"
-        )
     gated = "transformer.h.0.attn.gate.weight" in left
-    if gated and extra == 2:
-        raise ModelError(f"{where}: expected either a sink token or a gate, found both")
-    size, fused_rows = width // heads, held(f"transformer.h.0.{FUSED}").shape[0]
+    if extra not in (1, 2) or (gated and extra == 2):
+        raise ModelError(
+            f"{where}: expected an embedding with a row for the mask, and one for a sink in a model without a gate, beyond the head's "
+            f"{vocabulary}, found {extra}"
+        )
+    if heads is None and width not in HEADS:
+        published = ", ".join(map(str, HEADS))
+        raise CallError(f"{where}: its width {width} is none of the published ones ({published}); pass --heads")
+    heads = heads or (8 if (width, layers) == (640, 16) else HEADS[width])
+    size, fused_rows = width // heads, (weights.get(f"transformer.h.0.{FUSED}", head)).shape[0]
     groups = (fused_rows // size - heads) // 2
-    if fused_rows % size or groups < 1 or heads % groups or (heads + 2 * groups) * size != fused_rows:
+    if width % heads or groups < 1 or heads % groups or (heads + 2 * groups) * size != fused_rows:
         raise ModelError(
             f"{where}: {FUSED}: expected the rows of {heads} heads of {size} and their keys and values, found {fused_rows}; see --heads"
         )
@@ -369,11 +210,9 @@ def convert_weights(
         queries, keys, values = split_fused(take(theirs + FUSED, fused_rows, width), heads, groups)
         for name, tensor in (("q", queries), ("k", keys), ("v", values)):
             tensors[f"{ours}self_attn.{name}_proj.weight"] = tensor
-        if theirs + PACKED in left:
-            parts = (theirs + "mlp.swiglu.w1.weight", theirs + "mlp.swiglu.w2.weight")
-            if part := next((name for name in parts if name in left), None):
-                raise ModelError(f"{where}: expected {theirs}{PACKED} or its two halves, found {part} beside it")
-            left |= zip(parts, take(theirs + PACKED, None, width).chunk(2), strict=True)
+        if theirs + PACKED in left and theirs + "mlp.swiglu.w1.weight" not in left:
+            first, second = take(theirs + PACKED, None, width).chunk(2)
+            left |= {theirs + "mlp.swiglu.w1.weight": first, theirs + "mlp.swiglu.w2.weight": second}
         inner = inner or left.get(theirs + "mlp.swiglu.w1.weight", head).shape[0]
         shapes = {"norm": (width,), "w3": (width, inner), "w1": (inner, width), "w2": (inner, width)}
         for name, renamed in PLAIN.items():
@@ -391,8 +230,8 @@ def convert_weights(
     return _config(shape, variant, str(widest).removeprefix("torch.")), tensors
 
 
-def _few(names: Iterable[str]) -> str:
-    return ", ".join(name[:80] for name in sorted(names)[:3])
+def _few(names: Mapping[str, Tensor]) -> str:
+    return ", ".join(sorted(names)[:3])
 
 
 def split_fused(fused: Tensor, heads: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -400,15 +239,6 @@ def split_fused(fused: Tensor, heads: int, groups: int) -> tuple[Tensor, Tensor,
     shared = heads // groups
     parts = fused.view(groups, shared + 2, -1, fused.shape[-1])
     return parts[:, :shared].flatten(0, 2), parts[:, shared].flatten(0, 1), parts[:, shared + 1].flatten(0, 1)
-
-
-def _published_heads(width: int, layers: int, where: str) -> int:
-    """Return the number of attention heads of a published shape."""
-    if width not in HEADS:
-        raise CallError(
-            f"{where}: its width {width} is none of the published ones ({', '.join(map(str, HEADS))}); pass --heads"
-        )
-    return 8 if (width, layers) == (640, 16) else HEADS[width]
 
 
 def _config(shape: Mapping[str, int], variant: SinkToken | None, dtype: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Only headers of safetensors files are read here, so that a folder that does not fit is refused before anything is loaded.
 """
 
+import json
 import re
 import struct
 from collections.abc import Mapping
@@ -10,21 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sinkscope.documents import check_regular, describe, parse_json, read_json_object
+import torch
+
 from sinkscope.errors import ModelError
 from sinkscope.models.conversion import published_name, rename_tensor
-from sinkscope.models.fetched_files import check_fetched, check_text
 from sinkscope.models.layouts import Layout
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _SHARD = re.compile(r"model-[0-9]+-of-[0-9]+\.safetensors")
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-_LONGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors format
-LONGEST_NAME = 255  # bytes
 LONGEST_CANVAS = 1 << 24
-FETCH = "fetch the file again"
-_DAMAGED = "the file is damaged or cut short, fetch it again"
+POINTER = b"version https://git-lfs"
+"""What `git clone` leaves of a large file where Git LFS is not installed begins with this."""
 
 
 @dataclass(frozen=True)
@@ -61,20 +60,12 @@ def weight_files(folder: Path) -> list[Path]:
     Raises:
         ModelError: there are none, two sets of them, only pickles or only an adapter, or one is missing.
     """
-    index, names = folder / INDEX, index_files(folder)
-    if names:
-        if SINGLE not in names and (folder / SINGLE).exists():
-            raise ModelError(
-                f"{folder}: found two sets of weights, {SINGLE} and those of {index.name}; remove one of them"
-            )
-        files = [folder / name for name in names]
-    else:
-        files = [folder / SINGLE]
-        stray = sorted(path.name for path in folder.iterdir() if _SHARD.fullmatch(path.name))
-        if stray and files[0].is_file():
-            raise ModelError(
-                f"{folder}: found two sets of weights, {SINGLE} and {stray[0]}, which no {INDEX} lists; remove one of them"
-            )
+    names = index_files(folder)
+    files = [folder / name for name in names or [SINGLE]]
+    shards = sorted(path.name for path in folder.iterdir() if _SHARD.fullmatch(path.name))
+    if (folder / SINGLE).exists() and SINGLE not in names and (names or shards):
+        second = INDEX if names else shards[0]
+        raise ModelError(f"{folder}: found two sets of weights, {SINGLE} and those of {second}; remove one of them")
     missing = [path.name for path in files if not path.is_file()]
     if missing:
         pickled = sorted(path.name for path in folder.iterdir() if path.suffix in {".bin", ".pt", ".pth", ".ckpt"})
@@ -105,25 +96,15 @@ def listing(folder: Path) -> str:
 
 def _weight_map(index: Path) -> dict[str, str]:
     """Return file by tensor, as the index of a sharded checkpoint lists them."""
-    check_text(index)
-    found = read_json_object(index, ModelError, FETCH)
     try:
-        names = {str(key): str(file) for key, file in found["weight_map"].items()}
-    except (KeyError, AttributeError) as error:
+        names: dict[str, str] = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    except (ValueError, KeyError, TypeError) as error:
         raise ModelError(
-            f"{index}: expected JSON with a weight_map, an object from tensor to file, found none; {FETCH}"
+            f"{index}: expected JSON with a weight_map, found other content; fetch the file again"
         ) from error
-    outside = [
-        file
-        for file in names.values()
-        if Path(file).name != file or not file.endswith(".safetensors") or len(file.encode()) > LONGEST_NAME
-    ]
+    outside = [file for file in names.values() if Path(file).name != file or not file.endswith(".safetensors")]
     if outside or not names:
-        where = outside[0] if outside else "no entry"
-        raise ModelError(f"{index}: weight_map: expected safetensors files of this folder, found {describe(where)}")
-    if not isinstance(found.get("metadata"), dict):
-        stands = describe(found["metadata"]) if "metadata" in found else "none"
-        raise ModelError(f"{index}: metadata: expected an object, found {stands}; {FETCH}")
+        raise ModelError(f"{index}: weight_map: expected safetensors files of this folder, found {outside[:1]}")
     return names
 
 
@@ -140,93 +121,41 @@ def read_headers(files: list[Path]) -> dict[str, StoredTensor]:
                 raise ModelError(f"{file}: {name}: expected once, found it in {stored[name].file.name} as well")
             stored[name] = tensor
     index = files[0].parent / INDEX
-    if index.exists():
-        promised = _weight_map(index)
-        for name, tensor in stored.items():
-            if promised.get(name) != tensor.file.name:
-                raise ModelError(
-                    f"{index}: {name}: expected an entry for {tensor.file.name}, which holds it, found {promised.get(name)}"
-                )
-        for name, file_name in promised.items():
-            if name not in stored:
-                raise ModelError(
-                    f"{index.parent / file_name}: {name}: expected in this file, as {index.name} says; found it nowhere"
-                )
+    promised = _weight_map(index) if index.exists() else {name: tensor.file.name for name, tensor in stored.items()}
+    for name in {**promised, **stored}:
+        held = stored[name].file.name if name in stored else None
+        if promised.get(name) != held:
+            raise ModelError(
+                f"{index}: {name}: expected in the file {held}, which holds it, found {promised.get(name)}"
+            )
     return stored
 
 
 def _read_header(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors that the header of a safetensors file lists."""
-    size = check_regular(path, ModelError, FETCH).st_size
-    check_fetched(path)
-    with path.open("rb") as file:
-        first = file.read(8)
-        length = struct.unpack("<Q", first)[0] if len(first) == 8 else size
-        if 8 + length > size or length > _LONGEST_HEADER:
-            raise ModelError(
-                f"{path}: its weights cannot be read: expected a header of {length} bytes, found {max(0, size - 8)} bytes; {_DAMAGED}"
-            )
-        text = file.read(length)
-    header = parse_json(text, f"{path}: its weights cannot be read: header", ModelError, _DAMAGED)
+    size = path.stat().st_size
     try:
+        with path.open("rb") as file:
+            first = file.read(8)
+            if first == POINTER[:8]:
+                raise ValueError("a pointer of Git LFS, whose content was not fetched: run `git lfs pull`")
+            length = struct.unpack("<Q", first)[0]
+            header = json.loads(file.read(min(length, size)))
         header.pop("__metadata__", None)
-        tensors = {
-            name: StoredTensor(path, str(one["dtype"]), tuple(map(_size, one["shape"]))) for name, one in header.items()
-        }
-        end = 8 + length + max((_size(one["data_offsets"][1]) for one in header.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        tensors = {name: StoredTensor(path, one["dtype"], tuple(one["shape"])) for name, one in header.items()}
+        end = 8 + length + max((one["data_offsets"][1] for one in header.values()), default=0)
+        if end != size:
+            raise ValueError(f"{size} bytes instead of the {end} of its header")
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, struct.error) as error:
         raise ModelError(
-            f"{path}: its weights cannot be read: expected a safetensors header, found another; {_DAMAGED}"
+            f"{path}: its weights cannot be read, the file is damaged or cut short ({error}); fetch the file again"
         ) from error
-    if end != size:
-        raise ModelError(
-            f"{path}: its weights cannot be read: expected {end} bytes by its header, found {size}; {_DAMAGED}"
-        )
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
             raise ModelError(
                 f"{path}: {name}: expected {', '.join(DTYPES)}, found {tensor.dtype}; quantised weights are not read"
             )
     return tensors
-
-
-def _size(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(value)
-    return value
-
-
-def check_shape(fields: Mapping[str, Any], stored: Mapping[str, StoredTensor], layout: Layout, folder: Path) -> None:
-    """Raise an error, before a network is built, where a config asks for more than its files can hold.
-
-    Raises:
-        ModelError: a size that is no whole number above 0, more layers than tensors, or a size that no tensor has.
-    """
-    most = max((size for tensor in stored.values() for size in tensor.shape), default=0)
-    bounds = {
-        "num_hidden_layers": len(stored),
-        "hidden_size": most,
-        "intermediate_size": most,
-        "vocab_size": most,
-        "num_attention_heads": most,
-        "num_key_value_heads": most,
-        "head_dim": most,
-        "num_experts": len(stored),
-        "n_routed_experts": len(stored),
-        "n_shared_experts": most,
-        "moe_intermediate_size": most,
-        "max_position_embeddings": LONGEST_CANVAS,
-    }
-    for name, bound in bounds.items():
-        found = fields.get(name)
-        if found is None:
-            continue
-        if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= bound:
-            why = f", which is what its {len(stored)} tensors can hold" if bound != LONGEST_CANVAS else ""
-            key = {ours: theirs for theirs, ours in layout.sizes.items()}[name]
-            raise ModelError(
-                f"{folder}/config.json: {key}: expected a whole number from 1 to {bound}{why}, found {describe(found)}"
-            )
 
 
 def kept_tensors(network: Any) -> dict[str, Any]:
@@ -307,3 +236,16 @@ def match_tensors(
     return UsedTensors(
         files, len(stored), len(shapes), changed, tuple(sorted({DTYPES[tensor.dtype] for tensor in stored.values()}))
     )
+
+
+def parameter_shapes(kind: Any, config: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every parameter by its name, tied ones once."""
+    return {name: tuple(parameter.shape) for name, parameter in on_meta(kind, config).named_parameters()}
+
+
+def on_meta(kind: Any, config: Any) -> Any:
+    """Return a network without memory."""
+    with torch.device("meta"):
+        network = kind(config)
+    network.tie_weights()
+    return network

@@ -32,7 +32,7 @@ from sinkscope.attention import (
 from sinkscope.checksums import with_checksum
 from sinkscope.errors import CallError, TraceError
 from sinkscope.models import Model, block_length
-from sinkscope.models.loaded_weights import SameWeights
+from sinkscope.models.fingerprints import SameWeights
 from sinkscope.recorder.manifest import plain_values
 from sinkscope.recorder.own_process import expect_process
 from sinkscope.sinks.definition import excess_of

@@ -18,7 +18,7 @@ from sinkscope.attention import GenerationStart
 from sinkscope.documents import parse_json
 from sinkscope.errors import CallError
 from sinkscope.models import Model
-from sinkscope.models.loaded_weights import were_changed
+from sinkscope.models.fingerprints import were_changed
 from sinkscope.recorder.prompt_steps import PartStep
 
 MOST_TOKENS = 1 << 31

@@ -31,7 +31,7 @@ from sinkscope.attention import (
 )
 from sinkscope.errors import AttentionError, CallError
 from sinkscope.models import Model
-from sinkscope.models.loaded_weights import SameWeights
+from sinkscope.models.fingerprints import SameWeights
 from sinkscope.recorder.async_writer import AsyncWriter
 from sinkscope.recorder.destination import Destination, StepWriter
 from sinkscope.recorder.manifest import Description, plain_values

@@ -46,7 +46,11 @@ FAMILY = Family(
             "norm_head": Fixed((False,), False),
             "norm_topk_prob": Fixed((True,), True),
             "score_function": Fixed(("sigmoid",), "sigmoid"),
+            "router_dtype": Fixed(("fp32", None), None),
+            "moe_router_enable_expert_bias": Fixed((True,), True),
+            "use_rmsnorm": Fixed((True,), True),
         },
+        repeated=QWEN3.repeated,
         ignored=QWEN3.ignored | {"embedding_dropout", "output_dropout", "output_router_logits"},
         given={"use_qk_norm": True, "attention_bias": False, "num_mtp_layers": 0},
         # Arguments of the published ``generate``, whose config class names none of them.

@@ -48,7 +48,7 @@ FAMILY = Family(
             "shared_expert_intermediate_size": Fixed((None,), -1),
             "moe_router_enable_expert_bias": Fixed((False, None), None),
         },
-        repeated={"moe_layer_freq": 1},
+        repeated={"moe_layer_freq": 1, **QWEN3.repeated},
         # The published code takes the softmax of the router and does not normalise it again, whatever these say.
         ignored=QWEN3.ignored
         | {

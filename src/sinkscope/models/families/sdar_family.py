@@ -20,8 +20,14 @@ FAMILY = Family(
     layout=replace(
         QWEN3,
         numbers={**QWEN3.numbers, "rope_theta": "rope_theta"},
-        passed=frozenset({"hidden_act"}),
-        fixed={**QWEN3.fixed, "rope_scaling": Fixed((None,), None), "attention_bias": Fixed((False,), False)},
+        passed=frozenset(),
+        fixed={
+            **QWEN3.fixed,
+            "hidden_act": Fixed(("silu",), "silu"),
+            "rope_scaling": Fixed((None,), None),
+            "attention_bias": Fixed((False,), False),
+        },
+        optional=frozenset({"head_dim"}),
         flags={"tie_word_embeddings": "tie_word_embeddings"},
         # The hub's config.json names neither. All published chat models have blocks of 4; the mask is checked against the tokenizer.
         absent={"block_size": 4, "mask_token_id": 151669},

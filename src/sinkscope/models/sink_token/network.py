@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinkscope.argument_types import in_words
 from sinkscope.attention import NAME, current_session, register_interface
 from sinkscope.errors import AttentionError, CallError, ModelError
 from sinkscope.models.devices import own_defaults
@@ -258,7 +257,6 @@ def add_sink_token(network: Any, variant: SinkToken | str = "token", *, tokenize
             "sink token: folded constants come from a trained token; add it unfolded, train, then `sinkscope fold`"
         )
     _check_body(network.config, wanted)
-    _check_tokenizer(tokenizer, network.config.vocab_size, wanted)
     check_token_id(tokenizer, wanted, "the tokenizer", CallError)
     parameter = next(network.parameters())
     made, config = with_sink(type(network), network.config, wanted)
@@ -286,18 +284,6 @@ def _draw_gates(network: Any, variant: SinkToken) -> None:
         if isinstance(module, Gate) and not module.weight.is_meta:
             drawn = torch.randn(module.weight.shape, generator=generator, device="cpu", dtype=torch.float32)
             module.weight.copy_(drawn * network.config.initializer_range)
-
-
-def _check_tokenizer(tokenizer: Any, rows: int, variant: SinkToken) -> None:
-    """Raise an error for something that is no tokenizer, or one that makes tokens which the network does not have."""
-    if tokenizer is None:
-        return
-    if not callable(getattr(tokenizer, "get_vocab", None)):
-        raise CallError(f"tokenizer: expected one of transformers, found {in_words(tokenizer)}")
-    if (most := max(tokenizer.get_vocab().values(), default=0)) >= rows:
-        raise CallError(
-            f"tokenizer: expected the {rows} tokens of the network, found that it makes token {most}; pass the network's own"
-        )
 
 
 def check_token_id(tokenizer: Any, variant: SinkToken, where: str, error: type[Exception]) -> None:

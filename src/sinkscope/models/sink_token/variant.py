@@ -1,11 +1,8 @@
 """The kinds of sink that a network can be given, as frozen values; the config.json of a checkpoint names its own."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from numbers import Integral
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from sinkscope.documents import describe, shown
 from sinkscope.errors import CallError, ModelError
 
 KEY = "sink_token"  # in config.json
@@ -39,31 +36,9 @@ class SinkToken:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("count", "token_id", "seed"):  # whole numbers of NumPy too
-            if isinstance(found := getattr(self, name), Integral) and not isinstance(found, bool):
-                object.__setattr__(self, name, int(found))
         for name, allowed in (("kind", ("token", "logit", "gate")), ("position", ("front", "end")), ("count", COUNTS)):
-            found = getattr(self, name)
-            if not isinstance(found, str | int) or isinstance(found, bool) or found not in allowed:
-                raise CallError(
-                    f"sink token: {name}: expected one of {', '.join(map(repr, allowed))}, found {shown(found)}"
-                )
-        for name in ("zero_value", "learned", "folded"):
-            if not isinstance(getattr(self, name), bool):
-                raise CallError(f"sink token: {name}: expected true or false, found {shown(getattr(self, name))}")
-        for name in ("token_id", "seed"):
-            found = getattr(self, name)
-            if (found is None and name == "token_id") or (
-                isinstance(found, int) and not isinstance(found, bool) and found >= 0
-            ):
-                continue
-            raise CallError(f"sink token: {name}: expected a whole number from 0, found {shown(found)}")
-        if self.token_id is not None and self.token_id >= 1 << 31:
-            raise CallError(
-                f"sink token: token_id: expected the id of a token, below 2^31, found {describe(self.token_id)}"
-            )
-        if self.seed >= 1 << 64:
-            raise CallError(f"sink token: seed: expected a whole number below 2^64, found {describe(self.seed)}")
+            if (found := getattr(self, name)) not in allowed:
+                raise CallError(f"sink token: {name}: expected one of {', '.join(map(repr, allowed))}, found {found!r}")
         plain = SinkToken.__dataclass_fields__
         of_tokens = ("position", "count", "zero_value", "folded", "token_id")
         beside = [name for name in of_tokens if self.kind != "token" and getattr(self, name) != plain[name].default]
@@ -112,7 +87,7 @@ def variant_of(name: str) -> SinkToken | None:
         CallError: there is no such variant.
     """
     if name not in VARIANTS:
-        raise CallError(f"sink token: no variant {shown(name)}; expected one of {', '.join(VARIANTS)}")
+        raise CallError(f"sink token: no variant {name!r}; expected one of {', '.join(VARIANTS)}")
     return VARIANTS[name]
 
 
@@ -122,20 +97,9 @@ def read_variant(stored: Any, where: str) -> SinkToken:
     Raises:
         ModelError: this version does not know the variant.
     """
-    known = [field.name for field in fields(SinkToken)]
-    if not isinstance(stored, Mapping):
-        raise ModelError(
-            f"{where}: {KEY} in config.json: expected an object with {', '.join(known)}, found {shown(stored)}"
-        )
-    unknown = sorted(set(stored) - set(known))
-    if unknown:
-        raise ModelError(
-            f"{where}: {KEY} in config.json: expected only {', '.join(known)}, found {unknown[0]} = {stored[unknown[0]]!r}; "
-            "this version of sinkscope does not know that variant"
-        )
     try:
         return SinkToken(**stored)
-    except CallError as error:
+    except (TypeError, CallError) as error:
         raise ModelError(
             f"{where}: {KEY} in config.json names a variant that this version does not know ({error})"
         ) from error
