@@ -16,14 +16,13 @@ from torch import Tensor, nn
 
 from sinkscope.argument_types import fits, in_words
 from sinkscope.attention import GenerationStart, Hider, Session, Watcher, current_session
-from sinkscope.attention.records import described, holds_nothing
+from sinkscope.attention.records import described
 from sinkscope.attention.stacks import lengths_of
 from sinkscope.decoding.canvas import Publisher
 from sinkscope.documents import describe
 from sinkscope.errors import AttentionError, CallError
 from sinkscope.models import Model
 from sinkscope.models.weights import LONGEST_CANVAS
-from sinkscope.single_use import single_use
 
 CANVASES = ("block_x", "canvas")
 """Names under which diffusers' pipelines pass the canvas to a callback."""
@@ -75,7 +74,7 @@ class ForeignSteps:
         tokens = _token_ids(canvas)
         if tokens.ndim != 2 or len(tokens) != len(before) or tokens.shape[1] < before.shape[1]:
             raise CallError(f"canvas: expected at least {list(before.shape)} tokens, found {list(tokens.shape)}")
-        if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool or holds_nothing(tokens):
+        if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
             raise CallError(f"canvas: expected token ids, found {described(tokens)}")
         after = tokens[:, : before.shape[1]].to(before)
         self._check(after, CallError, "pass the canvas of the step that the network has just read")
@@ -339,7 +338,7 @@ def _vocabulary(network: nn.Module) -> int:
     return MOST_TOKENS
 
 
-@single_use
+@contextlib.contextmanager
 def following(
     model: Model | nn.Module, *, mask_id: int | None = None, pad_id: int | None = None, sampler: str = "foreign"
 ) -> Iterator[ForeignSteps]:

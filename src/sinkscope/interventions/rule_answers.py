@@ -5,8 +5,7 @@ from torch import Tensor
 
 from sinkscope.argument_types import in_words
 from sinkscope.attention import LayerCall, upload
-from sinkscope.attention.records import described, holds_nothing
-from sinkscope.attention.subscriber_answers import shown_sizes
+from sinkscope.attention.records import described
 from sinkscope.errors import CallError
 from sinkscope.interventions.ranking import SCOPES, Scope
 from sinkscope.interventions.rule_context import Observation, Rule
@@ -23,13 +22,12 @@ def read_choice(rule: Rule, choice: object, call: LayerCall) -> Tensor:
     if (
         isinstance(choice, Tensor)
         and choice.dtype == torch.bool
-        and not holds_nothing(choice)
         and choice.ndim in (3, 4)
     ):
         keys = choice[:, :, None] if choice.ndim == 3 else choice
         if all(size in allowed for size, allowed in zip(keys.shape, sizes, strict=True)):
             return keys if keys.device == call.key.device else upload(keys, call.key.device)
-    shape = f"{shown_sizes((sizes[0], sizes[1], sizes[3]))} (batch, head, key), or with {shown_sizes(sizes[2:3])} queries before the keys"
+    shape = f"[1 or {batch}, 1 or {heads}, {call.keys}] (batch, head, key), or with [1 or {queries}] queries before the keys"
     raise CallError(
         f"{type(rule).__name__}.choose in {call.name}: expected bool {shape}, or None, found {described(choice)}"
     )

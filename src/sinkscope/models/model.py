@@ -10,7 +10,7 @@ import torch
 
 from sinkscope.argument_types import check_argument
 from sinkscope.attention import Hider, current_session
-from sinkscope.attention.records import described, holds_nothing
+from sinkscope.attention.records import described
 from sinkscope.documents import check_encodable, describe, shown
 from sinkscope.errors import CallError, ModelError, first_line
 from sinkscope.models.conversations import write_conversation
@@ -311,7 +311,6 @@ def _read_ids(ids: Any, expected: str, most: int) -> list[int]:
         found = described(ids) if isinstance(ids, torch.Tensor) else f"shape {ids.shape} of {ids.dtype}"
         if (
             ids.ndim == 1
-            and not (isinstance(ids, torch.Tensor) and holds_nothing(ids))
             and str(ids.dtype).removeprefix("torch.")
             in ("uint8", "uint16", "uint32", "int8", "int16", "int32", "int64")
         ):
