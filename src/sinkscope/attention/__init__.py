@@ -8,10 +8,8 @@ three things in a layer: it *watches* the columns, it *hides* keys from the quer
 
 from sinkscope.attention.dispatch import attend, without_autocast
 from sinkscope.attention.foreign_network import foreign
-from sinkscope.attention.generations import generating_in, is_generating
 from sinkscope.attention.hooks import subscribed
 from sinkscope.attention.interface import NAME, register_interface
-from sinkscope.attention.masks import mask_for
 from sinkscope.attention.projections import KeyNorms, OutputProjections, norms_of, output_norms, output_projection
 from sinkscope.attention.records import (
     AttentionInputs,
@@ -24,7 +22,8 @@ from sinkscope.attention.records import (
     StepContext,
     StepResult,
 )
-from sinkscope.attention.session import Session, current_session
+from sinkscope.attention.scores import mask_for
+from sinkscope.attention.session import Session, current_session, generating_in, is_generating
 from sinkscope.attention.stacks import query_heads, upload
 from sinkscope.attention.subscribers import Hider, Prepender, Subscriber, Watcher
 

@@ -1,7 +1,7 @@
 """One running call of a stack: what its subscribers request from each layer, and what they are shown."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,15 +10,20 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from sinkscope.attention.dispatch import compute
-from sinkscope.attention.records import AttentionInputs, CallPart, Columns, Hidden, LayerCall, Prefix, StepContext
+from sinkscope.attention.records import (
+    AttentionInputs,
+    CallPart,
+    Columns,
+    Hidden,
+    LayerCall,
+    Prefix,
+    StepContext,
+    described,
+)
 from sinkscope.attention.scores import Workspace
 from sinkscope.attention.stacks import Stack, slides, upload
-from sinkscope.attention.subscriber_answers import hidden_by, observed_by, prepended_by
 from sinkscope.attention.subscribers import Hider, Prepender, Subscriber, Watcher
 from sinkscope.errors import AttentionError
-
-SHOWN = ("sums", "local", "diagonal", "last_row", "last_row_in_force", "removed", "prefix")
-"""The tensors of `Columns`."""
 
 
 @dataclass(eq=False)
@@ -81,9 +86,8 @@ class Call:
         self._stack, self._context, self._prompt_lengths = stack, context, prompt_lengths
         self._inferred, self._cache, self._notes, self._workspace = inferred, cache, notes, workspace
         self.reported = False  # whether any layer has computed its attention here
-        self.closed = (
-            False  # true once the stack has returned; a gradient checkpoint runs layers again in the backward pass
-        )
+        # True once the stack has returned; a gradient checkpoint runs layers again in the backward pass.
+        self.closed = False
         self._turn, self._ran = 0, set[str]()
         self._watchers = [one for one in subscribers if isinstance(one, Watcher)]
         self._hiders = [one for one in subscribers if isinstance(one, Hider)]
@@ -156,7 +160,7 @@ class Call:
             value,
             self._notes.hidden_states.pop(module, None),  # popped: only its norms are needed
             self.groups,
-            self._members(query),
+            self._members(query) if self._membership is None else self._membership.to(query.device),
             self._stack.name,
             first_key,
             crossing,
@@ -165,17 +169,8 @@ class Call:
         )
 
     def next_module(self) -> nn.Module:
-        """Return the next attention module of a stack of compiled layers, which run in order, once each.
-
-        Raises:
-            AttentionError: more calls than the stack has layers.
-        """
+        """Return the next attention module of a stack of compiled layers, which run in order, once each."""
         self._turn += 1
-        if self._turn > len(self._stack.layers):
-            raise AttentionError(
-                f"expected the {len(self._stack.layers)} compiled layers of {self._stack.name or 'the network'} to run in order, once "
-                f"each, found a call number {self._turn}; do not compile them while something watches or hides"
-            )
         return list(self._stack.layers)[self._turn - 1]
 
     def note_entering(self, hidden_states: Tensor) -> None:
@@ -213,8 +208,7 @@ class Call:
         if not self._hiders and not self._prependers:
             return Requests([], layer.own, bool(self._watchers))
         if not (self.closed and layer.name in self._requests):
-            prepended = self._prepended(layer)
-            prefix = _only(prepended, layer.own)
+            prefix = self._prefix(layer)
             bare = None if prefix is None else replace(prefix, values=None)
 
             @functools.cache  # several rules, or a rule that asks twice, share one pass
@@ -228,71 +222,77 @@ class Call:
                 replace(one, keys=one.keys[..., layer.first_key :])
                 for one in self.hidden(replace(layer, measure=measure))
             ]
+            # Asking a GPU whether it holds any key would wait.
             hidden = [
                 one for one in own if one.keys.is_cuda or bool(one.keys.any()) or (one.front and prefix is not None)
-            ]  # asking a GPU would wait
-            self._requests[layer.name] = Requests(
-                hidden, prefix, self._watched(layer) or bool(hidden) or prepended is not None
-            )
+            ]
+            in_force = self._watched(layer) or bool(hidden) or prefix is not layer.own
+            self._requests[layer.name] = Requests(hidden, prefix, in_force)
         return self._requests[layer.name]
 
     def hidden(self, layer: LayerCall) -> list[Hidden]:
         """Return the keys that each hider takes away, over all tokens so far."""
-        return [one for hider in self._hiders for one in hidden_by(hider, layer)]
+        return [one for hider in self._hiders for one in _hidden_by(hider, layer)]
 
-    def _prepended(self, layer: LayerCall) -> Prefix | None:
-        """Return the constant keys of the only prepender."""
-        if len(self._prependers) > 1:
-            raise AttentionError(f"expected at most one prepender on a model, found {len(self._prependers)}")
-        return prepended_by(self._prependers[0], layer) if self._prependers else None
+    def _prefix(self, layer: LayerCall) -> Prefix | None:
+        """Return the one prefix of a layer, the network's own or that of the only prepender."""
+        found = [one.prepend(layer) for one in self._prependers]
+        prefixes = [one for one in (layer.own, *found) if one is not None]
+        if len(self._prependers) > 1 or len(prefixes) > 1:
+            raise AttentionError(
+                "expected one prefix, found two prependers, or one on a network that has a sink of its own"
+            )
+        return prefixes[0] if prefixes else None
 
     def _watched(self, layer: LayerCall) -> bool:
-        """Return whether any subscriber needs the columns of a layer."""
-        return bool(self._watchers) or any([observed_by(hider, layer) for hider in self._hiders])
+        """Return whether any subscriber needs the columns of a layer; every hider is asked."""
+        return bool(self._watchers) or any([hider.observes(layer) for hider in self._hiders])
 
     def _show(self, layer: LayerCall, columns: Columns) -> None:
         """Show the subscribers the columns of a layer, in their absolute places, unless the layer runs for a second time."""
         if self.closed:
             return
-        placed = _placed(columns, layer.first_key)
-        shown = _tensors_of(layer, placed)
+        placed = _placed(columns, layer.first_key) if layer.first_key else columns
         for watcher in self._watchers:
             watcher.watch(layer, placed)
-            _refuse_changes(watcher, "watch", layer, shown)
         for hider in self._hiders:
             hider.observe(layer, placed)
-            _refuse_changes(hider, "observe", layer, shown)
 
     def _members(self, query: Tensor) -> Tensor:
         """Return which queries belong to which group, float32 [batch, group, query]."""
-        if self._membership is None:
-            batch, queries = query.shape[0], query.shape[2]
-            if self._context is None:
-                self._membership = torch.ones(
-                    batch, len(self.groups), queries, device=query.device, dtype=torch.float32
-                )
-            elif self._part is None:
-                self._membership = _membership(self._context, self._prompt_lengths, self.groups, queries, query.device)
-            else:
-                length = self._context.tokens.shape[1]
-                whole = _membership(self._context, self._prompt_lengths, self.groups, length, query.device)
-                self._membership = self._part.of(whole)
-        return self._membership.to(query.device)  # a model may be spread over devices
+        batch, queries, device = query.shape[0], query.shape[2], query.device
+        if self._context is None:
+            members = torch.ones(batch, len(self.groups), queries, device=device, dtype=torch.float32)
+        elif self._part is None:
+            members = _membership(self._context, self._prompt_lengths, self.groups, queries, device)
+        else:
+            length = self._context.tokens.shape[1]
+            members = self._part.of(_membership(self._context, self._prompt_lengths, self.groups, length, device))
+        self._membership = members
+        return members
 
 
-def _only(prepended: Prefix | None, own: Prefix | None) -> Prefix | None:
-    """Return the one prefix of a layer, the network's own or a prepender's."""
-    if prepended is not None and own is not None:
-        raise AttentionError(
-            "expected one prefix, found a prepender on a network that has a sink of its own; take one of them away"
-        )
-    return own if prepended is None else prepended
+def _hidden_by(hider: Hider, layer: LayerCall) -> list[Hidden]:
+    """Return the keys that a hider takes away in a layer, on the device of the layer's keys."""
+    answer, device = hider.hide(layer), layer.key.device
+    if answer is None:
+        return []
+    hidden = []
+    for one in [Hidden(answer[:, :, None])] if isinstance(answer, Tensor) else answer:
+        masks = {name: getattr(one, name) for name in ("keys", "queries", "heads") if getattr(one, name) is not None}
+        boolean = all(mask.dtype == torch.bool for mask in masks.values())
+        if not boolean or one.keys.ndim != 4 or one.keys.shape[-1] != layer.keys:
+            raise AttentionError(
+                f"{type(hider).__name__}.hide in {layer.name}: expected bool masks whose last axis are all {layer.keys} tokens so far "
+                f"(LayerCall.keys), found {', '.join(described(mask) for mask in masks.values())}"
+            )
+        elsewhere = {name: upload(mask, device) for name, mask in masks.items() if mask.device != device}
+        hidden.append(replace(one, **elsewhere) if elsewhere else one)
+    return hidden
 
 
 def _placed(columns: Columns, first_key: int) -> Columns:
     """Return columns over all tokens so far; tokens that the layer no longer holds receive 0."""
-    if not first_key:
-        return columns
     return replace(
         columns,
         sums=pad(columns.sums, (first_key, 0)),
@@ -300,28 +300,6 @@ def _placed(columns: Columns, first_key: int) -> Columns:
         last_row=pad(columns.last_row, (first_key, 0)),
         last_row_in_force=pad(columns.last_row_in_force, (first_key, 0)),
     )
-
-
-def _tensors_of(layer: LayerCall, columns: Columns) -> dict[str, tuple[Tensor, int]]:
-    """Return the tensors that subscribers see of a layer, with how often each was written; those of inference mode do not tell."""
-    named = {name: getattr(columns, name) for name in SHOWN} | {
-        "query": layer.query,
-        "key": layer.key,
-        "value": layer.value,
-    }
-    return {name: (one, one._version) for name, one in named.items() if one is not None and not one.is_inference()}
-
-
-def _refuse_changes(
-    subscriber: Watcher | Hider, method: str, layer: LayerCall, shown: Mapping[str, tuple[Tensor, int]]
-) -> None:
-    """Raise AttentionError for a subscriber that has written into what others see, and the network goes on with."""
-    for name, (tensor, version) in shown.items():
-        if tensor._version != version:
-            raise AttentionError(
-                f"{type(subscriber).__name__}.{method} in {layer.name}: expected the tensors that it is shown to stay as they are, found "
-                f"{name} changed in place; change a copy: {name}.clone()"
-            )
 
 
 def _membership(

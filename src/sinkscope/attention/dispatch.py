@@ -20,13 +20,11 @@ from jaxtyping import Bool, Float, Float32
 from torch import Tensor
 
 from sinkscope.attention.blockwise import compute_blockwise
-from sinkscope.attention.records import AttentionInputs, Columns, Hidden, Prefix, described, holds_nothing
+from sinkscope.attention.records import AttentionInputs, Columns, Hidden, Prefix
 from sinkscope.attention.scores import Workspace
-from sinkscope.attention.subscriber_answers import check_prefix, read_hidden
-from sinkscope.errors import CallError
+from sinkscope.errors import AttentionError
 
 TAKEN = (torch.float32, torch.bfloat16, torch.float16)
-LARGEST_SCALE = 1e6
 WIDEST = 256  # the largest head size of the kernels
 Found = TypeVar("Found")
 OF_NORMS = " for norms"
@@ -62,66 +60,22 @@ def attend(
         workspace: memory for its scores, kept from call to call.
 
     Raises:
-        CallError: tensors whose shapes or dtypes do not fit each other.
-        AttentionError: causal together with a mask, heads that do not divide, or hidden keys or a prefix that do not fit.
+        AttentionError: causal together with a mask, or heads that do not divide.
     """
-    _check_tensors(query, key, value, groups, mask)
-    if block is not None and block < 1:
-        raise CallError(f"block: expected at least 1 query, found {block}")
-    if scale is not None and not abs(scale) <= LARGEST_SCALE:
-        raise CallError(f"scale: expected a finite number up to {LARGEST_SCALE:g}, found {scale}")
+    if causal and mask is not None:
+        raise AttentionError("expected either a mask or causal=True, found both; fold causality into the mask")
+    check_heads(query, key)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    hidden = () if hidden is None else read_hidden("hidden", hidden, query, key, key.shape[2])
-    if prefix is not None:
-        check_prefix("prefix", prefix, query, key, value)
-    return compute(
-        AttentionInputs(query, key, value, groups, scale, mask, causal, hidden, prefix),
-        block=block,
-        workspace=workspace,
-    )
+    taken = [Hidden(hidden[:, :, None])] if isinstance(hidden, Tensor) else hidden or ()
+    inputs = AttentionInputs(query, key, value, groups, scale, mask, causal, taken, prefix)
+    return compute(inputs, block=block, workspace=workspace)
 
 
-def _check_tensors(query: Tensor, key: Tensor, value: Tensor, groups: Tensor, mask: object) -> None:
-    """Raise an error for tensors that do not fit each other.
-
-    Raises:
-        CallError: so it is.
-    """
-    for name, one in (("query", query), ("key", key), ("value", value), ("groups", groups)):
-        axes = 3 if name == "groups" else 4
-        if not isinstance(one, Tensor) or one.ndim != axes or not one.is_floating_point() or holds_nothing(one):
-            raise CallError(f"{name}: expected numbers of {axes} axes, found {described(one)}")
-        if not one.numel():
-            raise CallError(f"{name}: expected at least one number on each axis, found {described(one)}")
-    (batch, heads, queries, dim), (_, kv_heads, keys, _) = query.shape, key.shape
-    for name, one, expected in (
-        ("key", key, (batch, kv_heads, keys, dim)),
-        ("value", value, (batch, kv_heads, keys, value.shape[-1])),
-        ("groups", groups, (batch, groups.shape[1], queries)),
-    ):
-        if one.shape != expected:
-            raise CallError(
-                f"{name}: expected {list(expected)} beside a query of {list(query.shape)}, found {list(one.shape)}"
-            )
-    if groups.dtype != torch.float32:
-        raise CallError(f"groups: expected float32, found {described(groups)}")
-    if mask is None:
-        return
-    sizes = ((1, batch), (1, heads), (1, queries), (keys,))
-    good = (
-        isinstance(mask, Tensor)
-        and mask.ndim == 4
-        and (mask.dtype == torch.bool or mask.is_floating_point())
-        and not holds_nothing(mask)
-    )
-    if (
-        not isinstance(mask, Tensor)
-        or not good
-        or not all(size in allowed for size, allowed in zip(mask.shape, sizes, strict=True))
-    ):
-        raise CallError(
-            f"mask: expected bool or numbers [1 or {batch}, 1 or {heads}, 1 or {queries}, {keys}] (batch, head, query, key), "
-            f"found {described(mask)}"
+def check_heads(query: Tensor, key: Tensor) -> None:
+    """Raise AttentionError for query heads that key heads cannot share equally; some would be left out."""
+    if query.shape[1] % key.shape[1]:
+        raise AttentionError(
+            f"expected query heads to be a multiple of key heads, found {query.shape[1]} and {key.shape[1]}"
         )
 
 
@@ -134,7 +88,8 @@ def compute(
     from different queries; such a call goes through the blockwise pass.
     """
     if (
-        kernels_take(inputs.query, inputs.key, inputs.value)
+        inputs.query.is_cuda
+        and kernels_take(inputs.query, inputs.key, inputs.value)
         and not inputs.needs_gradient
         and hides_whole_keys(inputs.hidden)
     ):
@@ -156,7 +111,7 @@ def norms_by_kernel(
     key: Tensor, value: Tensor, projection: Tensor | None, newest: int
 ) -> tuple[Tensor, Tensor, Tensor | None] | None:
     """Return `fused.compute_norms`; None where the kernel does not support the tensors, or cannot be compiled or launched."""
-    if not kernels_take(key, key, value):
+    if not (key.is_cuda and kernels_take(key, key, value)):
         return None
     wide = max(key.shape[-1], value.shape[-1])
     return _by_kernels(key, wide, OF_NORMS, lambda fused: fused.compute_norms(key, value, projection, newest))
@@ -197,9 +152,7 @@ def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def kernels_take(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Return whether the kernels support such tensors; on a GPU, warn once if not."""
-    if not query.is_cuda:
-        return False
+    """Return whether the kernels support such tensors of a GPU; warn once if not."""
     if not has_triton():
         _warn_once("expected Triton on a GPU, found none (pip install triton)")
         return False

@@ -4,6 +4,7 @@ While the network's forward runs, a `TorchFunctionMode` intercepts the calls, an
 only to this thread during the forward call.
 """
 
+import contextlib
 import inspect
 import math
 import types
@@ -16,17 +17,16 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from sinkscope.attention.call import Call
-from sinkscope.attention.call_limits import check_network
-from sinkscope.attention.records import AttentionInputs, described
+from sinkscope.attention.dispatch import check_heads
+from sinkscope.attention.records import AttentionInputs
 from sinkscope.attention.session import Hooks, Session, current_session
 from sinkscope.attention.stacks import Stack, StackInput, real_tokens
 from sinkscope.errors import AttentionError, CallError
-from sinkscope.single_use import single_use
 
 stock_attention = functional.scaled_dot_product_attention
 
 
-@single_use
+@contextlib.contextmanager
 def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: bool = False) -> Iterator[None]:
     """Let a torch module that calls ``F.scaled_dot_product_attention`` be recorded and changed while the body runs.
 
@@ -40,14 +40,9 @@ def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: 
         causal: whether the network writes from left to right, so that columns are running sums over the queries so far.
 
     Raises:
-        CallError: not a torch module, or a path that it does not have.
+        CallError: a path that the network does not have.
         AttentionError: the network is watched already; a recording or rule is still open when the body ends.
     """
-    check_network(network)
-    if layers is not None and not layers:
-        raise CallError(
-            "layers: expected the path of at least one module, found none; leave it out to watch all that call it"
-        )
     paths = {path for path, _ in network.named_modules()}
     if unknown := [path for path in layers or () if path not in paths]:
         raise CallError(
@@ -55,9 +50,8 @@ def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: 
         )
     if current_session(network) is not None:
         raise AttentionError(f"{type(network).__name__} is watched already; open foreign() before recording")
-    session = Session(
-        network, ForeignHooks(network, None if layers is None else frozenset(layers), bool(causal)), stays=True
-    )
+    hooks = ForeignHooks(network, None if layers is None else frozenset(layers), causal)
+    session = Session(network, hooks, stays=True)
     session.open()
     try:
         yield
@@ -107,12 +101,6 @@ class ForeignHooks(Hooks):
             if before is not None:
                 setattr(self.network, name, before)
         self._handles, self._wrapped, self.running = [], {}, []
-
-    def run_again(self, tokens: Tensor, real: Tensor) -> None:
-        raise AttentionError(
-            f"expected a transformers model for an extra forward call without hiding, found {type(self.network).__name__}, "
-            "whose arguments nobody knows; measure in the same sweep"
-        )
 
     def layer(self) -> tuple[str, nn.Module] | None:
         """Return the path and the module of the running layer."""
@@ -254,7 +242,7 @@ class _Step:
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
         name = self._name(layer[0])
-        q, k, v, mask = _four_axes(name, query, key, value, attn_mask, enable_gqa)
+        q, k, v, mask = _four_axes(query, key, value, attn_mask)
         if self.call is None:
             self.call = self.session.begin_read_call(
                 self.hooks.stacks[0], self._read(name, q, k, mask, heads=query.ndim == 4)
@@ -288,16 +276,10 @@ class _Step:
         given.apply_defaults()
         if self.hooks.layer() is None:
             return stock(*args, **kwargs)
-        if given.arguments["need_weights"]:
-            path = (self.hooks.layer() or ("",))[0]
+        if given.arguments["need_weights"] or given.arguments["bias_k"] is not None or given.arguments["add_zero_attn"]:
             raise AttentionError(
-                f"{path}: nn.MultiheadAttention with need_weights=True computes its attention itself; pass need_weights=False"
-            )
-        if given.arguments["bias_k"] is not None or given.arguments["add_zero_attn"]:
-            path = (self.hooks.layer() or ("",))[0]
-            raise AttentionError(
-                f"{path}: expected keys that are tokens, found an nn.MultiheadAttention that adds others (add_bias_kv, add_zero_attn); "
-                "choose other layers: foreign(network, layers=[…])"
+                f"expected an nn.MultiheadAttention called with need_weights=False, whose keys are tokens (no add_bias_kv, no "
+                f"add_zero_attn), found {self.hooks.layer()}; choose other layers: foreign(network, layers=[…])"
             )
         names = {
             **stock.__globals__,
@@ -334,15 +316,6 @@ class _Step:
         if queries == keys:
             if before is not None and before.behind_cache and self.hooks.stacks[0].causal:
                 self.session.end_generation(failed=False)  # another text begins
-            if (
-                mask is not None
-                and mask.is_floating_point()
-                and not self.session.published
-                and bool(mask.isnan().any())
-            ):
-                raise CallError(
-                    f"expected a mask of numbers in {name}, found NaN in it; use 0 where a key is visible and −inf elsewhere"
-                )
             real = None if mask is None else real_tokens(mask).expand(batch, -1)
         elif before is None and not self.session.published:
             raise AttentionError(
@@ -355,61 +328,19 @@ class _Step:
 
 
 def _four_axes(
-    name: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, grouped: bool
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return queries, keys, values [batch, head, …, dim] and mask [batch, head, query, key], as `AttentionInputs` has them."""
-    if query.is_nested or query.ndim not in (3, 4) or key.ndim != query.ndim or value.ndim != query.ndim:
-        found = "nested tensors" if query.is_nested else f"{query.ndim}, {key.ndim} and {value.ndim} axes"
-        raise AttentionError(
-            f"expected queries, keys and values of {name} as [batch, head, token, dim] or [batch, token, dim], found {found}"
-        )
     if query.ndim == 3:
         query, key, value = query[:, None], key[:, None], value[:, None]
         mask = mask[:, None] if mask is not None and mask.ndim == 3 else mask
     batch = max(query.shape[0], key.shape[0], value.shape[0])
-    if any(one.shape[0] not in (1, batch) for one in (query, key, value)):
-        found = ", ".join(str(one.shape[0]) for one in (query, key, value))
-        raise AttentionError(
-            f"expected queries, keys and values of {name} as [batch, …] of one batch, found {found} along the first axis; "
-            "heads without a batch need an axis before them: [1, head, token, dim]"
-        )
     query, key, value = (one.expand(batch, -1, -1, -1) for one in (query, key, value))
-    heads = query.shape[1]
-    if not query.dtype == key.dtype == value.dtype:
-        found = ", ".join(str(one.dtype).removeprefix("torch.") for one in (query, key, value))
-        raise AttentionError(f"expected queries, keys and values of {name} of one type, found {found}")
-    if value.shape[2] != key.shape[2]:
-        raise AttentionError(f"expected as many values as keys in {name}, found {value.shape[2]} and {key.shape[2]}")
+    check_heads(query, key)
     if key.shape[1] != value.shape[1]:  # torch repeats what there is one of
-        if 1 not in (key.shape[1], value.shape[1]):
-            raise AttentionError(
-                f"expected as many value heads as key heads in {name}, found {value.shape[1]} and {key.shape[1]}"
-            )
         most = max(key.shape[1], value.shape[1])
         key, value = (one.expand(-1, most, -1, -1) for one in (key, value))
-    if not grouped and key.shape[1] not in (1, heads):
-        raise AttentionError(
-            f"expected as many key heads as query heads in {name}, found {key.shape[1]} and {heads}; pass enable_gqa=True"
-        )
     if mask is not None:
-        _check_mask(name, mask, (batch, heads, query.shape[2], key.shape[2]))
         mask = mask[(None,) * (4 - mask.ndim)]
         mask = mask.expand(*mask.shape[:3], key.shape[2])
     return query, key, value, mask
-
-
-def _check_mask(name: str, mask: Tensor, shape: tuple[int, int, int, int]) -> None:
-    """Raise an error for a mask that torch's attention would not take.
-
-    Raises:
-        AttentionError: so it is.
-    """
-    good = mask.dtype == torch.bool or mask.is_floating_point()
-    if (
-        not good
-        or mask.ndim > 4
-        or any(size not in (1, most) for size, most in zip(mask.shape[::-1], shape[::-1], strict=False))
-    ):
-        raise AttentionError(
-            f"expected the mask of {name} to be bool or fractions that fit {list(shape)}, found {described(mask)}"
-        )

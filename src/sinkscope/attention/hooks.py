@@ -8,12 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinkscope.attention.call_limits import check_network
-from sinkscope.attention.generations import is_generating
 from sinkscope.attention.interface import entering, leave_interface, running_call, use_interface
-from sinkscope.attention.session import Hooks, Session, current_session, one_at_a_time, watched_networks
+from sinkscope.attention.session import Hooks, Session, current_session, is_generating, one_at_a_time, watched_networks
 from sinkscope.attention.stacks import Stack, find_stacks
-from sinkscope.attention.subscriber_answers import check_groups
 from sinkscope.attention.subscribers import Subscriber
 from sinkscope.errors import AttentionError
 
@@ -28,11 +25,8 @@ def subscribed(network: nn.Module, subscriber: Subscriber) -> Iterator[Session]:
     """Add a subscriber to the network's session, opening one if there is none and closing it with the last.
 
     Raises:
-        CallError: no torch module, or no subscriber.
         AttentionError: the network cannot be watched, or another thread has a subscriber there, or generates.
     """
-    check_network(network)
-    check_groups(subscriber)
     failed = True
     with one_at_a_time:
         session = current_session(network)
@@ -55,11 +49,7 @@ def subscribed(network: nn.Module, subscriber: Subscriber) -> Iterator[Session]:
 
 
 def _refuse_nested(network: nn.Module) -> None:
-    """Raise an error where a module around a network, or one inside it, is watched already; both would set one configuration.
-
-    Raises:
-        AttentionError: so it is.
-    """
+    """Raise AttentionError where a module around a network, or one inside it, is watched: both would set one configuration."""
     for other in watched_networks():
         inside = any(module is network for module in other.modules())
         if inside or any(module is other for module in network.modules()):
@@ -120,11 +110,6 @@ class TransformersHooks(Hooks):
         self.running = {}
 
     def run_again(self, tokens: Tensor, real: Tensor) -> None:
-        if "input_ids" not in inspect.signature(self.stacks[0].module.forward).parameters:
-            raise AttentionError(
-                f"expected {self.stacks[0].name or 'the network'} to read token ids, for an extra forward call without hiding, found "
-                f"{type(self.stacks[0].module).__name__}, which reads embeddings; measure locally (measured='local')"
-            )
         self.stacks[0].module(
             input_ids=tokens,
             attention_mask=None if bool(real.all()) else real.long(),
@@ -170,8 +155,6 @@ def _one_generation(network: nn.Module, session: Session) -> Callable[..., Any]:
 
 
 def _refused(name: str) -> Callable[..., Any]:
-    """Return a method that says that it is not modelled."""
-
     def refused(*args: Any, **kwargs: Any) -> Any:
         raise AttentionError(
             f"{name} and its paged cache are not modelled; call generate while something watches or hides"
@@ -268,8 +251,9 @@ class _BeforeAttention:
         self.takes_call = inspect.Parameter.VAR_KEYWORD in kinds
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if any(isinstance(kwargs.get(name), Tensor) for name in SOURCES):
-            self.session.notes.crossing.add(module)
+        for name in SOURCES:
+            if isinstance(kwargs.get(name), Tensor):
+                self.session.notes.crossing.add(module)
         if "sinkscope_call" in kwargs or not self.takes_call or torch.compiler.is_compiling():
             return None
         if torch.is_grad_enabled() and getattr(self.session.network, "is_gradient_checkpointing", False):

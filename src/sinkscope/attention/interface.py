@@ -48,21 +48,19 @@ def attention_forward(
     Raises:
         AttentionError: an argument this function does not model, or dropout while something watches or hides.
     """
-    if found := [name for name in REFUSED if others.get(name) is not None]:
-        raise AttentionError(
-            f"attention arguments {', '.join(found)} are not modelled by sinkscope; {type(module).__name__} can neither be recorded nor "
-            "changed"
-        )
+    for name in REFUSED:
+        if others.get(name) is not None:
+            raise AttentionError(
+                f"{name} is not modelled by sinkscope; {type(module).__name__} cannot be recorded or changed"
+            )
     if sinkscope_call is not None and torch.compiler.is_compiling():
         if sinkscope_prefixes is not None:
             raise AttentionError(
                 "a network with a sink token or logit of its own is not watched in compiled layers; leave torch.compile out"
             )
         return compiled_attention(query, key, value, attention_mask, dropout, scaling, is_causal), None
-    running, prefixes = sinkscope_call, sinkscope_prefixes
-    return _attention(
-        module, query, key, value, attention_mask, dropout, scaling, is_causal, running, prefixes, **others
-    ), None
+    given = (query, key, value, attention_mask, dropout, scaling, is_causal)
+    return _attention(module, *given, sinkscope_call, sinkscope_prefixes, **others), None
 
 
 def _attention(
@@ -94,9 +92,8 @@ def _attention(
         if output is not None:
             return output.transpose(1, 2)
     if own is not None:
-        return attend_behind(query, key, value, own, mask=mask, causal=causal, scale=scale, dropout=dropout).transpose(
-            1, 2
-        )
+        output = attend_behind(query, key, value, own, mask=mask, causal=causal, scale=scale, dropout=dropout)
+        return output.transpose(1, 2)
     return sdpa_attention_forward(
         module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **others
     )[0]
@@ -137,10 +134,6 @@ def compiled_attention(
     is_causal: bool | None,
 ) -> Tensor:
     """Compute the attention of the next layer, [batch, query, head, dim]."""
-    if not _running:
-        raise AttentionError(
-            "expected a compiled layer to run within its stack; call the model, not the layer, while something watches"
-        )
     call = _running[-1]
     return _attention(
         call.next_module(), query, key, value, attention_mask, dropout, scaling, is_causal, call
@@ -184,10 +177,8 @@ def register_interface() -> None:
     def whole_mask(*args: Any, **kwargs: Any) -> Tensor | None:
         return sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
 
-    for name, mask in (
-        (NAME, sdpa_mask),
-        (MASKED, whole_mask),
-    ):  # without a mask function, padding would silently be ignored
+    # Without a mask function, padding would silently be ignored.
+    for name, mask in ((NAME, sdpa_mask), (MASKED, whole_mask)):
         AttentionInterface.register(name, attention_forward)
         AttentionMaskInterface.register(name, mask)
 
@@ -214,16 +205,9 @@ def use_interface(network: nn.Module, stacks: list[Stack]) -> list[Any]:
         AttentionError: the model does not go through transformers' attention interface, or is a module around one that does.
     """
     if not hasattr(network, "set_attn_implementation"):
-        inner = (
-            (path, one) for path, one in network.named_modules() if path and hasattr(one, "set_attn_implementation")
-        )
-        path, one = next(inner, ("", network))
-        advice = (
-            f"around {type(one).__name__}; pass its {path}"
-            if path
-            else "which has no such interface; open it inside foreign()"
-        )
-        raise AttentionError(f"expected a transformers network itself, found {type(network).__name__}, {advice}")
+        inner = next((path for path, one in network.named_modules() if hasattr(one, "set_attn_implementation")), None)
+        advice = "open it inside foreign()" if inner is None else f"pass its {inner}"
+        raise AttentionError(f"expected a transformers network itself, found {type(network).__name__}; {advice}")
     register_interface()
     found: dict[int, Any] = {
         id(module.config): module.config for module in network.modules() if hasattr(module, "config")

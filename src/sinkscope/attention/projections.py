@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from sinkscope.attention.dispatch import norms_by_kernel, without_autocast
-from sinkscope.attention.records import LayerCall, described, holds_nothing
+from sinkscope.attention.records import LayerCall
 from sinkscope.attention.scores import product, product_dtype
-from sinkscope.errors import AttentionError, CallError
+from sinkscope.errors import AttentionError
 
 NAMES = ("o_proj", "out_proj", "attn_out", "c_proj", "dense")
 """Names of the output projection in an attention module."""
@@ -28,21 +28,13 @@ def output_projection(attention: nn.Module, heads: int) -> Float[Tensor, "head w
     """
     found = _projection_of(attention)
     weight = getattr(found, "weight", None)
-    if not isinstance(weight, Tensor) or weight.ndim != 2:
-        raise AttentionError(
-            f"expected the output projection of {type(attention).__name__} under one of the names {', '.join(NAMES)}, found none; "
-            "what its keys contribute cannot be told"
-        )
-    if weight.is_meta or not weight.is_floating_point() or weight.element_size() < 2:
-        raise AttentionError(
-            f"expected the output projection of {type(attention).__name__} as numbers of 16 bits or more, found {weight.dtype} on "
-            f"{weight.device}; what its keys contribute cannot be told"
-        )
     transposed = type(found).__name__ == "Conv1D"  # as GPT-2 keeps it
-    if type(found).forward not in (nn.Linear.forward, nn.Module.forward) and not transposed:
+    wide = isinstance(weight, Tensor) and weight.ndim == 2 and weight.is_floating_point() and weight.element_size() > 1
+    plain = transposed or type(found).forward in (nn.Linear.forward, nn.Module.forward)
+    if not isinstance(weight, Tensor) or not wide or weight.is_meta or not plain:
         raise AttentionError(
-            f"expected the output projection of {type(attention).__name__} as a plain linear layer, found {type(found).__name__}, which "
-            "may add to its weights (an adapter); merge them (merge_and_unload of peft), or what its keys contribute cannot be told"
+            f"expected the output projection of {type(attention).__name__} as a plain linear layer of 16 bits or more under one of the "
+            f"names {', '.join(NAMES)}, found {type(found).__name__}; what its keys contribute is unknown (merge an adapter first)"
         )
     if transposed:
         weight = weight.T
@@ -63,16 +55,8 @@ def output_norms(
 
     Args:
         projection: W_O, or better what `reduced` makes of it.
-
-    Raises:
-        CallError: arrays that do not fit each other.
     """
-    for name, one, axes in (("value", value, 4), ("projection", projection, 3)):
-        if not isinstance(one, Tensor) or one.ndim != axes or not one.is_floating_point() or holds_nothing(one):
-            raise CallError(f"{name}: expected numbers of {axes} axes, found {described(one)}")
     batch, kv_heads, keys, dim = value.shape
-    if not kv_heads or len(projection) % kv_heads or projection.shape[-1] != dim:
-        raise CallError(f"projection: expected [a multiple of {kv_heads}, rank, {dim}], found {list(projection.shape)}")
     stacked = projection.to(value.device).float().reshape(kv_heads, -1, dim).mT  # of the heads that share a kv head
     with without_autocast(value.device.type):  # which would round the products
         added = product(value.detach().float(), stacked, product_dtype(value.device))
@@ -136,10 +120,11 @@ class OutputProjections:
             newest: ``outputs`` only of so many of the newest keys; of all when None.
         """
         keys = call.key.shape[2]
-        found = norms_by_kernel(call.key, call.value, self._reduced(call), keys if newest is None else newest)
-        if found is not None:
+        projection, newest = self._reduced(call), keys if newest is None else newest
+        if call.key.is_cuda and (found := norms_by_kernel(call.key, call.value, projection, newest)) is not None:
             return KeyNorms(*found)
-        return KeyNorms(norms_of(call.key), norms_of(call.value), self.norms(call, newest))
+        outputs = None if projection is None else output_norms(call.value[:, :, keys - newest :], projection)
+        return KeyNorms(norms_of(call.key), norms_of(call.value), outputs)
 
     def norms(self, call: LayerCall, newest: int | None = None) -> Float[Tensor, "batch head key"] | None:
         """Return ‖W_O^h v_j‖ of the keys of a layer call; None where the layer has no output projection that is understood.
@@ -148,11 +133,8 @@ class OutputProjections:
             newest: only of so many of the newest keys; all when None.
         """
         projection = self._reduced(call)
-        if projection is None:
-            return None
-        return output_norms(
-            call.value if newest is None else call.value[:, :, call.value.shape[2] - newest :], projection
-        )
+        first = 0 if newest is None else call.value.shape[2] - newest
+        return None if projection is None else output_norms(call.value[:, :, first:], projection)
 
     def _reduced(self, call: LayerCall) -> Tensor | None:
         attention = self._modules.get(call.name)
@@ -165,13 +147,18 @@ class OutputProjections:
         weight = getattr(_projection_of(attention), "weight", None)
         if not isinstance(weight, Tensor):
             return None
-        if known is None or weight is not known.weight or _state(weight, call) != known.state:
-            self._known[call.name] = known = _Known(weight, _state(weight, call), _understood(attention, call))
+        state = _state(weight, call)
+        if known is None or weight is not known.weight or state != known.state:
+            self._known[call.name] = known = _Known(weight, state, _understood(attention, call))
         return known.reduced
 
 
 def _projection_of(attention: nn.Module) -> Any:
-    return next((module for name in NAMES if isinstance(module := getattr(attention, name, None), nn.Module)), None)
+    for name in NAMES:
+        module = getattr(attention, name, None)
+        if isinstance(module, nn.Module):
+            return module
+    return None
 
 
 def _state(weight: Tensor, call: LayerCall) -> tuple[object, ...]:
@@ -187,6 +174,4 @@ def _understood(attention: nn.Module, call: LayerCall) -> Tensor | None:
         return None
     if weight.shape[-1] != call.value.shape[-1]:  # not what it seemed to be
         return None
-    return (
-        reduced(weight).to(call.value.device).contiguous()
-    )  # as LAPACK gives it, its columns lie one behind the other
+    return reduced(weight).to(call.value.device).contiguous()  # LAPACK lays its columns one behind the other

@@ -2,15 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from sinkscope.argument_types import check_argument
-from sinkscope.errors import AttentionError, CallError
+from sinkscope.errors import AttentionError
 
 AttentionPath = Literal["sweep", "triton", "flash", "cudnn"]
 """The implementations of attention with column sums, as traces name them: see `dispatch`."""
@@ -78,9 +76,6 @@ class AttentionInputs:
         causal: query i sees keys 0…i (upper-left, as torch's sdpa has it); only without a mask.
         hidden: keys taken away; a query that would lose its last visible key keeps all of them.
         prefix: constant keys in front.
-
-    Raises:
-        AttentionError: causal together with a mask, or heads that do not divide.
     """
 
     query: Float[Tensor, "batch head query dim"]
@@ -93,14 +88,6 @@ class AttentionInputs:
     hidden: Sequence[Hidden] = ()
     prefix: Prefix | None = None
 
-    def __post_init__(self) -> None:
-        if self.causal and self.mask is not None:
-            raise AttentionError("expected either a mask or causal=True, found both; fold causality into the mask")
-        if self.query.shape[1] % self.key.shape[1]:
-            raise AttentionError(
-                f"expected query heads to be a multiple of key heads, found {self.query.shape[1]} and {self.key.shape[1]}"
-            )
-
     @property
     def own_key(self) -> int:
         """The key of query 0 itself; that of query i is ``own_key`` + i, which may be none of the keys."""
@@ -111,7 +98,9 @@ class AttentionInputs:
         """Whether a gradient may flow through the output."""
         constants = () if self.prefix is None else (self.prefix.keys, self.prefix.values, self.prefix.logits)
         given = (self.query, self.key, self.value, self.mask, *constants)
-        return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in given)
+        if not torch.is_grad_enabled():
+            return False
+        return any(one is not None and one.requires_grad for one in given)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,26 +150,6 @@ class GenerationStart:
     prompts: tuple[str | None, ...]
     mask_id: int | None = None
 
-    def __post_init__(self) -> None:
-        for name, hint in _fields_of_a_start().items():
-            check_argument(f"GenerationStart: {name}", getattr(self, name), hint)
-        if (
-            len(self.prompts) != len(self.prompt_lengths)
-            or min(self.prompt_lengths, default=0) < 0
-            or self.final_length < 0
-        ):
-            raise CallError(
-                f"GenerationStart: expected a length from 0 upwards for each of {len(self.prompts)} prompts, found {self.prompt_lengths}, "
-                f"and {self.final_length} positions in the end"
-            )
-        if self.mask_id is not None and not 0 <= self.mask_id < 1 << 31:
-            raise CallError(f"GenerationStart: mask_id: expected a token id or None, found {self.mask_id}")
-
-
-@cache
-def _fields_of_a_start() -> dict[str, Any]:
-    return get_type_hints(GenerationStart)
-
 
 @dataclass(frozen=True, eq=False)
 class StepContext:
@@ -211,28 +180,6 @@ class StepContext:
     prompt_lengths: tuple[int, ...] | None = None
     readers: Tensor | None = None
     final_queries: bool | None = None
-
-    def __post_init__(self) -> None:
-        shape = _canvas_shape("StepContext", self.tokens)
-        for name, one in (("masked", self.masked), ("readers", self.readers)):
-            if one is not None and (not isinstance(one, Tensor) or one.dtype != torch.bool or one.shape != shape):
-                raise CallError(
-                    f"StepContext: {name}: expected bool {list(shape)} (batch, position), found {described(one)}"
-                )
-        lengths = self.lengths
-        if (
-            not isinstance(lengths, Tensor)
-            or lengths.shape != shape[:1]
-            or lengths.is_floating_point()
-            or lengths.dtype == torch.bool
-        ):
-            raise CallError(
-                f"StepContext: lengths: expected whole numbers [{shape[0]}] (batch), found {described(lengths)}"
-            )
-        if len(self.rows) != len(self.prompts):
-            raise CallError(
-                f"StepContext: expected a prompt for each of {len(self.rows)} rows, found {len(self.prompts)}"
-            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -281,37 +228,14 @@ class StepResult:
     confidence: Tensor | None = None
     readers: Tensor | None = None
 
-    def __post_init__(self) -> None:
-        shape = _canvas_shape("StepResult", self.written)
-        for name, one in (("predicted", self.predicted), ("confidence", self.confidence)):
-            if one is not None and (not isinstance(one, Tensor) or one.shape != shape):
-                raise CallError(f"StepResult: {name}: expected {list(shape)} (batch, position), found {described(one)}")
-
-
-def _canvas_shape(record: str, tokens: object) -> torch.Size:
-    """Return the shape of token ids.
-
-    Raises:
-        CallError: they are none.
-    """
-    if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
-        raise CallError(f"{record}: expected token ids [batch, position], found {described(tokens)}")
-    return tokens.shape
-
 
 def described(value: object) -> str:
-    """Return in words what was found: of a tensor dtype and shape, and a device or a layout that it cannot be read from."""
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    if value.is_nested:
-        return f"{str(value.dtype).removeprefix('torch.')} in a nested tensor"
-    odd = " on the device meta" if value.is_meta else f" in the layout {value.layout}" if holds_nothing(value) else ""
-    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}{odd}"
-
-
-def holds_nothing(tensor: Tensor) -> bool:
-    """Return whether a tensor holds no plain values: one on the device meta, a sparse, nested or fake one."""
-    return tensor.is_meta or tensor.is_nested or tensor.layout != torch.strided or type(tensor).__name__ == "FakeTensor"
+    """Return the dtype and shape of a tensor for a message, the type of anything else."""
+    return (
+        f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+        if isinstance(value, Tensor)
+        else type(value).__name__
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,9 +66,9 @@ class Workspace:
                 self._buffer = torch.empty(size, device="cpu", dtype=torch.float32)
         return self._buffer[:size]
 
-    def bias(self, mask: Tensor | None, alone: bool) -> Bias:
+    def bias(self, mask: Tensor, alone: bool) -> Bias:
         """Return `bias_of` a mask; it is computed again only for another mask."""
-        if mask is None or mask.is_inference():  # an inference tensor keeps no count of its changes
+        if mask.is_inference():  # an inference tensor keeps no count of its changes
             return bias_of(mask, alone)
         held = self._bias
         if held is None or held[0] is not mask or held[1:3] != (mask._version, alone):
@@ -75,7 +76,7 @@ class Workspace:
         return held[3]
 
 
-def bias_of(mask: Tensor | None, alone: bool) -> Bias:
+def bias_of(mask: Tensor, alone: bool) -> Bias:
     """Return the bias that a mask adds to the scores, and which queries see nothing.
 
     Adding −∞ is ten times as fast as filling it in. Queries that see nothing get 0 for all keys, because softmax (and its gradient)
@@ -84,8 +85,6 @@ def bias_of(mask: Tensor | None, alone: bool) -> Bias:
     Args:
         alone: whether there are no constant keys in front, which every query would see.
     """
-    if mask is None:
-        return None, None
     if mask.dtype == torch.bool:
         bias, seen = torch.zeros(mask.shape, device=mask.device, dtype=torch.float32), mask
     else:
@@ -125,18 +124,15 @@ class Scores:
 
     def __init__(self, inputs: AttentionInputs, place: Workspace | None) -> None:
         self.dtype = product_dtype(inputs.query.device)
-        self.front = Front.of(inputs)
+        self.front = Front.of(inputs, self.dtype)
         self._inputs, self._place = inputs, place
-        self._query = inputs.query.to(
-            self.dtype
-        )  # scores rounded to bfloat16 before the softmax would be off by a hundredth and more
+        # Scores rounded to bfloat16 before the softmax would be off by a hundredth and more.
+        self._query = inputs.query.to(self.dtype)
         self._keys = inputs.key.to(self.dtype).transpose(-1, -2)
-        self._bias, self._blind = (bias_of if place is None else place.bias)(inputs.mask, not self.front.count)
-
-    @property
-    def all_see(self) -> bool:
-        """Whether every query is known to see a key."""
-        return self._blind is None
+        self._bias, self._blind = None, None
+        if inputs.mask is not None:
+            self._bias, self._blind = (bias_of if place is None else place.bias)(inputs.mask, not self.front.count)
+        self.all_see = self._blind is None  # whether every query is known to see a key
 
     def chunk(self, kv_heads: slice) -> Chunk:
         """Return the query heads that share some key heads, with their keys and values."""
@@ -204,9 +200,9 @@ class Front:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, inputs: AttentionInputs) -> "Front":
-        """Return the constant keys of a call."""
-        prefix, dtype = inputs.prefix, product_dtype(inputs.query.device)
+    def of(cls, inputs: AttentionInputs, dtype: torch.dtype) -> "Front":
+        """Return the constant keys of a call; ``dtype`` is that of the products."""
+        prefix = inputs.prefix
         if prefix is None:
             return cls(0, None, None, None, dtype)
         keys, values = (None if one is None else per_head(one, inputs.query) for one in (prefix.keys, prefix.values))
@@ -357,3 +353,19 @@ def _of_heads(tensor: Tensor, heads: slice) -> Tensor:
 def _part(mask: Tensor, heads: slice, rows: slice) -> Tensor:
     mask = _of_heads(mask, heads)
     return mask if mask.shape[2] == 1 else mask[:, :, rows]
+
+
+def mask_for(network: Any, seen: Tensor | None) -> Tensor | None:
+    """Return which keys queries see in the form that a network's attention takes: transformers' eager one adds its mask to the scores.
+
+    Args:
+        network: of transformers, with its ``config`` and ``dtype``.
+        seen: bool [1 or batch, 1, query, key]; None where all keys are seen.
+
+    Returns:
+        The same, or 0 and the smallest number of the network's dtype.
+    """
+    if seen is None or network.config._attn_implementation != "eager":
+        return seen
+    added = torch.zeros(seen.shape, dtype=network.dtype, device=seen.device)
+    return added.masked_fill(~seen, torch.finfo(network.dtype).min)

@@ -7,6 +7,7 @@ function; on exit, also after an exception, the network is restored.
 import threading
 import weakref
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -14,18 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinkscope.argument_types import check_argument
-from sinkscope.attention.cache_order import CacheOrder
 from sinkscope.attention.call import Call, LayerNotes
-from sinkscope.attention.call_limits import check_call, check_network, check_plain
 from sinkscope.attention.interface import call_begins, call_ends
 from sinkscope.attention.records import CallPart, GenerationStart, StepContext, StepResult
 from sinkscope.attention.scores import Workspace
-from sinkscope.attention.stacks import LastStep, Stack, StackInput, read_stack_input, upload
+from sinkscope.attention.stacks import HeldCache, LastStep, Stack, StackInput, cached_keys, read_stack_input, upload
 from sinkscope.attention.subscribers import Subscriber, Watcher
 from sinkscope.errors import AttentionError
 
 _sessions: "weakref.WeakKeyDictionary[nn.Module, Session]" = weakref.WeakKeyDictionary()
+_generating: "weakref.WeakKeyDictionary[nn.Module, Counter[int]]" = weakref.WeakKeyDictionary()
+"""How many generations of ours each thread has begun and not ended, recorded or not."""
 one_at_a_time = threading.RLock()
 """Held while a session opens or closes and a generation begins or ends: a network has one session, opened between its generations."""
 
@@ -43,7 +43,6 @@ class Hooks(ABC):
     def close(self) -> None:
         """Leave the network as it was found."""
 
-    @abstractmethod
     def run_again(self, tokens: Tensor, real: Tensor) -> None:
         """Run a canvas through the only stack of the network, without a cache.
 
@@ -51,6 +50,9 @@ class Hooks(ABC):
             tokens: int64 [batch, position].
             real: bool [batch, position], False on padding, which is on the left.
         """
+        raise AttentionError(
+            "expected a transformers model for an extra forward call without hiding; measure in the same sweep"
+        )
 
 
 class Session:
@@ -67,9 +69,7 @@ class Session:
         self.stacks = hooks.stacks
         self.subscribers: list[Subscriber] = []
         self.notes = LayerNotes()
-        self.published = (
-            False  # whether a sampler publishes the steps; otherwise they are read from the arguments of the calls
-        )
+        self.published = False  # whether a sampler publishes the steps; else they are read from the calls' arguments
         self._workspace = Workspace()
         self._part: CallPart | None = None
         self._hooks = hooks
@@ -78,7 +78,7 @@ class Session:
         self._in_generation = False
         self._prompts: dict[str, tuple[int, ...]] = {}  # of the stacks that were called in this generation
         self._tokens: Tensor | None = None  # all tokens so far: with a cache, a call passes only the new ones
-        self._caches = CacheOrder()
+        self._caches: dict[str, HeldCache] = {}  # by stack
         self._call: Call | None = None
         self._calls: list[Call] = []  # that have begun and not ended, innermost last
         self._given: StackInput | None = None
@@ -89,14 +89,9 @@ class Session:
         self._subscribers_thread: int | None = None
 
     def __reduce__(self) -> str:
-        """Refuse to be copied or stored, and so a network with our hooks: the copy would be changed for ever.
-
-        Raises:
-            AttentionError: always.
-        """
+        """Refuse to copy or store a network with our hooks: the copy would keep them for ever."""
         raise AttentionError(
-            f"expected {type(self.network).__name__} outside of sinkscope's with blocks, found it recorded or changed; copy or store it "
-            "before the block or behind it"
+            f"{type(self.network).__name__} is recorded or changed; copy or store it outside of sinkscope's with blocks"
         )
 
     # Opening and closing
@@ -114,7 +109,7 @@ class Session:
         """Leave the network as it was found."""
         self._in_generation = self.published = False
         self._context = self._tokens = self._call = self._given = None
-        self._caches.begin()
+        self._caches = {}
         while self._calls:
             call_ends(self._calls.pop())
         self.notes, self._workspace = LayerNotes(), Workspace()
@@ -125,22 +120,14 @@ class Session:
     # What decoding publishes
 
     def begin_generation(self, start: GenerationStart) -> None:
-        """Tell all subscribers that a generation begins; a sampler calls this before its first step.
-
-        Raises:
-            AttentionError: one is running already.
-            CallError: no start of one.
-        """
-        check_argument("start", start, GenerationStart)
-        if (self._in_generation and self.published) or self._calls:
-            raise AttentionError(self._busy())
+        """Tell all subscribers that a generation begins, unless one is running; a sampler calls this before its first step."""
+        self._refuse_if((self._in_generation and self.published) or bool(self._calls))
         self.end_generation(failed=False)
         self.published, self._thread = True, threading.get_ident()
         self._begin(start)
 
     def begin_step(self, context: StepContext) -> None:
         """Tell all subscribers of a step; a sampler calls this before each forward call."""
-        check_argument("context", context, StepContext)
         self._context = context
         for subscriber in self.subscribers:
             subscriber.begin_step(context)
@@ -148,7 +135,6 @@ class Session:
     @contextmanager
     def computing(self, part: CallPart | None) -> Iterator[None]:
         """Tell all subscribers that the calls of the body compute a part of the step's canvas; a sampler with a cache says this."""
-        check_argument("part", part, CallPart | None)
         before, self._part = self._part, part
         try:
             yield
@@ -157,7 +143,6 @@ class Session:
 
     def end_step(self, result: StepResult | None) -> None:
         """Tell all subscribers the result of a step; a sampler calls this after it has committed."""
-        check_argument("result", result, StepResult | None)
         for subscriber in self.subscribers:
             subscriber.end_step(result)
         self._context = None
@@ -168,7 +153,7 @@ class Session:
             return
         self._in_generation = self.published = False
         self._context = self._tokens = None
-        self._caches.begin()
+        self._caches = {}
         with ExitStack() as everybody:  # the others are told even if one raises
             for subscriber in reversed(self.subscribers):
                 everybody.callback(subscriber.end_generation, failed)
@@ -205,11 +190,7 @@ class Session:
                     self._in_generation = self.published = False
 
     def join(self, subscriber: Subscriber) -> None:
-        """Add a subscriber.
-
-        Raises:
-            AttentionError: another thread has one here.
-        """
+        """Add a subscriber; all of a network belong to one thread."""
         me = threading.get_ident()
         if self.subscribers and self._subscribers_thread != me:
             raise AttentionError(
@@ -228,19 +209,15 @@ class Session:
         return bool(self.published or self._foreign or self._calls) and self._thread != threading.get_ident()
 
     def refuse_other_threads(self, here: bool = False) -> None:
-        """Raise an error where another thread runs the network, or ``here`` a sampler is in the middle of a generation.
+        """Raise AttentionError where another thread runs the network, or ``here`` a sampler is in the middle of a generation."""
+        self._refuse_if(self.runs_elsewhere() or (here and self.published))
 
-        Raises:
-            AttentionError: so it is.
-        """
-        if self.runs_elsewhere() or (here and self.published):
-            raise AttentionError(self._busy())
-
-    def _busy(self) -> str:
-        return (
-            f"{type(self.network).__name__} is recorded or changed, and one generation of it runs already, here or in another thread; "
-            "let that end first, or load the model once for each thread"
-        )
+    def _refuse_if(self, busy: bool) -> None:
+        if busy:
+            raise AttentionError(
+                f"{type(self.network).__name__} is recorded or changed, and one generation of it runs already, here or in another "
+                "thread; let that end first, or load the model once for each thread"
+            )
 
     # What a stack call does
 
@@ -256,14 +233,8 @@ class Session:
         return self.begin_read_call(stack, read_stack_input(arguments, parents)) if self.subscribers else None
 
     def begin_read_call(self, stack: Stack, given: StackInput | None) -> Call:
-        """Return the call that begins, given its arguments as read.
-
-        Raises:
-            AttentionError: another thread runs the network.
-            AttentionError, CallError: see `check_call`.
-        """
+        """Return the call that begins, given its arguments as read."""
         self.refuse_other_threads()
-        check_call(self.network, given)
         self._thread = threading.get_ident()
         self._given = given
         if not self.published and not self._unhidden_running:
@@ -315,33 +286,40 @@ class Session:
                 "leave its attention implementation alone meanwhile; networks that pass transformers' interface by cannot be watched"
             )
         if not self.published and not self._unhidden_running and self._context is not None:
-            if given is not None and self._caches.end_call(
-                self._context.stack or "", given, made, self._context.lengths
-            ):
-                self._tokens = self._context.tokens
+            if given is not None:
+                self._note_cache(self._context, given, made)
             self.end_step(None)
+
+    def _note_cache(self, context: StepContext, given: StackInput, made: Any) -> None:
+        """Note what the cache holds behind a call; a decoder that only reads it (block diffusion) does not change it."""
+        cache = made if given.cache is None and callable(getattr(made, "get_seq_length", None)) else given.cache
+        held = given.total if cache is None else int(cache.get_seq_length())
+        known = None if cache is None else weakref.ref(cache)
+        lengths = context.lengths - (given.total - held)
+        self._caches[context.stack or ""] = HeldCache(known, held, lengths, cached_keys(cache))
+        if held == given.total:
+            self._tokens = context.tokens
 
     @torch.no_grad()
     def unhidden_pass(self, watcher: Watcher) -> None:
         """Run the canvas of the step that has just begun through the network again, for one watcher alone.
 
-        Nothing is hidden, no other subscriber is told, and no cache is read or written: a causal model reads all tokens so far.
+        Nothing is hidden, no other subscriber sees it, and no cache is read or written: a causal model reads all tokens so far.
 
         Raises:
-            AttentionError: no step has begun, its tokens are not known, the network has several stacks, or is no
-                transformers model.
+            AttentionError: the tokens of the step are not known, or do not say all that goes in.
         """
-        context = self._context
-        if context is None or len(self.stacks) > 1 or bool((context.tokens < 0).any()):
+        context, given = self._context, self._given
+        known = context is not None and len(self.stacks) == 1 and not bool((context.tokens < 0).any())
+        if context is None or not known or (given is not None and not given.plain):
             raise AttentionError(
-                "expected a step whose tokens are known, in a network with one stack, for an extra forward call without hiding; "
-                f"found {'no step' if context is None else f'{len(self.stacks)} stacks, tokens {tuple(context.tokens.shape)}'}"
+                f"expected {type(self.network).__name__} to have one stack, given token ids and the mask of their padding, for an extra "
+                "forward call without hiding, found several stacks, embeddings, images or other masks; measure locally (measured='local')"
             )
-        check_plain(self.network, self._given)
         tokens, length = context.tokens, context.tokens.shape[1]
         real = torch.arange(length, device=tokens.device) >= length - upload(context.lengths, tokens.device)[:, None]
         alone: list[Subscriber] = [watcher]
-        subscribers, given, self.subscribers, self._unhidden_running = self.subscribers, self._given, alone, True
+        subscribers, self.subscribers, self._unhidden_running = self.subscribers, alone, True
         try:
             self._hooks.run_again(tokens, real)
         finally:
@@ -368,7 +346,13 @@ class Session:
             rows = (None,) * given.batch
             self._begin(GenerationStart(tuple(whole.tolist()), given.total, causal, {"name": "foreign"}, rows, mask_id))
         if stack.causal:
-            self._caches.check(stack, given, lengths)
+            last = self._caches.get(stack.name)
+            if given.seen and last is not None and not last.goes_on(given, lengths):
+                raise AttentionError(
+                    f"expected the cache of the step before, of {last.tokens} tokens, found another, changed or differently padded one of "
+                    f"{given.seen}; while something watches or hides, end one text before the next, give each call the attention mask of "
+                    "all tokens so far, and do not cut, copy or reorder the cache"
+                )
         if stack.name not in self._prompts:  # an encoder and a decoder have different prompts
             prompts = lengths - given.fresh if given.seen and self._prompts else whole
             self._prompts[stack.name] = tuple(prompts.tolist())
@@ -394,15 +378,34 @@ class Session:
 
 
 def current_session(network: nn.Module) -> Session | None:
-    """Return the open session of a network; None without subscribers.
-
-    Raises:
-        CallError: no torch module.
-    """
-    check_network(network)
+    """Return the open session of a network; None without subscribers."""
     return _sessions.get(network)
 
 
 def watched_networks() -> list[nn.Module]:
     """Return the networks that have an open session."""
     return list(_sessions)
+
+
+@contextmanager
+def generating_in(network: nn.Module) -> Iterator[Session | None]:
+    """Count a generation of a network while the body runs, and give its session; meanwhile no other thread opens one."""
+    me = threading.get_ident()
+    torch.clear_autocast_cache()  # within an autocast of the caller's, weights would stay as an earlier call has cast them
+    with one_at_a_time:
+        session = current_session(network)
+        by_thread = _generating.setdefault(network, Counter())
+        by_thread[me] += 1
+    try:
+        yield session
+    finally:
+        with one_at_a_time:
+            by_thread[me] -= 1
+
+
+def is_generating(network: nn.Module, *, elsewhere: bool = False) -> bool:
+    """Return whether a generation of a network runs, in this thread or another; ``elsewhere`` asks of others alone."""
+    me = threading.get_ident()
+    with one_at_a_time:
+        running = _generating.get(network, Counter()).items()
+        return any(number and (not elsewhere or thread != me) for thread, number in running)

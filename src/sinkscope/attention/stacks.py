@@ -3,6 +3,7 @@
 The arguments of a call tell which tokens go in, how many are in the cache, and where padding is.
 """
 
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinkscope.argument_types import in_words
 from sinkscope.errors import AttentionError, CallError
 
 IDS = ("input_ids", "decoder_input_ids")
@@ -88,13 +88,7 @@ def find_stacks(network: nn.Module) -> list[Stack]:
 
 
 def query_heads(attention: nn.Module) -> int | None:
-    """Return the number of query heads of an attention module, from itself or its configuration; None where neither has it.
-
-    Raises:
-        AttentionError: this is no module.
-    """
-    if not isinstance(attention, nn.Module):
-        raise AttentionError(f"attention: expected a torch module, found {type(attention).__name__}")
+    """Return the number of query heads of an attention module, from itself or its configuration; None where neither has it."""
     names = ("num_heads", "num_attention_heads", "n_heads", "n_head")
     found = (getattr(said, name, None) for said in (attention, getattr(attention, "config", None)) for name in names)
     return next((one for one in found if isinstance(one, int) and one > 0), None)
@@ -161,6 +155,39 @@ class StackInput:
 
 
 @dataclass(frozen=True, eq=False)
+class HeldCache:
+    """The content of a cache after a call of a stack; the cache is not kept alive.
+
+    Column sums of a causal network are added up over its calls, so a cache that was cut, copied, reordered or swapped between two
+    calls, or other padding, would make them wrong.
+    """
+
+    cache: weakref.ref[Any] | None
+    tokens: int
+    lengths: Tensor
+    keys: tuple[weakref.ref[Tensor], ...]
+
+    def goes_on(self, given: StackInput, lengths: Tensor) -> bool:
+        """Return whether a call continues where the last one ended; ``lengths`` of its rows, without padding."""
+        if (self.cache is not None and self.cache() is not given.cache) or given.seen != self.tokens:
+            return False
+        now = cached_keys(given.cache)
+        replaced = len(now) == len(self.keys) and any(
+            one() is not found() for one, found in zip(self.keys, now, strict=True)
+        )
+        return not replaced and torch.equal(lengths, self.lengths + given.fresh)
+
+
+def cached_keys(cache: Any) -> tuple[weakref.ref[Tensor], ...]:
+    """Return the keys of each layer of a cache; none of one that moves them between devices."""
+    cache = getattr(cache, "self_attention_cache", cache)  # of a decoder beside an encoder
+    if cache is None or getattr(cache, "offloading", False):
+        return ()
+    keys = (getattr(layer, "keys", None) for layer in getattr(cache, "layers", ()))
+    return tuple(weakref.ref(one) for one in keys if isinstance(one, Tensor))
+
+
+@dataclass(frozen=True, eq=False)
 class LastStep:
     """What the next step of a foreign network needs from the previous one.
 
@@ -187,20 +214,16 @@ def lengths_of(real: Tensor, advice: str) -> Tensor:
     real = real.cpu().bool().long()
     falls = real.diff(dim=-1) < 0
     if bool(falls.any()):
-        if bool((real[:, -1] == 0).any()):
-            raise AttentionError(f"expected padding on the left, found it on the right; {advice}")
         row, before = falls.nonzero()[0].tolist()
         raise AttentionError(
-            f"expected padding on the left, found it between the tokens of row {row}, at position {before + 1} of its mask; "
-            "leave that token out of the canvas, or hide it by a rule"
+            f"expected padding on the left alone, found it behind position {before} of row {row}; {advice}; a token in between is left "
+            "out of the canvas, or hidden by a rule"
         )
     lengths = real.sum(-1)
     if bool((lengths == 0).any()):
-        row, why = (
-            int((lengths == 0).int().argmax()),
-            "; its mask calls all of it padding, leave it out" if real.shape[1] else "",
+        raise CallError(
+            "expected at least one token in each row, found one whose mask calls all of it padding; leave it out"
         )
-        raise CallError(f"expected at least one token in each row, found none in row {row}{why}")
     return lengths
 
 
@@ -218,7 +241,8 @@ def read_stack_input(arguments: Mapping[str, Any], parents: Iterable[Mapping[str
         AttentionError: a cache whose keys are not simply the newest tokens.
     """
     cache = arguments.get("past_key_values")
-    check_cache(cache)
+    if getattr(cache, "is_compileable", False):
+        raise AttentionError("static caches are not modelled by sinkscope; use a DynamicCache")
     ids = _first(arguments, IDS, 2)
     entering = ids if ids is not None else _first(arguments, EMBEDDINGS, 3)
     if entering is None:
@@ -260,14 +284,6 @@ def real_tokens(mask: Tensor) -> Tensor:
     visible = mask if mask.dtype == torch.bool else ~(mask <= torch.finfo(mask.dtype).min / 2)
     seen = visible.any(dim=2).any(dim=1).long()
     return (seen.cummax(dim=-1).values & seen.flip(-1).cummax(dim=-1).values.flip(-1)).bool()
-
-
-def check_cache(cache: Any) -> None:
-    """Raise `AttentionError` for a cache whose keys are not simply the newest tokens."""
-    if cache is not None and not callable(getattr(cache, "get_seq_length", None)):
-        raise AttentionError(f"past_key_values: expected a cache of transformers, found {in_words(cache)}")
-    if getattr(cache, "is_compileable", False):
-        raise AttentionError("static caches are not modelled by sinkscope; use a DynamicCache")
 
 
 def slides(cache: Any) -> bool:

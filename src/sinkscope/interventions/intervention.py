@@ -5,6 +5,7 @@ import functools
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -17,7 +18,6 @@ from sinkscope.interventions.ranking import Scope
 from sinkscope.interventions.rule_context import Observation, RuleContext
 from sinkscope.interventions.step_canvas import GROUPS
 from sinkscope.models import Model
-from sinkscope.single_use import single_use
 
 Where = str | Collection[int] | None
 
@@ -154,7 +154,7 @@ class Intervention(ABC):
                 expected = f"positions from 0 to {longest - 1}, where the longest canvas of the model ends"
                 raise CallError(f"{name}: expected {expected}, found {min(numbers)}")
 
-    @single_use
+    @contextmanager
     def __call__(self, model: Model | nn.Module) -> Iterator[Hiding]:
         """Hide while the body runs.
 
@@ -193,7 +193,7 @@ class Composed:
         """The smallest number of tokens that a canvas must have."""
         return max((part.least_tokens for part in self.parts), default=1)
 
-    @single_use
+    @contextmanager
     def __call__(self, model: Model | nn.Module) -> Iterator[Hiding]:
         """Hide while the body runs; see `Intervention`."""
         parts = [part for part in self.parts if not part.idle]

@@ -27,8 +27,7 @@ from sinkscope.lab.texts import Texts
 from sinkscope.lab.training import Watch, train
 from sinkscope.locks import claimed_folder
 from sinkscope.models.devices import find_device
-from sinkscope.models.loading import quiet
-from sinkscope.models.loading import outline
+from sinkscope.models.loading import outline, quiet
 
 
 def train_checkpoint(

@@ -20,7 +20,7 @@ from transformers.models.glm4_moe.modeling_glm4_moe import (
     eager_attention_forward,
 )
 
-from sinkscope.attention.masks import mask_for
+from sinkscope.attention.scores import mask_for
 
 
 def block_causal_mask(real: Tensor, queries: int, block: int) -> Tensor:

@@ -17,7 +17,6 @@ from sinkscope.recorder.destination import Destination, TraceFolders
 from sinkscope.recorder.manifest import check_tokenizer
 from sinkscope.recorder.own_process import OwnProcess
 from sinkscope.recorder.step_recorder import Recorder
-from sinkscope.single_use import single_use
 from sinkscope.traces.format import DRIFT
 from sinkscope.traces.writing import room_in
 
@@ -25,7 +24,7 @@ FEW, MOST = 8, 1 << 20
 Level = Literal["columns", "top", "statistics", "drift"]
 
 
-@single_use
+@contextmanager
 def recording(
     model: Model | nn.Module,
     out: str | Path,
