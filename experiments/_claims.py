@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from _arguments import Arguments
 from _lab_runs import PROMPTS, RUNS, Run, analysis
+from _settings import Arguments
 from claims_page import RESULTS, shown
 
 from sinkscope.statistics import THRESHOLDS, Threshold, definition_of

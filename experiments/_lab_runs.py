@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _arguments import Arguments, run_script
+from _settings import Arguments, run_script
 
 import sinkscope
 from sinkscope.errors import SinkscopeError

@@ -1,10 +1,13 @@
-"""What results of these experiments were made with: how the lab's models write whole answers, seeds, command and commit."""
+"""Settings of the experiments: the command line, how the lab's models write whole answers, seeds, command and commit."""
 
+import argparse
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sinkscope.errors import SinkscopeError
 from sinkscope.lab.prompts import answer_settings
 
 SETTINGS: dict[str, dict[str, Any]] = {name: answer_settings(name) for name in ("lab-diffusion", "lab-autoregressive")}
@@ -40,3 +43,20 @@ def commit() -> str | None:
 def made_by() -> dict[str, str | None]:
     """Return command and commit, for the head of a document; items that an earlier run left were made by that run's commit."""
     return {"command": command(), "commit": commit()}
+
+
+class Arguments(argparse.ArgumentParser):
+    """A parser that prints the docstring of a script as it stands."""
+
+    def __init__(self, description: str | None) -> None:
+        super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def run_script(main: Callable[[], Any]) -> None:
+    """Run the main function of a script; print an error of ours, or of the file system, in one line."""
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("error: interrupted")
+    except (SinkscopeError, OSError) as error:
+        sys.exit(f"error: {' '.join(str(error).split())}")

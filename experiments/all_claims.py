@@ -7,9 +7,9 @@ Cost      about 30 minutes on one core, and another 14 for the two trainings of 
 
 import importlib
 
-from _arguments import Arguments, run_script
 from _claims import read_part, report
 from _lab_runs import PROMPTS
+from _settings import Arguments, run_script
 from claims_page import ORDER, write
 
 SCRIPTS = {name: name.replace("-", "_") for name in ORDER}

@@ -18,7 +18,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from _arguments import Arguments, run_script
+from _settings import Arguments, run_script
 
 from sinkscope.documents import parse_json, read_lines
 from sinkscope.errors import CallError

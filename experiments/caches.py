@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _arguments import Arguments, run_script
-from _settings import made_by
+from _settings import Arguments, made_by, run_script
 
 import sinkscope
 from sinkscope.evaluation.cache_arms import read_arms

@@ -86,7 +86,9 @@ def sign(part: dict[str, Any], shots: int) -> str:
 
 def full(documents: dict[str, dict[str, Any]]) -> str:
     """Return results/claims/README.md as text."""
-    return summary(documents) + FULL_HEAD + "\n".join(full_section(documents[name]) for name in ORDER if name in documents)
+    return (
+        summary(documents) + FULL_HEAD + "\n".join(full_section(documents[name]) for name in ORDER if name in documents)
+    )
 
 
 def anchor(title: str) -> str:

@@ -30,9 +30,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from _arguments import Arguments, run_script
 from _canvases import Diary
-from _settings import made_by
+from _settings import Arguments, made_by, run_script
 from scipy.stats import bootstrap, spearmanr
 from torch import Tensor
 

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from _arguments import Arguments, run_script
+from _settings import Arguments, run_script
 
 import sinkscope
 from sinkscope.lab.prompts import problem_prompts

@@ -17,8 +17,7 @@ import json
 from pathlib import Path
 
 import torch
-from _arguments import Arguments, run_script
-from _settings import SETTINGS, made_by, seeded
+from _settings import SETTINGS, Arguments, made_by, run_script, seeded
 
 import sinkscope
 from sinkscope.evaluation import evaluate

@@ -16,7 +16,7 @@ from typing import Any
 import _networks_by_hand as by_hand
 import _settings
 import numpy as np
-from _arguments import Arguments, run_script
+from _settings import Arguments, run_script
 from tqdm import trange
 
 from sinkscope.roles import Rules, find_roles

@@ -25,8 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _arguments import Arguments, run_script
-from _settings import SETTINGS, made_by
+from _settings import SETTINGS, Arguments, made_by, run_script
 
 import sinkscope
 from sinkscope.evaluation.paired_tests import against_controls, wilson_interval

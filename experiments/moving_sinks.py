@@ -15,8 +15,8 @@ Found     The diffusion model's main sinks move 1.3 times a head in 64 steps wit
 from typing import Any
 
 import numpy as np
-from _arguments import Arguments, run_script
 from _lab_runs import RUNS, SHOTS, trace
+from _settings import Arguments, run_script
 from scipy.stats import bootstrap
 
 from sinkscope.sinks import find_sinks, is_sink, main_sinks, movement_test, running_mean, sinks_in, track

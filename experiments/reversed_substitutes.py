@@ -22,7 +22,7 @@ import _settings
 import numpy as np
 import torch
 import torch.nn.functional as F
-from _arguments import Arguments, run_script
+from _settings import Arguments, run_script
 from substitutes import CANVASES, HELD_OUT, KNEE, NO_TARGET, Task, estimate, make_task
 
 import sinkscope

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _arguments import Arguments, run_script
+from _settings import Arguments, run_script
 from _sink_arms import Arm, find_arms, measure_arms, prompts, show, write
 
 

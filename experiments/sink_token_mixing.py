@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from _arguments import Arguments, run_script
 from _mixing import effective_rank, mean_cosine, perturbation_spread
+from _settings import Arguments, run_script
 from _sink_arms import Arm, find_arms, measure_arms, show, sums, write
 
 from sinkscope.attention import Columns, LayerCall, Watcher, subscribed

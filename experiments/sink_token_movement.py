@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _arguments import Arguments, run_script
+from _settings import Arguments, run_script
 from _sink_arms import Arm, find_arms, measure_arms, partner, prompts, ratio_interval, settings, show, write
 
 import sinkscope

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _arguments import Arguments, run_script
+from _settings import Arguments, run_script
 from _sink_arms import Arm, find_arms, in_batches, measure_arms, prompts, settings, show, sums, write
 
 import sinkscope

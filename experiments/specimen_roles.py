@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 
 import _settings
-from _arguments import Arguments, run_script
+from _settings import Arguments, run_script
 from tqdm import tqdm
 
 import sinkscope

@@ -24,7 +24,7 @@ import _settings
 import numpy as np
 import torch
 import torch.nn.functional as F
-from _arguments import Arguments, run_script
+from _settings import Arguments, run_script
 from tqdm import tqdm
 
 import sinkscope

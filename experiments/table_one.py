@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from _arguments import Arguments, run_script
-from _settings import SETTINGS, seeded
+from _settings import SETTINGS, Arguments, run_script, seeded
 
 import sinkscope
 from sinkscope.evaluation import evaluate

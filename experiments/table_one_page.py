@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _arguments import Arguments, run_script
+from _settings import Arguments, run_script
 
 from sinkscope.evaluation.comparisons import compare
 from sinkscope.evaluation.results import Result, read_results, write_compressed

@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _arguments import Arguments, run_script
-from _settings import made_by
+from _settings import Arguments, made_by, run_script
 
 import sinkscope
 from sinkscope.attention import Columns, LayerCall, Watcher, subscribed

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _arguments import Arguments, run_script
-from _settings import made_by
+from _settings import Arguments, made_by, run_script
 from text_knobs import WINDOWS, movement
 
 from sinkscope.emergence import hold_out

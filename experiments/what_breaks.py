@@ -15,8 +15,7 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
-from _arguments import Arguments, run_script
-from _settings import made_by
+from _settings import Arguments, made_by, run_script
 
 from sinkscope.evaluation.paired_tests import wilson_interval
 from sinkscope.lab.prompts import held_out

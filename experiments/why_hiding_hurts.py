@@ -39,9 +39,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from _arguments import Arguments, run_script
 from _canvases import CHUNK, Chunk, Masks, Planned, Reader, Replaced, collect, make_chunk, read
-from _settings import SETTINGS, made_by
+from _settings import SETTINGS, Arguments, made_by, run_script
 from scipy.stats import bootstrap
 
 import sinkscope

@@ -188,11 +188,7 @@ def test_every_script_states_a_claim_that_can_be_measured(name):
 
 
 def test_every_claim_of_the_folder_is_run_and_shown():
-    found = {
-        path.stem
-        for path in claims_page.ROOT.glob("experiments/*.py")
-        if "CLAIM = Claim(" in path.read_text()
-    }
+    found = {path.stem for path in claims_page.ROOT.glob("experiments/*.py") if "CLAIM = Claim(" in path.read_text()}
     assert found == set(SCRIPTS.values())
 
 
@@ -200,7 +196,9 @@ def test_the_page_is_what_the_results_say():
     documents = claims_page.read()
     assert claims_page.FULL.read_text() == claims_page.full(documents)
     findings = (claims_page.ROOT / "docs/findings.md").read_text().splitlines()
-    assert set(documents) == set(claims_page.ORDER) and not {*map(claims_page.finding, documents.values())} - {*findings}
+    assert set(documents) == set(claims_page.ORDER) and not {*map(claims_page.finding, documents.values())} - {
+        *findings
+    }
 
 
 def test_stored_results_are_of_the_claims_as_they_stand():
@@ -261,8 +259,7 @@ def test_a_row_has_a_sign_for_each_part_and_length():
     parts = [part([HOLDS, FAILS, OPEN, HOLDS]), part([FAILS]), part([HOLDS], decides=False)]
     document = {"title": "A claim", "source": "§1", "verdict": "holds (1 of 2), undecided (1 of 2)", "parts": parts}
     assert claims_page.row(document) == (
-        "| [A claim](#a-claim) (§1) | + − | − | ? | + | holds (1 of 2), undecided (1 of 2) "
-        "| word (> 1); word (> 1) |"
+        "| [A claim](#a-claim) (§1) | + − | − | ? | + | holds (1 of 2), undecided (1 of 2) | word (> 1); word (> 1) |"
     )
 
 
