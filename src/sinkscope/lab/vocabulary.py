@@ -1,4 +1,5 @@
-"""A word-level tokenizer for the lab's texts. Every digit, punctuation mark and newline is a token; it is lossless on ASCII.
+"""A word-level tokenizer for the lab's texts. Every digit, punctuation mark and newline is a token; it is lossless on
+ASCII.
 
 A token includes the space before it, written ``▁``, so decoding returns the text. Words outside the vocabulary become
 ``<|unk|>``; `sinkscope.models` refuses prompts that contain one.
