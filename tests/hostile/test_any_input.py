@@ -31,10 +31,8 @@ from sinkscope.evaluation.jobs import _read_options
 from sinkscope.evaluation.result_schema import ResultsFile, RunFile, TaskFile
 from sinkscope.interventions import parse_rule, split_rules
 from sinkscope.interventions.rules import known_rules
-from sinkscope.lab.recipe_schema import CorpusFile, RecipeFile
 from sinkscope.lab.texts import read_texts
 from sinkscope.models import FAMILIES
-from sinkscope.roles.role_schema import RolesFile
 from sinkscope.traces.manifest_schema import StatisticsManifest, TraceManifest
 
 FULL = os.environ.get("HOSTILE") == "full"
@@ -172,7 +170,7 @@ def test_any_json_lines(tmp_path, reader, lines):
         assert len(reader(path)) <= len(lines)
 
 
-SCHEMAS = (TraceManifest, StatisticsManifest, ResultsFile, RunFile, TaskFile, RecipeFile, CorpusFile, RolesFile)
+SCHEMAS = (TraceManifest, StatisticsManifest, ResultsFile, RunFile, TaskFile)
 
 
 @many

@@ -69,7 +69,7 @@ def test_a_rule_is_read(text):
 
 
 def untried(rules):
-    """Words of rules that are read neither above nor in the test file of their module, such as `test_bottom_keys.py`."""
+    """Words of rules that are read neither above nor in the test file of their module, as `test_bottom_keys.py`."""
     words = {re.split("[:@]", text.strip())[0] for text in TEXTS}
     own = {
         word: Path(__file__).with_name(f"test_{kind.__module__.rpartition('.')[2]}.py") for word, kind in rules.items()

@@ -70,7 +70,7 @@ def null_tokenizer() -> Any:
 
 
 def draw_nulls(task: NullTask, seed: int, update: int) -> Canvases:
-    """Return batch number ``update`` of the stream ``seed``; the front and the triggers are prompt, the rest is answer."""
+    """Return batch number ``update`` of the stream ``seed``; the front and the triggers are prompt, the rest answer."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + update) % 2**63)
     front = task.front + task.nulls
     tokens = torch.randint(0, len(LETTERS), (task.rows, front + task.body), generator=generator)

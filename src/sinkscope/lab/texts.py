@@ -94,7 +94,7 @@ def train_tokenizer(texts: Texts, vocabulary: int = VOCABULARY) -> Any:
 
 
 def train_tokenizer_on(texts: Iterable[str], vocabulary: int) -> Any:
-    """Return a byte-level BPE tokenizer trained on texts, with the lab's special tokens; the same for the same texts."""
+    """Return a byte-level BPE tokenizer trained on texts, with the lab's special tokens; same texts, same tokenizer."""
     import tokenizers
     import transformers
     from tokenizers import decoders, models, pre_tokenizers, processors, trainers
@@ -157,8 +157,8 @@ class TextCanvases:
         for documents in (self._training, self._held_out):
             if (shortest := min(len(prompt) for prompt, _ in documents)) > room:
                 raise TrainingError(
-                    f"{texts.fingerprint}: expected prompts with room for an answer on {min(mix.lengths)} tokens, found "
-                    f"none of fewer than {shortest} tokens; use shorter ones"
+                    f"{texts.fingerprint}: expected prompts with room for an answer on {min(mix.lengths)} tokens, "
+                    f"found none of fewer than {shortest} tokens; use shorter ones"
                 )
 
     def draw(self, seed: int, update: int) -> Canvases:

@@ -54,7 +54,7 @@ def words() -> list[str]:
 
 @functools.cache
 def build_tokenizer() -> Any:
-    """Return the tokenizer as a `transformers.PreTrainedTokenizerFast`, which `AutoTokenizer` can read from a folder."""
+    """Return the tokenizer as a `transformers.PreTrainedTokenizerFast`, which `AutoTokenizer` reads from a folder."""
     import tokenizers
     import transformers
     from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
