@@ -155,7 +155,7 @@ def test_a_recipe_trains_on_the_users_text(poem, tmp_path):
 
 def test_a_run_on_other_text_is_refused(poem, tmp_path):
     train(dataclasses.replace(TINY, updates=1), tmp_path / "run", texts=read_texts(poem), progress=False)
-    with pytest.raises(TrainingError, match=r"data 'poem\.txt sha256:\w+' → null"):
+    with pytest.raises(TrainingError, match=r"data 'poem\.txt sha256:\w+' → None"):
         train(dataclasses.replace(TINY, updates=1), tmp_path / "run", progress=False)
 
 

@@ -75,11 +75,12 @@ def read_texts(path: str | Path) -> Texts:
 
 def _document(line: str, where: str) -> Document:
     row = parse_json(line, where, CallError)
-    found = []
-    for prompt, text in (("", "text"), ("prompt", "answer")):
-        document = Document(row.get(prompt, ""), row.get(text, "")) if isinstance(row, dict) else Document("", "")
-        if document.text.strip() and (not prompt or prompt in row):
-            found.append(document)
+    texts = {name: value for name, value in row.items() if isinstance(value, str)} if isinstance(row, dict) else {}
+    found = [
+        Document(texts.get(prompt, ""), texts[text])
+        for prompt, text in (("", "text"), ("prompt", "answer"))
+        if texts.get(text, "").strip() and (not prompt or prompt in texts)
+    ]
     if len(found) != 1:
         expected = 'one of {"text": "…"} and {"prompt": "…", "answer": "…"}'
         raise CallError(f"{where}: expected {expected}, found {line[:60]!r}")
