@@ -170,6 +170,7 @@ def test_flat_weights_are_the_plain_mean_over_masked_tokens_and_the_first_token_
     assert_close(found, dense, terms=terms_of(network, noisy.shape[1]) + noisy.numel())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lab-text-diffusion", "lab-text-autoregressive"])
 def test_a_run_that_was_cut_off_goes_on_to_the_same_model_with_the_same_snapshots(folder, tmp_path, name, monkeypatch):
     corpus, recipe = open_corpus(folder), tiny(name)
@@ -195,6 +196,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_model_with_the_same_snapshot
         assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "cut" / file).read_bytes(), file
 
 
+@pytest.mark.slow
 def test_the_command_trains_on_a_corpus_and_the_model_loads(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(RECIPES, "lab-text-diffusion", tiny("lab-text-diffusion", updates=2))
     Train(recipe="lab-text-diffusion", out=tmp_path / "model", data=folder).run()

@@ -165,6 +165,7 @@ def test_every_specimen_is_there_and_was_trained_by_its_recipe():
         assert (model.card.layers, model.card.heads, model.family.causal) == (1, 1, "autoregressive" in name)
 
 
+@pytest.mark.slow
 def test_a_specimen_is_trained_and_loads(tmp_path):
     recipe = replace(RECIPES["lab-nulls-diffusion-1"], updates=2)
     train_checkpoint(recipe, tmp_path / "one")
@@ -193,6 +194,7 @@ def cost(name, hidden):
     return loss(f"top:{hidden}@current,queries={front}-{front + task.body - 1}") - loss("none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("nulls", [1, 2, 4])
 def test_an_autoregressive_specimen_is_ruined_without_all_of_its_nulls_only(nulls, seed):

@@ -144,6 +144,7 @@ def test_json_lines_may_be_packed(tmp_path):
     assert plain.fingerprint.split()[1] == packed.fingerprint.split()[1]
 
 
+@pytest.mark.slow
 def test_a_recipe_trains_on_the_users_text(poem, tmp_path):
     out = train_checkpoint(TINY, tmp_path / "model", texts=read_texts(poem))
     model = sinkscope.load(str(out))
@@ -159,6 +160,7 @@ def test_a_run_on_other_text_is_refused(poem, tmp_path):
         train(dataclasses.replace(TINY, updates=1), tmp_path / "run", progress=False)
 
 
+@pytest.mark.slow
 def test_the_command_takes_data_and_a_variant(poem, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(RECIPES, "lab-diffusion", dataclasses.replace(TINY, name="lab-diffusion", sink_token="none"))
     Train(recipe="lab-diffusion", out=tmp_path / "model", updates=2, data=poem, sink_token="token-zero-value").run()

@@ -140,6 +140,7 @@ def test_the_recipe_is_stored(whole_run):
     assert stored.pop("checksum") and stored == json.loads(json.dumps(dataclasses.asdict(TINY)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [TINY, CAUSAL], ids=lambda recipe: recipe.objective)
 def test_the_loss_goes_down(recipe, whole_run, tmp_path):
     if recipe is not TINY:
@@ -209,6 +210,7 @@ def test_the_rate_stays_where_the_decay_has_ended():
         dataclasses.replace(TINY, decay_updates=0)
 
 
+@pytest.mark.slow
 def test_runs_of_two_seeds_differ_and_of_one_agree():
     tokenizer = build_tokenizer()
     one, same, other = (

@@ -217,6 +217,7 @@ def test_a_prompt_that_fails_does_not_lose_the_others(folder):
     assert found.judged == 5 and [(one.layer, one.head) for one in found.heads] == [place]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_off_goes_on_to_the_same_roles(folder, tmp_path):
     model, _, prompts = _networks_by_hand.make(folder / "1-3", "idle with a substitute", 1, 3, 1)
     whole = find_roles(model, prompts, out=tmp_path / "whole", **SETTINGS)
@@ -320,6 +321,7 @@ def test_the_roles_in_the_results_are_those_of_the_bundled_weights_by_the_rules_
         assert decide(one.lasting, *estimates, found.rules) == (one.role, one.reason)
 
 
+@pytest.mark.slow
 def test_files_that_are_older_than_a_field_are_read_and_say_nothing_of_it(folder):
     model, _, prompts = _networks_by_hand.make(folder / "1-3", "idle", 1, 3, 0)
     found = find_roles(model, prompts, **SETTINGS)
