@@ -172,6 +172,7 @@ def declare(folder, name, value):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["mine", "mine:HideBottomKeys"])
 def test_a_rule_of_another_package_is_hidden_by_from_the_shell(value, diffusion_folder, tmp_path):
     site = declare(tmp_path / "site", "mine", value)

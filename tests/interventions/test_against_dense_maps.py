@@ -1,4 +1,4 @@
-"""Every way of observing, measuring and deciding, on random models, against whole maps; and what was removed and hit."""
+"""Every way of observing, measuring and deciding, on random models, against whole maps; what was removed and hit."""
 
 import pytest
 import torch

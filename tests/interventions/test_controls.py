@@ -271,7 +271,7 @@ def test_what_is_measured_in_the_running_step_is_measured_once(diffusion, run, q
 
 
 def test_mass_is_matched_behind_the_last_row_too(lab_autoregressive, question):
-    """Whose next query wants something else: random keys with the mass of the row before took away five times as much."""
+    """Whose next query wants something else: random keys with the mass of the row before took five times as much."""
     removed = {}
     for rule in (HideTopSinks(1, decide="last_row"), MassMatchedKeys(1, decide="last_row")):
         with rule(lab_autoregressive) as running:

@@ -195,7 +195,8 @@ def test_the_effect_of_one_prompt_and_of_heads(diffusion, question, short):
         "hit_rate": effect.hit_rate,
         "keys_per_head": 1.0,
     }
-    both = f"{effect.removed_share:.1%} of the attention ({effect.removed_share_committed:.1%} at the positions being committed)"
+    committed = f"{effect.removed_share_committed:.1%} at the positions being committed"
+    both = f"{effect.removed_share:.1%} of the attention ({committed})"
     assert effect.sentence("top:1").startswith(f"top:1 took away {both}, 1 keys")
     total = effect.of(0).removed.sum() + effect.of(1).removed.sum()
     assert total == pytest.approx(effect.removed.sum())

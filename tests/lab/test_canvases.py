@@ -28,8 +28,7 @@ def rows_of(batches):
 
 
 def shots(tokens, tokenizer):
-    """What a canvas reads as: (question with "Q: " and "A:", answer with its leading space), and how many EOS follow.
-    """
+    """Text of a canvas: (question with "Q: " and "A:", answer with its leading space), and how many EOS follow."""
     assert tokens[0] == tokenizer.bos_token_id
     padding = len(tokens) - tokens.index(tokenizer.eos_token_id)
     assert tokens[-padding:] == [tokenizer.eos_token_id] * padding

@@ -92,7 +92,7 @@ def test_what_is_no_corpus_or_was_changed_is_refused(folder, tmp_path):
     copy.mkdir()
     for path in [*folder.glob("*.bin"), folder / "corpus.json"]:
         (copy / path.name).write_bytes(path.read_bytes())
-    with pytest.raises(TrainingError, match=r"tokenizer\.json: expected a file of the corpus, found none"):
+    with pytest.raises(TrainingError, match=r"tokenizer/tokenizer\.json"):
         open_corpus(copy)
     shutil.copytree(folder / "tokenizer", copy / "tokenizer")
     open_corpus(copy)
@@ -113,45 +113,20 @@ def test_what_is_no_corpus_or_was_changed_is_refused(folder, tmp_path):
 
 
 def test_a_corpus_that_cannot_be_made_or_drawn_from_is_refused(folder, tmp_path):
-    with pytest.raises(CallError, match="documents to hold out, found 1 documents of one kind"):
+    with pytest.raises(CallError, match="to hold out, found 1 documents of one kind"):
         make_corpus([LongText("only", BOOK)], tmp_path / "a")
     with pytest.raises(CallError, match="expected a new or empty folder for a corpus, found something there"):
         make_corpus([LongText("a", BOOK), LongText("b", BOOK, True)], folder)
-    with pytest.raises(CallError, match="expected 300 to 65536 tokens, found 20"):
-        make_corpus([LongText("a", BOOK), LongText("b", BOOK, True)], tmp_path / "a", vocabulary=20)
-    for bad, message in (
-        (
-            (LongText("a", BOOK + "<|mask|>"), LongText("b", BOOK, True)),
-            r"'a': expected text without the tokens .*, found '<\|mask\|>'; take it",
-        ),
-        (
-            (LongText("a", BOOK), LongText("b", BOOK + "\ud800", True)),
-            r"'b': expected text, found the lone surrogate '\\ud800' at ",
-        ),
-        ((LongText("\ud800", BOOK), LongText("b", BOOK, True)), r"title: expected text, found the lone surrogate"),
-        ((LongText("a", BOOK), "b"), r"texts: expected LongText\(title, text\), found 'b'"),
-    ):
-        with pytest.raises(CallError, match=message):
-            make_corpus(bad, tmp_path / "a")
-    with pytest.raises(CallError, match="text: expected text, found 5"):
-        LongText("a", 5)
+    with pytest.raises(CallError, match=r"'a': expected text without special tokens, found '<\|mask\|>'; take it"):
+        make_corpus([LongText("a", BOOK + "<|mask|>"), LongText("b", BOOK, True)], tmp_path / "a")
     (tmp_path / "file").write_text("mine")
     with pytest.raises(CallError, match="expected a folder, found a file on the way"):
         make_corpus(
             [LongText("a", BOOK), LongText("b", BOOK, True)], tmp_path / "file" / "a", vocabulary=400, progress=False
         )
     assert [*tmp_path.iterdir()] == [tmp_path / "file"]
-    with pytest.raises(TrainingError, match=r"expected more than 4096 tokens \(one canvas\) in each file, found \d+"):
+    with pytest.raises(TrainingError, match=r"expected more than 4096 tokens in each file, found \d+"):
         draw_windows(open_corpus(folder), 4096, 4096, bos_id=None)
-
-
-def test_a_corpus_of_an_earlier_version_that_holds_a_mask_is_refused(folder, tmp_path):
-    corpus = open_corpus(folder)
-    train_on = dataclasses.replace(
-        corpus, held_out=np.append(corpus.held_out, corpus.tokenizer().mask_token_id).astype("<u2")
-    )
-    with pytest.raises(TrainingError, match=r"expected text without masks, found '<\|mask\|>'; make the corpus again"):
-        train(tiny("lab-text-diffusion"), tmp_path / "a", texts=train_on)
 
 
 def test_a_recipe_for_text_needs_a_corpus_and_others_refuse_one(folder, tmp_path):
@@ -195,6 +170,7 @@ def test_flat_weights_are_the_plain_mean_over_masked_tokens_and_the_first_token_
     assert_close(found, dense, terms=terms_of(network, noisy.shape[1]) + noisy.numel())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lab-text-diffusion", "lab-text-autoregressive"])
 def test_a_run_that_was_cut_off_goes_on_to_the_same_model_with_the_same_snapshots(folder, tmp_path, name, monkeypatch):
     corpus, recipe = open_corpus(folder), tiny(name)
@@ -220,6 +196,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_model_with_the_same_snapshot
         assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "cut" / file).read_bytes(), file
 
 
+@pytest.mark.slow
 def test_the_command_trains_on_a_corpus_and_the_model_loads(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(RECIPES, "lab-text-diffusion", tiny("lab-text-diffusion", updates=2))
     Train(recipe="lab-text-diffusion", out=tmp_path / "model", data=folder).run()

@@ -50,24 +50,12 @@ def test_json_lines_have_texts_or_prompts_with_answers(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "a.jsonl",
-            '{"text": 3}',
-            r'a\.jsonl, line 1: expected \{"text": "…"\} or \{"prompt": "…", "answer": "…"\}, found',
-        ),
-        ("a.jsonl", '{"prompt": "x"}\n', r"line 1: expected"),
-        (
-            "a.jsonl",
-            '\n{"text": "x", "prompt": "y", "answer": "z"}',
-            "line 2: expected .*, found both in '.*'; leave one of them out",
-        ),
+        ("a.jsonl", '{"prompt": "x"}\n', r"a\.jsonl, line 1: expected one of"),
+        ("a.jsonl", '\n{"text": "x", "prompt": "y", "answer": "z"}', "line 2: expected one of .*, found"),
         ("a.jsonl", '\n{"text": "x"}\nnonsense', r"line 3: expected JSON, found 'nonsense'"),
+        ("a.json", '[{"text": "x"}]', r"expected plain text or JSON lines; .* into a file whose name ends in \.jsonl"),
         ("a.txt", " \n\n ", "expected text to train on, found none"),
         ("a.txt", b"\xff\xfe\x00", "expected UTF-8 text, found byte 0xff at 0; give a file of UTF-8 text"),
-        ("a.txt", b"\0" * 2000, "expected text, found a NUL character at 0; save what it says as a file of UTF-8 text"),
-        ("a.txt", "ab\0", "expected text, found a NUL character at 2"),
-        ("a.pdf", "%PDF-1.4\n1 0 obj", "expected text, found a PDF file; save what it says as a file of UTF-8 text"),
-        ("a.txt", r"{\rtf1 a}", "expected text, found an RTF file"),
     ],
 )
 def test_a_file_that_is_no_text_is_refused(tmp_path, name, content, message):
@@ -129,15 +117,8 @@ def test_a_long_text_is_seen_from_anywhere():
 
 
 def test_a_tokenizer_that_does_not_know_the_text_is_refused(poem):
-    with pytest.raises(
-        TrainingError,
-        match=r"poem\.txt .*: expected words of the tokenizer's vocabulary, found others in 'Über 1 grüne",
-    ):
+    with pytest.raises(TrainingError, match=r"poem\.txt .*: expected words of the tokenizer, .* in 'Über 1 grüne"):
         TextCanvases(read_texts(poem), build_tokenizer(), MIX)
-    bare = train_tokenizer(read_texts(poem))
-    bare.bos_token = None
-    with pytest.raises(TrainingError, match=r"expected a tokenizer with a BOS and an EOS, found None and '<\|eos\|>'"):
-        TextCanvases(read_texts(poem), bare, MIX)
 
 
 @pytest.mark.parametrize("special", ["<|mask|>", "<|eos|>", "<|bos|>"])
@@ -149,7 +130,7 @@ def test_tokens_that_mean_something_to_a_training_are_refused_in_a_text(special)
     )
     with pytest.raises(
         TrainingError,
-        match=rf"odd: expected text without the tokens that .* found '{re.escape(special)}' in 'line 7 .*; take",
+        match=rf"odd: expected words of the tokenizer, without special tokens, found '{re.escape(special)}' in 'line 7",
     ):
         TextCanvases(texts, train_tokenizer(texts, vocabulary=270), MIX)
 
@@ -163,6 +144,7 @@ def test_json_lines_may_be_packed(tmp_path):
     assert plain.fingerprint.split()[1] == packed.fingerprint.split()[1]
 
 
+@pytest.mark.slow
 def test_a_recipe_trains_on_the_users_text(poem, tmp_path):
     out = train_checkpoint(TINY, tmp_path / "model", texts=read_texts(poem))
     model = sinkscope.load(str(out))
@@ -174,10 +156,11 @@ def test_a_recipe_trains_on_the_users_text(poem, tmp_path):
 
 def test_a_run_on_other_text_is_refused(poem, tmp_path):
     train(dataclasses.replace(TINY, updates=1), tmp_path / "run", texts=read_texts(poem), progress=False)
-    with pytest.raises(TrainingError, match=r"data 'poem\.txt sha256:\w+' → null"):
+    with pytest.raises(TrainingError, match=r"data 'poem\.txt sha256:\w+' → None"):
         train(dataclasses.replace(TINY, updates=1), tmp_path / "run", progress=False)
 
 
+@pytest.mark.slow
 def test_the_command_takes_data_and_a_variant(poem, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(RECIPES, "lab-diffusion", dataclasses.replace(TINY, name="lab-diffusion", sink_token="none"))
     Train(recipe="lab-diffusion", out=tmp_path / "model", updates=2, data=poem, sink_token="token-zero-value").run()
@@ -186,32 +169,6 @@ def test_the_command_takes_data_and_a_variant(poem, tmp_path, monkeypatch, capsy
     assert sinkscope.load(str(tmp_path / "model")).card.sink_token == "token-zero-value"
     with pytest.raises(CallError, match="no variant 'tokens'"):
         Train(recipe="lab-diffusion", out=tmp_path / "other", sink_token="tokens").run()
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "found"),
-    [
-        ("roles.json", '{"format": 1,\n\n "heads": []}\n', "a JSON document"),
-        ("rows.json", '[{"text": "one"}]', "a JSON document"),
-        ("rows.txt", '{"text": "one"}\n{"text": "two"}\n', "JSON lines"),
-        ("rows.json", '\n{"prompt": "1", "answer": "2"}\n{"prompt": "3", "answer": "4"}', "JSON lines"),
-        ("rows.json", '{"instruction": "1"}\n{"instruction": "2"}\n', "JSON lines"),
-    ],
-)
-def test_json_is_no_plain_text(tmp_path, name, content, found):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(
-        CallError, match=rf"{name}: expected plain text, found {found}; .* into a file whose name ends in \.jsonl"
-    ):
-        read_texts(tmp_path / name)
-
-
-@pytest.mark.parametrize(
-    "text", ['[1]\n\nA footnote, and {"a": 1}', '{"a": 1}\n\n{"b": 2}', "{ braces }", "{" * 100_000 + "}"]
-)
-def test_text_that_begins_like_json_is_text(tmp_path, text):
-    (tmp_path / "notes.txt").write_text(text)
-    assert read_texts(tmp_path / "notes.txt").documents[0].text
 
 
 def test_a_text_without_spaces_is_cut_for_its_tokenizer(tmp_path):

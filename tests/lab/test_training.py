@@ -1,7 +1,5 @@
-import contextlib
 import dataclasses
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +11,7 @@ import torch
 from processes import ALIKE, environment
 from safetensors.torch import load_file
 
-from sinkscope.errors import CallError, TrainingError
+from sinkscope.errors import TrainingError
 from sinkscope.lab import training
 from sinkscope.lab.canvases import CanvasMix, draw_canvases
 from sinkscope.lab.recipes import RECIPES, Architecture, Recipe
@@ -142,6 +140,7 @@ def test_the_recipe_is_stored(whole_run):
     assert stored.pop("checksum") and stored == json.loads(json.dumps(dataclasses.asdict(TINY)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [TINY, CAUSAL], ids=lambda recipe: recipe.objective)
 def test_the_loss_goes_down(recipe, whole_run, tmp_path):
     if recipe is not TINY:
@@ -161,7 +160,7 @@ def test_the_loss_goes_down(recipe, whole_run, tmp_path):
         ({"updates": 40}, "updates 30 → 40"),
         ({"seed": 3}, "seed 0 → 3"),
         ({"objective": "next_token"}, "objective 'masked_diffusion' → 'next_token'"),
-        ({"autocast": False}, "autocast true → false"),
+        ({"autocast": False}, "autocast True → False"),
     ],
 )
 def test_another_recipe_in_the_same_folder_is_refused(whole_run, change, named):
@@ -173,17 +172,6 @@ def test_another_recipe_in_the_same_folder_is_refused(whole_run, change, named):
     assert str(whole) in str(caught.value)
     assert (whole / STATE).read_bytes() == state
     assert json.loads((whole / RECIPE).read_text())["updates"] == 30
-
-
-def test_a_state_without_a_checksum_that_is_damaged_is_told_as_that(whole_run, tmp_path):
-    folder = shutil.copytree(whole_run[0], tmp_path / "run")
-    header = json.dumps({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 8]}}).encode()
-    (folder / STATE).write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    with pytest.raises(
-        TrainingError,
-        match=r"expected the state of this run, found a file that is damaged .*; delete \S+ to begin anew",
-    ):
-        train(TINY, folder, progress=False)
 
 
 def test_a_recipe_file_cut_short_is_refused_by_name(tmp_path):
@@ -218,10 +206,9 @@ def test_the_rate_stays_where_the_decay_has_ended():
         learning_rate(shorter, update) for update in range(1000)
     ]
     assert all(learning_rate(longer, update) == pytest.approx(0.1) for update in range(1000, 1500))
-    with pytest.raises(CallError, match="decay_updates: expected at least 1, found 0"):
-        dataclasses.replace(TINY, decay_updates=0)
 
 
+@pytest.mark.slow
 def test_runs_of_two_seeds_differ_and_of_one_agree():
     tokenizer = build_tokenizer()
     one, same, other = (
@@ -282,38 +269,11 @@ def test_training_runs_on_a_gpu(recipe, tmp_path):
 SHORT = dataclasses.replace(TINY, name="short", updates=4, validate_every=2)
 
 
-@contextlib.contextmanager
-def in_float64():
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-SURROUNDINGS = {
-    "float64": in_float64,
-    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
-    "no_grad": torch.no_grad,
-    "inference_mode": torch.inference_mode,
-}
-
-
 @pytest.fixture(scope="module", params=[False, True], ids=["float32", "autocast"])
 def short_run(request, tmp_path_factory):
     recipe, folder = dataclasses.replace(SHORT, autocast=request.param), tmp_path_factory.mktemp("short")
     train(recipe, folder, progress=False)
     return recipe, folder
-
-
-@pytest.mark.parametrize("surroundings", SURROUNDINGS)
-def test_what_the_caller_has_set_changes_nothing_and_comes_back(short_run, surroundings, tmp_path):
-    recipe, folder = short_run
-    with SURROUNDINGS[surroundings]():
-        before = torch.get_default_dtype(), torch.is_autocast_enabled("cpu"), torch.is_grad_enabled()
-        train(recipe, tmp_path, progress=False)
-        assert (torch.get_default_dtype(), torch.is_autocast_enabled("cpu"), torch.is_grad_enabled()) == before
-    assert_same_run(tmp_path, folder)
 
 
 def test_gradients_that_a_watch_leaves_are_not_trained_on(short_run, tmp_path):
@@ -335,48 +295,9 @@ def test_a_run_leaves_the_random_numbers_of_its_caller(tmp_path):
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_a_watch_that_freezes_all_weights_is_one_clear_message(tmp_path):
-    with pytest.raises(
-        TrainingError,
-        match="short, update 1: expected weights that are trained, found requires_grad False on all of them",
-    ):
-        train(SHORT, tmp_path, progress=False, watch=lambda network, done: network.requires_grad_(False))
-
-
-@pytest.mark.parametrize(
-    ("place", "told"),
-    [
-        ("/proc/none/run", "/proc/none.* cannot be written"),
-        ("file/run", "file.* cannot be written"),
-        ("run", "snapshots.* cannot be written"),
-    ],
-)
-def test_a_folder_that_cannot_be_written_is_told_as_such(place, told, tmp_path):
-    (tmp_path / "file").write_text("mine")
-
-    def in_the_way(network, done):
-        (tmp_path / "run" / "snapshots").write_text("mine")
-
-    with pytest.raises(TrainingError, match=told):
-        train(dataclasses.replace(TINY, updates=1, snapshots=(1,)), tmp_path / place, progress=False, watch=in_the_way)
-
-
 def test_a_training_under_another_default_device_is_the_same(tmp_path):
     brief = dataclasses.replace(TINY, updates=2)
     expected = train(brief, tmp_path / "here", progress=False).state_dict()
     with torch.device("meta"):  # where nothing can be read
         found = train(brief, tmp_path / "there", progress=False).state_dict()
     assert all(torch.equal(found[name], one) for name, one in expected.items())
-
-
-def test_memory_that_does_not_suffice_is_said_in_our_words(tmp_path):
-    def no_memory(network, update):
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
-
-    def another(network, update):
-        raise RuntimeError("of the watch")
-
-    with pytest.raises(TrainingError, match="out: there is not enough memory to train; use a smaller recipe"):
-        train(TINY, tmp_path / "out", progress=False, watch=no_memory)
-    with pytest.raises(RuntimeError, match="of the watch"):
-        train(TINY, tmp_path / "other", progress=False, watch=another)

@@ -75,7 +75,7 @@ class Intervention(ABC):
             if hint is int and (type(value) is not int or value < 0):
                 raise CallError(f"{name}: expected a whole number from 0 upwards, found {value!r}")
         for name in ("layers", "steps", "keys", "queries"):
-            value = getattr(self, name)
+            value: Any = getattr(self, name)
             if value is None or (name in ("keys", "queries") and isinstance(value, str) and value in GROUPS):
                 continue
             object.__setattr__(self, name, positions_of(name, value))

@@ -111,7 +111,7 @@ def canonical_rule(text: str) -> str:
         if value == field.default and name != "seed":
             continue
         if isinstance(value, bool) or (isinstance(value, str) and name not in LISTS):
-            words.append(name if value is True else value)
+            words.append(name if isinstance(value, bool) else value)
         else:
             values.append(f"{name}={_value_text(name, value)}")
     behind = ",".join(words + values)

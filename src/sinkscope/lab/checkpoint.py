@@ -20,7 +20,6 @@ from sinkscope.lab.run_folder import (
     WEIGHTS,
     check_recipe,
     finish_recipe,
-    telling_failures,
 )
 from sinkscope.lab.starting_network import choose_tokenizer
 from sinkscope.lab.texts import Texts
@@ -39,7 +38,8 @@ def train_checkpoint(
     command: str = "",
     watch: Watch | None = None,
 ) -> Path:
-    """Train a recipe into a checkpoint that `sinkscope.load` reads; a run that was killed is resumed. ``watch`` is as in `train`.
+    """Train a recipe into a checkpoint that `sinkscope.load` reads; a run that was killed is resumed. ``watch`` is as
+    in `train`.
 
     The weights are written last, by a rename, so a folder with weights is finished.
 
@@ -51,24 +51,21 @@ def train_checkpoint(
     """
     find_device(device)
     out = Path(out)
-    with telling_failures(out), claimed_folder(out, TrainingError):
-        here = out.absolute()  # a watch may change the current folder
+    with claimed_folder(out, TrainingError):
         recipe = dataclasses.replace(recipe, data=None if texts is None else texts.fingerprint)
         check_recipe(recipe, out)
-        if (here / WEIGHTS).exists():
-            outline(str(here))  # what else a checkpoint needs must be there as well
+        if (out / WEIGHTS).exists():
+            outline(str(out))  # what else a checkpoint needs must be there as well
         else:
-            network = train(recipe, here, texts=texts, device=device, watch=watch)
-            _save(network, choose_tokenizer(recipe, texts), here, command)
-        (here / STATE).unlink(missing_ok=True)  # a kill may have come between the last rename and this
+            network = train(recipe, out, texts=texts, device=device, watch=watch)
+            _save(network, choose_tokenizer(recipe, texts), out, command)
+        (out / STATE).unlink(missing_ok=True)  # a kill may have come between the last rename and this
     return out
 
 
 def _save(network: Any, tokenizer: Any, out: Path, command: str) -> None:
     """Write the checkpoint into another folder, then move its files, the weights last."""
     beside = out / UNFINISHED_CHECKPOINT
-    if beside.is_symlink() or beside.is_file():
-        beside.unlink()
     shutil.rmtree(beside, ignore_errors=True)
     with quiet():
         network.to("cpu", torch.bfloat16).save_pretrained(beside)
@@ -76,9 +73,8 @@ def _save(network: Any, tokenizer: Any, out: Path, command: str) -> None:
     content = b"".join(sealed((beside / WEIGHTS).read_bytes()))
     (beside / WEIGHTS).write_bytes(content)
     finish_recipe(out, hashlib.sha256(content).hexdigest(), command=command, torch=torch.__version__)
-    (beside / WEIGHTS).chmod(
-        (out / RECIPE).stat().st_mode & 0o777
-    )  # safetensors writes files that only their owner may read
+    # safetensors writes files that only their owner may read.
+    (beside / WEIGHTS).chmod((out / RECIPE).stat().st_mode & 0o777)
     for path in sorted(beside.iterdir(), key=lambda path: path.name == WEIGHTS):
         os.replace(path, out / path.name)
     beside.rmdir()

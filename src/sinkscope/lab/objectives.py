@@ -91,7 +91,8 @@ def masked_diffusion_loss(
 def next_token_loss(
     network: Any, canvases: Canvases, *, eos_id: int | None, only_answers: bool = False
 ) -> torch.Tensor:
-    """Return the cross-entropy of each token given those before it, over the whole canvas or its answers only: a scalar in nats.
+    """Return the cross-entropy of each token given those before it, over the whole canvas or its answers only: a scalar
+    in nats.
 
     After a complete answer the target is EOS, even where another problem follows on the canvas, because a model that is
     asked one question should stop after its answer. Natural text has no answers; its ``eos_id`` is None.

@@ -49,12 +49,15 @@ def few_shot_prompt(problem: Problem, index: int, shots: int) -> str:
 
 
 def task_of(model: str) -> str:
-    """Return the task from which a bundled model is asked where nothing is said: its own for a specimen, else lab-arith."""
+    """Return the task from which a bundled model is asked where nothing is said: its own for a specimen, else
+    lab-arith.
+    """
     return model.rpartition("-")[0] if model.startswith(SPECIMEN) else "lab-arith"
 
 
 def answer_settings(model: str) -> dict[str, int]:
-    """Return the sampler's settings with which a bundled model is studied where nothing is said; none for any other model.
+    """Return the sampler's settings with which a bundled model is studied where nothing is said; none for any other
+    model.
 
     The longest worked answer among the 1,319 problems has 32 tokens.
     """

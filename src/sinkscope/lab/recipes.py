@@ -1,11 +1,14 @@
 """The recipes of the lab, as frozen values; the resolved recipe is stored with every checkpoint."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from sinkscope.errors import CallError
+from pydantic import Field
+
 from sinkscope.lab.canvases import CanvasMix
 from sinkscope.lab.nulls import NullTask
+
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Architecture:
 class Recipe:
     """All settings that determine the result of a training run.
 
-    Types are checked when one is made, bounds and choices before one is trained (`recipe_schema.RecipeFile`).
+    Types, bounds and choices are checked before one is trained, and when one is read (`run_folder.recipe_from`).
 
     Attributes:
         objective: ``masked_diffusion`` trains a bidirectional network, ``next_token`` a causal one,
@@ -56,17 +59,17 @@ class Recipe:
 
     name: str
     objective: Literal["masked_diffusion", "next_token", "shifted_diffusion"]
-    updates: int
+    updates: Annotated[int, Field(ge=1)]
     architecture: Architecture = field(default_factory=Architecture)
     canvases: CanvasMix = field(default_factory=CanvasMix)
     learning_rate: float = 1.5e-3
-    warmup_share: float = 0.02
-    final_share: float = 0.1
-    decay_updates: int | None = None
+    warmup_share: Share = 0.02
+    final_share: Share = 0.1
+    decay_updates: Annotated[int, Field(ge=1)] | None = None
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
     clip: float = 1.0
-    whole_canvas_share: float = 0.02
+    whole_canvas_share: Share = 0.02
     seed: int = 0
     autocast: bool = True
     compile: bool = False
@@ -82,11 +85,6 @@ class Recipe:
     weighting: Literal["1/p", "flat"] = "1/p"
     snapshots: tuple[int, ...] = ()
 
-    def __post_init__(self) -> None:
-        for name in ("updates", "decay_updates"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise CallError(f"{name}: expected at least 1, found {getattr(self, name)}")
-
 
 SHORT = CanvasMix(tokens=1536, lengths=(48, 96), weights=(0.5, 0.5), code_share=0.0, templates=("buy", "give", "find"))
 """Problems of one addition or subtraction, which each model of a comparison learns in minutes on one core."""
@@ -94,7 +92,9 @@ ARMS = ("none", "token", "token-end", "token-2", "token-4", "token-zero-value", 
 
 
 def _arm(variant: str) -> Recipe:
-    """Return a recipe from scratch with a sink-token variant; all of them see the same batches and start from the same weights."""
+    """Return a recipe from scratch with a sink-token variant; all of them see the same batches and start from the same
+    weights.
+    """
     return Recipe(
         f"lab-sink-{variant}",
         "masked_diffusion",

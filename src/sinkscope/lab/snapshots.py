@@ -2,26 +2,22 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sinkscope.checksums import compare_sealed, compare_update, sha256_of
-from sinkscope.documents import check_regular, files_in
 from sinkscope.errors import CallError, TrainingError
-from sinkscope.lab.canvases import PROMPT, CanvasMix
+from sinkscope.lab.canvases import PROMPT
 from sinkscope.lab.corpus import Corpus
-from sinkscope.lab.nulls import NullTask
-from sinkscope.lab.recipes import Architecture, Recipe
-from sinkscope.lab.run_folder import RECIPE, SNAPSHOTS, WEIGHTS, check_finished, check_mark, read_recipe
+from sinkscope.lab.recipes import Recipe
+from sinkscope.lab.run_folder import RECIPE, SNAPSHOTS, WEIGHTS, check_finished, check_mark, read_recipe, recipe_from
 from sinkscope.lab.starting_network import build_network
 from sinkscope.lab.texts import Texts
 from sinkscope.lab.training import source_of
 
-STORED_BYTES = 2
-"""Of each weight in a snapshot, which is bf16."""
 _NAME = re.compile(r"update-([0-9]{6,9})\.safetensors")
 HELD_OUT = -1
 """The stream of batches that no training draws, and the first of its batches."""
@@ -42,7 +38,9 @@ class TrainingRun:
     weights: Mapping[int, Path]
 
     def checksums(self, update: int) -> tuple[str, ...]:
-        """Return the sha256 of the file of a snapshot; behind the last update also that of the snapshot beside the checkpoint."""
+        """Return the sha256 of the file of a snapshot; behind the last update also that of the snapshot beside the
+        checkpoint.
+        """
         files = (self.weights[update], self.folder / SNAPSHOTS / f"update-{update:06d}.safetensors")
         return tuple(dict.fromkeys(sha256_of(file) for file in files if file.exists()))
 
@@ -57,45 +55,18 @@ def open_run(folder: str | Path) -> TrainingRun:
     folder = Path(folder)
     if not (folder / RECIPE).exists():
         raise CallError(
-            f"{folder}: expected the folder of a training run, with its {RECIPE}; `sinkscope train` makes one"
+            f"{folder}: expected the folder of a training run, with its {RECIPE}, as `sinkscope train` makes"
         )
     stored = read_recipe(folder / RECIPE)
     recipe = recipe_from(stored, str(folder / RECIPE))
-    found = {
-        int(match[1]): path
-        for path in files_in(folder / SNAPSHOTS, "*", TrainingError)
-        if (match := _NAME.fullmatch(path.name))
-    }
+    paths = sorted((folder / SNAPSHOTS).glob("*.safetensors"))
+    found = {int(match[1]): path for path in paths if (match := _NAME.fullmatch(path.name))}
     if (folder / WEIGHTS).exists():
         check_finished(stored, folder)
         found[recipe.updates] = folder / WEIGHTS
     if not found:
         raise CallError(f"{folder}: expected snapshots of a training run, found none yet; recipes on text write them")
     return TrainingRun(folder, recipe, found)
-
-
-def recipe_from(values: Mapping[str, Any], where: str) -> Recipe:
-    """Return the recipe that a ``recipe.json`` holds.
-
-    Raises:
-        TrainingError: values that are none of a recipe.
-    """
-    known = {field.name for field in fields(Recipe)}
-    given: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name in known
-    }
-    try:
-        for name, kind in (("architecture", Architecture), ("canvases", CanvasMix), ("nulls", NullTask)):
-            if isinstance(given.get(name), Mapping):
-                inner: dict[str, Any] = {
-                    key: tuple(one) if isinstance(one, list) else one for key, one in given[name].items()
-                }
-                given[name] = kind(**inner)
-        return Recipe(**given)
-    except (TypeError, ValueError, CallError) as error:
-        raise TrainingError(
-            f"{where}: expected the fields of a recipe of this version, found others ({error})"
-        ) from error
 
 
 def check_data(run: TrainingRun, texts: Texts | Corpus | None) -> None:
@@ -107,7 +78,8 @@ def check_data(run: TrainingRun, texts: Texts | Corpus | None) -> None:
     trained, given = run.recipe.data, None if texts is None else texts.fingerprint
     if trained != given:
         raise CallError(
-            f"{run.folder} was trained on {trained or 'the data of the lab'}, found {given or 'none'}; pass the same as --data"
+            f"{run.folder} was trained on {trained or 'the data of the lab'}, found {given or 'none'}; "
+            "pass the same as --data"
         )
 
 
@@ -117,48 +89,25 @@ def network_at(run: TrainingRun, update: int, tokenizer: Any) -> Any:
     Raises:
         TrainingError: the file was damaged, or is of another network.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
     from safetensors.torch import load_file
 
     path = run.weights[update]
     compare_sealed(path, TrainingError)
     if path.name != WEIGHTS:
         compare_update(path, update, TrainingError)
-    _check_size(run.recipe.architecture, len(tokenizer), path)
+    with safe_open(path, "pt") as held:
+        mark = (held.metadata() or {}).get("run")
+    check_mark(mark, path, run.folder, "put back the snapshot of this run, or take it out")
     network = build_network(run.recipe, tokenizer)
+    stored = {name: tensor.float() for name, tensor in load_file(path).items()}
+    if run.recipe.architecture.tied:
+        stored.setdefault("lm_head.weight", stored["model.embed_tokens.weight"])
     try:
-        with safe_open(path, "pt") as held:
-            check_mark(
-                (held.metadata() or {}).get("run"),
-                path,
-                run.folder,
-                "put back the snapshot of this run, or take it out",
-            )
-        stored = {name: tensor.float() for name, tensor in load_file(path).items()}
-        left = network.load_state_dict(stored, strict=False)
-    except (SafetensorError, RuntimeError) as error:
-        raise TrainingError(
-            f"{path}: expected the weights of {run.recipe.name}, found a file that does not fit"
-        ) from error
-    missing = [name for name in left.missing_keys if not (run.recipe.architecture.tied and name == "lm_head.weight")]
-    if missing or left.unexpected_keys:
-        found = (
-            f"a file without {missing[0]}"
-            if missing
-            else f"{left.unexpected_keys[0]} besides, which that recipe's network has not"
-        )
-        raise TrainingError(f"{path}: expected the weights of {run.recipe.name}, found {found}")
+        network.load_state_dict(stored)
+    except RuntimeError as error:
+        raise TrainingError(f"{path}: expected the weights of {run.recipe.name}, found others") from error
     return network.eval()
-
-
-def _check_size(shape: Architecture, vocabulary: int, path: Path) -> None:
-    """Raise TrainingError where the weights of a network would not fit into a file, before memory is taken for them."""
-    least = shape.hidden_size * (vocabulary + shape.layers * 3 * shape.intermediate_size)
-    held = check_regular(path, TrainingError).st_size // STORED_BYTES
-    if least > held:
-        raise TrainingError(
-            f"{path}: expected the weights of a network of {least:,} numbers or more, found at most {held:,}"
-        )
 
 
 def held_out_rows(

@@ -28,7 +28,8 @@ def choose_tokenizer(recipe: Recipe, texts: Texts | Corpus | None = None) -> Any
 
 
 def build_network(recipe: Recipe, tokenizer: Any) -> Any:
-    """Return the untrained network of a recipe: transformers' Llama, bidirectional for diffusion, with the sink token of the recipe.
+    """Return the untrained network of a recipe: transformers' Llama, bidirectional for diffusion, with the sink token
+    of the recipe.
 
     Raises:
         TrainingError: the weights to start from have other shapes.
@@ -77,15 +78,9 @@ def build_network(recipe: Recipe, tokenizer: Any) -> Any:
 def _start_from(name: str, network: Any) -> None:
     """Copy the weights of a model into a network of the same shape."""
     given = load(name, dtype=torch.float32).network.state_dict()
-    mine = network.state_dict()
-    different = [key for key in mine if key not in given or given[key].shape != mine[key].shape] + sorted(
-        set(given) - set(mine)
-    )
-    if different:
-        shapes = [
-            tuple(weights[different[0]].shape) if different[0] in weights else "nothing" for weights in (mine, given)
-        ]
-        raise TrainingError(
-            f"expected weights of {different[0]} {shapes[0]} to start from, found {shapes[1]} in {name}"
-        )
+    expected, found = ({key: tuple(one.shape) for key, one in own.items()} for own in (network.state_dict(), given))
+    if found != expected:
+        key = next(key for key in {**expected, **found} if expected.get(key) != found.get(key))
+        shape = expected.get(key, "nothing")
+        raise TrainingError(f"expected weights of {key} {shape} to start from, found {found.get(key)} in {name}")
     network.load_state_dict(given)

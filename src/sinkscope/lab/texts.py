@@ -5,9 +5,7 @@ prompt is never masked. Any other file is plain text, whose documents are separa
 twentieth document is held out for validation. With fewer than twenty documents, validation uses the training text.
 """
 
-import contextlib
 import hashlib
-import json
 import random
 import re
 from collections.abc import Iterable
@@ -26,11 +24,9 @@ from sinkscope.lab.vocabulary import BOS, EOS, MASK
 HELD_OUT_EVERY = 20
 VOCABULARY = 2048
 LONGEST_WORD = 200
-"""Letters without a space that are one word to a trained tokenizer; its time grows with the square of a word (a genome in one line)."""
-LARGEST = 1 << 32
-"""Bytes of a file of text, which is held in memory."""
-NO_TEXT = {"%PDF-": "a PDF file", "%!PS": "a PostScript file", "{\\rtf": "an RTF file"}
-"""Beginnings of files whose letters are those of a format."""
+"""Letters without a space that are one word to a trained tokenizer; its time grows with the square of a word (a genome
+in one line).
+"""
 
 
 @dataclass(frozen=True)
@@ -63,68 +59,43 @@ def read_texts(path: str | Path) -> Texts:
     path = Path(path)
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         text = read_lines(path, str(path), "give a file of JSON lines", CallError)
-        _refuse_binary(text, path)
         documents = [_document(line, f"{path}, line {number}") for number, line in numbered(text)]
+    elif path.suffix == ".json":
+        raise CallError(
+            f'{path}: expected plain text or JSON lines; write one document a line, {{"text": "…"}} or '
+            '{"prompt": "…", "answer": "…"}, into a file whose name ends in .jsonl'
+        )
     else:
-        text = read_text(path, CallError, "give a file of UTF-8 text", most=LARGEST)
-        _refuse_binary(text, path)
-        _refuse_json(text, path)
+        text = read_text(path, CallError, "give a file of UTF-8 text", most=1 << 32)
         documents = [Document("", part.strip()) for part in re.split(r"\n\s*\n", text) if part.strip()]
     if not documents:
         raise CallError(f"{path}: expected text to train on, found none")
     return Texts(f"{path.name} sha256:{hashlib.sha256(text.encode()).hexdigest()[:16]}", tuple(documents))
 
 
-def _refuse_binary(text: str, path: Path) -> None:
-    found = next((name for start, name in NO_TEXT.items() if text.startswith(start)), None)
-    found = found or (f"a NUL character at {text.index(chr(0)):,}" if "\0" in text else None)
-    if found:
-        raise CallError(f"{path}: expected text, found {found}; save what it says as a file of UTF-8 text")
-
-
-def _refuse_json(text: str, path: Path) -> None:
-    """Raise CallError for a file of plain text that is a JSON document, or whose first line is a document of JSON lines."""
-    whole, row = _json(text), _json(text.lstrip().partition("\n")[0])
-    is_row = isinstance(row, dict) and (path.suffix == ".json" or "text" in row or {"prompt", "answer"} <= row.keys())
-    if whole is not None or is_row:
-        raise CallError(
-            f"{path}: expected plain text, found {'JSON lines' if whole is None else 'a JSON document'}; write one document a line, "
-            '{"text": "…"} or {"prompt": "…", "answer": "…"}, into a file whose name ends in .jsonl'
-        )
-
-
-def _json(text: str) -> dict[str, Any] | list[Any] | None:
-    """Return the object or list that a text is in JSON; None for any other text."""
-    text = text.strip()
-    if text[:1] + text[-1:] in ("{}", "[]"):
-        with contextlib.suppress(ValueError, RecursionError):
-            return json.loads(text)
-    return None
-
-
 def _document(line: str, where: str) -> Document:
     row = parse_json(line, where, CallError)
+    texts = {name: value for name, value in row.items() if isinstance(value, str)} if isinstance(row, dict) else {}
     found = [
-        Document(row["prompt"] if len(keys) == 2 else "", row[keys[-1]])
-        for keys in (("text",), ("prompt", "answer"))
-        if isinstance(row, dict)
-        and set(keys) <= set(row)
-        and all(isinstance(row[key], str) for key in keys)
-        and row[keys[-1]].strip()
+        Document(texts.get(prompt, ""), texts[text])
+        for prompt, text in (("", "text"), ("prompt", "answer"))
+        if texts.get(text, "").strip() and (not prompt or prompt in texts)
     ]
     if len(found) != 1:
-        what = f"both in {line[:60]!r}; leave one of them out" if found else repr(line[:60])
-        raise CallError(f'{where}: expected {{"text": "…"}} or {{"prompt": "…", "answer": "…"}}, found {what}')
+        expected = 'one of {"text": "…"} and {"prompt": "…", "answer": "…"}'
+        raise CallError(f"{where}: expected {expected}, found {line[:60]!r}")
     return found[0]
 
 
 def train_tokenizer(texts: Texts, vocabulary: int = VOCABULARY) -> Any:
-    """Return a byte-level BPE tokenizer trained on documents, with the lab's special tokens; the same for the same documents."""
+    """Return a byte-level BPE tokenizer trained on documents, with the lab's special tokens; the same for the same
+    documents.
+    """
     return train_tokenizer_on((document.prompt + document.text for document in texts.documents), vocabulary)
 
 
 def train_tokenizer_on(texts: Iterable[str], vocabulary: int) -> Any:
-    """Return a byte-level BPE tokenizer trained on texts, with the lab's special tokens; the same for the same texts."""
+    """Return a byte-level BPE tokenizer trained on texts, with the lab's special tokens; same texts, same tokenizer."""
     import tokenizers
     import transformers
     from tokenizers import decoders, models, pre_tokenizers, processors, trainers
@@ -162,32 +133,23 @@ class TextCanvases:
         mix: lengths of the canvases.
 
     Raises:
-        TrainingError: the tokenizer has no BOS or no EOS, these or the mask stand in a text, a word is not in its
-            vocabulary, or every prompt fills a canvas.
+        TrainingError: special tokens or words that are not in the vocabulary stand in a text, or every prompt fills a
+            canvas.
     """
 
     def __init__(self, texts: Texts, tokenizer: Any, mix: CanvasMix) -> None:
-        if tokenizer.bos_token_id is None or tokenizer.eos_token_id is None:
-            raise TrainingError(
-                f"expected a tokenizer with a BOS and an EOS, found {tokenizer.bos_token!r} and {tokenizer.eos_token!r}; set them"
-            )
         self._first, self._last, self._mix = tokenizer.bos_token_id, tokenizer.eos_token_id, mix
         pieces = [
             [list(tokenizer(part, add_special_tokens=False).input_ids) for part in (document.prompt, document.text)]
             for document in texts.documents
         ]
-        unknown, own = tokenizer.unk_token_id, {self._first, self._last, tokenizer.mask_token_id}
+        own = {self._first, self._last, tokenizer.mask_token_id, tokenizer.unk_token_id} - {None}
         for document, (prompt, text) in zip(texts.documents, pieces, strict=True):
             if special := [token for token in prompt + text if token in own]:
+                token = tokenizer.convert_ids_to_tokens(special[0])
                 raise TrainingError(
-                    f"{texts.fingerprint}: expected text without the tokens that begin, end and mask a text, found "
-                    f"{tokenizer.convert_ids_to_tokens(special[0])!r} in {(document.prompt + document.text)[:60]!r}; take it out"
-                )
-            if unknown is not None and unknown != self._last and unknown in prompt + text:
-                shown = (document.prompt + document.text)[:60]
-                raise TrainingError(
-                    f"{texts.fingerprint}: expected words of the tokenizer's vocabulary, found others in {shown!r}; "
-                    "train a recipe that does not start from another model"
+                    f"{texts.fingerprint}: expected words of the tokenizer, without special tokens, found {token!r} "
+                    f"in {(document.prompt + document.text)[:60]!r}; take it out, or train another recipe"
                 )
         few = len(pieces) < HELD_OUT_EVERY
         self._training = [one for number, one in enumerate(pieces) if few or number % HELD_OUT_EVERY]
@@ -196,7 +158,7 @@ class TextCanvases:
         for documents in (self._training, self._held_out):
             if (shortest := min(len(prompt) for prompt, _ in documents)) > room:
                 raise TrainingError(
-                    f"{texts.fingerprint}: expected prompts that leave room for an answer on a canvas of {min(mix.lengths)} tokens, "
+                    f"{texts.fingerprint}: expected prompts with room for an answer on {min(mix.lengths)} tokens, "
                     f"found none of fewer than {shortest} tokens; use shorter ones"
                 )
 
@@ -214,9 +176,8 @@ class TextCanvases:
         tokens, answers, count = [self._first], [PROMPT], 0
         while len(tokens) < length:
             prompt, text = rng.choice(documents)
-            start = (
-                rng.randint(0, max(0, len(text) + 2 - length)) if not prompt else 0
-            )  # a long text is read from a random place
+            # A long text is read from a random place.
+            start = rng.randint(0, max(0, len(text) + 2 - length)) if not prompt else 0
             own = [*text[start:], self._last]
             tokens += prompt + own
             answers += [PROMPT] * len(prompt) + [count] * len(own)

@@ -1,4 +1,5 @@
-"""The training loop: AdamW, linear warm-up and cosine decay, bf16 autocast, gradient clipping, exact resumption after a kill.
+"""The training loop: AdamW, linear warm-up and cosine decay, bf16 autocast, gradient clipping, exact resumption after a
+kill.
 
 Every random draw of update n comes from a generator seeded with (seed, n), so the state of a run is its weights, the
 optimiser's moments and n; `run_folder` keeps them.
@@ -6,8 +7,8 @@ optimiser's moments and n; `run_folder` keeps them.
 
 import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sinkscope.errors import CallError, TrainingError, first_line
+from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import Canvases, draw_canvases
 from sinkscope.lab.corpus import Corpus, draw_windows
 from sinkscope.lab.nulls import draw_nulls
@@ -28,20 +29,20 @@ from sinkscope.lab.run_folder import (
     load_state,
     save_snapshot,
     save_state,
-    telling_failures,
     write_recipe,
 )
 from sinkscope.lab.starting_network import build_network, choose_tokenizer
-from sinkscope.lab.surroundings import plain_torch
 from sinkscope.lab.texts import TextCanvases, Texts
-from sinkscope.models.devices import find_device
+from sinkscope.models.devices import find_device, own_defaults
 from sinkscope.progress import show_progress
 
 VALIDATION_BATCHES = 8
 
 
 def learning_rate(recipe: Recipe, update: int) -> float:
-    """Return the learning rate of an update: linear warm-up, then a cosine to ``final_share`` of the peak, where it stays."""
+    """Return the learning rate of an update: linear warm-up, then a cosine to ``final_share`` of the peak, where it
+    stays.
+    """
     decay = recipe.decay_updates or recipe.updates
     warmup = max(1, round(recipe.warmup_share * decay))
     if update < warmup:
@@ -67,8 +68,7 @@ def train(
 ) -> Any:
     """Train a recipe in the folder ``out``, from its last saved state, and return the network.
 
-    torch's default dtype and device, autocast and gradient mode around the call change nothing of it; its random state
-    is left as it was.
+    torch's default device and gradient mode change nothing of it, and it leaves the random state as it was.
 
     Args:
         texts: the user's own texts, whose fingerprint becomes part of the recipe; None trains on the lab's problems.
@@ -80,7 +80,7 @@ def train(
     """
     find_device(device)
     out, recipe = Path(out), replace(recipe, data=None if texts is None else texts.fingerprint)
-    with telling_failures(out), plain_torch(device):
+    with torch.random.fork_rng(), own_defaults(), torch.enable_grad():
         check_recipe(recipe, out)
         tokenizer = choose_tokenizer(recipe, texts)
         return _train(recipe, out, texts, tokenizer, device, progress, watch)
@@ -97,7 +97,6 @@ def _train(
 ) -> Any:
     draw = source_of(recipe, tokenizer, texts)
     network = build_network(recipe, tokenizer).to(device)
-    out = out.absolute()  # a watch may change the current folder
     out.mkdir(parents=True, exist_ok=True)
     write_recipe(recipe, out)  # after the network: a recipe that is refused leaves no file
     optimiser = torch.optim.AdamW(
@@ -120,15 +119,8 @@ def _train(
             for group in optimiser.param_groups:
                 group["lr"] = rate
             optimiser.zero_grad(set_to_none=True)  # of what a watch has computed
-            with _compiling(recipe):
-                loss = objective(draw(recipe.seed, update), update)
-            if not loss.requires_grad:
-                raise TrainingError(
-                    f"{recipe.name}, update {update + 1}: expected weights that are trained, found requires_grad False on all of them; let "
-                    "the watch leave them as they are"
-                )
-            with _compiling(recipe):
-                loss.backward()
+            loss = objective(draw(recipe.seed, update), update)
+            loss.backward()
             norm = nn.utils.clip_grad_norm_(network.parameters(), recipe.clip)
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
@@ -150,24 +142,6 @@ def _train(
                 _check_finite({"update": done, "loss": loss.item(), "gradient_norm": float(norm)}, recipe)
                 save_state(out, network, optimiser, done)
     return network
-
-
-@contextmanager
-def _compiling(recipe: Recipe) -> Iterator[None]:
-    """Turn what the compiler of the layers raises in the body into one message.
-
-    Raises:
-        TrainingError: they cannot be compiled.
-    """
-    try:
-        yield
-    except Exception as error:  # its stages have errors of their own kinds
-        if not recipe.compile or not type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
-            raise
-        raise TrainingError(
-            f"{recipe.name}: expected layers that torch compiles, found that it fails ({first_line(error)}); install a C++ compiler, or "
-            "leave out --compile"
-        ) from error
 
 
 def _check_finite(row: dict[str, Any], recipe: Recipe) -> None:
@@ -202,11 +176,6 @@ def source_of(recipe: Recipe, tokenizer: Any, texts: Texts | Corpus | None) -> C
         return lambda seed, update: draw_nulls(task, seed, update)
     if isinstance(texts, Corpus):
         mix = recipe.canvases
-        for tokens in (texts.train, texts.held_out):  # a corpus of an earlier version may have read one from its text
-            if (tokens == tokenizer.mask_token_id).any():
-                raise TrainingError(
-                    f"{texts.folder}: expected text without masks, found {tokenizer.mask_token!r}; make the corpus again"
-                )
         bos = tokenizer.bos_token_id if recipe.first_token == "bos" else None
         return draw_windows(texts, mix.tokens, mix.lengths[0], bos_id=bos)
     if texts is not None:
@@ -220,7 +189,6 @@ def _objective(recipe: Recipe, network: Any, tokenizer: Any, device: str) -> Cal
         network.model.compile(dynamic=False)
 
     def objective(canvases: Canvases, update: int) -> torch.Tensor:
-        torch.clear_autocast_cache()  # within an autocast of the caller's, weights would stay as the update before has cast them
         with torch.autocast(torch.device(device).type, dtype=torch.bfloat16) if recipe.autocast else nullcontext():
             if recipe.objective == "next_token":
                 eos = None if recipe.text else tokenizer.eos_token_id

@@ -1,4 +1,5 @@
-"""A word-level tokenizer for the lab's texts. Every digit, punctuation mark and newline is a token; it is lossless on ASCII.
+"""A word-level tokenizer for the lab's texts. Every digit, punctuation mark and newline is a token; it is lossless on
+ASCII.
 
 A token includes the space before it, written ``▁``, so decoding returns the text. Words outside the vocabulary become
 ``<|unk|>``; `sinkscope.models` refuses prompts that contain one.
@@ -53,7 +54,7 @@ def words() -> list[str]:
 
 @functools.cache
 def build_tokenizer() -> Any:
-    """Return the tokenizer as a `transformers.PreTrainedTokenizerFast`, which `AutoTokenizer` can read from a folder."""
+    """Return the tokenizer as a `transformers.PreTrainedTokenizerFast`, which `AutoTokenizer` reads from a folder."""
     import tokenizers
     import transformers
     from tokenizers import decoders, models, normalizers, pre_tokenizers, processors

@@ -21,7 +21,8 @@ NAMES = (
     "Finn Rosa Hugo Clara Ivan Maya Noah Ada Carl Jane Otto Vera Alan Kim"
 ).split()
 ITEMS = (
-    "apples books pens cards shells stamps coins cookies marbles eggs balls plums stickers candles flowers keys cups hats toys stones"
+    "apples books pens cards shells stamps coins cookies marbles eggs balls plums "
+    "stickers candles flowers keys cups hats toys stones"
 ).split()
 PLACES = "garden kitchen park school office forest yard shop".split()
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
@@ -66,7 +67,8 @@ TEMPLATES = (
     ),
     Template(
         "gift",
-        "{name} has {a} {item}. {other} gives {name} {b} more, and then {name} loses {c}. How many {item} does {name} have?",
+        "{name} has {a} {item}. {other} gives {name} {b} more, and then {name} loses {c}. "
+        "How many {item} does {name} have?",
         ("a+b", "#-c"),
     ),
     Template(
@@ -109,7 +111,8 @@ TEMPLATES = (
     ),
     Template(
         "class",
-        "Each of {a} children brings {b} {item}. The teacher adds {c} and hands out {d}. How many {item} are there now?",
+        "Each of {a} children brings {b} {item}. The teacher adds {c} and hands out {d}. "
+        "How many {item} are there now?",
         ("a*b", "#+c", "#-d"),
     ),
 )
@@ -118,7 +121,9 @@ _SYMBOLS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 
 
 def make_problem(rng: random.Random, templates: tuple[str, ...] = ()) -> Problem:
-    """Return a random problem, from ``templates`` if any are named; every number and intermediate result is from 1 to 12."""
+    """Return a random problem, from ``templates`` if any are named; every number and intermediate result is from 1 to
+    12.
+    """
     template = rng.choice([one for one in TEMPLATES if one.name in templates] if templates else TEMPLATES)
     letters = sorted({letter for operation in template.operations for letter in operation if letter.isalpha()})
     while True:

@@ -68,9 +68,7 @@ def find_roles(
     """
     expect_model(model, unwatched=True)
     if len(prompts) < LEAST:
-        raise CallError(
-            f"expected at least {LEAST} prompts, half to choose heads and half to judge, found {len(prompts)}"
-        )
+        raise CallError(f"expected at least {LEAST} prompts, half to choose and half to judge, found {len(prompts)}")
     _check_rules(rules, model)
     resolved = resolve_settings(model.family, **settings)  # what does not fit is refused before anything is made
     rules = rules or Rules()

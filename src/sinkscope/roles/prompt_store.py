@@ -103,9 +103,7 @@ def open_store(folder: Path | None, identity: Mapping[str, Any]) -> Iterator[Pro
     with claimed_folder(folder, EvaluationError):
         names = [name for name in names_in(folder) if not name.endswith(UNFINISHED) and name != LOCK]
         if names and RUN not in names:
-            raise CallError(
-                f"{folder} holds something else ({min(names)} …), and no {RUN}; choose a new or empty folder"
-            )
+            raise CallError(f"{folder} holds something else ({min(names)} …), no {RUN}; choose a new or empty folder")
         if names:
             identity = _compare(folder, identity)
         else:
