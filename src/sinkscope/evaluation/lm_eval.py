@@ -15,7 +15,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
 from sinkscope.decoding import Settings, generate, resolve_settings, settings_of
-from sinkscope.decoding.settings import check_type
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.evaluation.answers import answer_until, reseeded, rule_in_force
 from sinkscope.evaluation.choices import settings_for
@@ -93,7 +92,9 @@ class SinkscopeLM(TemplateLM):
         self.rule = parse_rule(self.hide)
         self.batch = int(batch_size)
         self.settings = settings
-        self._check_settings()
+        kind = settings_of(self.model.family.sampler)
+        waiting = () if "length" in settings else kind.follows_length  # for the length of a task
+        resolve_settings(self.model.family, **{name: one for name, one in settings.items() if name not in waiting})
         of_likelihoods = {
             "method": method,
             "samples": samples,
@@ -157,20 +158,6 @@ class SinkscopeLM(TemplateLM):
         for request, answer in zip(requests, answers, strict=True):
             self.cache_hook.add_partial("generate_until", request.args, answer)
         return answers
-
-    def _check_settings(self) -> None:
-        """Raise an error for settings that fit no task; those that hang on the length are checked with a task's own,
-        where none is given.
-
-        Raises:
-            CallError: such a setting.
-        """
-        family, kind = self.model.family, settings_of(self.model.family.sampler)
-        waiting = () if "length" in self.settings else kind.follows_length
-        for field in fields(kind):
-            if field.name in self.settings:
-                check_type(field.name, self.settings[field.name], field.default)
-        resolve_settings(family, **{name: value for name, value in self.settings.items() if name not in waiting})
 
     def _settings(self, asked: dict[str, Any]) -> tuple[Settings, list[str]]:
         """Return a task's generation arguments as settings of the sampler, and its stop strings."""
