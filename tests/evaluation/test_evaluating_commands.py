@@ -234,7 +234,8 @@ def test_a_dry_run_counts_the_width_of_the_heads():
         ),
         (
             ("--hide", "top:999", "--shots", 2),
-            "hide: top:999 needs a canvas of at least 1000 tokens; lab-sums with 2 shots and 16 to write makes a canvas of about 128 "
+            "hide: top:999 needs a canvas of at least 1000 tokens; lab-sums with 2 shots and 16 to write makes a "
+            "canvas of about 128 "
             "tokens: choose fewer keys",
         ),
     ],

@@ -278,7 +278,8 @@ def test_likelihoods_of_hidden_keys_need_the_current_step(diffusion, harness, li
     with pytest.raises(CallError) as error:
         harness(language_model(diffusion, hide="top:1"), "tiny_choice")
     assert str(error.value) == (
-        "hide: top:1 decides by the step before, and a likelihood has one step a text; expected observe=current, as in top:1@current"
+        "hide: top:1 decides by the step before, and a likelihood has one step a text; expected observe=current, as in "
+        "top:1@current"
     )
     assert not likelihoods
     harness(language_model(diffusion, hide="top:1@current;last_row"), "tiny_choice", limit=1)

@@ -238,11 +238,13 @@ def test_a_limit_below_one_is_refused(run, limit):
         (lambda: read_folders("scratch-472m=a,scratch-472m=b"), "--models: expected NAME=FOLDER once each"),
         (
             lambda: reproduce(paper2({"scratch-472m": ""}), Options("x", {})),  # type: ignore[arg-type]
-            "expected a folder for scratch-472m, found none; `sinkscope convert` makes one of its .pth: pass --models scratch-472m=FOLDER",
+            "expected a folder for scratch-472m, found none; `sinkscope convert` makes one of its .pth: pass --models "
+            "scratch-472m=FOLDER",
         ),
         (
             lambda: reproduce(paper2({"qwen2.5-0.5b": ""}), Options("x", {})),  # type: ignore[arg-type]
-            "expected a folder for qwen2.5-0.5b, found none; expected one that `load` reads, such as Qwen2.5 after `add_sink_token`",
+            "expected a folder for qwen2.5-0.5b, found none; expected one that `load` reads, such as Qwen2.5 after "
+            "`add_sink_token`",
         ),
     ],
 )
