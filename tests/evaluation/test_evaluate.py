@@ -299,6 +299,7 @@ evaluate(sinkscope.load(sys.argv[1]), out=Path(sys.argv[2]), **arguments)
 )
 
 
+@pytest.mark.slow
 def test_kill_9_then_the_same_command_is_an_uninterrupted_run(diffusion_folder, diffusion, tmp_path):
     """Also the effect of the rule, a sum of what kernels computed, to the bit."""
     arguments = {**SMALL, "limit": 20, "batch": 2, "hide": ["top:1"]}

@@ -171,6 +171,7 @@ def test_shares_one_after_the_other(diffusion, whole, tmp_path):
     assert items(tmp_path) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 def test_jobs_of_submitit(diffusion_folder, whole, tmp_path, monkeypatch):
     """Also in a folder whose name submitit takes for that of a home."""
@@ -187,6 +188,7 @@ def test_jobs_of_submitit(diffusion_folder, whole, tmp_path, monkeypatch):
     assert items(tmp_path / "~") == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "send", [lambda one: os.killpg(one.pid, signal.SIGINT), lambda one: one.kill()], ids=["ctrl-c", "kill -9"]
 )
@@ -268,6 +270,7 @@ def test_a_local_job_has_a_year_where_no_option_says_less(options, minutes, tmp_
     assert asked == [minutes]
 
 
+@pytest.mark.slow
 def test_a_local_job_watches_before_it_loads_what_it_needs(tmp_path):
     """Else an interrupted call would wait until torch is loaded. The loading, for which another module stands, does
     not end here."""
@@ -282,6 +285,7 @@ def test_a_local_job_watches_before_it_loads_what_it_needs(tmp_path):
     assert subprocess.run([sys.executable, "-c", code], env=environment(), timeout=100).returncode == 130
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 def test_a_job_that_fails_is_named_with_its_own_reason(diffusion_folder, tmp_path):
     pytest.importorskip("submitit")
