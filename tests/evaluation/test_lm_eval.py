@@ -428,14 +428,3 @@ def test_a_task_may_ask_for_nothing(asked, diffusion):
     settings, stops = language_model(diffusion)._settings(asked)
     assert stops == (["x"] if asked == {"until": "x"} else []) and settings.temperature == 0.0
     assert settings.length == (7 if asked and "max_gen_toks" in asked else LENGTH)
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ([], r"generation_kwargs: expected settings by name, found list"),
-    ],
-)
-def test_what_a_task_cannot_ask(asked, message, diffusion):
-    with pytest.raises(CallError, match=message):
-        language_model(diffusion)._settings(asked)
