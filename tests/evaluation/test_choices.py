@@ -1,4 +1,5 @@
-"""Likelihood benchmarks and the two-pass form of GSM8K: prompts beside lm-eval's, scores beside dense ones, refusals."""
+"""Likelihood benchmarks and the two-pass form of GSM8K: prompts beside lm-eval's, scores beside dense ones,
+refusals."""
 
 import dataclasses
 import json

@@ -1,4 +1,5 @@
-"""`compare_caches` and its command: arms as text, the table against numbers counted here, resumption, and every refusal."""
+"""`compare_caches` and its command: arms as text, the table against numbers counted here, resumption, and every
+refusal."""
 
 import csv
 import json

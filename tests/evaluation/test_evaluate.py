@@ -27,7 +27,8 @@ SMALL = {"tasks": ["lab-arith"], "limit": 6, "shots": 1, "batch": 4, "settings":
 
 @pytest.fixture
 def answers(monkeypatch):
-    """Replaces the model: the worked answer for every third problem, nonsense else; returns the prompts it was asked."""
+    """Replaces the model: the worked answer for every third problem, nonsense else; returns the prompts it was
+    asked."""
     asked, worked = [], {}
     for task in ("lab-arith", "lab-code"):
         for index, problem in enumerate(held_out(task)[:40]):
@@ -298,6 +299,7 @@ evaluate(sinkscope.load(sys.argv[1]), out=Path(sys.argv[2]), **arguments)
 )
 
 
+@pytest.mark.slow
 def test_kill_9_then_the_same_command_is_an_uninterrupted_run(diffusion_folder, diffusion, tmp_path):
     """Also the effect of the rule, a sum of what kernels computed, to the bit."""
     arguments = {**SMALL, "limit": 20, "batch": 2, "hide": ["top:1"]}
@@ -445,7 +447,8 @@ REFUSED = {
     "twice as many": ({"hide": ["ranks:50"]}, "hide: ranks:50 needs a canvas of at least 101 tokens; that of problem "),
     "later than the last step": (
         {"hide": ["none", "top:1@steps=8"]},
-        "hide: top:1@steps=8 is in force in none of the steps 0 to 7 of an answer to lab-arith; it needs the step before each",
+        "hide: top:1@steps=8 is in force in none of the steps 0 to 7 of an answer to lab-arith; it needs the step "
+        "before each",
     ),
     "before there is a step before": (
         {"hide": ["top:1@steps=0"]},
@@ -453,7 +456,8 @@ REFUSED = {
     ),
     "later, whatever it looks at": (
         {"hide": ["top:1@current,steps=9+8"]},
-        "hide: top:1@current,steps=9+8 is in force in none of the steps 0 to 7 of an answer to lab-arith; choose other steps",
+        "hide: top:1@current,steps=9+8 is in force in none of the steps 0 to 7 of an answer to lab-arith; choose other "
+        "steps",
     ),
     "chat": (
         {"chat": True},
@@ -468,7 +472,8 @@ REFUSED = {
     "batch": ({"batch": 0}, "batch: expected at least 1, found 0"),
     "code": (
         {"tasks": ["lab-code"]},
-        "lab-code runs programs that the model wrote; they run in a sandbox without network or your files, as far as the system allows. "
+        "lab-code runs programs that the model wrote; they run in a sandbox without network or your files, as far as "
+        "the system allows. "
         "Pass allow_code_execution=True (--allow-code-execution) to do so",
     ),
     "setting": ({"settings": {"gen_length": 8}}, "llada has no setting 'gen_length'; here it is called length."),

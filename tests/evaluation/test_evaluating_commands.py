@@ -45,7 +45,7 @@ def test_evaluate_then_table(run, diffusion_folder, tmp_path):
         (
             ["--tasks", "humaneval", "--data", "humaneval={data}", "--allow-code-execution"],
             2,
-            "row 1: expected the field 'task_id' as text",
+            "row 1: expected the fields task_id, prompt, entry_point, test",
         ),
         (["--tasks", "gsm8k", "--data", "gsm8k={data}"], 2, "expected train.jsonl in"),
         (["--tasks", "lab-code"], 2, "Pass allow_code_execution=True (--allow-code-execution)"),
@@ -225,17 +225,16 @@ def test_a_dry_run_counts_the_width_of_the_heads():
         (("--batch", 0), "batch: expected at least 1, found 0"),
         (("--device", "foo"), "--device: expected cpu, cuda, mps or xpu, found 'foo'"),
         (("--dtype", "float7"), "dtype: expected float32, bfloat16 or float16, found 'float7'"),
-        (("--hide", "top:1@layers=9"), "layers: the model has the layers 0…2, found 9"),
-        (("--hide", "top:1@heads=0.9"), "heads: the model has 3 layers of 5 heads, found head 0.9"),
+        (("--hide", "top:1@layers=9"), "top:1@layers=9: the model has 3 layers of 5 heads, counted from 0"),
+        (("--hide", "top:1@heads=0.9"), "top:1@heads=0.9: the model has 3 layers of 5 heads, counted from 0"),
         (
             ("--shots", 999),
-            "lab-sums with 999 shots and 16 to write makes a canvas of about 43996 tokens, {model} was made for 256 "
-            "(max_position_embeddings in its config.json): use fewer --shots or a smaller --length",
+            "lab-sums with 999 shots and 16 to write makes about 43996 tokens, {model} was made for 256: use fewer --shots or a smaller --length",
         ),
         (
             ("--hide", "top:999", "--shots", 2),
-            "hide: top:999 needs a canvas of at least 1000 tokens; lab-sums with 2 shots and 16 to write makes a canvas of about 128 "
-            "tokens: choose fewer keys",
+            "hide: top:999 needs a canvas of at least 1000 tokens; lab-sums with 2 shots and 16 to write makes "
+            "about 128 tokens: choose fewer keys",
         ),
     ],
 )

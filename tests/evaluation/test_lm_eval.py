@@ -278,7 +278,8 @@ def test_likelihoods_of_hidden_keys_need_the_current_step(diffusion, harness, li
     with pytest.raises(CallError) as error:
         harness(language_model(diffusion, hide="top:1"), "tiny_choice")
     assert str(error.value) == (
-        "hide: top:1 decides by the step before, and a likelihood has one step a text; expected observe=current, as in top:1@current"
+        "hide: top:1 decides by the step before, and a likelihood has one step a text; expected observe=current, as in "
+        "top:1@current"
     )
     assert not likelihoods
     harness(language_model(diffusion, hide="top:1@current;last_row"), "tiny_choice", limit=1)
@@ -366,32 +367,6 @@ def test_the_command_line_knows_our_tasks_and_reports_in_one_line(monkeypatch, c
     assert capsys.readouterr().err == ("" if error is None else f"sinkscope: error: {error}\n")
 
 
-@pytest.mark.parametrize(("asked", "found"), [(["--tasks", "nosuch"], "'nosuch'"), ([], "none")])
-def test_a_task_that_nobody_knows_is_an_error_of_ours(monkeypatch, capfd, asked, found):
-    from sinkscope.evaluation import lm_eval as ours
-
-    monkeypatch.setattr(
-        sys, "argv", ["lm_eval", "--model", "sinkscope", "--model_args", "pretrained=lab-diffusion", *asked]
-    )
-    with pytest.raises(SystemExit) as stop:
-        ours.main()
-    assert stop.value.code == 2
-    message = f"sinkscope: error: --tasks: expected tasks that `lm-eval ls tasks` lists, or ours, found {found}\n"
-    assert capfd.readouterr().err.endswith(message)
-
-
-def test_a_device_in_both_places_is_an_error_of_ours(monkeypatch, capfd):
-    from sinkscope.evaluation import lm_eval as ours
-
-    flags = ["--model", "sinkscope", "--model_args", "pretrained=lab-diffusion,device=cpu", "--tasks", "gsm8k"]
-    monkeypatch.setattr(sys, "argv", ["lm_eval", *flags])
-    with pytest.raises(SystemExit) as stop:
-        ours.main()
-    assert stop.value.code == 2
-    message = "sinkscope: error: --model_args: expected device as --device only, found it in both; take it out\n"
-    assert capfd.readouterr().err.endswith(message)
-
-
 @pytest.mark.parametrize("argv", [["--device", "cpu"], ["--device=cpu"], ["--config", "run.yaml"], ["ls", "tasks"]])
 def test_a_device_is_chosen_only_where_none_is(monkeypatch, argv):
     import lm_eval.__main__
@@ -453,21 +428,3 @@ def test_a_task_may_ask_for_nothing(asked, diffusion):
     settings, stops = language_model(diffusion)._settings(asked)
     assert stops == (["x"] if asked == {"until": "x"} else []) and settings.temperature == 0.0
     assert settings.length == (7 if asked and "max_gen_toks" in asked else LENGTH)
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"until": 5}, "until: expected text, a list of texts or none, found 5; write numbers in quotes"),
-        (
-            {"until": ["a", 5]},
-            r"until: expected text, a list of texts or none, found \['a', 5\]; write numbers in quotes",
-        ),
-        ({"max_new_tokens": "many"}, "max_new_tokens: expected a number, found 'many'"),
-        ({"temperature": []}, r"temperature: expected a number, found \[\]"),
-        ([], r"generation_kwargs: expected settings by name, found list"),
-    ],
-)
-def test_what_a_task_cannot_ask(asked, message, diffusion):
-    with pytest.raises(CallError, match=message):
-        language_model(diffusion)._settings(asked)

@@ -55,7 +55,8 @@ def outcomes(lost, gained, both, neither):
 
 
 def score(gained, lost, n, difference):
-    """z of the hypothesis that the shares differ by so much: the rest of the likelihood maximised by search (Tango 1998)."""
+    """z of the hypothesis that the shares differ by so much: the rest of the likelihood maximised by search (Tango
+    1998)."""
 
     def surprise(q):  # q: share of problems that are lost, q + difference: that are gained
         shares = [q + difference, q, 1 - 2 * q - difference]
@@ -229,7 +230,8 @@ def simulate(rng, n, loss, spare):
     [(48, 0.0), (48, 0.03), (96, 0.01), (164, 0.0), (164, 0.03), (200, 0.01), (500, 0.0), (500, 0.03), (1319, 0.02)],
 )
 def test_at_a_loss_of_two_points_a_verdict_is_rarely_wrong(n, spare):
-    """The true loss is the margin itself: robust and degraded are both wrong, each at most 2.5 % (with slack for 400 runs)."""
+    """The true loss is the margin itself: robust and degraded are both wrong, each at most 2.5 % (with slack for 400
+    runs)."""
     rng = np.random.default_rng(n)
     verdicts = [paired_difference(*simulate(rng, n, MARGIN, spare)).verdict for _ in range(400)]
     assert verdicts.count("robust") / 400 <= 0.025 + 0.02

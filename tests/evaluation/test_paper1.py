@@ -187,7 +187,8 @@ def test_every_protocol_has_a_source_and_a_name_of_its_own():
     assert len({(one.family, one.variant, one.task, one.name) for one in PROTOCOLS}) == len(PROTOCOLS)
     line = PROTOCOLS[2].line()
     assert line.startswith(
-        "gsm8k: paper1 (5 shots, chat template, length 256, steps 256, block 32, temperature 0.0; published 76.0 %); source: "
+        "gsm8k: paper1 (5 shots, chat template, length 256, steps 256, block 32, temperature 0.0; published 76.0 %); "
+        "source: "
     )
     assert variant_of("llada", "x/LLaDA-8B-Base") == "base"
     assert variant_of("llada", "x/other") == ""

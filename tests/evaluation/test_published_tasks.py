@@ -200,7 +200,8 @@ def test_shots_of_a_problem_do_not_depend_on_how_many_are_asked(gsm8k_folder):
 
 @pytest.mark.parametrize("name", ["humaneval", "humaneval_instruct"])
 def test_humaneval_prompts_are_lm_evals(name, humaneval_file):
-    """The harness's task cannot be built offline (its metric is on the hub), so its templates are rendered by its own function."""
+    """The harness's task cannot be built offline (its metric is on the hub), so its templates are rendered by its own
+    function."""
     import lm_eval
     import yaml
     from lm_eval.utils import apply_template
@@ -339,7 +340,8 @@ def test_an_unknown_task():
     with pytest.raises(CallError) as error:
         find_task("gsm9k")
     assert str(error.value) == (
-        "no task 'gsm9k': expected one of lab-arith, lab-code, lab-sums, gsm8k, gsm8k_cot, gsm8k_two_pass, humaneval, humaneval_instruct, "
+        "no task 'gsm9k': expected one of lab-arith, lab-code, lab-sums, gsm8k, gsm8k_cot, gsm8k_two_pass, humaneval, "
+        "humaneval_instruct, "
         "arc_easy, arc_challenge, hellaswag, piqa, race, social_iqa, lambada, lambada_openai"
     )
 

@@ -109,8 +109,8 @@ def test_results_of_fewer_problems_than_before_are_announced(tmp_path, caplog):
     write_results(tmp_path, [dataclasses.replace(RESULT, n=2, correct=1, accuracy=0.5, outcomes="01")])
     (said,) = caplog.messages
     assert (
-        f"{RESULT.hide}: it has the first 2 problems now, where it had {RESULT.n}; all are kept, and a larger --limit counts"
-        in said
+        f"{RESULT.hide}: it has the first 2 problems now, where it had {RESULT.n}; all are kept, and a larger --limit "
+        "counts" in said
     )
 
 

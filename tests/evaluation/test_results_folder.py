@@ -190,7 +190,8 @@ def test_shares_of_the_same_work_go_together_and_nothing_else(tmp_path):
 
 
 def test_two_that_start_together_cannot_both_go_on(tmp_path, monkeypatch):
-    """Each division looks for the other before it takes its own lock; the second to look has to wait for the first to have taken it."""
+    """Each division looks for the other before it takes its own lock; the second to look has to wait for the first to
+    have taken it."""
     looked, entered, outcomes = threading.Event(), threading.Event(), {}
     others = results_folder._other_shares
 

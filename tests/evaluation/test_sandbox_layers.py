@@ -199,6 +199,7 @@ def test_another_user_without_rights(granted):
     assert run_program(program, without=("landlock",)).passed
 
 
+@pytest.mark.slow
 def test_no_process_survives_its_parent(tmp_path):
     code = "from sinkscope.evaluation import run_program\nrun_program('while True: pass', timeout_s=60)"
     with subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}) as process:

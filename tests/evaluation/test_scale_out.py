@@ -126,7 +126,8 @@ def test_a_worker_killed_9_is_noticed_and_the_same_command_goes_on(
 
 @pytest.mark.parametrize("moment", [1, 2])
 def test_a_worker_that_lives_and_dies_in_one_moment_is_noticed(diffusion, tmp_path, monkeypatch, moment):
-    """It takes its share right after this process saw nobody hold it: before the work, or while this process waits at the end."""
+    """It takes its share right after this process saw nobody hold it: before the work, or while this process waits at
+    the end."""
     looks = []
 
     def look(folder, share):
@@ -170,6 +171,7 @@ def test_shares_one_after_the_other(diffusion, whole, tmp_path):
     assert items(tmp_path) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 def test_jobs_of_submitit(diffusion_folder, whole, tmp_path, monkeypatch):
     """Also in a folder whose name submitit takes for that of a home."""
@@ -186,6 +188,7 @@ def test_jobs_of_submitit(diffusion_folder, whole, tmp_path, monkeypatch):
     assert items(tmp_path / "~") == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "send", [lambda one: os.killpg(one.pid, signal.SIGINT), lambda one: one.kill()], ids=["ctrl-c", "kill -9"]
 )
@@ -228,7 +231,8 @@ def test_local_jobs_end_with_the_command_and_print_nothing(tmp_path, send):
             "it came to its limit of time, which --job-options timeout_min=… raises",
         ),
         (
-            "Job 7 (task: 0) with path r\nhas not produced any output (state: INTERRUPTED)\nError stream produced:\n----\nsubmitit INFO",
+            "Job 7 (task: 0) with path r\nhas not produced any output (state: INTERRUPTED)\nError stream "
+            "produced:\n----\nsubmitit INFO",
             "it was ended before it was done, perhaps for want of memory",
         ),
     ],
@@ -266,17 +270,22 @@ def test_a_local_job_has_a_year_where_no_option_says_less(options, minutes, tmp_
     assert asked == [minutes]
 
 
+@pytest.mark.slow
 def test_a_local_job_watches_before_it_loads_what_it_needs(tmp_path):
-    """Else an interrupted call would wait until torch is loaded. The loading, for which another module stands, does not end here."""
+    """Else an interrupted call would wait until torch is loaded. The loading, for which another module stands, does
+    not end here."""
     code = (
         "import sys, time, types; from pathlib import Path; from sinkscope.evaluation.jobs import run_share; "
-        "assert 'torch' not in sys.modules; sys.modules['sinkscope.evaluation.running'] = running = types.ModuleType('running'); "
-        f"running.__getattr__ = lambda name: time.sleep(600); run_share('m', 'cpu', None, {{}}, None, Path({str(tmp_path / 'free')!r}))"
+        "assert 'torch' not in sys.modules; sys.modules['sinkscope.evaluation.running'] = running = "
+        "types.ModuleType('running'); "
+        f"running.__getattr__ = lambda name: time.sleep(600); run_share('m', 'cpu', None, {{}}, None, "
+        f"Path({str(tmp_path / 'free')!r}))"
     )
     (tmp_path / "free").touch()
     assert subprocess.run([sys.executable, "-c", code], env=environment(), timeout=100).returncode == 130
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 def test_a_job_that_fails_is_named_with_its_own_reason(diffusion_folder, tmp_path):
     pytest.importorskip("submitit")

@@ -85,7 +85,7 @@ def test_a_tokenizer_without_a_template_gets_the_familys(diffusion, monkeypatch)
 
 
 def test_paths_of_data_may_be_text(diffusion, tmp_path):
-    message = rf"--data piqa={tmp_path / 'none'}: expected a JSON-lines file or a folder with .*, found nothing"
+    message = rf"--data piqa={tmp_path / 'none'}: expected a JSON-lines file or a folder, found nothing"
     for path in (tmp_path / "none", str(tmp_path / "none")):
         with pytest.raises(CallError, match=message):
             evaluate(diffusion, tasks=["piqa"], out=tmp_path / "out", data={"piqa": path}, progress=False)
@@ -141,9 +141,9 @@ def test_a_protocol_sets_shots_and_sampler_and_flags_override_it(diffusion, prot
         (
             ["lab-sums"],
             "lab-sums",
-            r"data: expected none, as lab-sums needs no data of yours, found a path for 'lab-sums'; leave it out",
+            r"data: expected none, found a path for 'lab-sums'; leave it out",
         ),
-        (["lab-sums"], "gsm8k", r"data: expected none, .* found a path for 'gsm8k'"),
+        (["lab-sums"], "gsm8k", r"data: expected none, found a path for 'gsm8k'"),
         (
             ["piqa", "gsm8k_cot"],
             "humaneval",

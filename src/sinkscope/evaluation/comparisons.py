@@ -135,10 +135,10 @@ def check_results(results: Sequence[Result]) -> Sequence[Result]:
         cell = cell_of(replace(one, n=0))
         earlier, same = found.setdefault((one.hide, cell_of(one)), number), longest.setdefault(cell, number)
         if earlier != number or _contradict(one, results[same]):
-            other = results[same if earlier == number else earlier]
+            than = f"other outcomes than {results[same].hide} in results[{same}]"
             raise CallError(
-                f"{where}: expected each model, task and rule once, found {one.model}, {one.task}, {one.hide} with the "
-                f"settings of {other.hide}, results[{results.index(other)}]; leave one of them out"
+                f"{where}: expected each model, task and rule once, found {one.model}, {one.task}, {one.hide} with "
+                f"{than if earlier == number else f'the settings of results[{earlier}]'}; leave one of them out"
             )
         if one.n > results[same].n:
             longest[cell] = number

@@ -92,7 +92,9 @@ class SinkscopeLM(TemplateLM):
         self.rule = parse_rule(self.hide)
         self.batch = int(batch_size)
         self.settings = settings
-        self._check_settings()
+        kind = settings_of(self.model.family.sampler)
+        waiting = () if "length" in settings else kind.follows_length  # for the length of a task
+        resolve_settings(self.model.family, **{name: one for name, one in settings.items() if name not in waiting})
         of_likelihoods = {
             "method": method,
             "samples": samples,

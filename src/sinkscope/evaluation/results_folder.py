@@ -80,7 +80,8 @@ def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator
         found = read_object(folder / RUN) if RUN in names else None
         if found is not None and kind_of_run(found) != kind:
             raise CallError(
-                f"{folder} holds another run: expected an empty folder, or one with {kind}, found {kind_of_run(found)}; choose another folder"
+                f"{folder} holds another run: expected an empty folder, or one with {kind}, "
+                f"found {kind_of_run(found)}; choose another folder"
             )
         shared = own = stack.enter_context(open_lock(folder / LOCK, EvaluationError))
         if share.count > 1:
@@ -180,8 +181,8 @@ def _compare_claim(folder: Path, theirs: Mapping[str, Any], mine: Mapping[str, A
         if name not in ignored
     ]
     if changes or changed is not None:
-        advice = "; choose another folder, or go on with its settings"
-        raise CallError(f"{folder} holds another run: {'; '.join(changes) + advice if changes else changed}")
+        own = f" ({'; '.join(changes)}); choose another folder, or go on with its settings"
+        raise CallError(f"{folder} holds another run{own if changes else f': {changed}'}")
 
 
 def claim(path: Path, content: Mapping[str, Any]) -> str:

@@ -134,7 +134,8 @@ def check_request(request: Request) -> None:
     asked = dict.fromkeys(one for task in request.tasks for one in _names_of_data(task))
     for name in request.data:
         if name not in asked:
-            raise CallError(f"data: expected paths for {', '.join(asked) or 'none'}, found {name!r}; leave it out")
+            told = f"paths for {', '.join(asked)}" if asked else "none"
+            raise CallError(f"data: expected {told}, found a path for {name!r}; leave it out")
     if request.protocol in {one.name for one in PROTOCOLS} and not {*request.tasks} & {*PUBLISHED}:
         raise CallError(
             f"protocol: {request.protocol} is not used by the tasks of the lab, which have none; leave it out"

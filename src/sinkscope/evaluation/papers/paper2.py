@@ -45,10 +45,8 @@ def paper2(folders: Mapping[str, str], *, tasks: Sequence[str] = TASKS, limit: i
         limit: problems of each task; all when None.
 
     Raises:
-        CallError: a checkpoint or a task that is not one of these, or a limit below 1.
+        CallError: a checkpoint or a task that is not one of these.
     """
-    if limit is not None and limit < 1:
-        raise CallError(f"paper2: limit: expected at least 1 problem of each task, found {limit}")
     for what, found, known in (("checkpoint", folders, CHECKPOINTS), ("task", tasks, TASKS)):
         unknown = [name for name in found if name not in known]
         if unknown:
