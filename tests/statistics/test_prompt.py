@@ -165,7 +165,7 @@ def test_what_cannot_be_summarised_is_refused():
     trace = make_trace(random_columns(4))
     with pytest.raises(CallError, match="tolerance: expected a number of steps from 0 upwards, found -2"):
         summarise(trace, tolerance=-2)
-    with pytest.raises(CallError, match="unit: expected queries or percent, found 'mean'"):
+    with pytest.raises(CallError, match="a mean is percent / 100"):
         summarise(trace, [Threshold(0.5, "mean")])
     found = summarise(trace, [Threshold(2.0)])
     with pytest.raises(ValueError, match="not in tuple"):

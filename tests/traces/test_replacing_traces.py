@@ -137,6 +137,7 @@ def test_where_a_trace_waits_is_said(recorded, monkeypatch, run, diffusion):
         )
 
 
+@pytest.mark.slow
 def test_a_drift_recording_is_replaced(diffusion_folder, tmp_path, run):
     call = ["trace", diffusion_folder, "--problem", "0", *FLAGS, "--out", tmp_path / "out"]
     assert run(*call, "--keep", "drift")[0] == 0

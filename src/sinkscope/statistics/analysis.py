@@ -291,10 +291,9 @@ def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Estimate,
         CallError: they were made with different tolerances or training corpora, or at no threshold in common, or the
             seed is below 0.
     """
-    if first.tolerance != second.tolerance:
-        raise CallError(f"expected two analyses of one tolerance, found {first.tolerance} and {second.tolerance}")
-    if first.corpus and second.corpus and first.corpus != second.corpus:
-        raise CallError("expected two analyses with the same training=, found other counts of tokens")
+    same_corpus = first.corpus == second.corpus or not (first.corpus and second.corpus)
+    if first.tolerance != second.tolerance or not same_corpus:
+        raise CallError("expected two analyses of one tolerance and with the same training=; analyse one of them again")
     points = [  # the curve over ε has every threshold in every analysis
         {
             (at["excess"], at["unit"])
@@ -342,12 +341,10 @@ def _same_model(first: tuple[Any, Any, Any] | None, model: Mapping[str, Any]) ->
     found = (model.get("name"), model.get("weight_hash"), model.get("config_hash"))
     if found[1] is None:
         return first
-    if first is not None and first[1] != found[1]:
-        weights = " and ".join(f"{one[0]} (weights {str(one[1])[:12]}…)" for one in (first, found))
-        raise CallError(f"expected traces of one model, found {weights}. Analyse each model by itself")
-    if first is not None and first[2] and found[2] and first[2] != found[2]:
-        configs = " and ".join(f"{one[0]} ({str(one[2])[:12]}…)" for one in (first, found))
-        raise CallError(f"expected traces of one model, found the same weights under two config.json: {configs}")
+    for at, what in ((1, "weights"), (2, "config.json")):
+        if first is not None and first[at] and found[at] and first[at] != found[at]:
+            models = " and ".join(f"{one[0]} ({what} {str(one[at])[:12]}…)" for one in (first, found))
+            raise CallError(f"expected traces of one model, found {models}. Analyse each model by itself")
     return found if first is None or found[2] else first
 
 

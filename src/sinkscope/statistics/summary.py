@@ -147,9 +147,7 @@ class Summary:
             moments = [arrays[f"profiles.{name}"] for name in ("count", "sum", "square")]
             found.values = np.stack(moments, axis=-1, dtype=np.float64)
         except (KeyError, ValueError, zlib.error) as error:
-            raise SinkscopeError(
-                f"expected the arrays of statistics of this version, found others ({error})"
-            ) from error
+            raise SinkscopeError(f"expected statistics of this version, found others ({error})") from error
         return found
 
     # What figures draw

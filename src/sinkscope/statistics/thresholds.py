@@ -34,10 +34,9 @@ class Threshold:
 
     def __post_init__(self) -> None:
         check_excess(float(self.excess), self.unit)
-        if self.unit == "percent" and self.excess >= 100:
-            raise CallError(f"excess {self.excess:g} in percent can never hold, as all attention is 100")
-        if self.unit == "mean":
-            raise CallError("unit: expected queries or percent, found 'mean'; a mean is percent / 100")
+        if self.unit == "mean" or (self.unit == "percent" and self.excess >= 100):
+            reason = "as all attention is 100 percent, and a mean is percent / 100"
+            raise CallError(f"excess {self.excess:g} in {self.unit} can never hold, {reason}")
 
     @property
     def place(self) -> Place:

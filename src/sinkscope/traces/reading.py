@@ -181,15 +181,15 @@ def read_manifest(folder: Path, verify: bool = True) -> dict[str, Any]:
         raise TraceError(f"no trace at {folder}: {_lacking(folder)}{_waiting_in(folder)}")
     manifest = read_json_object(path, TraceError, DAMAGED)
     version = manifest.get("format")
-    if str(version).startswith("sinkscope emergence"):
-        found = f"what a training showed of its sinks; `sinkscope watch-training {folder}` shows it"
-        raise TraceError(f"no trace at {folder}: expected a trace, found {found}")
-    if version != FORMAT:
+    if version != FORMAT or manifest.get("level") == "statistics":
         advice = "read it with the sinkscope that wrote it, or record again"
-        raise TraceError(f"{folder}: expected a trace of format {FORMAT}, found {version!r}; {advice}")
-    if manifest.get("level") == "statistics":
-        advice = f"`sinkscope sinks {folder}` shows them, `sinkscope trace` makes traces"
-        raise TraceError(f"{folder} holds statistics, not a trace; {advice}")
+        wrong = f": expected a trace of format {FORMAT}, found {version!r}; {advice}"
+        if str(version).startswith("sinkscope emergence"):
+            shown = f"`sinkscope watch-training {folder}` shows it"
+            wrong = f": expected a trace, found what a training showed of its sinks; {shown}"
+        elif version == FORMAT:
+            wrong = f" holds statistics, not a trace; `sinkscope sinks {folder}` shows them"
+        raise TraceError(f"{folder}{wrong}")
     validate(manifest, TraceManifest, path, TraceError)
     if verify:
         compare_checksum(manifest, path, TraceError)
