@@ -11,8 +11,7 @@ from torch import nn
 import sinkscope
 from sinkscope.errors import CallError
 from sinkscope.evaluation import evaluate, read_results
-from sinkscope.models.fingerprints import hash_memory, weight_hash_of
-from sinkscope.models.fingerprints import were_changed
+from sinkscope.models.fingerprints import hash_memory, weight_hash_of, were_changed
 from sinkscope.recorder.attention_map import recompute_map
 
 
