@@ -259,7 +259,7 @@ def test_a_tokenizer_of_all_tokens_is_not_noted(tmp_path, tokenizer, capsys):
             r"ln_f\.weight: expected finite numbers .* found NaN",
         ),
         (lambda: {"model": lit_gpt_weights("none"), "step": 7}, "expected tensors only, by name, found model, step"),
-        (lambda: {"weights": Harmful()}, r"found GLOBAL \S*print, which could run code when it is read"),
+        (lambda: {"weights": Harmful()}, r"found GLOBAL \S*print, which could run code when read"),
         (lambda: [torch.zeros(2)], "expected tensors only, by name, found list"),
         (
             lambda: changed(lambda w: w.pop("transformer.ln_f.weight")),

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sinkscope.checksums import sealed
-from sinkscope.errors import CallError, ModelError, first_line
+from sinkscope.errors import CallError, ModelError
 from sinkscope.locks import new_folder
 from sinkscope.models.families import FAMILIES
 from sinkscope.models.folders import read_config
@@ -142,9 +142,9 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         found: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch has no single exception for files that it refuses, and advises to run their code
         code = re.search(r"GLOBAL [\w.]+", str(error))
-        why = f"found {code[0]}, which could run code when it is read" if code else first_line(error)
+        why = f"{code[0]}, which could run code when read" if code else f"none ({type(error).__name__})"
         raise ModelError(
-            f"{file}: expected a whole file of tensors only, {why}; where you trust it, save its weights anew: "
+            f"{file}: expected a whole file of tensors only, found {why}; where you trust it, save its weights anew: "
             'torch.save(state["model"], FILE)'
         ) from error
     if isinstance(found, Mapping) and set(found) == {"model"}:
