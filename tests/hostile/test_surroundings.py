@@ -140,14 +140,6 @@ def test_variables_that_break_an_import(whole, tmp_path):
     assert (status, err) == (1, f"sinkscope: error: {told}\n")
 
 
-def test_a_variable_that_breaks_the_import_of_the_hub():
-    status, _, err = run("check", "a/b", environment={"HF_HUB_DOWNLOAD_TIMEOUT": "x", "HF_HUB_OFFLINE": "1"})
-    assert (
-        status == 1
-        and "environment variable HF_HUB_DOWNLOAD_TIMEOUT is set to 'x', which huggingface_hub refuses" in err
-    ), err
-    status, _, err = run("check", "a/b", environment={"HF_ENDPOINT": "nonsense"})
-    assert status == 1 and "HF_ENDPOINT: expected the address of a model hub" in err and err.count("\n") == 1, err
 
 
 def test_a_variable_that_breaks_a_figure(whole, tmp_path):
@@ -293,12 +285,6 @@ def test_a_folder_named_as_a_data_set_of_the_hub_is_not_taken_for_it(whole, tmp_
     assert status == 2 and told in err and not (tmp_path / "e").exists(), err
 
 
-def test_a_cache_folder_that_is_none(whole, tmp_path):
-    words = ["figures", str(whole / "trace"), "--only", "3", "--out", str(tmp_path / "f")]
-    status, _, err = run(*words, environment={"XDG_CACHE_HOME": "/dev/null"})
-    assert (status, err) == (0, "")
-    status, _, err = run("check", "a/b", environment={"HF_HOME": "/dev/null", "HF_HUB_OFFLINE": "0"})
-    assert status == 1 and "/dev/null" in err and "set HF_HOME" in err, err
 
 
 @pytest.mark.parametrize("name", ["json", "numpy", "pydantic", "tyro"])
@@ -399,24 +385,6 @@ def test_a_body_that_changes_the_current_folder(place, monkeypatch):
     assert not [*(place / "other").iterdir()]
 
 
-def test_a_variable_that_torch_refuses_is_no_damage_of_a_model(whole, tmp_path):
-    words = [
-        "trace",
-        str(whole / "model"),
-        "--prompt",
-        "Tom",
-        "--length",
-        "8",
-        "--block",
-        "8",
-        "--out",
-        str(tmp_path / "t"),
-    ]
-    status, _, err = run(*words, environment={"TORCHINDUCTOR_COMPILE_THREADS": "x"})
-    assert (status, err) == (
-        1,
-        "sinkscope: error: the environment variable TORCHINDUCTOR_COMPILE_THREADS is set to 'x', which torch refuses; unset it\n",
-    )
 
 
 def test_a_variable_about_progress_bars_is_heeded_without_a_word(whole, tmp_path):

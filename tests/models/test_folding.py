@@ -189,9 +189,6 @@ def test_shards_are_folded_where_the_embedding_was(tmp_path):
         sizes += sum(tensor.nbytes for tensor in stored.values())
     assert written["metadata"]["total_size"] == sizes
     assert_close(logits(sinkscope.load(str(out))), logits(sinkscope.load(str(folder))), terms=TERMS)
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index | {"metadata": {"total_size": "x"}}))
-    out = fold(str(folder), tmp_path / "folded again")
-    assert json.loads((out / "model.safetensors.index.json").read_text())["metadata"] == {"total_size": "x"}
 
 
 def test_a_folded_causal_model_writes_the_same(tmp_path, question):
@@ -209,12 +206,15 @@ def test_a_folded_causal_model_writes_the_same(tmp_path, question):
     ("network", "message"),
     [
         (lambda: body(), r"expected a model with a sink token, found one without"),
-        (lambda: with_sink(SinkToken(kind="gate")), r"expected a sink token, found 'gate'; a gate depends on the text"),
+        (lambda: with_sink(SinkToken(kind="gate")), r"a sink token that can be folded, found 'gate'"),
         (
             lambda: with_sink(SinkToken(kind="logit")),
-            r"expected a sink token, found 'logit'; a score depends on nothing",
+            r"a sink token that can be folded, found 'logit'",
         ),
-        (lambda: with_sink(SinkToken(kind="logit", learned=False)), r"expected a sink token, found 'off-by-one'"),
+        (
+            lambda: with_sink(SinkToken(kind="logit", learned=False)),
+            r"a sink token that can be folded, found 'off-by-one'",
+        ),
         (
             lambda: add_sink_token(body(), SinkToken(count=2, seed=7)),
             r"expected a trained sink token, found 'token-2' with its initial values of seed 7",

@@ -1,7 +1,6 @@
 """A Llama with learned absolute positions instead of rotations: loaded, checked, written with, recorded."""
 
 import dataclasses
-import json
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from other_kernels import other_kernels
 
 import sinkscope
 from sinkscope.decoding.checking import check_model
-from sinkscope.errors import CallError, ModelError
+from sinkscope.errors import CallError
 from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.recipes import RECIPES, Architecture
 from sinkscope.lab.starting_network import build_network
@@ -78,22 +77,6 @@ def test_it_writes_alone_in_a_batch_and_recorded(model, tmp_path):
 def test_a_canvas_beyond_the_table_is_refused(model):
     with pytest.raises(CallError, match=r"the canvas does not fit.*64"):
         sinkscope.generate(model, PROMPT, length=48, steps=48, block=48)
-
-
-def test_the_mark_is_true_or_false(folder, tmp_path):
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for path in folder.iterdir():
-        (copy / path.name).write_bytes(path.read_bytes())
-    config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps(config | {"sinkscope_learned_positions": "yes"}))
-    with pytest.raises(ModelError, match="LearnedPositionsLlama"):
-        sinkscope.load(copy)
-    (copy / "config.json").write_text(
-        json.dumps(config | {"sinkscope_learned_positions": "yes", "architectures": None})
-    )
-    with pytest.raises(ModelError, match="sinkscope_learned_positions: expected true or false, found 'yes'"):
-        sinkscope.load(copy)
 
 
 def test_rotary_recipes_stay_stock():

@@ -141,7 +141,7 @@ def test_a_missing_bias_of_a_router_is_named(tmp_path):
         ({"use_bias": True}, "use_bias: expected False, found True"),
         ({"use_qkv_bias": True}, "use_qkv_bias: expected False, found True"),
         ({"norm_head": True}, "norm_head: expected False, found True"),
-        ({"use_sliding_window": True}, "use_sliding_window: expected False, found True"),
+        ({"use_sliding_window": True}, "use_sliding_window: expected False or None, found True"),
         ({"score_function": "softmax"}, "score_function: expected 'sigmoid', found 'softmax'"),
         ({"num_shared_experts": 0}, "num_shared_experts: expected a whole number above 0, found 0"),
         ({"partial_rotary_factor": 0}, "partial_rotary_factor: expected a number above 0, found 0"),

@@ -142,13 +142,3 @@ def test_the_generate_of_a_bidirectional_network_is_refused(diffusion, autoregre
 def test_loading_says_nothing(folder, capfd):
     sinkscope.load(str(folder))
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_folder_whose_name_is_that_of_a_home(folder, monkeypatch):
-    """``./~`` is a name of its own; only ``~`` in front is a home."""
-    monkeypatch.setenv("HOME", str(folder.parent / "nowhere"))
-    monkeypatch.chdir(folder.parent)
-    folder.rename("~")
-    assert sinkscope.load("./~").card.layers > 0
-    with pytest.raises(CallError, match="existing folder"):
-        sinkscope.load("~")

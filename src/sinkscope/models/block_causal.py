@@ -1,4 +1,5 @@
-"""Networks of transformers with a block-causal mask: a token sees its own block and all blocks before it, none after it.
+"""Networks of transformers with a block-causal mask: a token sees its own block and all blocks before it, none after
+it.
 
 `BlockCausalQwen3` is SDAR's, `BlockCausalMixture` LLaDA 2's: GLM-4-MoE with queries, keys and values in one tensor.
 
@@ -69,7 +70,8 @@ class BlockCausal:
         """Compute the forward pass of the layers, for tokens [batch, query] behind those in the cache.
 
         Args:
-            attention_mask: 0 on padding [batch, key]; or which keys count [batch, 1, query, key], on top of the block-causal mask.
+            attention_mask: 0 on padding [batch, key]; or which keys count [batch, 1, query, key], on top of the
+                block-causal mask.
         """
         entering = input_ids if input_ids is not None else inputs_embeds
         assert entering is not None
@@ -151,7 +153,8 @@ class BlockCausalMixtureModel(BlockCausal, Glm4MoeModel):
 
 
 class BlockCausalMixture(Glm4MoeForCausalLM):
-    """`Glm4MoeForCausalLM` with a block-causal mask and `FusedAttention`; other parameters and their names are GLM-4-MoE's.
+    """`Glm4MoeForCausalLM` with a block-causal mask and `FusedAttention`; other parameters and their names are
+    GLM-4-MoE's.
 
     Source: inclusionAI/LLaDA2.0-mini, modeling_llada2_moe.py, as ZHZisZZ/dllm carries it.
     """

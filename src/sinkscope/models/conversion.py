@@ -1,7 +1,8 @@
 """A published config.json and published tensor names, translated to those of transformers' Llama and Qwen2.
 
-For model types that transformers knows, transformers decides: a key that its config class ignores has no effect. For the types that are
-translated here, an unknown key may change the network, unless its value switches nothing on; all such keys are refused together.
+For model types that transformers knows, transformers decides: a key that its config class ignores has no effect. For
+the types that are translated here, an unknown key may change the network, unless its value switches nothing on; all
+such keys are refused together.
 """
 
 import re
@@ -125,8 +126,8 @@ def known_keys(layout: Layout) -> set[str]:
 def _unread_keys(config: Mapping[str, Any], layout: Layout, fields: Mapping[str, Any], file: str) -> tuple[str, ...]:
     """Return the keys that the network does not read; refuse all that would make it another network in one error.
 
-    A layout says which values of a key are modelled. Of the other keys of a published layout, those are unread whose value switches
-    nothing on, or says what the network has anyway under transformers' name.
+    A layout says which values of a key are modelled. Of the other keys of a published layout, those are unread whose
+    value switches nothing on, or says what the network has anyway under transformers' name.
     """
     wrong = []
     for key, rule in layout.fixed.items():
@@ -159,7 +160,9 @@ def _read_by_transformers(layout: Layout) -> set[str]:
 
 
 def _rope(fields: dict[str, Any], file: str) -> dict[str, Any]:
-    """Return one record of rotations from either of the two forms that transformers writes, whose keys leave ``fields``."""
+    """Return one record of rotations from either of the two forms that transformers writes, whose keys leave
+    ``fields``.
+    """
     theta, scaling, parameters = (fields.pop(key, None) for key in ("rope_theta", "rope_scaling", "rope_parameters"))
     record = dict((scaling if parameters is None else parameters) or {})
     if (scaling and parameters and scaling != parameters) or (theta and record.get("rope_theta", theta) != theta):

@@ -34,15 +34,20 @@ def find_device(device: Any, flag: str = "device") -> torch.device:
 
 
 def own_device(device: str) -> str:
-    """Return a device; ``cuda`` under torchrun is the process's own, by LOCAL_RANK, as else all processes would share the first."""
+    """Return a device; ``cuda`` under torchrun is the process's own, by LOCAL_RANK, as else all processes would share
+    the first.
+    """
     local = os.environ.get("LOCAL_RANK")
     return f"cuda:{local}" if device == "cuda" and local is not None else device
 
 
 @contextmanager
 def own_defaults() -> Iterator[None]:
-    """Give the body new tensors on the CPU, whatever torch's default is, and weights that no autocast of the caller's has cast before."""
-    torch.clear_autocast_cache()  # it keeps weights as it has cast them, though they have changed, until its region ends
+    """Give the body new tensors on the CPU, whatever torch's default is, and weights that no autocast of the caller's
+    has cast before.
+    """
+    # The cache keeps weights as they were cast, though they have changed, until its region ends.
+    torch.clear_autocast_cache()
     with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
         yield
 

@@ -1,4 +1,5 @@
-"""The record of a family of checkpoints: all data that loading and decoding need about it. It contains no code that runs.
+"""The record of a family of checkpoints: all data that loading and decoding need about it. It contains no code that
+runs.
 
 The records are in `sinkscope.models.families`, one file each. A new file there is a new family.
 """
@@ -12,7 +13,8 @@ from sinkscope.models.layouts import Layout
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Ids of the special tokens in the published checkpoints; None where there is none. A checkpoint's own config.json decides.
+    """Ids of the special tokens in the published checkpoints; None where there is none. A checkpoint's own config.json
+    decides.
 
     Attributes:
         mask, eos, pad, bos: ids.
@@ -50,18 +52,21 @@ class Family:
     """A family of checkpoints.
 
     Attributes:
-        name: the family's name in the literature. A folder that was saved again in transformers' layout keeps it in its config.json.
+        name: the family's name in the literature. A folder that was saved again in transformers' layout keeps it in its
+            config.json.
         causal: whether a token attends only to the tokens before it.
         sampler: the module of `sinkscope.decoding` that writes with it.
-        model_types: values of ``model_type`` in the config.json files of the family. ``llama`` and ``qwen2`` stand for folders in
-            transformers' own layout: a causal family claims the causal ones, another family those with ``is_causal`` false.
+        model_types: values of ``model_type`` in the config.json files of the family. ``llama`` and ``qwen2`` stand for
+            folders in transformers' own layout: a causal family claims the causal ones, another family those with
+            ``is_causal`` false.
         source: where its settings were read.
-        layout: how its published folders are written: config keys and tensor names. None where they are in transformers' layout only.
+        layout: how its published folders are written: config keys and tensor names. None where they are in
+            transformers' layout only.
         architectures: what its published config.json files may call the network; another name is refused.
         claims: returns whether a config.json is of this family although its ``model_type`` is that of another family.
         network: ``module:Class`` of the network, where neither Llama nor Qwen2 of transformers computes it.
-        tokenizer_classes: names that its tokenizer_config.json may give to byte pairs in vocab.json and merges.txt. They are read by
-            transformers' Qwen2Tokenizer; a class of such a name in the folder is never run.
+        tokenizer_classes: names that its tokenizer_config.json may give to byte pairs in vocab.json and merges.txt.
+            They are read by transformers' Qwen2Tokenizer; a class of such a name in the folder is never run.
         shift: whether the logits of a position predict the token after it, as in a causal model.
         tokens: special tokens of the published checkpoints.
         chat_template: Jinja, used where the tokenizer has no template of its own.

@@ -14,7 +14,9 @@ from sinkscope.work_items import CONFIG, TOKENIZER, WEIGHTS
 
 _PIECE = 1 << 22
 SAMPLE = 256
-"""Numbers of each tensor that are compared to see whether weights were changed, evenly spaced, so that it takes no time."""
+"""Numbers of each tensor that are compared to see whether weights were changed, evenly spaced, so that it takes no
+time.
+"""
 _LOADED = "_sinkscope_loaded_weights"
 """Attribute of a loaded network with these numbers, so that copies of it have them too."""
 _VOLATILE = ("_name_or_path", "transformers_version", "use_cache", "output_attentions", "output_hidden_states")
@@ -34,12 +36,16 @@ def fingerprints(model: Model) -> dict[str, str]:
 
 
 def weight_hash_of(model: Model) -> str:
-    """Return the hash of a model's weights: that of its files, or `hash_memory` where they were changed after they were loaded."""
+    """Return the hash of a model's weights: that of its files, or `hash_memory` where they were changed after they were
+    loaded.
+    """
     return hash_memory(model.network) if were_changed(model.network, model.card.weight_hash) else model.card.weight_hash
 
 
 def hash_memory(network: torch.nn.Module) -> str:
-    """Return a hash of the weights as they are in memory, the same on every device; it is made of sums, so that it takes seconds."""
+    """Return a hash of the weights as they are in memory, the same on every device; it is made of sums, so that it
+    takes seconds.
+    """
     digest = hashlib.sha256()
     for name, tensor in network.state_dict().items():
         if not isinstance(tensor, torch.Tensor) or tensor.is_meta:
@@ -83,7 +89,8 @@ def note_loaded(network: nn.Module, weight_hash: str) -> None:
 
 
 def were_changed(network: nn.Module, weight_hash: str | None = None) -> bool:
-    """Return whether weights of a loaded network, a copy of one or an adapter around one were replaced, added or written into.
+    """Return whether weights of a loaded network, a copy of one or an adapter around one were replaced, added or
+    written into.
 
     A change of the float type is none.
 

@@ -52,7 +52,8 @@ def is_bundled(name: str) -> bool:
 
 
 def find_folder(name: str, revision: str | None = None, weights: bool = True) -> Path:
-    """Return the folder of a bundled name, a local folder, or a hub id, which is fetched; without ``weights`` only its small files are.
+    """Return the folder of a bundled name, a local folder, or a hub id, which is fetched; without ``weights`` only its
+    small files are.
 
     Raises:
         CallError: nothing by this name, or a revision of what is not on a hub.
@@ -93,8 +94,8 @@ def check_name(name: str) -> None:
     near = [address[1]] if address else near
     meant = f"did you mean {' or '.join(near)}? Expected" if near else "expected"
     raise CallError(
-        f"no model {name!r}: {meant} a bundled name ({', '.join(BUNDLED)}, a specimen lab-nulls-KIND-NULLS-SEED), an existing "
-        f"folder, or a hub id owner/name; {OWN_NETWORK}"
+        f"no model {name!r}: {meant} a bundled name ({', '.join(BUNDLED)}, a specimen lab-nulls-KIND-NULLS-SEED), "
+        f"an existing folder, or a hub id owner/name; {OWN_NETWORK}"
     )
 
 
@@ -111,7 +112,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def fetch_small_files(name: str, revision: str | None) -> Path:
-    """Return the folder of a repository in the cache, with everything but its weights; without a connection, what is there.
+    """Return the folder of a repository in the cache, with everything but its weights; without a connection, what is
+    there.
 
     Raises:
         ModelError: what huggingface_hub says.
@@ -146,8 +148,9 @@ def fetch_weights(name: str, folder: Path) -> None:
         kinds = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack")
         held = sorted(file for file in sizes if file.endswith(kinds))
         raise ModelError(
-            f"{name}: expected weights in {', '.join(absent[:4])}, found {', '.join(held[:4]) or 'no weights'} in the repository; "
-            "sinkscope reads safetensors only, no pickles, which can run code: convert them and pass the folder"
+            f"{name}: expected weights in {', '.join(absent[:4])}, found {', '.join(held[:4]) or 'no weights'} in the "
+            "repository; sinkscope reads safetensors only, no pickles, which can run code: convert them and pass "
+            "the folder"
         )
     total, free = sum(sizes[file] for file in lacking), shutil.disk_usage(folder).free
     if total > free:

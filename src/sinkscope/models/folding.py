@@ -1,7 +1,8 @@
 """`fold`: the keys and values that a model's sink tokens have in each layer, stored in place of their embedding.
 
-They do not depend on the text, so a folded model computes no row for its sink tokens. Keys are stored before rotation, because the
-position of a token at the end depends on the length of the text. The constants are fp32, whatever the type of the other weights.
+They do not depend on the text, so a folded model computes no row for its sink tokens. Keys are stored before rotation,
+because the position of a token at the end depends on the length of the text. The constants are fp32, whatever the type
+of the other weights.
 """
 
 import dataclasses
@@ -48,7 +49,8 @@ def fold(name: str, out: Path) -> Path:
         constants = {KEYS: keys} | ({} if values is None else {VALUES: values})
         if not all(one.isfinite().all() for one in constants.values()):
             raise ModelError(
-                f"{name}: expected finite keys and values of its sink tokens, found NaN or infinite ones; its weights are too large"
+                f"{name}: expected finite keys and values of its sink tokens, found NaN or infinite ones; its "
+                "weights are too large"
             )
         _write(folder, place, dataclasses.replace(variant, folded=True), constants)
     return out
@@ -102,7 +104,8 @@ def _foldable(network: Any, name: str) -> SinkToken:
         raise CallError(f"{name}: expected a sink token that can be folded, found {variant.name!r}; {why}")
     if not sink.trained:
         raise CallError(
-            f"{name}: expected a trained sink token, found {variant.name!r} with its initial values of seed {variant.seed}; "
+            f"{name}: expected a trained sink token, found {variant.name!r} with its initial values of seed "
+            f"{variant.seed}; "
             "train the model first (`sinkscope train`)"
         )
     return variant

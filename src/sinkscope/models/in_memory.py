@@ -10,7 +10,9 @@ from sinkscope.models.recognition import recognise
 from sinkscope.models.sink_token import split_config
 
 PLAIN = "llada"
-"""The family of a bidirectional network in transformers' own layout that names none: each masked token is read at its own place."""
+"""The family of a bidirectional network in transformers' own layout that names none: each masked token is read at its
+own place.
+"""
 IN_MEMORY = "in memory"
 """The weight hash of a network that was not read from files."""
 
@@ -19,7 +21,8 @@ def model_of(network: Any, tokenizer: Any = None, *, name: str = "network") -> M
     """Return a model around a network, whose weights are shared, not copied.
 
     Args:
-        network: a transformers Llama or Qwen2. A bidirectional one has ``is_causal`` False and a ``mask_token_id`` in its config.
+        network: a transformers Llama or Qwen2. A bidirectional one has ``is_causal`` False and a ``mask_token_id`` in
+            its config.
         tokenizer: gives tokens their texts; None where only token ids are used.
         name: in messages and files.
 

@@ -1,4 +1,5 @@
-"""How the folders of each kind of checkpoint are written, as data: what every key of config.json does, and tensor names.
+"""How the folders of each kind of checkpoint are written, as data: what every key of config.json does, and tensor
+names.
 
 Each key is handled, knowingly ignored, or held to the values that are modelled; `conversion` judges any other key.
 """
@@ -16,7 +17,9 @@ MARK_POSITIONS = "sinkscope_learned_positions"
 
 @dataclass(frozen=True)
 class Fixed:
-    """A key that is modelled for some values only; ``default`` is what the published code takes where the key is missing."""
+    """A key that is modelled for some values only; ``default`` is what the published code takes where the key is
+    missing.
+    """
 
     allowed: tuple[Any, ...]
     default: Any
@@ -65,16 +68,21 @@ class Layout:
 
 # What transformers writes into any config.json, and what speaks of training, storage or the library only.
 _ALWAYS_IGNORED = frozenset(
-    "model_type architectures auto_map dtype torch_dtype transformers_version _name_or_path name_or_path use_cache return_dict "
-    "output_hidden_states output_attentions id2label label2id problem_type finetuning_task task_specific_params tokenizer_class prefix "
-    "torchscript use_bfloat16 gradient_checkpointing attention_dropout initializer_range pretraining_tp _attn_implementation "
+    "model_type architectures auto_map dtype torch_dtype transformers_version _name_or_path name_or_path "
+    "use_cache return_dict "
+    "output_hidden_states output_attentions id2label label2id problem_type finetuning_task task_specific_params "
+    "tokenizer_class prefix "
+    "torchscript use_bfloat16 gradient_checkpointing attention_dropout initializer_range pretraining_tp "
+    "_attn_implementation "
     "attn_implementation _attn_implementation_autoset quantization_config unsloth_fixed unsloth_version _commit_hash "
     "transformers.js_config model_max_length use_flash_attention _flash_attn_2_enabled keys_to_ignore_at_inference "
     # How transformers' generate() would write, which sinkscope never calls; older releases kept it in config.json.
-    "max_length min_length do_sample early_stopping num_beams temperature top_k top_p typical_p repetition_penalty length_penalty "
+    "max_length min_length do_sample early_stopping num_beams temperature top_k top_p typical_p "
+    "repetition_penalty length_penalty "
     "no_repeat_ngram_size bad_words_ids num_return_sequences output_scores return_dict_in_generate forced_bos_token_id "
     "forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens "
-    "diversity_penalty num_beam_groups encoder_no_repeat_ngram_size sep_token_id decoder_start_token_id tf_legacy_loss max_new_tokens "
+    "diversity_penalty num_beam_groups encoder_no_repeat_ngram_size sep_token_id decoder_start_token_id "
+    "tf_legacy_loss max_new_tokens "
     "chunk_size_feed_forward license version model_name tokenizer_name max_batch_size weight_decay".split()
 )
 _NEVER = {  # keys that transformers or a publisher reads, and that would make it another network
@@ -145,7 +153,8 @@ _LLADA = Layout(
     },
     ignored=_ALWAYS_IGNORED
     | set(
-        "vocab_size mlp_ratio attention_layer_norm_with_affine residual_dropout embedding_dropout flash_attention alibi_bias_max "
+        "vocab_size mlp_ratio attention_layer_norm_with_affine residual_dropout embedding_dropout "
+        "flash_attention alibi_bias_max "
         "init_fn init_device init_std init_cutoff_factor precision".split()
     ),
     full_precision_rotary="rope_full_precision",

@@ -1,7 +1,8 @@
-"""transformers' Llama with the differences that some checkpoints need: each class changes one thing and keeps Llama's names.
+"""transformers' Llama with the differences that some checkpoints need: each class changes one thing and keeps Llama's
+names.
 
-`FullPrecisionLlama` rotates queries and keys in fp32 (LLaDA, MMaDA), `LearnedPositionsLlama` has learned absolute positions
-(the lab's comparison with RoPE), `MasklessHeadLlama` never predicts the mask (paper 2's models).
+`FullPrecisionLlama` rotates queries and keys in fp32 (LLaDA, MMaDA), `LearnedPositionsLlama` has learned absolute
+positions (the lab's comparison with RoPE), `MasklessHeadLlama` never predicts the mask (paper 2's models).
 """
 
 from typing import Any
@@ -61,9 +62,9 @@ class FullPrecisionAttention(LlamaAttention):
 class FullPrecisionLlama(LlamaForCausalLM):
     """`LlamaForCausalLM` with queries and keys rotated in fp32 whatever the dtype, as LLaDA and MMaDA compute it.
 
-    transformers' Llama rotates in the dtype of the weights; in bf16 that changes every logit, in fp32 both are the same. Parameters and
-    their names are Llama's.
-    Source: ML-GSAI/LLaDA, modeling_llada.py, RotaryEmbedding with ``rope_full_precision``.
+    transformers' Llama rotates in the dtype of the weights; in bf16 that changes every logit, in fp32 both are the
+    same. Parameters and their names are Llama's. Source: ML-GSAI/LLaDA, modeling_llada.py, RotaryEmbedding with
+    ``rope_full_precision``.
     """
 
     def __init__(self, config: LlamaConfig) -> None:

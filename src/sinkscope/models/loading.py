@@ -1,6 +1,7 @@
 """`load` reads a model from a bundled name, a folder, or a hub id. No code in a checkpoint is ever executed.
 
-Only safetensors are read, remote code is never run, and every stored tensor must be a parameter of the network and the reverse.
+Only safetensors are read, remote code is never run, and every stored tensor must be a parameter of the network and the
+reverse.
 """
 
 import hashlib
@@ -50,8 +51,8 @@ def load(
 ) -> Model:
     """Load a model.
 
-    In their stored dtype the weights on a CPU are read from the files when they are needed: while the model is in use, replace its files
-    by renaming others over them, never by writing into them.
+    In their stored dtype the weights on a CPU are read from the files when they are needed: while the model is in use,
+    replace its files by renaming others over them, never by writing into them.
 
     Args:
         name: a bundled name, a local folder, or a hub id ``owner/name``.
@@ -115,8 +116,8 @@ def assemble(
     eos_id = converted.eos_ids[0] if len(converted.eos_ids) == 1 else tokenizer.eos_token_id
     if eos_id is not None and not 0 <= eos_id < network.config.vocab_size:
         raise ModelError(
-            f"{folder}/tokenizer_config.json: eos_token: expected one of the {network.config.vocab_size} tokens of the network, "
-            f"found {tokenizer.eos_token!r}, which is token {eos_id}; the tokenizer belongs to another model"
+            f"{folder}/tokenizer_config.json: eos_token: expected one of the {network.config.vocab_size} tokens of the "
+            f"network, found {tokenizer.eos_token!r}, which is token {eos_id}; the tokenizer belongs to another model"
         )
     card = ModelCard.of(
         network,
@@ -134,7 +135,8 @@ def assemble(
 
 
 def identify(name: str) -> tuple[Family, SinkToken | None]:
-    """Return the family of a checkpoint and its sink, None without one, from its config.json alone; ``name`` is as for `load`.
+    """Return the family of a checkpoint and its sink, None without one, from its config.json alone; ``name`` is as for
+    `load`.
 
     Raises:
         CallError, ModelError: see `load`.
@@ -144,7 +146,8 @@ def identify(name: str) -> tuple[Family, SinkToken | None]:
 
 
 def describe(name: str) -> tuple[Family, Any, int]:
-    """Return the family of a checkpoint, the transformers config of its network and its number of parameters, from config.json alone.
+    """Return the family of a checkpoint, the transformers config of its network and its number of parameters, from
+    config.json alone.
 
     Raises:
         CallError, ModelError: see `load`.
@@ -159,7 +162,8 @@ def describe(name: str) -> tuple[Family, Any, int]:
 
 
 def outline(name: str) -> Model:
-    """Return a model from its config.json and tokenizer alone: it encodes texts and knows its shape, but computes nothing.
+    """Return a model from its config.json and tokenizer alone: it encodes texts and knows its shape, but computes
+    nothing.
 
     Work is planned with it before a machine that can hold the weights is asked for.
 
@@ -254,7 +258,8 @@ def _cast(network: Any, dtype: torch.dtype, files: Mapping[str, Path]) -> None:
     Buffers stay as they are: the frequencies of the rotations are fp32 whatever the dtype.
 
     Raises:
-        ModelError: weights that are not finite, or not in this dtype; kernels may turn NaN into finite attention that means nothing.
+        ModelError: weights that are not finite, or not in this dtype; kernels may turn NaN into finite attention that
+            means nothing.
     """
 
     def file_of(named: tuple[str, Any]) -> Path:
@@ -265,8 +270,9 @@ def _cast(network: Any, dtype: torch.dtype, files: Mapping[str, Path]) -> None:
         parameter.data = parameter.data.to(dtype)
         if not parameter.data.isfinite().all():
             raise ModelError(
-                f"{file_of((name, parameter))}: {name}: expected finite numbers in {str(dtype).removeprefix('torch.')}, found NaN or "
-                "infinite ones; fetch the file again, or choose another dtype"
+                f"{file_of((name, parameter))}: {name}: expected finite numbers in "
+                f"{str(dtype).removeprefix('torch.')}, "
+                "found NaN or infinite ones; fetch the file again, or choose another dtype"
             )
     network.config.dtype = dtype
 
@@ -305,7 +311,8 @@ def _hash(files: list[Path]) -> str:
 
 def _refuse_generate(*_: Any, **__: Any) -> None:
     raise CallError(
-        "this network attends in both directions; its own generate() would write nonsense. Use sinkscope.generate(model, prompt)"
+        "this network attends in both directions; its own generate() would write nonsense. "
+        "Use sinkscope.generate(model, prompt)"
     )
 
 

@@ -32,8 +32,8 @@ class ModelCard:
         max_positions: the longest canvas that the model was made for.
         eos_ids: all tokens that end an answer, where there are several (Llama 3.1 Instruct has three).
         sink_token: name of the variant of its sink token, None without one.
-        config_hash: sha256 of its config.json, without what changes no logits, and without the float type (`fingerprints.hash_stored`);
-            empty where it was not read from one.
+        config_hash: sha256 of its config.json, without what changes no logits, and without the float type
+            (`fingerprints.hash_stored`); empty where it was not read from one.
     """
 
     name: str
@@ -56,7 +56,9 @@ class ModelCard:
 
     @classmethod
     def of(cls, network: Any, **known: Any) -> "ModelCard":
-        """Return the card of a transformers network, whose shape is read from it; ``known`` is what it does not say itself."""
+        """Return the card of a transformers network, whose shape is read from it; ``known`` is what it does not say
+        itself.
+        """
         shape = network.config
         return cls(
             parameters=sum(parameter.numel() for parameter in network.parameters()),
@@ -84,8 +86,8 @@ class Model:
     """A model that sinkscope can write with, watch and change.
 
     Attributes:
-        network: the transformers module; ``network(input_ids).logits`` are its logits, before any shift. It is typed Any because its
-            attributes depend on the family.
+        network: the transformers module; ``network(input_ids).logits`` are its logits, before any shift. It is typed
+            Any because its attributes depend on the family.
         tokenizer: a transformers tokenizer.
         family: the record of its family.
         card: what identifies it.
@@ -120,7 +122,9 @@ class Model:
 
     @property
     def most_ids(self) -> int:
-        """How many token ids of a caller's are looked at: many times what a canvas holds, so that a context may be cut to fit."""
+        """How many token ids of a caller's are looked at: many times what a canvas holds, so that a context may be cut
+        to fit.
+        """
         return max(MOST_IDS, self.card.max_positions)
 
     def encode(self, prompt: str | Sequence[int] | np.ndarray | torch.Tensor) -> list[int]:
@@ -146,7 +150,8 @@ class Model:
         return ids
 
     def tokenize(self, text: str, special: bool = True) -> list[int]:
-        """Return the token ids of a text, every word of which the tokenizer knows; ``special`` adds what it puts around a text.
+        """Return the token ids of a text, every word of which the tokenizer knows; ``special`` adds what it puts around
+        a text.
 
         Raises:
             CallError: an unknown word.
@@ -157,8 +162,8 @@ class Model:
         if beyond := [token for token in ids if not 0 <= token < self.card.vocabulary]:
             found = f"{self.tokenizer.convert_ids_to_tokens(beyond[0])!r} token {beyond[0]}"
             raise ModelError(
-                f"{self.card.name}: expected a tokenizer with the {self.card.vocabulary} tokens of the network, found that it makes "
-                f"{found}; its tokenizer belongs to another model"
+                f"{self.card.name}: expected a tokenizer with the {self.card.vocabulary} tokens of the network, found "
+                f"that it makes {found}; its tokenizer belongs to another model"
             )
         return ids
 
@@ -176,7 +181,8 @@ class Model:
         unknown_words = ", ".join(repr(word) for word in list(dict.fromkeys(words))[:8])
         raise CallError(
             f"prompt: {self.card.name} does not know {unknown_words}; its vocabulary has {len(self.tokenizer)} words "
-            "(`sinkscope problems` prints prompts it knows; a published model, such as GSAI-ML/LLaDA-8B-Instruct, takes any text)"
+            "(`sinkscope problems` prints prompts it knows; a published model, such as "
+            "GSAI-ML/LLaDA-8B-Instruct, takes any text)"
         )
 
     def decode(self, ids: Sequence[int] | torch.Tensor) -> str:
@@ -190,7 +196,8 @@ class Model:
         return self.decode([token for token in ids[:end] if token != self.card.mask_id]).strip()
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Return the token ids of a conversation, by the tokenizer's chat template or, where it has none, by the family's.
+        """Return the token ids of a conversation, by the tokenizer's chat template or, where it has none, by the
+        family's.
 
         Raises:
             ModelError: neither has a template, or the tokenizer lacks its control tokens.

@@ -29,15 +29,18 @@ def recognise(config: Mapping[str, Any], where: str) -> Family:
     for family in [*claiming, *(family for family in published if model_type in family.model_types)]:
         if not set(found) <= set(family.architectures):
             raise ModelError(
-                f"{where}/config.json: expected architectures {sorted(family.architectures)} for model_type {model_type!r}, "
+                f"{where}/config.json: expected architectures {sorted(family.architectures)} for model_type "
+                f"{model_type!r}, "
                 f"found {found}; that network is another one, and sinkscope never runs remote code"
             )
         return family
     names = ", ".join(name for family in published for name in family.model_types if name not in STOCK)
     code = " Its config.json names remote code (auto_map), which sinkscope never runs." if "auto_map" in config else ""
     raise ModelError(
-        f"{where}/config.json: expected model_type {names}, {' or '.join(STOCK)} (causal), or one of these with is_causal false "
-        f"and a mask_token_id; found model_type {model_type!r}, is_causal {config.get('is_causal', True)}, architectures "
+        f"{where}/config.json: expected model_type {names}, {' or '.join(STOCK)} (causal), or one of these with "
+        "is_causal false "
+        f"and a mask_token_id; found model_type {model_type!r}, is_causal {config.get('is_causal', True)}, "
+        "architectures "
         f"{found or None}.{_nearest(config)}{code} {OWN_NETWORK[0].upper()}{OWN_NETWORK[1:]}"
     )
 
@@ -59,7 +62,9 @@ def _nearest(config: Mapping[str, Any]) -> str:
 
 
 def _stock_family(config: Mapping[str, Any], where: str) -> Family:
-    """Return the family of a folder in transformers' own layout: a causal model, one of the lab's, or one that was saved again."""
+    """Return the family of a folder in transformers' own layout: a causal model, one of the lab's, or one that was
+    saved again.
+    """
     model_type, causal = config["model_type"], config.get("is_causal", True)
     marked = FAMILIES.get(str(config.get(MARK)))
     allowed = [BODIES[model_type][1]]
@@ -75,7 +80,8 @@ def _stock_family(config: Mapping[str, Any], where: str) -> Family:
         if "auto_map" in config:
             why = "a model that only remote code could run, and sinkscope never runs any"
         raise ModelError(
-            f"{where}/config.json: architectures: expected {' or '.join(allowed)} for model_type {model_type!r}, found {found}; {why}"
+            f"{where}/config.json: architectures: expected {' or '.join(allowed)} for model_type {model_type!r}, "
+            f"found {found}; {why}"
         )
     claiming = [
         family.name for family in FAMILIES.values() if family.causal == causal and model_type in family.model_types
@@ -86,7 +92,8 @@ def _stock_family(config: Mapping[str, Any], where: str) -> Family:
     name = config.get(MARK, claiming[0] if claiming else None)
     if causal is not False or name not in known:
         raise ModelError(
-            f"{where}/config.json: expected {MARK} to be one of {', '.join(known)} in a bidirectional {model_type}, found {name!r}; "
+            f"{where}/config.json: expected {MARK} to be one of {', '.join(known)} in a bidirectional "
+            f"{model_type}, found {name!r}; "
             f"found model_type {model_type!r}, is_causal {causal}"
         )
     return FAMILIES[name]

@@ -1,9 +1,10 @@
 """`convert`: a checkpoint of paper 2's models (SMDM, "One Token Is Enough") becomes a folder that `load` reads.
 
-The checkpoints are state dicts of lit-gpt. Their network is Llama's under other names, with queries, keys and values in one projection,
-one group of heads after the other, and with an output layer that has no row for the mask. The embedding has rows beyond those of the
-output layer: the mask (32000) and, where the model has one, the sink token (32001), which always stands in front.
-Source: skywalker0523/OneTokenIsEnough, lit_gpt/diffmodel.py, diffmodel_extratoken.py, diffmodel_gate.py, config.py.
+The checkpoints are state dicts of lit-gpt. Their network is Llama's under other names, with queries, keys and values in
+one projection, one group of heads after the other, and with an output layer that has no row for the mask. The embedding
+has rows beyond those of the output layer: the mask (32000) and, where the model has one, the sink token (32001), which
+always stands in front. Source: skywalker0523/OneTokenIsEnough, lit_gpt/diffmodel.py, diffmodel_extratoken.py,
+diffmodel_gate.py, config.py.
 """
 
 import json
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sinkscope.checksums import sealed
-from sinkscope.errors import CallError, ModelError, first_line
+from sinkscope.errors import CallError, ModelError
 from sinkscope.locks import new_folder
 from sinkscope.models.families import FAMILIES
 from sinkscope.models.folders import read_config
@@ -98,7 +99,9 @@ def _tokenizer_files(folder: Path) -> list[Path]:
 
 
 def _check_tokenizer(folder: Path, config: Mapping[str, Any], file: Path) -> None:
-    """Raise an error, before anything is written, where the tokenizer uses the ids of the mask or of the sink for other tokens."""
+    """Raise an error, before anything is written, where the tokenizer uses the ids of the mask or of the sink for other
+    tokens.
+    """
     body, variant = split_config(config, str(file))
     try:
         with quiet():
@@ -113,7 +116,9 @@ def _check_tokenizer(folder: Path, config: Mapping[str, Any], file: Path) -> Non
 
 
 def tokens_without_text(folder: Path) -> int:
-    """Return how many tokens of a converted model its tokenizer lacks, besides the mask and the sink, which have no text."""
+    """Return how many tokens of a converted model its tokenizer lacks, besides the mask and the sink, which have no
+    text.
+    """
     config = read_config(folder)
     with quiet():
         tokenizer = load_tokenizer(folder, FAMILIES["smdm"], split_config(config, str(folder))[0])
@@ -137,9 +142,9 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         found: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch has no single exception for files that it refuses, and advises to run their code
         code = re.search(r"GLOBAL [\w.]+", str(error))
-        why = f"found {code[0]}, which could run code when it is read" if code else first_line(error)
+        why = f"{code[0]}, which could run code when read" if code else f"none ({type(error).__name__})"
         raise ModelError(
-            f"{file}: expected a whole file of tensors only, {why}; where you trust it, save its weights anew: "
+            f"{file}: expected a whole file of tensors only, found {why}; where you trust it, save its weights anew: "
             'torch.save(state["model"], FILE)'
         ) from error
     if isinstance(found, Mapping) and set(found) == {"model"}:
@@ -149,7 +154,8 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
             [name for name, one in found.items() if not isinstance(one, Tensor)] if isinstance(found, Mapping) else []
         )
         raise ModelError(
-            f"{file}: expected tensors only, by name, found {', '.join(map(str, others[:4])) or type(found).__name__}; keep its "
+            f"{file}: expected tensors only, by name, found "
+            f"{', '.join(map(str, others[:4])) or type(found).__name__}; keep its "
             "weights alone: torch.save({name: one for name, one in state.items() if torch.is_tensor(one)}, FILE)"
         )
     return dict(found)
@@ -189,7 +195,8 @@ def convert_weights(
     gated = "transformer.h.0.attn.gate.weight" in left
     if extra not in (1, 2) or (gated and extra == 2):
         raise ModelError(
-            f"{where}: expected an embedding with a row for the mask, and one for a sink in a model without a gate, beyond the head's "
+            f"{where}: expected an embedding with a row for the mask, and one for a sink in a model without a "
+            "gate, beyond the head's "
             f"{vocabulary}, found {extra}"
         )
     if heads is None and width not in HEADS:
@@ -200,7 +207,8 @@ def convert_weights(
     groups = (fused_rows // size - heads) // 2
     if width % heads or groups < 1 or heads % groups or (heads + 2 * groups) * size != fused_rows:
         raise ModelError(
-            f"{where}: {FUSED}: expected the rows of {heads} heads of {size} and their keys and values, found {fused_rows}; see --heads"
+            f"{where}: {FUSED}: expected the rows of {heads} heads of {size} and their keys and values, found "
+            f"{fused_rows}; see --heads"
         )
     tensors = {"lm_head.weight": head, "model.embed_tokens.weight": table[: vocabulary + 1]}
     tensors["model.norm.weight"] = take("transformer.ln_f.weight", width)
@@ -235,7 +243,9 @@ def _few(names: Mapping[str, Tensor]) -> str:
 
 
 def split_fused(fused: Tensor, heads: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values of one projection, in which each group has its queries, then its key, then its value."""
+    """Return queries, keys and values of one projection, in which each group has its queries, then its key, then its
+    value.
+    """
     shared = heads // groups
     parts = fused.view(groups, shared + 2, -1, fused.shape[-1])
     return parts[:, :shared].flatten(0, 2), parts[:, shared].flatten(0, 1), parts[:, shared + 1].flatten(0, 1)

@@ -66,7 +66,9 @@ def template_files(folder: Path) -> list[Path]:
 
 
 def _build(folder: Path, kind: Any, stock: bool) -> Any:
-    """Return the tokenizer; tokenizer.json is read as it stands, because transformers' own classes would replace its rules by theirs."""
+    """Return the tokenizer; tokenizer.json is read as it stands, because transformers' own classes would replace its
+    rules by theirs.
+    """
     import transformers
 
     if (folder / CORE).exists():
@@ -82,7 +84,9 @@ def _build(folder: Path, kind: Any, stock: bool) -> Any:
 
 
 def _check_ids(tokenizer: Any, settings: Mapping[str, Any], folder: Path) -> None:
-    """Raise an error where an added token has another id than its file says: a gap in the numbering moves all tokens behind it."""
+    """Raise an error where an added token has another id than its file says: a gap in the numbering moves all tokens
+    behind it.
+    """
     added = {one["content"]: int(number) for number, one in (settings.get("added_tokens_decoder") or {}).items()}
     by_file = {SETTINGS: added}
     if (folder / ADDED).exists():
@@ -94,7 +98,9 @@ def _check_ids(tokenizer: Any, settings: Mapping[str, Any], folder: Path) -> Non
 
 
 def _check_mask(tokenizer: Any, family: Family, config: Mapping[str, Any], folder: Path) -> None:
-    """Raise an error where the tokenizer's mask token is not that of the config; a tokenizer without one gets the family's."""
+    """Raise an error where the tokenizer's mask token is not that of the config; a tokenizer without one gets the
+    family's.
+    """
     mask = config.get("mask_token_id")
     for key in ("bos_token_id", "eos_token_id") if mask is not None and not family.causal else ():
         if mask in (config[key] if isinstance(config.get(key), list) else [config.get(key)]):
@@ -117,7 +123,8 @@ def _check_mask(tokenizer: Any, family: Family, config: Mapping[str, Any], folde
         raise ModelError(f"{expected}, found none ({found}); name the mask token there")
     if theirs != mask:
         raise ModelError(
-            f"{expected}, found {tokenizer.convert_ids_to_tokens(theirs)!r}, token {theirs}; one of the two files belongs to another model"
+            f"{expected}, found {tokenizer.convert_ids_to_tokens(theirs)!r}, token {theirs}; one of the two files "
+            "belongs to another model"
         )
     if tokenizer.eos_token_id == mask:
         raise ModelError(

@@ -1,6 +1,8 @@
-"""The weights of a checkpoint folder according to the headers of its files: names, shapes, sizes, and whether any are missing.
+"""The weights of a checkpoint folder according to the headers of its files: names, shapes, sizes, and whether any are
+missing.
 
-Only headers of safetensors files are read here, so that a folder that does not fit is refused before anything is loaded.
+Only headers of safetensors files are read here, so that a folder that does not fit is refused before anything is
+loaded.
 """
 
 import json
@@ -159,7 +161,9 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def kept_tensors(network: Any) -> dict[str, Any]:
-    """Return the tensors of a network that a checkpoint holds, by name: its parameters, tied ones once, and the buffers that are saved."""
+    """Return the tensors of a network that a checkpoint holds, by name: its parameters, tied ones once, and the buffers
+    that are saved.
+    """
     saved = network.state_dict()
     return {
         **dict(network.named_parameters()),
@@ -229,7 +233,8 @@ def match_tensors(
             else ""
         )
         raise ModelError(
-            f"{folder}: expected exactly the weights of {model_type} in the shapes of config.json, found {found}{advice}"
+            f"{folder}: expected exactly the weights of {model_type} in the shapes of config.json, found "
+            f"{found}{advice}"
         )
     changed = sum(ours != theirs for ours, theirs in renamed.items())
     files = tuple(dict.fromkeys(tensor.file.name for tensor in stored.values()))

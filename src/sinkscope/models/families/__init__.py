@@ -1,4 +1,4 @@
-"""The families of checkpoints that can be loaded. Each ``NAME_family.py`` of this folder holds one record, ``FAMILY``."""
+"""The families of checkpoints that can be loaded. Each ``NAME_family.py`` here holds one record, ``FAMILY``."""
 
 import pkgutil
 from collections.abc import Iterable

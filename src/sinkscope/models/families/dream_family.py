@@ -1,4 +1,4 @@
-"""Dream, Dream-Coder and DiffuCoder: a Qwen2.5 that was trained on to diffuse; its logits still predict the next token."""
+"""Dream, Dream-Coder and DiffuCoder: a Qwen2.5 that was trained on to diffuse; its logits predict the next token."""
 
 from sinkscope.models.family import Family, PublishedShape, SpecialTokens
 from sinkscope.models.layouts import PUBLISHED

@@ -1,4 +1,6 @@
-"""LLaDA 2: a mixture of experts that writes block by block, each block by diffusion; GLM-4-MoE of transformers computes it."""
+"""LLaDA 2: a mixture of experts that writes block by block, each block by diffusion; GLM-4-MoE of transformers computes
+it.
+"""
 
 from sinkscope.models.family import Family, SpecialTokens
 from sinkscope.models.layouts import STOCK, Fixed, Layout

@@ -27,9 +27,10 @@ FAMILY = Family(
             "rope_scaling": Fixed((None,), None),
             "attention_bias": Fixed((False,), False),
         },
-        optional=frozenset({"head_dim"}),
+        optional=frozenset(),
         flags={"tie_word_embeddings": "tie_word_embeddings"},
-        # The hub's config.json names neither. All published chat models have blocks of 4; the mask is checked against the tokenizer.
+        # The hub's config.json names neither. All published chat models have blocks of 4; the mask is checked against
+        # the tokenizer.
         absent={"block_size": 4, "mask_token_id": 151669},
         # Of training, and of the way the weights were converted.
         ignored=QWEN3.ignored

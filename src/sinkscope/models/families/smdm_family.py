@@ -1,4 +1,6 @@
-"""Paper 2's own models (SMDM, "One Token Is Enough"), in the folders that `sinkscope convert` writes from their checkpoints."""
+"""Paper 2's own models (SMDM, "One Token Is Enough"), in the folders that `sinkscope convert` writes from their
+checkpoints.
+"""
 
 from sinkscope.models.family import Family, SpecialTokens
 

@@ -1,7 +1,7 @@
 """transformers' Llama and Qwen2 with a sink; they are trained, saved and loaded like networks without one.
 
-A network with a sink has its own class and its own ``model_type`` (``sink_llama``, ``sink_qwen2``), so that software that does not know it
-refuses its checkpoints instead of running the network without its sink.
+A network with a sink has its own class and its own ``model_type`` (``sink_llama``, ``sink_qwen2``), so that software
+that does not know it refuses its checkpoints instead of running the network without its sink.
 """
 
 import functools
@@ -23,14 +23,17 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 class _BeforeStack:
-    """A hook before the stack of layers: it passes the constant keys on, and moves the text's positions behind those in front."""
+    """A hook before the stack of layers: it passes the constant keys on, and moves the text's positions behind those in
+    front.
+    """
 
     def __call__(
         self, stack: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if stack.config._attn_implementation != NAME:
             raise AttentionError(
-                f"expected a network with a sink to attend through {NAME!r}, found {stack.config._attn_implementation!r}, "
+                f"expected a network with a sink to attend through {NAME!r}, found "
+                f"{stack.config._attn_implementation!r}, "
                 "which would leave its sink out; do not change its attention implementation"
             )
         variant: SinkToken = stack.sink_token.variant
@@ -53,7 +56,8 @@ class _BeforeStack:
         else:
             if inputs.get("past_key_values") is not None and int(inputs["past_key_values"].get_seq_length()):
                 raise AttentionError(
-                    "a sink token at the end moves with every token that is added; run without a cache (use_cache=False)"
+                    "a sink token at the end moves with every token that is added; run without a cache "
+                    "(use_cache=False)"
                 )
             real = _padding_mask(inputs)
             first = (positions if real is None else positions.masked_fill(real == 0, -1)).amax(-1) + 1
@@ -131,13 +135,15 @@ def _check_body(config: Any, variant: SinkToken) -> None:
     """Raise an error where a network's positions or its direction of attention do not go with a variant."""
     if variant.kind == "token" and getattr(config, MARK_POSITIONS, False):
         raise CallError(
-            f"sink token {variant.name!r}: expected rotated positions, found learned ones, among which the token has no place; "
+            f"sink token {variant.name!r}: expected rotated positions, found learned ones, among which the token "
+            "has no place; "
             "use logit, off-by-one or gate"
         )
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") not in ROPE_TYPES:
         raise CallError(
-            f"sink token {variant.name!r}: expected rotations of type {', '.join(ROPE_TYPES)}, found {rope['rope_type']!r}, "
+            f"sink token {variant.name!r}: expected rotations of type {', '.join(ROPE_TYPES)}, found "
+            f"{rope['rope_type']!r}, "
             "which change with the length of the text"
         )
     if variant.position == "end" and getattr(config, "is_causal", True):
@@ -181,7 +187,9 @@ def sink_classes(network_class: Any, config_class: Any) -> tuple[Any, Any]:
 
 
 def _unpickled(network_class: Any, config_class: Any, number: int) -> Any:
-    """Return an empty network (0) or configuration (1) with a sink for pickle, which finds no class that is made here, to fill."""
+    """Return an empty network (0) or configuration (1) with a sink for pickle, which finds no class that is made here,
+    to fill.
+    """
     register_interface()
     made = sink_classes(network_class, config_class)[number]
     return made.__new__(made)
@@ -197,7 +205,8 @@ def with_sink(network_class: Any, config: Any, variant: SinkToken | None) -> tup
 
 
 def split_config(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], SinkToken | None]:
-    """Return a config.json as the network without its sink would have it, and the variant of the sink; None where it has none.
+    """Return a config.json as the network without its sink would have it, and the variant of the sink; None where it
+    has none.
 
     Raises:
         ModelError: the variant is unknown, or the config has only one of its two keys.
@@ -242,12 +251,14 @@ def add_sink_token(network: Any, variant: SinkToken | str = "token", *, tokenize
         return network
     if not isinstance(network, LlamaForCausalLM | Qwen2ForCausalLM):
         raise CallError(
-            f"sink token {wanted.name!r}: expected a LlamaForCausalLM or Qwen2ForCausalLM of transformers, found {type(network).__name__}"
+            f"sink token {wanted.name!r}: expected a LlamaForCausalLM or Qwen2ForCausalLM of transformers, found "
+            f"{type(network).__name__}"
         )
     session = current_session(network)
     if session is not None and session.subscribers:
         raise CallError(
-            f"sink token {wanted.name!r}: expected a network that nothing records or changes; add it outside of the with block"
+            f"sink token {wanted.name!r}: expected a network that nothing records or changes; add it outside of "
+            "the with block"
         )
     present = getattr(network.config, KEY, None)
     if present is not None:
@@ -293,6 +304,7 @@ def check_token_id(tokenizer: Any, variant: SinkToken, where: str, error: type[E
     taken = {index: text for text, index in tokenizer.get_vocab().items()}
     if variant.token_id in taken:
         raise error(
-            f"sink token {variant.name!r} has token_id {variant.token_id}, but {where} has {taken[variant.token_id]!r} there; "
+            f"sink token {variant.name!r} has token_id {variant.token_id}, but {where} has "
+            f"{taken[variant.token_id]!r} there; "
             f"its free ids begin at {max(taken) + 1}"
         )

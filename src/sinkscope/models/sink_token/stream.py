@@ -1,9 +1,9 @@
 """The parameters of a network's sink, and its constant keys and values in each layer.
 
-A sink token attends only to itself, so its hidden states do not depend on the text. They are computed once for each call, separately
-from the text. Its key and value in each layer are put in front of those of the text (`Prefix`); no canvas, cache, mask or loss has a
-row for it. The key is rotated to its position: 0 … n−1 in front, where the text begins at n; or, at the end, after the last token of
-each row.
+A sink token attends only to itself, so its hidden states do not depend on the text. They are computed once for each
+call, separately from the text. Its key and value in each layer are put in front of those of the text (`Prefix`); no
+canvas, cache, mask or loss has a row for it. The key is rotated to its position: 0 … n−1 in front, where the text
+begins at n; or, at the end, after the last token of each row.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,9 @@ from sinkscope.models.sink_token.variant import KEY, SinkToken
 
 @dataclass(frozen=True, eq=False)
 class _Rotated:
-    """Prefixes of folded constants that stand in front, with what they were made from: they are made again when that has changed."""
+    """Prefixes of folded constants that stand in front, with what they were made from: they are made again when that
+    has changed.
+    """
 
     constants: tuple[Tensor, ...]
     state: tuple[Any, ...]
@@ -31,8 +33,8 @@ class _Rotated:
 class SinkWeights(nn.Module):
     """The parameters of a network's sink, ``model.sink_token``.
 
-    A token has an ``embedding`` [count, width]; a folded one has ``keys`` and ``values`` [layer, kv_head, count, dim], the keys before
-    rotation; a learned logit has ``logits`` [layer, head].
+    A token has an ``embedding`` [count, width]; a folded one has ``keys`` and ``values`` [layer, kv_head, count, dim],
+    the keys before rotation; a learned logit has ``logits`` [layer, head].
     """
 
     def __init__(self, variant: SinkToken, config: Any) -> None:
@@ -83,7 +85,9 @@ class SinkWeights(nn.Module):
 
 
 def constant_keys(stack: Any) -> tuple[Tensor, Tensor | None]:
-    """Return the keys before rotation and the values of the sink tokens, [layer, kv_head, count, dim] each; None for values of zero."""
+    """Return the keys before rotation and the values of the sink tokens, [layer, kv_head, count, dim] each; None for
+    values of zero.
+    """
     sink: SinkWeights = stack.sink_token
     variant = sink.variant
     if variant.folded:
@@ -121,7 +125,8 @@ def rotate(keys: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 
 def prefixes(stack: Any, first: Tensor | None) -> list[Prefix] | None:
-    """Return the constant keys of every layer for one call; None where there are none, or while `hidden_sink` hides them.
+    """Return the constant keys of every layer for one call; None where there are none, or while `hidden_sink` hides
+    them.
 
     Args:
         stack: ``network.model``, which owns ``sink_token``.

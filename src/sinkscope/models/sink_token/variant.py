@@ -14,9 +14,10 @@ class SinkToken:
     """A place for attention that holds no text (arXiv 2601.19657, §3).
 
     Attributes:
-        kind: ``token``: learned embeddings; each attends only to itself, and all tokens of the text attend to it. ``logit``: one score
-            for each layer and head that takes part in the softmax and has no value (gpt-oss). ``gate``: no sink; the output of attention
-            is multiplied by sigmoid(X W_g) before the output projection (the paper's baseline GA).
+        kind: ``token``: learned embeddings; each attends only to itself, and all tokens of the text attend to it.
+            ``logit``: one score for each layer and head that takes part in the softmax and has no value (gpt-oss).
+            ``gate``: no sink; the output of attention is multiplied by sigmoid(X W_g) before the output projection (the
+            paper's baseline GA).
         position: of a token: in front of the text (the text's RoPE positions begin behind it) or at its end.
         count: of a token: 1, 2 or 4 of them.
         zero_value: of a token: whether its value is zero, so that it takes attention and gives nothing.
@@ -46,7 +47,8 @@ class SinkToken:
         if beside:
             owner = "logit" if beside == ["learned"] else "token"
             raise CallError(
-                f"sink token: {', '.join(beside)} belongs to kind {owner!r}, found with kind {self.kind!r}; leave it out"
+                f"sink token: {', '.join(beside)} belongs to kind {owner!r}, found with kind {self.kind!r}; leave "
+                "it out"
             )
 
     @property
