@@ -277,15 +277,6 @@ def test_a_foreign_torch_module_is_refused(module, out):
     assert not module._forward_hooks
 
 
-def test_what_is_no_model_is_refused_before_anything_is_made(out):
-    with (
-        pytest.raises(CallError, match="expected a sinkscope Model or a transformers module, found str"),
-        sinkscope.recording("lab-diffusion", out=out),
-    ):
-        pass
-    assert not out.exists()
-
-
 def test_an_occupied_folder_is_refused_before_the_model_is_touched(diffusion, out):
     out.mkdir()
     (out / "notes.txt").write_text("mine")
