@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from sinkscope.attention.records import AttentionInputs, Columns
-from sinkscope.attention.scores import Front
+from sinkscope.attention.scores import Front, product_dtype
 from sinkscope.attention.triton import attention_kernel, column_kernel, norm_kernel
 
 PASSING = (
@@ -61,7 +61,7 @@ def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
         inputs.mask,
         inputs.own_key,
     )
-    hidden, front = _bitmap(inputs), Front.of(inputs)
+    hidden, front = _bitmap(inputs), Front.of(inputs, product_dtype(query.device))
     bare = mask is None and hidden is None and not front.count
     by_torch = _torch_takes(query, key, value, causal) if bare else None
     fresh = partial(torch.empty, dtype=torch.float32, device=query.device)
