@@ -412,6 +412,7 @@ def assert_same_statistics(one, other):
     assert mine[0] == theirs[0]
 
 
+@pytest.mark.slow
 def test_two_processes_under_torchrun_give_what_one_gives(alone, diffusion_folder, prompts, tmp_path):
     out = tmp_path / "s"
     command = [
@@ -433,6 +434,7 @@ def test_two_processes_under_torchrun_give_what_one_gives(alone, diffusion_folde
     assert_same_statistics(alone, out)
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on_after_kill_9(alone, diffusion_folder, prompts, tmp_path):
     out = tmp_path / "s"
     command = [sys.executable, "-m", "sinkscope", "trace", diffusion_folder, "--prompts", prompts, "--out", out, *COUNT]
