@@ -647,7 +647,7 @@ def test_masks_in_a_plain_forward_call_are_seen(diffusion, out):
 def test_padding_on_the_right_is_refused(diffusion, out):
     ids, mask = ids_of(diffusion, QUESTION, SHORT)
     with (
-        pytest.raises(AttentionError, match="expected padding on the left, found it on the right"),
+        pytest.raises(AttentionError, match="expected padding on the left alone, found it behind position"),
         sinkscope.recording(diffusion, out=out),
     ):
         diffusion.network(ids, attention_mask=mask.flip(-1))
