@@ -377,7 +377,7 @@ def test_a_recording_begins_before_a_generation(diffusion, tmp_path, recorded):
             pass
 
     refused = pytest.raises(
-        AttentionError, match="a generation of .* has begun, here or in another thread; open the recording before"
+        AttentionError, match=r"a generation of .* has begun, here or in another thread; open the recording before"
     )
     if recorded:
         with refused, sinkscope.recording(diffusion, out=tmp_path / "outer"):
