@@ -34,7 +34,6 @@ EVERYWHERE = {
     "notebook_card",
     "progress",
     "refused_variables",
-    "single_use",
     "work_items",
 }
 ENTRIES = {"__init__", "__main__", "cli", "commands"}
@@ -55,7 +54,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "notebook_card": set(),
     "progress": set(),
     "refused_variables": set(),
-    "single_use": set(),
     "work_items": set(),
     "attention": set(),
     "sinks": {"traces.reading"},  # `find_sinks` opens a path

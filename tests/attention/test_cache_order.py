@@ -37,7 +37,12 @@ def begin(network, ids):
 @torch.no_grad()
 def test_a_cache_that_was_cut_is_refused(watched, autoregressive, ids):
     network = autoregressive.network
-    with watched, pytest.raises(AttentionError, match="the cache of the step before, of 12 tokens, found one of 10"):
+    with (
+        watched,
+        pytest.raises(
+            AttentionError, match=r"the cache of the step before, of 12 tokens, found another, changed or .* one of 10"
+        ),
+    ):
         cache = begin(network, ids[:, :10])
         network(ids[:, 10:12], past_key_values=cache)
         cache.crop(-2)
@@ -58,9 +63,7 @@ def test_a_reordered_cache_is_refused(watched, autoregressive, ids):
     network, two = autoregressive.network, ids[:, :12].repeat(2, 1)
     with (
         watched,
-        pytest.raises(
-            AttentionError, match=r"of 10 tokens, found one whose keys were replaced, as reorder_cache does; .* reorder"
-        ),
+        pytest.raises(AttentionError, match=r"of 10 tokens, found another, changed or .* reorder"),
     ):
         cache = begin(network, two[:, :10])
         cache.reorder_cache(torch.tensor([1, 0]))
@@ -76,7 +79,7 @@ def test_an_attention_mask_with_other_padding_is_refused(watched, autoregressive
         watched,
         pytest.raises(
             AttentionError,
-            match=rf"with other padding reads, \[{10 - padding}\] tokens in place of \[7\]; .* mask of all",
+            match=r"changed or differently padded one of 10; .* mask of all",
         ),
     ):
         cache = network(ids[:, :10], attention_mask=mask[:, :10], use_cache=True).past_key_values
@@ -92,7 +95,7 @@ def test_an_attention_mask_with_other_padding_is_refused(watched, autoregressive
 @torch.no_grad()
 def test_two_texts_in_turn_are_refused(watched, autoregressive, ids):
     network = autoregressive.network
-    with watched, pytest.raises(AttentionError, match="of 10 tokens, found another, of 8"):
+    with watched, pytest.raises(AttentionError, match=r"of 10 tokens, found another, .* one of 8"):
         first, _ = begin(network, ids[:, :8]), begin(network, ids[:, :10])
         network(ids[:, 8:10], past_key_values=first)
 
@@ -144,9 +147,9 @@ def test_the_cache_of_a_decoder_beside_an_encoder_is_checked_too(change):
         return network(encoder_outputs=encoded, decoder_input_ids=decoded, past_key_values=cache).past_key_values
 
     found = {
-        "reorder": "whose keys were replaced",
-        "cut": "found one of 3",
-        "swap": "of 3 tokens, found another, of 4",
+        "reorder": "of 4 tokens, found another, changed or .* one of 4",
+        "cut": r"of 4 tokens, found another, changed or .* one of 3",
+        "swap": "of 3 tokens, found another, .* one of 4",
     }[change]
     with pytest.raises(AttentionError, match=found), subscribed(network, Diary()):
         cache = call(tokens[:, :4], None)

@@ -67,16 +67,6 @@ def test_hiding_bites_in_compiled_layers(diffusion, compiling, tmp_path):
     assert torch.equal(*written)
 
 
-def test_a_compiled_layer_outside_its_stack_is_refused(compiling, tmp_path):
-    from sinkscope.attention.interface import compiled_attention
-
-    query = torch.rand(1, 2, 3, 4)
-    with pytest.raises(
-        AttentionError, match="expected a compiled layer to run within its stack; call the model, not the layer"
-    ):
-        compiled_attention(query, query, query, None, 0.0, None, None)
-
-
 def test_a_call_that_is_cut_off_leaves_nothing_behind(diffusion, tmp_path):
     from sinkscope.attention import Watcher, interface, subscribed
 

@@ -1,6 +1,5 @@
 """Foreign torch modules: their calls of ``F.scaled_dot_product_attention`` are watched, hidden from and prepended to."""
 
-import numpy
 import pytest
 import torch
 from closeness import assert_close, terms_of
@@ -189,7 +188,7 @@ def test_padding_on_the_left_counts_for_nothing():
     for columns, attention in zip(diary.columns, network.attentions(), strict=True):
         assert_close(columns.sums[0, :, 0], attention.maps[0][0, :, 3:].sum(dim=1), terms=TERMS)
     with (
-        pytest.raises(AttentionError, match="expected padding on the left, found it on the right"),
+        pytest.raises(AttentionError, match="expected padding on the left alone, found it behind"),
         foreign(network),
         subscribed(network, Diary()),
     ):
@@ -319,7 +318,7 @@ def test_weights_that_torch_computes_itself_are_refused():
     network.forward = lambda x: network["inner"](x, x, x)
     x = torch.ones(ROWS, LENGTH, WIDTH)
     with (
-        pytest.raises(AttentionError, match=r"inner: nn\.MultiheadAttention with need_weights=True"),
+        pytest.raises(AttentionError, match=r"called with need_weights=False"),
         foreign(network),
         subscribed(network, Diary()),
     ):
@@ -333,7 +332,7 @@ def test_keys_that_are_no_tokens_are_refused(added):
     network.forward = lambda x: network["inner"](x, x, x, need_weights=False)[0]
     x = torch.ones(ROWS, LENGTH, WIDTH)
     with (
-        pytest.raises(AttentionError, match=r"inner: expected keys that are tokens, found"),
+        pytest.raises(AttentionError, match=r"whose keys are tokens .*, found \('inner'"),
         foreign(network),
         subscribed(network, Diary()),
     ):
@@ -408,65 +407,15 @@ def test_an_unknown_layer_is_refused():
 # What is refused
 
 
-def test_what_is_no_module_is_refused():
-    with pytest.raises(CallError, match="expected a torch module, found 'lab-diffusion'"), foreign("lab-diffusion"):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"layers": 5}, "layers: expected a list of texts or None, found 5"),
-        ({"layers": [5]}, r"layers\[0\]: expected text, found 5"),
-        ({"layers": "blocks.0.attention"}, "layers: expected a list of texts or None, found 'blocks.0.attention'"),
-        ({"layers": []}, "layers: expected the path of at least one module, found none; leave it out to watch all"),
-        ({"causal": "no"}, "causal: expected True or False, found 'no'"),
-        ({"causal": None}, "causal: expected True or False, found null"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(more, message):
-    network = build()
-    with pytest.raises(CallError, match=f"^{message}"), foreign(network, **more):
-        pass
-    assert current_session(network) is None
-
-
-def test_a_truth_value_of_numpy_is_written_as_one(tmp_path):
-    network = build()
-    with foreign(network, causal=numpy.bool_(True)), sinkscope.recording(network, out=tmp_path / "t"):
-        logits(network, IDS[:1])
-    assert sinkscope.open_trace(tmp_path / "t").manifest["causal"] is True
-
-
 SEEN = torch.ones(ROWS, 1, LENGTH, LENGTH, dtype=torch.bool)
 NOBODY = SEEN & (torch.arange(ROWS) == 0)[:, None, None, None]  # the second row sees nothing
+PADDED = "expected at least one token in each row, found one whose mask calls all of it padding"
 BAD_MASKS = {
-    "all False": (
-        ~SEEN,
-        CallError,
-        "expected at least one token in each row, found none in row 0; its mask calls all of it padding",
-    ),
-    "all minus infinity": (
-        torch.full((LENGTH, LENGTH), -torch.inf),
-        CallError,
-        "found none in row 0; its mask calls all of it padding",
-    ),
-    "the least number": (
-        torch.full((LENGTH, LENGTH), torch.finfo(torch.float32).min),
-        CallError,
-        "found none in row 0",
-    ),
-    "one row of padding": (NOBODY, CallError, "found none in row 1; its mask calls all of it padding, leave it out"),
-    "NaN": (
-        torch.full((LENGTH, LENGTH), torch.nan),
-        CallError,
-        r"a mask of numbers in blocks\.0\.attention, found NaN in it; use 0 where",
-    ),
-    "one NaN": (
-        torch.zeros(1, 1, 1, LENGTH).index_fill(-1, torch.tensor([3]), torch.nan),
-        CallError,
-        "found NaN in it",
-    ),
+    "all False": (~SEEN, CallError, PADDED),
+    "all minus infinity": (torch.full((LENGTH, LENGTH), -torch.inf), CallError, PADDED),
+    "the least number": (torch.full((LENGTH, LENGTH), torch.finfo(torch.float32).min), CallError, PADDED),
+    "one row of padding": (NOBODY, CallError, PADDED),
+    "NaN": (torch.full((LENGTH, LENGTH), torch.nan), AttentionError, r"found NaN first in layer blocks\.0\.attention"),
 }
 
 
@@ -574,43 +523,6 @@ def test_one_head_of_keys_or_values_is_repeated_as_torch_does(keys, values, tmp_
     dense = torch.softmax(query @ key.mT / 5**0.5, dim=-1).sum(dim=2)
     assert_close(first.column_sums[0, 0], dense[0], terms=TERMS)
     assert first.value_norms[0].shape[1] == max(keys, values)
-
-
-@pytest.mark.parametrize(
-    ("tensors", "match"),
-    [
-        ([torch.ones(1, 2, 3, 4, 5)] * 3, "dim] or .*, found 5, 5 and 5 axes"),
-        (
-            [torch.ones(2, 6, 4, 5), *[torch.ones(2, 3, 4, 5)] * 2],
-            "as many key heads as query heads in attention, found 3 and 6; pass enable_gqa",
-        ),
-        ([SQUARE, SQUARE[:, :3], SQUARE[:, :2]], "as many value heads as key heads in attention, found 2 and 3"),
-        ([SQUARE, SQUARE, SQUARE[:, :, :3]], "as many values as keys in attention, found 3 and 4"),
-        (
-            [SQUARE[0], SQUARE[0, :3], SQUARE[0, :3]],
-            r"of one batch, found 6, 3, 3 along the first axis; .* before them: \[1, head",
-        ),
-        (
-            [SQUARE, SQUARE.double(), SQUARE],
-            "queries, keys and values of attention of one type, found float32, float64, float32",
-        ),
-        (
-            [torch.ones(2, 6, 4, 5), *[torch.ones(2, 6, 3, 5)] * 2],
-            "attention, the first layer, .* found 4 queries on 3 keys",
-        ),
-        (
-            [SQUARE] * 3 + [torch.ones(2, 1, 4, 4).long()],
-            r"mask of attention to be bool or .* found int64 \[2, 1, 4, 4\]",
-        ),
-        ([SQUARE] * 3 + [torch.ones(2, 1, 4, 3)], r"fractions that fit \[2, 6, 4, 4\], found float32 \[2, 1, 4, 3\]"),
-        ([SQUARE] * 3 + [torch.ones(3, 4, 4)], r"fractions that fit \[2, 6, 4, 4\], found float32 \[3, 4, 4\]"),
-        ([SQUARE] * 3 + [torch.ones(1, 2, 1, 4, 4)], r"found float32 \[1, 2, 1, 4, 4\]"),
-    ],
-)
-def test_shapes_it_does_not_model_are_refused(tensors, match):
-    network = Odd(*tensors)
-    with pytest.raises(AttentionError, match=match), foreign(network), subscribed(network, Diary()):
-        network()
 
 
 def test_gradient_checkpointing_is_refused():

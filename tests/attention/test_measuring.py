@@ -122,7 +122,7 @@ def test_after_an_unhidden_pass_that_fails_the_session_goes_on():
     unhidden = Unhidden()
     with subscribed(network, diary := Diary()), subscribed(network, unhidden) as session:
         unhidden.session = session
-        with pytest.raises(Exception, match="tokens are known"):
+        with pytest.raises(Exception, match="given token ids"):
             forward(network, None, inputs_embeds=torch.zeros(1, 3, 24))
         forward(network, IDS)
     assert diary.events[-1] == "end_generation" and "watch 1" in diary.events

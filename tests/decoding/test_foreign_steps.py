@@ -181,7 +181,7 @@ def test_a_torch_module_is_followed_inside_foreign(tmp_path):
             {"input_ids": None, "inputs_embeds": torch.zeros(1, 9, 40), "attention_mask": torch.ones(1, 9).long()},
             "or embeddings; record it",
         ),
-        ({"attention_mask": torch.tensor([[1] * 8 + [0]])}, "found it on the right; .* together fill whole blocks"),
+        ({"attention_mask": torch.tensor([[1] * 8 + [0]])}, "found it behind .* together fill whole blocks"),
         (
             {"input_ids": None, "inputs_embeds": torch.zeros(1, 9, 40)},
             "expected a sampler that calls the network with whole canvases",
@@ -386,7 +386,7 @@ def test_a_sampler_may_mask_again_what_it_wrote(diffusion, tmp_path):
 
 def test_a_row_of_padding_only_is_refused(diffusion):
     mask = torch.tensor([[1] * 9, [0] * 9])
-    with pytest.raises(CallError, match="found none in row 1"), sinkscope.following(diffusion):
+    with pytest.raises(CallError, match="found one whose mask calls all of it padding"), sinkscope.following(diffusion):
         diffusion.network(torch.full((2, 9), 20), attention_mask=mask)
 
 

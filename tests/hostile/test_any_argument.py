@@ -19,7 +19,6 @@ from hostile.trial import FOREIGN
 
 import sinkscope
 from sinkscope import (
-    attention,
     decoding,
     emergence,
     evaluation,
@@ -250,11 +249,6 @@ class Calls:
             needed = inspect.signature(one).parameters.values() if inspect.isfunction(one) else ()
             if needed and all(at.name in good or at.default is not at.empty for at in needed):
                 self.add(one, f"sinks.{name}", **{at.name: good[at.name] for at in needed if at.name in good})
-        query = torch.randn(1, 2, 4, 8)
-        self.add(attention.attend, query=query, key=query, value=query, groups=torch.ones(1, 1, 4))
-        self.add(attention.output_norms, value=query, projection=torch.randn(2, 5, 8))
-        layer = self.model.network.model.layers[0].self_attn
-        self.add(attention.output_projection, attention=layer, heads=2)
 
     def _in_force(self) -> None:
         model, out, mask = self.model, self._out, self.model.card.mask_id
@@ -275,14 +269,6 @@ class Calls:
                 model.network(ids)
                 steps.committed(canvas)
             sinkscope.open_trace(folder).verify()
-
-        class Hides(attention.Hider):
-            def hide(self, call: Any) -> Any:
-                return answers[0]
-
-        class Prepends(attention.Prepender):
-            def prepend(self, call: Any) -> Any:
-                return answers[0]
 
         class Chooses(interventions.Intervention):
             def choose(self, context: Any) -> Any:
@@ -320,10 +306,6 @@ class Calls:
         )
         given = {"canvas": torch.tensor([[5, 6, 7, mask]]), "ids": torch.tensor([[5, 6, mask, mask]]), "mask_id": mask}
         self.add(followed, "following", **given, pad_id=None, sampler="foreign")
-        self.add(answered(lambda: attention.subscribed(model.network, Hides())), "what a hider answers", answer=None)
-        self.add(
-            answered(lambda: attention.subscribed(model.network, Prepends())), "what a prepender answers", answer=None
-        )
         self.add(answered(lambda: Chooses()(model)), "what a rule answers", answer=None)
         classified = interventions.SameClassKeys(1, classify=lambda *_: answers[0])
         self.add(answered(lambda: classified(model)), "what a classifier answers", answer="x")

@@ -12,7 +12,7 @@ import torch
 from hostile import specimens, trial
 
 import sinkscope
-from sinkscope import attention, decoding, evaluation, figures, interventions, models, sinks, statistics, traces
+from sinkscope import decoding, evaluation, figures, interventions, models, sinks, statistics, traces
 from sinkscope.decoding import resolve_settings
 from sinkscope.emergence import TrainingWatch, hold_out, measure, open_emergence
 from sinkscope.errors import SinkscopeError
@@ -363,16 +363,6 @@ def test_an_argument_of_another_type(model, kind):
     refused(lambda: KINDS[kind](model))
 
 
-@pytest.mark.parametrize("top", [1.5, 0, 10**30, "x", None])
-def test_a_recording_of_so_many_columns_leaves_nothing(model, tmp_path, top):
-    def record():
-        with sinkscope.recording(model, out=tmp_path / "out", keep="top", top=top):
-            raise AssertionError("it began")
-
-    refused(record)
-    assert os.listdir(tmp_path) == []
-
-
 @pytest.mark.parametrize("excess", ["x", None, [3], True])
 def test_an_excess_that_is_no_number(trace, excess):
     refused(lambda: sinkscope.find_sinks(trace, excess=excess))
@@ -544,7 +534,6 @@ SMALL = {
     "a device map by an array": lambda: sinkscope.load("lab-diffusion", device_map=np.zeros((2, 2))),
     "a network by its name": lambda: add_sink_token("x", 5),
     "the blocks of a name": lambda: models.block_length("x"),
-    "the heads of a number": lambda: attention.query_heads(5),
     "rules of text": lambda: Rules(changed="x"),
     "rules of nothing": lambda: Rules(small=None),
     "a share of NaN": lambda: Rules(lasting=float("nan")),

@@ -10,7 +10,6 @@ from closeness import assert_close, terms_of
 from eager_run import DENSE, EagerRun, columns, so_far
 
 import sinkscope
-from sinkscope.attention import Hider, subscribed
 from sinkscope.errors import CallError
 from sinkscope.figures import page_numbers
 from sinkscope.statistics import Summary, Threshold, summarise
@@ -466,90 +465,6 @@ def test_the_map_of_such_a_network_says_why_there_is_none(tmp_path, run):
     for figure, why in (("2", "the trace does not say which tokens were committed"), ("8", "did not load")):
         status, _, err = run("figures", tmp_path / "t", "--out", tmp_path / "f", "--only", figure, "--excess", 0.1)
         assert status == 1 and f"Figure {figure} is not drawn" in err and why in err
-
-
-def test_a_model_has_a_tokenizer_of_its_own(diffusion, tmp_path):
-    with (
-        pytest.raises(CallError, match=r"tokenizer: .* has its own; leave it out"),
-        sinkscope.recording(diffusion, out=tmp_path / "t", tokenizer=Words()),
-    ):
-        pass
-    assert not (tmp_path / "t").exists()
-
-
-class NoText(Words):
-    def decode(self, ids, skip_special_tokens=False):
-        return 5
-
-
-class OddEnd(Words):
-    eos_token_id = "x"
-
-
-class Surrogates(Words):
-    def decode(self, ids, skip_special_tokens=False):
-        return "\ud800a"
-
-
-@pytest.mark.parametrize("tokenizer", ["x", 5, [], {}, Words, OddEnd(), object()], ids=lambda one: type(one).__name__)
-def test_what_is_no_tokenizer_is_refused_before_anything_runs(tmp_path, tokenizer):
-    with (
-        pytest.raises(CallError, match="tokenizer: expected "),
-        sinkscope.recording(qwen3(), out=tmp_path / "t", tokenizer=tokenizer),
-    ):
-        raise AssertionError("the body runs")
-    assert not (tmp_path / "t").exists()
-
-
-def test_a_tokenizer_that_gives_no_text_is_told(tmp_path):
-    network = qwen3().eval()
-    told = pytest.raises(CallError, match=r"tokenizer: expected text from decode\(\[\d+\]\), found 5")
-    with told, sinkscope.recording(network, out=tmp_path / "t", tokenizer=NoText()):
-        network(IDS[1:])
-    assert not (tmp_path / "t" / "manifest.json").exists()
-
-
-def test_texts_that_no_file_can_hold_are_written_as_far_as_they_can_be(tmp_path):
-    network = qwen3().eval()
-    with sinkscope.recording(network, out=tmp_path / "t", tokenizer=Surrogates()):
-        network(IDS[1:])
-    assert set(sinkscope.open_trace(tmp_path / "t").manifest["vocabulary"].values()) == {"?a"}
-
-
-class Describes(Hider):
-    """Hides nothing, and describes itself as it is told."""
-
-    def __init__(self, description):
-        self.description = description
-
-    def hide(self, call):
-        return None
-
-    def describe(self, prompt):
-        return self.description
-
-
-@pytest.mark.parametrize(
-    "description",
-    [
-        None,
-        5,
-        ["rule"],
-        {"x": float("nan")},
-        {"x": np.zeros(2)},
-        {"x": {1, 2}},
-        {(1, 2): 3},
-        {"x": "\ud800"},
-        {"x": 1 << 200},
-    ],
-    ids=repr,
-)
-def test_what_a_hider_says_of_itself_is_plain(tmp_path, description):
-    network = qwen3().eval()
-    told = pytest.raises(CallError, match=r"Describes\.describe: ")
-    with told, subscribed(network, Describes(description)), sinkscope.recording(network, out=tmp_path / "t"):
-        network(IDS[1:])
-    assert not (tmp_path / "t" / "manifest.json").exists()
 
 
 def test_a_second_generate_makes_further_traces(tmp_path):

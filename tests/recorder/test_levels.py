@@ -265,20 +265,10 @@ def test_a_prompt_counts_once(diffusion, tmp_path):
     assert read_statistics(tmp_path / "s")[0]["prompts"] == 3
 
 
-def test_unknown_levels_and_numbers_are_refused(diffusion, tmp_path):
+def test_unknown_levels_are_refused(diffusion, tmp_path):
     with (
-        pytest.raises(CallError, match="keep: expected columns, top, statistics or drift, found 'maps'"),
+        pytest.raises(CallError, match="keep: expected one of columns, top, statistics, drift, found 'maps'"),
         sinkscope.recording(diffusion, tmp_path / "a", keep="maps"),
-    ):
-        pass
-    with (
-        pytest.raises(CallError, match="top: expected at least 1 column of each head, found 0"),
-        sinkscope.recording(diffusion, tmp_path / "b", keep="top", top=0),
-    ):
-        pass
-    with (
-        pytest.raises(CallError, match="top: expected keep='top' with it, found keep='columns'; leave top out"),
-        sinkscope.recording(diffusion, tmp_path / "c", top=3),
     ):
         pass
     assert not list(tmp_path.iterdir())
@@ -422,6 +412,7 @@ def assert_same_statistics(one, other):
     assert mine[0] == theirs[0]
 
 
+@pytest.mark.slow
 def test_two_processes_under_torchrun_give_what_one_gives(alone, diffusion_folder, prompts, tmp_path):
     out = tmp_path / "s"
     command = [
@@ -443,6 +434,7 @@ def test_two_processes_under_torchrun_give_what_one_gives(alone, diffusion_folde
     assert_same_statistics(alone, out)
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on_after_kill_9(alone, diffusion_folder, prompts, tmp_path):
     out = tmp_path / "s"
     command = [sys.executable, "-m", "sinkscope", "trace", diffusion_folder, "--prompts", prompts, "--out", out, *COUNT]

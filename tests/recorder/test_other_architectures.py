@@ -10,6 +10,8 @@ from closeness import assert_close, terms_of
 import sinkscope
 from sinkscope.errors import AttentionError
 
+pytestmark = pytest.mark.slow
+
 SMALL = {
     **{
         "vocab_size": 64,

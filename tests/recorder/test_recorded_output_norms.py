@@ -213,9 +213,12 @@ def test_a_value_that_the_projection_nearly_removes_keeps_its_digits():
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (torch.nn.Module(), "expected the output projection of Module under one of the names o_proj, .*, found none"),
-        (module_of(torch.zeros(8, 12, dtype=torch.int8)), "as numbers of 16 bits or more, found torch.int8 on cpu"),
-        (module_of(torch.zeros(8, 12, device="meta")), "as numbers of 16 bits or more, found torch.float32 on meta"),
+        (
+            torch.nn.Module(),
+            "expected the output projection of Module as a plain linear layer .* names o_proj, .*, found NoneType",
+        ),
+        (module_of(torch.zeros(8, 12, dtype=torch.int8)), "as a plain linear layer of 16 bits or more"),
+        (module_of(torch.zeros(8, 12, device="meta")), "as a plain linear layer of 16 bits or more"),
         (module_of(torch.zeros(8, 13)), "expected an output projection from 6 heads, found 13 columns in it"),
     ],
 )
@@ -244,9 +247,7 @@ def test_an_adapter_is_not_taken_for_its_layer(tmp_path):
     network = qwen3().eval()
     attention = network.model.layers[1].self_attn
     attention.o_proj = Adapter(attention.o_proj)
-    with pytest.raises(
-        AttentionError, match=r"of Qwen3Attention as a plain linear layer, found Adapter, .* merge them"
-    ):
+    with pytest.raises(AttentionError, match=r"of Qwen3Attention as a plain linear layer .* found Adapter; .* merge"):
         output_projection(attention, 6)
     with sinkscope.recording(network, out=tmp_path / "run"):
         network(IDS)

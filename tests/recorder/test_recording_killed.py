@@ -6,9 +6,12 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 from processes import ALIKE, environment
 
 import sinkscope
+
+pytestmark = pytest.mark.slow
 
 LENGTH, REACHED = 32, 21
 PROMPT = "Q: Write a function f(x) that returns x plus 3.\nA:"

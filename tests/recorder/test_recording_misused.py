@@ -37,23 +37,6 @@ def test_a_recording_of_another_model_is_refused(diffusion, autoregressive, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_each_with_block_needs_its_own_context_manager(diffusion, tmp_path):
-    network = torch.nn.Linear(2, 2)
-    blocks = {
-        "recording": sinkscope.recording(diffusion, out=tmp_path / "run"),
-        "following": sinkscope.following(diffusion),
-        "foreign": foreign(network),
-        "Intervention": HideTopSinks(1)(diffusion),
-    }
-    for name, block in blocks.items():
-        with block:
-            if name == "recording":
-                write(diffusion)
-        with pytest.raises(CallError, match=f"^{name}: expected a new one for each with block"), block:
-            pass
-    assert sinkscope.open_trace(tmp_path / "run").manifest["complete"]
-
-
 def in_threads(count, act):
     """Return what each of several threads, started together, returned or raised."""
     found, begin = [], threading.Barrier(count)
@@ -198,19 +181,6 @@ def test_a_generation_that_failed_does_not_stop_the_next(diffusion, tmp_path):
     assert [trace.manifest["complete"] for trace in sinkscope.open_traces(tmp_path / "run")] == [False, True]
 
 
-def test_a_network_without_weights_is_refused(diffusion_folder, tmp_path):
-    model = sinkscope.load(str(diffusion_folder))
-    network = model.network.to("meta")
-    with pytest.raises(CallError, match="on the device meta, which holds none"):
-        write(model)
-    with (
-        pytest.raises(AttentionError, match="on the device meta, which holds none"),
-        sinkscope.recording(network, out=tmp_path / "run"),
-    ):
-        network(torch.tensor([[1, 2]], device="meta"))
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("keep", ["columns", "statistics", "drift"])
 def test_a_trace_is_replaced_only_when_another_one_begins(diffusion, tmp_path, keep):
     def record(**more):
@@ -291,31 +261,6 @@ def in_a_fork(act):
         return told.read()
 
 
-def test_a_forked_process_records_nothing(diffusion, tmp_path):
-    with sinkscope.recording(diffusion, out=tmp_path / "run"):
-        told = [in_a_fork(lambda: write(diffusion))]
-        write(diffusion)
-        told.append(in_a_fork(lambda: write(diffusion)))
-        write(diffusion)
-    assert all(
-        one.startswith("AttentionError: expected the process") and "forked inside of it" in one for one in told
-    ), told
-    assert [trace.complete for trace in sinkscope.open_traces(tmp_path / "run")] == [True, True]
-
-
-@pytest.mark.parametrize("keep", ["columns", "statistics", "drift"])
-def test_a_forked_process_that_leaves_the_block_changes_no_file(diffusion, tmp_path, keep):
-    block = sinkscope.recording(diffusion, out=tmp_path / "run", keep=keep)
-    with block:
-        told = in_a_fork(lambda: block.__exit__(None, None, None))
-        write(diffusion)
-        before = sorted(os.listdir(tmp_path / "run"))
-        told += in_a_fork(lambda: block.__exit__(None, None, None))
-        assert sorted(os.listdir(tmp_path / "run")) == before
-    assert told.count("forked inside of it") == 2
-    assert "nothing" not in told
-
-
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, pickle.dumps])
 def test_a_model_is_not_copied_while_it_is_changed(diffusion_folder, tmp_path, duplicate):
     diffusion = sinkscope.load(
@@ -323,9 +268,7 @@ def test_a_model_is_not_copied_while_it_is_changed(diffusion_folder, tmp_path, d
     )  # transformers leaves hooks that cannot be pickled on networks that gave maps
     for block in (HideTopSinks(1)(diffusion), sinkscope.recording(diffusion, out=tmp_path / "run")):
         with (
-            pytest.raises(
-                AttentionError, match="found it recorded or changed; copy or store it before the block or behind it"
-            ),
+            pytest.raises(AttentionError, match="is recorded or changed; copy or store it outside of"),
             block,
         ):
             duplicate(diffusion)
@@ -377,16 +320,6 @@ def test_foreign_closes_behind_what_it_shows(tmp_path):
     assert (trace.steps, trace.complete) == (2, True)
 
 
-def test_a_call_without_rows_is_refused(tmp_path):
-    network = Attending()
-    with (
-        pytest.raises(CallError, match="Attending: expected at least one row of tokens, found none"),
-        foreign(network),
-        sinkscope.recording(network, out=tmp_path / "run"),
-    ):
-        network(torch.zeros(0, 5, dtype=torch.long))
-
-
 def test_layers_stay_while_they_are_recorded(diffusion, tmp_path):
     model = copy.deepcopy(diffusion)
 
@@ -394,7 +327,7 @@ def test_layers_stay_while_they_are_recorded(diffusion, tmp_path):
         model.network.model.layers = model.network.model.layers[:2]
 
     with (
-        pytest.raises(AttentionError, match="layers of the first step in every step, found 2: model"),
+        pytest.raises(AttentionError, match=r"layers of the first step in every step \(model.*, found model"),
         sinkscope.recording(model, out=tmp_path / "run"),
     ):
         write(model, on_step=shorten)
@@ -405,12 +338,6 @@ def test_a_network_that_lost_tokens_is_refused(diffusion):
     model.network.resize_token_embeddings(20)
     with pytest.raises(CallError, match="found a network of 20; load it again"):
         write(model)
-
-
-@pytest.mark.parametrize("odd", [lambda ids: ids.to_sparse(), lambda ids: ids.to("meta")])
-def test_prompts_that_hold_no_values_are_refused(diffusion, odd):
-    with pytest.raises(CallError, match="1-D token ids, found int64"):
-        sinkscope.generate(diffusion, odd(torch.tensor(PROMPT)), **SETTINGS)
 
 
 class Wrapped(torch.nn.Module):
@@ -425,7 +352,7 @@ class Wrapped(torch.nn.Module):
 def test_a_module_around_a_network_names_what_to_pass(diffusion, tmp_path):
     for around, path in ((Wrapped, "backbone"), (torch.nn.Sequential, "0"), (torch.nn.DataParallel, "module")):
         network = around(diffusion.network)
-        message = f"expected a transformers network itself, found {around.__name__}, around LlamaForCausalLM; pass its {path}$"
+        message = f"expected a transformers network itself, found {around.__name__}; pass its {path}$"
         with pytest.raises(AttentionError, match=message), sinkscope.recording(network, out=tmp_path / "run"):
             network(torch.tensor([PROMPT]))
     assert list(tmp_path.iterdir()) == []
@@ -434,7 +361,7 @@ def test_a_module_around_a_network_names_what_to_pass(diffusion, tmp_path):
 def test_what_torch_compile_returned_is_refused(diffusion, tmp_path):
     network = torch.compile(diffusion.network, backend="eager")
     with (
-        pytest.raises(CallError, match=r"found what torch\.compile returned"),
+        pytest.raises(CallError, match=r"pass the network that torch\.compile was given"),
         sinkscope.recording(network, out=tmp_path / "run"),
     ):
         network(torch.tensor([PROMPT]))
@@ -449,7 +376,9 @@ def test_a_recording_begins_before_a_generation(diffusion, tmp_path, recorded):
         with sinkscope.recording(diffusion, out=tmp_path / "inner"):
             pass
 
-    refused = pytest.raises(AttentionError, match="expected a recording around a whole generation, found one of")
+    refused = pytest.raises(
+        AttentionError, match=r"a generation of .* has begun, here or in another thread; open the recording before"
+    )
     if recorded:
         with refused, sinkscope.recording(diffusion, out=tmp_path / "outer"):
             write(diffusion, on_step=begin)

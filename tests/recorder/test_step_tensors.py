@@ -117,7 +117,7 @@ def test_a_layer_whose_input_lies_on_the_device_before_it():
             key = torch.empty(BATCH, 3, KEYS, 4, device=at)
             hidden = torch.empty(BATCH, KEYS, 8, device=entering)
             call = SimpleNamespace(
-                hidden_states=hidden, groups=("all",), value=key, key=key, first_key=0, own=None, part=None
+                hidden_states=hidden, groups=("all",), key=key, keys=KEYS, first_key=0, own=None, part=None
             )
             columns = SimpleNamespace(
                 sums=torch.empty(BATCH, HEADS, 1, KEYS, device=at),

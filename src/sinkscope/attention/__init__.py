@@ -1,14 +1,15 @@
 """Attention with column sums, and the interface through which a model uses it.
 
-A *column sum* is the attention that one key receives from all queries together: the sum of a column of the attention map, in
-queries' worth. It may be split by *query group* (all queries, those at masks, those of the prompt). A *subscriber* does one of
-three things in a layer: it *watches* the columns, it *hides* keys from the queries, or it *prepends* constant keys. A
-*session* holds the subscribers of one network; a *step* is one call of one of its *stacks*, the modules that own the layers.
+A *column sum* is the attention that one key receives from all queries together: the sum of a column of the attention
+map, in queries' worth. It may be split by *query group* (all queries, those at masks, those of the prompt). A
+*subscriber* does one of three things in a layer: it *watches* the columns, it *hides* keys from the queries, or it
+*prepends* constant keys. A *session* holds the subscribers of one network; a *step* is one call of one of its *stacks*,
+the modules that own the layers.
 """
 
 from sinkscope.attention.dispatch import attend, without_autocast
 from sinkscope.attention.foreign_network import foreign
-from sinkscope.attention.hooks import subscribed
+from sinkscope.attention.hooks import generating_in, is_generating, subscribed
 from sinkscope.attention.interface import NAME, register_interface
 from sinkscope.attention.projections import KeyNorms, OutputProjections, norms_of, output_norms, output_projection
 from sinkscope.attention.records import (
@@ -23,7 +24,7 @@ from sinkscope.attention.records import (
     StepResult,
 )
 from sinkscope.attention.scores import mask_for
-from sinkscope.attention.session import Session, current_session, generating_in, is_generating
+from sinkscope.attention.session import Session, current_session
 from sinkscope.attention.stacks import query_heads, upload
 from sinkscope.attention.subscribers import Hider, Prepender, Subscriber, Watcher
 

@@ -1,9 +1,11 @@
-"""Attention and the sums of its columns in one pass over blocks of queries, without ever holding a map of queries × keys.
+"""Attention and the sums of its columns in one pass over blocks of queries, without ever holding a map of queries ×
+keys.
 
-The scores of a block of queries against all keys are computed once, for one softmax, one product with the values and one product
-with the query groups. Scores and sums are float32 whatever the inputs are. Traces call this pass ``sweep``.
+The scores of a block of queries against all keys are computed once, for one softmax, one product with the values and
+one product with the query groups. Scores and sums are float32 whatever the inputs are. Traces call this pass ``sweep``.
 
-It does not support dropout, soft-capping, the sink logits of other libraries, or paged caches; `interface` refuses those.
+It does not support dropout, soft-capping, the sink logits of other libraries, or paged caches; `interface` refuses
+those.
 """
 
 import math
@@ -88,7 +90,9 @@ class _Pass:
             self._attend_block(chunk, slice(start, min(start + self._block, queries)), bare)
 
     def _attend_whole(self, chunk: Chunk) -> None:
-        """Compute some heads in one block: the common call, without the views and copies of the general one (1.4 % of a recorded run)."""
+        """Compute some heads in one block: the common call, without the views and copies of the general one (1.4 % of a
+        recorded run).
+        """
         heads, rows = chunk.heads, slice(0, self._block)
         weights = self._scores.block(chunk, rows)
         torch.softmax(weights, dim=-1, out=weights)
@@ -172,7 +176,9 @@ class _Pass:
 
 
 def _diagonal(weights: Tensor, own_key: int, front: int) -> Tensor:
-    """Return the weights of each query on its own key: for query i of the block that is key ``own_key`` + i; 0 where there is none."""
+    """Return the weights of each query on its own key: for query i of the block that is key ``own_key`` + i; 0 where
+    there is none.
+    """
     length = weights.shape[-2]
     weights = weights[..., front:] if front else weights
     found = torch.diagonal(weights, offset=max(own_key, -length), dim1=-2, dim2=-1)

@@ -112,8 +112,10 @@ class Call:
         name, index = self._stack.layers[module]
         if not self.closed and name in self._ran:
             raise AttentionError(
-                f"expected each layer of {self._stack.name or 'the network'} to run once in a call, found {name} a second time; "
-                "layers that share one attention module, or ask twice for attention (DiffLlama), are not modelled by sinkscope"
+                f"expected each layer of {self._stack.name or 'the network'} to run once in a call, found {name} a "
+                "second time; "
+                "layers that share one attention module, or ask twice for attention (DiffLlama), are not modelled by "
+                "sinkscope"
             )
         self._ran.add(name)
         self._turn = index + 1  # only some layers may be compiled
@@ -135,13 +137,14 @@ class Call:
             own: constant keys of the network itself.
 
         Raises:
-            AttentionError: keys that are neither the tokens so far, the newest of them, nor another stack's; or a CUDA graph is
-                being captured.
+            AttentionError: keys that are neither the tokens so far, the newest of them, nor another stack's; or a CUDA
+                graph is being captured.
         """
         self.reported = True
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise AttentionError(
-                f"expected {name} to run in every step, found it captured in a CUDA graph, whose replays nobody would see; "
+                f"expected {name} to run in every step, found it captured in a CUDA graph, whose replays nobody would "
+                "see; "
                 'leave graphs (torch.compile with mode="reduce-overhead") out while something watches or hides'
             )
         first_key, crossing = 0, module in self._notes.crossing
@@ -149,7 +152,8 @@ class Call:
             first_key = self._context.tokens.shape[1] - key.shape[2]
             if first_key < 0 or (first_key and not slides(self._cache)):
                 raise AttentionError(
-                    f"expected {name} to look at the {self._context.tokens.shape[1]} tokens so far, found {key.shape[2]} keys; "
+                    f"expected {name} to look at the {self._context.tokens.shape[1]} tokens so far, found "
+                    f"{key.shape[2]} keys; "
                     "this kind of attention is not modelled by sinkscope"
                 )
         return LayerCall(
@@ -185,7 +189,8 @@ class Call:
             inputs: of the layer, with nothing hidden and no prefix.
 
         Returns:
-            Output [batch, head, query, value_dim]; None where nothing is requested, so that the layer may run as in the stock model.
+            Output [batch, head, query, value_dim]; None where nothing is requested, so that the layer may run as in the
+            stock model.
 
         Raises:
             AttentionError: dropout of attention weights.
@@ -195,7 +200,8 @@ class Call:
             return None
         if dropout:
             raise AttentionError(
-                f"expected no attention dropout while watching or hiding, found {dropout} in {layer.name}; call network.eval()"
+                f"expected no attention dropout while watching or hiding, found {dropout} in {layer.name}; call "
+                "network.eval()"
             )
         if requests.hidden or requests.prefix is not None:
             inputs = replace(inputs, hidden=requests.hidden, prefix=requests.prefix)
@@ -249,7 +255,9 @@ class Call:
         return bool(self._watchers) or any([hider.observes(layer) for hider in self._hiders])
 
     def _show(self, layer: LayerCall, columns: Columns) -> None:
-        """Show the subscribers the columns of a layer, in their absolute places, unless the layer runs for a second time."""
+        """Show the subscribers the columns of a layer, in their absolute places, unless the layer runs for a second
+        time.
+        """
         if self.closed:
             return
         placed = _placed(columns, layer.first_key) if layer.first_key else columns
@@ -283,7 +291,8 @@ def _hidden_by(hider: Hider, layer: LayerCall) -> list[Hidden]:
         boolean = all(mask.dtype == torch.bool for mask in masks.values())
         if not boolean or one.keys.ndim != 4 or one.keys.shape[-1] != layer.keys:
             raise AttentionError(
-                f"{type(hider).__name__}.hide in {layer.name}: expected bool masks whose last axis are all {layer.keys} tokens so far "
+                f"{type(hider).__name__}.hide in {layer.name}: expected bool masks whose last axis are all "
+                f"{layer.keys} tokens so far "
                 f"(LayerCall.keys), found {', '.join(described(mask) for mask in masks.values())}"
             )
         elsewhere = {name: upload(mask, device) for name, mask in masks.items() if mask.device != device}

@@ -1,10 +1,11 @@
-"""Chooses the implementation of attention with column sums for a call. `Columns.path` and the manifest of a trace name it.
+"""Chooses the implementation of attention with column sums for a call. `Columns.path` and the manifest of a trace name
+it.
 
 | path | where | what |
 |---|---|---|
 | ``sweep`` | CPU, and calls that the others cannot compute | blocks of queries, see `blockwise` |
 | ``triton`` | CUDA with Triton | two kernels, see `fused` |
-| ``flash``, ``cudnn`` | the same, without mask, hiding and prefix, where torch would use that kernel | torch's kernel, and one of ours |
+| ``flash``, ``cudnn`` | the same without mask, hiding and prefix, where torch uses it | torch's kernel, and ours |
 """
 
 import contextlib
@@ -84,12 +85,11 @@ def compute(
 ) -> tuple[Tensor, Columns]:
     """Return attention output and column sums by the fastest implementation that supports the call.
 
-    On a GPU the kernels compute every call except one that needs gradients, zeroes weights after the softmax, or hides different keys
-    from different queries; such a call goes through the blockwise pass.
+    On a GPU the kernels compute every call except one that needs gradients, zeroes weights after the softmax, or hides
+    different keys from different queries; such a call goes through the blockwise pass.
     """
     if (
-        inputs.query.is_cuda
-        and kernels_take(inputs.query, inputs.key, inputs.value)
+        kernels_take(inputs.query, inputs.key, inputs.value)
         and not inputs.needs_gradient
         and hides_whole_keys(inputs.hidden)
     ):
@@ -110,15 +110,19 @@ def compute_by_kernels(inputs: AttentionInputs) -> tuple[Tensor, Columns] | None
 def norms_by_kernel(
     key: Tensor, value: Tensor, projection: Tensor | None, newest: int
 ) -> tuple[Tensor, Tensor, Tensor | None] | None:
-    """Return `fused.compute_norms`; None where the kernel does not support the tensors, or cannot be compiled or launched."""
-    if not (key.is_cuda and kernels_take(key, key, value)):
+    """Return `fused.compute_norms`; None where the kernel does not support the tensors, or cannot be compiled or
+    launched.
+    """
+    if not kernels_take(key, key, value):
         return None
     wide = max(key.shape[-1], value.shape[-1])
     return _by_kernels(key, wide, OF_NORMS, lambda fused: fused.compute_norms(key, value, projection, newest))
 
 
 def _by_kernels(tensor: Tensor, wide: int, what: str, run: Callable[[Any], Found]) -> Found | None:
-    """Return what kernels compute; a failure is warned of once for each device, dtype, head size and kind of call, and not tried again."""
+    """Return what kernels compute; a failure is warned of once for each device, dtype, head size and kind of call, and
+    not tried again.
+    """
     kind = (str(tensor.device), str(tensor.dtype).removeprefix("torch."), wide, what)
     if kind in _given_up:
         return None
@@ -152,7 +156,9 @@ def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def kernels_take(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Return whether the kernels support such tensors of a GPU; warn once if not."""
+    """Return whether the kernels support such tensors; on a GPU, warn once if not."""
+    if not query.is_cuda:
+        return False
     if not has_triton():
         _warn_once("expected Triton on a GPU, found none (pip install triton)")
         return False
@@ -168,7 +174,9 @@ def kernels_take(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def hides_whole_keys(hidden: Sequence[Hidden]) -> bool:
-    """Return whether all queries of a head lose the same keys before the softmax, the only hiding that the kernels support."""
+    """Return whether all queries of a head lose the same keys before the softmax, the only hiding that the kernels
+    support.
+    """
     return not any(one.zeroed or one.front or one.queries is not None or one.keys.shape[2] != 1 for one in hidden)
 
 

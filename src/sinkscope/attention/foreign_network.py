@@ -1,7 +1,7 @@
 """Watches a torch module that is not a transformers model, through its calls of ``F.scaled_dot_product_attention``.
 
-While the network's forward runs, a `TorchFunctionMode` intercepts the calls, and hooks tell which module makes them. The mode applies
-only to this thread during the forward call.
+While the network's forward runs, a `TorchFunctionMode` intercepts the calls, and hooks tell which module makes them.
+The mode applies only to this thread during the forward call.
 """
 
 import contextlib
@@ -46,7 +46,8 @@ def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: 
     paths = {path for path, _ in network.named_modules()}
     if unknown := [path for path in layers or () if path not in paths]:
         raise CallError(
-            f"layers: {type(network).__name__} has no module {', '.join(unknown)}; it has {', '.join(sorted(paths - {''})[:8])} …"
+            f"layers: {type(network).__name__} has no module {', '.join(unknown)}; it has "
+            f"{', '.join(sorted(paths - {''})[:8])} …"
         )
     if current_session(network) is not None:
         raise AttentionError(f"{type(network).__name__} is watched already; open foreign() before recording")
@@ -63,7 +64,8 @@ def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: 
     session.close()
     if left:
         raise AttentionError(
-            f"expected recordings and rules of {type(network).__name__} to be closed before foreign, found {len(left)} open, which see "
+            f"expected recordings and rules of {type(network).__name__} to be closed before foreign, found {len(left)} "
+            "open, which see "
             "nothing from here on; open them inside of it"
         )
 
@@ -110,7 +112,9 @@ class ForeignHooks(Hooks):
         return None
 
     def entering(self, module: nn.Module, batch: int, queries: int) -> Tensor | None:
-        """Return the input of the block that contains a layer: the innermost running entry of a `ModuleList`, or of a `Sequential`."""
+        """Return the input of the block that contains a layer: the innermost running entry of a `ModuleList`, or of a
+        `Sequential`.
+        """
         for kind in (nn.ModuleList, nn.Sequential):
             for path, _, hidden in reversed(self.running):
                 if path and isinstance(self.parents[path], kind) and hidden is not None:
@@ -130,7 +134,8 @@ class _Enter:
             self.hooks.running.clear()  # an interrupt may have left entries behind
         elif not self.hooks.running and self.session.subscribers and torch._C._current_graph_task_id() != -1:
             raise AttentionError(
-                f"gradient checkpointing runs {self.path} once more, unseen; turn it off while something watches or hides"
+                f"gradient checkpointing runs {self.path} once more, unseen; turn it off while something watches or "
+                "hides"
             )
         hidden = next(
             (
@@ -183,7 +188,8 @@ class _Forward:
             if step.call is None:
                 name = type(self.hooks.network).__name__
                 raise AttentionError(
-                    f"expected {name} to call F.scaled_dot_product_attention in its layers, found that it did not; it cannot be watched"
+                    f"expected {name} to call F.scaled_dot_product_attention in its layers, found that it did not; it "
+                    "cannot be watched"
                 )
             failed = False
         finally:
@@ -249,8 +255,10 @@ class _Step:
             )
         if (q.shape[2], k.shape[2]) != self.shape:
             raise AttentionError(
-                f"expected {name} to have {self.shape[0]} queries on {self.shape[1]} keys as the layers before it, found {q.shape[2]} on "
-                f"{k.shape[2]}; choose the layers that belong together: foreign(network, layers=[…]), or watch encoder and decoder apart"
+                f"expected {name} to have {self.shape[0]} queries on {self.shape[1]} keys as the layers before it, "
+                f"found {q.shape[2]} on "
+                f"{k.shape[2]}; choose the layers that belong together: foreign(network, layers=[…]), or watch encoder "
+                "and decoder apart"
             )
         hidden_states = self.hooks.entering(layer[1], q.shape[0], q.shape[2])
         if hidden_states is None:
@@ -270,7 +278,9 @@ class _Step:
         return output[:, 0] if query.ndim == 3 else output
 
     def multi_head(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute ``nn.MultiheadAttention``, which torch calls as one function, with torch's own code around `attention`."""
+        """Compute ``nn.MultiheadAttention``, which torch calls as one function, with torch's own code around
+        `attention`.
+        """
         stock = functional.multi_head_attention_forward
         given = inspect.signature(stock).bind(*args, **kwargs)
         given.apply_defaults()
@@ -278,7 +288,8 @@ class _Step:
             return stock(*args, **kwargs)
         if given.arguments["need_weights"] or given.arguments["bias_k"] is not None or given.arguments["add_zero_attn"]:
             raise AttentionError(
-                f"expected an nn.MultiheadAttention called with need_weights=False, whose keys are tokens (no add_bias_kv, no "
+                "expected an nn.MultiheadAttention called with need_weights=False, whose keys are tokens (no "
+                "add_bias_kv, no "
                 f"add_zero_attn), found {self.hooks.layer()}; choose other layers: foreign(network, layers=[…])"
             )
         names = {
@@ -302,14 +313,16 @@ class _Step:
         batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
         if keys < queries:
             raise AttentionError(
-                f"expected {name}, the first layer, to look at all tokens so far, found {queries} queries on {keys} keys"
+                f"expected {name}, the first layer, to look at all tokens so far, found {queries} queries on {keys} "
+                "keys"
             )
         before, self.shape = self.session.last_step(), (queries, keys)
         ids = next((one[:, -queries:] for one in self.whole if one.shape in ((batch, queries), (batch, keys))), None)
         rows = [len(one) for one in self.whole if one.shape[1] == queries]
         if not heads and ids is None and rows:
             raise AttentionError(
-                f"expected inputs [batch, token, dim] of {name} to have as many rows as the tokens, found {batch} and {rows[0]}; "
+                f"expected inputs [batch, token, dim] of {name} to have as many rows as the tokens, found {batch} and "
+                f"{rows[0]}; "
                 "heads need an axis of their own: [batch, head, token, dim]"
             )
         real = None
@@ -319,7 +332,8 @@ class _Step:
             real = None if mask is None else real_tokens(mask).expand(batch, -1)
         elif before is None and not self.session.published:
             raise AttentionError(
-                f"expected as many keys as tokens in {name}, found {queries} queries on {keys} keys in the first call; keys that are no "
+                f"expected as many keys as tokens in {name}, found {queries} queries on {keys} keys in the first call; "
+                "keys that are no "
                 "tokens cannot be told from those of a cache: begin before the cache is filled, or choose other layers"
             )
         elif before is not None and before.real.shape == (batch, keys - queries):
@@ -330,7 +344,9 @@ class _Step:
 def _four_axes(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return queries, keys, values [batch, head, …, dim] and mask [batch, head, query, key], as `AttentionInputs` has them."""
+    """Return queries, keys, values [batch, head, …, dim] and mask [batch, head, query, key], as `AttentionInputs` has
+    them.
+    """
     if query.ndim == 3:
         query, key, value = query[:, None], key[:, None], value[:, None]
         mask = mask[:, None] if mask is not None and mask.ndim == 3 else mask

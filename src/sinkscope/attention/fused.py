@@ -1,7 +1,8 @@
-"""Attention with column sums by Triton's kernels: two launches a layer, no map of queries × keys, no wait for the device.
+"""Attention with column sums by Triton's kernels: two launches a layer, no map of queries × keys, no wait for the
+device.
 
-Where torch would give a call to flash attention or to cuDNN, that kernel gives the output, so that it is the stock model's, and the
-log-sum-exp; only the columns are ours.
+Where torch would give a call to flash attention or to cuDNN, that kernel gives the output, so that it is the stock
+model's, and the log-sum-exp; only the columns are ours.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from sinkscope.attention.records import AttentionInputs, Columns
-from sinkscope.attention.scores import Front
+from sinkscope.attention.scores import Front, product_dtype
 from sinkscope.attention.triton import attention_kernel, column_kernel, norm_kernel
 
 PASSING = (
@@ -27,7 +28,8 @@ PASSING = (
 )
 """Words of errors that other work on the device causes, not these kernels."""
 LOG2E = math.log2(math.e)
-# A kernel's parameters are no Python parameters to a type checker: it is given a grid, then called with everything flat.
+# A kernel's parameters are no Python parameters to a type checker: it is given a grid, then called with everything
+# flat.
 _attention: Any = attention_kernel
 _columns: Any = column_kernel
 _norms: Any = norm_kernel
@@ -59,7 +61,7 @@ def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
         inputs.mask,
         inputs.own_key,
     )
-    hidden, front = _bitmap(inputs), Front.of(inputs)
+    hidden, front = _bitmap(inputs), Front.of(inputs, product_dtype(query.device))
     bare = mask is None and hidden is None and not front.count
     by_torch = _torch_takes(query, key, value, causal) if bare else None
     fresh = partial(torch.empty, dtype=torch.float32, device=query.device)
@@ -102,7 +104,8 @@ def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
             if by_torch is None:
                 _attention[(triton.cdiv(queries, of_attention["BM"]) * batch * heads,)](
                     query, key, value, output, lse, lse_all, removed, diagonal, seen, bitmap, logs,
-                    *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3], *seen_strides, *bitmap_strides,
+                    *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3],
+                    *seen_strides, *bitmap_strides,
                     heads, heads // kv_heads, queries, keys, dim, value_dim, shift, scale * LOG2E, least,
                     FRONTED=bool(front.count), BV=_at_most(256, value_dim), **shared, **of_attention,
                 )  # fmt: skip
@@ -110,7 +113,8 @@ def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
                 query, key, lse, lse_all, groups, sums, local, diagonal, last_row, last_in_force, seen, bitmap,
                 *query.stride()[:3], *key.stride()[:3], *groups.stride()[:2], *seen_strides, *bitmap_strides,
                 heads, heads // kv_heads, queries, keys, dim, shift, scale * LOG2E, least,
-                GROUPS=groups.shape[1], BG=triton.next_power_of_2(groups.shape[1]), BY_TORCH=by_torch is not None, **shared, **of_columns,
+                GROUPS=groups.shape[1], BG=triton.next_power_of_2(groups.shape[1]), BY_TORCH=by_torch is not None,
+                **shared, **of_columns,
             )  # fmt: skip
     except (
         Exception
@@ -131,7 +135,8 @@ def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
 def compute_norms(
     key: Tensor, value: Tensor, projection: Tensor | None, newest: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the norms of keys, of values, and of values behind the output projection (`projections.KeyNorms`), in one launch.
+    """Return the norms of keys, of values, and of values behind the output projection (`projections.KeyNorms`), in one
+    launch.
 
     Args:
         key: [batch, kv_head, key, dim], float32, bfloat16 or float16, as the value.
@@ -187,7 +192,9 @@ def _bitmap(inputs: AttentionInputs) -> Tensor | None:
 
 
 def _torch_takes(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Literal["flash", "cudnn"] | None:
-    """Return which of torch's kernels with a log-sum-exp the stock model would use; None for another, or for unequal heads."""
+    """Return which of torch's kernels with a log-sum-exp the stock model would use; None for another, or for unequal
+    heads.
+    """
     if not query.is_cuda or query.shape[1] != key.shape[1] or (causal and query.shape[2] != key.shape[2]):
         return None  # torch would repeat heads, and align a causal call of unequal lengths to the last key
     chosen = SDPBackend(torch._fused_sdp_choice(query, key, value, None, 0.0, causal))

@@ -1,6 +1,9 @@
 """The hooks that bring the attention of a transformers model to its session, and `subscribed`, which opens one."""
 
 import inspect
+import threading
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sinkscope.attention.interface import entering, leave_interface, running_call, use_interface
-from sinkscope.attention.session import Hooks, Session, current_session, is_generating, one_at_a_time, watched_networks
+from sinkscope.attention.session import Hooks, Session, current_session, one_at_a_time, watched_networks
 from sinkscope.attention.stacks import Stack, find_stacks
 from sinkscope.attention.subscribers import Subscriber
 from sinkscope.errors import AttentionError
@@ -18,6 +21,10 @@ SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states"
 """Keywords with which transformers passes the states of another stack to a layer's attention."""
 BATCHED = ("generate_batch", "init_continuous_batching", "continuous_batching_context_manager")
 """Methods of transformers' networks that write many texts in one paged cache."""
+
+
+_generating: "weakref.WeakKeyDictionary[nn.Module, Counter[int]]" = weakref.WeakKeyDictionary()
+"""How many generations of ours each thread has begun and not ended, recorded or not."""
 
 
 @contextmanager
@@ -34,7 +41,8 @@ def subscribed(network: nn.Module, subscriber: Subscriber) -> Iterator[Session]:
             _refuse_nested(network)
             if is_generating(network, elsewhere=True):
                 raise AttentionError(
-                    f"expected {type(network).__name__} between its generations, found one of it in another thread; let that end first, or "
+                    f"expected {type(network).__name__} between its generations, found one of it in another thread; "
+                    "let that end first, or "
                     "load the model once for each thread"
                 )
             session = Session(network, TransformersHooks(network))
@@ -49,12 +57,15 @@ def subscribed(network: nn.Module, subscriber: Subscriber) -> Iterator[Session]:
 
 
 def _refuse_nested(network: nn.Module) -> None:
-    """Raise AttentionError where a module around a network, or one inside it, is watched: both would set one configuration."""
+    """Raise AttentionError where a module around a network, or one inside it, is watched: both would set one
+    configuration.
+    """
     for other in watched_networks():
         inside = any(module is network for module in other.modules())
         if inside or any(module is other for module in network.modules()):
             raise AttentionError(
-                f"{type(network).__name__} {'is a part of' if inside else 'holds'} {type(other).__name__}, which is recorded or changed "
+                f"{type(network).__name__} {'is a part of' if inside else 'holds'} {type(other).__name__}, which is "
+                "recorded or changed "
                 f"already; pass {type(other).__name__} here too, or end that first"
             )
 
@@ -132,7 +143,7 @@ class TransformersHooks(Hooks):
 
 
 def _one_generation(network: nn.Module, session: Session) -> Callable[..., Any]:
-    """Return the network's own ``generate`` as one generation that refuses what reorders rows or runs other networks."""
+    """Return the network's own ``generate`` as one generation, which may not reorder rows or run other networks."""
     generate: Any = network.generate
 
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -243,7 +254,9 @@ class _BeforeBlock:
 
 
 class _BeforeAttention:
-    """Records a layer whose keys belong to another stack, and passes the call on where the layers of a network do not (StableLM)."""
+    """Records a layer whose keys belong to another stack, and passes the call on where the layers of a network do not
+    (StableLM).
+    """
 
     def __init__(self, session: Session, attention: nn.Module) -> None:
         self.session = session
@@ -260,3 +273,27 @@ class _BeforeAttention:
             return None  # the backward pass would run the layer again without the call
         call = running_call(module)
         return None if call is None else (args, {**kwargs, "sinkscope_call": call})
+
+
+@contextmanager
+def generating_in(network: nn.Module) -> Iterator[Session | None]:
+    """Count a generation of a network while the body runs, and give its session; no other thread opens one then."""
+    me = threading.get_ident()
+    torch.clear_autocast_cache()  # within the caller's autocast, weights would stay as an earlier call cast them
+    with one_at_a_time:
+        session = current_session(network)
+        by_thread = _generating.setdefault(network, Counter())
+        by_thread[me] += 1
+    try:
+        yield session
+    finally:
+        with one_at_a_time:
+            by_thread[me] -= 1
+
+
+def is_generating(network: nn.Module, *, elsewhere: bool = False) -> bool:
+    """Return whether a generation of a network runs, in this thread or another; ``elsewhere`` asks of others alone."""
+    me = threading.get_ident()
+    with one_at_a_time:
+        running = _generating.get(network, Counter()).items()
+        return any(number and (not elsewhere or thread != me) for thread, number in running)

@@ -1,9 +1,10 @@
-"""The attention function that transformers calls. It hides keys before the softmax, watches columns after it, and prepends constant keys.
+"""The attention function that transformers calls. It hides keys before the softmax, watches columns after it, and
+prepends constant keys.
 
 Without any of the three, its result is that of transformers' ``sdpa_attention_forward``, bit for bit.
 
-Under ``torch.compile`` one graph serves all layers and all steps, so it can hold neither the running call nor the name of the layer.
-Two custom operators find both from the order in which the layers of a stack run.
+Under ``torch.compile`` one graph serves all layers and all steps, so it can hold neither the running call nor the name
+of the layer. Two custom operators find both from the order in which the layers of a stack run.
 """
 
 import math
@@ -22,7 +23,9 @@ from sinkscope.errors import AttentionError
 
 NAME = "sinkscope"
 MASKED = "sinkscope_masked"
-"""The same for networks without sdpa attention, whose modules do not say whether they are causal: every call has a whole mask."""
+"""The same for networks without sdpa attention, whose modules do not say whether they are causal: every call has a
+whole mask.
+"""
 REFUSED = ("softcap", "s_aux", "position_bias", "cache")
 
 
@@ -56,7 +59,8 @@ def attention_forward(
     if sinkscope_call is not None and torch.compiler.is_compiling():
         if sinkscope_prefixes is not None:
             raise AttentionError(
-                "a network with a sink token or logit of its own is not watched in compiled layers; leave torch.compile out"
+                "a network with a sink token or logit of its own is not watched in compiled layers; leave "
+                "torch.compile out"
             )
         return compiled_attention(query, key, value, attention_mask, dropout, scaling, is_causal), None
     given = (query, key, value, attention_mask, dropout, scaling, is_causal)
@@ -202,7 +206,8 @@ def use_interface(network: nn.Module, stacks: list[Stack]) -> list[Any]:
         Every configuration that was changed, for `leave_interface`.
 
     Raises:
-        AttentionError: the model does not go through transformers' attention interface, or is a module around one that does.
+        AttentionError: the model does not go through transformers' attention interface, or is a module around one that
+            does.
     """
     if not hasattr(network, "set_attn_implementation"):
         inner = next((path for path, one in network.named_modules() if hasattr(one, "set_attn_implementation")), None)
@@ -224,7 +229,8 @@ def use_interface(network: nn.Module, stacks: list[Stack]) -> list[Any]:
                 set_to = getattr(getattr(attention, "config", None), "_attn_implementation", None)
                 if set_to != name:
                     raise AttentionError(
-                        f"expected {path} of {type(network).__name__} to take its attention from transformers' interface, "
+                        f"expected {path} of {type(network).__name__} to take its attention from transformers' "
+                        "interface, "
                         f"found {set_to!r}; this model cannot be watched"
                     )
     except BaseException:

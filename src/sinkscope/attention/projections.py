@@ -1,7 +1,7 @@
 """What a key adds to the residual stream through one head: the norm of its value behind the output projection.
 
-Head h adds Σ_j a_qj · W_O^h v_j to query q (Kobayashi et al., arXiv 2004.10102); ‖W_O^h v_j‖ is what key j weighs in it. A gate between
-attention and output projection is left out.
+Head h adds Σ_j a_qj · W_O^h v_j to query q (Kobayashi et al., arXiv 2004.10102); ‖W_O^h v_j‖ is what key j weighs in
+it. A gate between attention and output projection is left out.
 """
 
 from dataclasses import dataclass
@@ -33,8 +33,10 @@ def output_projection(attention: nn.Module, heads: int) -> Float[Tensor, "head w
     plain = transposed or type(found).forward in (nn.Linear.forward, nn.Module.forward)
     if not isinstance(weight, Tensor) or not wide or weight.is_meta or not plain:
         raise AttentionError(
-            f"expected the output projection of {type(attention).__name__} as a plain linear layer of 16 bits or more under one of the "
-            f"names {', '.join(NAMES)}, found {type(found).__name__}; what its keys contribute is unknown (merge an adapter first)"
+            f"expected the output projection of {type(attention).__name__} as a plain linear layer of 16 bits or more "
+            "under one of the "
+            f"names {', '.join(NAMES)}, found {type(found).__name__}; what its keys contribute is unknown (merge an "
+            "adapter first)"
         )
     if transposed:
         weight = weight.T
@@ -44,7 +46,9 @@ def output_projection(attention: nn.Module, heads: int) -> Float[Tensor, "head w
 
 
 def reduced(projection: Float[Tensor, "head width dim"]) -> Float[Tensor, "head rank dim"]:
-    """Return R of W = QR for each head, float32, so that ‖R v‖ = ‖W v‖ at a cost that does not grow with the width of the model."""
+    """Return R of W = QR for each head, float32, so that ‖R v‖ = ‖W v‖ at a cost that does not grow with the width of
+    the model.
+    """
     return torch.linalg.qr(projection.float(), mode="r").R
 
 
@@ -78,7 +82,8 @@ class KeyNorms:
     Attributes:
         keys: [batch, kv_head, key].
         values: [batch, kv_head, key].
-        outputs: [batch, head, newest key], of the values behind the output projection; None where that is not understood.
+        outputs: [batch, head, newest key], of the values behind the output projection; None where that is not
+            understood.
     """
 
     keys: Tensor
@@ -102,7 +107,8 @@ class _Known:
 
 
 class OutputProjections:
-    """The output projections of one network, each reduced when it is first needed and again where its weights have changed.
+    """The output projections of one network, each reduced when it is first needed and again where its weights have
+    changed.
 
     Args:
         network: whose layers are called.
@@ -121,13 +127,15 @@ class OutputProjections:
         """
         keys = call.key.shape[2]
         projection, newest = self._reduced(call), keys if newest is None else newest
-        if call.key.is_cuda and (found := norms_by_kernel(call.key, call.value, projection, newest)) is not None:
+        found = norms_by_kernel(call.key, call.value, projection, newest)
+        if found is not None:
             return KeyNorms(*found)
         outputs = None if projection is None else output_norms(call.value[:, :, keys - newest :], projection)
         return KeyNorms(norms_of(call.key), norms_of(call.value), outputs)
 
     def norms(self, call: LayerCall, newest: int | None = None) -> Float[Tensor, "batch head key"] | None:
-        """Return ‖W_O^h v_j‖ of the keys of a layer call; None where the layer has no output projection that is understood.
+        """Return ‖W_O^h v_j‖ of the keys of a layer call; None where the layer has no output projection that is
+        understood.
 
         Args:
             newest: only of so many of the newest keys; all when None.

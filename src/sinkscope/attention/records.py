@@ -48,8 +48,8 @@ class Hidden:
     Attributes:
         keys: bool [1 or batch, 1 or head, 1 or query, key], True where a key is taken away.
         queries: bool [1 or batch, query], which queries lose them; all of them when None.
-        zeroed: whether their weights become 0 after the softmax, so that the output loses their share; otherwise their scores become −∞
-            before the softmax, which distributes their weight among the other keys.
+        zeroed: whether their weights become 0 after the softmax, so that the output loses their share; otherwise their
+            scores become −∞ before the softmax, which distributes their weight among the other keys.
         front: whether the constant keys in front (`Prefix`) are taken away too.
         heads: bool [head], which heads lose them, those in front included; all of them when None.
     """
@@ -105,7 +105,8 @@ class AttentionInputs:
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The results of attention besides its output; all float32, in queries' worth of attention (each query gives 1 in total).
+    """The results of attention besides its output; all float32, in queries' worth of attention (each query gives 1 in
+    total).
 
     Attributes:
         sums: [batch, head, group, key], column sums as they took effect.
@@ -158,16 +159,18 @@ class StepContext:
     Attributes:
         tokens: int64 [batch, position], the canvas, left padding included; with a cache all tokens so far.
         masked: bool [batch, position], where the canvas holds the mask token.
-        lengths: int64 [batch], real tokens of each row, which are at its right end. On the host, because reading a GPU would wait.
+        lengths: int64 [batch], real tokens of each row, which are at its right end. On the host, because reading a GPU
+            would wait.
         rows: which rows of the batch are to be recorded, one per prompt still being written.
         prompts: for each of these rows, the number of its prompt in `GenerationStart`.
         stack: module path of the stack that is called, None where a sampler published the step.
         causal: whether queries see only earlier tokens; if None, `GenerationStart` decides.
         prompt_lengths: of this stack, where it reads other prompts than the generation (a decoder beside an encoder).
-        readers: bool [batch, position], the queries from whose outputs a token may be committed in this step; None if the
-            caller does not say (a likelihood, a call that no sampler published).
-        final_queries: in block diffusion behind a cache, whether the queries of this step are finished, so that later steps read their keys
-            and values and do not compute them again; false while their block is still being written. None for any other sampler.
+        readers: bool [batch, position], the queries from whose outputs a token may be committed in this step; None if
+            the caller does not say (a likelihood, a call that no sampler published).
+        final_queries: in block diffusion behind a cache, whether the queries of this step are finished, so that later
+            steps read their keys and values and do not compute them again; false while their block is still being
+            written. None for any other sampler.
     """
 
     tokens: Tensor
@@ -219,8 +222,8 @@ class StepResult:
         written: int64 [batch, position], the token committed in this step, −1 elsewhere.
         predicted: int64 [batch, position], what would be committed, −1 where not computed.
         confidence: float32 [batch, position], NaN where not computed.
-        readers: bool [batch, position], the queries from whose outputs the committed tokens were read; over the positions of
-            `StepContext.tokens`, not one more.
+        readers: bool [batch, position], the queries from whose outputs the committed tokens were read; over the
+            positions of `StepContext.tokens`, not one more.
     """
 
     written: Tensor
@@ -242,8 +245,8 @@ def described(value: object) -> str:
 class LayerCall:
     """One call of the attention of one layer.
 
-    Its keys are the tokens `first_key`, `first_key` + 1 …, because a layer with a sliding window holds only the newest tokens. Columns
-    and hidden keys cover all tokens so far, `keys` of them.
+    Its keys are the tokens `first_key`, `first_key` + 1 …, because a layer with a sliding window holds only the newest
+    tokens. Columns and hidden keys cover all tokens so far, `keys` of them.
 
     Attributes:
         name: module path of the attention module.
@@ -257,8 +260,8 @@ class LayerCall:
         stack: module path of the stack the layer belongs to.
         first_key: index of the first of these keys among the tokens so far.
         crossing: whether the keys are tokens of another stack (cross-attention).
-        measure: computes the columns of this layer with nothing hidden, in a separate pass, for a rule that needs them before the layer
-            has run. Given float32 [batch, query], it computes them with that as the only query group.
+        measure: computes the columns of this layer with nothing hidden, in a separate pass, for a rule that needs them
+            before the layer has run. Given float32 [batch, query], it computes them with that as the only query group.
         own: the network's own constant keys in front (a sink token, a learned logit).
         part: the part of the canvas that is computed, under a cache that holds the rest; None for all of it.
     """

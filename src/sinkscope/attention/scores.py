@@ -19,9 +19,9 @@ Bias = tuple[Tensor | None, Tensor | None]
 def product_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype for products whose factors must keep float32's digits.
 
-    A program may let torch round the factors of float32 products (``torch.set_float32_matmul_precision``); that is a setting of
-    the whole process, which is read here and never written. Where it is set and this CPU rounds, the dtype is float64, which
-    the setting does not affect. A GPU follows the setting.
+    A program may let torch round the factors of float32 products (``torch.set_float32_matmul_precision``); that is a
+    setting of the whole process, which is read here and never written. Where it is set and this CPU rounds, the dtype
+    is float64, which the setting does not affect. A GPU follows the setting.
     """
     if device.type != "cpu":
         return torch.float32
@@ -33,7 +33,9 @@ def product_dtype(device: torch.device) -> torch.dtype:
 
 @cache
 def _rounds(allowed: str) -> bool:
-    """Return whether this CPU rounds factors where the program allows it; it is tested once for each setting, on a small product."""
+    """Return whether this CPU rounds factors where the program allows it; it is tested once for each setting, on a
+    small product.
+    """
     left, right = (
         torch.full((2, 512, 64), 1 + 2**-12, device="cpu", dtype=torch.float32),
         torch.ones(2, 64, 512, device="cpu", dtype=torch.float32),
@@ -47,10 +49,11 @@ def product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Workspace:
-    """Memory for the scores of a block, kept between calls, as allocating it for every layer would cost a CPU as much as the column sums.
+    """Memory for the scores of a block, kept between calls, as allocating it for every layer would cost a CPU as much
+    as the column sums.
 
-    It serves one call at a time and grows to the largest block (2 MiB for each thread, or the block of one head if that is larger).
-    It also holds the last mask with its bias, which the layers of a stack share.
+    It serves one call at a time and grows to the largest block (2 MiB for each thread, or the block of one head if that
+    is larger). It also holds the last mask with its bias, which the layers of a stack share.
     """
 
     def __init__(self) -> None:
@@ -79,8 +82,8 @@ class Workspace:
 def bias_of(mask: Tensor, alone: bool) -> Bias:
     """Return the bias that a mask adds to the scores, and which queries see nothing.
 
-    Adding −∞ is ten times as fast as filling it in. Queries that see nothing get 0 for all keys, because softmax (and its gradient)
-    would give NaN; their weights are set to 0 afterwards, which is sdpa's convention.
+    Adding −∞ is ten times as fast as filling it in. Queries that see nothing get 0 for all keys, because softmax (and
+    its gradient) would give NaN; their weights are set to 0 afterwards, which is sdpa's convention.
 
     Args:
         alone: whether there are no constant keys in front, which every query would see.
@@ -88,7 +91,8 @@ def bias_of(mask: Tensor, alone: bool) -> Bias:
     if mask.dtype == torch.bool:
         bias, seen = torch.zeros(mask.shape, device=mask.device, dtype=torch.float32), mask
     else:
-        # A finite stand-in for −∞, as transformers' eager masks have it, hides as well. NaN does not, so that it shows in the output.
+        # A finite stand-in for −∞, as transformers' eager masks have it, hides as well. NaN does not, so that it shows
+        # in the output.
         bias, seen = mask.float(), ~(mask <= torch.finfo(mask.dtype).min / 2)
     bias = bias.masked_fill(~seen, -torch.inf)
     blind = ~seen.any(dim=-1, keepdim=True)
@@ -155,7 +159,9 @@ class Scores:
         return torch.cat([self.front.scores(part, self._inputs.scale, chunk.heads), scores], dim=-1)
 
     def blind(self, heads: slice, rows: slice) -> Tensor | None:
-        """Return which queries of a block see nothing, bool [1 or batch, 1 or head, 1 or query, 1]; None where all see something."""
+        """Return which queries of a block see nothing, bool [1 or batch, 1 or head, 1 or query, 1]; None where all see
+        something.
+        """
         return None if self._blind is None else _part(self._blind, heads, rows)
 
     def _products(self, part: Tensor, keys: Tensor) -> Tensor:
@@ -218,7 +224,9 @@ class Front:
 
 
 def per_head(constant: Tensor, query: Tensor) -> Tensor:
-    """Return constant keys or values of a `Prefix` for every query head, [batch, head, count, dim], in the type of the queries."""
+    """Return constant keys or values of a `Prefix` for every query head, [batch, head, count, dim], in the type of the
+    queries.
+    """
     batched = constant if constant.ndim == 4 else constant[None]
     return batched.to(query).repeat_interleave(query.shape[1] // batched.shape[1], dim=1).expand(len(query), -1, -1, -1)
 
@@ -259,7 +267,8 @@ class Taken:
     def quickly(self, weights: Tensor, blind: Tensor | None, heads: slice) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return the factors that hiding applies to the weights of a block in which all queries lose the same keys.
 
-        The softmax without a key equals the softmax with it, scaled up for the other keys, so no second softmax is needed.
+        The softmax without a key equals the softmax with it, scaled up for the other keys, so no second softmax is
+        needed.
 
         Args:
             weights: [batch, head, query, key], softmax of the scores, 0 for queries that see nothing (``blind``).
@@ -288,7 +297,8 @@ class Taken:
     def exactly(
         self, scores: Callable[[], Tensor], weights: Tensor, blind: Tensor | None, heads: slice, rows: slice
     ) -> tuple[Tensor, Tensor]:
-        """Return the weights of a block in force [batch, head, query, key], and the share each query loses [batch, head, query].
+        """Return the weights of a block in force [batch, head, query, key], and the share each query loses [batch,
+        head, query].
 
         They get a second softmax where a query keeps too little, or where some keys are masked and others zeroed.
 
@@ -356,7 +366,8 @@ def _part(mask: Tensor, heads: slice, rows: slice) -> Tensor:
 
 
 def mask_for(network: Any, seen: Tensor | None) -> Tensor | None:
-    """Return which keys queries see in the form that a network's attention takes: transformers' eager one adds its mask to the scores.
+    """Return which keys queries see in the form that a network's attention takes: transformers' eager one adds its mask
+    to the scores.
 
     Args:
         network: of transformers, with its ``config`` and ``dtype``.

@@ -1,13 +1,12 @@
 """A session: while it is open, sinkscope computes the attention of the stacks of one network.
 
-A *step* is one call of a stack. On enter, `Hooks` report every call to the session and pass the running call to the attention
-function; on exit, also after an exception, the network is restored.
+A *step* is one call of a stack. On enter, `Hooks` report every call to the session and pass the running call to the
+attention function; on exit, also after an exception, the network is restored.
 """
 
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -24,20 +23,22 @@ from sinkscope.attention.subscribers import Subscriber, Watcher
 from sinkscope.errors import AttentionError
 
 _sessions: "weakref.WeakKeyDictionary[nn.Module, Session]" = weakref.WeakKeyDictionary()
-_generating: "weakref.WeakKeyDictionary[nn.Module, Counter[int]]" = weakref.WeakKeyDictionary()
-"""How many generations of ours each thread has begun and not ended, recorded or not."""
 one_at_a_time = threading.RLock()
-"""Held while a session opens or closes and a generation begins or ends: a network has one session, opened between its generations."""
+"""Held while a session opens or closes and a generation begins or ends: a network has one session, opened between its
+generations.
+"""
 
 
 class Hooks(ABC):
-    """The hooks that report the calls of a network to its session: `hooks` for transformers models, `foreign_network` for others."""
+    """The hooks that report the calls of a network to its session: `hooks` for transformers models, `foreign_network`
+    for others.
+    """
 
     stacks: list[Stack]
 
     @abstractmethod
     def open(self, session: "Session") -> None:
-        """Install the hooks; after an exception `close` removes those that were installed."""
+        """Install the hooks; after an exception `close` removes them."""
 
     @abstractmethod
     def close(self) -> None:
@@ -88,13 +89,10 @@ class Session:
         self._thread: int | None = None  # of the generation or the call that is running
         self._subscribers_thread: int | None = None
 
-    def __reduce__(self) -> str:
-        """Refuse to copy or store a network with our hooks: the copy would keep them for ever."""
+    def __reduce__(self) -> str:  # the copy would keep our hooks for ever
         raise AttentionError(
             f"{type(self.network).__name__} is recorded or changed; copy or store it outside of sinkscope's with blocks"
         )
-
-    # Opening and closing
 
     def open(self) -> None:
         """Install the hooks."""
@@ -117,10 +115,10 @@ class Session:
             del _sessions[self.network]
         self._hooks.close()
 
-    # What decoding publishes
-
     def begin_generation(self, start: GenerationStart) -> None:
-        """Tell all subscribers that a generation begins, unless one is running; a sampler calls this before its first step."""
+        """Tell all subscribers that a generation begins, unless one is running; a sampler calls this before its first
+        step.
+        """
         self._refuse_if((self._in_generation and self.published) or bool(self._calls))
         self.end_generation(failed=False)
         self.published, self._thread = True, threading.get_ident()
@@ -134,7 +132,7 @@ class Session:
 
     @contextmanager
     def computing(self, part: CallPart | None) -> Iterator[None]:
-        """Tell all subscribers that the calls of the body compute a part of the step's canvas; a sampler with a cache says this."""
+        """Mark the calls of the body as computing a part of the step's canvas; a sampler with a cache does."""
         before, self._part = self._part, part
         try:
             yield
@@ -148,7 +146,9 @@ class Session:
         self._context = None
 
     def end_generation(self, failed: bool) -> None:
-        """Tell all subscribers that the generation is over; a sampler calls this after its last step, or after an exception."""
+        """Tell all subscribers that the generation is over; a sampler calls this after its last step, or after an
+        exception.
+        """
         if not self._in_generation:
             return
         self._in_generation = self.published = False
@@ -160,7 +160,9 @@ class Session:
 
     @contextmanager
     def foreign_generation(self, prompt: int | None = None) -> Iterator[None]:
-        """Run the body as one generation, whose first ``prompt`` tokens (or those of its first call) are the prompt; by one thread."""
+        """Run the body as one generation, whose first ``prompt`` tokens (or those of its first call) are the prompt; by
+        one thread.
+        """
         self.refuse_other_threads(here=prompt is not None)
         if self.published:
             yield
@@ -194,13 +196,14 @@ class Session:
         me = threading.get_ident()
         if self.subscribers and self._subscribers_thread != me:
             raise AttentionError(
-                f"{type(self.network).__name__} is recorded or changed by another thread; load the model once for each thread"
+                f"{type(self.network).__name__} is recorded or changed by another thread; load the model once for each "
+                "thread"
             )
         self._subscribers_thread = me
         self.subscribers.append(subscriber)
 
     def catch_up(self, subscriber: Subscriber) -> None:
-        """Tell a subscriber that has joined in the middle of a generation of its start."""
+        """Pass the start of a generation to a subscriber that has joined in the middle of it."""
         if self._in_generation and self._start is not None:
             subscriber.begin_generation(self._start)
 
@@ -209,17 +212,18 @@ class Session:
         return bool(self.published or self._foreign or self._calls) and self._thread != threading.get_ident()
 
     def refuse_other_threads(self, here: bool = False) -> None:
-        """Raise AttentionError where another thread runs the network, or ``here`` a sampler is in the middle of a generation."""
+        """Raise AttentionError where another thread runs the network, or ``here`` a sampler is in the middle of a
+        generation.
+        """
         self._refuse_if(self.runs_elsewhere() or (here and self.published))
 
     def _refuse_if(self, busy: bool) -> None:
         if busy:
             raise AttentionError(
-                f"{type(self.network).__name__} is recorded or changed, and one generation of it runs already, here or in another "
+                f"{type(self.network).__name__} is recorded or changed, and one generation of it runs already, here or "
+                "in another "
                 "thread; let that end first, or load the model once for each thread"
             )
-
-    # What a stack call does
 
     def begin_call(
         self, stack: Stack, arguments: Mapping[str, Any], parents: Iterable[Mapping[str, Any]] = ()
@@ -227,25 +231,23 @@ class Session:
         """Return the call that begins, for the attention function; None when there are no subscribers.
 
         Args:
-            arguments: of the stack, by name.
-            parents: arguments of the modules around it that are running, the nearest first.
+            parents: arguments of the modules around the stack that are running, the nearest first.
         """
         return self.begin_read_call(stack, read_stack_input(arguments, parents)) if self.subscribers else None
 
     def begin_read_call(self, stack: Stack, given: StackInput | None) -> Call:
         """Return the call that begins, given its arguments as read."""
         self.refuse_other_threads()
-        self._thread = threading.get_ident()
-        self._given = given
+        self._thread, self._given = threading.get_ident(), given
         if not self.published and not self._unhidden_running:
             self._context = None  # an interrupt may have left one behind
             if given is not None:
                 self._infer_step(stack, given)
         self.notes.hidden_states.clear()
         self.notes.crossing.clear()
-        prompts = self._prompts.get(stack.name) if not self.published else None
-        if prompts is None:
-            prompts = () if self._start is None else self._start.prompt_lengths
+        prompts = () if self._start is None else self._start.prompt_lengths
+        if not self.published:
+            prompts = self._prompts.get(stack.name, prompts)
         self._call = Call(
             stack,
             self.subscribers,
@@ -282,8 +284,10 @@ class Session:
             return
         if call is not None and not call.reported:
             raise AttentionError(
-                f"expected the layers of {type(self.network).__name__} to ask sinkscope for their attention, found that none did; "
-                "leave its attention implementation alone meanwhile; networks that pass transformers' interface by cannot be watched"
+                f"expected the layers of {type(self.network).__name__} to ask sinkscope for their attention, found "
+                "that none did; "
+                "leave its attention implementation alone meanwhile; networks that pass transformers' interface by "
+                "cannot be watched"
             )
         if not self.published and not self._unhidden_running and self._context is not None:
             if given is not None:
@@ -291,7 +295,7 @@ class Session:
             self.end_step(None)
 
     def _note_cache(self, context: StepContext, given: StackInput, made: Any) -> None:
-        """Note what the cache holds behind a call; a decoder that only reads it (block diffusion) does not change it."""
+        """Note the content of the cache; a decoder that only reads it (block diffusion) does not change it."""
         cache = made if given.cache is None and callable(getattr(made, "get_seq_length", None)) else given.cache
         held = given.total if cache is None else int(cache.get_seq_length())
         known = None if cache is None else weakref.ref(cache)
@@ -302,9 +306,7 @@ class Session:
 
     @torch.no_grad()
     def unhidden_pass(self, watcher: Watcher) -> None:
-        """Run the canvas of the step that has just begun through the network again, for one watcher alone.
-
-        Nothing is hidden, no other subscriber sees it, and no cache is read or written: a causal model reads all tokens so far.
+        """Run the canvas of the running step through the network again, for one watcher, without hiding and cache.
 
         Raises:
             AttentionError: the tokens of the step are not known, or do not say all that goes in.
@@ -313,8 +315,10 @@ class Session:
         known = context is not None and len(self.stacks) == 1 and not bool((context.tokens < 0).any())
         if context is None or not known or (given is not None and not given.plain):
             raise AttentionError(
-                f"expected {type(self.network).__name__} to have one stack, given token ids and the mask of their padding, for an extra "
-                "forward call without hiding, found several stacks, embeddings, images or other masks; measure locally (measured='local')"
+                f"expected {type(self.network).__name__} to have one stack, given token ids and the mask of their "
+                "padding, for an extra "
+                "forward call without hiding, found several stacks, embeddings, images or other masks; measure locally "
+                "(measured='local')"
             )
         tokens, length = context.tokens, context.tokens.shape[1]
         real = torch.arange(length, device=tokens.device) >= length - upload(context.lengths, tokens.device)[:, None]
@@ -335,7 +339,9 @@ class Session:
             subscriber.begin_generation(start)
 
     def _infer_step(self, stack: Stack, given: StackInput) -> None:
-        """Begin the step that the arguments of a call describe: of a plain forward call, or of a ``generate`` that is not ours."""
+        """Begin the step that the arguments of a call describe: of a plain forward call, or of a ``generate`` that is
+        not ours.
+        """
         lengths, config = given.lengths(), getattr(self.network, "config", None)
         whole = lengths if self._told_prompt is None else lengths.clamp(max=self._told_prompt)
         if self._starts_anew(stack, given):
@@ -349,8 +355,10 @@ class Session:
             last = self._caches.get(stack.name)
             if given.seen and last is not None and not last.goes_on(given, lengths):
                 raise AttentionError(
-                    f"expected the cache of the step before, of {last.tokens} tokens, found another, changed or differently padded one of "
-                    f"{given.seen}; while something watches or hides, end one text before the next, give each call the attention mask of "
+                    f"expected the cache of the step before, of {last.tokens} tokens, found another, changed or "
+                    "differently padded one of "
+                    f"{given.seen}; while something watches or hides, end one text before the next, give each call the "
+                    "attention mask of "
                     "all tokens so far, and do not cut, copy or reorder the cache"
                 )
         if stack.name not in self._prompts:  # an encoder and a decoder have different prompts
@@ -370,7 +378,9 @@ class Session:
         )
 
     def _starts_anew(self, stack: Stack, given: StackInput) -> bool:
-        """Return whether a call begins a generation: it has other rows, or an empty cache, or none behind calls with one."""
+        """Return whether a call begins a generation: it has other rows, or an empty cache, or none behind calls with
+        one.
+        """
         if not self._in_generation or self._start is None or len(self._start.prompt_lengths) != given.batch:
             return True
         behind = stack.causal and len(self.stacks) == 1 and self._last is not None and self._last.behind_cache
@@ -385,27 +395,3 @@ def current_session(network: nn.Module) -> Session | None:
 def watched_networks() -> list[nn.Module]:
     """Return the networks that have an open session."""
     return list(_sessions)
-
-
-@contextmanager
-def generating_in(network: nn.Module) -> Iterator[Session | None]:
-    """Count a generation of a network while the body runs, and give its session; meanwhile no other thread opens one."""
-    me = threading.get_ident()
-    torch.clear_autocast_cache()  # within an autocast of the caller's, weights would stay as an earlier call has cast them
-    with one_at_a_time:
-        session = current_session(network)
-        by_thread = _generating.setdefault(network, Counter())
-        by_thread[me] += 1
-    try:
-        yield session
-    finally:
-        with one_at_a_time:
-            by_thread[me] -= 1
-
-
-def is_generating(network: nn.Module, *, elsewhere: bool = False) -> bool:
-    """Return whether a generation of a network runs, in this thread or another; ``elsewhere`` asks of others alone."""
-    me = threading.get_ident()
-    with one_at_a_time:
-        running = _generating.get(network, Counter()).items()
-        return any(number and (not elsewhere or thread != me) for thread, number in running)

@@ -1,4 +1,5 @@
-"""Stacks: the modules that own the layers (``model.model`` of a Llama; an encoder and a decoder are two), and the arguments of their calls.
+"""Stacks: the modules that own the layers (``model.model`` of a Llama; an encoder and a decoder are two), and the
+arguments of their calls.
 
 The arguments of a call tell which tokens go in, how many are in the cache, and where padding is.
 """
@@ -39,7 +40,8 @@ class Stack:
         """Return the number of the layer that each attention module belongs to, as traces count layers.
 
         Args:
-            alone: whether it is the only stack of the network; cross-attention of a decoder beside an encoder is no layer of its own.
+            alone: whether it is the only stack of the network; cross-attention of a decoder beside an encoder is no
+                layer of its own.
         """
         if alone or not self.causal:
             return {module: index for module, (_, index) in self.layers.items()}
@@ -47,11 +49,12 @@ class Stack:
         return {module: order.index(block) for module, block in self.blocks.items()}
 
 
-PAD_LEFT = "set tokenizer.padding_side = 'left', or run each text by itself where positions are counted from the first token (BERT)"
+PAD_LEFT = "set tokenizer.padding_side = 'left', or run each text by itself where positions count from the first (BERT)"
 
 
 def find_stacks(network: nn.Module) -> list[Stack]:
-    """Return the stacks of a transformers model: owners of a `ModuleList` whose entries hold a module with ``layer_idx``.
+    """Return the stacks of a transformers model: owners of a `ModuleList` whose entries hold a module with
+    ``layer_idx``.
 
     It may be None, as in encoders that keep no cache (Marian, MBart).
 
@@ -81,21 +84,26 @@ def find_stacks(network: nn.Module) -> list[Stack]:
             stacks.append(Stack(name, module, layers, blocks, _is_causal(network, module, next(iter(layers)))))
     if not stacks:
         raise AttentionError(
-            f"expected a transformers model whose attention modules have a layer_idx, found none in {type(network).__name__}; "
+            "expected a transformers model whose attention modules have a layer_idx, found none in "
+            f"{type(network).__name__}; "
             "watch any other torch module inside `with sinkscope.attention.foreign(module):`"
         )
     return stacks
 
 
 def query_heads(attention: nn.Module) -> int | None:
-    """Return the number of query heads of an attention module, from itself or its configuration; None where neither has it."""
+    """Return the number of query heads of an attention module, from itself or its configuration; None where neither has
+    it.
+    """
     names = ("num_heads", "num_attention_heads", "n_heads", "n_head")
     found = (getattr(said, name, None) for said in (attention, getattr(attention, "config", None)) for name in names)
     return next((one for one in found if isinstance(one, int) and one > 0), None)
 
 
 def _attends(module: nn.Module) -> bool:
-    """Return whether a numbered module is attention by its name; feed-forward networks and convolutions may be numbered too."""
+    """Return whether a numbered module is attention by its name; feed-forward networks and convolutions may be numbered
+    too.
+    """
     name = type(module).__name__.lower()
     return any(part in name for part in ("attention", "attn", "mla"))
 
@@ -143,7 +151,8 @@ class StackInput:
         )
 
     def lengths(self) -> Tensor:
-        """Return the number of real tokens of each row, int64 [batch], on the host; where a mask gives them, this waits for a GPU.
+        """Return the number of real tokens of each row, int64 [batch], on the host; where a mask gives them, this waits
+        for a GPU.
 
         Raises:
             AttentionError: padding on the right or between tokens.
@@ -158,8 +167,8 @@ class StackInput:
 class HeldCache:
     """The content of a cache after a call of a stack; the cache is not kept alive.
 
-    Column sums of a causal network are added up over its calls, so a cache that was cut, copied, reordered or swapped between two
-    calls, or other padding, would make them wrong.
+    Column sums of a causal network are added up over its calls, so a cache that was cut, copied, reordered or swapped
+    between two calls, or other padding, would make them wrong.
     """
 
     cache: weakref.ref[Any] | None
@@ -216,7 +225,8 @@ def lengths_of(real: Tensor, advice: str) -> Tensor:
     if bool(falls.any()):
         row, before = falls.nonzero()[0].tolist()
         raise AttentionError(
-            f"expected padding on the left alone, found it behind position {before} of row {row}; {advice}; a token in between is left "
+            f"expected padding on the left alone, found it behind position {before} of row {row}; {advice}; a token in "
+            "between is left "
             "out of the canvas, or hidden by a rule"
         )
     lengths = real.sum(-1)
@@ -228,7 +238,8 @@ def lengths_of(real: Tensor, advice: str) -> Tensor:
 
 
 def read_stack_input(arguments: Mapping[str, Any], parents: Iterable[Mapping[str, Any]] = ()) -> StackInput | None:
-    """Return the step that a stack's arguments describe; if it got only embeddings, the ids come from the nearest module around it.
+    """Return the step that a stack's arguments describe; if it got only embeddings, the ids come from the nearest
+    module around it.
 
     Args:
         arguments: of the stack, by name.
@@ -266,7 +277,9 @@ def _first(arguments: Mapping[str, Any], names: Iterable[str], axes: int) -> Ten
 
 
 def _real(mask: Any, batch: int, total: int) -> Tensor | None:
-    """Return which tokens are not padding; for a mapping of complete masks (transformers' own generate), by what queries see."""
+    """Return which tokens are not padding; for a mapping of complete masks (transformers' own generate), by what
+    queries see.
+    """
     if isinstance(mask, Mapping):
         ready = [mask.get("full_attention"), *mask.values()]
         fitting = (one for one in ready if isinstance(one, Tensor) and one.ndim == 4 and one.shape[-1] == total)
@@ -277,7 +290,8 @@ def _real(mask: Any, batch: int, total: int) -> Tensor | None:
 
 
 def real_tokens(mask: Tensor) -> Tensor:
-    """Return the tokens that are not padding, bool [batch, key], by a boolean or additive mask [batch, head, query, key].
+    """Return the tokens that are not padding, bool [batch, key], by a boolean or additive mask [batch, head, query,
+    key].
 
     Padding is the keys at either end that no query sees; a key in between that no query sees was taken away.
     """

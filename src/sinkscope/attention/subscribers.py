@@ -44,11 +44,13 @@ class Hider(Subscriber):
 
     @abstractmethod
     def hide(self, call: LayerCall) -> Tensor | Sequence[Hidden] | None:
-        """Bool [1 or batch, 1 or head, key], True where a key is taken away, or several `Hidden`; None hides nothing."""
+        """Bool [1 or batch, 1 or head, key], True where a key is taken away; several `Hidden`; or None."""
 
     @property
     def waits(self) -> bool:
-        """Whether it decides by the step before, and so has nothing to go by where there is only one step, as in a likelihood."""
+        """Whether it decides by the step before, and so has nothing to go by where there is only one step, as in a
+        likelihood.
+        """
         return False
 
     def observes(self, call: LayerCall) -> bool:

@@ -1,7 +1,9 @@
-"""The Triton kernels behind `fused`: attention with its log-sum-exp, then the columns in a second pass over tiles of keys.
+"""The Triton kernels behind `fused`: attention with its log-sum-exp, then the columns in a second pass over tiles of
+keys.
 
-Scores exist one tile at a time and are never written. One program owns each tile of keys and reads the queries in order, so there are
-no atomics, and every run gives the same numbers. Products use the dtype of the inputs and accumulate in fp32; exponents are base 2.
+Scores exist one tile at a time and are never written. One program owns each tile of keys and reads the queries in
+order, so there are no atomics, and every run gives the same numbers. Products use the dtype of the inputs and
+accumulate in fp32; exponents are base 2.
 """
 
 import triton
@@ -12,7 +14,9 @@ import triton.language as tl
 def _visible(
     s, m, n, mask, mask_q, mask_k, queries, keys, least, CAUSAL: tl.constexpr, MASKED: tl.constexpr, FLAT: tl.constexpr
 ):
-    """Return scores with the mask added, −∞ where query ``m`` does not see key ``n``; a FLAT mask is the same for all queries."""
+    """Return scores with the mask added, −∞ where query ``m`` does not see key ``n``; a FLAT mask is the same for all
+    queries.
+    """
     of_key = (n >= 0) & (n < keys)
     there = of_key & (m < queries)
     seen = there
@@ -55,7 +59,9 @@ def _rows(base, index, stride, d, count, width):
 
 @triton.jit
 def _product(a, b, PRECISION: tl.constexpr, WIDEN: tl.constexpr):
-    """Return the product of two tiles in fp32. Triton's interpreter has no products of bfloat16: there they are widened first."""
+    """Return the product of two tiles in fp32. Triton's interpreter has no products of bfloat16: there they are widened
+    first.
+    """
     if WIDEN:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision=PRECISION)
     return tl.dot(a, b, input_precision=PRECISION)
@@ -79,13 +85,14 @@ def attention_kernel(
     q_b, q_h, q_s, k_b, k_h, k_s, v_b, v_h, v_s, o_b, o_h, o_s,
     mask_b, mask_h, mask_q, mask_k, hidden_b, hidden_h, hidden_k,
     heads, repeat, queries, keys, dim, value_dim, shift, scale, least,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr, FLAT: tl.constexpr, HIDING: tl.constexpr, FRONTED: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, MASKED: tl.constexpr, FLAT: tl.constexpr, HIDING: tl.constexpr, FRONTED: tl.constexpr,
+    PRECISION: tl.constexpr,
     WIDEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of queries of one head: its output, log-sum-exps, share removed and diagonal.
 
-    ``lse`` is that in force, +∞ for a query that keeps its hidden keys; ``lse_all`` is without the hiding, +∞ for one that
-    sees nothing. Without HIDING only ``lse_all`` is written.
+    ``lse`` is that in force, +∞ for a query that keeps its hidden keys; ``lse_all`` is without the hiding, +∞ for one
+    that sees nothing. Without HIDING only ``lse_all`` is written.
     """
     tiles = tl.cdiv(
         queries, BM
@@ -180,7 +187,8 @@ def _weights(s, m, n_gone, lse, row, everything, queries, HIDING: tl.constexpr):
         kept = tl.load(lse + row, mask=m < queries, other=float("inf"))
         spared = kept == float("inf")
         gap = tl.where(spared | (everything == float("inf")), 0.0, everything - kept)
-        # What is left of a row that loses nearly everything may be too small to be scaled up: its weights are computed anew.
+        # What is left of a row that loses nearly everything may be too small to be scaled up: its weights are computed
+        # anew.
         far = gap > 40.0
         factor = tl.exp2(tl.where(far, 0.0, gap))
         in_force = p * tl.where(n_gone[:, None], tl.where(spared, 1.0, 0.0)[None, :], factor[None, :])
@@ -197,13 +205,15 @@ def column_kernel(
     mask_b, mask_h, mask_q, mask_k, hidden_b, hidden_h, hidden_k,
     heads, repeat, queries, keys, dim, shift, scale, least,
     GROUPS: tl.constexpr, BY_TORCH: tl.constexpr,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr, FLAT: tl.constexpr, HIDING: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
+    CAUSAL: tl.constexpr, MASKED: tl.constexpr, FLAT: tl.constexpr, HIDING: tl.constexpr, PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BG: tl.constexpr,
 ):  # fmt: skip
-    """Compute one tile of keys of one head: its columns for every query group, in force and without the hiding, and the last row.
+    """Compute one tile of keys of one head: its columns for every query group, in force and without the hiding, and the
+    last row.
 
-    With BY_TORCH also what the query that stands at a key gives it: torch has computed the attention, without mask and hiding, and
-    ``lse_all`` is its natural logarithm.
+    With BY_TORCH also what the query that stands at a key gives it: torch has computed the attention, without mask and
+    hiding, and ``lse_all`` is its natural logarithm.
     """
     tiles = tl.cdiv(keys, BN)
     tile, owner = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
@@ -273,7 +283,8 @@ def norm_kernel(
 ):  # fmt: skip
     """Compute the norms of one tile of keys of one kv head, and of its values.
 
-    With PROJECTED also those of its values behind the output projection of each query head of its group, from key ``first`` on.
+    With PROJECTED also those of its values behind the output projection of each query head of its group, from key
+    ``first`` on.
     """
     tiles = tl.cdiv(keys, BN)
     tile, owner = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)

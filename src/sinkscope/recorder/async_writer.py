@@ -1,9 +1,9 @@
 """Copies the tensors of each step to the host in the background and delivers them in order.
 
-On a GPU the copies go to pinned memory on a separate stream while the next step runs. A thread waits for each copy and delivers
-it. The bytes in transit are bounded: a step that finds no room waits until earlier ones are delivered. If memory runs out, the step
-waits in the same way and is then copied synchronously, so no step is lost. Tensors on the CPU are delivered at once, in the
-caller's thread. After a step fails, no later step is delivered.
+On a GPU the copies go to pinned memory on a separate stream while the next step runs. A thread waits for each copy and
+delivers it. The bytes in transit are bounded: a step that finds no room waits until earlier ones are delivered. If
+memory runs out, the step waits in the same way and is then copied synchronously, so no step is lost. Tensors on the CPU
+are delivered at once, in the caller's thread. After a step fails, no later step is delivered.
 """
 
 import queue
@@ -62,8 +62,8 @@ class AsyncWriter:
         """Call ``landed`` with the tensors on the host: at once, or later from the thread.
 
         Raises:
-            Exception: the error with which the delivery of an earlier step ended. This step and all later ones are dropped, and each
-                call raises that error again, until `close`.
+            Exception: the error with which the delivery of an earlier step ended. This step and all later ones are
+                dropped, and each call raises that error again, until `close`.
         """
         threaded = any(one.is_cuda for one in tensors.values()) if self._threaded is None else self._threaded
         if not threaded:

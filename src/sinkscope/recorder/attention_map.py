@@ -1,7 +1,8 @@
-"""Recomputes one attention map: the stored canvas of a step goes through the model again, and the map of one head is kept.
+"""Recomputes one attention map: the stored canvas of a step goes through the model again, and the map of one head is
+kept.
 
-The forward call has no cache and no padding. A map of an autoregressive trace therefore shows all queries on the canvas of that
-step, and its column sums equal the running sums that were recorded.
+The forward call has no cache and no padding. A map of an autoregressive trace therefore shows all queries on the canvas
+of that step, and its column sums equal the running sums that were recorded.
 """
 
 from contextlib import nullcontext
@@ -22,7 +23,9 @@ from sinkscope.traces.stored_maps import TOLERANCE, check_place, column_differen
 from sinkscope.traces.top_columns import kept_columns
 
 EXACT = 1e-3
-"""Tolerance where keys were hidden, which coarse rounding must not excuse; a map that is refused for rounding alone is no loss."""
+"""Tolerance where keys were hidden, which coarse rounding must not excuse; a map that is refused for rounding alone is
+no loss.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +33,8 @@ class AttentionMap:
     """One recomputed map.
 
     Attributes:
-        attention: float32 [query, key]. Rows add up to 1; in a network with its own sink token, to 1 minus that token's share.
+        attention: float32 [query, key]. Rows add up to 1; in a network with its own sink token, to 1 minus that token's
+            share.
         largest_difference: between its columns and the recorded ones, in queries' worth of attention.
     """
 
@@ -45,8 +49,8 @@ class _OneHead(Watcher):
     """Keeps the map of one head of one layer.
 
     Args:
-        block: tokens of a block, whose queries see their own block and those before it: 1 where the model is causal, None where a query
-            sees every key.
+        block: tokens of a block, whose queries see their own block and those before it: 1 where the model is causal,
+            None where a query sees every key.
     """
 
     def __init__(self, model: Model, layer: str, head: int, block: int | None) -> None:
@@ -89,8 +93,8 @@ def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) 
 
     Raises:
         CallError: no such step, layer or head, a model with other weights, or a trace that was written with a cache.
-        TraceError: a trace without a hash of the weights, or one whose columns differ from the map's, for example because keys were
-            hidden while it was written.
+        TraceError: a trace without a hash of the weights, or one whose columns differ from the map's, for example
+            because keys were hidden while it was written.
     """
     step, layer, head = check_place(trace, step, layer, head)
     _check_weights(model, trace)
@@ -105,7 +109,8 @@ def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) 
         model.network.model(input_ids=tokens, use_cache=False)
     if watcher.attention is None:
         raise TraceError(
-            f"{trace.folder}: expected a layer {trace.layers[layer]} in {model.card.name}, found none; pass the model that wrote the trace"
+            f"{trace.folder}: expected a layer {trace.layers[layer]} in {model.card.name}, found none; pass the model "
+            "that wrote the trace"
         )
     attention = watcher.attention.cpu().numpy()
     recorded = kept_columns(trace)[step, layer, head, :length]
@@ -133,14 +138,16 @@ def _check_weights(model: Model, trace: Trace) -> None:
     cache = (trace.manifest.get("sampler") or {}).get("cache")
     if cache:
         raise CallError(
-            f"{trace.folder} was written with the cache {cache}: its maps have the computed queries only, and stored keys that one step "
+            f"{trace.folder} was written with the cache {cache}: its maps have the computed queries only, and stored "
+            "keys that one step "
             "cannot make again; record without a cache for a map"
         )
     refuse_other_weights(trace, model.card.name, weight_hash_of(model))
     expected, found = (trace.manifest.get("model") or {}).get("config_hash"), model.card.config_hash
     if expected and found and expected != found:
         raise CallError(
-            f"{trace.folder} was written by these weights under the config.json {expected[:12]}…, {model.card.name} has {found[:12]}…; "
+            f"{trace.folder} was written by these weights under the config.json {expected[:12]}…, {model.card.name} "
+            f"has {found[:12]}…; "
             "pass the model that wrote the trace"
         )
 
@@ -150,5 +157,6 @@ def refuse_other_weights(trace: Trace, name: str, found: str) -> None:
     expected = trace.manifest.get("model", {}).get("weight_hash")
     if expected and expected != found:
         raise CallError(
-            f"{trace.folder} was written by weights {expected[:12]}…, {name} has {found[:12]}…; pass the model that wrote the trace"
+            f"{trace.folder} was written by weights {expected[:12]}…, {name} has {found[:12]}…; pass the model that "
+            "wrote the trace"
         )

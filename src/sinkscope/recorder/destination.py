@@ -1,6 +1,5 @@
-"""Where recorded steps go: a destination opens a writer for each prompt. `TraceFolders` is the one that writes traces."""
+"""Destinations of recorded steps, which open a writer for each prompt; `TraceFolders` writes traces."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -34,7 +33,7 @@ class StepWriter(Protocol):
         """End the prompt; ``complete`` is False where it was given up, ``more`` are keys of the manifest."""
 
 
-class Destination(ABC):
+class Destination(Protocol):
     """Makes the writers of a recording.
 
     Attributes:
@@ -43,9 +42,8 @@ class Destination(ABC):
     """
 
     level: str
-    folders: tuple[Path, ...] = ()
+    folders: tuple[Path, ...]
 
-    @abstractmethod
     def open(self, manifests: Sequence[dict[str, Any]], several: bool) -> list[StepWriter]:
         """Return a writer for each prompt of a generation, or of one more stack of it.
 
@@ -55,8 +53,9 @@ class Destination(ABC):
         """
 
 
-class TraceFolders(Destination):
-    """Writes a trace for each prompt: in the folder itself where it stays the only one, else in numbered folders within it.
+class TraceFolders:
+    """Writes a trace for each prompt: in the folder itself where it stays the only one, else in numbered folders within
+    it.
 
     Args:
         out: an empty folder.

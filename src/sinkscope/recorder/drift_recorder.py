@@ -1,11 +1,10 @@
 """Measures how keys and values drift from step to step, instead of recording columns; see `statistics.key_drift`.
 
-Keys and values of the last steps stay on their device, and only sums leave it. Keys are taken after rotation, which does not matter, as a
-position stays where it is.
+Keys and values of the last steps stay on their device, and only sums leave it. Keys are taken after rotation, which
+does not matter, as a position stays where it is.
 """
 
 import json
-import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,7 +33,6 @@ from sinkscope.errors import CallError, TraceError
 from sinkscope.models import Model, block_length
 from sinkscope.models.fingerprints import SameWeights
 from sinkscope.recorder.manifest import plain_values
-from sinkscope.recorder.own_process import expect_process
 from sinkscope.sinks.definition import excess_of
 from sinkscope.sinks.finding import EXCESS
 from sinkscope.statistics.key_drift import CLASSES, MEASURES, drift_document
@@ -62,9 +60,10 @@ class DriftRecorder(Watcher):
     def __init__(self, model: Model, lags: Sequence[int] = LAGS) -> None:
         if model.family.causal or block_length(model.network) is not None:
             raise CallError(
-                f"keep: drift is that of a canvas which is computed again in every step, found {model.family.name}; record columns"
+                f"keep: drift is that of a canvas which is computed again in every step, found {model.family.name}; "
+                "record columns"
             )
-        self.model, self.lags, self._process = model, tuple(lags), os.getpid()
+        self.model, self.lags = model, tuple(lags)
         self.sums: list[np.ndarray] = []
         self.counts: list[np.ndarray] = []
         self.sampler: dict[str, Any] = {}
@@ -72,14 +71,18 @@ class DriftRecorder(Watcher):
         self.folders: tuple[Path, ...] = ()
         self._weights = SameWeights(model.network)
 
+    @property
+    def has_recorded(self) -> bool:
+        """Whether the drift was written."""
+        return bool(self.folders)
+
     def begin_generation(self, start: GenerationStart) -> None:
         """Prepare for the prompts of a generation.
 
         Raises:
-            AttentionError: this process was forked from the one that records.
-            CallError: it runs with a cache, which keeps most keys and values as they were, or with other settings than the prompts before.
+            CallError: it runs with a cache, which keeps most keys and values as they were, or with other settings than
+                the prompts before.
         """
-        expect_process(self._process)
         self._past: deque[tuple[StepContext, list[tuple[Tensor, Tensor]]]] = deque(maxlen=max(self.lags))
         self._context: StepContext | None = None
         cache = dict(start.sampler or {}).get("cache", "none")
@@ -99,7 +102,7 @@ class DriftRecorder(Watcher):
         """Note sampler and rules of a generation; raise an error for others than those of the prompts before."""
         session = current_session(self.model.network)
         hiders = [one for one in (() if session is None else session.subscribers) if isinstance(one, Hider)]
-        hidden = [plain_values(f"{type(one).__name__}.describe", one.describe(0)).get("rules") for one in hiders]
+        hidden = [plain_values(one.describe(0)).get("rules") for one in hiders]
         mine, theirs = (
             {"sampler": {name: value for name, value in one.items() if name != "seed"}, "hide": rules}
             for one, rules in ((sampler, hidden), (self.sampler, self.hidden))
@@ -203,7 +206,8 @@ def recording_drift(model: Model, folder: Path) -> Iterator[DriftRecorder]:
     """Measure drift while the body runs, and write it to ``drift.json`` in a folder.
 
     Raises:
-        CallError: an autoregressive model, a generation with a cache, generations with different settings or rules, or of one step each.
+        CallError: an autoregressive model, a generation with a cache, generations with different settings or rules, or
+            of one step each.
         TraceError: it cannot be written.
     """
     recorder = DriftRecorder(model)
@@ -217,5 +221,5 @@ def recording_drift(model: Model, folder: Path) -> Iterator[DriftRecorder]:
     document = with_checksum(
         {"format": 1, "model": model.card.as_dict(), "sampler": recorder.sampler, "hidden": recorder.hidden, **found}
     )
-    recorder.folders = (folder,)
     write_whole(folder / DRIFT, (json.dumps(document) + "\n").encode(), TraceError, "choose another folder")
+    recorder.folders = (folder,)

@@ -4,7 +4,7 @@ import json
 import platform
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from sinkscope.argument_types import fits, in_words
 from sinkscope.attention import GenerationStart
-from sinkscope.documents import parse_json
-from sinkscope.errors import CallError
 from sinkscope.models import Model
 from sinkscope.models.fingerprints import were_changed
 from sinkscope.recorder.prompt_steps import PartStep
-
-MOST_TOKENS = 1 << 31
-"""Token ids that a trace can hold."""
 
 
 class Description:
@@ -52,7 +46,7 @@ class Description:
             layers: how many were measured.
         """
         model = self.model
-        sampler = plain_values("sampler", dict(start.sampler))
+        sampler = plain_values(dict(start.sampler))
         if isinstance(sampler.get("seed"), int):
             sampler["seed"] += prompt
         parameter = next(self.network.parameters(), torch.empty(0))
@@ -94,11 +88,13 @@ class Description:
             text = self.model.answer_text(torch.from_numpy(answer))
         else:
             ends = np.flatnonzero(answer == self._eos_id)
-            text = self._decoded(answer[: ends[0] if len(ends) else None].tolist(), skip_special_tokens=True)
+            text = self.tokenizer.decode(answer[: ends[0] if len(ends) else None].tolist(), skip_special_tokens=True)
         return {"text": text, **self.vocabulary(tokens)}
 
     def vocabulary(self, found: Iterable[int]) -> dict[str, Any]:
-        """Return the texts of tokens, so that a trace can be read without its model; a token without a text is left out."""
+        """Return the texts of tokens, so that a trace can be read without its model; a token without a text is left
+        out.
+        """
         if self.tokenizer is None:
             return {}
         mask_id = None if self.model is None else self.model.card.mask_id
@@ -106,66 +102,18 @@ class Description:
         tokens = sorted({int(token) for token in found if token >= 0} | set(special))
         for token in tokens:
             if token not in self._texts:  # special tokens have no text, they go by their name
-                piece = None if (text := self._decoded([token])) else self.tokenizer.convert_ids_to_tokens(token)
-                self._texts[token] = text or ("" if piece is None else _readable(f"{piece}"))
+                text = self.tokenizer.decode([token]) or self.tokenizer.convert_ids_to_tokens(token)
+                self._texts[token] = "" if text is None else str(text)
         return {"vocabulary": {str(token): self._texts[token] for token in tokens if self._texts[token]}}
-
-    def _decoded(self, tokens: list[int], **more: Any) -> str:
-        """Return the text of some tokens.
-
-        Raises:
-            CallError: the tokenizer gives no text.
-        """
-        text = self.tokenizer.decode(tokens, **more)
-        if not isinstance(text, str):
-            raise CallError(f"tokenizer: expected text from decode({tokens[:5]}), found {in_words(text)}")
-        return _readable(text)
 
     @property
     def _eos_id(self) -> int | None:
         return self.model.card.eos_id if self.model is not None else getattr(self.tokenizer, "eos_token_id", None)
 
 
-def check_tokenizer(tokenizer: Any) -> None:
-    """Raise an error for what cannot give tokens their texts.
-
-    Raises:
-        CallError: no tokenizer as transformers has them.
-    """
-    verbs = ("decode", "convert_ids_to_tokens")
-    if isinstance(tokenizer, type) or not all(callable(getattr(tokenizer, verb, None)) for verb in verbs):
-        raise CallError(
-            f"tokenizer: expected a tokenizer of transformers, with {' and '.join(verbs)}, found {in_words(tokenizer)}"
-        )
-    end = getattr(tokenizer, "eos_token_id", None)
-    if end is not None and not (fits(end, int) and 0 <= end < MOST_TOKENS):
-        raise CallError(f"tokenizer: expected its eos_token_id to be a token id or None, found {in_words(end)}")
-
-
-def plain_values(name: str, found: Any) -> dict[str, Any]:
-    """Return values by name as the manifest of a trace holds them.
-
-    Raises:
-        CallError: no such values: no mapping, what JSON does not know, or numbers that are not finite.
-    """
-    expected = f"{name}: expected plain values (text, numbers, lists, objects) for the manifest"
-
-    def refuse(value: Any) -> None:
-        raise CallError(f"{expected}, found {in_words(value)} among them")
-
-    try:
-        content = json.dumps(found, ensure_ascii=False, default=refuse)
-    except (TypeError, ValueError, RecursionError):  # names that are none, or values within themselves
-        raise CallError(f"{expected}, found others") from None
-    values = parse_json(content, name, CallError, "a manifest holds plain values")
-    if not isinstance(values, dict):
-        raise CallError(f"{name}: expected an object by name for the manifest, found {in_words(found)}")
-    return values
-
-
-def _readable(text: str) -> str:
-    """Return a text without lone surrogates, which no file can hold."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+def plain_values(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by name as a manifest holds them, NumPy's numbers as Python's."""
+    return json.loads(json.dumps(found, allow_nan=False, default=lambda number: number.item()))
 
 
 def command_line() -> str | None:

@@ -1,7 +1,7 @@
 """One step of one prompt: its row of the batch without left padding; where the model is causal, summed over the steps.
 
-Layers of one stack may attend to the tokens of different stacks: those of a decoder to its own tokens, and those of its cross-attention
-to the encoder's. Each such part of a stack has traces of its own.
+Layers of one stack may attend to the tokens of different stacks: those of a decoder to its own tokens, and those of its
+cross-attention to the encoder's. Each such part of a stack has traces of its own.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,8 @@ class PartStep:
     """A step of one part of a stack.
 
     Attributes:
-        context: what went into the step. For a crossing part the tokens that are attended to, and the lengths of their rows.
+        context: what went into the step. For a crossing part the tokens that are attended to, and the lengths of their
+            rows.
         queries: tokens that attend, left padding included.
         all_queries: whether the step computes every query of the canvas, so that none was left to a cache.
         causal: whether column sums are running sums over the steps.

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.documents import shown
 from sinkscope.errors import CallError
-from sinkscope.recorder.destination import Destination, StepWriter
+from sinkscope.recorder.destination import StepWriter
 from sinkscope.statistics import PromptSettings, Summary
 from sinkscope.traces.statistics_folder import Arrays, StatisticsFolder
 from sinkscope.work_items import difference_in_words, differences
@@ -68,7 +67,7 @@ class PromptCounter:
             self.counted = True
 
 
-class StatisticsDestination(Destination):
+class StatisticsDestination:
     """Counts every prompt into one folder, under the next of the numbers given.
 
     Args:
@@ -78,6 +77,7 @@ class StatisticsDestination(Destination):
     """
 
     level = "statistics"
+    folders: tuple[Path, ...] = ()
 
     def __init__(self, folder: StatisticsFolder, indices: Iterable[int], excess: float = 3.0) -> None:
         self.folder, self.excess = folder, excess
@@ -94,14 +94,16 @@ class StatisticsDestination(Destination):
         """Return a counter for each prompt.
 
         Raises:
-            CallError: a network of several stacks, or another sampler, other settings or rules than those of the first prompt.
+            CallError: a network of several stacks, or another sampler, other settings or rules than those of the first
+                prompt.
         """
         for manifest in manifests:
             stack = (manifest["stack"], manifest["attends_to"])
             if self._stack not in (None, stack):
                 raise CallError(
                     "keep='statistics' counts one stack of layers, found a second one "
-                    f"({manifest['stack'] or manifest['model']['name']}); use keep='columns', which makes a trace of each"
+                    f"({manifest['stack'] or manifest['model']['name']}); use keep='columns', which makes a trace of "
+                    "each"
                 )
             self._stack = stack
             self._check_settings(manifest)
@@ -117,15 +119,19 @@ class StatisticsDestination(Destination):
         if other is not None:
             change = difference_in_words(*other, "expected {name} {old!r} as for the first prompt, found {new!r}")
             raise CallError(
-                f"keep='statistics' counts prompts of one setting: {change}; record each setting into a folder of its own"
+                f"keep='statistics' counts prompts of one setting: {change}; record each setting into a folder of its "
+                "own"
             )
 
     def _refuse_again(self, manifest: Mapping[str, Any]) -> None:
-        """Raise an error for a prompt that was counted before, with the same seed, which makes intervals narrower than they are."""
+        """Raise an error for a prompt that was counted before, with the same seed, which makes intervals narrower than
+        they are.
+        """
         prompt = _prompt_of(manifest)
         if None not in prompt and any(one.counted and _prompt_of(one.manifest) == prompt for one in self._counters):
             raise CallError(
-                f"keep='statistics' counts each prompt once, found {shown(prompt[0])} again; leave it out, or use another seed"
+                f"keep='statistics' counts each prompt once, found {prompt[0]!r} again; leave it out, or use another "
+                "seed"
             )
 
 

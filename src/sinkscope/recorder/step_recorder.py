@@ -1,15 +1,16 @@
-"""The recorder of a model: it measures every layer of a step, brings the step to the host, and hands it to the writer of each prompt.
+"""The recorder of a model: it measures every layer of a step, brings the step to the host, and hands it to the writer
+of each prompt.
 
 A step is one call of a stack, the module that owns the layers. Its way:
 
 1. ``watch``, once for each layer: the layer's measurements are kept on their device (`step_tensors`).
 2. ``end_step``: the layers are stacked and sent to the host, on a GPU without waiting (`async_writer`).
-3. ``_write_step``, once they have arrived: each prompt's row is cut out of the batch, its padding removed (`prompt_steps`), and added to
+3. ``_write_step``, once they have arrived: each prompt's row is cut out of the batch, its padding removed
+(`prompt_steps`), and added to
    the prompt's writer, which the destination has made (`destination`, `statistics_destination`).
 """
 
 import contextlib
-import os
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -35,7 +36,6 @@ from sinkscope.models.fingerprints import SameWeights
 from sinkscope.recorder.async_writer import AsyncWriter
 from sinkscope.recorder.destination import Destination, StepWriter
 from sinkscope.recorder.manifest import Description, plain_values
-from sinkscope.recorder.own_process import expect_process
 from sinkscope.recorder.prompt_steps import PartStep, StackPart, canvas_after, part_step, prompt_arrays
 from sinkscope.recorder.step_tensors import (
     LayerTensors,
@@ -96,7 +96,6 @@ class Recorder(Watcher):
         self._projections = OutputProjections(network)
         self._weights = SameWeights(network)
         self._async_writer = AsyncWriter()
-        self._process = os.getpid()
         self.has_recorded = False
         self.prompts_asked: int | None = None
         self._start: GenerationStart | None = None
@@ -118,14 +117,13 @@ class Recorder(Watcher):
         """Prepare for a generation; its traces appear on disk with their first step.
 
         Raises:
-            AttentionError: this process was forked from the one that records.
             CallError: its mask token is not that of the model.
         """
-        expect_process(self._process)
         card = None if self.model is None else self.model.card
         if card is not None and None not in (card.mask_id, start.mask_id) and card.mask_id != start.mask_id:
             raise CallError(
-                f"mask_id: expected {card.mask_id}, which is the mask of {card.name}, found {start.mask_id}; leave it out"
+                f"mask_id: expected {card.mask_id}, which is the mask of {card.name}, found {start.mask_id}; leave it "
+                "out"
             )
         if self.destination.level == "statistics":
             self._weights.check("keep='statistics' counts prompts of one network")
@@ -157,7 +155,9 @@ class Recorder(Watcher):
         layers[call.name] = measured
 
     def _measure(self, call: LayerCall, columns: Columns) -> LayerTensors:
-        """Return the measurements of a layer call. For keys in a causal model's cache, output norms come from earlier steps."""
+        """Return the measurements of a layer call. For keys in a causal model's cache, output norms come from earlier
+        steps.
+        """
         context, start = self._context, self._start
         assert context is not None and start is not None
         causal = start.causal if context.causal is None else context.causal
@@ -166,7 +166,8 @@ class Recorder(Watcher):
         known = behind and call.stack in self._last_contexts
         if behind and not known:
             raise AttentionError(
-                f"expected a recording from the first token on, found a cache that holds {call.keys - queries} of {call.keys}; "
+                f"expected a recording from the first token on, found a cache that holds {call.keys - queries} of "
+                f"{call.keys}; "
                 "fill the cache inside recording, and begin each text and each generate with an empty one"
             )
         return LayerTensors.of(
@@ -189,7 +190,7 @@ class Recorder(Watcher):
                 self._layers[part] = list(measured)
             if self._layers[part] != list(measured):
                 raise AttentionError(
-                    f"expected the {len(self._layers[part])} layers of the first step in every step, found {len(measured)}: "
+                    f"expected the layers of the first step in every step ({', '.join(self._layers[part])}), found "
                     f"{', '.join(measured)}; leave the network as it is while it is recorded"
                 )
             blocks = step.context.final_queries is not None
@@ -213,8 +214,12 @@ class Recorder(Watcher):
         self, prompts: dict[int, _Prompt], step: PartStep, layers: list[str], devices: int, sent: dict[str, Tensor]
     ) -> None:
         """Add a step that has arrived on the host to the writer of each of its prompts."""
-        names = [[name for name in sent if name.startswith(f"{number} ")] for number in range(devices)]
-        stacked = join_devices([{name.partition(" ")[2]: sent[name] for name in device} for device in names])
+        parts: list[dict[str, Tensor]] = [{} for _ in range(devices)]
+        for name, one in sent.items():
+            number, blank, measured = name.partition(" ")
+            if blank:
+                parts[int(number)][measured] = one
+        stacked = join_devices(parts)
         step = replace(step, context=replace(step.context, **{name: sent[name] for name in CONTEXT}))
         result = StepResult(**{name: sent[name] for name in RESULT if name in sent}) if "written" in sent else None
         for row, number in zip(step.context.rows, step.context.prompts, strict=True):
@@ -239,14 +244,8 @@ class Recorder(Watcher):
         Raises:
             AttentionError: a step whose attention is not a number.
         """
-        if (
-            os.getpid() != self._process
-        ):  # forked in the middle of a generation, whose traces belong to the other process
-            return
-        prompts, self._prompts = (
-            [(part, *one) for part, prompts in self._prompts.items() for one in prompts.items()],
-            {},
-        )
+        prompts = [(part, *one) for part, numbered in self._prompts.items() for one in numbered.items()]
+        self._prompts = {}
         error: BaseException | None = None
         try:
             self._async_writer.drain()
@@ -295,7 +294,7 @@ class Recorder(Watcher):
 
     def _hidden(self, prompt: int) -> list[dict[str, Any]]:
         """Return what is hidden from the model in this generation, and what came of it so far."""
-        return [plain_values(f"{type(one).__name__}.describe", one.describe(prompt)) for one in self._hiders.values()]
+        return [plain_values(one.describe(prompt)) for one in self._hiders.values()]
 
     def _attention(self, part: StackPart) -> str:
         """Return which implementations of attention ran so far."""

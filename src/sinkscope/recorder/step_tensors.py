@@ -25,15 +25,16 @@ OPTIONAL = {"hidden_norms": "hidden_norms", "sink_token": "sink_token_columns", 
 
 @dataclass(frozen=True, eq=False)
 class LayerTensors:
-    """The measurements of one layer in a step, for the whole batch. Norms are NaN for keys that the layer no longer holds.
+    """The measurements of one layer in a step, for the whole batch. Norms are NaN for keys that the layer no longer
+    holds.
 
     Attributes:
         sums: [batch, head, group, key].
         diagonal: [batch, head, query].
         last_row: [batch, head, key], as it took effect.
         value_norms, key_norms: [batch, kv_head, key].
-        output_norms: [batch, head, key]; None where the layer's output projection is not understood. NaN also for keys of earlier steps
-            that the recorder knows already.
+        output_norms: [batch, head, key]; None where the layer's output projection is not understood. NaN also for keys
+            of earlier steps that the recorder knows already.
         hidden_norms: [batch, query]; None where the layer's input is not visible.
         sink_token: [batch, head, sink], columns of the network's own constant keys; None where it has none.
     """
@@ -51,25 +52,23 @@ class LayerTensors:
     def of(cls, call: LayerCall, columns: Columns, groups: tuple[str, ...], norms: KeyNorms) -> "LayerTensors":
         """Return the measurements of a layer call: its columns, and the norms of its values, keys and inputs."""
         hidden = None if call.hidden_states is None else norms_of(call.hidden_states)
-        diagonal = columns.diagonal
+        diagonal, sums, outputs, keys = columns.diagonal, columns.sums, norms.outputs, call.keys
         if call.part is not None:  # the diagonal is measured for queries at the end of the canvas only
-            hidden = None if hidden is None else call.part.spread(hidden, call.keys)
-            diagonal = call.part.spread(
-                diagonal if call.part.whole else torch.full_like(diagonal, torch.nan), call.keys
-            )
+            hidden = None if hidden is None else call.part.spread(hidden, keys)
+            measured = diagonal if call.part.whole else torch.full_like(diagonal, torch.nan)
+            diagonal = call.part.spread(measured, keys)
+        if groups != call.groups:
+            sums = torch.stack([sums[:, :, call.groups.index(group)] for group in groups], dim=2)
+        first, known = call.first_key, 0 if outputs is None else keys - outputs.shape[-1]
         return cls(
-            columns.sums
-            if groups == call.groups
-            else torch.stack([columns.sums[:, :, call.groups.index(group)] for group in groups], dim=2),
+            sums,
             diagonal,
             columns.last_row_in_force,
-            _placed(norms.values, call.first_key),
-            _placed(norms.keys, call.first_key),
-            None
-            if hidden is None
-            else hidden.to(columns.sums.device),  # a layer's input comes from the device of the layer before
+            _placed(norms.values, first) if first else norms.values,
+            _placed(norms.keys, first) if first else norms.keys,
+            None if hidden is None else hidden.to(sums.device),  # it comes from the device of the layer before
             None if columns.prefix is None or call.own is None else columns.prefix[:, :, call.groups.index("all")],
-            None if norms.outputs is None else _placed(norms.outputs, call.keys - norms.outputs.shape[-1]),
+            _placed(outputs, known) if outputs is not None and known else outputs,
         )
 
     def in_batch(self, rows: Tensor, others: "LayerTensors") -> "LayerTensors":
@@ -85,7 +84,9 @@ class LayerTensors:
         )
 
     def one_step_later(self) -> "LayerTensors":
-        """Return the measurements of a next step in which nothing is computed: no attention, and the same keys and values."""
+        """Return the measurements of a next step in which nothing is computed: no attention, and the same keys and
+        values.
+        """
         zeroed = {
             name: torch.zeros_like(one)
             for name in ("sums", "last_row", "sink_token")
@@ -103,19 +104,21 @@ class LayerTensors:
 
 
 def _placed(norms: Tensor, first_key: int) -> Tensor:
-    return pad(norms, (first_key, 0), value=torch.nan) if first_key else norms
+    return pad(norms, (first_key, 0), value=torch.nan)
 
 
 @torch.no_grad()
 def stack_layers(layers: list[LayerTensors], causal: bool, blocks: bool = False) -> list[dict[str, Tensor]]:
-    """Return the tensors of one step stacked over layers, [layer, batch, …], one dictionary for each device; `join_devices` joins them.
+    """Return the tensors of one step stacked over layers, [layer, batch, …], one dictionary for each device;
+    `join_devices` joins them.
 
     Args:
         causal: keeps the last row in place of the query groups, as an autoregressive trace does.
         blocks: keeps the last row beside them, for block diffusion behind a cache.
     """
     runs = [list(run) for _, run in groupby(layers, lambda layer: layer.sums.device)]
-    shown = [name for name in OPTIONAL if all(getattr(layer, name) is not None for layer in layers)]
+    missing = {name for layer in layers for name in OPTIONAL if getattr(layer, name) is None}
+    shown = [name for name in OPTIONAL if name not in missing]
     return [_stacked(run, causal, shown, causal or blocks) for run in runs]
 
 
@@ -152,7 +155,8 @@ def head_counts(layers: list[LayerTensors]) -> tuple[int, int]:
     heads = sorted({layer.sums.shape[1] for layer in layers})
     if len(heads) > 1:
         raise AttentionError(
-            f"expected as many query heads in every layer, found {' and '.join(map(str, heads))}; such a model cannot be recorded"
+            f"expected as many query heads in every layer, found {' and '.join(map(str, heads))}; such a model cannot "
+            "be recorded"
         )
     return heads[0], max(layer.value_norms.shape[1] for layer in layers)
 
@@ -178,13 +182,15 @@ def check_numbers(sums: Tensor, layers: list[str], step: int) -> None:
         return
     layer, head = (int(place) for place in sums.isnan().any(-1).nonzero()[0])
     raise AttentionError(
-        f"expected the attention of step {step} to be numbers, found NaN first in layer {layers[layer]}, head {head}; queries or keys "
+        f"expected the attention of step {step} to be numbers, found NaN first in layer {layers[layer]}, head {head}; "
+        "queries or keys "
         "overflow there, or the weights hold NaN: load the model with dtype='float32', or check the checkpoint"
     )
 
 
 def check_norms(arrays: Mapping[str, np.ndarray], step: int) -> None:
-    """Raise AttentionError where a norm is infinite: statistics of it mean nothing, and readers take such a trace for damaged.
+    """Raise AttentionError where a norm is infinite: statistics of it mean nothing, and readers take such a trace for
+    damaged.
 
     Args:
         arrays: of one step of one prompt.
@@ -192,7 +198,8 @@ def check_norms(arrays: Mapping[str, np.ndarray], step: int) -> None:
     for name in (one for one in arrays if one.endswith("_norms")):
         if np.isinf(arrays[name]).any():
             raise AttentionError(
-                f"expected the {name.replace('_', ' ')} of step {step} to be finite, found infinite ones; the squares of the model's "
+                f"expected the {name.replace('_', ' ')} of step {step} to be finite, found infinite ones; the squares "
+                "of the model's "
                 "states overflow in float32: check the checkpoint"
             )
 
@@ -200,8 +207,8 @@ def check_norms(arrays: Mapping[str, np.ndarray], step: int) -> None:
 def accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor], all_queries: bool) -> dict[str, Tensor]:
     """Return what a step with a cache adds up to with the steps before it.
 
-    With a cache, a step has only its new queries. Column sums are added to those before, per-query values are appended, and norms of
-    keys that are no longer visible are kept.
+    With a cache, a step has only its new queries. Column sums are added to those before, per-query values are appended,
+    and norms of keys that are no longer visible are kept.
 
     Args:
         running: the sums so far; changed in place.
@@ -232,11 +239,13 @@ def accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor], all_querie
 
 
 def add_finished(running: dict[str, Tensor], arrays: dict[str, Tensor], final: bool) -> dict[str, Tensor]:
-    """Return what a step of block diffusion makes together with the finished blocks before it: the newest row of every query so far.
+    """Return what a step of block diffusion makes together with the finished blocks before it: the newest row of every
+    query so far.
 
-    Column sums are those of the step's own queries and of every finished query. ``newest_columns`` are those of the step's queries, and of
-    as many finished blocks before them as make 16 queries, the window in which sinks of autoregressive models are followed. Of a longer
-    prompt, which is read at once, only the newest row is known, as there.
+    Column sums are those of the step's own queries and of every finished query. ``newest_columns`` are those of the
+    step's queries, and of as many finished blocks before them as make 16 queries, the window in which sinks of
+    autoregressive models are followed. Of a longer prompt, which is read at once, only the newest row is known, as
+    there.
 
     Args:
         running: sums and rows of the finished queries; changed in place where the step's queries are final.
