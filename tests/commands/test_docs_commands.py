@@ -31,9 +31,8 @@ LINES = [(path.name, line) for path in sorted(DOCS.glob("*.md")) for line in com
 HUB = [one for one in LINES if re.search(r" [\w-]+/[A-Z]", one[1]) and "--dry-run" not in one[1]]
 CUT = [one for one in LINES if "…" in one[1]]
 LONG = [one for one in LINES if one[1].startswith("sinkscope train")]
-BENCH = [one for one in LINES if one[1].startswith("sinkscope bench")]
 TRAINED = [one for one in LINES if re.match("sinkscope (fold|convert|watch-training) ", one[1])]
-LOCAL = [one for one in LINES if one not in HUB + CUT + LONG + BENCH + TRAINED]
+LOCAL = [one for one in LINES if one not in HUB + CUT + LONG + TRAINED]
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +79,6 @@ def test_training_starts_as_it_says(run, tmp_path, monkeypatch, page, line):
     monkeypatch.setattr(checkpoint, "train_checkpoint", lambda recipe, out, **_: asked.append(recipe.name) or out)
     status, out, _ = run(*shlex.split(line)[1:])
     assert (status, out.strip(), asked) == (0, "DIR", [line.split()[2]])
-
-
-@pytest.mark.parametrize(("page", "line"), BENCH)
-def test_the_benchmarks_that_are_named_are_there(page, line):
-    folder = DOCS.parent / "benchmarks"
-    assert all((folder / f"{name}.py").is_file() for name in shlex.split(line)[2:])
 
 
 @pytest.mark.parametrize(("page", "line"), TRAINED)

@@ -1,10 +1,7 @@
 """docs/json.md names what the commands print, all of it and nothing else."""
 
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -84,7 +81,6 @@ def session(tmp_path_factory, diffusion_folder):
     """Everything that the commands print and write, by the heading of its documentation."""
     import contextlib
     import io
-    import sys
     from unittest.mock import patch
 
     from sinkscope import cli
@@ -196,37 +192,6 @@ def test_the_page_on_traces_names_every_key_of_the_manifest(session):
     always, _ = documented((DOCS / "trace-format.md").read_text(), "manifest.json")
     for manifest in session["manifest.json"]:
         assert set(manifest) | {"maps"} == set(always)
-
-
-def test_bench_gives_rows_by_benchmark(run, monkeypatch):
-    rows = [{"length": 256, "ratio": 1.5}]
-    monkeypatch.setattr(
-        subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0, json.dumps(rows).encode())
-    )
-    status, out, _ = run("bench", "sampling", "--json")
-    assert (status, json.loads(out)) == (0, {"sampling": rows})
-    assert differences([json.loads(out)], *documented((DOCS / "json.md").read_text(), "bench")) == []
-
-
-def test_bench_goes_on_behind_a_measurement_that_failed(run, monkeypatch):
-    def done(command, **_):
-        return subprocess.CompletedProcess(command, int("sampling" in str(command)), b"[]")
-
-    monkeypatch.setattr(subprocess, "run", done)
-    status, out, err = run("bench", "sampling", "analysis", "--json")
-    assert (status, json.loads(out)) == (1, {"analysis": []}) and "sampling.py failed with status 1" in err
-
-
-def test_bench_runs_a_script_beside_what_it_imports_and_an_interrupt_ends_it_quietly(tmp_path):
-    from sinkscope.commands.bench import RUN
-
-    (tmp_path / "neighbour.py").write_text("import os, signal, sys\n")
-    (tmp_path / "script.py").write_text(
-        "from neighbour import *\nprint(sys.argv[1:], flush=True)\nos.kill(os.getpid(), signal.SIGINT)\n"
-    )
-    command = [sys.executable, "-c", RUN, str(tmp_path / "script.py"), "--json"]
-    done = subprocess.run(command, env={**os.environ, "PYTHONSAFEPATH": "1"}, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "['--json']\n", "")
 
 
 def test_the_dry_run_of_a_reproduction_has_the_keys_of_the_page(run):

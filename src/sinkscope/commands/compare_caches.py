@@ -1,6 +1,6 @@
 """`compare-caches`: accuracy, agreement, work and speed of cache policies beside plain sampling."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated
 
 from tyro.conf import Positional, arg
@@ -14,19 +14,16 @@ POLICIES = (
     "fast-dllm-prefix,fast-dllm-dual,none@threshold=0.9,fast-dllm-prefix@threshold=0.9,fast-dllm-dual@threshold=0.9"
 )
 
-KEPT = ("model", "definitions", "json", "sampler")
-"""What may stand beside --definitions."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class CompareCaches(TaskCommand):
-    """Compare cache policies with plain sampling: accuracy, tokens, multiply-adds, memory and speed; the same command resumes after a kill.
+    """Compare cache policies with plain sampling: accuracy, work, memory, speed; the same command resumes after a kill.
 
     Attributes:
         out: folder for the answers, the table caches.json, and the figure accuracy-against-work.
         tasks: separated by commas: lab-arith, lab-code, lab-sums, gsm8k, gsm8k_cot, humaneval, humaneval_instruct.
-        policies: separated by commas, as for --cache of `generate`, see --definitions; parallel decoding stands behind an @, such as
-            fast-dllm-dual@threshold=0.9. Plain sampling is always among them.
+        policies: separated by commas, as for --cache of `generate`, see --definitions; parallel decoding stands behind
+            an @, such as fast-dllm-dual@threshold=0.9. Plain sampling is always among them.
         budget: numbers of keys, separated by commas, for policies that leave it open, such as block:keep=sinks.
         definitions: prints what each policy is, its options and its source, and loads no model.
     """
@@ -43,14 +40,12 @@ class CompareCaches(TaskCommand):
         from sinkscope.evaluation.cache_arms import read_arms, read_budgets
 
         if self.definitions:
-            self.refuse(" ".join(field.name for field in fields(self) if field.name not in KEPT), "with --definitions")
             from sinkscope.decoding.caches.definitions import cache_definitions, definitions_text
 
             print_json({"caches": cache_definitions()}) if self.json else say(definitions_text())
             return
         if not self.model:
             raise CallError("expected a model: a bundled name, a folder, or a hub id; found none")
-        self.check_dry_run()
         arms, asked = read_arms(self.policies, read_budgets(self.budget)), self.asked()
         if self.dry_run:
             from sinkscope.evaluation.cache_cost import cost_of_comparison

@@ -13,7 +13,6 @@ from typing import Any
 from sinkscope.documents import parse_json
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.json_lines import read_json_lines
-from sinkscope.library_settings import check_fsspec, refused_file
 
 Row = Mapping[str, Any]
 _NAMES = {str: "text", dict: "an object", list: "a list"}
@@ -114,17 +113,12 @@ class Source:
             raise CallError(
                 f"{name} comes from the hub, but {Path(name).absolute()} stands here, which datasets would read instead; move it, {local}"
             )
-        check_fsspec()
         try:
             from datasets import load_dataset
         except ImportError as error:
             raise CallError(
                 f"{name} comes from the hub through the package datasets, which is not installed; install it, {local}"
             ) from error
-        except Exception as error:
-            if told := refused_file(error):
-                raise EvaluationError(told) from error
-            raise
         from sinkscope.models.hub import reason_of
 
         unreachable = _unreachable(name)

@@ -52,7 +52,6 @@ from sinkscope.models.weights import (
     stored_shapes,
     weight_files,
 )
-from sinkscope.refused_variables import refused_variable
 
 GENERATION = "generation_config.json"
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -273,8 +272,6 @@ def _network(
             f"{folder}/config.json: expected the shape of a model, found a value that does not fit ({str(error).splitlines()[-1].strip()})"
         ) from error
     except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
-        if not isinstance(error, OSError) and (told := refused_variable(error)):
-            raise ModelError(told) from error
         refuse_place(error, folder)
         if device_map is not None and used is not None:  # the headers of the files say that the weights fit
             expected = "device_map: expected a map that gives every part of the network a device"

@@ -23,7 +23,6 @@ import numpy as np
 
 from sinkscope.axes import KEY, POSITION, TRACE_AXES, TRACE_UNITS
 from sinkscope.errors import CallError, TraceError
-from sinkscope.library_settings import check_zarr, refused_file
 from sinkscope.locks import claimed_file
 from sinkscope.traces.parquet import write_parquet
 from sinkscope.traces.part_files import widen
@@ -183,14 +182,9 @@ def _zarr_as_it_comes() -> Iterator[Any]:
     Raises:
         SinkscopeError: it cannot be imported, since a file of settings in the user's folders cannot be read.
     """
-    check_zarr()
     theirs = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith(PREFIX_OF_ZARR)}
     try:
         import zarr
-    except Exception as error:
-        if told := refused_file(error):
-            raise TraceError(told) from error
-        raise
     finally:
         os.environ.update(theirs)
     with contextlib.ExitStack() as stack:
