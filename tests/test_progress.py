@@ -118,4 +118,6 @@ def test_training_says_in_a_log_file_how_far_it_has_come(monkeypatch, capsys, tm
     small = Architecture(layers=1, hidden_size=32, heads=2, kv_heads=2, intermediate_size=48, max_positions=128)
     mix = CanvasMix(tokens=288, lengths=(72, 96), weights=(0.5, 0.5))
     train(dataclasses.replace(RECIPES["lab-diffusion"], architecture=small, canvases=mix, updates=4), tmp_path)
-    assert re.search(r"^lab-diffusion: 4 of 4 updates, 00:\d\d so far, about [^,]*, loss=\d", capsys.readouterr().err, re.MULTILINE)
+    assert re.search(
+        r"^lab-diffusion: 4 of 4 updates, 00:\d\d so far, about [^,]*, loss=\d", capsys.readouterr().err, re.MULTILINE
+    )

@@ -1,6 +1,5 @@
 """Flags that would be ignored, and mislead, are refused by name."""
 
-
 import pytest
 from hostile import trial
 

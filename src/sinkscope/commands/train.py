@@ -58,9 +58,7 @@ class Train(Command):
             given["compile"] = True
         recipe = dataclasses.replace(RECIPES[self.recipe], **given)
         if self.watch is not None and not 1 <= self.watch <= recipe.updates:
-            raise CallError(
-                f"--watch: expected 1 to {recipe.updates:,}, the number of updates, found {self.watch}"
-            )
+            raise CallError(f"--watch: expected 1 to {recipe.updates:,}, the number of updates, found {self.watch}")
         texts = read_data(self.data)
         command = " ".join(["sinkscope", *sys.argv[1:]])
         watch = None
