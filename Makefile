@@ -68,7 +68,7 @@ lint: install
 	$(BIN)/python -m pyright
 
 bench: install
-	$(BIN)/sinkscope bench
+	for script in benchmarks/[a-z]*.py; do echo "$$script …" >&2; $(BIN)/python "$$script" $(ARGS) || exit 1; done
 
 clean:
 	rm -rf $(VENV) demo-output build dist .pytest_cache .ruff_cache .hypothesis

@@ -41,19 +41,6 @@ CLASSES = {
 }
 PACKAGES = {"evaluation", "figures", "interventions"}
 DOCUMENTED = FUNCTIONS | CLASSES | PACKAGES
-MOVED = {
-    "HidePositions",
-    "HideSinkToken",
-    "HideSinksAbove",
-    "KeepWindow",
-    "MassMatchedKeys",
-    "NextRanks",
-    "PersistentRandomKeys",
-    "RandomKeys",
-    "SameClassKeys",
-    "calibrate_excess",
-    "compose",
-}
 STUB = Path(sinkscope.__file__).with_suffix(".pyi")
 
 
@@ -115,17 +102,6 @@ def test_an_unknown_name_is_refused_with_the_names_there_are():
         _ = sinkscope.tracks
     with pytest.raises(ImportError):
         exec("from sinkscope import nonsense")
-
-
-@pytest.mark.parametrize("name", sorted(MOVED))
-def test_an_old_name_still_works_and_says_where_it_is_now(name):
-    with pytest.warns(
-        DeprecationWarning, match=rf"sinkscope\.{name} is now sinkscope\.interventions\.{name}; the old name goes"
-    ) as told:
-        thing = getattr(sinkscope, name)
-    assert thing is getattr(sinkscope.interventions, name)
-    assert told[0].filename == __file__
-    assert name not in DOCUMENTED
 
 
 def test_importing_the_package_loads_nothing_heavy():

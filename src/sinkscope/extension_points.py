@@ -1,4 +1,4 @@
-"""Extension points: classes that a package finds by itself, in its own modules and in those that installed packages declare."""
+"""Extension points: classes that a package finds in its own modules and in those that installed packages declare."""
 
 import pkgutil
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import TypeVar
 
-from sinkscope.errors import CallError, first_line
+from sinkscope.errors import CallError
 
 Kind = TypeVar("Kind")
 
@@ -28,25 +28,18 @@ def find_kinds(
     """
     for module in pkgutil.iter_modules(import_module(package).__path__):
         yield from _kinds_in(import_module(f"{package}.{module.name}"), base, is_one)
-    try:
-        points = tuple(entry_points(group=group))
-    except (TypeError, ValueError) as error:  # importlib names neither the file nor the package
-        expected = "expected `name = module:object` in each line of the entry_points.txt of all installed packages"
-        raise CallError(
-            f"{expected}, found a line without a value ({first_line(error)}); reinstall the package that has it"
-        ) from error
-    for point in points:
+    for point in entry_points(group=group):
+        where = f"the entry point {point.name} of {group}" + (
+            f" of the package {point.dist.name}" if point.dist else ""
+        )
         try:
             loaded = point.load()
-        except (Exception, SystemExit) as error:  # of a module that is not ours
-            package = f" of the package {point.dist.name}" if point.dist else ""
-            said = str(error) if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {error}"
-            raise CallError(
-                f"the entry point {point.name} of {group}{package} cannot be loaded from {point.value}: {said}"
-            ) from error
+        except Exception as error:  # of a module that is not ours
+            reason = f"{type(error).__name__}: {error}"
+            raise CallError(f"{where} cannot be loaded from {point.value}: {reason}") from error
         kinds = _kinds_in(loaded, base, is_one) if isinstance(loaded, ModuleType) else [loaded]
         if not kinds or not all(isinstance(kind, type) and issubclass(kind, base) and is_one(kind) for kind in kinds):
-            raise CallError(f"the entry point {point.name} of {group}: expected {expected}, found {point.value}")
+            raise CallError(f"{where}: expected {expected}, found {point.value}")
         yield from kinds
 
 

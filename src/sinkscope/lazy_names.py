@@ -1,4 +1,4 @@
-"""Public names of a package that are imported when they are first used; its stub ``__init__.pyi`` lists each of them once."""
+"""Public names of a package that are imported when they are first used; its stub ``__init__.pyi`` lists each once."""
 
 from collections.abc import Callable
 from functools import cache
@@ -8,11 +8,11 @@ from typing import Any
 
 @cache
 def public_names(file: str) -> dict[str, str]:
-    """Return the names that a stub exports, each with the module below the package that has it, ``""`` for a subpackage itself.
+    """Return the names that a stub exports, each with its module below the package, ``""`` for a subpackage.
 
     Args:
-        file: the package's ``__init__.py``; the stub beside it holds lines such as ``from .loading import load as load``, which type
-            checkers read as an export.
+        file: the package's ``__init__.py``; the stub beside it holds lines such as ``from .loading import load as
+            load``, which type checkers read as an export.
     """
     import ast
     from pathlib import Path

@@ -1,6 +1,7 @@
 """`card`: a small HTML summary of an object, which notebooks show in its place. It loads nothing and runs nothing.
 
-Whatever it is given is shown as text: tokens of a model may hold HTML, control characters or marks that turn the direction of writing.
+All values are shown as text: tokens of a model may hold HTML, control characters or marks that turn the direction of
+writing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,16 +47,13 @@ def card(
         for row in rows[:most]:
             parts.append("<tr>" + "".join(f'<td style="{_CELL}">{_text(cell)}</td>' for cell in row) + "</tr>")
         parts.append("</tbody></table>")
-    left_out = max(0, len(rows) - most) + more
-    if left_out:
+    if left_out := max(0, len(rows) - most) + more:
         parts.append(f"<i>and {left_out:,} more</i>")
     return "".join([*parts, "</div>"])
 
 
 def _text(value: Any, most: int = MOST_LETTERS) -> str:
-    """Return a value as escaped text, cut where it is long."""
     if value is None:
         return "–"
-    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-    text = visible(text)
+    text = visible(f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value))
     return f"<bdi>{escape(text if len(text) <= most else text[: most - 1] + '…')}</bdi>"

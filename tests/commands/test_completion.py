@@ -69,8 +69,3 @@ def test_other_shells_get_a_script_of_theirs(run, shell):
     assert status == 0
     assert ("#compdef sinkscope" if shell == "zsh" else "complete --no-files --command ") in out
     assert "--keep-maps" in out
-
-
-def test_an_unknown_shell_is_refused(run):
-    status, out, err = run("completion", "csh")
-    assert (status, out) == (2, "") and "csh" in err

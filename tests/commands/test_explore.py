@@ -83,7 +83,6 @@ def test_the_largest_columns_alone_make_a_page_that_says_so(run, diffusion_folde
         ([], 2, "at least one trace"),
         (["NOWHERE"], 1, "no trace at"),
         (["TRACE", "--serve", "--out", "page.html"], 2, "found both"),
-        (["TRACE", "--out", "FILE"], 2, "found a file"),
         (["TRACE", "--excess", "9999"], 2, "can never hold"),
         (["FOREIGN"], 1, "expected JSON"),
         (["TRACE", "--roles", "NOWHERE"], 2, "no roles there"),

@@ -80,7 +80,6 @@ def session(tmp_path_factory, diffusion_folder):
     """Everything that the commands print and write, by the heading of its documentation."""
     import contextlib
     import io
-    import sys
     from unittest.mock import patch
 
     from sinkscope import cli

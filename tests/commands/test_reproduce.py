@@ -7,7 +7,7 @@ import pytest
 
 import sinkscope
 from sinkscope.commands.reproduction import Options, _record, reproduce, sink_tokens
-from sinkscope.errors import CallError, ModelError
+from sinkscope.errors import ModelError
 from sinkscope.evaluation.papers.paper1 import LAB, paper1
 
 
@@ -31,15 +31,6 @@ def small(parts):
         settings = {"length": 8} if "block" not in part.settings else {"length": 8, "steps": 8, "block": 4}
         found.append(dataclasses.replace(part, shots=0, settings=settings, rules=("none",)))
     return found
-
-
-def test_a_folder_of_something_else_is_refused(lab, tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(
-        CallError, match=r"expected an empty folder, or one that reproduce made, found notes\.txt in it; choose another"
-    ):
-        reproduce(small(paper1(LAB, limit=1, traces=1)), Options(tmp_path, {}))
-    assert lab == [] and [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_every_table_and_figure_and_nothing_is_done_twice(lab, tmp_path, monkeypatch):

@@ -5,8 +5,6 @@ import shutil
 
 import pytest
 
-from sinkscope.progress import Progress
-
 
 @pytest.fixture
 def loud_model(diffusion_folder, tmp_path):
@@ -37,4 +35,3 @@ def test_the_text_of_an_answer_keeps_its_lines_and_commands_nothing(capsys):
     say("one\n\ttwo\x1b[2J\rthree", "四")
     note("\x07")
     assert capsys.readouterr() == ("one\n\ttwo\\x1b[2J\\x0dthree 四\n", "\\x07\n")
-    assert Progress(3, "m\x1b", "steps").line().startswith(r"m\x1b: 0 of 3 steps")

@@ -1,7 +1,6 @@
 """Output that cannot be written: one message with the place and the reason, status 1 or 2, nothing left behind."""
 
 import os
-import subprocess
 import sys
 
 import pytest
@@ -57,20 +56,6 @@ def refused(outcome, place, *reasons):
     assert "Traceback" not in err and "unexpected" not in err and "None" not in lines[0]
 
 
-@pytest.mark.skipif(not os.path.exists(FULL), reason=f"this system has no {FULL}")
-@pytest.mark.parametrize("name", WRITING)
-def test_a_folder_below_a_device(run, places, name):
-    out = f"{FULL}/x{'.csv' if name == 'map' else ''}"
-    refused(run(*fill(WRITING[name], places), out), FULL, "Not a directory", "File exists", "found a file on the way")
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="this system has no /proc")
-@pytest.mark.parametrize("name", WRITING)
-def test_a_folder_in_which_nobody_makes_files(run, places, name):
-    out = f"/proc/x{'.csv' if name == 'map' else ''}"
-    refused(run(*fill(WRITING[name], places), out), "/proc/x", "No such file or directory", "Permission denied")
-
-
 @pytest.mark.parametrize("name", WRITING)
 def test_a_file_on_the_way_stays_as_it_is(run, places, name, tmp_path):
     (tmp_path / "file").write_text("mine")
@@ -83,36 +68,6 @@ def test_a_file_on_the_way_stays_as_it_is(run, places, name, tmp_path):
         "found a file on the way",
     )
     assert everything(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "mine"
-
-
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="permissions do not bind root")
-@pytest.mark.parametrize("name", WRITING)
-def test_a_folder_that_must_not_be_written(run, places, name, tmp_path):
-    (tmp_path / "locked").mkdir(mode=0o500)
-    out = tmp_path / "locked" / f"x{'.csv' if name == 'map' else ''}"
-    refused(run(*fill(WRITING[name], places), out), str(out), "Permission denied")
-    assert everything(tmp_path) == ["locked"]
-
-
-@pytest.mark.parametrize("name", ["demo", "trace", "statistics", "figures", "evaluate", "train"])
-def test_a_file_where_a_folder_is_expected(run, places, name, tmp_path):
-    (tmp_path / "file").write_text("mine")
-    refused(
-        run(*fill(WRITING[name], places), tmp_path / "file"),
-        str(tmp_path / "file"),
-        "file",
-        "File exists",
-        "Not a directory",
-    )
-    assert everything(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "mine"
-
-
-@pytest.mark.parametrize("name", ["map", "numpy", "parquet", "xarray"])
-def test_a_folder_where_a_file_is_expected(run, places, name, tmp_path):
-    folder = tmp_path / "folder.csv"
-    folder.mkdir()
-    refused(run(*fill(WRITING[name], places), folder), str(folder), "a folder stands there", "is there already")
-    assert everything(tmp_path) == ["folder.csv"]
 
 
 @pytest.mark.skipif(not os.path.exists(FULL), reason=f"this system has no {FULL}")
@@ -131,11 +86,3 @@ def test_nobody_reads_standard_output_any_more(run, places, name, monkeypatch):
         monkeypatch.setattr(sys, "stdout", closed)
         status, _, err = run(*fill(PRINTING[name], places))
     assert (status, "error" in err, "Traceback" in err) == (1, False, False), err
-
-
-@pytest.mark.skipif(not os.path.exists(FULL), reason=f"this system has no {FULL}")
-def test_the_interpreter_ends_in_peace(places):
-    with open(FULL, "w") as full:
-        command = [sys.executable, "-m", "sinkscope", "sinks", places["trace"]]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stderr) == (1, "sinkscope: error: standard output: No space left on device\n")

@@ -5,7 +5,6 @@ import sys
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import pytest
 from adding_page import files_of_the_page
 from full_disk import room_for
@@ -16,7 +15,7 @@ from sudden import map_of, sudden_columns, write_sudden
 import sinkscope.figures
 from sinkscope import cli
 from sinkscope.errors import CallError, SinkscopeError, TraceError
-from sinkscope.figures import attention_map, draw_figure, draw_figures, find_figures
+from sinkscope.figures import draw_figure, draw_figures, find_figures
 from sinkscope.figures.style import figure_style, new_sheet
 
 FIGURES = find_figures()
@@ -165,13 +164,6 @@ def test_no_trace_overwrites_the_figures_of_another(unpainted, wandering, tmp_pa
             assert {row["model"] for row in csv.DictReader(file)} == {label}
 
 
-def test_a_model_that_no_figure_asks_for_is_refused(run, wandering, tmp_path):
-    status, out, err = run(
-        "figures", wandering.folder, "--out", tmp_path / "out", "--only", "3,norms", "--model", tmp_path
-    )
-    assert (status, out) == (2, "") and "--model is not used by Figure 3,norms; leave it out" in err
-
-
 def test_the_command_draws_the_head_that_is_asked_for(run, unpainted, wandering, tmp_path):
     status, out, err = run("figures", wandering.folder, "--out", tmp_path, "--layer", 1, "--head", 2, "--only", "1,5,7")
     assert (status, err) == (0, "")
@@ -258,38 +250,6 @@ def test_the_files_of_one_figure_are_all_there_or_none_of_them(room, sudden, tmp
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"earlier"] * 3
 
 
-@pytest.mark.parametrize(
-    ("change", "found"),
-    [
-        (lambda map: None, "found null"),
-        (lambda map: "x", "found 'x'"),
-        (lambda map: map[1:], r"found float\d+ \(\d+, \d+\)"),
-        (lambda map: np.full_like(map, np.nan), "with shares of attention from 0 to 1, found nan"),
-        (lambda map: -map, "with shares of attention from 0 to 1, found -"),
-        (lambda map: np.ones_like(map), "whose shares add up to 1 for each query, found a query with"),
-    ],
-)
-def test_what_is_no_map_is_refused(sudden, change, found):
-    with pytest.raises(
-        CallError, match=rf"maps: expected a map of floats, \d+ queries × \d+ keys as in step \d+, {found}"
-    ):
-        draw_figure("8", sudden, maps=lambda *place: change(map_of(*place)))
-
-
-@pytest.mark.parametrize("other", [np.zeros, np.eye])
-def test_a_map_of_something_else_is_refused(sudden, other):
-    """Its columns tell: they are not those that were recorded."""
-    refused = r"expected the map's columns to be those of the trace, 9\.000 at key 4, found [01]\.000: not the map of step 0, layer 0, head 0"
-    with pytest.raises(CallError, match=f"maps: {refused}"):
-        draw_figure(
-            "8",
-            sudden,
-            maps=lambda *_: other(sudden.lengths[0]) if other is np.eye else other((sudden.lengths[0],) * 2),
-        )
-    with pytest.raises(CallError, match=f"attention: {refused}"):
-        attention_map(sudden, 0, 0, 0, np.eye(sudden.lengths[0]) * (other is np.eye))
-
-
 def test_without_maps_the_others_are_drawn(unpainted, sudden, tmp_path):
     said = []
     paths = draw_figures([sudden], tmp_path, say=said.append)
@@ -308,12 +268,6 @@ def test_an_unknown_figure_is_refused(sudden, tmp_path):
 def test_nothing_to_draw_is_refused(tmp_path):
     with pytest.raises(CallError, match="expected at least one trace to draw"):
         draw_figures([], tmp_path)
-
-
-def test_a_folder_that_cannot_be_made_is_refused(wandering, tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(CallError, match="expected a folder, found a file on the way; choose another name"):
-        draw_figures([wandering], tmp_path / "file" / "out")
 
 
 # How a figure is added
@@ -342,15 +296,6 @@ def test_the_documented_example_is_a_new_figure(with_a_new_figure, sudden, tmp_p
     assert paths[2].read_text().splitlines()[:2] == ["model,step,sinks", "org/planted,0,4"]
     page = sinkscope.figures.write_page([sudden], tmp_path / "page", figures=paths).read_text()
     assert "Figure 99: sinks in each step (org/planted)" in page
-
-
-@pytest.mark.parametrize(("mine", "taken"), [('"99"', '"3"'), ('"figure99-sinks-by-step"', '"figure3-column-sums"')])
-def test_two_figures_of_one_name_are_refused(with_a_new_figure, tmp_path, mine, taken):
-    (tmp_path / "more" / "figure99_sinks.py").write_text(NEW_FIGURE.replace(mine, taken))
-    with pytest.raises(
-        SinkscopeError, match=f"of its own, found {taken.replace(chr(34), chr(39))} twice; rename one of them"
-    ):
-        find_figures()
 
 
 # Documentation

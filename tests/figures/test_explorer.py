@@ -1,9 +1,7 @@
 """The explorer's data: what is on the page is what is in the trace, within the error that the page states."""
 
 import dataclasses
-import os
 import re
-import stat
 import zlib
 
 import numpy as np
@@ -335,13 +333,6 @@ def test_large_arrays_are_encoded_as_small_ones(monkeypatch):
     whole = scale.encode(values)
     monkeypatch.setattr("sinkscope.figures.explorer.quantised.AT_ONCE", 5)
     assert (scale.encode(values) == whole).all()
-
-
-def test_a_page_never_takes_the_place_of_a_pipe(full, tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(TraceError, match="expected a regular file, found a named pipe"):
-        explore(full).write_page(tmp_path / "pipe")
-    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode) and os.listdir(tmp_path) == ["pipe"]
 
 
 def test_what_a_killed_run_left_in_the_folder_is_removed(wandering, tmp_path):

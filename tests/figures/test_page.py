@@ -57,11 +57,6 @@ class Page(HTMLParser):
             self.loads += [part for part in data.split() if "url(" in part or part == "@import"]
 
 
-def test_a_table_has_a_cell_for_each_column():
-    with pytest.raises(CallError, match=r"rows\[1\]: expected a cell for each of the 2 columns, found 1"):
-        Table("Hiding", ["model", "exact"], [["one", 1], ["two"]])
-
-
 def test_the_page_check_sees_faults():
     page = Page('<p><b>x</p><img src="https://example.org/x.png" src="y"><style>p { background: url(z) }</style>')
     assert page.faults == ["</p>", "img has src twice", "p", "b"]
@@ -194,35 +189,3 @@ def test_one_step_without_a_sink_is_drawn_and_says_so(tmp_path):
 def test_a_page_of_nothing_is_refused(tmp_path):
     with pytest.raises(CallError, match="expected at least one trace for the page"):
         write_page([], tmp_path)
-
-
-def test_a_figure_that_is_not_there_is_refused(wandering, tmp_path):
-    with pytest.raises(CallError, match=r"gone\.png: expected a figure that draw_figures wrote, found no file"):
-        write_page([wandering], tmp_path, figures=[tmp_path / "gone.png"])
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("notes.py", r"expected files that draw_figures wrote \(.png, .pdf, .csv\), found .*notes.py"),
-        ("noise.png", "noise.png: expected a figure that draw_figures wrote, found a file that is no whole PNG"),
-        ("short.png", "short.png: expected a figure that draw_figures wrote, found a file that is no whole PNG"),
-        ("folder.png", "folder.png: expected a regular file, found a folder"),
-    ],
-)
-def test_what_is_no_figure_is_refused(wandering, tmp_path, name, message):
-    path = tmp_path / name
-    if name == "folder.png":
-        path.mkdir()
-    else:
-        path.write_bytes(b"\x89PNG\r\n\x1a\n" * (name == "short.png") + b"noise")
-    with pytest.raises(CallError, match=message):
-        write_page([wandering], tmp_path / "out", figures=[path])
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_folder_that_cannot_be_made_is_refused(wandering, tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(TraceError, match="cannot be made"):
-        write_page([wandering], tmp_path / "file" / "out")

@@ -129,14 +129,6 @@ def test_the_column_of_a_token(wandering):
     )
 
 
-@pytest.mark.parametrize("projection", ["polar", "3d"])
-def test_axes_of_another_kind_are_refused(sudden, projection):
-    from matplotlib.figure import Figure
-
-    with pytest.raises(CallError, match=f"ax: expected axes with x and y at right angles, .*, found {projection} ones"):
-        incoming(sudden, ax=Figure().add_subplot(projection=projection))
-
-
 def test_a_map_is_the_one_given_or_the_one_stored(sudden, diffusion, tmp_path):
     dense = map_of(sudden, 3, 0, 1)
     np.testing.assert_array_equal(image_of(attention_map(sudden, 3, 0, 1, dense)), dense)

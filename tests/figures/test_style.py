@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from sinkscope.figures import draw_figures, incoming
+from sinkscope.figures import incoming
 from sinkscope.figures.style import model_label, model_labels, plain, tick_label, token_label
 
 
@@ -72,10 +72,3 @@ def test_settings_of_the_user_are_his_again_afterwards(wandering):
         before = dict(matplotlib.rcParams)
         incoming(wandering, 1, 2)
         assert dict(matplotlib.rcParams) == before
-
-
-def test_the_old_name_of_the_package_warns_and_works(monkeypatch):
-    monkeypatch.delitem(sys.modules, "sinkscope.report", raising=False)  # another test may have imported it
-    with pytest.warns(DeprecationWarning, match=r"sinkscope\.report is now sinkscope\.figures"):
-        from sinkscope.report import draw_figures as old
-    assert old is draw_figures

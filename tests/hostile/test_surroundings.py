@@ -1,18 +1,10 @@
-"""Environment variables, closed outputs, locales and interrupts."""
+"""Locales, and files in the current folder that have the names of libraries or data sets."""
 
-import functools
 import os
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
-from hostile import trial
-
-import sinkscope
-from sinkscope.cli import _told
 
 
 def run(*words, environment=None, shell="", cwd=None):
@@ -22,53 +14,6 @@ def run(*words, environment=None, shell="", cwd=None):
         ["sh", "-c", command], env={**os.environ, **(environment or {})}, capture_output=True, cwd=cwd
     )
     return done.returncode, done.stdout.decode(), done.stderr.decode()
-
-
-def test_standard_output_that_is_closed(whole):
-    status, _, err = run("sinks", str(whole / "trace"), shell=">&-")
-    assert (status, err) == (
-        1,
-        "sinkscope: error: standard output is closed; expected somewhere to print to, such as > /dev/null\n",
-    )
-    assert run("sinks", str(whole / "trace"), shell="2>&-")[0] == 0
-
-
-def test_a_current_folder_that_was_deleted(whole, tmp_path):
-    (tmp_path / "gone").mkdir()
-    code = "import os, sys; os.rmdir(os.getcwd()); sys.argv[1:] = ['sinks', 'trace']; from sinkscope.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "gone", capture_output=True, text=True)
-    told = "sinkscope: error: the current folder does not exist any more; change to another one\n"
-    assert (done.returncode, done.stderr) == (1, told)
-
-
-@pytest.mark.parametrize("flags", [(), ("-P",)])
-def test_a_current_folder_that_was_deleted_before_the_start(tmp_path, flags):
-    (tmp_path / "gone").mkdir()
-    command = ["sh", "-c", 'rmdir ../gone; exec "$@"', "sh", sys.executable, *flags, "-m", "sinkscope", "--version"]
-    done = subprocess.run(command, cwd=tmp_path / "gone", capture_output=True, text=True)
-    told = "sinkscope: error: the current folder does not exist any more; change to another one\n"
-    assert (done.returncode, done.stderr) == (1, told)
-
-
-def test_no_folder_for_temporary_files(whole, tmp_path):
-    words = ["trace", str(whole / "model"), "--prompt", "Q: Tom\nA:", "--length", "4", "--out", str(tmp_path / "t")]
-    command = ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", sys.executable, "-m", "sinkscope", *words]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr.startswith("sinkscope: error: ") and done.stderr.count("\n") == 1, (
-        done.stderr
-    )
-    assert "usable temporary" not in done.stderr
-
-
-def test_an_interrupt_while_the_interpreter_ends():
-    """Its own handlers are gone by then."""
-    code = (
-        "import os, signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nfrom sinkscope import cli\n"
-        "class Last:\n def __del__(self, kill=os.kill, me=os.getpid(), number=signal.SIGINT): kill(me, number)\n"
-        "sys.modules['last'] = Last()\nsys.argv[1:] = ['--version']\ncli.main()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -292,12 +237,6 @@ def test_files_in_the_current_folder_named_as_libraries(whole, tmp_path, name):
     (tmp_path / f"{name}.py").write_text("syntax error")
     status, _, err = run("sinks", str(whole / "trace"), cwd=tmp_path)
     assert (status, err) == (0, "")
-
-
-@pytest.mark.parametrize("columns", ["1", "5", "0", "-3", "abc", "99999999"])
-def test_help_on_a_terminal_of_odd_width(columns):
-    done = trial.run("roles", "--help", environment={"COLUMNS": columns})
-    assert (done.status, done.err) == (0, "") and "--problems" in done.out
 
 
 def test_figures_have_settings_of_their_own(whole, tmp_path):

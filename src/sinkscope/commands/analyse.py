@@ -5,15 +5,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from sinkscope.commands.bounds import Few
 from sinkscope.commands.command import Command, Json, RolesFile, Switch, Traces, default_is
 from sinkscope.commands.output import describe_interval, note_doubt, open_and_check, print_json, say
 from sinkscope.counts import counted
-from sinkscope.documents import describe, read_json_object
 from sinkscope.errors import CallError
 
-MOST_TOKENS = 1 << 50
-"""Tokens of a corpus; sums of them are exact in float64."""
 LAB_BATCHES = 100
 """Number of training batches that represent the training corpus of a lab model."""
 
@@ -25,13 +21,14 @@ class Analyse(Command):
     Attributes:
         traces: folders of traces, or of numbered traces, of one model; each trace is one prompt.
         versus: a second set of traces; each statistic is then the second set minus the first.
-        excess: threshold of the printed table, in --unit; the JSON also has ε = 1, 2, 3, 5 and 8 in queries and percent.
+        excess: threshold of the printed table, in --unit; the JSON also has ε = 1, 2, 3, 5 and 8, in queries and
+            percent.
         unit: of --excess: queries' worth of attention, or percent of all attention.
         sweep: computes no other thresholds than --excess and --unit.
         tolerance: how many steps in a row a sink may be below the threshold without ending its track.
         training_counts: a JSON file {token id: count} of the training corpus; or lab, for the lab's own models.
         choice: does not fit the model that predicts which candidate is the main sink, the slowest part.
-        definitions: prints what each statistic is, its unit and the claim it tests, and reads no traces.
+        definitions: prints each statistic, its unit and the claim it tests, and reads no traces.
     """
 
     traces: Traces
@@ -39,7 +36,7 @@ class Analyse(Command):
     excess: float = 3.0
     unit: Literal["queries", "percent"] = "queries"
     sweep: Switch = True
-    tolerance: Few = 0
+    tolerance: int = 0
     training_counts: Annotated[str | None, default_is("none")] = None
     choice: Switch = True
     roles: RolesFile = None
@@ -52,9 +49,6 @@ class Analyse(Command):
         from sinkscope.traces import open_traces
 
         if self.definitions:
-            self.refuse("versus excess unit sweep tolerance training_counts roles", "with --definitions")
-            if self.traces:
-                raise CallError(f"--definitions reads no traces, found {self.traces[0]}; leave one of them out")
             _print_definitions(self.json)
             return
         if not self.traces:
@@ -89,7 +83,6 @@ class Analyse(Command):
 
 
 def _print_definitions(as_json: bool) -> None:
-    """Print what each statistic is, family by family."""
     from sinkscope.statistics.statistic import all_definitions
 
     if as_json:
@@ -106,28 +99,14 @@ def _print_definitions(as_json: bool) -> None:
 
 
 def _training_counts(source: str, traces: tuple[Path, ...]) -> dict[int, int]:
-    """Return how often each token occurs in the training corpus that ``--training-counts`` names."""
+    from pydantic import NonNegativeInt, TypeAdapter, ValidationError
+
     if source == "lab":
         return _lab_counts(open_and_check(traces[0])[0])
-    where = f"--training-counts {source}"
-    counts = read_json_object(Path(source), CallError, "expected --training-counts as a JSON object {token id: count}")
-    for token, count in counts.items():
-        if not (
-            token.isascii()
-            and token.isdecimal()
-            and len(token) < 11
-            and type(count) is int
-            and 0 <= count < MOST_TOKENS
-        ):
-            raise CallError(
-                f"{where}: expected a JSON object {{token id: count}}, found {token[:40]!r}: {describe(count)}"
-            )
-    found: dict[int, int] = {}
-    for token, count in counts.items():
-        if int(token) in found:
-            raise CallError(f"{where}: expected each token id once, found {int(token)} twice; {token!r} is the second")
-        found[int(token)] = count
-    return found
+    try:
+        return TypeAdapter(dict[int, NonNegativeInt]).validate_json(Path(source).read_bytes())
+    except ValidationError as error:
+        raise CallError(f"--training-counts {source}: expected a JSON object {{token id: count}}; {error}") from error
 
 
 def _lab_counts(trace: Any) -> dict[int, int]:
@@ -139,7 +118,8 @@ def _lab_counts(trace: Any) -> dict[int, int]:
     name = trace.manifest.get("model", {}).get("name")
     if name not in RECIPES:
         raise CallError(
-            f"--training-counts lab: expected a trace of a lab model ({', '.join(RECIPES)}), found {name} in {trace.folder}"
+            f"--training-counts lab: expected a trace of a lab model ({', '.join(RECIPES)}), "
+            f"found {name} in {trace.folder}"
         )
     recipe, tokenizer = RECIPES[name], build_tokenizer()
     counts: Counter[int] = Counter()
@@ -149,12 +129,13 @@ def _lab_counts(trace: Any) -> dict[int, int]:
 
 
 def _heading(analysis: Any, asked: Any, what: str) -> str:
-    of = f"{counted(analysis.prompts, 'prompt')}, {counted(analysis.layers, 'layer')} × {counted(analysis.heads, 'head')}"
+    prompts, layers = counted(analysis.prompts, "prompt"), counted(analysis.layers, "layer")
+    of = f"{prompts}, {layers} × {counted(analysis.heads, 'head')}"
     return f"{of}; excess > {asked.excess:g} {asked.unit}; {what} ({describe_interval(analysis.prompts)})"
 
 
 def _print_table(statistics: Any, asked: Any) -> None:
-    """Print the statistics at the threshold that was asked for; single layers and other thresholds are in the JSON only."""
+    """Print the statistics at one threshold; single layers and other thresholds are in the JSON only."""
     last = ""
     for one in statistics:
         place = dict(one.place)

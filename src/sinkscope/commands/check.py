@@ -11,7 +11,7 @@ from sinkscope.errors import SinkscopeError
 
 @dataclass(frozen=True, kw_only=True)
 class Check(Command):
-    """Test a checkpoint: tensors, position embeddings, attention sums, and whether hiding keys changes the predictions."""
+    """Test a checkpoint: tensors, position embeddings, attention sums, and that hiding keys changes the predictions."""
 
     model: ModelName
     device: Device = "cpu"

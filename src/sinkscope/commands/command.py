@@ -1,7 +1,7 @@
 """The base class of commands, and the flags that several commands have.
 
-A flag is a field of the command's frozen dataclass. Its type and default are those of the flag, and the docstring of the class is its
-help. tyro builds the command line from this.
+A flag is a field of the command's frozen dataclass. Its type and default are those of the flag, and the docstring of
+the class is its help. tyro builds the command line from this.
 """
 
 from abc import ABC, abstractmethod
@@ -22,14 +22,11 @@ class Command(ABC):
         """Run the command and print the result."""
 
     def refuse(self, names: str, why: str) -> None:
-        """Refuse flags that would be ignored, unless they have their default.
+        """Raise CallError for flags whose values would be ignored, unless they have their default.
 
         Args:
             names: of their fields, separated by spaces.
-            why: such as ``without --serve``.
-
-        Raises:
-            CallError: the first one that was given.
+            why: such as ``without --keep top``.
         """
         for field in fields(self):  # type: ignore[arg-type]
             if field.name in names.split() and getattr(self, field.name) != field.default:

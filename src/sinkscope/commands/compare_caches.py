@@ -1,6 +1,6 @@
 """`compare-caches`: accuracy, agreement, work and speed of cache policies beside plain sampling."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated
 
 from tyro.conf import Positional, arg
@@ -14,19 +14,16 @@ POLICIES = (
     "fast-dllm-prefix,fast-dllm-dual,none@threshold=0.9,fast-dllm-prefix@threshold=0.9,fast-dllm-dual@threshold=0.9"
 )
 
-KEPT = ("model", "definitions", "json", "sampler")
-"""What may stand beside --definitions."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class CompareCaches(TaskCommand):
-    """Compare cache policies with plain sampling: accuracy, tokens, multiply-adds, memory and speed; the same command resumes after a kill.
+    """Compare cache policies with plain sampling: accuracy, work, memory, speed; the same command resumes after a kill.
 
     Attributes:
         out: folder for the answers, the table caches.json, and the figure accuracy-against-work.
         tasks: separated by commas: lab-arith, lab-code, lab-sums, gsm8k, gsm8k_cot, humaneval, humaneval_instruct.
-        policies: separated by commas, as for --cache of `generate`, see --definitions; parallel decoding stands behind an @, such as
-            fast-dllm-dual@threshold=0.9. Plain sampling is always among them.
+        policies: separated by commas, as for --cache of `generate`, see --definitions; parallel decoding stands behind
+            an @, such as fast-dllm-dual@threshold=0.9. Plain sampling is always among them.
         budget: numbers of keys, separated by commas, for policies that leave it open, such as block:keep=sinks.
         definitions: prints what each policy is, its options and its source, and loads no model.
     """
@@ -50,7 +47,6 @@ class CompareCaches(TaskCommand):
             return
         if not self.model:
             raise CallError("expected a model: a bundled name, a folder, or a hub id; found none")
-        self.check_dry_run()
         arms, asked = read_arms(self.policies, read_budgets(self.budget)), self.asked()
         if self.dry_run:
             from sinkscope.evaluation.cost import card_of, cost_table

@@ -24,8 +24,8 @@ complete -o filenames -F _sinkscope sinkscope
 class Completion(Command):
     """Print the script with which a shell completes commands and options.
 
-    bash: sinkscope completion bash > ~/.local/share/bash-completion/completions/sinkscope; zsh: write it as _sinkscope into a folder of
-    $fpath; fish: ~/.config/fish/completions/sinkscope.fish.
+    bash: sinkscope completion bash > ~/.local/share/bash-completion/completions/sinkscope; zsh: write it as _sinkscope
+    into a folder of $fpath; fish: ~/.config/fish/completions/sinkscope.fish.
     """
 
     shell: Annotated[Positional[Literal["bash", "zsh", "fish"]], arg(help="bash, zsh or fish.")]

@@ -6,7 +6,6 @@ from typing import Annotated
 
 from tyro.conf import Positional
 
-from sinkscope.commands.bounds import Few
 from sinkscope.commands.command import Command, default_is
 
 
@@ -24,7 +23,7 @@ class Convert(Command):
     file: Positional[Path]
     out: Path
     tokenizer: Path
-    heads: Annotated[Few | None, default_is("the published")] = None
+    heads: Annotated[int | None, default_is("the published")] = None
 
     def run(self) -> None:
         from sinkscope.commands.output import note
@@ -33,5 +32,6 @@ class Convert(Command):
         print(convert(self.file, self.out, tokenizer=self.tokenizer, heads=self.heads))
         if missing := tokens_without_text(self.out):
             note(
-                f"{missing:,} of its tokens have no text in {self.tokenizer}: is it the tokenizer with which the model was trained?"
+                f"{missing:,} of its tokens have no text in {self.tokenizer}: "
+                "is it the tokenizer with which the model was trained?"
             )

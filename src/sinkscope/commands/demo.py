@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sinkscope.commands.bounds import Tokens
 from sinkscope.commands.command import Command, Overwrite
 from sinkscope.commands.output import note
 from sinkscope.errors import CallError, TraceError
@@ -17,18 +16,19 @@ OPERATIONS = 3
 EXPLORER = "explorer.html"
 MODELS = {"lab-diffusion": "diffusion", "lab-autoregressive": "autoregressive"}
 CAPTION = (
-    "The main sink of a head is its sink with the largest column. "
-    "Moves: how often the main sink changes its position from one step to the next so that the old place stops being a sink or the new one "
-    "was none before, averaged over the heads that have a main sink in at least two steps. "
-    "Swaps: how often it changes place with another sink, where both are sinks before and after. "
-    "Drift: the slope of its position over the steps, in positions per step. "
-    "Shuffled: the same number with the steps in random order, as the mean and the 95 % range of 200 shuffles. For drift, whole blocks of "
-    "steps are shuffled; a block is twice as long as a moving sink stays in one place (–: as long as the trace, so one trace cannot tell). "
-    "Averaged: moves in the running mean of the columns. The columns of an autoregressive model are sums over past queries (its moves are "
-    "read from the 16 newest ones), so this column shows how much of the difference between the models comes from summing alone. "
-    "Largest: moves of each head's largest column, whether it is a sink or not. With 300 queries, an excess of 3 is 1 % of all attention; "
-    "with 16 queries it is 19 %, so few heads of the autoregressive model have a main sink. "
-    "The table does not show whether a drift only follows the order in which tokens are committed, or what other models do."
+    "The main sink of a head is its sink with the largest column. Moves: how often the main sink changes its "
+    "position from one step to the next so that the old place stops being a sink or the new one was none before, "
+    "averaged over the heads that have a main sink in at least two steps. Swaps: how often it changes place with "
+    "another sink, where both are sinks before and after. Drift: the slope of its position over the steps, in "
+    "positions per step. Shuffled: the same number with the steps in random order, as the mean and the 95 % range"
+    " of 200 shuffles. For drift, whole blocks of steps are shuffled; a block is twice as long as a moving sink "
+    "stays in one place (–: as long as the trace, so one trace cannot tell). Averaged: moves in the running mean "
+    "of the columns. The columns of an autoregressive model are sums over past queries (its moves are read from "
+    "the 16 newest ones), so this column shows how much of the difference between the models comes from summing "
+    "alone. Largest: moves of each head's largest column, whether it is a sink or not. With 300 queries, an "
+    "excess of 3 is 1 % of all attention; with 16 queries it is 19 %, so few heads of the autoregressive model "
+    "have a main sink. The table does not show whether a drift only follows the order in which tokens are "
+    "committed, or what other models do."
 )
 
 
@@ -45,8 +45,8 @@ class Demo(Command):
 
     out: Path = Path("demo-output")
     problems: int = 3
-    length: Tokens = 64
-    block: Tokens = 16
+    length: int = 64
+    block: int = 16
     overwrite: Overwrite = False
 
     def run(self) -> None:
@@ -98,9 +98,7 @@ def run_demo(
     if not 1 <= problems <= len(long):
         raise CallError(f"problems: expected 1 to {len(long)}, found {problems}")
     rows = [{"number": index, **problem_prompt("lab-arith", index)} for index in long[:problems]]
-    LLaDASettings(
-        length=length, steps=length, block=block
-    )  # settings that do not fit are refused before anything is written
+    LLaDASettings(length=length, steps=length, block=block)  # raises CallError before anything is written
     with claimed_folder(out, TraceError):
         if not _holds_demo(out):
             claim_folder(out, overwrite=None)
@@ -172,7 +170,8 @@ def movement_of(trace: Any) -> dict[str, Any]:
     averaged: Any = "–"
     if not trace.causal:
         columns = running_mean(sinks.columns)
-        averaged = f"{movement_test(main_sinks(columns, is_sink(columns)), sinks_in(is_sink(columns)), shuffles=1).moves_per_head:.2f}"
+        there = is_sink(columns)
+        averaged = f"{movement_test(main_sinks(columns, there), sinks_in(there), shuffles=1).moves_per_head:.2f}"
     return {
         "sinks": len(sinks),
         "heads": test.heads,

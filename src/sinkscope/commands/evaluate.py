@@ -3,21 +3,19 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from sinkscope.commands.bounds import Few, Jobs
 from sinkscope.commands.command import default_is
 from sinkscope.commands.output import print_costs, say
 from sinkscope.commands.task_command import TaskCommand
-from sinkscope.documents import shown
 from sinkscope.errors import CallError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(TaskCommand):
-    """Measure accuracy on tasks, with intervals; the same command resumes after a kill, torchrun or --jobs divide the work.
+    """Measure accuracy on tasks, with intervals; the same command resumes after a kill; torchrun and --jobs divide it.
 
     Attributes:
-        tasks: separated by commas: lab-arith, lab-code, lab-sums, gsm8k, gsm8k_cot, gsm8k_two_pass, humaneval, humaneval_instruct,
-            arc_easy, arc_challenge, hellaswag, piqa, race, social_iqa, lambada, lambada_openai.
+        tasks: separated by commas: lab-arith, lab-code, lab-sums, gsm8k, gsm8k_cot, gsm8k_two_pass, humaneval,
+            humaneval_instruct, arc_easy, arc_challenge, hellaswag, piqa, race, social_iqa, lambada, lambada_openai.
         hide: rules separated by commas, none for the unchanged model: none,top:1@current,random:1@seed=2 …
         device: cpu, cuda …; under torchrun, cuda is the device of each process.
         jobs: how many jobs to submit and wait for; 0 runs in this process.
@@ -30,13 +28,13 @@ class Evaluate(TaskCommand):
     tasks: str = "lab-arith"
     hide: str = "none"
     device: str = "cpu"
-    jobs: Jobs = 0
+    jobs: int = 0
     cluster: Literal["slurm", "local"] = "slurm"
     job_options: Annotated[str, default_is("none")] = ""
     method: Annotated[Literal["monte_carlo", "chain_rule"] | None, default_is("the protocol's, else monte_carlo")] = (
         None
     )
-    samples: Annotated[Few | None, default_is("the protocol's, else the method's own")] = None
+    samples: Annotated[int | None, default_is("the protocol's, else the method's own")] = None
 
     def run(self) -> None:
         from sinkscope.evaluation.jobs import run_in_jobs, run_share
@@ -45,14 +43,13 @@ class Evaluate(TaskCommand):
         from sinkscope.interventions import split_rules
         from sinkscope.interventions.rules import canonical_rule
 
-        self.check_dry_run()
         if not self.jobs:
             self.refuse("cluster job_options", "without --jobs")
         if self.method == "chain_rule":
             self.refuse("samples", "with --method chain_rule, which draws none")
         rules, likelihood = split_rules(self.hide), {"method": self.method, "samples": self.samples}
         if not rules:
-            raise CallError(f"--hide: expected rules separated by commas, such as none,top:1, found {shown(self.hide)}")
+            raise CallError(f"--hide: expected rules separated by commas, such as none,top:1, found {self.hide!r}")
         asked = {**self.asked(), "hide": rules}
         asked["settings"] |= {name: value for name, value in likelihood.items() if value is not None}
         if self.dry_run:

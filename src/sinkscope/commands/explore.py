@@ -10,7 +10,7 @@ from threading import Thread
 from typing import Annotated
 
 from sinkscope.commands.command import Command, RolesFile, Switch, Traces, default_is
-from sinkscope.commands.map import check_weights, map_reader
+from sinkscope.commands.map import map_reader
 from sinkscope.commands.output import note, note_doubt, open_and_check
 from sinkscope.errors import CallError, TraceError
 from sinkscope.locks import claimed_file
@@ -22,9 +22,10 @@ class Explore(Command):
 
     Attributes:
         traces: folders of traces; several are shown side by side, with their difference.
-        out: an .html file, which works without network or server, or a folder for a web server, for traces too large for one page.
+        out: an .html file, which works without network or server, or a folder for a web server, for traces too large
+            for one page.
         excess: how far a column must exceed the mean of the others (Eq. 3), in queries' worth of attention.
-        serve: shows the page from this machine, to this machine only, and computes attention maps with the model that wrote the trace.
+        serve: shows the page to this machine only, and computes attention maps with the model that wrote the trace.
         port: of --serve.
         browser: with --serve: opens no browser.
         model: with --serve: what wrote the traces, where it has moved; computes the maps.
@@ -43,32 +44,16 @@ class Explore(Command):
 
     def run(self) -> None:
         from sinkscope.figures.explorer import ExplorerServer, explore
-        from sinkscope.figures.explorer.explorer_page import check_page
-        from sinkscope.models.devices import find_device
-        from sinkscope.models.folders import check_name
         from sinkscope.roles import read_roles
 
         if not self.traces:
             raise CallError("expected at least one trace")
         if self.serve and self.out is not None:
             raise CallError("expected --out or --serve, found both")
-        if not self.serve:
-            self.refuse("port browser model device", "without --serve")
-        if not 0 <= self.port < 1 << 16:
-            raise CallError(f"--port: expected a number from 0 to {(1 << 16) - 1}, found {self.port}")
-        if self.serve:
-            find_device(self.device, "--device")
-            if self.model is not None:
-                check_name(self.model)
         out = self.out or Path("explorer.html")
         is_page = out.suffix.lower() == ".html"
-        if not is_page and out.exists() and not out.is_dir():
-            raise CallError(f"--out {out}: expected a name that ends in .html, or a folder; found a file")
-        if is_page and not self.serve:
-            check_page(out)
         roles = None if self.roles is None else read_roles(self.roles)
         traces = [trace for folder in self.traces for trace in open_and_check(folder)]
-        check_weights(self.model, traces)
         with claimed_file(out, TraceError) if is_page and not self.serve else contextlib.nullcontext():
             explorer = explore(traces, excess=self.excess, roles=roles)
             note_doubt(roles, traces)
@@ -76,19 +61,14 @@ class Explore(Command):
                 note(text)
             if not self.serve:
                 print(explorer.write_page(out) if is_page else explorer.write_folder(out))
-        if self.serve:
-            server = ExplorerServer(explorer, traces, map_reader(self.model, self.device), self.port)
-            with contextlib.suppress(KeyboardInterrupt):
-                print(server.url, flush=True)
-                note("Ctrl+C ends it")
-                if self.browser:  # in a thread: Python waits for a browser of the terminal, which waits for the page
-                    Thread(target=_open, args=(server.url,), daemon=True).start()
-                server.serve()
-            if not server.begin_no_map():  # the end of Python would abort within torch
-                sys.stdout.flush()
-                os._exit(0)
-
-
-def _open(address: str) -> None:
-    with contextlib.suppress(Exception):  # whatever a browser named in BROWSER raises; the address is printed
-        webbrowser.open(address)
+                return
+        server = ExplorerServer(explorer, traces, map_reader(self.model, self.device), self.port)
+        with contextlib.suppress(KeyboardInterrupt):
+            print(server.url, flush=True)
+            note("Ctrl+C ends it")
+            if self.browser:  # in a thread: Python waits for a browser of the terminal, which waits for the page
+                Thread(target=webbrowser.open, args=(server.url,), daemon=True).start()
+            server.serve()
+        if not server.begin_no_map():  # the end of Python would abort within torch
+            sys.stdout.flush()
+            os._exit(0)

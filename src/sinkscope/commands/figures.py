@@ -2,17 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from sinkscope.commands.command import Command, RolesFile, Switch, Traces, default_is
-from sinkscope.commands.map import check_model_flags, map_reader
+from sinkscope.commands.map import map_reader
 from sinkscope.commands.output import note, note_doubt, open_and_check
 from sinkscope.errors import CallError
 
 PLACED = {"1", "4", "6", "7", "8"}
 """Figures of one layer or head."""
-WITHOUT_MAPS = {"1", "2", "3", "5", "7", "9", "10", "norms"}
-"""Figures for which no attention map is computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,23 +50,24 @@ class Figures(Command):
         names = None if self.only is None else [name.strip() for name in self.only.split(",")]
         if names is not None and not PLACED & {*names}:
             self.refuse("layer head", f"by Figure {self.only}")
-        if names is not None and {*names} <= WITHOUT_MAPS:
-            check_model_flags(self.model, self.device)
-            self.refuse("model device", f"by Figure {self.only}")
         traces = [
             one
             for folder in self.traces
             for one in ([open_statistics(folder)] if is_statistics(folder) else open_and_check(folder))
         ]
-        maps = map_reader(self.model, self.device)
         roles = None if self.roles is None else read_roles(self.roles)
         note_doubt(roles, traces)
-        options: dict[str, Any] = {
-            "excess": self.excess,
-            "compare": self.compare,
-            "only": names,
-            "maps": maps,
-            "roles": roles,
-        }
-        for path in draw_figures(traces, self.out, **options, layer=self.layer, head=self.head, say=note):
+        written = draw_figures(
+            traces,
+            self.out,
+            excess=self.excess,
+            compare=self.compare,
+            only=names,
+            maps=map_reader(self.model, self.device),
+            roles=roles,
+            layer=self.layer,
+            head=self.head,
+            say=note,
+        )
+        for path in written:
             print(path)

@@ -1,6 +1,6 @@
 """`map`: shows one attention map of a recorded step. `map_reader` gives maps to `figures`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,20 +11,13 @@ from tyro.conf import Positional
 from sinkscope.commands.command import Command, Device, Json, default_is
 from sinkscope.commands.output import note, open_single, print_json, say
 from sinkscope.counts import counted
-from sinkscope.documents import check_replaceable
 from sinkscope.errors import CallError, ModelError, TraceError
 from sinkscope.locks import claimed_file
 
 if TYPE_CHECKING:
     import numpy as np
 
-SUFFIXES = {
-    ".npy": b"'descr': '<f4'",
-    ".csv": b"query,key,attention\n",
-    ".png": b"Software\0sinkscope",
-    ".pdf": b"/Creator (sinkscope)",
-}
-"""Endings of the files of a map, with what such a file has in it."""
+SUFFIXES = (".npy", ".csv", ".png", ".pdf")
 LARGEST = 8
 
 
@@ -55,13 +48,9 @@ class Map(Command):
 
         if self.out is not None and self.out.suffix not in SUFFIXES:
             raise CallError(f"--out {self.out}: expected a file that ends in {', '.join(SUFFIXES)}")
-        if self.out is not None:
-            check_replaceable(self.out, SUFFIXES[self.out.suffix], "a map")
-        check_model_flags(self.model, self.device)
         trace = open_single(self.trace)
         if not trace.complete:
             note(f"{trace.folder}: incomplete, {counted(trace.steps, 'whole step')}")
-        check_weights(self.model, [trace])
         place = check_place(trace, self.step, self.layer, self.head)
         with nullcontext() if self.out is None else claimed_file(self.out, TraceError):
             attention, difference = stored_map(trace, *place), None
@@ -87,15 +76,15 @@ def model_of(trace: Any, name: str | None = None, device: str = "cpu") -> Any:
         name: another place to load it from; if its weights are others, recomputing a map fails.
 
     Raises:
-        CallError: it is no longer in its place (``--model`` names another one), or it was not sinkscope that loaded it.
+        CallError: it is no longer in its place (``--model`` names another one), or sinkscope did not load it.
     """
     import sinkscope
 
     written_by = str(trace.manifest.get("model", {}).get("name", ""))
     if not trace.manifest.get("model", {}).get("weight_hash"):
         raise CallError(
-            f"{trace.folder} was written by {written_by or 'a network'} that sinkscope did not load, so its maps cannot be computed again; "
-            "record a model that sinkscope.load returned"
+            f"{trace.folder} was written by {written_by or 'a network'} that sinkscope did not load, so its maps "
+            "cannot be computed again; record a model that sinkscope.load returned"
         )
     try:
         return sinkscope.load(name or written_by, dtype=trace.manifest.get("dtype"), device=device)
@@ -105,34 +94,10 @@ def model_of(trace: Any, name: str | None = None, device: str = "cpu") -> Any:
         raise CallError(f"the model that wrote {trace.folder} cannot be loaded: {error}. Pass --model") from error
 
 
-def check_model_flags(name: str | None, device: str) -> None:
-    """Raise CallError for ``--model`` and ``--device`` that cannot be, also where every map is stored and no model is needed."""
-    from sinkscope.models.folders import check_name
-
-    if name is not None:
-        check_name(name)
-    if device != "cpu":
-        from sinkscope.models.devices import find_device
-
-        find_device(device, "--device")
-
-
-def check_weights(name: str | None, traces: Sequence[Any]) -> None:
-    """Raise CallError where ``--model`` names another model than wrote the traces, also where every map is stored and none is needed."""
-    if name is not None:
-        from sinkscope.models.loading import hash_of_files
-        from sinkscope.recorder.attention_map import refuse_other_weights
-
-        found = hash_of_files(name)
-        for trace in traces:
-            refuse_other_weights(trace, name, found)
-
-
 def map_reader(name: str | None = None, device: str = "cpu") -> Callable[[Any, int, int, int], "np.ndarray"]:
-    """Return a function from (trace, step, layer, head) to a map, stored or recomputed; each model is loaded once, when first needed."""
+    """Return a function from (trace, step, layer, head) to a map, stored or recomputed; it loads each model once."""
     from sinkscope.traces.stored_maps import stored_map
 
-    check_model_flags(name, device)
     models: dict[Any, Any] = {}
 
     def read(trace: Any, step: int, layer: int, head: int) -> "np.ndarray":
@@ -150,7 +115,6 @@ def map_reader(name: str | None = None, device: str = "cpu") -> Callable[[Any, i
 
 
 def _write(trace: Any, attention: "np.ndarray", place: tuple[int, int, int], out: Path) -> None:
-    """Write a map to a file, in the format of its suffix."""
     import io
 
     import numpy as np
@@ -200,11 +164,9 @@ def _print(trace: Any, attention: "np.ndarray", place: tuple[int, int, int], dif
     import numpy as np
 
     step, layer, head = place
-    how = (
-        "stored"
-        if difference is None
-        else f"recomputed; its columns are within {difference:.2g} queries' worth of those recorded"
-    )
+    how = "stored"
+    if difference is not None:
+        how = f"recomputed; its columns are within {difference:.2g} queries' worth of those recorded"
     say(f"{trace.folder}: step {step}, layer {layer}, head {head}, {how}")
     columns = attention.sum(axis=0)
     say(f"\n{'key':>8}  {'token':<14}{'column sum':>12}{'on itself':>12}")

@@ -24,7 +24,6 @@ def say(*texts: object, sep: str = " ", end: str = "\n") -> None:
 
 
 def _harmless(text: str) -> str:
-    """Return text with each character that commands a terminal as its escape sequence."""
     return _COMMANDS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
@@ -39,13 +38,11 @@ def print_one_or_all(documents: list[dict[str, Any]]) -> None:
 
 
 def open_and_check(path: Path) -> list[Any]:
-    """Return the traces at a path after their checksums were compared; report incomplete and reduced ones on standard error."""
+    """Return the traces at a path after comparing their checksums; report incomplete and reduced ones."""
     from sinkscope.traces import open_traces
 
     traces = open_traces(path)
-    whole = [
-        trace for trace in traces if trace.steps or trace.complete
-    ] or traces  # where none has a step the command says so
+    whole = [one for one in traces if one.steps or one.complete] or traces  # the command reports that none has a step
     for trace in traces:
         trace.verify()
         if trace not in whole:
@@ -55,26 +52,17 @@ def open_and_check(path: Path) -> list[Any]:
             note(f"{trace.folder}: incomplete, {counted(trace.steps, 'whole step')}")
         if trace.manifest.get("level") == "top" and trace.steps:
             kept = trace.top_column_sums.shape[-1]
-            if kept >= trace.column_sums.shape[-1]:
-                continue
-            note(
-                f"{trace.folder}: it keeps only the {counted(kept, 'largest column')} of each head, so no more sinks of a head are found"
-            )
-    asked = traces[0].manifest.get("prompts_asked") or 0
-    if traces[0].folder != path and asked > len(traces):
-        note(
-            f"{path}: traces of {len(traces)} of the {asked} prompts that were asked; the recording was ended before the others"
-        )
-    if traces[0].folder != path and 0 < asked < len(traces):
-        counts = f"{counted(len(traces), 'trace')}, where {counted(asked, 'prompt')} were asked"
-        note(f"{path}: {counts}; some are of another run")
-    if traces[0].folder != path and (gaps := _gaps(path, [trace.folder for trace in traces])):
-        note(f"{path}: expected numbered traces without a gap, found {gaps}; the others are read")
+            if kept < trace.column_sums.shape[-1]:
+                largest = counted(kept, "largest column")
+                note(f"{trace.folder}: it keeps only the {largest} of each head, so no more sinks of a head are found")
+    asked = traces[0].manifest.get("prompts_asked") or len(traces)
+    if traces[0].folder != path and asked != len(traces):
+        note(f"{path}: {counted(len(traces), 'trace')}, where {counted(asked, 'prompt')} were asked")
     return whole
 
 
 def open_single(path: Path) -> Any:
-    """Open one trace; several are refused in words of the shell."""
+    """Open one trace; raise CallError where a path holds several."""
     from sinkscope.errors import CallError
     from sinkscope.traces import open_trace
     from sinkscope.traces.reading import trace_folders
@@ -85,34 +73,14 @@ def open_single(path: Path) -> Any:
     return open_trace(path)
 
 
-def _gaps(path: Path, found: Sequence[Path]) -> str:
-    """Return which numbers of numbered traces are missing or empty folders; nothing where none is."""
-    from itertools import islice
-
-    from sinkscope.documents import files_in
-    from sinkscope.errors import TraceError
-
-    if any(not (len(one.name) == 6 and one.name.isdecimal()) for one in found):  # not numbered by a recording
-        return ""
-    held = {int(one.name) for one in found}
-    empty = {int(one.name) for one in files_in(path, "[0-9]*", TraceError) if one.name.isdecimal()} - held
-    last = max(held | empty)
-    gaps = [
-        f"{one:06d} {'empty' if one in empty else 'missing'}"
-        for one in islice((n for n in range(last + 1) if n not in held), 3)
-    ]
-    more = last + 1 - len(held) - len(gaps)
-    return ", ".join([*gaps, *([f"and {more} more"] if more else [])])
-
-
 def note_doubt(roles: Any, traces: Iterable[Any]) -> None:
-    """Report traces whose canvases are shorter or longer than those on which the roles were found; roles may be None."""
+    """Report traces whose canvases are shorter or longer than those of the roles, which may be None."""
     if roles is not None and (doubt := roles.doubt([one.manifest for one in traces])) is not None:
         note(doubt)
 
 
 def describe_interval(prompts: int) -> str:
-    """Return the name of an interval over so many prompts; with few it covers less than 95 % (measured in benchmarks/RESULTS.md)."""
+    """Name the interval over so many prompts; with few it covers less than 95 % (see benchmarks/RESULTS.md)."""
     if prompts < 5:
         return "no interval: fewer than five prompts"
     few = "; with so few about 90 %" if prompts < 8 else "; with so few about 93 %" if prompts < 12 else ""

@@ -1,6 +1,6 @@
 """Runs the parts of a paper's plan, keeps finished results, and writes the tables and figures; `reproduce` calls it.
 
-table1.md, .tex, .csv, .json     paper 1: accuracy with sinks hidden, with intervals, tests, controls, and the published numbers
+table1.md, .tex, .csv, .json     paper 1: accuracy with sinks hidden, intervals, tests, controls, published numbers
 table2.md, .json                 paper 1: the tokens that are sinks most often
 figures/                         paper 1: from the recorded generations
 paper2.md                        paper 2: measured accuracies beside the published ones
@@ -8,7 +8,6 @@ evaluations/, traces/            the results behind the tables and figures; a la
 """
 
 import json
-import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.locks import claimed_folder, names_in
-from sinkscope.work_items import UNFINISHED, read_object
+from sinkscope.locks import claimed_folder
+from sinkscope.work_items import read_object
 
-_OURS = re.compile(rf"(table1|table2|paper2)\.(md|tex|csv|json)|figures|evaluations|traces|\..*|.*{UNFINISHED}")
-"""What the folder of a reproduction may hold."""
 TOP = 5
 """Tokens in a row of Table 2."""
 Part = Any  # evaluation.papers.paper.Part; it is imported in functions only, so that the command starts quickly
@@ -76,9 +73,6 @@ def reproduce(parts: Sequence[Part], options: Options, say: Callable[[str], None
         papers[paper].check_folder(name, folder)  # before any is loaded
     first = share_of_process().index == 0  # under torchrun, the other processes only evaluate
     with claimed_folder(options.out, EvaluationError) if first else nullcontext():
-        if first and (strange := next((name for name in names_in(options.out) if not _OURS.fullmatch(name)), None)):
-            found = f"expected an empty folder, or one that reproduce made, found {strange} in it"
-            raise CallError(f"{options.out}: {found}; choose another folder")
         return _run(parts, papers, options, first, say)
 
 
@@ -95,8 +89,10 @@ def _run(
         model = load(folder, dtype=options.dtype, device=own_device(options.device))
         shape = next(part.shape for part in parts if part.model == name)
         if (model.card.layers, model.card.hidden_size) != (shape.layers, shape.hidden):
-            found = f"{model.card.layers} layers of width {model.card.hidden_size}, the paper's has {shape.layers} of {shape.hidden}"
-            say(f"{name}: {folder} has {found}; it is run, but it is not the paper's checkpoint")
+            say(
+                f"{name}: {folder} has {model.card.layers} layers of width {model.card.hidden_size}, the paper's has "
+                f"{shape.layers} of {shape.hidden}; it is run, but it is not the paper's checkpoint"
+            )
         for part in (part for part in parts if part.model == name):
             if part.recorded:
                 if first:
@@ -143,7 +139,7 @@ def _evaluate(model: Any, part: Part, options: Options, say: Callable[[str], Non
 
 
 def _record(model: Any, part: Part, options: Options, say: Callable[[str], None]) -> list[Trace]:
-    """Record a part, one folder a prompt, and return its traces; complete ones of the same model, dtype, prompt and settings are kept."""
+    """Record a part, one folder a prompt, and return its traces; those of an equal run are kept."""
     from sinkscope.decoding import described, generate, resolve_settings
     from sinkscope.evaluation.tasks import find_task
     from sinkscope.recorder import recording

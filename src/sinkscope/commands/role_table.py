@@ -35,17 +35,18 @@ def heading(found: Any) -> str:
     """Return whose heads were asked, how, and how many have each role."""
     from sinkscope.roles import ROLES
 
-    used = ", ".join(
-        f"{name} {found.settings[name]}" for name in ("length", "steps", "block", "canvases") if name in found.settings
-    )
+    shown = [name for name in ("length", "steps", "block", "canvases") if name in found.settings]
+    used = ", ".join(f"{name} {found.settings[name]}" for name in shown)
     free, not_free = (sum(one.removable is wanted for one in found.heads) for wanted in (True, False))
     share = f"{len(found.heads)} of {found.layers * found.heads_in_layer}"
     chosen = counted(found.prompts - found.judged - len(found.failed), "prompt")
     lines = [
-        f"{found.model}{f' ({used})' if used else ''}: {share} heads have a lasting sink (Eq. 3, ε = {found.rules.excess:g})",
+        f"{found.model}{f' ({used})' if used else ''}: {share} heads have a lasting sink "
+        f"(Eq. 3, ε = {found.rules.excess:g})",
         f"chosen on {chosen}, judged on {found.judged} others{_canvases(found)}",
         "  " + ", ".join(f"{found.count(role)} {role}" for role in ROLES),
-        f"  hidden in its head alone, {free} of them change the predictions by less than {found.rules.changed:g} nats, {not_free} by more",
+        f"  hidden in its head alone, {free} of them change the predictions by less than {found.rules.changed:g} nats, "
+        f"{not_free} by more",
     ]
     return "\n".join(lines)
 
@@ -61,7 +62,8 @@ def table(found: Any, width: int | None = None) -> str:
     """Return a line for each head, why heads are undecided, and what the columns mean.
 
     Args:
-        width: of the window, in characters; where it is too narrow, columns are left out, which the table says. All are shown when None.
+        width: of the window, in characters; where it is too narrow, the table leaves columns out and says so. All are
+            shown when None.
     """
     from sinkscope.roles import ROLES
 
@@ -144,7 +146,8 @@ def evidence(found: Any, layer: int, head: int) -> str:
     goes = [f"{word} {_percent(_mean(one, name))} %" for name, word in GOES.items() if name in one.measured]
     lines = [
         f"head {layer}.{head} is {one.role}: {one.reason}",
-        f"  its sink: most often {one.token!r}, at {_percent(one.place)} % of the canvas, in {_percent(one.lasting)} % of the canvases",
+        f"  its sink: most often {one.token!r}, at {_percent(one.place)} % of the canvas, "
+        f"in {_percent(one.lasting)} % of the canvases",
         f"  it takes {_share(one, 'taken.sink')} of the attention of the queries that predict,",
         f"  {_share(one, 'committed_share')} of those being committed, {_share(one, 'share')} of all",
         f"  the control takes {_share(one, 'taken.rowmass')} of those that predict"
@@ -153,7 +156,8 @@ def evidence(found: Any, layer: int, head: int) -> str:
         f"  evenness {_plain(one, 'evenness')}: 1 where all queries that predict attend to it alike",
         "  the predictions change, and so many first choices stay, where",
         *(
-            f"    {what + ':':<38}{_in_nats(one.measured[f'kl.{name}']):>34}, {_percent(_mean(one, f'kept.{name}')):>4} %"
+            f"    {what + ':':<38}{_in_nats(one.measured[f'kl.{name}']):>34}, "
+            f"{_percent(_mean(one, f'kept.{name}')):>4} %"
             for what, name in changes
             if f"kl.{name}" in one.measured
         ),
@@ -165,15 +169,12 @@ def evidence(found: Any, layer: int, head: int) -> str:
 
 
 def read_head(text: str) -> tuple[int, int]:
-    """Return layer and head of a text such as ``4.2``.
-
-    Raises:
-        CallError: another text.
-    """
-    layer, _, head = text.partition(".")
-    if not all(part.isascii() and part.isdigit() and len(part) < 7 for part in (layer, head)):
-        raise CallError(f"--head: expected LAYER.HEAD, such as 4.2, found {text!r}")
-    return int(layer), int(head)
+    """Return layer and head of a text such as ``4.2``."""
+    try:
+        layer, head = map(int, text.split("."))
+    except ValueError as error:
+        raise CallError(f"--head: expected LAYER.HEAD, such as 4.2, found {text!r}") from error
+    return layer, head
 
 
 def _mean(one: Any, name: str) -> float | None:

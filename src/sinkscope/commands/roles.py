@@ -7,7 +7,6 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import Annotated, Any
 
-from sinkscope.commands.bounds import Few, Seed, Shots
 from sinkscope.commands.command import Command, Device, Dtype, Gpu, Json, ModelName, Tflops, default_is
 from sinkscope.commands.output import note, print_json, say
 from sinkscope.commands.sampler_flags import SamplerFlags
@@ -17,18 +16,19 @@ from sinkscope.work_items import expect_one_process
 
 @dataclass(frozen=True, kw_only=True)
 class Roles(Command):
-    """Measure what each sink does: idle, broadcast or carrier, with the evidence; the same command resumes after a kill.
+    """Measure what each sink does: idle, broadcast or carrier, with evidence; the same command resumes after a kill.
 
-    A head is listed where it has a sink in nine of ten canvases. Its sink is taken from that head alone, and the change of the
-    model's predictions is measured beside two controls; at the end all sinks that can go are hidden together. A bundled model
-    writes 32 tokens in blocks of 16, one a step, where no length is given.
+    A head is listed where it has a sink in nine of ten canvases. Its sink is taken from that head alone, and the change
+    of the model's predictions is measured beside two controls; at the end all sinks that can go are hidden together. A
+    bundled model writes 32 tokens in blocks of 16, one a step, where no length is given.
 
     Attributes:
         out: folder for the results; finished prompts are kept there.
         prompts: a file of JSON lines with a "prompt" each.
         problems: number of held-out problems of the lab, from the first.
         shots: solved problems in front of each of them.
-        canvases: steps of each generation on which heads are asked; an autoregressive model is asked on its whole answer.
+        canvases: steps of each generation on which heads are asked; an autoregressive model is asked on its whole
+            answer.
         rows: canvases in one forward call.
         control_seed: of the keys that are drawn at random.
         head: prints all the evidence of one head, such as 4.2, in words.
@@ -38,11 +38,11 @@ class Roles(Command):
     model: ModelName
     out: Annotated[Path | None, default_is("none, which only a dry run allows")] = None
     prompts: Annotated[Path | None, default_is("none")] = None
-    problems: Few = 48
-    shots: Shots = 0
-    canvases: Few = 4
-    rows: Few = 32
-    control_seed: Seed = 0
+    problems: int = 48
+    shots: int = 0
+    canvases: int = 4
+    rows: int = 32
+    control_seed: int = 0
     device: Device = "cpu"
     dtype: Dtype = None
     head: Annotated[str | None, default_is("none")] = None
@@ -55,27 +55,19 @@ class Roles(Command):
     def run(self) -> None:
         import sinkscope
         from sinkscope.commands.role_table import evidence, heading, read_head, table
-        from sinkscope.models import check_name
         from sinkscope.roles import LEAST, find_roles
 
         if not self.dry_run:
             expect_one_process("roles")
         if self.out is None and not self.dry_run:
             raise CallError("expected --out FOLDER, or --dry-run")
-        self.refuse("head", "with --dry-run") if self.dry_run else self.refuse("gpu tflops", "without --dry-run")
         if self.prompts is not None:
             self.refuse("problems shots", "with --prompts")
-        if self.control_seed < 0:
-            raise CallError(f"--control-seed: expected a number from 0 upwards, found {self.control_seed}")
-        if self.head is not None and self.json:
-            raise CallError("--head prints words and --json prints every head; leave one of the two out")
-        check_name(self.model)
         asked = None if self.head is None else read_head(self.head)
         texts = self._read_prompts()
         if len(texts) < LEAST:
-            raise CallError(
-                f"expected at least {LEAST} prompts, half to choose heads and half to judge them, found {len(texts)}"
-            )
+            half = "half to choose heads and half to judge them"
+            raise CallError(f"expected at least {LEAST} prompts, {half}, found {len(texts)}")
         settings = self._settings()
         if self.dry_run:
             self._print_cost(texts, settings)
@@ -109,12 +101,11 @@ class Roles(Command):
             say(f"{heading(found)}\n\n{table(found, width) if asked is None else evidence(found, *asked)}")
 
     def _source(self) -> dict[str, str | int]:
-        """Return where the prompts come from."""
         from sinkscope.lab.prompts import task_of
 
-        return (
-            {"task": task_of(self.model), "shots": self.shots} if self.prompts is None else {"file": self.prompts.name}
-        )
+        if self.prompts is not None:
+            return {"file": self.prompts.name}
+        return {"task": task_of(self.model), "shots": self.shots}
 
     def _settings(self) -> dict[str, Any]:
         """Return the settings that were given, beside those of a bundled model where no length was."""
@@ -135,9 +126,9 @@ class Roles(Command):
         calls = cost_of_roles(family, shape.layers, shape.heads, len(texts), self.canvases, self.rows, **settings)
         length, card = resolve_settings(family, **settings).length, card_of(self.gpu, self.tflops)
         from_lab = self.prompts is None
-        tokens = (
-            text_tokens(task_of(self.model), self.shots) if from_lab else round(sum(map(len, texts)) / len(texts) / 4)
-        )
+        tokens = round(sum(map(len, texts)) / len(texts) / 4)
+        if from_lab:
+            tokens = text_tokens(task_of(self.model), self.shots)
         canvas = tokens + length
         written = len(texts) if family.causal else calls["generation"]
         parts = (
@@ -159,10 +150,8 @@ class Roles(Command):
         if self.json:
             print_json(found)
             return
-        fit, of_heads = (
-            found["rows_on_card"],
-            "its one head has" if found["heads"] == 1 else f"all {found['heads']} heads have",
-        )
+        fit = found["rows_on_card"]
+        of_heads = "its one head has" if found["heads"] == 1 else f"all {found['heads']} heads have"
         say(f"at most {found['forwards']:,} forward calls, if {of_heads} a sink:")
         say(f"  {found['generation']:,} to write the answers")
         say(f"  {found['rows']:,} canvases, in batches of {self.rows}, to take each head's sink away")

@@ -17,7 +17,10 @@ def _flags(default: str | None = None) -> type:
 
     from sinkscope.decoding.samplers import all_settings
 
-    types = setting_types()
+    types: dict[str, Any] = {}
+    for kind in all_settings().values():
+        for field in dataclasses.fields(kind):
+            types[field.name] = types[field.name] | field.type if field.name in types else field.type
     shown: dict[str, Any] = {}
     for kind in all_settings().values():
         docs = [docstring_parser.parse(one.__doc__ or "") for one in reversed(kind.__mro__)]
@@ -29,19 +32,8 @@ def _flags(default: str | None = None) -> type:
     return TypedDict("SamplerFlags", flags, total=False)  # type: ignore[operator]
 
 
-def setting_types() -> dict[str, Any]:
-    """Return the type of each setting, by name: with the words of every sampler that has it."""
-    from sinkscope.decoding.samplers import all_settings
-
-    types: dict[str, Any] = {}
-    for kind in all_settings().values():
-        for field in dataclasses.fields(kind):
-            types[field.name] = types[field.name] | field.type if field.name in types else field.type
-    return types
-
-
 def _default_by_sampler(name: str) -> str:
-    """Return the default of a setting as text; with the names of the samplers, if not all have it or their defaults differ."""
+    """Return the default of a setting as text, with the names of the samplers if their defaults differ."""
     from sinkscope.decoding.samplers import all_settings
 
     samplers: dict[tuple[Any, bool], list[str]] = {}

@@ -74,12 +74,9 @@ def _print_sinks(trace: Any, found: Any) -> None:
     say(f"{trace.folder}: {counted(len(found), 'sink')} in {shape}")
     say(f"excess > {found.threshold:g} {found.unit}; {found.selected_share:.2%} of the tokens are sinks")
     few = found.unit == "queries" and found.threshold >= found.shape[-1]
-    if few and found.threshold >= np.rint(
-        np.nansum(trace.column_sums[:], axis=-1).max()
-    ):  # in cross-attention there may be more queries
-        note(
-            f"{trace.folder}: no column of {found.shape[-1]} tokens can exceed the others by {found.threshold:g}; give a lower --excess"
-        )
+    if few and found.threshold >= np.rint(np.nansum(trace.column_sums[:], axis=-1).max()):  # cross-attention has more
+        reached = f"no column of {found.shape[-1]} tokens can exceed the others by {found.threshold:g}"
+        note(f"{trace.folder}: {reached}; give a lower --excess")
     say(f"\n{'position':>8}  {'token':<14}{'times a sink':>12}{'mean column':>13}")
     for position, token, count, mean in found.places()[:12]:
         say(f"{position:>8}  {trace.token_text(token)!r:<14}{count:>12}{mean:>13.1f}")
@@ -119,26 +116,20 @@ def _print_statistics(document: dict[str, Any]) -> None:
     canvas = max(1, sum(one["canvas"] for one in counts["classes"].values()))
     for row in counts["tokens"][:12]:
         text = row["text"] if row["text"] is not None else f"<{row['token']}>"
-        say(
-            f"{text!r:<16}{row['class']:<14}{row['sinks'] / max(1, counts['sinks']):>15.2%}{row['canvas'] / canvas:>11.2%}"
-        )
+        share = row["sinks"] / max(1, counts["sinks"])
+        say(f"{text!r:<16}{row['class']:<14}{share:>15.2%}{row['canvas'] / canvas:>11.2%}")
 
 
 def _print_movement_and_groups(rows: list[dict[str, Any]]) -> None:
-    """Print how sinks move and who attends to them at ε = 3 queries' worth; other thresholds and single layers are in the JSON only."""
+    """Print how sinks move and who attends to them at ε = 3 queries' worth; all else is in the JSON only."""
     from sinkscope.statistics import definition_of
 
     for row in rows:
         place = {key: value for key, value in row["at"].items() if key not in ("excess", "unit")}
-        here = (row["at"].get("excess"), row["at"].get("unit")) == (3.0, "queries") and not {
-            "layer",
-            "third",
-        } & place.keys()
-        if (
-            not here
-            or row["value"] is None
-            or row["name"].partition(".")[0] not in ("movement", "triggers", "agreement", "groups")
-        ):
+        at_three = (row["at"].get("excess"), row["at"].get("unit")) == (3.0, "queries")
+        if not at_three or {"layer", "third"} & place.keys() or row["value"] is None:
+            continue
+        if row["name"].partition(".")[0] not in ("movement", "triggers", "agreement", "groups"):
             continue
         label = ", ".join([row["name"].replace("_", " ").replace(".", ": "), *map(str, place.values())])
         interval = "" if row["low"] is None else f"  ({row['low']:.4g} to {row['high']:.4g})"

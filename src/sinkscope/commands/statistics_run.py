@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.commands.output import note
-from sinkscope.documents import exists, files_in
-from sinkscope.errors import CallError, TraceError
+from sinkscope.errors import CallError
 
 MANIFEST = "manifest.json"
 
@@ -19,8 +18,8 @@ MANIFEST = "manifest.json"
 def add_prompts(model: Any, prompts: list[str], out: Path, settings: Any, hide: str = "none") -> bool:
     """Generate answers to the prompts of this process under a rule, and add their statistics to a folder.
 
-    Under torchrun each process takes every n-th prompt. A prompt is always generated alone, so the result does not depend on the number
-    of processes. A run that was killed continues with the prompts that are missing.
+    Under torchrun each process takes every n-th prompt. A prompt is always generated alone, so the result does not
+    depend on the number of processes. A run that was killed continues with the prompts that are missing.
 
     Args:
         settings: of the model's sampler.
@@ -43,11 +42,11 @@ def add_prompts(model: Any, prompts: list[str], out: Path, settings: Any, hide: 
 
     mine = share_of_process()
     hide = canonical_rule(hide)
-    rule, new = sinkscope.parse_rule(hide), mine.count == 1 and not exists(out / MANIFEST)
+    rule, new = sinkscope.parse_rule(hide), mine.count == 1 and not (out / MANIFEST).exists()
     with rule(model):  # which says what does not fit before anything is made
         pass
     identity = _identity(model, prompts, settings, hide)
-    if exists(out / MANIFEST):  # which may be of an earlier version
+    if (out / MANIFEST).exists():  # which may be of an earlier version
         began = read_statistics_manifest(out).get("run", {})
         with suppress(CallError):  # a rule that is not known here
             identity["hide"] = began.get("hide", hide) if canonical_rule(began.get("hide", "none")) == hide else hide
@@ -81,7 +80,7 @@ def _removed_if_nothing_is_done(out: Path) -> Iterator[None]:
     try:
         yield
     except Exception:
-        if not files_in(out / "items", "*.safetensors", TraceError) and not exists(out / "statistics.safetensors"):
+        if not any((out / "items").glob("*.safetensors")) and not (out / "statistics.safetensors").exists():
             shutil.rmtree(out / "items", ignore_errors=True)
             for name in (MANIFEST, ".lock"):
                 (out / name).unlink(missing_ok=True)
@@ -91,7 +90,6 @@ def _removed_if_nothing_is_done(out: Path) -> Iterator[None]:
 
 
 def _identity(model: Any, prompts: list[str], settings: Any, hide: str) -> dict[str, Any]:
-    """Return the values that identify a run; another run is refused."""
     from sinkscope.decoding import described
     from sinkscope.models.fingerprints import fingerprints
 

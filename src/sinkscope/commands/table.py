@@ -27,6 +27,4 @@ class Table(Command):
         from sinkscope.evaluation.results import read_results
         from sinkscope.evaluation.tables import write_table
 
-        if self.json:
-            self.refuse("format", "with --json")
         say(write_table(read_results(*self.results), "json" if self.json else self.format))

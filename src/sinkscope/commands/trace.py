@@ -1,13 +1,12 @@
 """`trace`: records a model while it writes."""
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from sinkscope.argument_types import whole_number_from
-from sinkscope.commands.bounds import Few
 from sinkscope.commands.command import Command, Dtype, Json, ModelName, Overwrite, default_is
 from sinkscope.commands.output import note, print_json, say
 from sinkscope.commands.sampler_flags import SamplerFlags
@@ -31,10 +30,11 @@ class Trace(Command):
         prompt: the text of the prompt.
         prompts: a file of JSON lines, each with a "prompt"; makes numbered traces.
         problem: number of a held-out problem of the lab; its shots are added.
-        hide: a rule such as top:1, random:1@seed=2, above:3, window:4+64; options behind @ as in top:1@current,last_row.
+        hide: a rule such as top:1, random:1@seed=2, above:3, window:4+64; options behind @ as in
+            top:1@current,last_row.
         device: cpu, cuda, cuda:1 …
-        keep: columns (all), top (the largest of each head), statistics (over all prompts; resumes after a kill, torchrun divides them),
-            drift (how far keys and values move between steps, with a figure).
+        keep: columns (all), top (the largest of each head), statistics (over all prompts; resumes after a kill,
+            torchrun divides them), drift (how far keys and values move between steps, with a figure).
         top: number of columns of each head that --keep top keeps.
         keep_maps: attention maps to store as well, as step:layer:head, separated by commas.
     """
@@ -48,7 +48,7 @@ class Trace(Command):
     device: str = "cpu"
     dtype: Dtype = None
     keep: Literal["columns", "top", "statistics", "drift"] = "columns"
-    top: Few = 8
+    top: int = 8
     keep_maps: Annotated[str | None, default_is("none")] = None
     overwrite: Overwrite = False
     json: Json = False
@@ -59,19 +59,13 @@ class Trace(Command):
         from sinkscope.decoding import make_batch, resolve_settings
         from sinkscope.models.devices import own_device
 
-        self._check_flags()
         if self.keep != "statistics":
             expect_one_process("trace without --keep statistics")
+        self._check_flags()
         rule = sinkscope.parse_rule(self.hide)
-        if self.keep_maps is not None and not rule.idle:
-            raise CallError(
-                f"--keep-maps with --hide {self.hide}: maps are recomputed without hiding; leave one of the two out"
-            )
-        cache = self.sampler.get("cache", "none")
-        if self.keep_maps is not None and cache != "none":
-            raise CallError(
-                f"--keep-maps with --cache {cache}: maps are recomputed without a cache; leave one of the two out"
-            )
+        for flag, given in (("hide", not rule.idle), ("cache", self.sampler.get("cache", "none") != "none")):
+            if self.keep_maps is not None and given:
+                raise CallError(f"--keep-maps with --{flag}: maps are recomputed without it; leave one of the two out")
         given = self._read_prompts()
         wheres, prompts = zip(*(each_once(given) if self.keep in ("statistics", "drift") else given), strict=True)
         model = sinkscope.load(self.model, dtype=self.dtype, device=own_device(self.device))
@@ -109,7 +103,7 @@ class Trace(Command):
             raise CallError("--keep-maps needs a trace: use --keep columns or --keep top")
 
     def _read_prompts(self) -> Iterator[tuple[str, str]]:
-        """Yield each prompt behind what messages about it begin with."""
+        """Yield each prompt behind its place, which begins messages about it."""
         if self.prompt is not None:
             yield "", self.prompt
         elif self.prompts is not None:
@@ -152,9 +146,7 @@ class Trace(Command):
         shown = [str(self.out / folder.relative_to(self.out.absolute())) for folder in recorder.folders]
         written = [(folder, generation) for folder, generation in zip(shown, generations, strict=True)]
         if self.json:
-            rows = [
-                {"trace": folder, "text": generation.text, "steps": generation.steps} for folder, generation in written
-            ]
+            rows = [{"trace": folder, "text": one.text, "steps": one.steps} for folder, one in written]
             print_json({"traces": rows} if rule.idle else {"traces": rows, "hide": hide, **hiding.effect.as_dict()})
             return
         for folder, generation in written:
@@ -181,7 +173,7 @@ class Trace(Command):
         ):
             for prompt in prompts:
                 sinkscope.generate(model, prompt, on_step=lambda _: bar.advance(), **asdict(settings))
-        document = parse_json((self.out / DRIFT).read_bytes(), str(self.out / DRIFT), TraceError)
+        document = json.loads((self.out / DRIFT).read_bytes())
         for path in draw_drift(document).save(self.out):
             note(str(path))
         print_json(document) if self.json else say(drift_table(document))
@@ -197,23 +189,19 @@ class Trace(Command):
         if self.overwrite and not alone:
             raise CallError("--overwrite: expected one process, found several of torchrun; delete the folder first")
         with (
-            claimed_folder(self.out, TraceError)
-            if alone
-            else nullcontext(),  # those of torchrun add to one folder together
+            claimed_folder(self.out, TraceError) if alone else nullcontext(),  # torchrun's add to one folder together
             room_in(self.out, True) if self.overwrite else nullcontext(Room()) as room,
         ):
             room.recorded = lambda: any((self.out / name).exists() for name in ("statistics.safetensors", "items"))
             if not add_prompts(model, prompts, self.out, settings, self.hide):
-                note(
-                    f"{self.out}: process {share.index} of {share.count} (RANK, WORLD_SIZE) did its prompts; another one still has some"
-                )
+                done = f"process {share.index} of {share.count} (RANK, WORLD_SIZE) did its prompts"
+                note(f"{self.out}: {done}; another one still has some")
                 return
         manifest, _, _ = read_statistics(self.out)
         if self.json:
             print_json({"statistics": str(self.out), "prompts": manifest["prompts"], "complete": manifest["complete"]})
         else:
-            count = manifest["prompts"]
-            say(f"{self.out}: statistics of {count} prompt{'s' * (count != 1)}")
+            say(f"{self.out}: statistics of {counted(manifest['prompts'], 'prompt')}")
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -226,7 +214,7 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def numbered_prompts(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the prompts of a file of JSON lines, plain or in gzip, each behind the name of its line.
+    """Yield the prompts of a file of JSON lines, plain or in gzip, each behind its line.
 
     Raises:
         CallError: the file cannot be read, holds no prompt, or a line is not an object with a "prompt" text.
@@ -243,7 +231,7 @@ def numbered_prompts(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def each_once(prompts: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield prompts, each behind what a message about it begins with.
+    """Yield prompts, each behind its place.
 
     Raises:
         CallError: one stands twice, which would count as two and make intervals narrower than they are.
@@ -265,15 +253,12 @@ def read_places(text: str, layers: int, heads: int) -> list[Place]:
     places: dict[Place, None] = {}
     for part in text.split(","):
         try:
-            step, layer, head = (whole_number_from(number) for number in part.split(":"))
+            step, layer, head = map(int, part.split(":"))
         except ValueError as error:
             raise CallError(f"--keep-maps: expected step:layer:head, separated by commas, found {part!r}") from error
         if step < 0 or not 0 <= layer < layers or not 0 <= head < heads:
-            raise CallError(
-                f"--keep-maps {part}: expected a step from 0, a layer below {layers} and a head below {heads}"
-            )
-        if (step, layer, head) in places:
-            raise CallError(f"--keep-maps: expected each place once, found {part!r} twice")
+            expected = f"a step from 0, a layer below {layers} and a head below {heads}"
+            raise CallError(f"--keep-maps {part}: expected {expected}")
         places[step, layer, head] = None
     return [*places]
 

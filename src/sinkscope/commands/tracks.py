@@ -7,7 +7,6 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from sinkscope.commands.bounds import Few
 from sinkscope.commands.command import Command, Excess, Json, RolesFile, Unit
 from sinkscope.commands.output import note_doubt, open_and_check, print_one_or_all, say
 from sinkscope.counts import counted
@@ -28,7 +27,7 @@ class Tracks(Command):
     trace: Positional[Path]
     excess: Excess = 3.0
     unit: Unit = "queries"
-    tolerance: Few = 0
+    tolerance: int = 0
     roles: RolesFile = None
     json: Json = False
 
@@ -72,11 +71,8 @@ def _print(trace: Any, tracks: Any, test: Any, roles: Any) -> None:
     from sinkscope.roles import ROLES
 
     for role in ROLES:
-        mine = [
-            one
-            for one in tracks.heads
-            if (known := roles.of_head(one.layer, one.head)) is not None and known.role == role
-        ]
+        known = {(one.layer, one.head) for one in roles.heads if one.role == role}
+        mine = [one for one in tracks.heads if (one.layer, one.head) in known]
         if mine:
             moves = sum(one.moves for one in mine) / len(mine)
             places = ", ".join(f"{one.layer}.{one.head}" for one in mine)
@@ -88,9 +84,8 @@ def _print_movement(trace: Any, test: Any) -> None:
 
     mean, low, high = test.null_moves
     say(f"  moves per head {test.moves_per_head:.2f}; with steps shuffled {mean:.2f} ({low:.2f} to {high:.2f})")
-    say(
-        f"  swaps per head {test.swaps_per_head:.2f}: the main sink changes place, but both places are sinks before and after"
-    )
+    swaps = "the main sink changes place, but both places are sinks before and after"
+    say(f"  swaps per head {test.swaps_per_head:.2f}: {swaps}")
     mean, low, high = test.null_drift
     chance = f"with blocks of {test.block_steps} steps shuffled {mean:+.3f} ({low:+.3f} to {high:+.3f})"
     if test.block_steps >= trace.steps:
@@ -98,9 +93,8 @@ def _print_movement(trace: Any, test: Any) -> None:
     elif test.blocks < FEW_BLOCKS:
         chance += f"; {test.blocks:.1f} blocks are too few to tell chance (expected {FEW_BLOCKS})"
     say(f"  drift {test.drift_per_step:+.3f} positions per step; {chance}")
-    say(
-        f"  drift of the median head {test.drift_median:+.3f}; {test.drift_right:.0%} of {test.heads} heads drift to the right"
-    )
+    right = f"{test.drift_right:.0%} of {test.heads} heads drift to the right"
+    say(f"  drift of the median head {test.drift_median:+.3f}; {right}")
 
 
 def _print_heads(trace: Any, tracks: Any) -> None:
@@ -115,9 +109,8 @@ def _print_heads(trace: Any, tracks: Any) -> None:
         say("  no main sink moves or swaps")
         return
     say(f"\n  main sinks that move most ({min(MOVING_HEADS, len(moving))} of the {len(moving)} that move or swap):")
-    say(
-        f"  {'layer':>5} {'head':>4} {'moves':>6} {'swaps':>6} {'drift':>7}  {'tracks of the head':<34} its main sink goes through"
-    )
+    numbers = f"  {'layer':>5} {'head':>4} {'moves':>6} {'swaps':>6} {'drift':>7}"
+    say(f"{numbers}  {'tracks of the head':<34} its main sink goes through")
     for one in moving[:MOVING_HEADS]:
         drift = "–" if one.drift_per_step is None else f"{one.drift_per_step:+.2f}"
         of_kinds = ", ".join(f"{count} {kind}" for kind, count in kinds[one.layer, one.head].most_common())

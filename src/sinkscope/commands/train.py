@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional
 
-from sinkscope.commands.bounds import Seed
 from sinkscope.commands.command import Command, Device, Switch, default_is
 from sinkscope.errors import CallError
 from sinkscope.work_items import expect_one_process
@@ -29,13 +28,13 @@ class Train(Command):
         compile: compiles the layers, which is faster, needs a C++ compiler and rounds differently.
         data: your own text: JSON lines with "text", or with "prompt" and "answer"; plain text; or a corpus folder.
         sink_token: none, token, token-end, token-2, token-4, token-zero-value, logit, off-by-one or gate.
-        watch: measures the network's sinks after each so many updates, into OUT/watch, which `sinkscope watch-training` draws.
+        watch: measures the network's sinks after each so many updates, into OUT/watch, for `sinkscope watch-training`.
     """
 
     recipe: Positional[str]
     out: Path
     updates: Annotated[int | None, default_is("the recipe's")] = None
-    seed: Annotated[Seed | None, default_is("the recipe's")] = None
+    seed: Annotated[int | None, default_is("the recipe's")] = None
     device: Device = "cpu"
     compile: Switch = False
     data: Annotated[Path | None, default_is("the lab's")] = None
@@ -53,36 +52,22 @@ class Train(Command):
             raise CallError(f"no recipe {self.recipe!r}; expected one of {', '.join(RECIPES)}")
         if self.sink_token is not None:
             variant_of(self.sink_token)  # an unknown name is refused before anything is read
-        changes = {
-            "updates": self.updates,
-            "seed": self.seed,
-            "compile": self.compile or None,
-            "sink_token": self.sink_token,
-        }
-        recipe = dataclasses.replace(
-            RECIPES[self.recipe], **{name: value for name, value in changes.items() if value is not None}
-        )
-        if recipe.sink_token != "none" and recipe.seed < 0:
-            raise CallError(
-                f"--seed: expected a whole number from 0 upwards for a network with a sink token, found {recipe.seed}"
-            )
-        if self.watch is not None and self.watch < 1:
-            raise CallError(f"--watch: expected at least 1, found {self.watch}")
-        if self.watch is not None and self.watch > recipe.updates:
-            raise CallError(
-                f"--watch: expected at most the {recipe.updates:,} updates of the training, found {self.watch}"
-            )
+        changes = {"updates": self.updates, "seed": self.seed, "sink_token": self.sink_token}
+        given = {name: value for name, value in changes.items() if value is not None}
+        if self.compile:
+            given["compile"] = True
+        recipe = dataclasses.replace(RECIPES[self.recipe], **given)
+        if self.watch is not None and not 1 <= self.watch <= recipe.updates:
+            raise CallError(f"--watch: expected 1 to {recipe.updates:,}, the number of updates, found {self.watch}")
         texts = read_data(self.data)
         command = " ".join(["sinkscope", *sys.argv[1:]])
-        watch = None if self.watch is None else _watch(recipe, texts, self.out / "watch", self.watch)
+        watch = None
         if self.watch is not None:
+            watch = _watch(recipe, texts, self.out / "watch", self.watch)
             check_recipe(dataclasses.replace(recipe, data=None if texts is None else texts.fingerprint), self.out)
-        if self.watch is not None and (
-            done := recipe.updates if (self.out / WEIGHTS).exists() else saved_update(self.out)
-        ):
-            _check_watched(self.out / "watch", self.watch, done)
-        trained = train_checkpoint(recipe, self.out, texts=texts, device=self.device, command=command, watch=watch)
-        print(trained)
+            if done := recipe.updates if (self.out / WEIGHTS).exists() else saved_update(self.out):
+                _check_watched(self.out / "watch", self.watch, done)
+        print(train_checkpoint(recipe, self.out, texts=texts, device=self.device, command=command, watch=watch))
 
 
 def read_data(path: Path | None) -> Any:
@@ -107,14 +92,13 @@ def held_out(recipe: Any, texts: Any, count: int) -> list[Any]:
 
 
 def _check_watched(folder: Path, every: int, done: int) -> None:
-    """Raise CallError where the watch of a training that has come to an update lacks moments that are asked for."""
+    """Raise CallError where a training has passed updates that its watch should have measured."""
     from sinkscope.emergence.storage import measured_updates
 
     if missing := sorted({*range(0, done + 1, every)} - measured_updates(folder)):
         raise CallError(
-            f"--watch {every}: expected a training that is still to come, found {folder.parent} after update {done} and {folder} "
-            f"without update {missing[0]}; train into another folder, or measure snapshots, which recipes on text keep: sinkscope "
-            "watch-training"
+            f"--watch {every}: {folder.parent} is at update {done}, and {folder} lacks update {missing[0]}; train into "
+            "another folder, or measure snapshots, which recipes on text keep: sinkscope watch-training"
         )
 
 

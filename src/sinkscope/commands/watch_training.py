@@ -1,5 +1,6 @@
 """`watch-training`: measures the sinks of training runs at their snapshots, and draws how they are born."""
 
+import json
 import os
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -8,7 +9,6 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional
 
-from sinkscope.commands.bounds import LARGEST, Between
 from sinkscope.commands.command import Command, Json, Switch, default_is, required
 from sinkscope.commands.output import note, print_json, say
 from sinkscope.commands.train import CANVASES, held_out, read_data
@@ -18,25 +18,25 @@ from sinkscope.work_items import expect_one_process
 
 @dataclass(frozen=True, kw_only=True)
 class WatchTraining(Command):
-    """Measure the sinks of training runs at their snapshots, and draw how they are born; the same command resumes after a kill.
+    """Measure sinks at snapshots of training runs, and draw how they are born; the same command resumes after a kill.
 
     Attributes:
         runs: folders of training runs with snapshots, or folders that `sinkscope.emergence.TrainingWatch` has written.
         out: folder for the measurements, one folder for each run, and the figure.
         data: the text that the runs train on, as for `sinkscope train`.
         canvases: held-out canvases on which they are measured.
-        roles: also finds what each sink does, which takes a hundred times as long; what was measured without it is measured again.
+        roles: also finds what each sink does, which takes a hundred times as long; what was measured without it is
+            measured again.
     """
 
     runs: Annotated[Positional[tuple[Path, ...]], required()]
     out: Path
     data: Annotated[Path | None, default_is("the lab's")] = None
-    canvases: Annotated[int, Between(-LARGEST, 10_000)] = CANVASES
+    canvases: int = CANVASES
     roles: Switch = False
     json: Json = False
 
     def run(self) -> None:
-        from sinkscope.documents import exists
         from sinkscope.emergence import open_emergence
         from sinkscope.emergence.storage import MANIFEST, check_collection
         from sinkscope.figures.emergence_curves import FILE, draw_emergence
@@ -45,26 +45,17 @@ class WatchTraining(Command):
         expect_one_process("watch-training")
         if not self.runs:
             raise CallError("expected at least one folder of a training run")
-        if self.canvases < 1:
-            raise CallError(f"--canvases: expected at least 1, found {self.canvases}")
-        names = [_name_of(folder) for folder in self.runs]
-        if own := next((name for name in names if name in {f"{FILE}.{kind}" for kind in ("png", "pdf", "csv")}), None):
-            raise CallError(f"expected folders of other names than the figure's files, found {own}; rename it")
         already = [_is_measured(folder) for folder in self.runs]
-        parts = [name for name, is_done in zip(names, already, strict=True) if not is_done]
+        parts = [_name_of(folder) for folder, is_done in zip(self.runs, already, strict=True) if not is_done]
         if twice := [name for name, times in Counter(parts).items() if times > 1]:
-            raise CallError(
-                f"expected folders of different names, which name the parts of --out, found {twice[0]!r} twice"
-            )
+            raise CallError(f"expected folders of different names, for the parts of --out, found {twice[0]!r} twice")
         places = [os.path.realpath(folder) for folder in self.runs]
         if twice := [place for place, times in Counter(places).items() if times > 1]:
             raise CallError(f"expected each folder once, found {twice[0]} twice")
         names = [_shortest(place, places) for place in places]
         for folder, is_done in zip(self.runs, already, strict=True):
-            if not is_done and exists(folder / "watch" / MANIFEST):
-                note(
-                    f"{folder / 'watch'} holds what was measured while {folder} trained; here its snapshots are measured"
-                )
+            if not is_done and (folder / "watch" / MANIFEST).exists():
+                note(f"{folder / 'watch'} was measured while {folder} trained; now its snapshots are measured")
         if all(already):
             self.refuse("data canvases roles", "for runs that were measured while they trained")
         with claimed_folder(self.out, TrainingError):
@@ -92,9 +83,7 @@ class WatchTraining(Command):
         check_data(run, texts)
         last = max(run.weights)
         if missing := [str(update) for update in run.recipe.snapshots if update < last and update not in run.weights]:
-            note(
-                f"{folder}: expected snapshots of updates {', '.join(missing[:5])} too, as its recipe says, found none; they are left out"
-            )
+            note(f"{folder}: the snapshots of updates {', '.join(missing[:5])} are missing; they are left out")
         tokenizer, canvases = choose_tokenizer(run.recipe, texts), held_out(run.recipe, texts, self.canvases)
         out = self.out / _name_of(folder)
         with show_progress(len(run.weights), folder.name, "snapshots") as bar:
@@ -109,26 +98,17 @@ class WatchTraining(Command):
 
 
 def _is_measured(folder: Path) -> bool:
-    """Return whether a folder holds the measurements of a run.
-
-    Raises:
-        CallError: it holds a trace, or statistics.
-    """
-    from sinkscope.documents import exists, files_in, read_json_object
+    """Return whether a folder holds the measurements of a run; raise CallError where it is something else."""
     from sinkscope.emergence.storage import MANIFEST
     from sinkscope.lab.run_folder import RECIPE
 
-    if not exists(folder / MANIFEST):
-        inner = [one for one in files_in(folder, "*", TrainingError) if exists(one / MANIFEST)]
-        if inner and not exists(folder / RECIPE):
-            raise CallError(
-                f"{folder}: expected the folder of one run, found a collection of runs that were measured; give {inner[0]}"
-            )
+    if not (folder / MANIFEST).exists():
+        inner = [one for one in sorted(folder.glob("*")) if (one / MANIFEST).exists()]
+        if inner and not (folder / RECIPE).exists():
+            raise CallError(f"{folder}: expected the folder of one run, found several measured ones; give {inner[0]}")
         return False
-    if isinstance(read_json_object(folder / MANIFEST, TrainingError, any_number=True).get("format"), int):
-        raise CallError(
-            f"{folder}: expected the folder of a training run, found a trace or its statistics; `sinkscope train` makes runs"
-        )
+    if isinstance(json.loads((folder / MANIFEST).read_bytes()).get("format"), int):
+        raise CallError(f"{folder}: expected the folder of a training run, found a trace or its statistics")
     return True
 
 
@@ -172,15 +152,14 @@ def _print(run: Any) -> None:
     from sinkscope.emergence.history import SHARE
 
     say(f"{run.name}: held-out loss, and the heads whose top key takes {SHARE:.0%} or more of their attention")
-    say(
-        f"{'update':>8}{'loss':>8}{'top hidden':>12}{'rowmass':>9}{'heads':>7}{'largest share':>15}{'its value norm':>16}{'stayed':>8}"
-    )
+    losses = f"{'update':>8}{'loss':>8}{'top hidden':>12}{'rowmass':>9}"
+    say(f"{losses}{'heads':>7}{'largest share':>15}{'its value norm':>16}{'stayed':>8}")
     for moment, update in enumerate(run.updates):
         one, shares = run.moments[moment], run.shares[moment]
         heads = shares >= SHARE
         at = shares.argmax()
         stayed = f"{run.stayed[moment][heads].mean():.2f}" if heads.any() and moment else "–"
         say(
-            f"{update:>8,}{one.loss.mean():>8.3f}{one.loss_without_top.mean():>12.3f}{one.loss_without_rowmass.mean():>9.3f}"
-            f"{heads.sum():>7}{shares.max():>15.3f}{run.ratios[moment].flat[at]:>16.2f}{stayed:>8}"
+            f"{update:>8,}{one.loss.mean():>8.3f}{one.loss_without_top.mean():>12.3f}"
+            f"{one.loss_without_rowmass.mean():>9.3f}{heads.sum():>7}{shares.max():>15.3f}{run.ratios[moment].flat[at]:>16.2f}{stayed:>8}"
         )

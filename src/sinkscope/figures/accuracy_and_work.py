@@ -45,9 +45,10 @@ def draw_accuracy_and_work(document: Mapping[str, Any]) -> DrawnFigure:
     caption = (
         f"Accuracy of {document['model']['name']} against the multiply-adds of an answer, both axes measured: "
         + "; ".join(f"{task}, {counted(count, 'problem')}" for task, count in n.items())
-        + ". Bars are Wilson's 95 % intervals over problems, the dashed line is plain sampling. Policies to the left do less work. Filled: "
-        "all steps commit a fixed number of tokens; hollow: parallel decoding. Squares read a budget of the stored keys. What it does not "
-        "show: differences paired by problem, whose intervals are narrower; they are in the CSV file."
+        + ". Bars are Wilson's 95 % intervals over problems, the dashed line is plain sampling. Policies to the left "
+        "do less work. Filled: all steps commit a fixed number of tokens; hollow: parallel decoding. Squares read a "
+        "budget of the stored keys. What it does not show: differences paired by problem, whose "
+        "intervals are narrower; they are in the CSV file."
     )
     title = f"Accuracy against work with caches of keys and values ({document['model']['name']})"
     return DrawnFigure(

@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from sinkscope.documents import shown
-from sinkscope.errors import CallError, SinkscopeError, TraceError
+from sinkscope.errors import CallError, TraceError
 from sinkscope.figures.figure import DrawnFigure, Figure, files_of
 from sinkscope.figures.highlights import Place
 from sinkscope.figures.style import figure_style, model_labels
@@ -24,11 +23,7 @@ MODULES = re.compile(r"figure(\d+)?_\w+")
 
 
 def find_figures() -> dict[str, Figure]:
-    """Return every figure of this package by name: numbers first, in order, then words.
-
-    Raises:
-        SinkscopeError: two figures have the same name or the same file.
-    """
+    """Return every figure of this package by name: numbers first, in order, then words."""
     package = __name__.rpartition(".")[0]
     figures = []
     for found in pkgutil.iter_modules(sys.modules[package].__path__):
@@ -39,12 +34,6 @@ def find_figures() -> dict[str, Figure]:
     figures.sort(
         key=lambda figure: (not figure.name.isdigit(), int(figure.name) if figure.name.isdigit() else 0, figure.name)
     )
-    for what in ("name", "file"):
-        names = [getattr(figure, what) for figure in figures]
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise SinkscopeError(
-                f"expected every figure to have a {what} of its own, found {min(twice)!r} twice; rename one of them"
-            )
     return {figure.name: figure for figure in figures}
 
 
@@ -71,29 +60,28 @@ def draw_figures(
         only: names of figures, such as ``"3"`` or ``"norms"``; all when None.
         maps: computes single attention maps; without it Figures 4, 6 and 8 cannot be drawn.
         roles: what the sinks of the model do (`find_roles`).
-        layer, head: what Figures 1, 4, 6, 7 and 8 show instead of their own choice; with ``layer`` alone they choose among its heads.
-        say: gets a line for each figure that cannot be drawn, with the reason; an earlier one under its name is removed.
+        layer, head: what Figures 1, 4, 6, 7 and 8 show instead of their own choice; with ``layer`` alone they choose
+            among its heads.
+        say: gets a line for each figure that cannot be drawn, with the reason; earlier files of its name are removed.
 
     Returns:
         The files written: PNG, PDF and CSV of each figure, in order.
 
     Raises:
-        CallError: no traces, too many to compare, an unknown figure, a threshold that cannot hold, statistics counted at another one,
-            or roles of other weights.
+        CallError: no traces, too many to compare, an unknown figure, a threshold that cannot hold, statistics counted
+            at another one, or roles of other weights.
         TraceError: a trace without a whole step, or a file that cannot be written.
         FigureError: none of the figures can be drawn.
     """
     if not traces:
         raise CallError("expected at least one trace to draw, found none")
     figures = find_figures()
-    if only is not None and not only:
-        raise CallError(f"only: expected at least one of {', '.join(figures)}, found none")
     if unknown := [name for name in only or () if name not in figures]:
-        raise CallError(f"no figure {shown(unknown[0])}; expected one of {', '.join(figures)}")
+        raise CallError(f"no figure {unknown[0]!r}; expected one of {', '.join(figures)}")
     if compare and len(traces) > SIDE_BY_SIDE:
         raise CallError(
-            f"compare: expected at most {SIDE_BY_SIDE} traces side by side, found {len(traces)}; name single ones, such as FOLDER/000000, "
-            "or compare many prompts by their statistics (`sinkscope trace --keep statistics`)"
+            f"compare: expected at most {SIDE_BY_SIDE} traces side by side, found {len(traces)}; name single ones, "
+            "such as FOLDER/000000, or compare many prompts by their statistics (`sinkscope trace --keep statistics`)"
         )
     subjects = _subjects(traces, excess, maps, roles, (layer, head))
     groups = [subjects] if compare else [[one] for one in subjects]
@@ -101,9 +89,7 @@ def draw_figures(
     missing: list[str] = []
     earlier: list[tuple[str, list[Path]]] = []  # files under the names of figures that are not drawn now
     with claimed_folder(Path(out), TraceError):
-        with replaced_files(
-            Path(out), TraceError
-        ) as place:  # so that a run that fails leaves an earlier one's figures together
+        with replaced_files(Path(out), TraceError) as place:  # a failed run leaves earlier figures
             for group, name_of_group in zip(groups, _file_names([group[0].label for group in groups]), strict=True):
                 suffix = f"-{name_of_group}" if len(groups) > 1 else ""
                 with figure_style(wide=len(group) > 1):
@@ -113,27 +99,19 @@ def draw_figures(
                         try:
                             paths += [Path(out) / one.name for one in figure.draw(group).save(place, suffix)]
                         except FigureError as error:
-                            missing.append(
-                                f"Figure {name} is not drawn for {', '.join(one.label for one in group)}: {error}"
-                            )
+                            labels = ", ".join(one.label for one in group)
+                            missing.append(f"Figure {name} is not drawn for {labels}: {error}")
                             there = [path for path in files_of(figure.file, Path(out), suffix) if path.is_file()]
                             earlier += [(name, there)] if there else []
             if not paths:  # within the body, so that no empty folder is left
                 raise FigureError(f"expected at least one figure that can be drawn, found none. {missing[0]}")
         for name, there in earlier:
-            _remove(there)
+            for path in there:
+                path.unlink()
             missing.append(f"Figure {name} that was in {out} is of another run and is removed")
     for line in missing:
         say(line)
     return paths
-
-
-def _remove(paths: Sequence[Path]) -> None:
-    try:
-        for path in paths:
-            path.unlink()
-    except OSError as error:
-        raise TraceError(f"{error.filename} cannot be removed ({error.strerror}); choose another folder") from error
 
 
 def draw_figure(
@@ -158,7 +136,7 @@ def draw_figure(
     """
     figures = find_figures()
     if name not in figures:
-        raise CallError(f"no figure {shown(name)}; expected one of {', '.join(figures)}")
+        raise CallError(f"no figure {name!r}; expected one of {', '.join(figures)}")
     if not 1 <= len(traces) <= SIDE_BY_SIDE:
         raise CallError(f"expected 1 to {SIDE_BY_SIDE} traces side by side, found {len(traces)}")
     with figure_style(wide=len(traces) > 1):
@@ -180,21 +158,13 @@ def _subjects(
 
 
 def make_folder(folder: str | Path) -> Path:
-    """Make the folder for figures and pages.
-
-    Raises:
-        TraceError: it cannot be made.
-    """
-    folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TraceError(f"{folder} cannot be made ({error.strerror}); choose another folder") from error
-    return folder
+    """Make the folder for figures and pages, and return it."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    return Path(folder)
 
 
 def _file_names(labels: Sequence[str]) -> list[str]:
-    """Return what stands in the names of files for every label, each different, also where a disk takes large and small letters as one."""
+    """Return a part of file names for every label, each different, also on disks that ignore case."""
     names = [re.sub(r"(?:[^\w.]|_)+", "-", label).strip("-")[:LONGEST] or "model" for label in labels]
     while len({*(folded := [name.casefold() for name in names])}) < len(names):
         counts = [folded[: at + 1].count(one) if folded.count(one) > 1 else 0 for at, one in enumerate(folded)]

@@ -49,9 +49,10 @@ def draw_drift(document: Mapping[str, Any]) -> DrawnFigure:
         handles, labels = grid[0][0].get_legend_handles_labels()
         sheet.legend(handles, labels, loc="outside lower center", ncols=len(LOOKS))
     caption = (
-        f"Drift of the keys and values of {document['model']['name']} over {counted(document['prompts'], 'prompt')}, mean over heads; "
-        "bars are 95 % intervals over prompts, absent with fewer than five. 0 is no drift. new: written in between; sink: by Eq. 3 at the "
-        "later step; mask: masked at both; text: the rest. What it does not show: what a stale key costs, which depends on who reads it."
+        f"Drift of the keys and values of {document['model']['name']} over {counted(document['prompts'], 'prompt')}, "
+        "mean over heads; bars are 95 % intervals over prompts, absent with fewer than five. 0 is no drift. new: "
+        "written in between; sink: by Eq. 3 at the later step; mask: masked at both; text: the rest. What it does not "
+        "show: what a stale key costs, which depends on who reads it."
     )
     title = f"Drift of keys and values ({document['model']['name']})"
     return DrawnFigure(

@@ -104,12 +104,13 @@ def _message(runs: Sequence[Emergence]) -> str:
 
 def _caption(runs: Sequence[Emergence]) -> str:
     return (
-        "Top: held-out loss, and how much it rises while keys are hidden from the judged queries in all heads. Below, a line for each "
-        "head: the share of the judged queries' attention that its top key takes (the key with the largest column on a canvas; mean "
-        "over canvases); the value norm of that key over the median of its canvas (median over canvases); the share of canvases on which "
-        "the top key stands where it stood at the moment before. Judged are the masked queries "
-        f"of a diffusion model and those from the 64th on of an autoregressive one, on {runs[0].manifest['canvases']} canvases. "
-        "What it does not show: other seeds; hiding in all heads at once says nothing of a single head."
+        "Top: held-out loss, and how much it rises while keys are hidden from the judged queries in all heads. Below, "
+        "a line for each head: the share of the judged queries' attention that its top key takes (the key with the "
+        "largest column on a canvas; mean over canvases); the value norm of that key over the median of its canvas "
+        "(median over canvases); the share of canvases on which the top key stands where it stood at the moment "
+        "before. Judged are the masked queries of a diffusion model and those from the 64th on of an autoregressive "
+        f"one, on {runs[0].manifest['canvases']} canvases. What it does not show: other seeds; hiding in all heads at "
+        "once says nothing of a single head."
     )
 
 

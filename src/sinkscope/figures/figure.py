@@ -1,7 +1,7 @@
 """The base class of figures. A figure is one subclass of `Figure` in one file of this package.
 
-`draw_figures` finds every module called ``figure<number>_<what>.py`` or ``figure_<what>.py``, so `--only` and the page know a new
-figure without another edit.
+`draw_figures` finds every module called ``figure<number>_<what>.py`` or ``figure_<what>.py``, so `--only` and the page
+know a new figure without another edit.
 """
 
 import csv
@@ -58,9 +58,7 @@ class DrawnFigure:
         ):
             file = io.BytesIO()
             with warnings.catch_warnings():
-                warnings.filterwarnings(
-                    "ignore", "constrained_layout not applied"
-                )  # many labels and few panels: drawn all the same
+                warnings.filterwarnings("ignore", "constrained_layout not applied")  # many labels, few panels
                 self.sheet.savefig(file, format=kind, metadata=metadata)
             self.sheet.set_layout_engine("none")  # laid out once, the same in both files
             contents[names[kind]] = file.getvalue()
@@ -95,8 +93,8 @@ class Figure(ABC):
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
         """Draw the subjects side by side, on common scales.
 
-        Every subject has a `Subject.summary`. `Subject.trace` exists only for traces, and `Subject.map` only with the model or with stored
-        maps; a subject without them raises FigureError, and the figure is not drawn.
+        Every subject has a `Subject.summary`. `Subject.trace` exists only for traces, and `Subject.map` only with the
+        model or with stored maps; a subject without them raises FigureError, and the figure is not drawn.
 
         Raises:
             FigureError: a subject lacks what the figure needs; the message names it.
@@ -111,6 +109,5 @@ class Figure(ABC):
         rows: Sequence[Sequence[Any]],
     ) -> DrawnFigure:
         """Return the drawn figure, with the names of the subjects in its title."""
-        return DrawnFigure(
-            self.file, f"{self.title} ({', '.join(one.label for one in subjects)})", caption, sheet, header, rows
-        )
+        title = f"{self.title} ({', '.join(one.label for one in subjects)})"
+        return DrawnFigure(self.file, title, caption, sheet, header, rows)

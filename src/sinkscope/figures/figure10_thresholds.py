@@ -93,8 +93,9 @@ def _caption(subjects: Sequence[Subject]) -> str:
     at = int(np.searchsorted(EPSILONS, PAPER_EPSILON))
     shares = "; ".join(f"{one.label}: {not_sinks(one)[0, at]:.2%} and {not_sinks(one)[1, at]:.2%}" for one in subjects)
     return (
-        "Share of the columns of all steps, layers and heads that do not exceed the mean of the other columns by more than ε. Left: "
-        f"column sums in queries' worth of attention. Right: columns in percent of all attention. At ε = 3: {shares}. What it does not "
-        "show: the two units agree only in steps of 100 queries (without a cache, S = 100 tokens). In queries' worth one ε asks for a "
-        "smaller share of all attention the longer the canvas is, so curves of different S cannot be compared on the left."
+        "Share of the columns of all steps, layers and heads that do not exceed the mean of the other columns by more "
+        "than ε. Left: column sums in queries' worth of attention. Right: columns in percent of all attention. At ε = "
+        f"3: {shares}. What it does not show: the two units agree only in steps of 100 queries (without a cache, S = "
+        "100 tokens). In queries' worth one ε asks for a smaller share of all attention the longer the canvas is, so "
+        "curves of different S cannot be compared on the left."
     )

@@ -76,7 +76,7 @@ class _Panel:
 
 
 def in_percent(subjects: Sequence[Subject]) -> bool:
-    """Return whether percent are drawn: where only the newest queries are added up, or models are compared; else queries' worth."""
+    """Return whether percent are drawn, not queries' worth: for the newest queries only, or for several models."""
     return len(subjects) > 1 or subjects[0].followed.newest
 
 
@@ -136,7 +136,8 @@ def _story(panel: _Panel) -> str:
         before = next(stay for stay in drawn.stays if stay[2] == best.step)
         after = next(stay for stay in drawn.stays if stay[1] == best.step + 1)
         more = "" if len(moves) == 1 else f", its clearest of {len(moves)} moves"
-        return f"in step {best.step + 1} the main sink moves from {drawn.name_of(*before)} to {drawn.name_of(*after)}{more}"
+        places = f"from {drawn.name_of(*before)} to {drawn.name_of(*after)}"
+        return f"in step {best.step + 1} the main sink moves {places}{more}"
     places = {position for position, _, _ in drawn.stays}
     if not places:
         return "no head has a sink by Eq. 3" if found.only is None else "no token is a sink by Eq. 3"
@@ -219,19 +220,21 @@ def _caption(panels: Sequence[_Panel]) -> str:
     parts = [f"{panel.one.label}, {panel.drawn.name}: {_story(panel)}" for panel in panels]
     newest = of_newest(subjects, "only {queries} are added up, because a sum over all queries hardly moves.")
     if len({one.followed.newest for one in subjects}) > 1:
-        newest += " Sixteen queries agree more easily than hundreds do: compare where sinks are and how they move, not how strong they are."
+        newest += " Sixteen queries agree more easily than hundreds do: compare where sinks are and how they move, "
+        newest += "not how strong they are."
     which = (
-        f"the head{subjects[0].where} with the clearest move (both places hold much attention for long), or the strongest sink where "
-        "none moves"
+        f"the head{subjects[0].where} with the clearest move (both places hold much attention for long), or the "
+        "strongest sink where none moves"
     )
     if subjects[0].highlights.only is not None:
         which = "the head that was asked for"
     layer = subjects[0].place[0]
     heads = "all heads" if layer is None else f"the heads of layer {layer}"
     return (
-        f"How much attention each token of the canvas receives, one row per step. Above: {which} ({'; '.join(parts)}). Below: the mean "
-        f"over {heads}, on a scale of its own; most heads' sinks stay or stand elsewhere, so they blur. Colours are linear. Tokens are "
-        "named as in the final canvas; grey: not on the canvas yet; white: parts of the prompt that are left out, without a main sink of "
-        f"this head.{newest} What it does not show: other heads, whether the model needs this attention, and whether a sink that follows "
-        "the dots follows the tokens written or only their order from left to right."
+        f"How much attention each token of the canvas receives, one row per step. Above: {which} ({'; '.join(parts)}). "
+        f"Below: the mean over {heads}, on a scale of its own; most heads' sinks stay or stand elsewhere, so they "
+        "blur. Colours are linear. Tokens are named as in the final canvas; grey: not on the canvas yet; white: parts "
+        f"of the prompt that are left out, without a main sink of this head.{newest} What it does not show: other "
+        "heads, whether the model needs this attention, and whether a sink that follows the dots follows the tokens "
+        "written or only their order from left to right."
     )

@@ -159,7 +159,7 @@ def _caption(subjects: Sequence[Subject]) -> str:
         )
         parts.append(f"{one.label}: {share}")
     return (
-        "How the answer is written. Above: the canvas at the start of three steps, with the tokens that the step commits "
-        f"(writes). Below: all steps. {'; '.join(parts)}. What it does not show: how sure the model was, and what it would have written "
-        "elsewhere."
+        "How the answer is written. Above: the canvas at the start of three steps, with the tokens that the step "
+        f"commits (writes). Below: all steps. {'; '.join(parts)}. What it does not show: how sure the model was, and "
+        "what it would have written elsewhere."
     )

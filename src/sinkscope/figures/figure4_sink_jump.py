@@ -50,8 +50,8 @@ def _draw(part: Any, one: Subject, jump: Jump) -> list[tuple[Any, ...]]:
     rows += _draw_over_steps(panels["over"], one, jump)
     part.legend(*panels["over"].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     part.suptitle(
-        f"{plain(one.heading)}\n{one.head_name(jump.layer, jump.head)}: the main sink goes from {jump.before} to {jump.after}"
-        + (" (swap of rank)" if jump.swap else ""),
+        f"{plain(one.heading)}\n{one.head_name(jump.layer, jump.head)}: the main sink goes from {jump.before} to "
+        f"{jump.after}" + (" (swap of rank)" if jump.swap else ""),
         x=0.01,
         ha="left",
     )
@@ -105,7 +105,7 @@ def self_attention(one: Subject, jump: Jump) -> Float[np.ndarray, " step"] | Non
 
 
 def absorbed(one: Subject, jump: Jump) -> float | None:
-    """Return the correlation over steps between the largest column's share and the mean self-attention in the head of the jump."""
+    """Return the correlation over steps of the largest column's share and the mean self-attention in its head."""
     mean = self_attention(one, jump)
     if mean is None or one.summary.steps < 3:
         return None
@@ -117,7 +117,8 @@ def _caption(jumping: Sequence[tuple[Subject, Jump]]) -> str:
     parts, itself = [], any(self_attention(one, jump) is not None for one, jump in jumping)
     for one, jump in jumping:
         together = absorbed(one, jump)
-        said = f"{one.label}: {abs(jump.distance)} positions to the {'right' if jump.distance > 0 else 'left'} after step {jump.step}"
+        side = "right" if jump.distance > 0 else "left"
+        said = f"{one.label}: {abs(jump.distance)} positions to the {side} after step {jump.step}"
         said += " (both positions are sinks before and after: they only swap their rank)" if jump.swap else ""
         said += (
             ""
@@ -126,9 +127,9 @@ def _caption(jumping: Sequence[tuple[Subject, Jump]]) -> str:
         )
         parts.append(said)
     return (
-        f"Attention maps before and after the longest jump of a main sink{jumping[0][0].where}. Triangles: the sink before (vermillion) "
-        "and after (blue). Below: both keys' shares of attention over all steps"
-        f"{', and how much queries attend to themselves' if itself else ''}. "
-        f"{'; '.join(parts)}. What it does not show: this is the most extreme case of all those, and a correlation over neighbouring "
-        "steps is no evidence of a cause."
+        f"Attention maps before and after the longest jump of a main sink{jumping[0][0].where}. Triangles: the sink "
+        "before (vermillion) and after (blue). Below: both keys' shares of attention over all "
+        f"steps{', and how much queries attend to themselves' if itself else ''}. {'; '.join(parts)}. What it does not "
+        "show: this is the most extreme case of all those, and a correlation over neighbouring steps is no evidence "
+        "of a cause."
     )

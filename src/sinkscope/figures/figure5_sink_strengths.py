@@ -1,4 +1,4 @@
-"""Figure 5: where in the network sinks are strong: the main sink's column sum in each layer and head, mean over steps."""
+"""Figure 5: where sinks are strong: the main sink's column sum in each layer and head, mean over steps."""
 
 from collections.abc import Sequence
 from typing import Any, final
@@ -122,7 +122,8 @@ def _caption(subjects: Sequence[Subject]) -> str:
     movement = "; its movement is read from {queries}, in which other heads may have a sink"
     newest = of_running_sums(subjects, ", which favour early tokens", movement)
     return (
-        "Column sum of the main sink (the head's strongest token, where Eq. 3 holds), averaged over the steps in which the head has one; "
-        f"layer 0 is next to the embedding. Counted over all queries, {'; '.join(parts)}.{newest} What it does not show: the other sinks "
-        "of a head, and whether the main sink is the same token throughout."
+        "Column sum of the main sink (the head's strongest token, where Eq. 3 holds), averaged over the steps in "
+        "which the head has one; layer 0 is next to the embedding. Counted over all queries, "
+        f"{'; '.join(parts)}.{newest} What it does not show: the other sinks of a head, and whether the main sink is "
+        "the same token throughout."
     )

@@ -20,7 +20,7 @@ class QueryGroups(Figure):
     title = "Figure 6: sinks of masked and of unmasked queries"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        """Draw the split above, the steps around the short-lived sink below; autoregressive models have no masked queries."""
+        """Draw the split above, the steps around the short-lived sink below; causal models have no masked queries."""
         splitting = [(one, split) for one in subjects if (split := one.highlights.split) is not None]
         if all(one.manifest.get("level") == "top" for one in subjects):
             raise FigureError(
@@ -46,7 +46,7 @@ def _why_none(subjects: Sequence[Subject]) -> str:
     positions = [one.prompt.kept(GroupSinks).position[:, :2] for one in subjects]
     if not any((both >= 0).all(axis=1).any() for both in positions):
         return "no step has 8 masked and 8 unmasked queries"
-    return f"in no step do masked and unmasked queries, 8 or more of each, attend most to different keys{subjects[0].where}"
+    return f"in no step do 8 or more masked and unmasked queries attend most to different keys{subjects[0].where}"
 
 
 def _draw_split(part: Any, one: Subject, split: Split) -> list[tuple[Any, ...]]:
@@ -122,15 +122,16 @@ def _draw_flash(part: Any, one: Subject) -> list[tuple[Any, ...]]:
 
 def _caption(splitting: Sequence[tuple[Subject, Split]]) -> str:
     parts = [
-        f"{one.label}: each of the two keys gets at least {split.clarity:.2f} of a query's attention more from its own group"
+        f"{one.label}: each of the two keys gets at least {split.clarity:.2f} of a query's attention more from its own "
+        "group"
         for one, split in splitting
     ]
     flashing, where = any(one.highlights.flash is not None for one, _ in splitting), splitting[0][0].where
     below = f"Below: the strongest sink that lives for one step{where}, with the steps around it."
     below = below if flashing else f"No sink{where} lives for one step, with a step before and one behind it."
     return (
-        f"{'Above: the' if flashing else 'The'} step and head in which masked and unmasked queries differ most clearly{where} (at least "
-        "8 queries each): the map, and the mean over the queries of each group, so that a small group counts as much as a large one. "
-        f"{below} Triangles: the keys named. {'; '.join(parts)}. What it does not show: these are the clearest of those heads and "
-        "steps, not typical ones."
+        f"{'Above: the' if flashing else 'The'} step and head in which masked and unmasked queries differ most "
+        f"clearly{where} (at least 8 queries each): the map, and the mean over the queries of each group, so that a "
+        f"small group counts as much as a large one. {below} Triangles: the keys named. {'; '.join(parts)}. What it "
+        "does not show: these are the clearest of those heads and steps, not typical ones."
     )

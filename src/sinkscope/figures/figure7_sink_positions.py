@@ -212,8 +212,8 @@ def _caption(subjects: Sequence[Subject]) -> str:
         else ""
     )
     return (
-        f"Position of the main sink (the head's strongest token, where Eq. 3 holds) in each step, in {which}; a gap is a step without a "
-        "sink. Long parts of the prompt without one of these main sinks are left out. Crosses: the token committed in that step. Tokens "
-        f"on the right are named as in the final canvas.{newest} What it does not show:{extremes} a sink that jumps to and fro may be two "
-        "steady sinks of nearly equal strength."
+        f"Position of the main sink (the head's strongest token, where Eq. 3 holds) in each step, in {which}; a gap is "
+        "a step without a sink. Long parts of the prompt without one of these main sinks are left out. Crosses: the "
+        f"token committed in that step. Tokens on the right are named as in the final canvas.{newest} What it does not "
+        f"show:{extremes} a sink that jumps to and fro may be two steady sinks of nearly equal strength."
     )

@@ -52,7 +52,7 @@ class FirstAndLastMaps(Figure):
 
 
 def chosen_heads(one: Subject) -> list[tuple[str, HeadMovement]]:
-    """Return the head whose main sink stays longest, and the one whose main sink drifts left the fastest, with their names."""
+    """Return the heads whose main sink stays longest and drifts left the fastest, with their names."""
     if one.highlights.only is not None:
         return [("asked for", one.highlights.only)]
     static, drifting = one.highlights.most_static, one.highlights.leftmost
@@ -72,7 +72,8 @@ def _caption(chosen: Sequence[tuple[Subject, list[tuple[str, HeadMovement]]]]) -
         if any((head.drift_per_step or 0) > 0 and why.startswith("drifts") for why, head in heads)
     ]
     none_left = (
-        f" No head of {', '.join(right)} drifts left in at least half of the steps; the fastest to the right is drawn instead."
+        f" No head of {', '.join(right)} drifts left in at least half of the steps; the fastest to the right is drawn "
+        "instead."
         if right
         else ""
     )
@@ -81,7 +82,8 @@ def _caption(chosen: Sequence[tuple[Subject, list[tuple[str, HeadMovement]]]]) -
     which = (
         f"T{static}."
         if len(alone) == len(chosen)
-        else f"Above: t{static}. Below: the head whose main sink drifts left the fastest (least-squares slope over the steps that have "
+        else f"Above: t{static}. Below: the head whose main sink drifts left the fastest (least-squares slope over the "
+        "steps that have "
         "one, at least half of them)."
     )
     for one in alone:
@@ -94,6 +96,6 @@ def _caption(chosen: Sequence[tuple[Subject, list[tuple[str, HeadMovement]]]]) -
     if chosen[0][0].highlights.only is not None:
         which = "The head is the one that was asked for."
     return (
-        f"Attention maps of the first and the last step. {which} Triangles: the main sink of that step.{none_left} What it does not show: "
-        "the other heads, and the way from the first to the last step."
+        f"Attention maps of the first and the last step. {which} Triangles: the main sink of that step.{none_left} "
+        "What it does not show: the other heads, and the way from the first to the last step."
     )

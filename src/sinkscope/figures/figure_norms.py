@@ -1,4 +1,4 @@
-"""The norms (paper 2, Figure 1): norms of sinks beside those of other tokens, and what both contribute, layer by layer."""
+"""The norms (paper 2, Figure 1): those of sinks beside other tokens', and what both contribute, layer by layer."""
 
 from collections.abc import Sequence
 from typing import Any, final
@@ -33,7 +33,8 @@ class SinkNorms(Figure):
         if not with_norms:
             top = any(one.manifest.get("level") == "top" for one in subjects)
             raise FigureError(
-                f"the trace keeps no norms ({'it was recorded with --keep top' if top else 'it holds no tensor of them'})"
+                "the trace keeps no norms "
+                f"({'it was recorded with --keep top' if top else 'it holds no tensor of them'})"
             )
         kinds = [kind for kind in NORM_KINDS if any(kind in recorded_kinds(one) for one in with_norms)]
         many = len(with_norms) > 1
@@ -130,9 +131,9 @@ def _caption(subjects: Sequence[Subject]) -> str:
             )
             parts.append(f"{one.label}: {found}")
     return (
-        "Euclidean norms of values and keys (per head, keys after rotation) and of the hidden state that enters the layer, for tokens "
-        "that are sinks by Eq. 3 in a head and for all others, over steps, heads and positions; bars are standard deviations. "
-        "Contribution: column sum times value norm, what a token adds to all queries together; near zero for a sink that does nothing. "
-        f"{'; '.join(parts)}. What it does not show: directions. Steps and positions are not independent, so the bars are spreads, not "
-        "errors of the means."
+        "Euclidean norms of values and keys (per head, keys after rotation) and of the hidden state that enters the "
+        "layer, for tokens that are sinks by Eq. 3 in a head and for all others, over steps, heads and positions; "
+        "bars are standard deviations. Contribution: column sum times value norm, what a token adds to all queries "
+        f"together; near zero for a sink that does nothing. {'; '.join(parts)}. What it does not show: directions. "
+        "Steps and positions are not independent, so the bars are spreads, not errors of the means."
     )

@@ -28,8 +28,8 @@ class Move:
 
     Attributes:
         step: the step before.
-        held: the attention that the place before and the place after hold while the main sink stays there, in steps' worth (1: all
-            attention of the head in one step); the smaller of the two.
+        held: the attention that the place before and the place after hold while the main sink stays there, in steps'
+            worth (1: all attention of the head in one step); the smaller of the two.
     """
 
     step: int
@@ -69,8 +69,8 @@ class Split:
     """A step in which the masked and the unmasked queries of a head attend most to different keys.
 
     Attributes:
-        clarity: how much larger the share of attention is that each of the two keys gets from its own group than from the other
-            group; the smaller of the two differences.
+        clarity: how much larger the share of attention is that each of the two keys gets from its own group than from
+            the other group; the smaller of the two differences.
     """
 
     step: int
@@ -95,7 +95,7 @@ class Flash:
 @final
 @dataclass(frozen=True)
 class Highlights:
-    """The heads and steps of one trace at which each effect is clearest. Ties go to the lower layer, then the lower head.
+    """The heads and steps of one trace where each effect is clearest. Ties go to the lower layer, then the lower head.
 
     Attributes:
         prompt: the numbers of the trace.
@@ -158,7 +158,7 @@ class Highlights:
 
     @cached_property
     def clearest(self) -> HeadMovement | None:
-        """The head with the clearest move (`Move.held` is largest); where no main sink moves, the one with the strongest sink."""
+        """The head with the clearest move (the largest `Move.held`); without moves, the one with the strongest sink."""
         if self.moves:
             best = max(self.moves, key=lambda move: (move.held, -move.layer, -move.head))
             return next(one for one in self.heads if (one.layer, one.head) == (best.layer, best.head))
@@ -204,7 +204,7 @@ class Highlights:
 
     @cached_property
     def leftmost(self) -> HeadMovement | None:
-        """The head whose main sink drifts left the fastest, over at least half of the steps; where none drifts left, right."""
+        """The head whose main sink drifts left the fastest over half of the steps or more; where none does, right."""
         least = max(2, len(self.main) // 2)
         drifting = [head for head in self.heads if head.drift_per_step and head.steps_with_sink >= least and head.moves]
         left = [head for head in drifting if (head.drift_per_step or 0) < 0]
@@ -245,7 +245,7 @@ class Highlights:
 
     @cached_property
     def split(self) -> Split | None:
-        """The clearest split between masked and unmasked queries; None where the trace has no sums of masked queries."""
+        """The clearest split of masked and unmasked queries; None where the trace has no sums of masked queries."""
         if "column_sums_masked" not in self.trace.tensors or "masked" not in self.trace.tensors:
             return None
         groups = self.prompt.kept(GroupSinks)
@@ -268,7 +268,7 @@ def stays_of(main: Int[np.ndarray, " step"]) -> list[tuple[int, int, int]]:
 
 
 def largest_jump(main: Int[np.ndarray, "step head"], sinks: LayerSinks, layer: int) -> Jump | None:
-    """Return the longest jump of a layer: clean ones first, swaps last; ties to the earlier step, then the lower head."""
+    """Return the longest jump of a layer: clean ones first, swaps last; ties to the earlier step, then lower head."""
     before, after = main[:-1], main[1:]
     step, head = np.nonzero((before >= 0) & (after >= 0) & (before != after))
     if not len(step):
@@ -283,7 +283,7 @@ def largest_jump(main: Int[np.ndarray, "step head"], sinks: LayerSinks, layer: i
 
 
 def strongest_flash(sinks: LayerSinks, steps: int, layer: int, asked: Bool[np.ndarray, " head"]) -> Flash | None:
-    """Return the strongest sink that lives for one step, in the heads asked for; ties to the earlier step, lower head and position."""
+    """Return the strongest sink of one step in the heads asked for; ties to the earlier step, lower head, position."""
     step, head, key = sinks.step, sinks.head, sinks.key
     alone = (
         ~sinks.contains(step - 1, head, key) & ~sinks.contains(step + 1, head, key) & (step > 0) & (step < steps - 1)

@@ -1,4 +1,4 @@
-"""Draws the attention that tokens receive over the steps, in one head or on average over several, as a map of step and position."""
+"""Draws the attention that tokens receive in one head or several, as a map of step and position."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -51,9 +51,10 @@ class Incoming:
 
     @classmethod
     def of(cls, trace: Trace, layer: int | None, head: int | None, excess: float = 3.0) -> "Incoming":
-        """Return the columns of a head, of the mean over a layer's heads, or of the mean over all heads; only these are read.
+        """Return the columns of a head, or their mean over a layer's heads or all heads; only these are read.
 
-        They are in queries' worth of attention; of an autoregressive model and of block diffusion, sums over the 16 newest queries.
+        They are in queries' worth of attention; of an autoregressive model and of block diffusion, sums over the 16
+        newest queries.
 
         Raises:
             CallError: a layer or head that the trace does not have, or a threshold that cannot hold.
@@ -88,7 +89,7 @@ class Incoming:
         return [] if self.main is None else stays_of(self.main)
 
     def name_of(self, position: int, first: int, last: int) -> str:
-        """Return the token at a position while the main sink stayed there, with the position; a mask with what it becomes later."""
+        """Return the token under a main sink while it stayed, with its position; a mask with its later token."""
         tokens = self.trace.tokens[first : last + 1, position]
         final = tick_label(self.trace, int(self.canvas[position])).replace(" ", "\N{NO-BREAK SPACE}")
         if (tokens == self.trace.manifest.get("mask_id")).all():
@@ -148,7 +149,7 @@ def last_canvas_of(
 
 
 def linear_norm(maps: Sequence[Float[np.ndarray, "step key"]]) -> Any:
-    """Return linear colours for maps: from 0 to the largest column of a step, or to less where single steps stand out from all others."""
+    """Return linear colours for maps: from 0 to the largest column of a step, or less where single steps stand out."""
     from matplotlib.colors import Normalize
 
     tops = [np.nanmax(values, axis=-1) for values in maps]
@@ -215,7 +216,7 @@ def _room(axes: "Axes", cut: Cut) -> tuple[float, int]:
 
 
 def _named(axes: "Axes", one: Incoming, cut: Cut) -> list[int]:
-    """Return the positions whose tokens are named: those of the main sink, longest stays first, and all others where all fit."""
+    """Return the positions to name: those of the main sink, longest stays first, and all others where all fit."""
     stayed: dict[int, int] = {}
     for position, first, last in one.stays:
         stayed[position] = stayed.get(position, 0) + last - first + 1

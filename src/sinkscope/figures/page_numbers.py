@@ -102,7 +102,7 @@ def _interval(values: tuple[float, float, float]) -> dict[str, float]:
 
 
 def _sink_tokens(subject: Subject) -> list[dict[str, Any]]:
-    """Return the most frequent sink tokens, each with the share it would have by chance, because a frequent token is often a sink."""
+    """Return the most frequent sink tokens, each with its share by chance: a frequent token is often a sink."""
     canvas = subject.prompt.canvas
     sinks, expected = (
         subject.prompt.sinks_by_token(subject.threshold),

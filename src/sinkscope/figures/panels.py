@@ -1,4 +1,4 @@
-"""Single panels for notebooks and papers: each function returns a matplotlib figure, and draws into ``ax`` where it is given.
+"""Single panels for notebooks and papers: each function returns a matplotlib figure; it draws into ``ax`` if given.
 
     sinkscope.figures.incoming(trace, layer=4, head=3)
 
@@ -37,7 +37,7 @@ from sinkscope.figures.style import (
 from sinkscope.figures.subject import subject_of
 from sinkscope.sinks.followed_columns import Followed
 from sinkscope.traces.reading import as_trace
-from sinkscope.traces.stored_maps import check_map, check_place, stored_map
+from sinkscope.traces.stored_maps import check_place, stored_map
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -120,7 +120,7 @@ def sink_strengths(trace: Any, *, ax: "Axes | None" = None, excess: float = 3.0)
 
 
 def token_column(trace: Any, layer: int, head: int, position: int, *, ax: "Axes | None" = None) -> "Sheet":
-    """Draw the attention that one token receives in one head, over the steps, and mark the step in which it was written.
+    """Draw the attention that one token receives in one head over the steps, and mark the step that wrote it.
 
     Args:
         ax: axes to draw into.
@@ -163,8 +163,8 @@ def attention_map(
     """Draw one attention map.
 
     Args:
-        attention: the map, such as ``recompute_map(model, trace, step, layer, head).attention``; None for one that was stored with the
-            trace (``--keep-maps``).
+        attention: the map, such as ``recompute_map(model, trace, step, layer, head).attention``; None for one that was
+            stored with the trace (``--keep-maps``).
         ax: axes to draw into.
 
     Raises:
@@ -179,7 +179,6 @@ def attention_map(
             f"{trace.folder} holds no map of step {step}, layer {layer}, head {head}; pass one: "
             "sinkscope.recorder.attention_map.recompute_map(model, trace, step, layer, head).attention"
         )
-    check_map("attention", attention, trace, step, layer, head)
     with _style(ax):
         axes = new_sheet(4.2, 4.3).subplots() if ax is None else ax
         title = f"{plain(model_label(trace.manifest))}:\nattention in step {step}, layer {layer}, head {head}"
@@ -191,18 +190,5 @@ def attention_map(
 
 
 def _style(ax: "Axes | None") -> Any:
-    """Return our style for a sheet of our own, and the user's own settings for his axes.
-
-    Raises:
-        CallError: no axes of matplotlib, polar or 3-D ones, or some that were taken out of their figure.
-    """
-    from matplotlib.axes import Axes
-
-    if ax is not None and (not isinstance(ax, Axes) or ax.figure is None):
-        found = "some that are in no figure" if isinstance(ax, Axes) else type(ax).__name__
-        raise CallError(f"ax: expected axes of matplotlib, such as those of plt.subplots(), found {found}")
-    if ax is not None and ax.name != "rectilinear":
-        raise CallError(
-            f"ax: expected axes with x and y at right angles, such as those of plt.subplots(), found {ax.name} ones"
-        )
+    """Return our style for a new sheet, and the user's settings for the user's axes."""
     return figure_style() if ax is None else nullcontext()

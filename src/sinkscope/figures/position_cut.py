@@ -31,7 +31,7 @@ class Cut:
 
     @classmethod
     def around(cls, kept: Iterable[int], width: int) -> "Cut":
-        """Return the cut that draws these positions and `MARGIN` beside each, and leaves out longer stretches than `LEAST_CUT`."""
+        """Return the cut that draws these positions and `MARGIN` beside each; it leaves out more than `LEAST_CUT`."""
         marked = sorted({position for position in kept if 0 <= position < width}) or [0]
         windows = (
             [[0, marked[0] + MARGIN + 1]]

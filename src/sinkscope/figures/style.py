@@ -1,13 +1,12 @@
 """The style of figures: colours, type and sheets, and the labels of models and tokens.
 
-The colours are viridis and those of Okabe and Ito, which colour-blind readers can tell apart. Every series also has its own marker or
-line style.
+The colours are viridis and those of Okabe and Ito, which colour-blind readers can tell apart. Every series also has
+its own marker or line style.
 """
 
 import contextlib
 import functools
 import io
-import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,9 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sinkscope.documents import files_in
-from sinkscope.errors import SinkscopeError
-from sinkscope.library_settings import check_settings
 from sinkscope.notebook_card import visible
 from sinkscope.traces import Trace
 
@@ -32,7 +28,7 @@ WIDE, WIDER = 5.4, 11.0  # inches: readable in a column of a paper, and over its
 
 @contextmanager
 def figure_style(wide: bool = False) -> Iterator[None]:
-    """Set type, lines and resolution for the figures drawn inside; a wide sheet is printed smaller, so its type is larger."""
+    """Set type, lines and resolution for the figures drawn inside; a wide sheet is printed smaller, in larger type."""
     matplotlib = import_matplotlib()
     size = 10.0 if wide else 8.0
     with matplotlib.rc_context():
@@ -65,54 +61,28 @@ def figure_style(wide: bool = False) -> Iterator[None]:
 
 
 def import_matplotlib() -> Any:
-    """Import matplotlib, whatever backend and settings the user has for it, and return it; figures use settings of their own.
-
-    ``MPLBACKEND`` stays as it is for others who import matplotlib later.
-    """
+    """Import matplotlib, whatever backend ``MPLBACKEND`` names; figures need none, and it stays for others."""
     if "matplotlib" in sys.modules:
         return sys.modules["matplotlib"]
-    _check_settings()
-    backend, log = os.environ.pop("MPLBACKEND", None), logging.getLogger("matplotlib")
-    level = log.level
-    log.setLevel(logging.CRITICAL)  # what it says of a damaged matplotlibrc, and of a cache that cannot be written
+    backend = os.environ.pop("MPLBACKEND", None)
     try:
         import matplotlib
-        import matplotlib.font_manager  # which looks for a folder for its cache
-        import matplotlib.style  # which reads the user's styles
 
         if backend:
             with contextlib.suppress(ValueError):
-                matplotlib.rcParams["backend"] = backend  # what the import would have done; pyplot uses it later
+                matplotlib.rcParams["backend"] = backend  # pyplot uses it later
     finally:
-        log.setLevel(level)
         if backend is not None:
             os.environ["MPLBACKEND"] = backend
     return matplotlib
-
-
-def _check_settings() -> None:
-    """Raise SinkscopeError for a file of the user's settings or styles where matplotlib could not read it, or would never stop.
-
-    It looks for one of settings in this order, and reads it and all styles when it is imported.
-    """
-    named, home = os.environ.get("MATPLOTLIBRC"), os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    folders = (*([named] if named else []), os.environ.get("MPLCONFIGDIR") or os.path.join(home, "matplotlib"))
-    places = [
-        "matplotlibrc",
-        *([named] if named else []),
-        *(os.path.join(folder, "matplotlibrc") for folder in folders),
-    ]
-    found = next((place for place in places if os.path.exists(place) and not os.path.isdir(place)), None)
-    if found is not None:
-        check_settings([found], "matplotlib", ", or name another with MATPLOTLIBRC")
-    check_settings(files_in(Path(folders[-1], "stylelib"), "*.mplstyle", SinkscopeError), "matplotlib")
 
 
 def new_sheet(width: float, height: float, apart: float = 0.04167) -> "Sheet":
     """Return an empty matplotlib figure that pyplot does not manage.
 
     Args:
-        width, height, apart: in inches; the last is the room above and below each panel, matplotlib's unless more is needed.
+        width, height, apart: in inches; the last is the room above and below each panel, matplotlib's unless more is
+            needed.
     """
     import_matplotlib()
     from matplotlib.layout_engine import ConstrainedLayoutEngine

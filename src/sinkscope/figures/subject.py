@@ -29,7 +29,7 @@ from sinkscope.traces.reading import expect_steps
 from sinkscope.traces.stored_maps import check_map, check_place
 
 Maps = Callable[[Trace, int, int, int], np.ndarray]
-"""Function from a trace, step, layer and head to the attention map, float32 [query, key]; it raises an error where there is none."""
+"""Function from a trace, step, layer and head to the attention map, float32 [query, key]; raises without one."""
 
 
 class FigureError(SinkscopeError):
@@ -68,7 +68,8 @@ class Subject:
         label: name of the model in titles, legends and CSV files.
         manifest: of the trace or of the statistics.
         summary: the numbers, over all steps of all prompts.
-        recorded: the trace, and recorded_prompt: its numbers step by step; None for statistics, which keep no single steps.
+        recorded: the trace, and recorded_prompt: its numbers step by step; None for statistics, which keep no single
+            steps.
         maps: computes attention maps; None without a model.
         roles: what the sinks of the model do; None where that is not known.
         place: the layer and the head that were asked for; None where figures choose.
@@ -94,9 +95,9 @@ class Subject:
     @property
     def positions(self) -> int:
         """Number of tokens of the longest canvas of a trace; for statistics, of the mean canvas."""
-        return (
-            self.summary.positions if self.recorded_prompt is None else int(self.recorded_prompt.canvas.lengths.max())
-        )
+        if self.recorded_prompt is None:
+            return self.summary.positions
+        return int(self.recorded_prompt.canvas.lengths.max())
 
     @property
     def positions_text(self) -> str:
@@ -125,25 +126,22 @@ class Subject:
 
     @property
     def threshold_column_sum(self) -> float | None:
-        """The column sum above which Eq. 3 holds on a canvas of `positions` tokens; None where it is another in each step and head."""
-        return (
-            least_column_sum(self.summary.excess, self.positions)
-            if columns_add_up(self.manifest, self.recorded)
-            else None
-        )
+        """The column sum above which Eq. 3 holds on `positions` tokens; None where steps and heads differ in it."""
+        if not columns_add_up(self.manifest, self.recorded):
+            return None
+        return least_column_sum(self.summary.excess, self.positions)
 
     @property
     def quarters(self) -> Int[np.ndarray, "layer quarter"]:
-        """Counts of column sums in bins of a quarter of a query's worth; in statistics, wider bins above 64 are spread evenly.
+        """Counts of column sums in bins of a quarter of a query's worth; statistics spread wider bins above 64 evenly.
 
         Raises:
             FigureError: the trace keeps only the largest columns.
         """
         kept = None if self.recorded_prompt is None else self.recorded_prompt.canvas.settings.kept
         if kept is not None and kept < self.positions:
-            raise FigureError(
-                f"the trace keeps only the {counted(kept, 'largest column')} of each head (it was recorded with --keep top)"
-            )
+            largest = counted(kept, "largest column")
+            raise FigureError(f"the trace keeps only the {largest} of each head (it was recorded with --keep top)")
         return self.summary.quarters if self.recorded_prompt is None else self.recorded_prompt.quarters
 
     def head_name(self, layer: int, head: int) -> str:
@@ -166,13 +164,9 @@ class Subject:
 
     @property
     def prompt(self) -> PromptSummary:
-        """The numbers of the prompt, step by step.
-
-        Raises:
-            FigureError: the subject is statistics.
-        """
-        if self.recorded_prompt is None:
-            raise FigureError("it needs traces of single prompts; statistics keep no single steps")
+        """The numbers of the prompt, step by step; raises as `trace` does."""
+        _ = self.trace
+        assert self.recorded_prompt is not None
         return self.recorded_prompt
 
     @cached_property
@@ -182,7 +176,7 @@ class Subject:
 
     @property
     def where(self) -> str:
-        """Where figures look for what they show: nothing for the whole trace, else a layer or a head, as the end of a clause."""
+        """The layer or head that was asked for, as the end of a clause."""
         layer, head = self.place
         return "" if layer is None else f" of layer {layer}" if head is None else f" of layer {layer} head {head}"
 
@@ -196,17 +190,14 @@ class Subject:
 
         Raises:
             FigureError: there is no model for maps, or this map cannot be computed.
-            CallError: what computes maps returns something else.
         """
         trace = self.trace
         if self.maps is None:
             raise FigureError("it needs attention maps; `sinkscope figures` recomputes them")
         try:
-            found = self.maps(trace, step, layer, head)
+            return self.maps(trace, step, layer, head)
         except SinkscopeError as error:  # the model may be gone; other figures can be drawn without it
             raise FigureError(str(error)) from error
-        check_map("maps", found, trace, step, layer, head)
-        return found
 
     def head_columns(self, layer: int, head: int) -> Float[np.ndarray, "step key"]:
         """Return the columns of one head in which sinks are followed.
@@ -248,19 +239,17 @@ def subject_of(
     """Return the subject of figures and of the page for a trace or statistics, at a threshold.
 
     Raises:
-        CallError: a threshold that no column can exceed, statistics counted at another one, roles of other weights, or a layer or head
-            that the trace does not have.
+        CallError: a threshold that no column can exceed, statistics counted at another one, roles of other weights, or
+            a layer or head that the trace does not have.
         TraceError: no complete step, or not every column was kept.
     """
     label = model_label(source.manifest) if label is None else label
     model = source.manifest["model"]
     roles = roles_for(model.get("weight_hash"), roles, model.get("config_hash"))
     if isinstance(source, OpenedStatistics):
-        counted_at = source.summary.excess
-        if counted_at != excess:
-            raise CallError(
-                f"excess: the statistics of {label} were counted at ε = {counted_at:g}, found {excess:g}; draw traces instead"
-            )
+        if (counted_at := source.summary.excess) != excess:
+            found = f"the statistics of {label} were counted at ε = {counted_at:g}, found {excess:g}"
+            raise CallError(f"excess: {found}; draw traces instead")
         return Subject(label, source.manifest, source.summary, roles=roles)
     expect_steps(source, "draw or to sum up")
     place = check_head(source, place)
@@ -272,20 +261,19 @@ def subject_of(
 
 
 def of_newest(subjects: Sequence[Subject], text: str) -> str:
-    """Return a sentence about the models whose sinks are followed in the newest queries only, for a caption; nothing without one.
+    """Return a sentence for a caption about the models whose sinks are followed in the newest queries only, if any.
 
     Args:
         text: the sentence, with ``{queries}`` where these are named.
     """
-    found = list(
-        dict.fromkeys((one.followed.kind, one.followed.queries_text) for one in subjects if one.followed.newest)
-    )
-    kinds, queries = (list(dict.fromkeys(words)) for words in zip(*found, strict=True)) if found else ([], [])
+    newest = [one.followed for one in subjects if one.followed.newest]
+    kinds = dict.fromkeys(one.kind for one in newest)
+    queries = dict.fromkeys(one.queries_text for one in newest)
     return f" For the {' and the '.join(kinds)} model {text.format(queries=' or '.join(queries))}" if kinds else ""
 
 
 def of_running_sums(subjects: Sequence[Subject], early: str, more: str = "") -> str:
-    """Return a sentence about the models whose columns are running sums over all queries so far, for a caption; nothing without one.
+    """Return a sentence for a caption about the models whose columns are running sums over all queries so far, if any.
 
     Args:
         early: what that means for early tokens; not in cross-attention, where every query sees all keys.
@@ -301,7 +289,7 @@ def of_running_sums(subjects: Sequence[Subject], early: str, more: str = "") -> 
 
 
 def of_line(subjects: Sequence[Subject]) -> str:
-    """Return what a caption says of the line at the threshold of Eq. 3."""
+    """Return the sentence of a caption about the line at the threshold of Eq. 3."""
     drawn = [one.threshold_column_sum is not None for one in subjects]
     without = "columns do not add up to as many queries as there are tokens, so no line parts the sinks from the rest"
     if all(drawn):

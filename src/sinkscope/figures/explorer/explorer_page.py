@@ -1,11 +1,11 @@
-"""`Explorer`: the page on which one scrubs through steps, layers, heads and tokens, as one file or as a folder of small ones."""
+"""`Explorer`: the page to scrub through steps, layers, heads and tokens, as one file or as a folder of small ones."""
 
 import base64
 import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from html import escape
@@ -13,9 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from sinkscope.argument_types import check_argument
 from sinkscope.counts import counted
-from sinkscope.documents import check_replaceable, files_in
 from sinkscope.errors import CallError, TraceError
 from sinkscope.figures.drawing import make_folder
 from sinkscope.figures.explorer.recorded_views import STRONGEST, ShownTrace, add_trace
@@ -39,10 +37,8 @@ SCRIPTS = (
     "attention_map",
     "explorer",
 )
-HIGHEST = 1 << 16
-"""Pixels of the page in a notebook."""
 LARGEST_PAGE = 64_000_000
-"""Bytes of tiles up to which one page holds every head; a larger one keeps the strongest columns of each head and the means."""
+"""Bytes of tiles up to which one page holds every head; a larger one keeps the strongest columns and the means."""
 LARGEST_INLINE = 16_000_000
 """The same inside a notebook, where the page travels through the kernel."""
 MARK = b" \xc2\xb7 sinkscope</title>"
@@ -68,7 +64,7 @@ class Explorer:
         return f"Explorer({' and '.join(one['label'] for one in self.document['traces'])})"
 
     def widget(self, height: int = INLINE_HEIGHT) -> Any:
-        """Return the page as an anywidget, for Jupyter, VS Code and marimo; above `LARGEST_INLINE` bytes without its single heads.
+        """Return the page as an anywidget for Jupyter, VS Code and marimo; above `LARGEST_INLINE` without single heads.
 
         Args:
             height: in pixels.
@@ -76,9 +72,6 @@ class Explorer:
         Raises:
             CallError: anywidget is not installed.
         """
-        check_argument("height", height, int)
-        if not 1 <= height <= HIGHEST:
-            raise CallError(f"height: expected 1 to {HIGHEST:,} pixels, found {height}")
         try:
             from sinkscope.figures.explorer.notebook_widget import ExplorerWidget
         except ImportError as error:
@@ -97,7 +90,7 @@ class Explorer:
         return self.widget()
 
     def page(self, largest: int | None = None) -> str:
-        """Return the page as one file that holds all its data; of a trace that is too large for that, without its single heads.
+        """Return the page as one file that holds all its data, without single heads where the trace is too large.
 
         Args:
             largest: bytes of tiles that are not yet too many; `LARGEST_PAGE` when None.
@@ -108,8 +101,8 @@ class Explorer:
         """Return the page in pieces; without its single heads where its tiles are more than ``most`` bytes."""
         tiles = self.tiles if self.tiles.size <= most else _without_heads(self.tiles, self.document)
         notes = [] if tiles is self.tiles else [
-            f"This trace is too large for one page: single heads show their {STRONGEST} largest columns of each step only. "
-            "A folder shows all: sinkscope explore TRACE --out FOLDER."
+            f"This trace is too large for one page: single heads show their {STRONGEST} largest columns of each step "
+            "only. A folder shows all: sinkscope explore TRACE --out FOLDER."
         ]  # fmt: skip
         document = self.document | {"tiles": tiles.index, "notes": self.document["notes"] + notes}
         return _pieces(document, tiles.content, _of_heads(self.document))
@@ -126,12 +119,10 @@ class Explorer:
         """Write one file.
 
         Raises:
-            CallError: the path names no file, or one that is no page of sinkscope.
+            CallError: the path holds a file that is no page of sinkscope.
             TraceError: it cannot be written.
         """
         path = Path(path)
-        if not path.name:
-            raise CallError(f"path: expected the name of a file, found {path}")
         check_page(path)
         make_folder(path.parent)
         write_whole(path, (piece.encode() for piece in self._page(LARGEST_PAGE)))
@@ -160,10 +151,7 @@ class Explorer:
             check_page(folder / "index.html")
             place = f"data/{self.tiles.digest}"
             make_folder(folder / place)
-            for left in (
-                *files_in(folder, f"*{UNFINISHED}", TraceError),
-                *files_in(folder / place, f"*{UNFINISHED}", TraceError),
-            ):
+            for left in folder.rglob(f"*{UNFINISHED}"):
                 left.unlink()  # of a run that was killed; this one alone writes here
             for name, content in self.tiles.content.items():
                 write_whole(folder / place / tile_file(name), content)
@@ -174,7 +162,8 @@ class Explorer:
 
 def check_page(path: Path) -> None:
     """Raise CallError for a file that is no page of sinkscope, which a page would replace."""
-    check_replaceable(path, MARK, "an explorer page")
+    if path.exists() and (not path.is_file() or MARK not in path.read_bytes()):
+        raise CallError(f"{path}: expected no file, or an explorer page to replace, found another; choose another name")
 
 
 def tile_file(name: str) -> str:
@@ -188,22 +177,10 @@ def tile_path(name: str) -> str:
 
 
 def _remove_tiles(data: Path, but: str) -> None:
-    """Remove the tiles of earlier pages.
-
-    Raises:
-        TraceError: one cannot be removed.
-    """
+    """Remove the tiles of earlier pages."""
     for path in (data / name for name in names_in(data) if name != but):
-        ours = path.is_dir() and not path.is_symlink() and re.fullmatch("[0-9a-f]{16}", path.name)
-        try:
-            if ours:
-                shutil.rmtree(path)
-            elif re.fullmatch(
-                r"[0-9]+-[\w-]+\.bin(\.[0-9]+\.writing)?", path.name
-            ):  # as they lay there before tiles had folders
-                path.unlink()
-        except OSError as error:
-            raise TraceError(f"{path} cannot be removed ({error.strerror or error}); choose another folder") from error
+        if path.is_dir() and re.fullmatch("[0-9a-f]{16}", path.name):
+            shutil.rmtree(path)
 
 
 def explore(
@@ -220,35 +197,27 @@ def explore(
         CallError: no traces, roles of none of them, or a threshold that cannot hold.
         TraceError: a trace without a whole step, or a damaged one.
     """
-    given = [
-        one
-        for group in traces
-        for one in (group if isinstance(group, Iterable) and not isinstance(group, str) else [group])
-    ]
-    if not given:
+    opened = [as_trace(one) for group in traces for one in (group if isinstance(group, list | tuple) else [group])]
+    if not opened:
         raise CallError("expected at least one trace, found none")
-    opened = [as_trace(one) for one in given]
-    if not isinstance(roles, Roles | None):
-        raise CallError(
-            f"roles: expected Roles, as find_roles and read_roles return them, found {type(roles).__name__}"
-        )
     theirs = [roles is not None and roles.are_of(trace.manifest.get("model", {})) for trace in opened]
     if roles is not None and not any(theirs):
         raise CallError(
-            f"expected a trace of {roles.model}, whose roles were given, found traces of other weights or another config.json"
+            f"expected a trace of {roles.model}, whose roles were given, found traces of other weights or another "
+            "config.json"
         )
-    tiles, found = Tiles(), []
+    tiles, shown = Tiles(), []
     for number, (trace, label) in enumerate(zip(opened, _labels(opened), strict=True)):
         expect_steps(trace, "show")
         known = roles if theirs[number] else None
-        found.append(add_trace(tiles, number, ShownTrace.of(trace, label, excess, known)))
+        shown.append(add_trace(tiles, number, ShownTrace.of(trace, label, excess, known)))
     return Explorer(
         {
             "excess": excess,
-            "lead": _lead(found, excess),
-            "notes": _notes(found),
-            "words": _words(excess, found),
-            "traces": found,
+            "lead": _lead(shown, excess),
+            "notes": _notes(shown),
+            "words": _words(excess, shown),
+            "traces": shown,
         },
         tiles,
     )
@@ -265,12 +234,13 @@ def _labels(traces: Sequence[Trace]) -> list[str]:
 
 def _lead(traces: Sequence[dict[str, Any]], excess: float) -> str:
     who = " and ".join(
-        f"{one['label']} ({one['kind']}, {', '.join(counted(one[f'{noun}s'], noun) for noun in ('step', 'layer', 'head'))})"
+        f"{one['label']} ({one['kind']}, "
+        f"{', '.join(counted(one[f'{noun}s'], noun) for noun in ('step', 'layer', 'head'))})"
         for one in traces
     )
     return (
-        f"{who}. A sink is a token that receives more than {excess:g} queries’ worth of attention above what the others of its head "
-        "receive on average; the largest is the head’s main sink."
+        f"{who}. A sink is a token that receives more than {excess:g} queries’ worth of attention above what the "
+        "others of its head receive on average; the largest is the head’s main sink."
     )
 
 
@@ -283,8 +253,8 @@ def _notes(traces: Sequence[dict[str, Any]]) -> list[str]:
     for one in traces:
         if one["level"] == "top":
             notes.append(
-                f"{one['label']}: the trace keeps the {counted(one['kept'], 'largest column')} of each head; all other tokens are drawn "
-                "with the mean of the others."
+                f"{one['label']}: the trace keeps the {counted(one['kept'], 'largest column')} of each head; all other "
+                "tokens are drawn with the mean of the others."
             )
     return notes
 
@@ -294,8 +264,8 @@ def _words(excess: float, traces: Sequence[dict[str, Any]]) -> list[list[str]]:
     return [
         [
             "Column",
-            "The attention that a token receives from all queries of one head, added up, in queries’ worth: 1 is as much as one query has "
-            "to give. A token that received the same as all others would have 1.",
+            "The attention that a token receives from all queries of one head, added up, in queries’ worth: 1 is as "
+            "much as one query has to give. A token that received the same as all others would have 1.",
         ],
         [
             "Sink (Eq. 3)",
@@ -304,19 +274,20 @@ def _words(excess: float, traces: Sequence[dict[str, Any]]) -> list[list[str]]:
         ["Main sink", "The largest column of a head, where it is a sink."],
         [
             "Move and swap",
-            "The main sink stands elsewhere than in the step before. In a swap both places are sinks before and after; in a move the old "
-            "place stops being a sink or the new one was none.",
+            "The main sink stands elsewhere than in the step before. In a swap both places are sinks before and "
+            "after; in a move the old place stops being a sink or the new one was none.",
         ],
         [
             "Autoregressive models and block diffusion",
-            "Sinks are followed in the attention from the 16 newest queries, in block diffusion from the newest blocks of 16 or more, "
-            "because sums over all queries can hardly move. The number of sinks and their share of attention are those of all queries.",
+            "Sinks are followed in the attention from the 16 newest queries, in block diffusion from the newest "
+            "blocks of 16 or more, because sums over all queries can hardly move. The number of sinks and their "
+            "share of attention are those of all queries.",
         ],
         [
             "Exactness",
-            "Statistics, main sinks, moves and swaps are those of the trace. The largest "
-            f"{STRONGEST} columns of each step and head are exact and shown without “≈”. Everything else is stored in one byte by its "
-            f"logarithm; the largest relative error is below. Confidences are within {widest * 1e-5:.5f}.",
+            f"Statistics, main sinks, moves and swaps are those of the trace. The largest {STRONGEST} columns of each "
+            "step and head are exact and shown without “≈”. Everything else is stored in one byte by its logarithm; "
+            f"the largest relative error is below. Confidences are within {widest * 1e-5:.5f}.",
         ],
     ]
 
@@ -340,7 +311,7 @@ def _without_heads(tiles: Tiles, document: dict[str, Any]) -> Tiles:
 def _pieces(
     document: dict[str, Any], content: Mapping[str, bytes], late: frozenset[str], connect: str = "'none'"
 ) -> Iterator[str]:
-    """Yield the page: strict about what may run, and with every `<` of the data escaped, so that no token can end a block.
+    """Yield the page: only its own script may run, and every `<` of the data is escaped, so that no token ends a block.
 
     Args:
         content: tiles that the page holds.
@@ -348,8 +319,8 @@ def _pieces(
     """
     body, style, script = _assets()
     policy = (
-        f"default-src 'none'; script-src '{_source_hash(script)}'; style-src '{_source_hash(style)}'; connect-src {connect}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src '{_source_hash(script)}'; style-src '{_source_hash(style)}'; connect-src "
+        f"{connect}; img-src data:; base-uri 'none'; form-action 'none'"
     )
     data = json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     title = escape(" and ".join(one["label"] for one in document["traces"]))
@@ -362,7 +333,8 @@ def _pieces(
     yield '<!doctype html>\n<html lang="en" data-theme="light">\n<head>\n<meta charset="utf-8">\n'
     yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-    yield f'<title>{title}{MARK.decode()}\n<link rel="icon" href="data:,">\n<style>{style}</style>\n</head>\n<body>\n{body}'
+    yield f'<title>{title}{MARK.decode()}\n<link rel="icon" href="data:,">\n<style>{style}</style>\n</head>\n'
+    yield f"<body>\n{body}"
     yield f'<script type="application/json" id="explorer">{data}</script>\n'
     yield from (block(name) for name in content if name not in late)
     yield f"<script>{script}</script>\n"

@@ -1,11 +1,10 @@
-"""`ExplorerServer`: shows an explorer on this machine only, and computes single attention maps with the model at hand."""
+"""`ExplorerServer`: shows an explorer on this machine only, and computes single attention maps with the model."""
 
 import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from http import HTTPStatus
 from http.client import HTTP_PORT
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from threading import Lock
@@ -14,11 +13,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
-from sinkscope.argument_types import whole_number_from
 from sinkscope.errors import CallError, SinkscopeError, first_line
 from sinkscope.figures.explorer.explorer_page import Explorer, tile_path
 from sinkscope.figures.subject import Maps
 from sinkscope.traces import Trace
+from sinkscope.traces.stored_maps import check_place
 
 ADDRESS = "127.0.0.1"
 NAMES = (ADDRESS, "localhost")
@@ -27,7 +26,7 @@ PLACE = ("trace", "step", "layer", "head")
 
 @dataclass
 class ExplorerServer:
-    """A web server for one explorer. It reads no files: it answers with the page, its tiles and attention maps, and nothing else.
+    """A web server for one explorer. It reads no files: it answers with the page, its tiles and attention maps only.
 
     Attributes:
         traces: those that the explorer shows, in the same order.
@@ -41,8 +40,6 @@ class ExplorerServer:
     port: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port < 1 << 16:
-            raise CallError(f"port: expected 0 to 65535, found {self.port}")
         self._one_at_a_time = Lock()
 
     @cached_property
@@ -52,20 +49,16 @@ class ExplorerServer:
         Raises:
             CallError: the port is taken.
         """
-        page, tiles = (
-            self.explorer.folder_page(served=True).encode(),
-            {f"/{tile_path(name)}": name for name in self.explorer.tiles.content},
-        )
+        page = self.explorer.folder_page(served=True).encode()
+        tiles = {f"/{tile_path(name)}": name for name in self.explorer.tiles.content}
 
         class Handler(_Handler):
             server_of, index, tile_names = self, page, tiles
 
         try:
             server = _Server((ADDRESS, self.port), Handler)
-        except OSError as error:
-            raise CallError(
-                f"port {self.port}: expected a free one ({error.strerror}); leave --port out to take any"
-            ) from error
+        except (OSError, OverflowError) as error:
+            raise CallError(f"port {self.port}: expected a free one ({error}); leave --port out to take any") from error
         server.daemon_threads = True
         return server
 
@@ -83,19 +76,11 @@ class ExplorerServer:
         """
         asked = parse_qs(query)
         try:
-            trace, step, layer, head = (whole_number_from(asked[name][0]) for name in PLACE)
-        except (KeyError, ValueError) as error:
+            trace, step, layer, head = (int(asked[name][0]) for name in PLACE)
+            one = self.traces[trace]
+        except (KeyError, ValueError, IndexError) as error:
             raise CallError(f"expected numbers for {', '.join(PLACE)}, found {query[:60]!r}") from error
-        if not 0 <= trace < len(self.traces):
-            raise CallError(f"trace: expected 0 to {len(self.traces) - 1}, found {trace}")
-        one = self.traces[trace]
-        for name, value, size in (
-            ("step", step, one.steps),
-            ("layer", layer, len(one.layers)),
-            ("head", head, one.heads),
-        ):
-            if not 0 <= value < size:
-                raise CallError(f"{name}: expected 0 to {size - 1}, found {value}")
+        step, layer, head = check_place(one, step, layer, head)
         with self._one_at_a_time:
             return np.ascontiguousarray(self.maps(one, step, layer, head), "<f4")
 
@@ -113,20 +98,13 @@ class ExplorerServer:
         return self._one_at_a_time.acquire(blocking=False)
 
 
-_EXPECTED: dict[int, bytes] = {
-    HTTPStatus.REQUEST_URI_TOO_LONG: b"a shorter address",
-    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: b"fewer and shorter headers",
-}
-
-
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: object, client_address: object) -> None:
         """Print nothing of a reader that went away, such as a tab that was closed, and one line of anything else."""
         error = sys.exception()
         if not isinstance(error, ConnectionError):
-            print(
-                f"sinkscope: error: a request could not be answered ({type(error).__name__}: {error})", file=sys.stderr
-            )
+            kind = type(error).__name__
+            print(f"sinkscope: error: a request could not be answered ({kind}: {error})", file=sys.stderr)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -161,14 +139,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self.do_GET()
 
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer in one line what http.server refuses: another method, a line too long, what is no request."""
-        self.close_connection = True
-        expected = _EXPECTED.get(code, b"a GET request for this page, found another")
-        self._answer(code, "text/plain", b"expected " + expected + b"\n")
-
     def _asked_from_here(self) -> bool:
-        """Return whether the page was asked for by its own name, so that no other site can read it through a name of its own."""
+        """Return whether the request names this page, so that no other site can read it through a name that it owns."""
         port = cast(HTTPServer, self.server).server_port
         hosts = {f"{name}:{port}" for name in NAMES}
         if port == HTTP_PORT:  # browsers leave it out
@@ -183,11 +155,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(422, "application/json", json.dumps({"error": str(error)}).encode())
             return
         except (RuntimeError, MemoryError) as error:  # torch's, such as too little memory
-            self._answer(
-                422,
-                "application/json",
-                json.dumps({"error": f"the map cannot be computed ({first_line(error)})"}).encode(),
-            )
+            said = json.dumps({"error": f"the map cannot be computed ({first_line(error)})"})
+            self._answer(422, "application/json", said.encode())
             return
         self._answer(200, "application/octet-stream", found.tobytes(), {"X-Queries": str(found.shape[0])})
 

@@ -1,4 +1,4 @@
-"""`ExplorerWidget`: the explorer inside a notebook. The page stands in a frame of its own, which can run its script and nothing else."""
+"""`ExplorerWidget`: the explorer inside a notebook, in a frame that can run its script and nothing else."""
 
 import anywidget
 import traitlets

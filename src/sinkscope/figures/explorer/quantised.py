@@ -1,6 +1,7 @@
-"""How the explorer stores positive numbers in one byte each: by their logarithm, in 255 steps between the least and the largest.
+"""How the explorer stores positive numbers in one byte each: by their logarithm, in 255 steps.
 
-A column sum of 50 and one of 0.05 are stored with the same relative error. Code 0 stands for everything below the least value told.
+A column sum of 50 and one of 0.05 are stored with the same relative error. Code 0 stands for everything below the least
+value told.
 """
 
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ class LogScale:
         return float((self.high / self.low) ** (0.5 / (CODES - 1)) - 1)
 
     def encode(self, values: Float[np.ndarray, "*size"]) -> UInt8[np.ndarray, "*size"]:
-        """Return the nearest code of each value; 0 for NaN and for values below ``low``. Larger arrays are encoded row by row."""
+        """Return the nearest code of each value; 0 for NaN and below ``low``. Larger arrays are encoded row by row."""
         if values.ndim > 1 and values.size > AT_ONCE:
             return np.stack([self.encode(row) for row in values])
         with np.errstate(divide="ignore", invalid="ignore"):

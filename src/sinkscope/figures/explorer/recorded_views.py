@@ -168,7 +168,7 @@ def add_trace(tiles: Tiles, number: int, one: ShownTrace) -> dict[str, Any]:
 
 
 def confidence_range(trace: Trace) -> tuple[float, float]:
-    """Return 0 and 1, or the smallest and the largest confidence of a trace where they lie outside: an entropy is no share."""
+    """Return 0 and 1, or the least and the largest confidence where they lie outside: an entropy is no share."""
     confidence = np.asarray(trace.confidence[:]) if "confidence" in trace.tensors else np.zeros(0)
     finite = confidence[np.isfinite(confidence)]
     return float(finite.min(initial=0)), float(finite.max(initial=1))
@@ -212,7 +212,7 @@ def _add_canvas(tiles: Tiles, prefix: str, one: ShownTrace) -> dict[str, Any]:
 
 
 def _add_sinks(tiles: Tiles, prefix: str, one: ShownTrace) -> dict[str, Any]:
-    """Add every sink, the main sinks and the statistics of single heads; return changes of place: step, layer, head, 1 for a swap."""
+    """Add sinks, main sinks and statistics of heads; return changes of place: step, layer, head, 1 for a swap."""
     prompt, threshold = one.prompt, one.threshold
     main = prompt.main_at(threshold)
     tiles.add(f"{prefix}main", main + 1, smallest_type(main + 1), delta=True)
@@ -241,7 +241,7 @@ def _add_sinks(tiles: Tiles, prefix: str, one: ShownTrace) -> dict[str, Any]:
 
 
 def _add_quantity(tiles: Tiles, prefix: str, trace: Trace, quantity: Quantity) -> dict[str, Any]:
-    """Add a tile of each layer, [head, step, position], one of the means over its heads, and one of the mean over all layers."""
+    """Add a tile of each layer, [head, step, position], one of means over heads, and one of the mean over layers."""
     scales, means, gaps = [], [], False
     lengths = np.asarray(trace.lengths[:])[:, None]
     for layer in range(len(trace.layers)):

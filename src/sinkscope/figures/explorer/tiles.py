@@ -1,7 +1,9 @@
 """`Tiles`: the arrays of an explorer page, each deflated on its own, so that the page reads only what it shows.
 
-A tile holds the bytes of one array, little-endian. Where ``delta`` is set, each number but the first along the first axis is the
-difference from the one before, modulo the size of its type: what stays the same from step to step becomes zeros, which deflate to little.
+A tile holds the bytes of one array, little-endian. Where ``delta`` is set, each number but the first along the first
+axis is the
+difference from the one before, modulo the size of its type: what stays the same from step to step becomes zeros, which
+deflate to little.
 """
 
 import hashlib
@@ -22,7 +24,7 @@ IN_MEMORY = 64_000_000
 
 
 class SpooledBytes(MutableMapping[str, bytes]):
-    """Named pieces of bytes in memory; from `IN_MEMORY` bytes on, in a temporary file. Threads may read them at the same time."""
+    """Named pieces of bytes in memory; from `IN_MEMORY` bytes on, in a temporary file. Threads may read at once."""
 
     def __init__(self) -> None:
         self._file = SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115
