@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 
 import sinkscope
 from sinkscope.errors import CallError, ModelError
-from sinkscope.models.loading import outline
 
 
 def test_a_line_separator_does_not_end_a_line(tmp_path):
@@ -93,8 +92,6 @@ def test_figures_of_a_small_network_print_nothing_of_their_library(place):
 def test_any_seed_trains(place, seed):
     outcome = trial.run("train", "lab-sink-token", "--seed", str(seed), "--out", str(place / "out"))
     assert outcome.status == 0, outcome.err
-
-
 
 
 def _sealed_corpus(folder, change):

@@ -26,7 +26,7 @@ from sinkscope.statistics.thresholds import least_column_sum
 from sinkscope.traces import Trace, read_statistics
 from sinkscope.traces.format import attends_elsewhere
 from sinkscope.traces.reading import expect_steps
-from sinkscope.traces.stored_maps import check_map, check_place
+from sinkscope.traces.stored_maps import check_place
 
 Maps = Callable[[Trace, int, int, int], np.ndarray]
 """Function from a trace, step, layer and head to the attention map, float32 [query, key]; raises without one."""

@@ -14,7 +14,6 @@ from sinkscope.locks import claimed_folder
 from sinkscope.models import Model
 from sinkscope.recorder.destination import Destination, TraceFolders
 from sinkscope.recorder.step_recorder import Recorder
-from sinkscope.traces.format import DRIFT
 from sinkscope.traces.writing import room_in
 
 FEW = 8

@@ -101,8 +101,7 @@ class BlockCache(CachePolicy):
             yield f"expected recent beside fresh=changed, found {self.recent}"
         if self.fresh == "sinks" and self.trigger == "drift":
             yield (
-                "trigger=drift does not note where sinks are, which fresh=sinks needs; use trigger=sink, or "
-                "fresh=block"
+                "trigger=drift does not note where sinks are, which fresh=sinks needs; use trigger=sink, or fresh=block"
             )
 
     def plan(self, moment: Moment) -> Plan:

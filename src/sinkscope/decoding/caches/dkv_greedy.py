@@ -59,8 +59,7 @@ class DKVGreedy(CachePolicy):
             yield f"expected a family with LLaDA's sampler, found {family.name}; use --cache dkv-decode"
         elif settings.remasking != "random":
             yield (
-                f"expected tokens to be committed in a random order, found --remasking {settings.remasking}; set "
-                f"random"
+                f"expected tokens to be committed in a random order, found --remasking {settings.remasking}; set random"
             )
         elif settings.threshold or settings.factor:
             yield "its steps commit a number of tokens that was set beforehand; leave --threshold and --factor out"

@@ -181,8 +181,7 @@ class CachePolicy(ABC):
         """Yield why the policy does not go with a family or with the settings of its sampler."""
         if self.own_places and family.shift:
             yield (
-                f"expected a family that reads a token at its own position, found {family.name}; use --cache "
-                f"dkv-decode"
+                f"expected a family that reads a token at its own position, found {family.name}; use --cache dkv-decode"
             )
         if self.rightward and getattr(settings, "block_order", "") == "right_to_left":
             yield "expected blocks from left to right, found right_to_left"
