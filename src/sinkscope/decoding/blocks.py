@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sinkscope.decoding.caches.reader import reading
-from sinkscope.decoding.canvas import Batch, Layout, Step, masked_canvas, publishing, row_generators
+from sinkscope.decoding.canvas import Batch, Layout, Step, masked_canvas, publishing, row_generators, scattered
 from sinkscope.decoding.parallel import prompt_by_prompt, surest, waiting_would_be_seen
 from sinkscope.decoding.projection import Remaining, project, with_unconditional
 from sinkscope.decoding.settings import BlockSettings
@@ -60,11 +60,8 @@ def block_steps(model: Model, batch: Batch, settings: BlockSettings, rule: Block
             start, stop = width + block * settings.block, width + (block + 1) * settings.block
             reader.begin_block(start, stop)
             remaining = Remaining(late=None if settings.temperature == 0 and settings.remasking != "random" else False)
-            quota = (
-                []
-                if parallel
-                else [quotas(count, steps) for count in (canvas[:, start:stop] == mask_id).sum(-1).tolist()]
-            )
+            masks = [] if parallel else (canvas[:, start:stop] == mask_id).sum(-1).tolist()
+            quota = [quotas(count, steps) for count in masks]
             writing = None  # all rows
             for step in range(steps):
                 if parallel:
@@ -92,10 +89,7 @@ def block_steps(model: Model, batch: Batch, settings: BlockSettings, rule: Block
                 logits = project(model, hidden, candidates, layout, settings.guidance, most)
                 reader.judge(logits, candidates)
                 token, sure = _choose(logits, candidates, layout, settings, rule, sources, writing)
-                predicted = torch.full_like(canvas, -1).masked_scatter_(candidates, token)
-                confidence = torch.full(
-                    canvas.shape, -torch.inf, dtype=sure.dtype, device=canvas.device
-                ).masked_scatter_(candidates, sure)
+                predicted, confidence = scattered(candidates, token, sure)
                 written = torch.full_like(canvas, -1)
                 if parallel:
                     written = torch.where(surest(confidence, settings.threshold, settings.factor), predicted, written)

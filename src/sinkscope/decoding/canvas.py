@@ -220,3 +220,10 @@ def publishing(model: Model, batch: Batch, settings: Settings, final_length: int
 def row_generators(seed: int, rows: int, device: torch.device) -> list[torch.Generator]:
     """Return a random generator for each row, so that a row does not depend on its neighbours."""
     return [torch.Generator(device).manual_seed(seed + row) for row in range(rows)]
+
+
+def scattered(candidates: Tensor, token: Tensor, sure: Tensor) -> tuple[Tensor, Tensor]:
+    """Return tokens and confidences of candidates [batch, position] over the canvas, −1 and −∞ elsewhere."""
+    nothing = torch.full(candidates.shape, -1, dtype=torch.long, device=candidates.device)
+    unsure = torch.full(candidates.shape, -torch.inf, dtype=sure.dtype, device=candidates.device)
+    return nothing.masked_scatter_(candidates, token), unsure.masked_scatter_(candidates, sure)

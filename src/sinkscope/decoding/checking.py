@@ -33,19 +33,6 @@ class Check:
     passed: bool
 
 
-class _Adder(Watcher):
-    """Measures how far the column sums of each layer and head are from adding up to the number of queries."""
-
-    def __init__(self) -> None:
-        self.worst, self.layers, self.queries = 0.0, 0, 0
-
-    def watch(self, call: LayerCall, columns: Columns) -> None:
-        queries = call.query.shape[2]
-        given = columns.sums[:, :, 0].sum(-1) + (0 if columns.prefix is None else columns.prefix[:, :, 0].sum(-1))
-        self.worst = max(self.worst, _off(given, queries))
-        self.layers, self.queries = self.layers + 1, queries
-
-
 class _Mapper(Watcher):
     """Compares the columns of every layer with those of a dense attention map in float64, computed from the layer's
     queries and keys.
@@ -57,7 +44,8 @@ class _Mapper(Watcher):
 
     def __init__(self, block: int | None) -> None:
         self.block = block
-        self.rows, self.columns, self.layers = 0.0, 0.0, 0
+        self.total = self.rows = self.columns = 0.0
+        self.layers = self.queries = 0
 
     def watch(self, call: LayerCall, columns: Columns) -> None:
         query, key = call.query.cpu().double(), call.key.cpu().double()
@@ -81,7 +69,9 @@ class _Mapper(Watcher):
         if columns.prefix is not None:
             seen["own"], made["own"] = columns.prefix[:, :, 0], own.sum(-2)
         self.columns = max(self.columns, *(_off(seen[name].cpu().double(), made[name]) for name in seen))
-        self.layers += 1
+        given = columns.sums[:, :, 0].sum(-1) + (0 if columns.prefix is None else columns.prefix[:, :, 0].sum(-1))
+        self.total = max(self.total, _off(given, query.shape[2]))
+        self.layers, self.queries = self.layers + 1, query.shape[2]
 
 
 def _own_scores(call: LayerCall, query: Tensor) -> Tensor:
@@ -278,15 +268,15 @@ def _direction(model: Model, tokens: Tensor, logits: Tensor) -> Check:
 
 def _columns(model: Model, tokens: Tensor, logits: Tensor) -> list[Check]:
     """Check column sums, dense maps, and that watching does not change the logits."""
-    adder, mapper = _Adder(), _Mapper(1 if model.family.causal else block_length(model.network))
-    with subscribed(model.network, adder), subscribed(model.network, mapper):
+    mapper = _Mapper(1 if model.family.causal else block_length(model.network))
+    with subscribed(model.network, mapper):
         watched = _logits(model, tokens)
     change = float((watched - logits).abs().max())
     return [
         Check(
             "columns add up",
-            f"{adder.layers} layers, {adder.queries} queries, off by at most {adder.worst:.1e}",
-            adder.worst < 1e-2 and adder.layers == model.card.layers,
+            f"{mapper.layers} layers, {mapper.queries} queries, off by at most {mapper.total:.1e}",
+            mapper.total < 1e-2 and mapper.layers == model.card.layers,
         ),
         Check(
             "attention rows add up",

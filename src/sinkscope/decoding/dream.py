@@ -24,7 +24,7 @@ from torch.distributions import constraints
 
 from sinkscope.decoding.caches.parsing import parse_cache
 from sinkscope.decoding.caches.reader import reading
-from sinkscope.decoding.canvas import Batch, Step, masked_canvas, publishing, row_generators
+from sinkscope.decoding.canvas import Batch, Step, masked_canvas, publishing, row_generators, scattered
 from sinkscope.decoding.parallel import prompt_by_prompt, surest, waiting_would_be_seen
 from sinkscope.decoding.projection import project
 from sinkscope.decoding.settings import DreamSettings
@@ -60,10 +60,7 @@ def dream_steps(model: Model, batch: Batch, settings: DreamSettings) -> Iterator
             logits = project(model, reader.read(canvas), candidates, layout, most=sum(chosen_counts))
             reader.judge(logits, candidates)
             token, sure = _choose(logits, chosen_counts, settings, sources)
-            predicted = torch.full_like(canvas, -1).masked_scatter_(candidates, token)
-            confidence = torch.full(canvas.shape, -torch.inf, dtype=sure.dtype, device=canvas.device).masked_scatter_(
-                candidates, sure
-            )
+            predicted, confidence = scattered(candidates, token, sure)
             if by_chance:
                 written = predicted
             else:
@@ -91,10 +88,9 @@ def _block_steps(model: Model, batch: Batch, settings: DreamSettings, block: int
     canvas, layout = masked_canvas(batch, settings.length, mask_id)
     sources = row_generators(settings.seed, len(canvas), canvas.device)
     width, number, steps = canvas.shape[1], 0, settings.steps // (settings.length // block)
-    by, shares = (
-        ("maskgit_plus", None) if settings.threshold else ("entropy", commit_shares(steps, settings.eps, canvas.device))
-    )
-    judged, meter = replace(settings, algorithm=by), WorkMeter(model.network, len(canvas))
+    shares = None if settings.threshold else commit_shares(steps, settings.eps, canvas.device)
+    judged = replace(settings, algorithm="maskgit_plus" if settings.threshold else "entropy")
+    meter = WorkMeter(model.network, len(canvas))
     with reading(model, batch, layout, meter, settings) as reader, publishing(model, batch, settings) as publisher:
         for start in range(width - settings.length, width, block):
             reader.begin_block(start, start + block)
@@ -115,10 +111,7 @@ def _block_steps(model: Model, batch: Batch, settings: DreamSettings, block: int
                 logits = project(model, hidden, candidates, layout, most=sum(counts))
                 reader.judge(logits, candidates)
                 token, sure = _choose(logits, counts, judged, sources)
-                predicted = torch.full_like(canvas, -1).masked_scatter_(candidates, token)
-                confidence = torch.full(
-                    canvas.shape, -torch.inf, dtype=sure.dtype, device=canvas.device
-                ).masked_scatter_(candidates, sure)
+                predicted, confidence = scattered(candidates, token, sure)
                 written = torch.full_like(canvas, -1)
                 if step == 0:
                     written = predicted

@@ -154,10 +154,11 @@ class ForeignSteps:
 
     def _tokens(self, given: Mapping[str, Any]) -> Tensor | None:
         """Return ``input_ids`` of a call, or where a network has none its first integers [batch, position]."""
-        found = [given.get("input_ids")] if "input_ids" in self._names else list(given.values())
-        integers = (torch.int64, torch.int32)
-        whole = (one for one in found if isinstance(one, Tensor) and one.ndim == 2 and one.dtype in integers)
-        return None if (first := next(whole, None)) is None else first.long()
+        found: list[Any] = [given.get("input_ids")] if "input_ids" in self._names else list(given.values())
+        for one in found:
+            if isinstance(one, Tensor) and one.ndim == 2 and one.dtype in (torch.int64, torch.int32):
+                return one.long()
+        return None
 
     def _check_prompt(self, canvas: Tensor, kind: type[Exception], advice: str) -> None:
         """Raise an error of a kind for a canvas, int64 [batch, position], with another prompt than the first one."""

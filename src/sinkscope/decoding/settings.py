@@ -33,7 +33,8 @@ def out_of_range(record: Any, ranges: Mapping[str, tuple[float, float]]) -> Iter
             yield f"{field.name}: expected {', '.join(choices[:-1])} or {choices[-1]}, found {value!r}"
         least, most = ranges.get(field.name, (-inf, inf))
         if field.name in ranges and value is not None and not least <= value <= most:
-            yield f"{field.name}: expected a number from {least}{'' if most == inf else f' to {most}'}, found {value}"
+            expected = f"at least {least}" if most == inf else f"a number from {least} to {most}"
+            yield f"{field.name}: expected {expected}, found {value}"
 
 
 @dataclass(frozen=True)

@@ -70,17 +70,11 @@ class WorkMeter:
         # it.
         alone = 0 if token is None or token.folded else token.count
         values = 0 if token is None or token.zero_value else layers * keys + (layers - 1) * queries
-        self._token_projections, self._token_mlps = (
-            alone * width * (layers * keys + values),
-            alone * (layers - 1) * 3 * width * inner,
-        )
+        self._token_projections = alone * width * (layers * keys + values)
+        self._token_mlps = alone * (layers - 1) * 3 * width * inner
         self._word = width * network.lm_head.out_features
-        self._forwards, self._rows, self._pairs, self._values = (
-            [0] * rows,
-            [0] * rows,
-            [0] * rows,
-            [0] * rows,
-        )  # over all layers
+        # Over all layers.
+        self._forwards, self._rows, self._pairs, self._values = ([0] * rows for _ in range(4))
         self._words: Tensor | list[Any] = [0] * rows
 
     def add(self, row: int, queries: int, keys: int, copies: int = 1) -> None:

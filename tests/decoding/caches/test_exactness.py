@@ -1,10 +1,13 @@
 """A cache that refreshes everything in every step is no cache, and rows of a batch do not feel each other under any."""
 
+import itertools
+
 import pytest
 import torch
 from closeness import assert_close, terms_of
 from other_kernels import other_kernels
 from seeded_models import seeded_model, steps_of
+from sixths import a_sixth_unmarked
 
 import sinkscope
 from sinkscope.decoding import BlockCache, known_caches
@@ -79,7 +82,7 @@ def test_a_token_is_computed_anew_for_as_many_steps_as_recent_says():
 
 @pytest.mark.parametrize("fresh", ["block", "suffix", "changed"])
 def test_what_is_stored_is_what_was_computed(fresh):
-    """One step after a refresh without any commit, the same positions have the same hidden states: a step for 0 tokens."""
+    """One step after a refresh without any commit, the same positions have the same hidden states."""
     model = seeded_model("llada")
     tokens = torch.tensor([PROMPTS[0] + [60] * 8])
     from sinkscope.decoding.caches.cached_reader import CachedReader
@@ -99,8 +102,14 @@ def test_what_is_stored_is_what_was_computed(fresh):
         assert_close(later, found[0], terms=terms_of(model.network, 17))
 
 
-@pytest.mark.parametrize("more", [{}, {"threshold": 0.4}, {"factor": 0.8}], ids=["quota", "threshold", "factor"])
-@pytest.mark.parametrize("cache", ["none", *WITHOUT_ORDER, "block:suffix", "block:changed", "block:every=3", *KEEPING])
+CACHES = ["none", *WITHOUT_ORDER, "block:suffix", "block:changed", "block:every=3", *KEEPING]
+
+
+@pytest.mark.parametrize(
+    ("cache", "more"),
+    a_sixth_unmarked(itertools.product(CACHES, [{}, {"threshold": 0.4}, {"factor": 0.8}])),
+    ids=str,
+)
 def test_every_row_writes_what_it_writes_alone(cache, more):
     model, settings = seeded_model("llada"), {"length": 24, "block": 8, "steps": 12, "cache": cache, **more}
     settings |= {"block": 24} if cache.startswith("elastic-cache") else {}

@@ -89,7 +89,7 @@ def test_random_keys_differ_by_seed_layer_and_head_and_not_by_row():
 
 @pytest.mark.parametrize("cache", ["block:keep=window,budget=4", "block:keep=first,budget=6"])
 def test_the_block_reads_the_kept_keys_alone(cache):
-    """With two layers, and tokens as in the refresh, a step is a whole call in which the block sees the kept keys only."""
+    """With two layers and tokens as in the refresh, a step is a whole call whose block sees the kept keys only."""
     model, tokens = seeded_model("llada"), torch.tensor([PROMPTS[0] + [60] * 8])
     real = torch.ones_like(tokens, dtype=torch.bool)
     reader = CachedReader(model, lay_out(real), WorkMeter(model.network, 1), parse_cache(cache), real)
@@ -109,7 +109,7 @@ def test_the_block_reads_the_kept_keys_alone(cache):
 
 
 def test_the_loss_without_a_key_that_has_almost_all_attention():
-    """One key has 0.99998 of it: in float32 the output and its value are nearly the same, and the loss would be noise."""
+    """One key has 0.99998 of it: in float32 output and value are nearly the same, and the loss would be noise."""
     query, key, value = torch.zeros(1, 1, WIDTH, 2), torch.zeros(1, 1, WIDTH, 2), torch.ones(1, 1, WIDTH, 2)
     query[..., 0], key[0, 0, 3, 0], value[0, 0, 3] = 1.0, 19.0, -1.0
     seen = Moment(

@@ -13,6 +13,7 @@ import torch
 from closeness import assert_close
 from seeded_models import seeded_model, steps_of
 from seeded_network import EOS, MASK, leaning, seeded_network
+from sixths import a_sixth_unmarked
 
 import sinkscope
 from sinkscope.attention import LayerCall
@@ -58,7 +59,7 @@ def rows_computed(case, sampler="llada"):
     return sinkscope.generate(model, prompt, **case["settings"]).work.rows
 
 
-@pytest.mark.parametrize("case", cases("fast-dllm"), ids=name_of)
+@pytest.mark.parametrize("case", a_sixth_unmarked(cases("fast-dllm")), ids=name_of)
 def test_fast_dllm_writes_what_the_published_code_writes(case):
     """A published block that is complete after its refresh makes one more call, which commits nothing; here it does
     not.
@@ -68,38 +69,38 @@ def test_fast_dllm_writes_what_the_published_code_writes(case):
     assert rows_computed(case) == sum(case["computed"]) - idle
 
 
-@pytest.mark.parametrize("case", cases("fast-dllm-dream"), ids=name_of)
+@pytest.mark.parametrize("case", a_sixth_unmarked(cases("fast-dllm-dream")), ids=name_of)
 def test_fast_dllm_writes_what_the_published_code_writes_with_dream(case):
     assert [step for step in changes(case, "dream") if step] == [step for step in case["steps"][0] if step]
     assert rows_computed(case, "dream") == sum(case["computed"])
 
 
-@pytest.mark.parametrize("case", cases("dkv-greedy"), ids=name_of)
+@pytest.mark.parametrize("case", a_sixth_unmarked(cases("dkv-greedy")), ids=name_of)
 def test_dkv_greedy_writes_what_the_published_code_writes(case):
     """The same order from the same seed, the same windows, and as many positions computed."""
     assert changes(case) == case["steps"][0]
     assert rows_computed(case) == sum(case["computed"])
 
 
-@pytest.mark.parametrize("case", cases("dkv-decode"), ids=name_of)
+@pytest.mark.parametrize("case", a_sixth_unmarked(cases("dkv-decode")), ids=name_of)
 def test_dkv_cache_writes_what_the_published_code_writes(case):
     assert changes(case) == case["steps"][0]
     assert rows_computed(case) == sum(case["computed"])
 
 
-@pytest.mark.parametrize("case", cases("dkv-decode-dream"), ids=name_of)
+@pytest.mark.parametrize("case", a_sixth_unmarked(cases("dkv-decode-dream")), ids=name_of)
 def test_dkv_cache_writes_what_the_published_code_writes_with_dream(case):
     assert changes(case, "dream") == case["steps"][0]
     assert rows_computed(case, "dream") == sum(case["computed"])
 
 
-@pytest.mark.parametrize("case", cases("sparse-dllm"), ids=name_of)
+@pytest.mark.parametrize("case", a_sixth_unmarked(cases("sparse-dllm")), ids=name_of)
 def test_sparse_dllm_writes_what_the_published_code_writes(case):
     assert changes(case) == case["steps"][0]
     assert rows_computed(case) == sum(case["computed"])
 
 
-@pytest.mark.parametrize("case", cases("d2cache"), ids=name_of)
+@pytest.mark.parametrize("case", a_sixth_unmarked(cases("d2cache")), ids=name_of)
 def test_d2cache_writes_what_the_published_code_writes(case):
     assert changes(case) == case["steps"][0]
     assert rows_computed(case) == sum(case["computed"])
@@ -116,7 +117,7 @@ def test_masks_that_are_not_computed_wait():
     assert written == computed and written[0] == 8 and len(written) > 4 and sum(written) == 16
 
 
-@pytest.mark.parametrize("case", cases("dllm-cache"), ids=name_of)
+@pytest.mark.parametrize("case", a_sixth_unmarked(cases("dllm-cache")), ids=name_of)
 def test_dllm_cache_writes_what_the_published_code_writes(case):
     assert changes(case) == case["steps"][0]
 

@@ -22,7 +22,7 @@ REFUSED = [
     ("llada", {"cache": "block:fresh=most"}, "fresh as block or suffix or sinks or changed or all, found 'most'"),
     ("llada", {"cache": "block:all"}, "all is a value of fresh and keep; write fresh=all"),
     ("llada", {"cache": "block:every=two"}, "expected every as a number, found 'two'"),
-    ("llada", {"cache": "block:every=0"}, "every: expected a number from 1, found 0"),
+    ("llada", {"cache": "block:every=0"}, "every: expected at least 1, found 0"),
     ("llada", {"cache": "block:every=2,every=3"}, "every is given twice"),
     ("llada", {"cache": "block:keep=sinks"}, "expected keep and budget together, found keep=sinks and budget none"),
     ("llada", {"cache": "block:budget=4"}, "expected keep and budget together, found keep=all and budget 4"),

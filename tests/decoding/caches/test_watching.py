@@ -145,7 +145,7 @@ def all_tensors(trace):
 @pytest.mark.parametrize("more", [{}, {"threshold": 0.4}], ids=["quota", "threshold"])
 @pytest.mark.parametrize("cache", TRIGGERED)
 def test_rows_that_are_refreshed_alone_are_recorded_as_without_neighbours(cache, more, tmp_path):
-    """A trigger refreshes some rows of a batch: the step then computes them in one call and the others in a second one."""
+    """A trigger refreshes some rows of a batch: the step computes them in one call and the others in a second."""
     model = seeded_model("llada")
     with sinkscope.recording(model, out=tmp_path / "batch"):
         together = sinkscope.generate(model, PROMPTS, cache=cache, **SETTINGS, **more)
