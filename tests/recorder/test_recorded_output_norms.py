@@ -170,7 +170,7 @@ def test_where_the_projection_is_not_understood_there_is_no_such_tensor(tmp_path
 
 def test_a_trace_without_them_stays_readable(diffusion, tmp_path, monkeypatch):
     """As traces were before."""
-    monkeypatch.setattr(OutputProjections, "norms", lambda *given: None)
+    monkeypatch.setattr(OutputProjections, "_reduced", lambda *given: None)
     with sinkscope.recording(diffusion, out=tmp_path / "t"):
         sinkscope.generate(diffusion, PROMPTS[0], length=4)
     trace = sinkscope.open_trace(tmp_path / "t")

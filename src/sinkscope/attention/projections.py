@@ -30,7 +30,7 @@ def output_projection(attention: nn.Module, heads: int) -> Float[Tensor, "head w
     weight = getattr(found, "weight", None)
     transposed = type(found).__name__ == "Conv1D"  # as GPT-2 keeps it
     wide = isinstance(weight, Tensor) and weight.ndim == 2 and weight.is_floating_point() and weight.element_size() > 1
-    plain = transposed or type(found).forward in (nn.Linear.forward, nn.Module.forward)
+    plain = transposed or getattr(type(found), "forward", None) in (nn.Linear.forward, nn.Module.forward)
     if not isinstance(weight, Tensor) or not wide or weight.is_meta or not plain:
         raise AttentionError(
             f"expected the output projection of {type(attention).__name__} as a plain linear layer of 16 bits or more "
