@@ -227,7 +227,7 @@ def test_train_a_recipe_then_load_it(run, tmp_path, monkeypatch):
         (["sinks", "{tmp}/nothing"], 1, "the folder does not exist"),
         (["sinks", "{tmp}"], 1, "expected manifest.json in it"),
         (["sinks", "{trace}", "--excess", "3", "--unit", "mean"], 2, "can never hold"),
-        (["sinks", "{trace}", "--excess", "-1"], 2, "expected a finite number from 0 upwards"),
+        (["sinks", "{trace}", "--excess", "-1"], 2, "expected an excess from 0 upwards"),
         (["sinks", "{trace}", "--unit", "metres"], 2, "metres"),
         (
             ["trace", "no-such-model", "--prompt", "x", "--out", "{tmp}/t"],
@@ -422,7 +422,7 @@ def test_a_trace_is_replaced_where_that_is_said(run, diffusion_folder, tmp_path)
     assert run(*call, "--overwrite", "--keep", "statistics")[0] == 0
     (tmp_path / "t" / "mine.txt").write_text("keep me")
     status, _, err = run(*call, "--overwrite")
-    assert status == 2 and "holds mine.txt beside its trace" in err and (tmp_path / "t" / "manifest.json").exists()
+    assert status == 2 and "already holds files (mine.txt" in err and (tmp_path / "t" / "manifest.json").exists()
 
 
 def test_statistics_of_several_processes_are_not_overwritten(run, diffusion_folder, tmp_path, monkeypatch):

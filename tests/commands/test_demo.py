@@ -40,7 +40,7 @@ def test_the_demo_can_be_made_again_where_that_is_said(tmp_path, monkeypatch):
     with pytest.raises(CallError, match="already holds a demo; choose another folder, or replace it: --overwrite"):
         run_demo(tmp_path, problems=1, length=8, block=8)
     (tmp_path / "traces" / "lab-diffusion" / "mine.txt").write_text("keep me")
-    with pytest.raises(CallError, match=r"holds mine\.txt beside its trace"):
+    with pytest.raises(CallError, match=r"already holds files \(mine\.txt"):
         run_demo(tmp_path, problems=1, length=8, block=8, overwrite=True)
     assert (tmp_path / "report.html").exists() and (tmp_path / "explorer.html").exists()
     (tmp_path / "traces" / "lab-diffusion" / "mine.txt").unlink()

@@ -65,7 +65,6 @@ def test_roles_are_printed_kept_and_resumed(run, idle_folder, prompts, tmp_path)
     assert status == 2 and f"--head {other}: expected a head with a lasting sink, such as {name}" in error
     for arguments_of_head, message in (
         (("first",), "--head: expected LAYER.HEAD, such as 4.2"),
-        ((name, "--json"), "leave one of the two out"),
         (("0.9",), "--head 0.9: expected a layer and a head of"),
     ):
         status, _, error = run(*arguments, "--head", *arguments_of_head)
@@ -217,8 +216,6 @@ def test_a_dry_run_counts_forward_calls_and_writes_nothing(run, diffusion_folder
             ("--problems", "9", "--dry-run"),
             "expected at least 10 prompts, half to choose heads and half to judge them, found 9",
         ),
-        (("--canvases", "0", "--out", "OUT"), "canvases: expected at least 1, found 0"),
-        (("--rows", "0", "--out", "OUT"), "rows: expected at least 1, found 0"),
     ],
 )
 def test_a_wrong_call_is_one_message_and_leaves_nothing(run, diffusion_folder, tmp_path, arguments, message):
@@ -286,7 +283,7 @@ def test_roles_are_said_where_they_are_known(run, idle_folder, prompts, tmp_path
         (None, "no roles there; `sinkscope roles MODEL --out FOLDER` finds them"),
         ("{", "expected JSON"),
         ("[]", "expected a JSON object, found a list of 0; expected what `sinkscope roles` writes"),
-        ("{}", "model: expected a value, found none; expected what `sinkscope roles` writes"),
+        ("{}", "expected what `sinkscope roles` writes"),
     ],
 )
 def test_what_is_no_file_of_roles_is_refused(run, idle_folder, prompts, tmp_path, content, message):

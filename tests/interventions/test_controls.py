@@ -233,7 +233,7 @@ def test_a_likelihood_commits_nothing(diffusion):
     assert running.effect.removed_share > 0
     assert running.effect.removed_share_committed is None and "committed" not in running.effect.sentence("x")
     message = (
-        "rowmass: expected a step in which tokens are committed, .*, found a forward call that commits none .*queries="
+        "rowmass: expected a step in which tokens are committed, .*, found a forward call that commits none.*queries="
     )
     with pytest.raises(CallError, match=message), RowMatchedKeys(1)(diffusion), torch.no_grad():
         diffusion.network(ids)

@@ -246,7 +246,7 @@ def test_a_batch_that_changes_within_a_generation_is_refused(diffusion):
 def test_a_clean_look_needs_tokens(diffusion):
     embeddings = diffusion.network.get_input_embeddings()(torch.arange(5, 15)[None]).detach()
     message, rule = (
-        "expected a step whose tokens are known, in a network with one stack",
+        "one stack, given token ids",
         HideTopSinks(1, measured="clean"),
     )
     with pytest.raises(AttentionError, match=message), rule(diffusion), torch.no_grad():

@@ -135,7 +135,7 @@ def test_a_network_without_a_sink_is_refused(make):
     network = make()
     with (
         HideSinkToken()(network),
-        pytest.raises(CallError, match=r"expected a network with a sink token or a learned logit to hide, found none"),
+        pytest.raises(CallError, match=r"expected a sink token or a learned logit to hide, found none"),
     ):
         logits(network)
 

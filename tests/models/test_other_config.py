@@ -41,7 +41,7 @@ def roles_of(model):
 def test_their_traces_are_not_pooled(two):
     models, traces = two
     assert models[0].card.weight_hash == models[1].card.weight_hash
-    with pytest.raises(CallError, match=r"expected traces of one model, found .* config.json"):
+    with pytest.raises(CallError, match=r"expected traces of one model, found .*config.json"):
         analyse(traces, choice=False)
 
 
@@ -52,7 +52,7 @@ def test_traces_of_an_older_version_name_no_config(two):
     assert _same_model(
         _same_model(("a", "w", "c"), {"name": "a", "weight_hash": "w"}), {"weight_hash": "w", "config_hash": "c"}
     )
-    with pytest.raises(CallError, match="two configurations"):
+    with pytest.raises(CallError, match=r"expected traces of one model, found .*config\.json"):
         _same_model(
             _same_model(("a", "w", "c"), {"name": "a", "weight_hash": "w"}), {"weight_hash": "w", "config_hash": "d"}
         )
