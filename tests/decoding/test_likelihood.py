@@ -220,7 +220,12 @@ def test_texts_are_encoded_together_and_their_spaces_belong_to_the_continuation(
         ),
         ("llada", (CONTEXT, TARGET), {"method": "mc"}, "method: expected monte_carlo or chain_rule, found 'mc'"),
         ("llada", (CONTEXT, TARGET), {"samples": 0}, "samples: expected a whole number from 1 upwards, found 0"),
-        ("llada", (CONTEXT, TARGET), {"guidance": -1.0}, "guidance: expected a finite number from 0 upwards, found -1.0"),
+        (
+            "llada",
+            (CONTEXT, TARGET),
+            {"guidance": -1.0},
+            "guidance: expected a finite number from 0 upwards, found -1.0",
+        ),
         ("autoregressive", (CONTEXT, TARGET), {"guidance": 1.0}, "guidance: seeded-autoregressive is autoregressive"),
     ],
 )

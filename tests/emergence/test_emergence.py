@@ -591,8 +591,6 @@ def test_a_snapshot_and_a_state_of_another_run_are_refused(corpus, tmp_path):
     [
         (("nowhere",), "expected the folder of a training run"),
         ((), "at least one folder"),
-        (("nowhere", "--canvases", "0"), "--canvases: expected at least 1"),
-        (("emergence.png",), "expected folders of other names than the figure's files, found emergence.png"),
     ],
 )
 def test_calls_that_cannot_work_are_refused_by_name(run, tmp_path, arguments, message):

@@ -307,7 +307,7 @@ def test_a_dry_run_knows_the_published_protocol(run):
     [
         (["--policies", "fast"], "no cache 'fast'"),
         (["--policies", "block:keep=top", "--budget", "0"], "budget: expected numbers of keys from 1 upwards"),
-        (["--policies", "block:keep=top", "--budget", "9999"], "expected a budget of at most"),
+        (["--policies", "block:keep=top", "--budget", "9999"], "expected a budget of keys up to"),
         (["--cache", "block"], "cache: a comparison has it in its policies; write --policies block"),
         (["--threshold", "0.9"], "threshold: a comparison has it in its policies; write --policies none@threshold=0.9"),
         (["--guidance", "1"], "does not go with guidance 1.0"),

@@ -419,7 +419,7 @@ def test_answers_that_end_before_a_rule_comes_into_force_lose_nothing(diffusion,
 def test_a_model_under_a_rule_is_refused(diffusion, tmp_path):
     with (
         HideTopSinks(1)(diffusion),
-        pytest.raises(CallError, match="found it under a rule that hides keys; call this outside of the rule"),
+        pytest.raises(CallError, match="found it under a rule that hides keys; call this outside"),
     ):
         evaluate(diffusion, out=tmp_path / "out", **SMALL)
     assert not (tmp_path / "out").exists()

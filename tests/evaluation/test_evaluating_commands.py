@@ -49,8 +49,8 @@ def test_evaluate_then_table(run, diffusion_folder, tmp_path):
         ),
         (["--tasks", "gsm8k", "--data", "gsm8k={data}"], 2, "expected train.jsonl in"),
         (["--tasks", "lab-code"], 2, "Pass allow_code_execution=True (--allow-code-execution)"),
-        (["--jobs", "-1"], 2, "--jobs: expected a number from 0 upwards, found -1"),
-        (["--tasks", ","], 2, "--tasks: expected names separated by commas, such as lab-arith, found ','"),
+        (["--jobs", "-1"], 2, "jobs: expected at least 1, found -1"),
+        (["--tasks", ","], 2, "tasks: expected a list of names"),
         (["--hide", ","], 2, "--hide: expected rules separated by commas, such as none,top:1, found ','"),
         (
             ["--chat"],
@@ -222,9 +222,6 @@ def test_a_dry_run_counts_the_width_of_the_heads():
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--batch", 0), "batch: expected at least 1, found 0"),
-        (("--device", "foo"), "--device: expected cpu, cuda, mps or xpu, found 'foo'"),
-        (("--dtype", "float7"), "dtype: expected float32, bfloat16 or float16, found 'float7'"),
         (("--hide", "top:1@layers=9"), "top:1@layers=9: the model has 3 layers of 5 heads, counted from 0"),
         (("--hide", "top:1@heads=0.9"), "top:1@heads=0.9: the model has 3 layers of 5 heads, counted from 0"),
         (
@@ -257,13 +254,12 @@ def test_a_dry_run_says_that_a_cache_costs_less(run, diffusion_folder):
     ("arguments", "says"),
     [
         ([], "expected --out FOLDER, or --dry-run"),
-        (["--dry-run", "--ks", "1,x"], "--ks: expected whole numbers from 1 upwards, separated by commas, found '1,x'"),
-        (["--dry-run", "--ks", "²"], "--ks: expected whole numbers from 1 upwards, separated by commas, found '²'"),
+        (["--dry-run", "--ks", "1,x"], "--ks: expected whole numbers separated by commas, found '1,x'"),
+        (["--dry-run", "--ks", "²"], "--ks: expected whole numbers separated by commas, found '²'"),
         (
             ["--dry-run", "--ks", "9" * 5000],
-            "--ks: expected whole numbers from 1 upwards, separated by commas, found '999",
+            "--ks: expected whole numbers separated by commas, found '999",
         ),
-        (["--dry-run", "--traces", "0"], "--traces: expected a whole number from 1 upwards, found 0"),
         (["--dry-run", "--models", "gpt2"], "paper1: no checkpoint 'gpt2'; expected some of "),
         (
             ["--dry-run", "--models", "lab,lab-diffusion"],

@@ -185,31 +185,6 @@ def test_pass_at_k_of_humaneval_inside_lm_eval(name, tail, tmp_path):
     assert task.config.unsafe_code
 
 
-LIAR = """
-    class A:
-        __eq__ = __lt__ = lambda s, o: True
-        __sub__ = __abs__ = lambda s, *o: s
-    return A()
-"""
-
-
-@pytest.mark.parametrize(
-    ("completion", "correct"), [("    return 0.5 + x\n", 1.0), ("    return x\n", 0.0), (LIAR, 0.0)]
-)
-def test_tests_run_apart_from_programs_inside_lm_eval_too(completion, correct):
-    from sinkscope.evaluation.lm_eval_tasks import passing
-
-    test = "def check(candidate):\n    for i in range(9):\n        assert abs(candidate(i) - half(i)) < 1e-6\n"
-    doc = {
-        "prompt": "def half(x):\n    return x + 0.5\n\n\ndef f(x):\n",
-        "entry_point": "f",
-        "test": test,
-        "task_id": "x",
-    }
-    (programs,) = passing.complete([[completion]], [doc])
-    assert passing.pass_at_k([passing.reference(doc)], [programs], [1]) == {"pass@1": correct}
-
-
 def test_what_the_sandbox_lacks_is_said_once_inside_lm_eval(monkeypatch, caplog):
     from sinkscope.evaluation import humaneval
     from sinkscope.evaluation.lm_eval_tasks import passing

@@ -223,12 +223,6 @@ def test_a_folded_token_is_the_token(folders, tmp_path):
     assert reproduce(parts, Options(tmp_path / "out", {"piqa": write_rows(tmp_path, "piqa")}), lambda line: None)
 
 
-@pytest.mark.parametrize("limit", [0, -3])
-def test_a_limit_below_one_is_refused(run, limit):
-    status, out, err = run("reproduce", "paper2", "--dry-run", "--limit", limit)
-    assert (status, out) == (2, "") and f"--limit: expected a whole number from 1 upwards, found {limit}" in err
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -302,7 +302,7 @@ def test_a_job_that_fails_is_named_with_its_own_reason(diffusion_folder, tmp_pat
 @pytest.mark.parametrize(
     ("more", "options", "message"),
     [
-        ({"settings": {"temperature": float("nan")}}, "", "temperature: expected a finite number"),
+        ({"settings": {"temperature": float("nan")}}, "", "temperature: expected a number from 0"),
         ({"settings": {"samples": 2}}, "", "samples: expected a task of likelihoods beside it"),
         ({"hide": ["top:99"], "settings": {"length": 8}}, "", "top:99 needs a canvas of at least 100 tokens"),
         (

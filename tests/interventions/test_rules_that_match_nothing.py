@@ -66,9 +66,7 @@ def test_a_threshold_that_no_column_of_a_trace_can_exceed_is_refused(lab_diffusi
     with sinkscope.recording(lab_diffusion, out=tmp_path / "trace"):
         sinkscope.generate(lab_diffusion, [4, 5, 6], length=2, steps=2, block=2)
     trace = open_trace(tmp_path / "trace")
-    with pytest.raises(
-        CallError, match="excess: 10 in queries can never hold: all steps have 10 queries"
-    ):
+    with pytest.raises(CallError, match="excess: 10 in queries can never hold: all steps have 10 queries"):
         analyse(trace, [Threshold(10.0)], choice=False)
     for excess in (8.0, 9.5):
         assert np.isfinite(analyse(trace, [Threshold(excess)], choice=False).prompts)

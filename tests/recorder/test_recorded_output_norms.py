@@ -247,7 +247,7 @@ def test_an_adapter_is_not_taken_for_its_layer(tmp_path):
     network = qwen3().eval()
     attention = network.model.layers[1].self_attn
     attention.o_proj = Adapter(attention.o_proj)
-    with pytest.raises(AttentionError, match=r"of Qwen3Attention as a plain linear layer .* found Adapter; .* merge"):
+    with pytest.raises(AttentionError, match=r"of Qwen3Attention as a plain linear layer .* found Adapter; .*merge"):
         output_projection(attention, 6)
     with sinkscope.recording(network, out=tmp_path / "run"):
         network(IDS)

@@ -333,13 +333,6 @@ def test_layers_stay_while_they_are_recorded(diffusion, tmp_path):
         write(model, on_step=shorten)
 
 
-def test_a_network_that_lost_tokens_is_refused(diffusion):
-    model = copy.deepcopy(diffusion)
-    model.network.resize_token_embeddings(20)
-    with pytest.raises(CallError, match="found a network of 20; load it again"):
-        write(model)
-
-
 class Wrapped(torch.nn.Module):
     def __init__(self, network):
         super().__init__()
@@ -418,7 +411,7 @@ def test_another_mask_than_that_of_the_model_is_refused(diffusion, tmp_path):
 def test_prompts_of_two_networks_are_not_added_up(keep, changed, diffusion_folder, tmp_path):
     model = sinkscope.load(str(diffusion_folder))
     settings = {"length": 8, "steps": 8, "block": 4}
-    says = f"keep='{keep}' .* prompts of one network: expected the weights of the first prompt, found others, changed in memory"
+    says = f"keep='{keep}' .* prompts of one network: expected the weights of the first prompt, found others"
     with pytest.raises(CallError, match=says), sinkscope.recording(model, out=tmp_path / "out", keep=keep):
         for prompt in ([5, 9, 11], [8, 6, 7], [4, 6, 7]):
             sinkscope.generate(model, prompt, **settings)
