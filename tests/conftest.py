@@ -68,7 +68,7 @@ def autoregressive(autoregressive_folder):
 
 @pytest.fixture(scope="session", autouse=True)
 def places():
-    """Move weights to odd places in memory where the run asks for it (`make test-portable`)."""
+    """Move weights to odd places in memory where the run asks for it (`make test-all`)."""
     with odd_places.as_wanted():
         yield
 

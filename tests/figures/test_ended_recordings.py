@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 
 import pytest
 from safetensors import safe_open
@@ -39,22 +38,6 @@ def test_a_trace_without_a_whole_step_is_named(tmp_path, run, command, number):
     )
 
 
-def test_commands_say_which_numbers_are_missing(tmp_path, run):
-    numbered(tmp_path / "t", {1: 2, 2: 2, 7: 2})
-    (tmp_path / "t" / "000008").mkdir()
-    (tmp_path / "t" / "000003").mkdir()
-    status, _, err = run("sinks", tmp_path / "t")
-    assert status == 0
-    assert (
-        f"{tmp_path}/t: expected numbered traces without a gap, found 000000 missing, 000003 empty, 000004 missing, and 3 more; "
-        "the others are read" in err
-    )
-    assert "expected numbered traces" not in run("sinks", tmp_path / "t" / "000001")[2]
-    for number in range(9):
-        write_wandering(tmp_path / "whole" / f"{number:06d}", wandering_columns()[:2])
-    assert "expected numbered traces" not in run("sinks", tmp_path / "whole")[2]
-
-
 def without(folder, names):
     """Take tensors out of a trace, as if they had never been recorded."""
     for path in folder.glob("steps-*"):
@@ -69,34 +52,9 @@ def without(folder, names):
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
-@pytest.mark.parametrize(
-    "command", [["sinks"], ["tracks"], ["analyse"], ["figures", "--only", "3"], ["explore"]], ids=str
-)
-def test_a_trace_without_tokens_says_so(tmp_path, run, command):
-    without(write_wandering(tmp_path / "t", wandering_columns()[:3]).folder, ["tokens"])
-    out = {"figures": ["--out", tmp_path / "f"], "explore": ["--out", tmp_path / "p.html"]}.get(command[0], [])
-    status, _, err = run(command[0], tmp_path / "t", *command[1:], *out)
-    assert status == 1 and f"{tmp_path}/t holds no tokens; it holds " in err
-
-
 def test_a_trace_of_all_columns_without_norms_is_not_called_one_of_the_largest(tmp_path, run):
     without(
         write_wandering(tmp_path / "t", wandering_columns()[:3]).folder, ["value_norms", "key_norms", "hidden_norms"]
     )
     status, _, err = run("figures", tmp_path / "t", "--only", "norms", "--out", tmp_path / "f")
     assert status and "the trace keeps no norms (it holds no tensor of them)" in err
-
-
-def test_numbered_traces_say_how_many_prompts_were_asked(tmp_path, run, diffusion_folder):
-    (tmp_path / "p.jsonl").write_text('{"prompt": "Q: Tom has 7 apples."}\n' * 3)
-    short = ["--length", "4", "--block", "4", "--steps", "2"]
-    assert run("trace", diffusion_folder, "--prompts", tmp_path / "p.jsonl", *short, "--out", tmp_path / "t")[0] == 0
-    assert "prompts that were asked" not in run("sinks", tmp_path / "t")[2]
-    shutil.rmtree(tmp_path / "t" / "000002")  # as if it had never been begun
-    status, _, err = run("sinks", tmp_path / "t")
-    assert (
-        status == 0
-        and f"{tmp_path}/t: traces of 2 of the 3 prompts that were asked; the recording was ended before the others"
-        in err
-    )
-    assert "prompts that were asked" not in run("sinks", tmp_path / "t" / "000001")[2]

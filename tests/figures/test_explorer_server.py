@@ -106,22 +106,3 @@ def test_a_head_is_a_page_without_its_content(server):
     for path in ("/", "/nowhere", "/map?trace=0&step=2&layer=1&head=1"):
         (status, content, answer), (expected, whole, _) = ask(server, path, method="HEAD"), ask(server, path)
         assert (status, content, answer.headers["Content-Length"]) == (expected, b"", str(len(whole)))
-
-
-def test_a_server_of_something_else_is_refused(server):
-    for given in (
-        ("x", server.traces, server.maps),
-        (server.explorer, "x", server.maps),
-        (server.explorer, server.traces, 5),
-    ):
-        with pytest.raises(CallError, match=r"explorer: expected|traces: expected|maps: expected"):
-            ExplorerServer(*given)
-    with pytest.raises(CallError, match="port: expected a whole number"):
-        ExplorerServer(server.explorer, server.traces, server.maps, "80")
-
-
-def test_a_taken_and_an_impossible_port_are_refused(server):
-    with pytest.raises(CallError, match="expected a free one"):
-        ExplorerServer(server.explorer, server.traces, server.maps, server.http.server_address[1]).url  # noqa: B018
-    with pytest.raises(CallError, match="port: expected 0 to 65535"):
-        ExplorerServer(server.explorer, server.traces, server.maps, 70000)

@@ -59,7 +59,7 @@ def test_more_than_a_hundred_queries_may_be_asked_for(tmp_path):
 
 @pytest.mark.parametrize("excess", [float("nan"), float("inf"), -1.0])
 def test_a_threshold_that_cannot_hold_is_refused(wandering, excess):
-    with pytest.raises(CallError, match="excess: expected a finite number from 0 upwards"):
+    with pytest.raises(CallError, match="expected an excess from 0 upwards"):
         page_numbers(wandering, excess)
 
 

@@ -1,6 +1,6 @@
 """`compare-caches`: accuracy, agreement, work and speed of cache policies beside plain sampling."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 from tyro.conf import Positional, arg
