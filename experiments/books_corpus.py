@@ -20,9 +20,9 @@ from pathlib import Path
 
 from _settings import Arguments, run_script
 
-from sinkscope.documents import parse_json, read_lines
 from sinkscope.errors import CallError
 from sinkscope.lab.corpus import LongText, make_corpus
+from sinkscope.runs.files import parse_json, read_json_lines
 
 COMMIT = "9448827"
 REPOSITORY = "github.com/mlschmitt/classic-books-markdown"
@@ -78,7 +78,7 @@ def compare(corpus: Path) -> str:
 
 def read_excerpt(path: Path) -> Iterator[LongText]:
     """Return the pages of the excerpt; every eighth is held out."""
-    for number, line in read_lines(path, CallError):
+    for number, line in read_json_lines(path, CallError):
         page = parse_json(line, f"{path}, line {number}", CallError)
         if not (isinstance(page, dict) and all(isinstance(page.get(name), str) for name in ("title", "prompt"))):
             raise CallError(

@@ -20,39 +20,27 @@ SOURCE = Path(sinkscope.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
 EVERYWHERE = {
-    "argument_types",
     "axes",
-    "checksums",
     "counts",
-    "documents",
     "errors",
     "extension_points",
-    "json_lines",
     "lazy_names",
-    "locks",
     "notebook_card",
     "progress",
-    "refused_variables",
-    "work_items",
+    "runs",
 }
 ENTRIES = {"__init__", "__main__", "cli", "commands"}
 """These may import everything; all but ``__init__`` only inside a function, so that each command starts quickly."""
 
 MAY_IMPORT: dict[str, set[str]] = {
-    "argument_types": set(),
     "axes": set(),
-    "checksums": set(),
     "counts": set(),
-    "documents": set(),
     "errors": set(),
     "extension_points": set(),
-    "json_lines": set(),
     "lazy_names": set(),
-    "locks": set(),
     "notebook_card": set(),
     "progress": set(),
-    "refused_variables": set(),
-    "work_items": set(),
+    "runs": set(),
     "attention": set(),
     "sinks": {"traces.reading"},  # `find_sinks` opens a path
     "traces": set(),
@@ -67,7 +55,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lab": {"models", "decoding", "statistics"},
     "evaluation": {"lab", "models", "decoding", "interventions", "recorder", "statistics"},
     "figures": {"traces", "sinks", "statistics", "roles.head_roles", "emergence.history", "evaluation.results"},
-    "report": {"figures"},
 }
 
 

@@ -101,7 +101,7 @@ def _overview() -> str:
 
 def _fail(message: str, status: int, debug: bool) -> None:
     """Print an error to standard error and exit; with ``debug`` the traceback comes first."""
-    from sinkscope.documents import printable
+    from sinkscope.runs.files import printable
 
     if debug:
         import traceback

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sinkscope.documents import printable
+from sinkscope.runs.files import printable
 
 SECONDS = 30.0
 """From one line to the next."""

@@ -9,8 +9,8 @@ import _networks_by_hand
 import pytest
 
 import sinkscope
-from sinkscope.documents import json_text
 from sinkscope.emergence import TrainingWatch, hold_out
+from sinkscope.runs.files import json_text
 
 DOCS = Path(__file__).parents[2] / "docs"
 PROMPT = "Q: Tom has 7 apples.\nA:"

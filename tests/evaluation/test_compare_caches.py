@@ -8,7 +8,6 @@ import shutil
 import pytest
 
 import sinkscope
-from sinkscope.checksums import with_checksum
 from sinkscope.counts import counted
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation import cache_comparison
@@ -17,6 +16,7 @@ from sinkscope.evaluation.cache_comparison import COMPARISON, compare_caches
 from sinkscope.evaluation.cache_tables import comparison_table, on_sinks
 from sinkscope.evaluation.paired_tests import Difference, paired_difference
 from sinkscope.lab.prompts import few_shot_prompt, held_out
+from sinkscope.runs.files import with_checksum
 
 POLICIES = "fast-dllm-dual,none@threshold=0.3,block:keep=top,block:every=3,keep=no-sinks,budget=9,block:keep=no-sinks"
 ARMS = [

@@ -13,7 +13,7 @@ from full_disk import room_for
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation import results_folder
 from sinkscope.evaluation.results_folder import ResultItems, claim, find_items, is_working, locked, write_json
-from sinkscope.work_items import Share
+from sinkscope.runs.share import Share
 
 RUN = {"format": 1, "model": {"name": "a", "weight_hash": "f0"}, "sampler": {"length": 8, "seed": 0}, "limit": None}
 

@@ -19,7 +19,7 @@ from processes import ALIKE, environment
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation import evaluate, read_results, running
 from sinkscope.evaluation.jobs import run_in_jobs, run_share
-from sinkscope.work_items import Share
+from sinkscope.runs.share import Share
 
 ARGUMENTS = {"tasks": ["lab-arith"], "limit": 11, "shots": 0, "batch": 2, "settings": {"length": 8}, "hide": ["top:1"]}
 """Under a rule, so that items hold sums that kernels computed."""

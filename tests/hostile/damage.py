@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sinkscope.checksums import CHECKSUM, sealed, with_checksum
+from sinkscope.runs.files import CHECKSUM, sealed, with_checksum
 
 DEEP = "__deep__"
 WRONG: tuple[Any, ...] = (

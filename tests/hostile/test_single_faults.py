@@ -28,9 +28,9 @@ def test_a_line_separator_does_not_end_a_line(tmp_path):
 
 def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
     from sinkscope.commands.trace import read_prompts
-    from sinkscope.documents import read_json_object
     from sinkscope.evaluation.task_data import _read_lines
     from sinkscope.lab.texts import read_texts
+    from sinkscope.runs.files import read_json_object
 
     path = tmp_path / "a.jsonl"
     path.write_text('\ufeff{"prompt": "a", "answer": "d"}\n', encoding="utf-8")
@@ -96,7 +96,7 @@ def test_any_seed_trains(place, seed):
 
 def _sealed_corpus(folder, change):
     """Change the tokens of a corpus, and its manifest as if they had been written so."""
-    from sinkscope.checksums import sha256_of, with_checksum
+    from sinkscope.runs.files import sha256_of, with_checksum
 
     manifest = json.loads((folder / "corpus.json").read_text())
     tokens = np.fromfile(folder / "train.bin", "<u2")
@@ -177,7 +177,7 @@ def test_a_name_cannot_command_the_terminal(place, letter):
 
 def test_a_map_of_a_trace_without_a_sampler(place):
     """As of a network that was called without one; its manifest says null."""
-    from sinkscope.checksums import with_checksum
+    from sinkscope.runs.files import with_checksum
 
     path = place / "trace/manifest.json"
     path.write_text(json.dumps(with_checksum({**json.loads(path.read_text()), "sampler": None})))

@@ -12,13 +12,13 @@ from hostile import trial
 
 from sinkscope.errors import CallError, SinkscopeError, TraceError, TrainingError
 from sinkscope.lab.checkpoint import train_checkpoint
-from sinkscope.locks import CLAIM, claimed_file, claimed_folder
+from sinkscope.runs.folder import CLAIM, claimed_file, claimed_folder
 
 HOLD = """
 import sys, time
 from pathlib import Path
 from sinkscope.errors import SinkscopeError
-from sinkscope.locks import claimed_folder
+from sinkscope.runs.folder import claimed_folder
 with claimed_folder(Path(sys.argv[1]), SinkscopeError):
     print("held", flush=True)
     time.sleep(60)

@@ -9,9 +9,9 @@ import _networks_by_hand
 import pytest
 from _networks_by_hand import SETTINGS
 
-from sinkscope.checksums import with_checksum
 from sinkscope.errors import CallError
 from sinkscope.roles import find, find_roles
+from sinkscope.runs.files import with_checksum
 
 
 @pytest.fixture(scope="module")

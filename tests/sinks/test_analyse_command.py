@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from planted import extras, make_trace, random_columns
 
-from sinkscope.checksums import with_checksum
+from sinkscope.runs.files import with_checksum
 from sinkscope.statistics import Threshold, analyse
 from sinkscope.traces import TraceWriter, open_traces
 

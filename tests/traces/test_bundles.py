@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import sinkscope
-from sinkscope.checksums import with_checksum
 from sinkscope.errors import CallError, TraceError
 from sinkscope.interventions import HidePositions
+from sinkscope.runs.files import with_checksum
 from sinkscope.sinks import find_sinks
 from sinkscope.traces import open_bundle, open_trace, write_bundle
 from sinkscope.traces.bundles import BUNDLE

@@ -1,6 +1,6 @@
 """`compare-caches`: accuracy, agreement, work and speed of cache policies beside plain sampling."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated
 
 from tyro.conf import Positional, arg
@@ -40,7 +40,6 @@ class CompareCaches(TaskCommand):
         from sinkscope.evaluation.cache_arms import read_arms, read_budgets
 
         if self.definitions:
-            self.refuse(" ".join(field.name for field in fields(self) if field.name not in KEPT), "with --definitions")
             from sinkscope.decoding.caches.parsing import cache_definitions, definitions_text
 
             print_json({"caches": cache_definitions()}) if self.json else say(definitions_text())
@@ -61,7 +60,7 @@ class CompareCaches(TaskCommand):
         from sinkscope.evaluation.cache_comparison import compare_caches
         from sinkscope.evaluation.cache_tables import comparison_table
         from sinkscope.figures.accuracy_and_work import draw_accuracy_and_work
-        from sinkscope.locks import claimed_folder
+        from sinkscope.runs.folder import claimed_folder
 
         model = sinkscope.load(self.model, dtype=self.dtype, device=self.device)
         document = compare_caches(model, arms=arms, out=out, batch=self.batch, **asked)

@@ -9,8 +9,8 @@ from typing import Any
 from sinkscope.commands.command import Command, Overwrite
 from sinkscope.commands.output import note
 from sinkscope.errors import CallError, TraceError
-from sinkscope.locks import claimed_folder, names_in
-from sinkscope.work_items import UNFINISHED
+from sinkscope.runs.files import UNFINISHED
+from sinkscope.runs.folder import claimed_folder, names_in
 
 OPERATIONS = 3
 EXPLORER = "explorer.html"

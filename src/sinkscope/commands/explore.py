@@ -13,7 +13,7 @@ from sinkscope.commands.command import Command, RolesFile, Switch, Traces, defau
 from sinkscope.commands.map import map_reader
 from sinkscope.commands.output import note, note_doubt, open_and_check
 from sinkscope.errors import CallError, TraceError
-from sinkscope.locks import claimed_file
+from sinkscope.runs.folder import claimed_file
 
 
 @dataclass(frozen=True, kw_only=True)

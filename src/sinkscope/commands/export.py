@@ -27,7 +27,7 @@ class Export(Command):
 
     def run(self) -> None:
         from sinkscope.errors import TraceError
-        from sinkscope.locks import new_folder
+        from sinkscope.runs.folder import new_folder
         from sinkscope.traces import export_trace
         from sinkscope.traces.exporting import SUFFIXES
 

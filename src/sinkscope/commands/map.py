@@ -12,7 +12,7 @@ from sinkscope.commands.command import Command, Device, Json, default_is
 from sinkscope.commands.output import note, open_single, print_json, say
 from sinkscope.counts import counted
 from sinkscope.errors import CallError, ModelError, TraceError
-from sinkscope.locks import claimed_file
+from sinkscope.runs.folder import claimed_file
 
 if TYPE_CHECKING:
     import numpy as np

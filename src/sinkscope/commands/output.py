@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.counts import counted
-from sinkscope.documents import json_text
+from sinkscope.runs.files import json_text
 
 _COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Characters that command a terminal: all controls but the end of a line and the tabulator."""

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.locks import claimed_folder
-from sinkscope.work_items import read_object
+from sinkscope.runs.files import read_object
+from sinkscope.runs.folder import claimed_folder
 
 TOP = 5
 """Tokens in a row of Table 2."""
@@ -64,7 +64,7 @@ def reproduce(parts: Sequence[Part], options: Options, say: Callable[[str], None
         CallError, EvaluationError, TraceError: see `evaluate` and `recording`.
     """
     from sinkscope.evaluation.papers.paper import find_paper
-    from sinkscope.work_items import share_of_process
+    from sinkscope.runs.share import share_of_process
 
     if not parts:
         raise CallError("expected at least one part to reproduce, found none")

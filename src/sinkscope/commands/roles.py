@@ -11,7 +11,7 @@ from sinkscope.commands.command import Command, Device, Dtype, Gpu, Json, ModelN
 from sinkscope.commands.output import note, print_json, say
 from sinkscope.commands.sampler_flags import SamplerFlags
 from sinkscope.errors import CallError
-from sinkscope.work_items import expect_one_process
+from sinkscope.runs.share import expect_one_process
 
 
 @dataclass(frozen=True, kw_only=True)

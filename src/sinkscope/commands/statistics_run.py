@@ -37,8 +37,9 @@ def add_prompts(model: Any, prompts: list[str], out: Path, settings: Any, hide: 
     from sinkscope.progress import show_progress
     from sinkscope.recorder.levels import recording_to
     from sinkscope.recorder.statistics_destination import StatisticsDestination, merge_statistics
+    from sinkscope.runs.folder import FINGERPRINTS
+    from sinkscope.runs.share import share_of_process
     from sinkscope.traces.statistics_folder import StatisticsFolder, read_statistics_manifest
-    from sinkscope.work_items import FINGERPRINTS, share_of_process
 
     mine = share_of_process()
     hide = canonical_rule(hide)

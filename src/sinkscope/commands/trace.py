@@ -11,11 +11,10 @@ from sinkscope.commands.command import Command, Dtype, Json, ModelName, Overwrit
 from sinkscope.commands.output import note, print_json, say
 from sinkscope.commands.sampler_flags import SamplerFlags
 from sinkscope.counts import counted
-from sinkscope.documents import parse_json
 from sinkscope.errors import CallError, TraceError
-from sinkscope.json_lines import read_json_lines
-from sinkscope.locks import claimed_folder
-from sinkscope.work_items import expect_one_process, share_of_process
+from sinkscope.runs.files import parse_json, read_json_lines
+from sinkscope.runs.folder import claimed_folder
+from sinkscope.runs.share import expect_one_process, share_of_process
 
 Place = tuple[int, int, int]
 """Step, layer and head of an attention map."""
@@ -220,7 +219,7 @@ def numbered_prompts(path: Path) -> Iterator[tuple[str, str]]:
         CallError: the file cannot be read, holds no prompt, or a line is not an object with a "prompt" text.
     """
     number = 0
-    for number, line in read_json_lines(path, f"--prompts {path}", "expected --prompts as JSON lines", CallError):
+    for number, line in read_json_lines(path, CallError, "expected --prompts as JSON lines"):
         where = f"--prompts {path}, line {number}"
         row = parse_json(line, where, CallError)
         if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):

@@ -13,7 +13,7 @@ from sinkscope.commands.command import Command, Json, Switch, default_is, requir
 from sinkscope.commands.output import note, print_json, say
 from sinkscope.commands.train import CANVASES, held_out, read_data
 from sinkscope.errors import CallError, TrainingError
-from sinkscope.work_items import expect_one_process
+from sinkscope.runs.share import expect_one_process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class WatchTraining(Command):
         from sinkscope.emergence import open_emergence
         from sinkscope.emergence.storage import MANIFEST, check_collection
         from sinkscope.figures.emergence_curves import FILE, draw_emergence
-        from sinkscope.locks import claimed_folder
+        from sinkscope.runs.folder import claimed_folder
 
         expect_one_process("watch-training")
         if not self.runs:

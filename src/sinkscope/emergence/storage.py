@@ -14,12 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.checksums import compare_checksum, compare_sealed, compare_update, sealed, with_checksum
-from sinkscope.documents import read_json_object
 from sinkscope.emergence.history import ARRAYS, Emergence, Moment
 from sinkscope.errors import CallError, TrainingError
-from sinkscope.locks import claimed_folder, names_in
-from sinkscope.work_items import difference_in_words, differences, write_whole
+from sinkscope.runs.files import (
+    compare_checksum,
+    compare_sealed,
+    compare_update,
+    read_json_object,
+    sealed,
+    with_checksum,
+    write_whole,
+)
+from sinkscope.runs.folder import claimed_folder, difference_in_words, differences, names_in
 
 MANIFEST, WEIGHTS, IN_MEMORY = "manifest.json", "weights_sha256", "weights_in_memory"
 FORMAT = "sinkscope emergence 1"

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from sinkscope.checksums import CHECKSUM, checksum_of, with_checksum
 from sinkscope.decoding import generate, make_batch, parse_cache, resolve_settings, settings_of
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.answers import answer_until, reseeded
@@ -27,8 +26,9 @@ from sinkscope.evaluation.running import Batch, describe_run, open_batches, work
 from sinkscope.evaluation.task_plans import Request, TaskPlan, check_request, make_plans
 from sinkscope.evaluation.tasks import find_task
 from sinkscope.models import FAMILIES, Family, Model, expect_model
-from sinkscope.work_items import COMPARISON as OF_CACHES
-from sinkscope.work_items import read_object, share_of_process
+from sinkscope.runs.files import CHECKSUM, checksum_of, read_object, with_checksum
+from sinkscope.runs.folder import COMPARISON as OF_CACHES
+from sinkscope.runs.share import share_of_process
 
 COMPARISON = "caches.json"
 _log = logging.getLogger(__name__)

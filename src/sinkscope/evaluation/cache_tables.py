@@ -19,9 +19,9 @@ from dataclasses import asdict
 from typing import Any
 
 from sinkscope.counts import counted
-from sinkscope.documents import printable
 from sinkscope.evaluation.cache_arms import PLAIN, Arm
 from sinkscope.evaluation.paired_tests import MARGIN, Difference, holm, paired_difference, wilson_interval
+from sinkscope.runs.files import printable
 
 POINT = 0.01
 Items = Sequence[Mapping[str, Any]]

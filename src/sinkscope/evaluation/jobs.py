@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.work_items import Share
+from sinkscope.runs.share import Share
 
 if TYPE_CHECKING:
     from sinkscope.evaluation.results import Result

@@ -34,7 +34,7 @@ from sinkscope.interventions import parse_rule
 from sinkscope.models import Model, load
 from sinkscope.models.devices import own_device
 from sinkscope.progress import show_progress
-from sinkscope.work_items import share_of_process
+from sinkscope.runs.share import share_of_process
 
 LENGTH = 256
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")

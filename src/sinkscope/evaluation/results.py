@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sinkscope.checksums import compare_checksum, with_checksum
-from sinkscope.documents import parse_json
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.paired_tests import wilson_interval
 from sinkscope.evaluation.results_folder import (
@@ -26,7 +24,8 @@ from sinkscope.evaluation.results_folder import (
     items_folder,
     write_json,
 )
-from sinkscope.work_items import COMPARISON, EVALUATION, ROLES, kind_of_run, read_object, write_whole
+from sinkscope.runs.files import compare_checksum, parse_json, read_object, with_checksum, write_whole
+from sinkscope.runs.folder import COMPARISON, EVALUATION, ROLES, kind_of_run
 
 FORMAT = 1
 RULE = re.compile(r"([a-z]+):(\d+)(?:@(.*))?")

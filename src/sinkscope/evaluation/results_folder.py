@@ -22,16 +22,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from sinkscope.documents import json_text, read_json_object
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.locks import made_folder
-from sinkscope.work_items import (
-    ALL,
+from sinkscope.runs.files import UNFINISHED, json_text, read_json_object, read_object, write_whole
+from sinkscope.runs.folder import (
     EVALUATION,
     FINGERPRINTS,
-    UNFINISHED,
     WEIGHTS,
-    Share,
     changed_fingerprint,
     difference_in_words,
     differences,
@@ -39,18 +35,16 @@ from sinkscope.work_items import (
     item_path,
     kind_of_run,
     lock,
+    made_folder,
     open_lock,
-    read_object,
-    write_whole,
 )
+from sinkscope.runs.share import ALL, Share
 
 RUN, TASK, LOCK, RESULTS = "run.json", "task.json", "lock", "results.json"
 COMPRESSED = f"{RESULTS}.gz"
 CLAIM = f"{LOCK}.claim"  # held by those who are about to take a lock or to write what the run is
 AMOUNTS = ("limit", "problems")  # how many problems are asked, which changes none of their answers
 DAMAGED = ".damaged"
-LARGEST = 1 << 30
-"""Bytes of the largest item that is read."""
 _OURS = re.compile(rf"{LOCK}.*|({RUN}|{RESULTS})(.*{UNFINISHED})?")
 _log = logging.getLogger(__name__)
 
@@ -61,7 +55,7 @@ def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator
     same work.
 
     Args:
-        kind: what the folder may hold, of `work_items`.
+        kind: what the folder may hold, of `runs.folder`.
 
     Raises:
         CallError: the folder is a file, holds something else, or another process is at work in it.
@@ -253,7 +247,7 @@ class ResultItems:
         if not path.exists():
             return None
         try:
-            item = read_json_object(path, EvaluationError, most=LARGEST, any_number=True)
+            item = read_json_object(path, EvaluationError)
         except EvaluationError:
             item = {}
         ours = item.pop("checksum", None) == _checksum(item)

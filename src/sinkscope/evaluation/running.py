@@ -42,7 +42,7 @@ from sinkscope.evaluation.task_plans import Request, TaskPlan, make_plans
 from sinkscope.models import Model, expect_model
 from sinkscope.models.fingerprints import fingerprints, weight_hash_of
 from sinkscope.progress import show_progress
-from sinkscope.work_items import Share, share_of_process
+from sinkscope.runs.share import Share, share_of_process
 
 STARTING_S = 1800.0  # seconds that another process may take to load its model
 POLL_S = 0.5

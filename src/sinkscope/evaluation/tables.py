@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from typing import Any, Literal
 
-from sinkscope.documents import in_markdown, json_text, markdown_cell, printable
 from sinkscope.evaluation.comparisons import Row, arranged, check_results, compare, remarks
 from sinkscope.evaluation.paired_tests import Difference
 from sinkscope.evaluation.results import Result
+from sinkscope.runs.files import in_markdown, json_text, markdown_cell, printable
 
 Format = Literal["markdown", "latex", "csv", "json"]
 NOTES = (

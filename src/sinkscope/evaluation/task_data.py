@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sinkscope.documents import parse_json
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.json_lines import read_json_lines
+from sinkscope.runs.files import parse_json, read_json_lines
 
 Row = Mapping[str, Any]
 
@@ -101,5 +100,5 @@ def hash_rows(*splits: Sequence[Row]) -> str:
 
 def _read_lines(key: str, path: Path) -> Iterator[Any]:
     where = f"--data {key}={path}"
-    lines = read_json_lines(path, where, f"expected the JSON lines of {key}", CallError)
+    lines = read_json_lines(path, CallError, f"expected the JSON lines of {key}")
     return (parse_json(line, f"{where}, line {number}", CallError) for number, line in lines)

@@ -12,8 +12,8 @@ from sinkscope.figures.figure import DrawnFigure, Figure, files_of
 from sinkscope.figures.highlights import Place
 from sinkscope.figures.style import figure_style, model_labels
 from sinkscope.figures.subject import FigureError, Maps, OpenedStatistics, Subject, open_statistics, subject_of
-from sinkscope.locks import claimed_folder, replaced_files
 from sinkscope.roles.head_roles import Roles
+from sinkscope.runs.folder import claimed_folder, replaced_files
 from sinkscope.traces import Trace, is_statistics
 from sinkscope.traces.reading import as_trace
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from sinkscope.checksums import sealed
 from sinkscope.errors import TrainingError
 from sinkscope.lab.corpus import Corpus
 from sinkscope.lab.recipes import Recipe
@@ -24,9 +23,10 @@ from sinkscope.lab.run_folder import (
 from sinkscope.lab.starting_network import choose_tokenizer
 from sinkscope.lab.texts import Texts
 from sinkscope.lab.training import Watch, train
-from sinkscope.locks import claimed_folder
 from sinkscope.models.devices import find_device
 from sinkscope.models.loading import outline, quiet
+from sinkscope.runs.files import sealed
+from sinkscope.runs.folder import claimed_folder
 
 
 def train_checkpoint(

@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from sinkscope.checksums import compare_checksum, compare_file, sha256_of, with_checksum
-from sinkscope.documents import read_json_object
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import PROMPT, Canvases
 from sinkscope.lab.vocabulary import BOS, EOS, MASK
-from sinkscope.locks import new_folder
 from sinkscope.progress import show_progress
+from sinkscope.runs.files import compare_checksum, compare_file, read_json_object, sha256_of, with_checksum
+from sinkscope.runs.folder import new_folder
 
 MANIFEST, TRAIN, HELD_OUT, TOKENIZER = "corpus.json", "train.bin", "held-out.bin", "tokenizer"
 CORE, SETTINGS = f"{TOKENIZER}/tokenizer.json", f"{TOKENIZER}/tokenizer_config.json"

@@ -13,12 +13,19 @@ from typing import Any
 
 import torch
 
-from sinkscope.checksums import checksum_of, compare_checksum, compare_file, compare_sealed, sealed, with_checksum
-from sinkscope.documents import read_json_object
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.recipes import Recipe
-from sinkscope.locks import names_in
-from sinkscope.work_items import differences, write_whole
+from sinkscope.runs.files import (
+    checksum_of,
+    compare_checksum,
+    compare_file,
+    compare_sealed,
+    read_json_object,
+    sealed,
+    with_checksum,
+    write_whole,
+)
+from sinkscope.runs.folder import differences, names_in
 
 STATE, LOG, RECIPE, SNAPSHOTS = "training-state.safetensors", "training.jsonl", "recipe.json", "snapshots"
 WEIGHTS, UNFINISHED_CHECKPOINT = "model.safetensors", "checkpoint.writing"

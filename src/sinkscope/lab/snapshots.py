@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.checksums import compare_sealed, compare_update, sha256_of
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import PROMPT
 from sinkscope.lab.corpus import Corpus
@@ -17,6 +16,7 @@ from sinkscope.lab.run_folder import RECIPE, SNAPSHOTS, WEIGHTS, check_finished,
 from sinkscope.lab.starting_network import build_network
 from sinkscope.lab.texts import Texts
 from sinkscope.lab.training import source_of
+from sinkscope.runs.files import compare_sealed, compare_update, sha256_of
 
 _NAME = re.compile(r"update-([0-9]{6,9})\.safetensors")
 HELD_OUT = -1

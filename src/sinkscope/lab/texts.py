@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 
-from sinkscope.documents import parse_json, read_text
 from sinkscope.errors import CallError, TrainingError
-from sinkscope.json_lines import numbered, read_lines
 from sinkscope.lab.canvases import PROMPT, Canvases, CanvasMix
 from sinkscope.lab.vocabulary import BOS, EOS, MASK
+from sinkscope.runs.files import numbered, parse_json, read_text
 
 HELD_OUT_EVERY = 20
 VOCABULARY = 2048
@@ -58,7 +57,7 @@ def read_texts(path: str | Path) -> Texts:
     """
     path = Path(path)
     if path.name.endswith((".jsonl", ".jsonl.gz")):
-        text = read_lines(path, str(path), "give a file of JSON lines", CallError)
+        text = read_text(path, CallError, "give a file of JSON lines")
         documents = [_document(line, f"{path}, line {number}") for number, line in numbered(text)]
     elif path.suffix == ".json":
         raise CallError(
@@ -66,7 +65,7 @@ def read_texts(path: str | Path) -> Texts:
             '{"prompt": "…", "answer": "…"}, into a file whose name ends in .jsonl'
         )
     else:
-        text = read_text(path, CallError, "give a file of UTF-8 text", most=1 << 32)
+        text = read_text(path, CallError, "give a file of UTF-8 text")
         documents = [Document("", part.strip()) for part in re.split(r"\n\s*\n", text) if part.strip()]
     if not documents:
         raise CallError(f"{path}: expected text to train on, found none")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sinkscope.errors import CallError
 from sinkscope.models.model import Model
-from sinkscope.work_items import CONFIG, TOKENIZER, WEIGHTS
+from sinkscope.runs.folder import CONFIG, TOKENIZER, WEIGHTS
 
 _PIECE = 1 << 22
 SAMPLE = 256

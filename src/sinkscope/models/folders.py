@@ -13,10 +13,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from sinkscope.documents import read_json_object
 from sinkscope.errors import CallError, ModelError, first_line
 from sinkscope.models.weights import SINGLE, index_files, listing
 from sinkscope.progress import counting_bar, show_progress
+from sinkscope.runs.files import read_json_object
 
 BUNDLED = ("lab-diffusion", "lab-autoregressive", "lab-sink-token", "lab-shifted")
 SPECIMENS = tuple(
@@ -108,7 +108,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.exists():
         raise ModelError(f"{folder} is no model: expected config.json in it, found {listing(folder)}")
-    return read_json_object(path, ModelError, "correct the file or fetch it again", any_number=True)
+    return read_json_object(path, ModelError, "correct the file or fetch it again")
 
 
 def fetch_small_files(name: str, revision: str | None) -> Path:

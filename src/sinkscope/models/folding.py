@@ -13,16 +13,15 @@ from typing import Any
 
 import torch
 
-from sinkscope.checksums import sealed
 from sinkscope.errors import CallError, ModelError
-from sinkscope.locks import new_folder
 from sinkscope.models.devices import own_defaults
 from sinkscope.models.folders import find_folder, read_config
 from sinkscope.models.loading import load
 from sinkscope.models.sink_token.stream import constant_keys
 from sinkscope.models.sink_token.variant import KEY, SinkToken
 from sinkscope.models.tokenization import template_files
-from sinkscope.work_items import write_whole
+from sinkscope.runs.files import sealed, write_whole
+from sinkscope.runs.folder import new_folder
 
 EMBEDDING, KEYS, VALUES = (f"model.sink_token.{name}" for name in ("embedding", "keys", "values"))
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

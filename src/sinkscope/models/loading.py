@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from sinkscope.checksums import compare_sealed
 from sinkscope.errors import CallError, ModelError, first_line
 from sinkscope.models.conversion import Converted, completed, convert_config, rename_tensor, tensor_renamings
 from sinkscope.models.devices import find_device
@@ -39,6 +38,7 @@ from sinkscope.models.weights import (
     stored_shapes,
     weight_files,
 )
+from sinkscope.runs.files import compare_sealed
 
 
 def load(

@@ -18,9 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinkscope.checksums import sealed
 from sinkscope.errors import CallError, ModelError
-from sinkscope.locks import new_folder
 from sinkscope.models.families import FAMILIES
 from sinkscope.models.folders import read_config
 from sinkscope.models.layouts import MARK
@@ -28,7 +26,8 @@ from sinkscope.models.loading import quiet
 from sinkscope.models.sink_token import KEY, SinkToken, check_token_id, split_config
 from sinkscope.models.tokenization import ADDED, CORE, PIECES, SETTINGS, SPECIAL, load_tokenizer, template_files
 from sinkscope.models.weights import DTYPES
-from sinkscope.work_items import write_whole
+from sinkscope.runs.files import sealed, write_whole
+from sinkscope.runs.folder import new_folder
 
 HEADS = {256: 4, 384: 6, 512: 8, 576: 9, 640: 10, 768: 12, 896: 14, 1024: 16}
 HEADS |= {1280: 10, 1408: 11, 1536: 12, 1792: 14, 2048: 16, 2176: 17}

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sinkscope.documents import read_json_object
 from sinkscope.errors import ModelError, first_line
 from sinkscope.models.families import FAMILIES
 from sinkscope.models.family import Family
 from sinkscope.models.layouts import STOCK
+from sinkscope.runs.files import read_json_object
 
 CORE, SETTINGS, VOCABULARY, MERGES = "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"
 PIECES = "tokenizer.model"
@@ -38,7 +38,7 @@ def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> A
         ModelError: no tokenizer loads, it needs code of the folder, or its mask token is another one.
     """
     path = folder / SETTINGS
-    settings = read_json_object(path, ModelError, "fetch the file again", any_number=True) if path.exists() else {}
+    settings = read_json_object(path, ModelError, "fetch the file again") if path.exists() else {}
     kind = settings.get("tokenizer_class")
     stock = config.get("model_type") in STOCK
     safe = ("auto_map" not in settings or kind in _STOCK_CLASSES) if stock else kind in _DATA_CLASSES

@@ -28,16 +28,16 @@ from sinkscope.attention import (
     subscribed,
     upload,
 )
-from sinkscope.checksums import with_checksum
 from sinkscope.errors import CallError, TraceError
 from sinkscope.models import Model, block_length
 from sinkscope.models.fingerprints import SameWeights
 from sinkscope.recorder.manifest import plain_values
+from sinkscope.runs.files import with_checksum, write_whole
+from sinkscope.runs.folder import difference_in_words, differences
 from sinkscope.sinks.definition import excess_of
 from sinkscope.sinks.finding import EXCESS
 from sinkscope.statistics.key_drift import CLASSES, MEASURES, drift_document
 from sinkscope.traces.format import DRIFT
-from sinkscope.work_items import difference_in_words, differences, write_whole
 
 LAGS = (1, 8)
 """Steps between the two times that are compared."""

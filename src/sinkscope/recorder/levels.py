@@ -10,10 +10,10 @@ from torch import nn
 
 from sinkscope.attention import is_generating, subscribed
 from sinkscope.errors import AttentionError, CallError, TraceError
-from sinkscope.locks import claimed_folder
 from sinkscope.models import Model
 from sinkscope.recorder.destination import Destination, TraceFolders
 from sinkscope.recorder.step_recorder import Recorder
+from sinkscope.runs.folder import claimed_folder
 from sinkscope.traces.writing import room_in
 
 FEW = 8

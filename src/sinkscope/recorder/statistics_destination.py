@@ -8,9 +8,9 @@ import numpy as np
 
 from sinkscope.errors import CallError
 from sinkscope.recorder.destination import StepWriter
+from sinkscope.runs.folder import difference_in_words, differences
 from sinkscope.statistics import PromptSettings, Summary
 from sinkscope.traces.statistics_folder import Arrays, StatisticsFolder
-from sinkscope.work_items import difference_in_words, differences
 
 ABOUT = (
     "model",

@@ -6,14 +6,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sinkscope.checksums import compare_checksum, with_checksum
 from sinkscope.counts import counted
-from sinkscope.documents import read_json_object
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.locks import made_folder
 from sinkscope.notebook_card import MOST_ROWS, card
 from sinkscope.roles.verdict import ROLES, Estimate, Role, Rules
-from sinkscope.work_items import write_whole
+from sinkscope.runs.files import compare_checksum, read_json_object, with_checksum, write_whole
+from sinkscope.runs.folder import made_folder
 
 FILE = "roles.json"
 MOST_TRIED = 8

@@ -18,25 +18,29 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sinkscope.checksums import CHECKSUM, checksum_of, compare_checksum, with_checksum
-from sinkscope.documents import read_json_object
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.locks import claimed_folder, names_in
-from sinkscope.work_items import (
-    FINGERPRINTS,
+from sinkscope.runs.files import (
+    CHECKSUM,
     UNFINISHED,
+    checksum_of,
+    compare_checksum,
+    read_json_object,
+    with_checksum,
+    write_whole,
+)
+from sinkscope.runs.folder import (
+    FINGERPRINTS,
     changed_fingerprint,
+    claimed_folder,
     difference_in_words,
     first_difference,
     item_path,
-    write_whole,
+    names_in,
 )
 
 RUN, LOCK = "run.json", "lock"  # the latter in folders of earlier versions
 ADVICE = "make room or choose another folder; the same command goes on"
 DAMAGED = "the file was damaged or changed; choose another folder"
-LARGEST = 1 << 30
-"""Bytes of the largest file of a prompt that is read."""
 Heads = Sequence[tuple[int, int]]
 _log = logging.getLogger(__name__)
 
@@ -63,7 +67,7 @@ class PromptStore:
         if path is None or not path.exists():
             return None
         try:
-            found = read_json_object(path, EvaluationError, most=LARGEST, any_number=True)
+            found = read_json_object(path, EvaluationError)
             compare_checksum(found, path, EvaluationError, "it was damaged or changed")
             place = self._place(kind, number, heads)
             if {name: found.get(name) for name in place} != place or CHECKSUM not in found:

@@ -40,14 +40,15 @@ def files_in(folder: Path, pattern: str) -> list[Path]:
 
 
 def read_text(path: Path, failure: Failure, advice: str = "") -> str:
-    """Return the text of a UTF-8 file, without a byte order mark.
+    """Return the text of a UTF-8 file, plain or in gzip, without a byte order mark.
 
     Raises:
-        failure: it cannot be read, or is no UTF-8.
+        failure: it cannot be read, is a damaged gzip file, or is no UTF-8.
     """
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        content = path.read_bytes()
+        return (gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content).decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise failure(
             _message(path, f"cannot be read ({getattr(error, 'strerror', None) or error})", advice)
         ) from error
@@ -97,21 +98,13 @@ def parse_json(text: bytes | str, where: str, failure: Failure, advice: str = ""
 
 
 def read_json_lines(path: Path, failure: Failure, advice: str = "") -> Iterator[tuple[int, str]]:
-    """Yield number and text of each line that is not blank, of a plain file or one in gzip.
+    """Yield number and text of each line that is not blank, of a file that `read_text` reads."""
+    return numbered(read_text(path, failure, advice))
 
-    Raises:
-        failure: the file cannot be read, is a damaged gzip file, or is no UTF-8.
-    """
-    try:
-        with path.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-        content = gzip.open(path).read() if packed else path.read_bytes()
-        lines = content.decode("utf-8-sig").split("\n")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise failure(
-            _message(path, f"cannot be read ({getattr(error, 'strerror', None) or error})", advice)
-        ) from error
-    return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+
+def numbered(text: str) -> Iterator[tuple[int, str]]:
+    """Yield number and text of each line that is not blank; only a line feed ends a line, as in JSON lines."""
+    return ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
 
 
 @cache
@@ -255,6 +248,19 @@ def compare_sealed(path: Path, failure: Failure, advice: str = "") -> dict[str, 
     if not whole:
         raise failure(f"{path}: expected the tensors whose sha256 it holds, found others; {advice or DAMAGED}")
     return metadata
+
+
+def compare_update(path: Path, update: int, failure: Failure) -> None:
+    """Compare the update that a snapshot holds with the one of its name.
+
+    Raises:
+        failure: it holds another one, or has a checksum and holds none.
+    """
+    with path.open("rb") as file:
+        held = json.loads(file.read(int.from_bytes(file.read(8), "little"))).get("__metadata__", {})
+    found = str(held.get("update", "none" if SHA256 in held else update))
+    if found != str(update):
+        raise failure(f"{path}: expected update {update}, as its name says, found {found}; rename it back")
 
 
 def compare_file(path: Path, sha256: str, failure: Failure, whose: str, advice: str = "") -> None:

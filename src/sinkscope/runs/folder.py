@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.runs.files import UNFINISHED
@@ -20,6 +20,8 @@ CLAIM = ".claim"
 WEIGHTS, TOKENIZER, CONFIG = FINGERPRINTS = ("weights_sha256", "tokenizer_sha256", "config_sha256")
 """Fields for the hashes of the files that decide a model's answers."""
 CHANGED = "the weights in memory were changed after they were loaded; save them, and load that folder"
+EVALUATION, COMPARISON, ROLES = "an evaluation", "a comparison of caches", "roles"
+"""The kinds of results that a folder with a run.json may hold."""
 
 Failure = type[SinkscopeError]
 
@@ -239,3 +241,42 @@ def exclusive(path: Path, failure: Failure) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def open_lock(path: Path, failure: Failure) -> IO[str]:
+    """Open the file of a lock that the processes of one run share; it is made if need be.
+
+    Raises:
+        failure: it cannot be opened.
+    """
+    try:
+        return path.open("a+")
+    except OSError as error:
+        raise failure(f"{path} cannot be locked ({error.strerror}); choose another folder") from error
+
+
+def lock(file: IO[str], how: int, failure: Failure) -> None:
+    """Lock an open file; ``how`` as for ``fcntl.flock``.
+
+    Raises:
+        BlockingIOError: another process has it.
+        failure: the file system locks no files.
+    """
+    import fcntl  # not on Windows, where results can still be read
+
+    try:
+        fcntl.flock(file, how)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        advice = "choose a folder on a disk where files can be locked"
+        raise failure(f"{file.name} cannot be locked ({error.strerror}); {advice}") from error
+
+
+def kind_of_run(run: Mapping[str, Any]) -> str:
+    """Return the kind of results that stand in a folder, by its run.json."""
+    if isinstance(run.get("weight_hash"), str) and "canvases" in run:
+        return ROLES
+    if not isinstance(run.get("model"), dict):
+        return "something else"
+    return COMPARISON if run.get("compares") == "caches" else EVALUATION

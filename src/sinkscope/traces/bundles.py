@@ -14,11 +14,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sinkscope.checksums import CHECKSUM, compare_checksum, compare_file, sha256_of, with_checksum
 from sinkscope.counts import counted
-from sinkscope.documents import markdown_cell, read_json_object
 from sinkscope.errors import CallError, TraceError
-from sinkscope.locks import new_folder
+from sinkscope.runs.files import (
+    CHECKSUM,
+    compare_checksum,
+    compare_file,
+    markdown_cell,
+    read_json_object,
+    sha256_of,
+    with_checksum,
+)
+from sinkscope.runs.folder import new_folder
 from sinkscope.traces.format import BUNDLE, MANIFEST, hidden_rules, write_manifest, write_whole
 from sinkscope.traces.part_files import Part, write_part
 from sinkscope.traces.reading import Trace, open_trace

@@ -21,12 +21,12 @@ import numpy as np
 
 from sinkscope.axes import KEY, POSITION, TRACE_AXES, TRACE_UNITS
 from sinkscope.errors import CallError, TraceError
-from sinkscope.locks import claimed_file
+from sinkscope.runs.files import UNFINISHED
+from sinkscope.runs.folder import claimed_file
 from sinkscope.traces.parquet import write_parquet
 from sinkscope.traces.part_files import widen
 from sinkscope.traces.reading import Trace, expect_steps
 from sinkscope.traces.writing import STEPS_PER_PART
-from sinkscope.work_items import UNFINISHED
 
 Target = Literal["xarray", "zarr", "parquet", "numpy"]
 SUFFIXES: dict[str, str] = {"xarray": ".nc", "zarr": ".zarr", "parquet": ".parquet", "numpy": ".npz"}

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope import work_items
-from sinkscope.checksums import with_checksum
 from sinkscope.errors import TraceError
+from sinkscope.runs import files
+from sinkscope.runs.files import with_checksum
 
 FORMAT = 1
 NAMELESS = "a model without a name"
@@ -65,7 +65,7 @@ def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview]) -> No
     Raises:
         TraceError: no permission, no space.
     """
-    work_items.write_whole(path, content, TraceError, "make room or choose another folder")
+    files.write_whole(path, content, TraceError, "make room or choose another folder")
 
 
 def write_together(contents: Mapping[Path, bytes]) -> None:
@@ -74,7 +74,7 @@ def write_together(contents: Mapping[Path, bytes]) -> None:
     Raises:
         TraceError: no permission, no space.
     """
-    work_items.write_together(contents, TraceError, "make room or choose another folder")
+    files.write_together(contents, TraceError, "make room or choose another folder")
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:

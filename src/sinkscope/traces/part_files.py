@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from sinkscope.checksums import compare_file
 from sinkscope.errors import TraceError
+from sinkscope.runs.files import compare_file
 from sinkscope.traces.format import DTYPES, write_whole
 from sinkscope.traces.schema import DAMAGED, check_values
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.axes import TRACE_AXES
-from sinkscope.checksums import compare_checksum
 from sinkscope.counts import counted
-from sinkscope.documents import read_json_object
 from sinkscope.errors import CallError, MissingTensorError, TraceError
 from sinkscope.notebook_card import card
+from sinkscope.runs.files import compare_checksum, read_json_object
 from sinkscope.traces.format import DRIFT, FORMAT, MANIFEST, NAMELESS, PART_GLOB, attends_elsewhere, hidden_rules
 from sinkscope.traces.part_files import Part, read_part
 from sinkscope.traces.schema import DAMAGED, check_shapes

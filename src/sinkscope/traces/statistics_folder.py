@@ -18,12 +18,18 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from sinkscope.checksums import SHA256, checksum_of, compare_checksum, compare_sealed, sealed
-from sinkscope.documents import read_json_object
 from sinkscope.errors import CallError, TraceError
-from sinkscope.locks import CLAIM, made_folder
+from sinkscope.runs.files import (
+    SHA256,
+    UNFINISHED,
+    checksum_of,
+    compare_checksum,
+    compare_sealed,
+    read_json_object,
+    sealed,
+)
+from sinkscope.runs.folder import CLAIM, difference_in_words, exclusive, first_difference, item_path, made_folder
 from sinkscope.traces.format import FORMAT, MANIFEST, NAMELESS, write_manifest, write_whole
-from sinkscope.work_items import UNFINISHED, difference_in_words, exclusive, first_difference, item_path
 
 STATISTICS, ITEMS, LOCK = "statistics.safetensors", "items", ".lock"
 RUN = "run"  # in the metadata of tensors: the sha256 of what identifies their run

@@ -7,8 +7,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from sinkscope.checksums import compare_sealed, sealed
 from sinkscope.errors import CallError, TraceError
+from sinkscope.runs.files import compare_sealed, sealed
 from sinkscope.traces.format import write_manifest, write_whole
 from sinkscope.traces.reading import Trace, expect_steps
 from sinkscope.traces.schema import ROUNDING

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from sinkscope.axes import TRACE_AXES, TRACE_UNITS
-from sinkscope.checksums import checksum_of
 from sinkscope.errors import CallError, TraceError
-from sinkscope.locks import made_folder, names_in
+from sinkscope.runs.files import checksum_of
+from sinkscope.runs.folder import made_folder, names_in
 from sinkscope.traces.format import BUNDLE, DRIFT, DTYPES, FORMAT, MANIFEST, PART, PART_GLOB, write_manifest
 from sinkscope.traces.part_files import write_part
 from sinkscope.traces.reading import ASIDE

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sinkscope.evaluation.humaneval import FENCE, run_tests
 from sinkscope.evaluation.paired_tests import pass_at_k as estimate
-from sinkscope.work_items import share_of_process
+from sinkscope.runs.share import share_of_process
 
 _log = logging.getLogger(__name__)
 

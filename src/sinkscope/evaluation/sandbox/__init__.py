@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from sinkscope.documents import printable
 from sinkscope.errors import CallError, EvaluationError
+from sinkscope.runs.files import printable
 
 LEAST_MEMORY_MB = 64
 GRACE_S = 60.0  # for the confinement; the program's own clock runs in the supervisor

@@ -19,12 +19,12 @@ from sinkscope.figures.drawing import make_folder
 from sinkscope.figures.explorer.recorded_views import STRONGEST, ShownTrace, add_trace
 from sinkscope.figures.explorer.tiles import Tiles
 from sinkscope.figures.style import model_labels
-from sinkscope.locks import claimed_folder, names_in
 from sinkscope.roles.head_roles import Roles
+from sinkscope.runs.files import UNFINISHED
+from sinkscope.runs.folder import claimed_folder, names_in
 from sinkscope.traces import Trace
 from sinkscope.traces.format import hidden_rules, write_whole
 from sinkscope.traces.reading import as_trace, expect_steps
-from sinkscope.work_items import UNFINISHED
 
 SCRIPTS = (
     "data",
