@@ -136,6 +136,8 @@ def new_folder(folder: Path, failure: Failure, purpose: str, *last: str, among: 
         place = whole / f"files{UNFINISHED}"
         shutil.rmtree(place, ignore_errors=True)  # of a run that was killed
         there = [name for name in names_in(whole) if not among or name in among]
+        if there and among:
+            raise CallError(f"{folder / there[0]} is there already; choose another folder or delete it")
         if there:
             raise CallError(
                 f"{folder}: expected a new or empty folder for {purpose}, found something there ({there[0]}); "

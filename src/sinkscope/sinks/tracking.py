@@ -198,9 +198,7 @@ def check_tolerance(tolerance: int) -> None:
 
 
 def fill_dips(main: Int[np.ndarray, "step *head"], tolerance: int) -> Int[np.ndarray, "step *head"]:
-    """Return main sinks with short dips filled: up to ``tolerance`` steps without a main sink between two with the same
-    one.
-    """
+    """Fill dips of main sinks: up to ``tolerance`` steps without one between two steps with the same one."""
     if not tolerance:
         return main
     steps = np.arange(len(main)).reshape(-1, *[1] * (main.ndim - 1))
@@ -325,9 +323,7 @@ def movement_test(
 
 
 class _Places:
-    """The places where the main sink of each head ever stands, and in which steps they are sinks: moves in any order of
-    the steps.
-    """
+    """Holds the places of each head's main sink and the steps in which they are sinks: moves in any order of steps."""
 
     def __init__(self, main: Int[np.ndarray, "step layer head"], is_sink: IsSink | None) -> None:
         steps, layers, heads = main.shape
@@ -363,9 +359,7 @@ class _Places:
 
 
 def _stay(main: Int[np.ndarray, "step layer head"]) -> float:
-    """Return how many steps the main sink of a random step stays where it is, over heads in which it does not always
-    stand still.
-    """
+    """Return how many steps the main sink of a random step stays in place, over the heads in which it ever moves."""
     steps = len(main)
     change = np.ones((steps + 1, *main.shape[1:]), dtype=bool)
     change[1:-1] = main[1:] != main[:-1]
@@ -379,9 +373,7 @@ def _stay(main: Int[np.ndarray, "step layer head"]) -> float:
 
 
 def _blocks_shuffled(steps: int, block: int, rng: "np.random.Generator") -> Int[np.ndarray, " step"]:
-    """Return the steps with blocks in another order, cut at a random place, so that the first and the last block may be
-    short.
-    """
+    """Return the steps with blocks in another order, cut at a random place: the first and last may be short."""
     if block >= steps:
         return np.arange(steps)
     cuts = np.arange(rng.integers(block), steps, block)
