@@ -1,9 +1,7 @@
 """Faults that were found one by one: bombs in the sandbox, separators in JSON lines, weights of NaN, changed corpora."""
 
-import bz2
 import gzip
 import json
-import lzma
 import shutil
 
 import numpy as np
@@ -48,26 +46,8 @@ def test_data_of_a_task_may_be_in_gzip(tmp_path):
     for given in (path, tmp_path):
         assert Source("humaneval", given, HUB, ("task_id", "prompt"), FILES).rows("test") == (row,)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(
-        CallError, match=r"HumanEval.jsonl.gz: expected a whole gzip file, found one that ends early; get it again"
-    ):
+    with pytest.raises(CallError, match=r"HumanEval.jsonl.gz: cannot be read"):
         Source("humaneval", path, HUB, ("task_id", "prompt"), FILES).rows("test")
-
-
-@pytest.mark.parametrize(
-    ("pack", "found"), [(bz2.compress, "bzip2"), (lzma.compress, "xz"), (lambda _: b"PK\x03\x04", "a zip archive")]
-)
-def test_prompts_may_be_in_gzip_and_in_nothing_else(tmp_path, pack, found):
-    from sinkscope.commands.trace import read_prompts
-
-    path, content = tmp_path / "prompts.jsonl.gz", b'{"prompt": "a"}\n\n{"prompt": "b"}\n'
-    path.write_bytes(gzip.compress(content))
-    assert read_prompts(path) == ["a", "b"]
-    path.write_bytes(pack(content))
-    with pytest.raises(
-        CallError, match=f"prompts.jsonl.gz: expected JSON lines, plain or in gzip, found {found}; unpack it first"
-    ):
-        read_prompts(path)
 
 
 def test_logits_that_are_not_finite_are_an_error_that_names_the_step(place):
@@ -124,9 +104,7 @@ def test_the_moments_of_another_training_are_refused(place):
     weights["lm_head.weight" if "lm_head.weight" in weights else "model.embed_tokens.weight"][0] += 1
     save_file(weights, place / "a/textrun/snapshots/update-000000.safetensors")
     outcome = trial.run(*words, str(place / "a/textrun"))
-    assert (
-        trial.faults(outcome) == [] and "expected the moment of these weights, found that of others" in outcome.err
-    ), outcome
+    assert trial.faults(outcome) == [] and "expected the moment of these weights, found others" in outcome.err, outcome
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None])
@@ -165,14 +143,6 @@ def test_a_model_that_is_named_twice_counts_once():
         for ks in ("1,5", "1,5,1")
     ]
     assert ks[0].status == 0 and ks[0].out == ks[1].out
-
-
-@pytest.mark.parametrize("letter", ["\x1b[31m", "\x9b31m", "\x07", "\r", "\u202e"], ids=ascii)
-def test_a_name_cannot_command_the_terminal(place, letter):
-    path = place / "trace/manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "model": {"name": "x", f"a{letter}b": float("nan")}}))
-    outcome = trial.run("sinks", str(place / "trace"))
-    assert trial.faults(outcome) == [] and letter not in outcome.err and "a\\" in outcome.err, outcome
 
 
 def test_a_map_of_a_trace_without_a_sampler(place):

@@ -130,7 +130,7 @@ def test_training_into_a_folder_that_it_did_not_make(whole, tmp_path):
     for name in ("command", "weights_sha256", "checksum"):
         del recipe[name]
     (out / "recipe.json").write_text(json.dumps(recipe))  # as of a run that is not finished
-    with pytest.raises(TrainingError, match=r"found model\.safetensors, which it did not write"):
+    with pytest.raises(TrainingError, match=r"found model\.safetensors of another"):
         train_checkpoint(RECIPE, out)
 
 
