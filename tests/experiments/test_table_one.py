@@ -87,7 +87,7 @@ def test_outcomes_are_added_from_an_evaluation(tmp_path, monkeypatch):
 
 
 def test_a_folder_without_an_evaluation_adds_nothing(tmp_path):
-    with pytest.raises(CallError, match=r"holds no evaluation: expected results\.json or results\.json\.gz"):
+    with pytest.raises(CallError, match=r"expected a folder that `sinkscope evaluate` wrote, with results\.json"):
         table_one_page.add([tmp_path], tmp_path / "table-1")
     assert not (tmp_path / "table-1").exists()
     assert len(read_results(FOLDER / "lab-diffusion")) == 60
