@@ -22,10 +22,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
+
 TOLERANCE = 1e-5
 VOLATILE = (
     r"(^|\.)(created|started|ended|finished|seconds|.*_s|.*_seconds|versions?|machine|host|processor|device_name|threads|"
-    r"sinkscope|commit|sha256|bytes|size|command|file|.*_at|checkpoint_sha256|run|state|wall.*|time|peak.*|.*memory.*)(\.|\[|$)"
+    r"sinkscope|commit|sha256|bytes|size|command|file|.*_at|checkpoint_sha256|run|state|wall.*|time|peak.*|tokens_per_second|speed_ratio|checksum|.*memory.*)(\.|\[|$)"
 )
 SHORT = "--length 32 --steps 32 --block 16"
 CALLS = f"""
@@ -129,16 +131,30 @@ def everything(out: Path) -> Iterator[tuple[str, Any]]:
         yield f"{call} > status", answer["status"]
     for top in KEPT:
         path = out / "work" / top
+        steps: dict[str, list[Any]] = {}
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            yield from _values(file, file.relative_to(out / "work").as_posix())
+            for name, value in _values(file, file.relative_to(out / "work").as_posix()):
+                if file.name.startswith("steps-"):  # where a part ends depends on how fast the machine was
+                    steps.setdefault(re.sub(r"steps-\d+", "steps", name), []).append(value)
+                else:
+                    yield name, value
+        for name, parts in steps.items():
+            rows = [one[:, None] if one.ndim == 1 else one for one in parts]
+            longest = max(one.shape[-1] for one in rows)  # an autoregressive canvas grows
+            yield (
+                name,
+                numpy.concatenate(
+                    [numpy.pad(one, [(0, 0)] * (one.ndim - 1) + [(0, longest - one.shape[-1])]) for one in rows]
+                ),
+            )
 
 
 def _values(file: Path, name: str) -> Iterator[tuple[str, Any]]:
     if file.suffix == ".safetensors":
-        from safetensors.numpy import load_file
+        from safetensors.torch import load_file
 
-        for key, array in load_file(file).items():
-            yield f"{name} > {key}", array
+        for key, tensor in load_file(file).items():
+            yield f"{name} > {key}", (tensor.float() if tensor.is_floating_point() else tensor).numpy()
     elif file.suffix == ".csv":
         with file.open(newline="") as rows:
             for number, row in enumerate(csv.reader(rows)):
@@ -152,8 +168,6 @@ def _values(file: Path, name: str) -> Iterator[tuple[str, Any]]:
 
 def same(old: Any, new: Any) -> bool:
     """Return whether two frozen values are equal, fractions within `TOLERANCE`."""
-    import numpy
-
     if isinstance(old, numpy.ndarray):
         if not isinstance(new, numpy.ndarray) or old.shape != new.shape or old.dtype != new.dtype:
             return False

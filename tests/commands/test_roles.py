@@ -282,7 +282,7 @@ def test_roles_are_said_where_they_are_known(run, idle_folder, prompts, tmp_path
     [
         (None, "no roles there; `sinkscope roles MODEL --out FOLDER` finds them"),
         ("{", "expected JSON"),
-        ("[]", "expected a JSON object, found a list of 0; expected what `sinkscope roles` writes"),
+        ("[]", "expected a JSON object, found []; expected what `sinkscope roles` writes"),
         ("{}", "expected what `sinkscope roles` writes"),
     ],
 )

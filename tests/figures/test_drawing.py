@@ -230,10 +230,10 @@ def test_figures_over_earlier_ones_are_all_there_or_none_of_them(sudden, tmp_pat
         says = r"out/figure[0-9]+-[\w-]+\.\w+ cannot be written \(No space"
         with room_for(files_written, monkeypatch), pytest.raises(TraceError, match=says) as found:
             draw_figures([sudden], out, only=only, excess=2.0)
-        assert ".unmoved" not in str(found.value)
+        assert "files.writing" not in str(found.value)
         assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-    (out / ".unmoved").mkdir()  # as a killed run leaves it
-    (out / ".unmoved/figure3-column-sums.png").touch()
+    (out / "files.writing").mkdir()  # as a killed run leaves it
+    (out / "files.writing/figure3-column-sums.png").touch()
     draw_figures([sudden], out, only=only, excess=2.0)
     assert {path.name for path in out.iterdir()} == set(before)
     assert (out / "figure10-thresholds.csv").read_bytes() == before["figure10-thresholds.csv"]

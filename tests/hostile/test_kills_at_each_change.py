@@ -46,7 +46,7 @@ WORDS = {
     ),
     "watch-training": ("watch-training", "{whole}/textrun", "--data", "{whole}/corpus", "--canvases", "2"),
 }
-ASIDE = re.compile(r"lock|\.claim|\.writing|\.unmoved")
+ASIDE = re.compile(r"lock|\.claim|\.writing")
 CACHED = 3
 """Changes that a first command makes and a later one need not, such as a library's cache."""
 PART = 3
