@@ -137,6 +137,7 @@ def test_a_browser_that_ends_first_gets_the_page(trace, tmp_path):
 
 
 ENDLESS = """
+import signal
 import sys
 import torch
 from sinkscope import cli
@@ -147,6 +148,7 @@ def compute(*place):
     while True:
         torch.linalg.svd(torch.rand(100, 100))
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may start this with interrupts ignored
 explore.map_reader = lambda *_: compute
 sys.argv[0] = "sinkscope"
 cli.main()

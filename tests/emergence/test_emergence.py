@@ -307,7 +307,7 @@ def test_a_folder_goes_on_refuses_other_runs_and_says_what_is_damaged(corpus, tm
     renamed = path.rename(path.with_name("update-000005.safetensors"))
     with pytest.raises(
         TrainingError,
-        match=r"update-000005\.safetensors: expected update 5, as its name says, found 4; give it the name",
+        match=r"update-000005\.safetensors: expected update 5, as its name says, found 4; rename it back",
     ):
         open_emergence(tmp_path / "watch")
     renamed.rename(path)

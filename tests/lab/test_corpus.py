@@ -85,7 +85,7 @@ def test_windows_are_stretches_of_the_text_and_a_function_of_seed_and_update(fol
 
 def test_what_is_no_corpus_or_was_changed_is_refused(folder, tmp_path):
     with pytest.raises(
-        CallError, match=r"corpus\.json cannot be read .*; expected a corpus, a folder with corpus\.json"
+        CallError, match=r"corpus\.json: cannot be read .*; expected a corpus, a folder with corpus\.json"
     ):
         open_corpus(tmp_path)
     copy = tmp_path / "copy"

@@ -52,10 +52,10 @@ def test_json_lines_have_texts_or_prompts_with_answers(tmp_path):
     [
         ("a.jsonl", '{"prompt": "x"}\n', r"a\.jsonl, line 1: expected one of"),
         ("a.jsonl", '\n{"text": "x", "prompt": "y", "answer": "z"}', "line 2: expected one of .*, found"),
-        ("a.jsonl", '\n{"text": "x"}\nnonsense', r"line 3: expected JSON, found 'nonsense'"),
+        ("a.jsonl", '\n{"text": "x"}\nnonsense', r"line 3: expected JSON"),
         ("a.json", '[{"text": "x"}]', r"expected plain text or JSON lines; .* into a file whose name ends in \.jsonl"),
         ("a.txt", " \n\n ", "expected text to train on, found none"),
-        ("a.txt", b"\xff\xfe\x00", "expected UTF-8 text, found byte 0xff at 0; give a file of UTF-8 text"),
+        ("a.txt", b"\xff\xfe\x00", "cannot be read"),
     ],
 )
 def test_a_file_that_is_no_text_is_refused(tmp_path, name, content, message):

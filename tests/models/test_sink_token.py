@@ -281,7 +281,7 @@ def test_the_sink_itself_can_be_hidden(name):
     assert torch.equal(network(TOKENS, use_cache=False).logits, before) and difference(hidden, before) > 1e-2
     for without in (plain, add_sink_token(body(), "gate")):
         with (
-            pytest.raises(CallError, match="expected a sink token or a learned logit to hide, found"),
+            pytest.raises(CallError, match="expected a network with a sink token or a learned logit to hide, found"),
             hidden_sink(without),
         ):
             pass

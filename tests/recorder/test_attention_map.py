@@ -177,7 +177,7 @@ def test_a_stored_map_is_read_back_and_listed(recorded, tmp_path):
     assert open_trace(trace.folder).manifest["maps"] == [[0, 2, 1], [2, 1, 3]]
     assert open_trace(trace.folder).steps == trace.steps
     path.write_bytes(b"damage")
-    with pytest.raises(TraceError, match=r"expected a safetensors file, found something else; the file was damaged"):
+    with pytest.raises(TraceError, match=r"expected a safetensors file, found something else .*; the file was damaged"):
         stored_map(trace, 2, 1, 3)
 
 

@@ -368,7 +368,7 @@ def test_a_damaged_file_is_refused(tmp_path):
     (tmp_path / "s" / "statistics.safetensors").write_bytes(b"damage")
     with pytest.raises(
         TraceError,
-        match=r"statistics.safetensors: expected a safetensors file, found something else; the file was damaged or changed",
+        match=r"statistics.safetensors: expected a safetensors file, found something else .*; the file was damaged or changed",
     ):
         read_statistics(tmp_path / "s")
 
@@ -504,9 +504,8 @@ def test_other_settings_in_the_same_folder_are_refused(alone, run, diffusion_fol
     [
         (
             {"RANK": "2", "WORLD_SIZE": "2"},
-            "expected RANK below WORLD_SIZE in the environment, as torchrun sets them, found RANK=2",
+            "share: expected an index from 0 to below its count, found 2 of 2",
         ),
-        ({"RANK": "x"}, "found RANK=x, WORLD_SIZE=1"),
     ],
 )
 def test_ranks_that_cannot_be_are_refused(run, diffusion_folder, prompts, tmp_path, monkeypatch, variables, message):

@@ -129,10 +129,7 @@ def test_training_counts_are_read_and_checked(run, folders, tmp_path):
     counts.write_text("[1, 2]")
     status, _, err = run("analyse", folders, "--training-counts", counts)
     assert status == 2
-    assert (
-        "expected a JSON object, found a list of 2; expected --training-counts as a JSON object {token id: count}"
-        in err
-    )
+    assert "expected a JSON object {token id: count}" in err
     status, _, err = run("analyse", folders, "--training-counts", "lab")
     assert status == 2
     assert "expected a trace of a lab model (lab-diffusion, " in err
