@@ -64,6 +64,7 @@ def test_every_file_has_a_test_file():
     assert set(own) - tested == {"leftmost"}  # the sampler is written with by the test of the family
 
 
+@pytest.mark.slow
 def test_the_tests_of_the_page_pass(python):
     status, out = python("pytest", "-q", "-p", "no:cacheprovider", "-n", "0", *TESTS)
     assert status == 0, out

@@ -23,6 +23,7 @@ def code_cells():
     return [cell for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_and_shows_what_it_shows_here(tmp_path, monkeypatch):
     reason = "no kernel here: pip install 'sinkscope[dev,notebook]'"
     nbformat, nbclient = (pytest.importorskip(name, reason=reason) for name in ("nbformat", "nbclient"))

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu.py"
 TINY = (
     "--device cpu --shape tiny --dtype float32 --length 48 --kernel 32 --written 8 --steps 2 --rounds 1 --backend eager"

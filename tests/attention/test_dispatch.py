@@ -126,6 +126,7 @@ def forced(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["diffusion", "autoregressive"])
+@pytest.mark.slow
 def test_a_recording_is_the_same_by_the_kernels(name, request, monkeypatch, tmp_path):
     model = request.getfixturevalue(name)
     prompts, settings = (

@@ -8,6 +8,7 @@ from sinkscope.errors import CallError
 from sinkscope.sinks import find_sinks, movement_test, track
 
 
+@pytest.mark.slow
 def test_the_demo_makes_traces_figures_and_a_page_with_the_same_numbers(tmp_path):
     said = []
     page = run_demo(tmp_path / "out", problems=1, length=16, block=8, say=said.append)

@@ -49,6 +49,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("page", dict.fromkeys(page for page, _ in LOCAL))
+@pytest.mark.slow
 def test_the_commands_of_a_page_run(run, folder, diffusion_folder, monkeypatch, page):
     monkeypatch.chdir(folder)
     for line in (line for name, line in LOCAL if name == page):

@@ -33,6 +33,7 @@ def small(parts):
     return found
 
 
+@pytest.mark.slow
 def test_every_table_and_figure_and_nothing_is_done_twice(lab, tmp_path, monkeypatch):
     parts = small(paper1(LAB, limit=3, traces=2))
     said = []
@@ -72,6 +73,7 @@ def test_traces_are_kept_in_one_dtype(diffusion, tmp_path):
     assert said == ["lab-diffusion: generation 1 of 1 recorded"] * 2
 
 
+@pytest.mark.slow
 def test_the_plan_on_the_labs_models_with_hiding_controls_and_programs(tmp_path):
     """The bundled checkpoints, every prompt in full, and the rules as they are; two problems, and answers of half the length."""
     parts = []

@@ -224,6 +224,7 @@ def test_a_wrong_call_is_one_message_and_leaves_nothing(run, diffusion_folder, t
     assert status == 2 and message in error and not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_roles_are_said_where_they_are_known(run, idle_folder, prompts, tmp_path):
     """By tracks, analyse, the figures and the page, for a trace of the same weights only."""
     from PIL import Image

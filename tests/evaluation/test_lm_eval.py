@@ -354,6 +354,7 @@ def test_a_device_is_chosen_only_where_none_is(monkeypatch, argv):
     assert sys.argv == ["lm_eval", *argv]
 
 
+@pytest.mark.slow
 def test_the_command_line_under_torchrun_gives_what_one_process_gives(
     diffusion_folder, diffusion, task_folder, harness, tmp_path
 ):

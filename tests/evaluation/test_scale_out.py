@@ -50,6 +50,7 @@ COMMAND = ["-m", "sinkscope", "evaluate"]
 FLAGS = ["--limit", "11", "--shots", "0", "--batch", "2", "--length", "8", "--hide", "top:1"]
 
 
+@pytest.mark.slow
 def test_torchrun_shares_the_work_and_rank_0_sums_up(diffusion_folder, whole, tmp_path):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launch, *COMMAND, str(diffusion_folder), "--out", str(tmp_path / "r"), *FLAGS, "--json"]
@@ -99,6 +100,7 @@ def ending(process):
             process.kill()
 
 
+@pytest.mark.slow
 def test_a_worker_killed_9_is_noticed_and_the_same_command_goes_on(
     diffusion, diffusion_folder, whole, tmp_path, monkeypatch
 ):

@@ -221,6 +221,7 @@ def test_a_figure_of_another_run_is_not_left_among_those_of_this_one(sudden, tmp
     assert said[-1] == f"Figure 4 that was in {tmp_path} is of another run and is removed"
 
 
+@pytest.mark.slow
 def test_figures_over_earlier_ones_are_all_there_or_none_of_them(sudden, tmp_path, monkeypatch):
     out, only = tmp_path / "out", ["3", "10"]
     draw_figures([sudden], out, only=only, excess=3.0)

@@ -65,6 +65,7 @@ def test_statistics_whose_model_is_not_told_are_drawn(statistics, tmp_path):
     assert {row[0] for row in draw_figure("3", tmp_path / "copy").rows} == {"a model without a name"}
 
 
+@pytest.mark.slow
 def test_the_numbers_are_those_of_the_trace(sudden, statistics, tmp_path):
     said = []
     draw_figures([sudden], tmp_path / "trace", only=OF_STATISTICS)

@@ -52,6 +52,7 @@ figure.autolayout: True
 
 
 @pytest.mark.parametrize("backend", ["no-such-backend", "module://no_such_module", "TkAgg"])
+@pytest.mark.slow
 def test_settings_and_backend_of_the_user_change_no_figure(wandering, tmp_path, backend):
     (tmp_path / "matplotlibrc").write_text(RC)
     command = [sys.executable, "-m", "sinkscope", "figures", str(wandering.folder), "--only", "1,3,7"]

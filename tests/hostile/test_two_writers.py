@@ -91,6 +91,7 @@ def test_a_page_and_a_map_have_one_writer(whole, tmp_path, run, words):
     ],
     ids=lambda words: words[0],
 )
+@pytest.mark.slow
 def test_two_commands_at_once(whole, tmp_path, words):
     names = {name: whole / name for name in ("model", "trace", "textrun", "corpus")}
     words = [*(word.format(**names) for word in words), "--out", str(tmp_path / "out")]

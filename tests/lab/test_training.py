@@ -85,6 +85,7 @@ def whole_run(tmp_path_factory):
     return folder, train(TINY, folder, progress=False)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_losses_and_weights(whole_run, tmp_path):
     whole, network = whole_run
     kill_while_training(TINY, tmp_path, updates=13)

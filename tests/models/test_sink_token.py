@@ -319,6 +319,7 @@ def test_adding_leaves_the_body_and_a_shared_configuration_alone():
 
 
 @pytest.mark.parametrize("name", ["token", "gate"])
+@pytest.mark.slow
 def test_a_network_is_pickled_with_its_sink(name, tmp_path):
     network = trained(with_sink(name)) if name == "token" else add_sink_token(body("qwen2"), name)
     logits = network(TOKENS).logits

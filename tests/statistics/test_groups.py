@@ -127,6 +127,7 @@ def test_nothing_counts_as_written_where_the_prompt_holds_masks():
     assert [group_sizes(one, 10) for one in masked] == [(10, 20, 10, 10), (27, 3, 10, 0)]
 
 
+@pytest.mark.slow
 def test_chance_splits_do_not_persist():
     persistence = []
     for seed in range(200):

@@ -12,6 +12,8 @@ from sinkscope.statistics import Threshold, summarise
 from sinkscope.statistics.intervals import interval_of_means
 from sinkscope.statistics.statistic import values_of
 
+pytestmark = pytest.mark.slow
+
 POINT = Threshold(3.0)
 SETS, PROMPTS, STATED = 80, 6, 0.09
 TRAINING = {NEWLINE: 50, SPACE: 30, DOT: 15, SEVEN: 5, THE: 60, APPLE: 9}

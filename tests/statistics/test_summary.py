@@ -320,6 +320,7 @@ def assert_same(one, other, exact=False):
 
 @settings(max_examples=12, deadline=None)
 @given(seeds=st.lists(st.integers(0, 6), min_size=3, max_size=5), data=st.data())
+@pytest.mark.slow
 def test_merging_is_commutative_and_associative(seeds, data):
     order = data.draw(st.permutations(range(len(seeds))))
     cut = data.draw(st.integers(1, len(seeds) - 1))
