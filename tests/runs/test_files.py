@@ -26,7 +26,7 @@ def write(path, content):
 @given(document=VALUES)
 def test_what_is_printed_is_read_again(document):
     found = files.parse_json(files.json_text(document), "text", TraceError)
-    assert found == json.loads(json.dumps(document).replace("Infinity", "null").replace("-null", "null"))
+    assert found == json.loads(json.dumps(document), parse_constant=lambda name: None)
 
 
 def test_numbers_of_numpy_are_json():
