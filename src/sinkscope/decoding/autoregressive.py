@@ -1,6 +1,7 @@
 """Autoregressive sampling as a generator of steps: one token a step, with a cache of keys and values, until EOS."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,12 +16,10 @@ from sinkscope.models import Model
 @torch.no_grad()
 def autoregressive_steps(model: Model, batch: Batch, settings: AutoregressiveSettings) -> Iterator[Step]:
     """Write up to ``settings.length`` tokens, one `Step` a forward call; a row that wrote EOS is not published."""
-    from transformers import DynamicCache
-
     tokens, real = batch.tokens, batch.real
     rows = len(tokens)
     eos, ends = model.card.eos_id, torch.tensor(model.card.ends, device=tokens.device, dtype=torch.long)
-    cache = DynamicCache(config=model.network.config)
+    cache = whole_cache(model.network)
     finished = torch.zeros(rows, dtype=torch.bool, device=tokens.device)
     sources = row_generators(settings.seed, rows, tokens.device)
     fresh, lengths = tokens, torch.tensor(batch.lengths, device="cpu")
@@ -30,14 +29,15 @@ def autoregressive_steps(model: Model, batch: Batch, settings: AutoregressiveSet
             nothing = torch.zeros_like(tokens, dtype=torch.bool)
             publisher.before(tokens, nothing, lengths + number, writing, candidates=pad(nothing, (0, 1), value=True))
             positions = (real.long().cumsum(-1) - 1).clamp(min=0)
-            hidden = model.network.model(
-                input_ids=fresh,
+            found = model.logits(
+                fresh,
+                1,
                 attention_mask=None if bool(real.all()) else real.long(),
                 position_ids=positions[:, -fresh.shape[1] :],
                 past_key_values=cache,
                 use_cache=True,
-            ).last_hidden_state
-            logits = check_finite(model.network.lm_head(hidden[:, -1:])[:, 0].to(tokens.device)).float()
+            )
+            logits = check_finite(found[:, 0].to(tokens.device)).float()
             token, sure = _choose(logits, settings, sources)
             if eos is not None:
                 token = torch.where(finished, eos, token)
@@ -53,6 +53,16 @@ def autoregressive_steps(model: Model, batch: Batch, settings: AutoregressiveSet
             finished = finished | torch.isin(token, ends)
             if bool(finished.all()):
                 return
+
+
+def whole_cache(network: Any) -> Any:
+    """Return an empty cache that keeps every key, also in layers that see only the newest ones."""
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
+
+    cache = DynamicCache(config=network.config)
+    cache.layers = [DynamicLayer() if getattr(layer, "is_sliding", False) else layer for layer in cache.layers]
+    return cache
 
 
 def _choose(logits: Tensor, settings: AutoregressiveSettings, sources: list[torch.Generator]) -> tuple[Tensor, Tensor]:

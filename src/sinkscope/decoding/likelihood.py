@@ -209,8 +209,8 @@ def _causal(model: Model, prefix: list[int], target: list[int]) -> tuple[Tensor,
     """Compute log p of every token of the continuation [token], and whether each of them is the most likely one."""
     whole = torch.tensor([[*prefix, *target]], device=model.device)
     with _canvases_of_their_own(model, len(prefix)):
-        hidden = hidden_states(model, whole, lay_out(torch.ones_like(whole, dtype=torch.bool)))
-    logits = check_finite(model.network.lm_head(hidden[0, len(prefix) - 1 : -1]).to(whole.device)).float()
+        places = torch.arange(len(prefix) - 1, whole.shape[1] - 1, device=whole.device)
+        logits = check_finite(model.logits(whole, places, use_cache=False)[0].to(whole.device)).float()
     tokens = whole[0, len(prefix) :]
     return logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1), bool((logits.argmax(-1) == tokens).all())
 

@@ -12,6 +12,7 @@ from dataclasses import fields as fields_of
 from typing import Any
 
 from sinkscope.errors import ModelError
+from sinkscope.models import any_causal
 from sinkscope.models.family import Family
 from sinkscope.models.layouts import BODIES, MARK, MARK_POSITIONS, MARK_ROTARY, STOCK, Layout
 
@@ -25,7 +26,7 @@ class Converted:
     """A config.json in transformers' terms.
 
     Attributes:
-        layout: how the folder is written.
+        layout: how the folder is written; None where transformers reads it itself.
         network: ``module:Class`` of the network that computes the checkpoint.
         fields: arguments of transformers' config class.
         full_precision_rotary: whether queries and keys are rotated in fp32 whatever the dtype of the weights.
@@ -33,7 +34,7 @@ class Converted:
         unread_keys: keys of the config.json that the network does not read.
     """
 
-    layout: Layout
+    layout: Layout | None
     network: str
     fields: Mapping[str, Any]
     full_precision_rotary: bool
@@ -48,6 +49,8 @@ def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Con
     Raises:
         ModelError: an unknown key that may change the network, or a value of another network.
     """
+    if family.name == any_causal.NAME:
+        return _any_causal(config, where)
     layout = STOCK.get(str(config.get("model_type")), family.layout)
     assert layout is not None  # a family without a layout is recognised in stock folders only
     file = f"{where}/config.json"
@@ -94,6 +97,14 @@ def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Con
     eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
     network = _network(layout, family, fields, full_precision)
     return Converted(layout, network, fields, full_precision, mask_id, eos_ids, unread)
+
+
+def _any_causal(config: Mapping[str, Any], where: str) -> Converted:
+    eos = config.get("eos_token_id")
+    eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+    made = any_causal.config_of(config, where)
+    network = f"transformers:{any_causal.network_name(config)}"
+    return Converted(None, network, config, False, None, eos_ids, any_causal.unread_keys(config, made))
 
 
 def completed(config: Mapping[str, Any], family: Family) -> dict[str, Any]:

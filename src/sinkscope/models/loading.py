@@ -7,7 +7,7 @@ reverse.
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from sinkscope.errors import CallError, ModelError, first_line
+from sinkscope.models.any_causal import GGUF, config_of, forget_quantiser, reading_gguf
 from sinkscope.models.conversion import Converted, completed, convert_config, rename_tensor, tensor_renamings
 from sinkscope.models.devices import find_device
 from sinkscope.models.family import Family
@@ -66,7 +67,7 @@ def load(
         ModelError: the folder holds no model, or its weights do not fit its config.json.
     """
     hub = is_on_hub(str(name))
-    folder = find_folder(str(name), revision, weights=False)
+    folder = find_folder(str(name), revision, weights=not hub)
     if device_map is None:
         device = find_device(device)
     config, family, variant = read_identity(folder)
@@ -74,11 +75,12 @@ def load(
     if hub:
         fetch_weights(str(name), folder)
     files = weight_files(folder)
-    tensors = read_headers(files)
-    for file in files:
+    of_gguf = folder.suffix == GGUF
+    tensors = {} if of_gguf else read_headers(files)
+    for file in [] if of_gguf else files:
         compare_sealed(file, ModelError, "fetch the file again")
-    stored = _stored_dtype(config, folder) or _widest(tensors)
-    wanted = dtype or ("float32" if is_bundled(str(name)) else stored)
+    stored = "gguf" if of_gguf else _stored_dtype(config, folder) or _widest(tensors)
+    wanted = dtype or ("float32" if is_bundled(str(name)) or of_gguf else stored)
     wanted = wanted if isinstance(wanted, torch.dtype) else getattr(torch, wanted, None)
     if wanted not in (torch.float32, torch.bfloat16, torch.float16):
         raise CallError(f"dtype: expected float32, bfloat16 or float16, found {dtype!r}")
@@ -86,7 +88,10 @@ def load(
         tokenizer = load_tokenizer(folder, family, config)
     if variant is not None:
         check_token_id(tokenizer, variant, f"the tokenizer of {folder}", ModelError)
-    network, used = _network(folder, config, converted, variant, tensors, wanted, device_map)
+    if converted.layout is None or of_gguf:
+        network, used = _stock_network(folder, converted, wanted, device_map), None
+    else:
+        network, used = _network(folder, config, converted, variant, tensors, wanted, device_map)
     if device_map is None:
         network = network.to(device)
     network.eval()
@@ -130,7 +135,8 @@ def assemble(
         eos_ids=converted.eos_ids if len(converted.eos_ids) > 1 else (),
         sink_token=None if variant is None else variant.name,
     )
-    longest = next(key for key, name in converted.layout.sizes.items() if name == "max_position_embeddings")
+    sizes = {} if converted.layout is None else converted.layout.sizes
+    longest = next((key for key, one in sizes.items() if one == "max_position_embeddings"), "max_position_embeddings")
     return Model(network, tokenizer, family, card, positions_key=longest, unread_keys=converted.unread_keys)
 
 
@@ -156,7 +162,7 @@ def describe(name: str) -> tuple[Family, Any, int]:
     config, family, variant = read_identity(folder)
     converted = convert_config(config, family, str(folder))
     with quiet():
-        kind, asked = with_sink(network_class(converted), build_config(converted), variant)
+        kind, asked = with_sink(network_class(converted), build_config(converted, str(folder)), variant)
         shapes = parameter_shapes(kind, asked)
     return family, asked, sum(math.prod(shape) for shape in shapes.values())
 
@@ -178,7 +184,7 @@ def outline(name: str) -> Model:
     converted = convert_config(config, family, str(folder))
     with quiet():
         tokenizer = load_tokenizer(folder, family, config)
-        network = on_meta(*with_sink(network_class(converted), build_config(converted), variant))
+        network = on_meta(*with_sink(network_class(converted), build_config(converted, str(folder)), variant))
     of_files = {"weight_hash": "", "stored_dtype": "", "dtype": ""}
     return assemble(name, folder, network, tokenizer, family, converted, variant, of_files)
 
@@ -221,7 +227,7 @@ def _network(
     layout, used = converted.layout, None
     try:
         with quiet(), torch.device("cpu"):  # whatever torch's default is, such as meta
-            kind, asked = with_sink(network_class(converted), build_config(converted), variant)
+            kind, asked = with_sink(network_class(converted), build_config(converted, str(folder)), variant)
             shapes = {name: tuple(tensor.shape) for name, tensor in kept_tensors(on_meta(kind, asked)).items()}
             used = match_tensors(tensors, shapes, layout, config["model_type"], folder)
             network, report = kind.from_pretrained(
@@ -250,6 +256,36 @@ def _network(
     if device_map is None:
         _cast(network, dtype, {rename_tensor(name, layout): tensor.file for name, tensor in tensors.items()})
     return network, used
+
+
+def _stock_network(path: Path, converted: Converted, dtype: torch.dtype, device_map: Any) -> Any:
+    """Return a network as transformers itself reads it, from a folder or a GGUF file."""
+    from safetensors import SafetensorError
+
+    source = {"gguf_file": path.name} if path.suffix == GGUF else {"use_safetensors": True}
+    kind, asked = network_class(converted), build_config(converted, str(path))
+    with quiet(), torch.device("cpu"), reading_gguf(path) if path.suffix == GGUF else nullcontext():
+        try:
+            network, report = kind.from_pretrained(
+                path.parent if path.suffix == GGUF else path,
+                config=asked,
+                dtype=dtype,
+                device_map=device_map,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+                **source,
+            )
+        except (SafetensorError, OSError, ValueError, RuntimeError, KeyError) as error:
+            raise ModelError(f"{path}: its config.json and weights make no network ({first_line(error)})") from error
+    if left := {what: sorted(map(str, keys)) for what, keys in report.items() if keys}:
+        raise ModelError(f"{path}: expected every stored tensor in its place, found {left}")
+    if path.suffix == GGUF:
+        forget_quantiser(network)
+    for name, parameter in network.named_parameters():
+        if not parameter.data.isfinite().all():
+            raise ModelError(f"{path}: {name}: expected finite numbers, found NaN or infinite ones")
+    return network
 
 
 def _cast(network: Any, dtype: torch.dtype, files: Mapping[str, Path]) -> None:
@@ -283,10 +319,12 @@ def network_class(converted: Converted) -> Any:
     return getattr(import_module(module), name)
 
 
-def build_config(converted: Converted) -> Any:
-    """Return a transformers config with the converted fields."""
+def build_config(converted: Converted, where: str) -> Any:
+    """Return the transformers config of a folder."""
     import transformers
 
+    if converted.layout is None:
+        return config_of(converted.fields, where)
     return getattr(transformers, BODIES[converted.layout.body][0])(**converted.fields)
 
 

@@ -1,5 +1,6 @@
 """A loaded model: the network, its tokenizer, its family, and the card that identifies it."""
 
+import inspect
 import operator
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +16,9 @@ from sinkscope.models.weights import UsedTensors
 
 MOST_IDS = 1 << 20
 """How many token ids are looked at before a canvas that does not fit is refused."""
+
+UNBOUNDED = 1 << 20
+"""The longest canvas of a network whose config names none, as of one without positions."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +63,16 @@ class ModelCard:
         """Return the card of a transformers network, whose shape is read from it; ``known`` is what it does not say
         itself.
         """
-        shape = network.config
+        shape = network.config.get_text_config()
+        heads = shape.num_attention_heads
         return cls(
             parameters=sum(parameter.numel() for parameter in network.parameters()),
             layers=shape.num_hidden_layers,
-            heads=shape.num_attention_heads,
-            kv_heads=shape.num_key_value_heads,
+            heads=heads,
+            kv_heads=getattr(shape, "num_key_value_heads", None) or heads,
             hidden_size=shape.hidden_size,
             vocabulary=shape.vocab_size,
-            max_positions=shape.max_position_embeddings,
+            max_positions=getattr(shape, "max_position_embeddings", None) or UNBOUNDED,
             **known,
         )
 
@@ -126,6 +131,18 @@ class Model:
         to fit.
         """
         return max(MOST_IDS, self.card.max_positions)
+
+    def logits(self, tokens: torch.Tensor, keep: int | torch.Tensor, **arguments: Any) -> torch.Tensor:
+        """Return the logits [batch, kept, vocabulary] at the last ``keep`` tokens of a canvas, or at given positions.
+
+        Arguments that the network does not take, such as the positions of one that learnt none, are left out.
+        """
+        takes = inspect.signature(self.network.forward).parameters
+        given = {name: value for name, value in arguments.items() if value is not None and name in takes}
+        if "logits_to_keep" in takes:
+            return self.network(input_ids=tokens, logits_to_keep=keep, **given).logits
+        logits = self.network(input_ids=tokens, **given).logits
+        return logits[:, -keep:] if isinstance(keep, int) else logits[:, keep.to(logits.device)]
 
     def encode(self, prompt: str | Sequence[int] | np.ndarray | torch.Tensor) -> list[int]:
         """Return the token ids of a raw text, or checked ids as they are.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sinkscope.errors import ModelError
-from sinkscope.models.conversion import known_keys
+from sinkscope.models.any_causal import NAME, is_any_causal
 from sinkscope.models.families import FAMILIES
 from sinkscope.models.family import Family
 from sinkscope.models.folders import OWN_NETWORK
@@ -34,31 +34,16 @@ def recognise(config: Mapping[str, Any], where: str) -> Family:
                 f"found {found}; that network is another one, and sinkscope never runs remote code"
             )
         return family
+    if is_any_causal(config):
+        return FAMILIES[NAME]
     names = ", ".join(name for family in published for name in family.model_types if name not in STOCK)
     code = " Its config.json names remote code (auto_map), which sinkscope never runs." if "auto_map" in config else ""
     raise ModelError(
-        f"{where}/config.json: expected model_type {names}, {' or '.join(STOCK)} (causal), or one of these with "
-        "is_causal false "
-        f"and a mask_token_id; found model_type {model_type!r}, is_causal {config.get('is_causal', True)}, "
+        f"{where}/config.json: expected a causal model of transformers, model_type {names}, or "
+        f"{' or '.join(STOCK)} with is_causal false and a mask_token_id; found model_type {model_type!r}, is_causal {config.get('is_causal', True)}, "
         "architectures "
-        f"{found or None}.{_nearest(config)}{code} {OWN_NETWORK[0].upper()}{OWN_NETWORK[1:]}"
+        f"{found or None}.{code} {OWN_NETWORK[0].upper()}{OWN_NETWORK[1:]}"
     )
-
-
-def _nearest(config: Mapping[str, Any]) -> str:
-    """Return, as a sentence, the family whose config.json is most like one that nobody claims, and how it differs."""
-    differs = {}
-    for family in FAMILIES.values():
-        if (layout := family.layout) is not None:
-            sizes = {*layout.sizes} - layout.optional - {*layout.fallbacks} - {*layout.absent}
-            if sizes & set(config):
-                unknown, missing = sorted(set(config) - known_keys(layout)), sorted(sizes - set(config))
-                differs[family.name] = {"does not know": unknown, "needs": missing}
-    if not differs:
-        return ""
-    name = min(differs, key=lambda one: sum(map(len, differs[one].values())))
-    parts = [f"{says} {', '.join(keys[:6])}{' …' * (len(keys) > 6)}" for says, keys in differs[name].items() if keys]
-    return f" The nearest family is {name}{', which ' if parts else ''}{' and '.join(parts)}."
 
 
 def _stock_family(config: Mapping[str, Any], where: str) -> Family:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import ModelError, first_line
+from sinkscope.models.any_causal import GGUF, NAME, reading_gguf
 from sinkscope.models.families import FAMILIES
 from sinkscope.models.family import Family
 from sinkscope.models.layouts import STOCK
@@ -37,10 +38,17 @@ def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> A
     Raises:
         ModelError: no tokenizer loads, it needs code of the folder, or its mask token is another one.
     """
+    if folder.suffix == GGUF:
+        import transformers
+
+        with reading_gguf(folder):
+            return transformers.AutoTokenizer.from_pretrained(
+                folder.parent, gguf_file=folder.name, local_files_only=True, trust_remote_code=False
+            )
     path = folder / SETTINGS
     settings = read_json_object(path, ModelError, "fetch the file again") if path.exists() else {}
     kind = settings.get("tokenizer_class")
-    stock = config.get("model_type") in STOCK
+    stock = config.get("model_type") in STOCK or family.name == NAME
     safe = ("auto_map" not in settings or kind in _STOCK_CLASSES) if stock else kind in _DATA_CLASSES
     if not safe and kind not in family.tokenizer_classes:
         raise ModelError(

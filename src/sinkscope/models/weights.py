@@ -62,6 +62,8 @@ def weight_files(folder: Path) -> list[Path]:
     Raises:
         ModelError: there are none, two sets of them, only pickles or only an adapter, or one is missing.
     """
+    if folder.is_file():
+        return [folder]
     names = index_files(folder)
     files = [folder / name for name in names or [SINGLE]]
     shards = sorted(path.name for path in folder.iterdir() if _SHARD.fullmatch(path.name))

@@ -106,7 +106,7 @@ def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) 
     watcher = _OneHead(model, trace.layers[layer], head, 1 if trace.causal else block)
     blocks = nullcontext() if block is None else model.network.model.blocks_of(block)
     with torch.no_grad(), blocks, subscribed(model.network, watcher):
-        model.network.model(input_ids=tokens, use_cache=False)
+        model.logits(tokens, 1, use_cache=False)
     if watcher.attention is None:
         raise TraceError(
             f"{trace.folder}: expected a layer {trace.layers[layer]} in {model.card.name}, found none; pass the model "

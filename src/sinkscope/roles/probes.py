@@ -128,5 +128,7 @@ def predictions(model: Model, tokens: torch.Tensor, readers: torch.Tensor) -> to
     """Return log-probabilities float32 [row, reader, vocabulary] of canvases [row, position], all read at the same
     places.
     """
+    if model.family.causal:
+        return model.logits(tokens, readers, use_cache=False).float().log_softmax(-1)
     states = model.network.model(input_ids=tokens, use_cache=False).last_hidden_state
     return model.network.lm_head(states[:, readers.to(states.device)]).float().log_softmax(-1)

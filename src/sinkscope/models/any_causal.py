@@ -1,0 +1,113 @@
+"""Any causal model of transformers, by its own config class and network; nothing of it is translated."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from functools import lru_cache
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from sinkscope.errors import CallError, ModelError, first_line
+from sinkscope.models.layouts import STOCK
+
+NAME = "transformers"
+"""Name of the family."""
+GGUF = ".gguf"
+
+
+def causal_networks(model_type: Any) -> tuple[str, ...]:
+    """Return the names that ``architectures`` in a config.json may give to a causal model of this type."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    found = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, ())
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+def is_any_causal(config: Mapping[str, Any]) -> bool:
+    """Return whether transformers has a causal network for a config.json, which is none of the stock ones."""
+    names = causal_networks(config.get("model_type"))
+    given = config.get("architectures") or names[:1]
+    causal = config.get("is_causal") is not False
+    return bool(names) and config.get("model_type") not in STOCK and causal and set(given) <= set(names)
+
+
+def network_name(config: Mapping[str, Any]) -> str:
+    """Return the class in transformers that computes a config.json."""
+    return (config.get("architectures") or causal_networks(config["model_type"]))[0]
+
+
+def config_of(fields: Mapping[str, Any], where: str) -> Any:
+    """Return the transformers config of a config.json.
+
+    Raises:
+        ModelError: transformers refuses a value.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import CONFIG_MAPPING
+
+    kind = CONFIG_MAPPING[fields["model_type"]]
+    try:
+        if (Path(where) / "config.json").exists():  # transformers has spellings of its own for infinity and types
+            return kind.from_pretrained(where, local_files_only=True)
+        return kind.from_dict(dict(fields))
+    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"{where}/config.json: transformers refuses it ({first_line(error)})") from error
+
+
+def unread_keys(fields: Mapping[str, Any], config: Any) -> tuple[str, ...]:
+    """Return the keys of a config.json that the config class keeps without reading them."""
+    from dataclasses import fields as fields_of
+
+    known = {*(one.name for one in fields_of(type(config))), *type(config).attribute_map, "model_type", "architectures"}
+    return tuple(key for key in fields if key not in known)
+
+
+def read_gguf_config(path: Path) -> dict[str, Any]:
+    """Return the config.json that transformers reads from a GGUF file.
+
+    Raises:
+        CallError: the package gguf is not installed.
+        ModelError: a kind that transformers cannot read.
+    """
+    return dict(_gguf_config(path, path.stat().st_mtime_ns))
+
+
+@lru_cache(maxsize=4)
+def _gguf_config(path: Path, changed: int) -> dict[str, Any]:
+    from transformers import AutoConfig
+
+    with reading_gguf(path):
+        config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True).to_dict()
+    left_out = ("quantization_config", "_name_or_path", "transformers_version")
+    names = causal_networks(config["model_type"])
+    return {key: value for key, value in config.items() if key not in left_out} | {"architectures": list(names[:1])}
+
+
+@contextmanager
+def reading_gguf(path: Path) -> Iterator[None]:
+    """Raise what transformers says of a GGUF file in the body as an error of ours, and keep its progress bar away.
+
+    Raises:
+        CallError: the package gguf is not installed.
+        ModelError: anything else.
+    """
+    try:
+        with redirect_stderr(StringIO()):
+            yield
+    except ImportError as error:
+        raise CallError("a .gguf file needs the package gguf: pip install 'sinkscope[gguf]'") from error
+    except (ValueError, KeyError, TypeError, OSError, RuntimeError, NotImplementedError) as error:
+        raise ModelError(f"{path}: transformers cannot read this GGUF file ({first_line(error)})") from error
+
+
+def forget_quantiser(network: Any) -> None:
+    """Take away what marks a network as quantised: its weights were dequantised when they were read."""
+    network.hf_quantizer, network.is_quantized = None, False
+    del network.config.quantization_config
+
+
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
