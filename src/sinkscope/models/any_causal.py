@@ -7,6 +7,7 @@ from functools import lru_cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from sinkscope.errors import CallError, ModelError, first_line
 from sinkscope.models.layouts import STOCK
@@ -84,6 +85,14 @@ def _gguf_config(path: Path, changed: int) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in left_out} | {"architectures": list(names[:1])}
 
 
+@lru_cache(maxsize=1)
+def _reader(path: Any) -> Any:
+    """Return the reader of a file; transformers makes one for its config, tokenizer and weights, seconds each."""
+    from gguf.gguf_reader import GGUFReader
+
+    return GGUFReader(path)
+
+
 @contextmanager
 def reading_gguf(path: Path) -> Iterator[None]:
     """Raise what transformers says of a GGUF file in the body as an error of ours, and keep its progress bar away.
@@ -93,7 +102,9 @@ def reading_gguf(path: Path) -> Iterator[None]:
         ModelError: anything else.
     """
     try:
-        with redirect_stderr(StringIO()):
+        import gguf
+
+        with redirect_stderr(StringIO()), mock.patch.object(gguf, "GGUFReader", _reader):
             yield
     except ImportError as error:
         raise CallError("a .gguf file needs the package gguf: pip install 'sinkscope[gguf]'") from error

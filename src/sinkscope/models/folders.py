@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import CallError, ModelError, first_line
+from sinkscope.models.adapters import WEIGHTS as ADAPTER_WEIGHTS
+from sinkscope.models.adapters import base_name, is_adapter
 from sinkscope.models.any_causal import GGUF, read_gguf_config, sha256_of
 from sinkscope.models.weights import SINGLE, index_files, listing
 from sinkscope.progress import counting_bar, show_progress
@@ -118,6 +120,26 @@ def smollm2_file() -> Path | None:
     return files[0]
 
 
+def weight_folder(path: Path) -> Path:
+    """Return where the whole weights of a checkpoint are: the base of an adapter, else the path itself.
+
+    Raises:
+        ModelError: an adapter of an adapter.
+    """
+    if not is_adapter(path):
+        return path
+    base = find_folder(base_name(path))
+    if is_adapter(base):
+        raise ModelError(f"{path}: its base {base} is an adapter itself; merge that one into its model first")
+    return base
+
+
+def tokenizer_folder(path: Path) -> Path:
+    """Return where the tokenizer of a checkpoint is: with its base, for an adapter that brings none."""
+    own = not is_adapter(path) or (path / "tokenizer_config.json").exists()
+    return path if own else find_folder(base_name(path), weights=False)
+
+
 def is_on_hub(name: str) -> bool:
     """Return whether a name can only be that of a repository on a hub."""
     owned = name.count("/") == 1 and not name.startswith((".", "/", "~")) and not name.endswith("/")
@@ -151,6 +173,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     if folder.suffix == GGUF:
         return read_gguf_config(folder)
     path = folder / "config.json"
+    if is_adapter(folder) and not path.exists():
+        return read_config(find_folder(base_name(folder), weights=False))
     if not path.exists():
         raise ModelError(f"{folder} is no model: expected config.json in it, found {listing(folder)}")
     return read_json_object(path, ModelError, "correct the file or fetch it again")
@@ -180,7 +204,7 @@ def fetch_weights(name: str, folder: Path) -> None:
     """
     import huggingface_hub
 
-    wanted = index_files(folder) or [SINGLE]
+    wanted = [ADAPTER_WEIGHTS] if is_adapter(folder) else index_files(folder) or [SINGLE]
     lacking = [file for file in wanted if not (folder / file).exists()]
     if not lacking:
         return

@@ -16,12 +16,22 @@ from typing import Any
 import torch
 
 from sinkscope.errors import CallError, ModelError, first_line
+from sinkscope.models.adapters import BASE_HASH, merge
+from sinkscope.models.adapters import WEIGHTS as ADAPTER_WEIGHTS
 from sinkscope.models.any_causal import GGUF, config_of, forget_quantiser, reading_gguf
 from sinkscope.models.conversion import Converted, completed, convert_config, rename_tensor, tensor_renamings
 from sinkscope.models.devices import find_device
 from sinkscope.models.family import Family
 from sinkscope.models.fingerprints import hash_stored, note_loaded
-from sinkscope.models.folders import fetch_weights, find_folder, is_bundled, is_on_hub, read_config
+from sinkscope.models.folders import (
+    fetch_weights,
+    find_folder,
+    is_bundled,
+    is_on_hub,
+    read_config,
+    tokenizer_folder,
+    weight_folder,
+)
 from sinkscope.models.layouts import BODIES
 from sinkscope.models.model import Model, ModelCard
 from sinkscope.models.recognition import recognise
@@ -74,8 +84,9 @@ def load(
     converted = convert_config(config, family, str(folder))
     if hub:
         fetch_weights(str(name), folder)
-    files = weight_files(folder)
-    of_gguf = folder.suffix == GGUF
+    whole = weight_folder(folder)
+    files = weight_files(whole)
+    of_gguf = whole.suffix == GGUF
     tensors = {} if of_gguf else read_headers(files)
     for file in [] if of_gguf else files:
         compare_sealed(file, ModelError, "fetch the file again")
@@ -85,13 +96,18 @@ def load(
     if wanted not in (torch.float32, torch.bfloat16, torch.float16):
         raise CallError(f"dtype: expected float32, bfloat16 or float16, found {dtype!r}")
     with quiet():
-        tokenizer = load_tokenizer(folder, family, config)
+        tokenizer = load_tokenizer(tokenizer_folder(folder), family, config)
     if variant is not None:
         check_token_id(tokenizer, variant, f"the tokenizer of {folder}", ModelError)
     if converted.layout is None or of_gguf:
-        network, used = _stock_network(folder, converted, wanted, device_map), None
+        network, used = _stock_network(whole, converted, wanted, device_map), None
     else:
-        network, used = _network(folder, config, converted, variant, tensors, wanted, device_map)
+        network, used = _network(whole, config, converted, variant, tensors, wanted, device_map)
+    if whole != folder:
+        if config.get(BASE_HASH) not in (None, _hash(files)):
+            raise ModelError(f"{folder}: expected the base that it was trained on, found other weights in {whole}")
+        network, used = merge(network, folder), None
+        files += [folder / ADAPTER_WEIGHTS]
     if device_map is None:
         network = network.to(device)
     network.eval()
@@ -183,7 +199,7 @@ def outline(name: str) -> Model:
     config, family, variant = read_identity(folder)
     converted = convert_config(config, family, str(folder))
     with quiet():
-        tokenizer = load_tokenizer(folder, family, config)
+        tokenizer = load_tokenizer(tokenizer_folder(folder), family, config)
         network = on_meta(*with_sink(network_class(converted), build_config(converted, str(folder)), variant))
     of_files = {"weight_hash": "", "stored_dtype": "", "dtype": ""}
     return assemble(name, folder, network, tokenizer, family, converted, variant, of_files)
@@ -334,7 +350,9 @@ def hash_of_files(name: str) -> str:
     Raises:
         CallError, ModelError: as in `load`, where it is not there or has no weights.
     """
-    return _hash(weight_files(find_folder(name)))
+    folder = find_folder(name)
+    whole = weight_folder(folder)
+    return _hash([*weight_files(whole), *([folder / ADAPTER_WEIGHTS] if whole != folder else [])])
 
 
 def _hash(files: list[Path]) -> str:

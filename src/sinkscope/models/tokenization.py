@@ -42,9 +42,12 @@ def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> A
         import transformers
 
         with reading_gguf(folder):
-            return transformers.AutoTokenizer.from_pretrained(
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
                 folder.parent, gguf_file=folder.name, local_files_only=True, trust_remote_code=False
             )
+        if config.get("mask_token_id") is not None and not family.causal:  # of an adapter that taught it to diffuse
+            tokenizer.mask_token = tokenizer.convert_ids_to_tokens(config["mask_token_id"])
+        return tokenizer
     path = folder / SETTINGS
     settings = read_json_object(path, ModelError, "fetch the file again") if path.exists() else {}
     kind = settings.get("tokenizer_class")

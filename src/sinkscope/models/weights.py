@@ -75,10 +75,6 @@ def weight_files(folder: Path) -> list[Path]:
         pickled = sorted(path.name for path in folder.iterdir() if path.suffix in {".bin", ".pt", ".pth", ".ckpt"})
         advice = f"; {pickled[0]} is a pickle, which can run code: convert it to safetensors first" if pickled else ""
         raise ModelError(f"{folder}: expected weights in {', '.join(missing)}, found {listing(folder)}{advice}")
-    if (folder / "adapter_config.json").exists():
-        raise ModelError(
-            f"{folder}: expected whole weights, found adapter_config.json; merge the adapter into its model first"
-        )
     return files
 
 
