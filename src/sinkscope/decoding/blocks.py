@@ -1,6 +1,7 @@
 """The loop that LLaDA and MMaDA share: blocks one by one, in each step the surest tokens of a block are committed."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +16,12 @@ from sinkscope.decoding.work import WorkMeter
 from sinkscope.models import Model
 
 
+def quotas(masks: int, steps: int) -> list[int]:
+    """How many tokens each step of a block commits: evenly, the first steps one more."""
+    base, more = divmod(masks, steps)
+    return [base + (step < more) for step in range(steps)]
+
+
 @dataclass(frozen=True)
 class BlockRule:
     """Where the two differ.
@@ -23,17 +30,13 @@ class BlockRule:
         precision: dtype in which the softmax of a confidence is taken; None is that of the logits.
         never: tokens that are not predicted at all.
         late: tokens that lose their confidence once the candidates are chosen.
+        quotas: how many tokens each step of a block commits, by its masks and steps.
     """
 
     precision: torch.dtype | None = None
     never: tuple[int, ...] = ()
     late: tuple[int, ...] = ()
-
-
-def quotas(masks: int, steps: int) -> list[int]:
-    """How many tokens each step of a block commits: evenly, the first steps one more."""
-    base, more = divmod(masks, steps)
-    return [base + (step < more) for step in range(steps)]
+    quotas: Callable[[int, int], list[int]] = quotas
 
 
 @torch.no_grad()
@@ -45,25 +48,26 @@ def block_steps(model: Model, batch: Batch, settings: BlockSettings, rule: Block
     rows, width = batch.tokens.shape
     prompt = canvas != mask_id
     sources = row_generators(settings.seed, rows, canvas.device)
-    blocks = settings.length // settings.block
+    blocks, end = math.ceil(settings.length / settings.block), width + settings.length
     parallel = bool(settings.threshold or settings.factor)
     if parallel and waiting_would_be_seen(model, batch):
         yield from prompt_by_prompt(model, batch, settings, lambda one, its: block_steps(model, one, its, rule))
         return
-    steps = settings.block if parallel else settings.steps // blocks
+    steps = settings.block if parallel else math.ceil(settings.steps / blocks)
     number, meter = 0, WorkMeter(model.network, rows)
     with reading(model, batch, layout, meter, settings) as reader, publishing(model, batch, settings) as publisher:
         if parallel or reader.double:
             rule = replace(rule, precision=torch.float64)
         leftward = settings.block_order == "right_to_left"
         for block in reversed(range(blocks)) if leftward else range(blocks):
-            start, stop = width + block * settings.block, width + (block + 1) * settings.block
+            start = width + block * settings.block
+            stop = min(start + settings.block, end)
             reader.begin_block(start, stop)
             remaining = Remaining(late=None if settings.temperature == 0 and settings.remasking != "random" else False)
             masks = [] if parallel else (canvas[:, start:stop] == mask_id).sum(-1).tolist()
-            quota = [quotas(count, steps) for count in masks]
+            quota = [rule.quotas(count, steps) for count in masks]
             writing = None  # all rows
-            for step in range(steps):
+            for step in range(steps if parallel else max(map(len, quota))):
                 if parallel:
                     writing = (canvas[:, start:stop] == mask_id).any(-1).nonzero().flatten().tolist()
                     if not writing:

@@ -34,7 +34,7 @@ from sinkscope.models.folders import (
 )
 from sinkscope.models.layouts import BODIES
 from sinkscope.models.model import Model, ModelCard
-from sinkscope.models.recognition import recognise
+from sinkscope.models.recognition import in_stock_terms, recognise
 from sinkscope.models.sink_token import SinkToken, check_token_id, split_config, with_sink
 from sinkscope.models.tokenization import load_tokenizer
 from sinkscope.models.weights import (
@@ -207,7 +207,7 @@ def outline(name: str) -> Model:
 
 def read_identity(folder: Path) -> tuple[dict[str, Any], Family, SinkToken | None]:
     """Return the config.json of a folder, its family and its sink token."""
-    config, variant = split_config(read_config(folder), str(folder))
+    config, variant = split_config(in_stock_terms(read_config(folder), folder), str(folder))
     family = recognise(config, str(folder))
     return completed(config, family), family, variant
 

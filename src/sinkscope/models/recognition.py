@@ -1,6 +1,7 @@
 """Finds the family to which a config.json belongs."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import ModelError
@@ -9,6 +10,10 @@ from sinkscope.models.families import FAMILIES
 from sinkscope.models.family import Family
 from sinkscope.models.folders import OWN_NETWORK
 from sinkscope.models.layouts import BODIES, MARK, MARK_POSITIONS, STOCK
+from sinkscope.runs.files import read_json_object
+
+A2D = "a2d-"
+"""What dllm puts in front of the model_type of the model that was adapted."""
 
 
 def recognise(config: Mapping[str, Any], where: str) -> Family:
@@ -44,6 +49,40 @@ def recognise(config: Mapping[str, Any], where: str) -> Family:
         "architectures "
         f"{found or None}.{code} {OWN_NETWORK[0].upper()}{OWN_NETWORK[1:]}"
     )
+
+
+def in_stock_terms(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a config.json of dllm's A2D models as that of a bidirectional Llama, Qwen2 or Qwen3; any other as it is.
+
+    Their config.json names no mask token; the tokenizer does.
+
+    Raises:
+        ModelError: another network than dllm's, or no mask token in the tokenizer.
+    """
+    front, body = A2D, str(config.get("model_type")).removeprefix(A2D)
+    if body == config.get("model_type") or body not in STOCK:
+        return dict(config)
+    expected = f"A2D{BODIES[body][1].removesuffix('ForCausalLM')}LMHeadModel"
+    if not set(config.get("architectures") or []) <= {expected}:
+        raise ModelError(
+            f"{folder}/config.json: architectures: expected {expected} for model_type {front + body}, found "
+            f"{config['architectures']}; that network is another one"
+        )
+    stock = {key: value for key, value in config.items() if key not in ("auto_map", "architectures")}
+    mask = config.get("mask_token_id", _mask_of_tokenizer(folder))
+    return stock | {"model_type": body, "is_causal": False, MARK: "a2d", "mask_token_id": mask}
+
+
+def _mask_of_tokenizer(folder: Path) -> int:
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (folder / name).exists() and (folder / "tokenizer.json").exists():
+            named = read_json_object(folder / name, ModelError, "fetch the file again").get("mask_token")
+            text = named.get("content") if isinstance(named, dict) else named
+            core = read_json_object(folder / "tokenizer.json", ModelError, "fetch the file again")
+            for one in core.get("added_tokens", []):
+                if text is not None and one["content"] == text:
+                    return int(one["id"])
+    raise ModelError(f"{folder}: expected the mask token in mask_token of tokenizer_config.json, found none")
 
 
 def _stock_family(config: Mapping[str, Any], where: str) -> Family:
