@@ -1,0 +1,203 @@
+"""Nats per token of a text behind a context, while a rule hides keys from the queries of what follows.
+
+A sink that is hidden from every query, from the first word on, is rebuilt on the next token, and costs little. What an
+engineer asks who drops keys from a cache is another question: the context was read with all keys, and the answer's
+queries lose some. So a causal model reads the context first, unhidden; rules choose among its keys, and the rest is
+read in a second call behind the cache. With ``everywhere`` the whole window is one call under the rule.
+
+For a diffusion model the masked estimate of `log_likelihood` is taken, whose canvases are all under the rule.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sinkscope.attention import current_session
+from sinkscope.decoding import log_likelihood, whole_cache
+from sinkscope.errors import CallError, EvaluationError
+from sinkscope.interventions import Composed, Intervention, compose, parse_rule
+from sinkscope.interventions.rules import NOTHING, canonical_rule
+from sinkscope.models import Model
+from sinkscope.models.fingerprints import weight_hash_of
+from sinkscope.runs.folder import claimed_folder
+from sinkscope.statistics.intervals import interval_of_means
+
+SAMPLES = 32
+"""Masked canvases of a window of a diffusion model."""
+ROWS, RUN = "windows.jsonl", "likelihood.json"
+Rule = Intervention | Composed
+
+
+def read_texts(path: Path) -> list[str]:
+    """Return the texts of a file: the lines of JSON lines (``{"text": …}`` or ``{"prompt": …, "answer": …}``), else one.
+
+    Raises:
+        CallError: no file, no text, or a line without one.
+    """
+    try:
+        whole = path.read_text(encoding="utf-8")
+        if path.suffix != ".jsonl":
+            texts = [whole]
+        else:
+            lines = [json.loads(line) for line in whole.splitlines() if line.strip()]
+            texts = [one["text"] if "text" in one else f"{one['prompt']}{one['answer']}" for one in lines]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CallError(f'{path}: expected a text, or JSON lines {{"text": …}}, found none ({error})') from error
+    if not any(text.strip() for text in texts):
+        raise CallError(f"{path}: expected a text, found an empty file")
+    return texts
+
+
+def cut_windows(model: Model, texts: Iterable[str], context: int, answer: int) -> list[list[int]]:
+    """Return windows of ``context + answer`` tokens; the last one of a text may have a shorter answer.
+
+    Raises:
+        CallError: no text is longer than its context, or a window is longer than the model was made for.
+    """
+    if context < 1 or answer < 1 or context + answer > model.card.max_positions:
+        raise CallError(f"context, answer: expected 1 and more, found {context} and {answer}; {model.limit}")
+    windows = []
+    for text in texts:
+        ids = model.tokenize(text)
+        for start in range(0, len(ids), context + answer):
+            window = ids[start : start + context + answer]
+            if len(window) > context + answer // 4:
+                windows.append(window)
+    if not windows:
+        raise CallError(
+            f"text: expected more than --context {context} and a quarter of --answer {answer} tokens, found less; give "
+            "a longer text, or a smaller --context"
+        )
+    return windows
+
+
+@torch.no_grad()
+def nats_behind(model: Model, window: Sequence[int], context: int) -> float:
+    """Return minus log p of a window's tokens behind its context under a causal model, in nats.
+
+    It reads the context and the rest in two calls, so that rules in force which follow the step before choose among the
+    keys of the context and hide them from the rest's queries.
+    """
+    ids = torch.tensor([list(window)], device=model.device)
+    session, cache = current_session(model.network), whole_cache(model.network)
+    with nullcontext() if session is None else session.foreign_generation(context):
+        first = model.logits(ids[:, :context], 1, past_key_values=cache, use_cache=True)
+        rest = model.logits(ids[:, context:], len(window) - context, past_key_values=cache, use_cache=True)
+    logits = torch.cat([first, rest[:, :-1]], dim=1)[0].to(ids.device).double()
+    return -float(logits.log_softmax(-1).gather(-1, ids[0, context:, None]).sum())
+
+
+def text_likelihood(
+    model: Model,
+    texts: Sequence[str],
+    rules: Sequence[str | Rule],
+    *,
+    context: int = 64,
+    answer: int = 64,
+    everywhere: bool = False,
+    limit: int | None = None,
+    out: Path | None = None,
+) -> dict[str, Any]:
+    """Return the nats per token of texts under rules, each beside no rule on the same windows.
+
+    Args:
+        rules: as text, or objects; ``none`` is always among them.
+        context: tokens in front of each window's answer, which are read with all keys.
+        answer: tokens behind it, whose nats are averaged.
+        everywhere: hides from the context's queries too (one call); of a diffusion model it always does.
+        limit: number of windows; all if None.
+        out: a folder, in which finished windows are kept; a second call goes on there.
+
+    Returns:
+        ``{"model", "windows", "tokens", "context", "rows": [{"hide", "nats", "difference", "interval",
+        "removed_share"}]}``; the interval (95 %) is that of the paired difference to no rule, None under five windows.
+
+    Raises:
+        CallError: no rule, no window, or a folder of another run.
+    """
+    named = {NOTHING: parse_rule(NOTHING)}
+    for rule in rules:
+        if isinstance(rule, str):
+            if not model.family.causal and parse_rule(rule).waits:  # one step a canvas has no step before
+                rule += f"{',' if '@' in rule else '@'}current"
+            named[canonical_rule(rule)] = parse_rule(rule)
+        else:
+            named[str(rule)] = rule
+    windows = cut_windows(model, texts, context, answer)[:limit]
+    asked = {"context": context, "answer": answer, "everywhere": everywhere, "weights": weight_hash_of(model)}
+    counts = [len(window) - context for window in windows]
+    with nullcontext() if out is None else claimed_folder(out, EvaluationError):
+        done = _finished(out, asked)
+        for hide, rule in named.items():
+            for window in windows:
+                key = _key(hide, window)
+                if key not in done:
+                    done[key] = _one_window(model, rule, window, context, everywhere)
+                    if out is not None:
+                        with (out / ROWS).open("a", encoding="utf-8") as file:
+                            file.write(json.dumps({"key": key, "nats": done[key][0], "removed": done[key][1]}) + "\n")
+    found = {hide: np.array([done[_key(hide, window)] for window in windows], dtype=float) for hide in named}
+    document = {"model": model.card.name, **asked, "windows": len(windows), "tokens": sum(counts)}
+    document["rows"] = [_row(hide, found[hide], found[NOTHING], counts) for hide in named]
+    return document
+
+
+def _key(hide: str, window: Sequence[int]) -> str:
+    return f"{hide} {hashlib.sha256(str(list(window)).encode()).hexdigest()[:16]}"
+
+
+def _finished(out: Path | None, asked: dict[str, Any]) -> dict[str, list[float]]:
+    """Return the windows that an earlier run of the same settings has finished."""
+    if out is None:
+        return {}
+    run = out / RUN
+    if run.exists() and json.loads(run.read_text()) != asked:
+        raise CallError(f"{out} holds a likelihood with other settings or weights; choose another folder")
+    run.write_text(json.dumps(asked))
+    found = {}
+    for line in (out / ROWS).read_text().splitlines() if (out / ROWS).exists() else []:
+        try:
+            one = json.loads(line)
+        except ValueError:  # the last line of a run that was killed
+            continue
+        found[one["key"]] = [one["nats"], one["removed"]]
+    return found
+
+
+def _one_window(model: Model, rule: Rule, window: Sequence[int], context: int, everywhere: bool) -> list[float]:
+    """Return the nats of a window's answer and the share of its attention that the rule removed."""
+    behind = model.family.causal and not everywhere
+    with (_in_second_call(rule) if behind else rule)(model) as hiding:
+        if behind:
+            nats = nats_behind(model, window, context)
+        else:
+            given = {} if model.family.causal else {"samples": SAMPLES}
+            nats = -log_likelihood(model, list(window[:context]), list(window[context:]), **given).total
+    return [nats, hiding.effect.removed_share or 0.0]
+
+
+def _in_second_call(rule: Rule) -> Rule:
+    """Return a rule that sees the context's call and hides nothing from it."""
+    parts = rule.parts if isinstance(rule, Composed) else (rule,)
+    return compose(*(replace(part, steps=(1,)) if part.steps is None else part for part in parts))
+
+
+def _row(hide: str, found: np.ndarray, plain: np.ndarray, counts: Sequence[int]) -> dict[str, Any]:
+    tokens = np.asarray(counts, dtype=float)
+    each = (found[:, 0] - plain[:, 0]) / tokens.mean()  # so that their mean is that over all tokens
+    means = interval_of_means(each[:, None])
+    low, high = float(means.low[0]), float(means.high[0])
+    return {
+        "hide": hide,
+        "nats": float(found[:, 0].sum() / tokens.sum()),
+        "difference": float(each.mean()),
+        "interval": None if np.isnan(low) or hide == NOTHING else [low, high],
+        "removed_share": float(found[:, 1].mean()),
+    }
