@@ -6,8 +6,7 @@ import re
 
 import numpy as np
 
-from sinkscope.figures.explorer.quantised import LogScale
-from sinkscope.figures.explorer.tiles import Tiles
+from sinkscope.figures.explorer.tiles import LogScale, Tiles
 
 
 class ReadPage:

@@ -56,12 +56,6 @@ def test_the_demo_can_be_made_again_where_that_is_said(tmp_path, monkeypatch):
     run_demo(tmp_path, problems=1, length=8, block=8, overwrite=True, say=lambda _: None)
 
 
-def test_a_folder_may_be_named_as_a_page(tmp_path, monkeypatch):
-    monkeypatch.setattr("sinkscope.figures.draw_figures", lambda *_, **__: [])
-    page = run_demo(tmp_path / "demo.html", problems=1, length=8, block=8, say=lambda _: None)
-    assert page == tmp_path / "demo.html" / "report.html" and page.exists()
-
-
 def test_a_demo_that_was_ended_early_is_made_anew(tmp_path, monkeypatch):
     def ends(*_, **__):
         raise KeyboardInterrupt

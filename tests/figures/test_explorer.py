@@ -12,8 +12,7 @@ from wandering import FLIPPING, HEADS, LAYERS, MOVING, POSITIONS, STEPS, VOCABUL
 
 from sinkscope.errors import CallError, TraceError
 from sinkscope.figures.explorer import explore, explorer_page, tile_path
-from sinkscope.figures.explorer.quantised import LogScale
-from sinkscope.figures.explorer.tiles import Tiles
+from sinkscope.figures.explorer.tiles import LogScale, Tiles
 from sinkscope.sinks import find_sinks, last_query_window, track
 
 
@@ -76,19 +75,6 @@ def test_columns_of_every_step_layer_head_and_position_are_those_of_the_trace(pa
     assert_within(
         LogScale(*quantity["all"]).decode(page.tile(0, f"{name}/all")), recorded, quantity["error"], quantity["all"][0]
     )
-
-
-def test_norms_are_those_of_the_trace(page, full):
-    for name, tensor in (("values", "value_norms"), ("keys", "key_norms"), ("hidden", "hidden_norms")):
-        quantity = page.quantity(0, name)
-        assert (quantity["heads"], quantity["layers"]) == (1, [])
-        recorded = getattr(full, tensor)[:].reshape(STEPS, LAYERS, POSITIONS)
-        assert_within(
-            LogScale(*quantity["mean"]).decode(page.tile(0, f"{name}/mean")),
-            recorded,
-            quantity["error"],
-            quantity["mean"][0],
-        )
 
 
 def test_layers_with_fewer_key_heads_show_those_that_they_have(tmp_path):
@@ -162,18 +148,6 @@ def test_sinks_main_sinks_moves_and_swaps_are_those_of_tracks(page, full, causal
     assert page.tile(0, "heads/moves")[FLIPPING] == STEPS - 1
 
 
-def test_statistics_of_each_step_are_those_of_the_summary(page, full):
-    sinks = find_sinks(full)
-    selected = sinks.moving
-    assert (page.tile(0, "heads/counts") == selected.sum(axis=-1)).all()
-    share = np.where(selected, sinks.columns, 0).sum(axis=-1, dtype=np.float64) / sinks.columns.sum(
-        axis=-1, dtype=np.float64
-    )
-    assert np.abs(page.tile(0, "heads/shares") - share).max() < 1e-6
-    strongest = np.where(selected.any(axis=-1), sinks.columns.max(axis=-1), np.nan)
-    assert np.array_equal(page.tile(0, "heads/strength"), strongest.astype(np.float32), equal_nan=True)
-
-
 def test_the_canvas_is_that_of_the_trace(page, full):
     ids = np.array(page.traces[0]["tokenIds"])
     for name in ("tokens", "written", "predicted"):
@@ -205,13 +179,6 @@ def test_tokens_are_text_and_nothing_else(page):
     assert "connect-src 'none'" in policy
     assert "unsafe-inline" not in policy
     assert not re.search(r"https?://", page.html)
-
-
-def test_the_policy_names_the_script_and_the_style_of_the_page(page):
-    for tag, source in (("script", "script-src"), ("style", "style-src")):
-        text = re.search(rf"<{tag}>(.*?)</{tag}>", page.html, re.DOTALL)[1]
-        assert f"{source} '{explorer_page._source_hash(text)}'" in page.html
-    assert explorer_page._source_hash("a") != explorer_page._source_hash("b")
 
 
 def test_a_folder_holds_the_same_tiles_in_small_files(full, tmp_path):
@@ -252,13 +219,6 @@ def test_a_page_that_would_be_too_large_keeps_the_strongest_columns_and_says_so(
     assert {"0/columns/mean", "0/strongest/1", "0/strongest-keys/1"} <= page.tiles.content.keys()
 
 
-def test_an_incomplete_trace_is_shown_as_far_as_it_goes(tmp_path):
-    trace = write_wandering(tmp_path / "cut", wandering_columns()[:9], complete=False)
-    page = ReadPage(explore([trace]).page())
-    assert page.traces[0]["steps"] == 9
-    assert "incomplete" in page.document["notes"][0]
-
-
 def test_what_cannot_be_shown_is_refused(full, tmp_path):
     with pytest.raises(CallError, match="at least one trace"):
         explore([])
@@ -294,12 +254,6 @@ def test_a_log_scale_keeps_to_its_error():
     assert np.abs(scale.decode(scale.encode(values)) / values - 1).max() > scale.error / 2
 
 
-def test_a_log_scale_without_values_or_with_one_value_tells_what_there_is():
-    assert LogScale.of(np.array([np.nan, 0.0])).encode(np.array([0.0, np.nan])).tolist() == [0, 0]
-    one = LogScale.of(np.array([3.0, 3.0]))
-    assert one.decode(one.encode(np.array([3.0]))) == 3.0
-
-
 @pytest.mark.parametrize("kind", ["u8", "u16", "i32", "f32"])
 @pytest.mark.parametrize("delta", [False, True])
 def test_a_tile_is_read_as_it_was_added(kind, delta):
@@ -316,28 +270,9 @@ def test_a_tile_is_read_as_it_was_added(kind, delta):
     assert zlib.decompress(tiles.content["a"])[:1] == values.astype(tiles.read("a").dtype).tobytes()[:1]
 
 
-def test_many_tiles_go_to_a_temporary_file_and_are_read_from_it(monkeypatch):
-    monkeypatch.setattr("sinkscope.figures.explorer.tiles.IN_MEMORY", 100)
-    rng, tiles = np.random.default_rng(0), Tiles()
-    arrays = {f"tile {number}": rng.integers(0, 250, (5, 3, 7 + number)) for number in range(4)}
-    for name, values in arrays.items():
-        tiles.add(name, values, "u8")
-    assert tiles.content._file._rolled and tiles.size > 100
-    assert all((tiles.read(name) == values).all() for name, values in [*arrays.items(), *reversed(arrays.items())])
-    assert tiles.size == sum(map(len, tiles.content.values()))
-
-
 def test_large_arrays_are_encoded_as_small_ones(monkeypatch):
     values = np.random.default_rng(0).gamma(0.3, size=(5, 3, 7))
     scale = LogScale.of(values)
     whole = scale.encode(values)
-    monkeypatch.setattr("sinkscope.figures.explorer.quantised.AT_ONCE", 5)
+    monkeypatch.setattr("sinkscope.figures.explorer.tiles.AT_ONCE", 5)
     assert (scale.encode(values) == whole).all()
-
-
-def test_what_a_killed_run_left_in_the_folder_is_removed(wandering, tmp_path):
-    (tmp_path / "page" / "data").mkdir(parents=True)
-    for name in ("index.html.7.writing", "data/0-tokens.bin.7.writing"):
-        (tmp_path / "page" / name).touch()
-    explore(wandering).write_folder(tmp_path / "page")
-    assert not [*(tmp_path / "page").rglob("*.writing")]

@@ -20,7 +20,6 @@ from sinkscope.figures.figure1_incoming_attention import as_drawn
 from sinkscope.figures.incoming_attention import apart
 from sinkscope.figures.position_cut import Cut
 from sinkscope.figures.style import VERMILLION, figure_style
-from sinkscope.sinks import find_sinks, track
 
 
 def test_it_draws_the_columns_of_the_head_whose_sink_wanders(draw, rows_of, wandering):
@@ -79,17 +78,14 @@ def test_side_by_side_models_of_one_kind_have_one_linear_scale(draw, wandering, 
     assert "from the 16 newest queries" in unlike[1][0].get_title(loc="left")
 
 
-def test_the_title_says_what_the_numbers_bear_out(draw, rows_of, wandering, causal):
-    drawn = draw("1", wandering, causal)
-    first, second = drawn.sheet.get_suptitle().replace("its\n", "its ").replace("\N{NO-BREAK SPACE}", " ").splitlines()
+def test_the_title_says_what_the_numbers_bear_out(draw, wandering, causal):
+    title = draw("1", wandering, causal).sheet.get_suptitle().replace("\n", " ").replace("\N{NO-BREAK SPACE}", " ")
     # of twelve moves the last is the clearest: behind it the sink stays for seven steps
-    assert (
-        first
-        == "org/planted: in step 12 the main sink moves from a mask (22, later “a very l…”) to “↵” (23), its clearest of 12 moves"
+    moves = "in step 12 the main sink moves from a mask (22, later “a very l…”) to “↵” (23), its clearest of 12 moves"
+    swaps = (
+        r"the main sink does not move; at 2 places it swaps its rank or returns after steps without a sink, longest on"
     )
-    marked = {row["step"]: int(row["position"]) for row in rows_of(drawn, model="org/planted", panel="head", marked=1)}
-    assert (marked["11"], marked["12"], marked["18"]) == (22, 23, 23)
-    assert second == r"my-llama: the main sink does not move; 2 sinks swap their rank, “\$x\$” (3) leads longest"
+    assert title == rf"org/planted: {moves} my-llama: {swaps} “\$x\$” (3)"
 
 
 def test_a_sink_that_stays_and_no_sink_are_told(draw, tmp_path):
@@ -100,30 +96,6 @@ def test_a_sink_that_stays_and_no_sink_are_told(draw, tmp_path):
     one = write_wandering(tmp_path / "one", columns)
     title = draw("1", one).sheet.get_suptitle().replace("\n", " ")
     assert title == r"org/planted: the main sink stays on “\$x\$” (3), in 15 of 19 steps"
-
-
-@pytest.mark.parametrize(
-    ("places", "story"),
-    [
-        ({0: 8, 4: 5, 5: 5}, "the main sink stands at 2 places, with steps without a sink between, longest on “a very"),
-        (
-            {0: 8, 1: 5, 3: 2},
-            "the main sink does not move; 2 sinks swap their rank, 1 more stand behind steps without a sink, “",
-        ),
-    ],
-)
-def test_a_swap_is_told_only_of_steps_that_follow_one_another(draw, tmp_path, places, story):
-    """Swaps are of two sinks at once (glossary); between others a step has no sink."""
-    columns = np.full((STEPS, 2, 3, POSITIONS), 0.4, np.float32)
-    for step, place in places.items():
-        columns[step, 1, 1, place] = 9
-    if 1 in places:
-        columns[:2, 1, 1, [5, 8]] = [[8, 9], [9, 8]]
-    trace = write_wandering(tmp_path / "t", columns)
-    found = track(find_sinks(trace)).heads[4]
-    assert (found.moves, found.swaps) == (0, int(1 in places))
-    caption = draw("1", trace).caption.replace("\N{NO-BREAK SPACE}", " ")
-    assert story in caption
 
 
 def test_the_main_sink_is_outlined_where_it_stands(draw, wandering):
@@ -150,17 +122,6 @@ def test_a_head_that_is_asked_for_is_drawn(draw_head, rows_of, wandering):
     empty = draw_head("1", wandering, EMPTY)
     assert empty.sheet.get_suptitle() == "org/planted: no token is a sink by Eq. 3"
     assert {row["layer"] + row["head"] for row in rows_of(empty, panel="head")} == {"02"}
-
-
-def test_the_caption_says_over_which_heads(draw_head, wandering):
-    caption = draw_head("1", wandering, (1, None)).caption
-    assert "the mean over the heads of layer 1," in caption and "the head of layer 1 with the clearest move" in caption
-
-
-def test_of_a_layer_its_clearest_head_is_drawn(draw_head, rows_of, wandering):
-    assert {(row["layer"], row["head"]) for row in rows_of(draw_head("1", wandering, (0, None)), panel="head")} == {
-        ("0", "1")
-    }
 
 
 def test_names_stand_apart_and_as_near_as_they_can():

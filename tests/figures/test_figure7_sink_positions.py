@@ -21,16 +21,6 @@ def test_it_follows_the_planted_heads(draw, rows_of, wandering):
     ]
 
 
-def test_a_head_that_is_first_in_two_ways_is_drawn_once(draw, wandering):
-    assert {row[1] for row in draw("7", wandering, excess=8.5).rows} == {"most positions and most static", "committed"}
-
-
-def test_the_caption_names_the_heads_that_are_drawn(draw, wandering):
-    assert "in the heads with the most moves, the most positions and the longest stay;" in draw("7", wandering).caption
-    assert "in the heads with the most positions and the longest stay;" in draw("7", wandering, excess=8.5).caption
-    assert "in the heads with a main sink, of which there are none;" in draw("7", wandering, excess=14.0).caption
-
-
 def test_of_an_autoregressive_model_it_follows_the_newest_queries(draw, rows_of, causal):
     rows = rows_of(draw("7", causal), layer=MOVING[0], head=MOVING[1])
     positions = {int(row["position"]) for row in rows if row["position"]}

