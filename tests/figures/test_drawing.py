@@ -15,7 +15,7 @@ from sudden import map_of, sudden_columns, write_sudden
 import sinkscope.figures
 from sinkscope.errors import CallError, SinkscopeError, TraceError
 from sinkscope.figures import draw_figure, draw_figures, find_figures
-from sinkscope.figures.style import figure_style, new_sheet
+from sinkscope.figures.style import figure_style
 
 FIGURES = find_figures()
 OF_MAPS = ("4", "6", "8")
@@ -86,20 +86,6 @@ def test_no_text_is_cut_off_side_by_side(sudden, name):
         assert cut_off(FIGURES[name].draw(subjects).sheet) == []
 
 
-def test_text_beyond_the_sheet_is_seen():
-    sheet = new_sheet(3, 2)
-    sheet.text(0.9, 0.5, "reaches beyond the right edge")
-    assert cut_off(sheet) == ["reaches beyond the right edge"]
-
-
-def test_no_more_than_a_step_or_a_head_is_read_at_once(draw, sudden, columns_read, monkeypatch):
-    monkeypatch.setattr("sinkscope.statistics.statistic.READ_AT_ONCE", 1)
-    for name in FIGURES:
-        draw(name, sudden)
-    steps, layers, heads, positions = sudden.column_sums.shape
-    assert max(columns_read) == max(steps, layers * heads) * positions
-
-
 # Several traces
 
 
@@ -154,16 +140,16 @@ def test_a_wrong_figure_and_no_or_too_many_traces_are_refused(sudden, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_that_is_gone_leaves_the_other_figures(sudden, tmp_path):
+def test_a_model_that_is_gone_leaves_the_other_figures(unpainted, sudden, tmp_path):
     def gone(*_):
         raise CallError("the model cannot be loaded. Pass --model")
 
-    said = []
-    paths = draw_figures([sudden], tmp_path, only=["10", *OF_MAPS], maps=gone, say=said.append)
-    assert [path.name for path in paths] == files("10")
-    assert said == [
-        f"Figure {name} is not drawn for org/planted: the model cannot be loaded. Pass --model" for name in OF_MAPS
-    ]
+    for maps, why in ((gone, "the model cannot be loaded. Pass --model"), (None, "it needs attention maps")):
+        said = []
+        paths = draw_figures([sudden], tmp_path, only=["10", *OF_MAPS], maps=maps, say=said.append)
+        assert [path.name for path in paths] == files("10")
+        expected = [f"Figure {name} is not drawn for org/planted: {why}" for name in OF_MAPS]
+        assert all(one.startswith(start) for one, start in zip(said, expected, strict=True))
 
 
 def test_a_figure_of_another_run_is_not_left_among_those_of_this_one(sudden, tmp_path):

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_hex
 from wandering import (
     CAUSAL_STEPS,
     EMPTY,
@@ -16,10 +15,9 @@ from wandering import (
     write_wandering,
 )
 
-from sinkscope.figures.figure1_incoming_attention import as_drawn
 from sinkscope.figures.incoming_attention import apart
 from sinkscope.figures.position_cut import Cut
-from sinkscope.figures.style import VERMILLION, figure_style
+from sinkscope.figures.style import figure_style
 
 
 def test_it_draws_the_columns_of_the_head_whose_sink_wanders(draw, rows_of, wandering):
@@ -55,15 +53,6 @@ def maps_of_figure(drawn):
     return [(axes, axes.get_images()[0]) for axes in drawn.sheet.axes if axes.get_images()]
 
 
-def test_percent_are_of_all_attention_that_the_columns_hold():
-    columns = np.random.default_rng(0).random((4, 9)).astype(np.float32)
-    columns[1], columns[2, 6:], columns[3] = 3 * columns[1], np.nan, 0
-    shown = as_drawn(columns, percent=True)
-    assert np.nansum(shown, axis=-1) == pytest.approx([100, 100, 100, 0], rel=1e-5) and (
-        as_drawn(columns, percent=False) is columns
-    )
-
-
 def test_side_by_side_models_of_one_kind_have_one_linear_scale(draw, wandering, causal):
     with figure_style(wide=True):
         alike, unlike = maps_of_figure(draw("1", wandering, wandering)), maps_of_figure(draw("1", wandering, causal))
@@ -96,16 +85,6 @@ def test_a_sink_that_stays_and_no_sink_are_told(draw, tmp_path):
     one = write_wandering(tmp_path / "one", columns)
     title = draw("1", one).sheet.get_suptitle().replace("\n", " ")
     assert title == r"org/planted: the main sink stays on “\$x\$” (3), in 15 of 19 steps"
-
-
-def test_the_main_sink_is_outlined_where_it_stands(draw, wandering):
-    (axes, _), (below, _) = maps_of_figure(draw("1", wandering))
-    boxes = [
-        patch for patch in axes.patches if to_hex(patch.get_edgecolor()) == VERMILLION.lower() and not patch.get_fill()
-    ]
-    found = [(box.get_x() + 0.5, box.get_y() + 0.5, box.get_height()) for box in boxes]
-    assert found == [*((PROMPT + step, step, 1) for step in range(12)), (PROMPT + 12, 12, 7)]
-    assert not [patch for patch in below.patches if to_hex(patch.get_edgecolor()) == VERMILLION.lower()]
 
 
 def test_a_head_that_is_asked_for_is_drawn(draw_head, rows_of, wandering):

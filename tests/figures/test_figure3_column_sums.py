@@ -31,4 +31,4 @@ def test_where_columns_add_up_to_less_than_the_tokens_no_line_is_drawn(draw, row
     drawn = draw("3", write_wandering(tmp_path / "sink", wandering_columns(), **more))
     assert rows_of(drawn)[0]["threshold_column_sum"] == "nan"
     assert not [line for line in drawn.sheet.axes[0].lines if line.get_linestyle() == "--"]
-    assert "no line parts the sinks from the rest" in drawn.caption
+    assert "there is none where columns do not add up" in drawn.caption

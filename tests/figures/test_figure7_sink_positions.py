@@ -1,7 +1,6 @@
 """Figure 7 follows the main sink of three heads."""
 
-import numpy as np
-from wandering import EMPTY, FLIPPING, LENGTH, MOVING, PROMPT, STATIC, STEPS, write_long
+from wandering import EMPTY, FLIPPING, LENGTH, MOVING, PROMPT, STATIC, STEPS
 
 
 def test_it_follows_the_planted_heads(draw, rows_of, wandering):
@@ -37,15 +36,3 @@ def test_a_head_that_is_asked_for_is_the_only_one(draw_head, rows_of, wandering)
     empty = draw_head("7", wandering, EMPTY)
     assert {row["position"] for row in rows_of(empty, series="asked for")} == {""}
     assert "no sink by Eq. 3" in [text.get_text() for text in empty.sheet.axes[0].texts]
-
-
-def test_the_part_of_the_prompt_without_a_sink_takes_no_room(draw, tmp_path):
-    columns = np.full((STEPS, 1, 2, 300), 0.5, np.float32)
-    columns[:, 0, 0, 2] = columns[:, 0, 1, 280] = 20
-    trace = write_long(tmp_path / "long", columns, prompt_length=270)
-    axes = draw("7", trace).sheet.axes[0]
-    low, high = axes.get_ylim()
-    assert high - low < 60, "of 300 positions"
-    assert "tokens of the prompt left out" in (axes.get_title() + axes.get_title(loc="left")).replace("\n", " ")
-    labels = {label.get_text() for label in axes.get_yticklabels()}
-    assert "0" in labels and "280" in labels and "100" not in labels

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from sinkscope.commands.command import Command, Json, RolesFile, Switch, Traces, default_is
-from sinkscope.commands.output import describe_interval, note_doubt, open_and_check, print_json, say
+from sinkscope.commands.output import describe_interval, open_and_check, print_json, roles_for_traces, say
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
 
@@ -44,9 +44,8 @@ class Analyse(Command):
     json: Json = False
 
     def run(self) -> None:
-        from sinkscope.roles import read_roles, roles_for
+        from sinkscope.roles import roles_for
         from sinkscope.statistics import THRESHOLDS, Threshold, analyse, compare
-        from sinkscope.traces import open_traces
 
         if self.definitions:
             _print_definitions(self.json)
@@ -57,19 +56,17 @@ class Analyse(Command):
         thresholds = (asked, *(one for one in THRESHOLDS if one != asked)) if self.sweep else (asked,)
         training = None if self.training_counts is None else _training_counts(self.training_counts, self.traces)
 
-        def analysis(folders: tuple[Path, ...]) -> Any:
-            traces = (trace for folder in folders for trace in open_and_check(folder))
-            return analyse(traces, thresholds, tolerance=self.tolerance, training=training, choice=self.choice)
-
-        given = None if self.roles is None else read_roles(self.roles)
-        first = analysis(self.traces)
-        model = open_traces(self.traces[0])[0].manifest.get("model", {})
+        traces, others = (
+            [trace for folder in folders for trace in open_and_check(folder)] for folders in (self.traces, self.versus)
+        )
+        given, model = roles_for_traces(self.roles, [*traces, *others]), traces[0].manifest.get("model", {})
         roles = roles_for(model.get("weight_hash"), given, model.get("config_hash"))
-        note_doubt(roles, (trace for folder in (*self.traces, *self.versus) for trace in open_traces(folder)))
+        how = {"tolerance": self.tolerance, "training": training, "choice": self.choice}
+        first = analyse(traces, thresholds, **how)
         document: dict[str, Any] = {"traces": [str(one) for one in self.traces]}
         statistics, what = first.statistics, "mean over prompts"
         if self.versus:
-            second, what = analysis(self.versus), "second minus first"
+            second, what = analyse(others, thresholds, **how), "second minus first"
             statistics = compare(first, second)
             document |= {"versus": [str(one) for one in self.versus], "versus_prompts": second.prompts}
         if self.json:

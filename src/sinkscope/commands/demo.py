@@ -15,19 +15,15 @@ OPERATIONS = 3
 EXPLORER = "explorer.html"
 MODELS = {"lab-diffusion": "diffusion", "lab-autoregressive": "autoregressive"}
 CAPTION = (
-    "The main sink of a head is its sink with the largest column. Moves: how often the main sink changes its "
-    "position from one step to the next so that the old place stops being a sink or the new one was none before, "
-    "averaged over the heads that have a main sink in at least two steps. Swaps: how often it changes place with "
-    "another sink, where both are sinks before and after. Drift: the slope of its position over the steps, in "
-    "positions per step. Shuffled: the same number with the steps in random order, as the mean and the 95 % range"
-    " of 200 shuffles. For drift, whole blocks of steps are shuffled; a block is twice as long as a moving sink "
-    "stays in one place (–: as long as the trace, so one trace cannot tell). Averaged: moves in the running mean "
-    "of the columns. The columns of an autoregressive model are sums over past queries (its moves are read from "
-    "the 16 newest ones), so this column shows how much of the difference between the models comes from summing "
-    "alone. Largest: moves of each head's largest column, whether it is a sink or not. With 300 queries, an "
-    "excess of 3 is 1 % of all attention; with 16 queries it is 19 %, so few heads of the autoregressive model "
-    "have a main sink. The table does not show whether a drift only follows the order in which tokens are "
-    "committed, or what other models do."
+    "The main sink of a head is its sink with the largest column. Moves: how often it changes its position from one "
+    "step to the next so that the old place stops being a sink or the new one was none before, mean over the heads that "
+    "have a main sink in at least two steps. Swaps: both places are sinks before and after. Drift: the slope of its "
+    "position over the steps. Shuffled: the same with the steps in random order, mean and 95 % range of 200 shuffles; "
+    "for drift in blocks twice as long as a moving sink stays (–: one trace cannot tell). Averaged: moves in the running "
+    "mean of the columns, which shows how much of the difference between the models comes from summing alone: an "
+    "autoregressive model adds up its past queries, and its moves are read from the 16 newest. Largest: moves of each "
+    "head's largest column, sink or not. With 300 queries, an excess of 3 is 1 % of all attention; with 16 it is 19 %. "
+    "The table does not show whether a drift only follows the order in which tokens are committed."
 )
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from sinkscope.commands.command import Command, RolesFile, Switch, Traces, default_is
 from sinkscope.commands.map import map_reader
-from sinkscope.commands.output import note, note_doubt, open_and_check
+from sinkscope.commands.output import note, open_and_check, roles_for_traces
 
 PLACED = {"1", "4", "6", "7", "8"}
 """Figures of one layer or head."""
@@ -41,7 +41,6 @@ class Figures(Command):
 
     def run(self) -> None:
         from sinkscope.figures import draw_figures, open_statistics
-        from sinkscope.roles import read_roles
         from sinkscope.traces import is_statistics
 
         names = None if self.only is None else [name.strip() for name in self.only.split(",")]
@@ -50,8 +49,7 @@ class Figures(Command):
         traces: list[Any] = []
         for folder in self.traces:
             traces += [open_statistics(folder)] if is_statistics(folder) else open_and_check(folder)
-        roles = None if self.roles is None else read_roles(self.roles)
-        note_doubt(roles, traces)
+        roles = roles_for_traces(self.roles, traces)
         maps, place = map_reader(self.model, self.device), {"layer": self.layer, "head": self.head}
         how = {"excess": self.excess, "compare": self.compare, "only": names, "maps": maps, "roles": roles}
         for path in draw_figures(traces, self.out, say=note, **how, **place):

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +73,14 @@ def open_single(path: Path) -> Any:
     return open_trace(path)
 
 
-def note_doubt(roles: Any, traces: Iterable[Any]) -> None:
-    """Report traces whose canvases are shorter or longer than those of the roles, which may be None."""
+def roles_for_traces(folder: Path | None, traces: Sequence[Any]) -> Any:
+    """Return the roles in a folder, None without one; report traces with shorter or longer canvases than theirs."""
+    from sinkscope.roles import read_roles
+
+    roles = None if folder is None else read_roles(folder)
     if roles is not None and (doubt := roles.doubt([one.manifest for one in traces])) is not None:
         note(doubt)
+    return roles
 
 
 def describe_interval(prompts: int) -> str:

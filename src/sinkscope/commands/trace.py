@@ -141,9 +141,8 @@ class Trace(Command):
         from sinkscope.interventions.rules import canonical_rule
 
         hide = canonical_rule(self.hide)
-        places = [] if self.keep_maps is None else read_places(self.keep_maps, model.card.layers, model.card.heads)
-        if late := [step for step, _, _ in places if step >= step_count(settings)]:
-            raise CallError(f"--keep-maps: expected steps from 0 to {step_count(settings) - 1}, found {late[0]}")
+        sizes = (step_count(settings), model.card.layers, model.card.heads)
+        places = [] if self.keep_maps is None else read_places(self.keep_maps, sizes)
         kept = {"numbered": self.prompts is not None, "top": self.top}
         recorder, hiding, generations = self._generate(model, prompts, settings, rule, **kept)
         keep_maps(model, recorder.folders, places)
@@ -230,20 +229,18 @@ def expect_each_once(prompts: Iterable[tuple[str, str]]) -> None:
             raise CallError(f"{where}expected each prompt once, found that of {line} again; leave it out")
 
 
-def read_places(text: str, layers: int, heads: int) -> list[Place]:
-    """Return the places that ``step:layer:head,…`` names.
-
-    Raises:
-        CallError: anything else, or a layer or head that the model does not have.
-    """
+def read_places(text: str, sizes: tuple[int, int, int]) -> list[Place]:
+    """Return the places that ``step:layer:head,…`` names; raise CallError beyond the number of each."""
     places: dict[Place, None] = {}
     for part in text.split(","):
         try:
             step, layer, head = map(int, part.split(":"))
         except ValueError as error:
             raise CallError(f"--keep-maps: expected step:layer:head, separated by commas, found {part!r}") from error
-        if step < 0 or not 0 <= layer < layers or not 0 <= head < heads:
-            raise CallError(f"--keep-maps {part}: expected a layer below {layers} and a head below {heads}")
+        if not all(0 <= at < size for at, size in zip((step, layer, head), sizes, strict=True)):
+            raise CallError(
+                f"--keep-maps {part}: expected a step, a layer and a head below {', '.join(map(str, sizes))}"
+            )
         places[step, layer, head] = None
     return [*places]
 

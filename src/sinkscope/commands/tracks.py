@@ -9,7 +9,7 @@ from typing import Any
 from tyro.conf import Positional
 
 from sinkscope.commands.command import Command, Excess, Json, RolesFile, Unit
-from sinkscope.commands.output import note_doubt, open_and_check, print_one_or_all, say
+from sinkscope.commands.output import open_and_check, print_one_or_all, roles_for_traces, say
 from sinkscope.counts import counted
 
 MOVING_HEADS = 8
@@ -33,12 +33,11 @@ class Tracks(Command):
     json: Json = False
 
     def run(self) -> None:
-        from sinkscope.roles import read_roles, roles_for
+        from sinkscope.roles import roles_for
         from sinkscope.sinks import find_sinks, movement_test, track
 
-        given = None if self.roles is None else read_roles(self.roles)
         documents, traces = [], open_and_check(self.trace)
-        note_doubt(given, traces)
+        given = roles_for_traces(self.roles, traces)
         for trace in traces:
             tracks = track(find_sinks(trace, self.excess, self.unit), self.tolerance)
             test = movement_test(tracks.main, tracks.is_sink)

@@ -32,9 +32,7 @@ def find_figures() -> dict[str, Figure]:
             module = import_module(f"{package}.{found.name}")
             kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Figure)]
             figures += [kind() for kind in kinds if kind.__module__ == module.__name__]
-    figures.sort(
-        key=lambda figure: (not figure.name.isdigit(), int(figure.name) if figure.name.isdigit() else 0, figure.name)
-    )
+    figures.sort(key=lambda figure: (not figure.name.isdigit(), len(figure.name) * figure.name.isdigit(), figure.name))
     return {figure.name: figure for figure in figures}
 
 

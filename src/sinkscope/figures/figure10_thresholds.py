@@ -26,7 +26,6 @@ class Thresholds(Figure):
     title = "Figure 10: tokens that are not sinks against ε"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        """Draw a panel for each unit, with all subjects in both."""
         sheet = new_sheet(WIDE, 3.6)
         grid, excess = sheet.subplots(1, 2, sharey=True), subjects[-1].summary.excess
         rows: list[tuple[Any, ...]] = []

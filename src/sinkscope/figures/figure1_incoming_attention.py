@@ -8,7 +8,14 @@ from typing import Any, final
 import numpy as np
 
 from sinkscope.figures.figure import DrawnFigure, Figure
-from sinkscope.figures.incoming_attention import Incoming, draw_incoming, linear_norm, mean_name, names_room
+from sinkscope.figures.incoming_attention import (
+    Incoming,
+    draw_incoming,
+    followed_columns,
+    linear_norm,
+    mean_name,
+    names_room,
+)
 from sinkscope.figures.position_cut import Cut
 from sinkscope.figures.style import INK, VERMILLION, WIDE, new_sheet, number, plain, token_label, whole_numbers
 from sinkscope.figures.subject import Subject, of_newest
@@ -26,7 +33,6 @@ class IncomingAttention(Figure):
     title = "Figure 1: incoming attention per token over steps"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        """Draw a column of two maps for each trace, each row of maps on one colour scale."""
         many = len(subjects) > 1
         percent = many or subjects[0].followed.newest  # comparable between models
         rows = [[_head_panel(one, percent) for one in subjects], [_mean_panel(one, percent) for one in subjects]]
@@ -90,7 +96,7 @@ def _head_panel(one: Subject, percent: bool) -> _Panel:
     place = np.unravel_index(int(largest.argmax()), largest.shape)
     layer, head = map(int, place) if chosen is None else (chosen.layer, chosen.head)
     name = one.head_name(layer, head)
-    drawn = _incoming(one, name, one.head_columns(layer, head), percent, one.main[:, layer, head])
+    drawn = _incoming(one, name, followed_columns(one.trace, layer, head), percent, one.main[:, layer, head])
     return _Panel(one, "head", f"{plain(one.heading)},\n{name}, attention {one.queries_text}", drawn, layer, head)
 
 
@@ -99,7 +105,7 @@ def _mean_panel(one: Subject, percent: bool) -> _Panel:
     if layer is None:
         mean, name = one.prompt.mean_columns, mean_name(layers * heads, None)
     else:
-        mean = np.mean([one.head_columns(layer, head) for head in range(heads)], axis=0)
+        mean = np.mean([followed_columns(one.trace, layer, head) for head in range(heads)], axis=0)
         name = mean_name(heads, layer)
     drawn = _incoming(one, name, mean, percent, None)
     return _Panel(one, "mean", f"{name}, on a scale of its own", drawn, "all" if layer is None else layer, "all")

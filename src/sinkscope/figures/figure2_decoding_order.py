@@ -28,7 +28,6 @@ class DecodingOrder(Figure):
     title = "Figure 2: how the models decode"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        """Draw the snapshots above, and below a raster of step against position."""
         answering = [one for one in subjects if len(one.last_canvas) > one.prompt_length and len(one.written)]
         if not answering:
             raise FigureError("the trace does not say which tokens were committed")

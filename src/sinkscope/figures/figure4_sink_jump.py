@@ -8,6 +8,7 @@ from jaxtyping import Float
 
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.highlights import Jump
+from sinkscope.figures.incoming_attention import followed_columns
 from sinkscope.figures.panels import MAP_HEADER, draw_map, map_lines, mark_column, scale_of_maps
 from sinkscope.figures.style import BLUE, INK, VERMILLION, WIDE, curve, new_sheet, number, plain, whole_numbers
 from sinkscope.figures.subject import FigureError, Subject
@@ -23,7 +24,6 @@ class SinkJump(Figure):
     title = "Figure 4: a main sink jumps"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        """Draw the map before and after the jump, and below both keys' shares of attention over all steps."""
         jumping = [(one, jump) for one in subjects if (jump := one.highlights.jump) is not None]
         if not jumping:
             raise FigureError(f"no main sink{subjects[0].where} moves from one step to the next")
@@ -77,7 +77,7 @@ def _draw_over_steps(axes: Any, one: Subject, jump: Jump) -> list[tuple[Any, ...
 
 def shares(one: Subject, jump: Jump) -> Float[np.ndarray, "step key"]:
     """Return each key's share of all attention in the head of the jump; a sink token has the rest."""
-    columns = one.head_columns(jump.layer, jump.head)
+    columns = followed_columns(one.trace, jump.layer, jump.head)
     if "sink_token_columns" in one.trace.tensors:
         return columns / followed_queries(one.trace)[:, None]
     return columns / np.nansum(columns, axis=-1, keepdims=True)

@@ -8,7 +8,7 @@ import numpy as np
 from sinkscope.counts import counted
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.style import HEAT, WIDE, WIDER, new_sheet, number, plain
-from sinkscope.figures.subject import Subject, of_running_sums
+from sinkscope.figures.subject import RUNNING_SUMS, Subject, of_newest
 
 MOST_CELLS_WITH_NUMBERS = 200
 
@@ -22,7 +22,6 @@ class SinkStrengths(Figure):
     title = "Figure 5: strength of the main sink by layer and head"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        """Draw a map of layer and head for each subject, on one colour scale."""
         many = len(subjects) > 1
         most = strongest([one.summary.mean_strength for one in subjects])
         layers = max(one.summary.layers for one in subjects)
@@ -83,7 +82,7 @@ def _caption(subjects: Sequence[Subject]) -> str:
         found = one.summary.steps_with_sink > 0
         parts.append(f"{one.label}: {int(found.sum())} of {found.size} heads have a sink in some step")
     movement = "; its movement is read from {queries}, in which other heads may have a sink"
-    newest = of_running_sums(subjects, ", which favour early tokens", movement)
+    newest = of_newest(subjects, f"{RUNNING_SUMS}{movement}.")
     return (
         "Column sum of the main sink (the head's strongest token, where Eq. 3 holds), averaged over the steps in "
         "which the head has one; layer 0 is next to the embedding. Counted over all queries, "

@@ -19,7 +19,6 @@ class QueryGroups(Figure):
     title = "Figure 6: sinks of masked and of unmasked queries"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        """Draw the split above, the steps around the short-lived sink below."""
         splitting = [(one, split) for one in subjects if (split := one.highlights.split) is not None]
         if not splitting:
             raise FigureError(

@@ -43,7 +43,6 @@ class SinkPositions(Figure):
     title = "Figure 7: position of the main sink over steps"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        """Draw position against step for each trace; parts of the prompt in which no main sink stands are left out."""
         many = len(subjects) > 1
         sheet = new_sheet(WIDER if many else WIDE, 4.6)
         grid = sheet.subplots(1, len(subjects), squeeze=False)[0]

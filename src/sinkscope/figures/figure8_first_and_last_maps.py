@@ -19,7 +19,6 @@ class FirstAndLastMaps(Figure):
     title = "Figure 8: maps of the first and the last step"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        """Draw two maps for each head."""
         chosen = [(one, heads) for one in subjects if (heads := chosen_heads(one)) and one.summary.steps > 1]
         if not chosen:
             raise FigureError("no head has a main sink, or there is only one step")

@@ -8,10 +8,11 @@ import numpy as np
 
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.style import BLUE, HEAT, VERMILLION, WIDE, WIDER, new_sheet, number, plain
-from sinkscope.figures.subject import Subject, of_line, of_running_sums
+from sinkscope.figures.subject import OF_LINE, RUNNING_SUMS, Subject, of_newest
 from sinkscope.statistics.step import BINS_PER_QUERY
 
 MOST_BINS = 100
+WIDE_BINS = " Statistics keep columns above 64 in wider bins, whose counts are spread evenly."
 
 
 @final
@@ -23,7 +24,6 @@ class ColumnSums(Figure):
     title = "Figure 3: column sums of all steps, layers and heads"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        """Draw a histogram for each subject, on the same axes and bins."""
         wide = bin_width(subjects)
         sheet = new_sheet(WIDER if len(subjects) > 1 else WIDE, 3.8)
         grid = sheet.subplots(1, len(subjects), squeeze=False, sharex=True, sharey=True)[0]
@@ -59,13 +59,6 @@ def binned(counts: np.ndarray, wide: int) -> np.ndarray:
     return np.pad(filled, padding).reshape(*counts.shape[:-1], -1, wide).sum(axis=-1)
 
 
-def wide_bins_note(subjects: Sequence[Subject]) -> str:
-    """Return the sentence of a caption about the bins of statistics; nothing where all subjects are traces."""
-    if all(one.recorded is not None for one in subjects):
-        return ""
-    return " Statistics keep columns above 64 in wider bins; here their counts are spread evenly."
-
-
 def _draw(axes: Any, one: Subject, counts: np.ndarray, edges: np.ndarray) -> None:
     axes.stairs(counts, edges, fill=True, color=BLUE, alpha=0.85, baseline=0.5)
     axes.set_yscale("log")
@@ -88,11 +81,11 @@ def _draw(axes: Any, one: Subject, counts: np.ndarray, edges: np.ndarray) -> Non
 def _caption_of_all(subjects: Sequence[Subject]) -> str:
     found = ((one.label, one.summary.sinks / max(1, one.summary.columns)) for one in subjects)
     shares = "; ".join(f"{label}: {share:.2%} of the columns are sinks" for label, share in found)
-    newest = of_running_sums(subjects, "; early tokens are seen by more queries")
+    newest = of_newest(subjects, f"{RUNNING_SUMS}.")
     return (
         "A column is the attention that one token receives in one head at one step. Its sum is given in queries' "
         "worth: if all S tokens of a canvas shared the attention of S queries alike, every sum would be 1. "
-        f"{of_line(subjects)} {shares}.{newest}{wide_bins_note(subjects)} What it does not show: which tokens these "
+        f"{OF_LINE} {shares}.{newest}{WIDE_BINS} What it does not show: which tokens these "
         "are, and that successive steps have nearly the same columns, so the counts are not independent. In queries' "
         "worth, one ε asks for a smaller share of all attention the longer the canvas is."
     )
@@ -107,7 +100,6 @@ class ColumnSumsByLayer(Figure):
     title = "Figure 9: column sums by layer"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        """Draw layer against column sum for each subject, on one colour scale and the same bins."""
         from matplotlib import colormaps
         from matplotlib.colors import LogNorm
 
@@ -144,10 +136,10 @@ class ColumnSumsByLayer(Figure):
 
 
 def _caption_by_layer(subjects: Sequence[Subject]) -> str:
-    newest = of_running_sums(subjects, ", which favour early tokens")
+    newest = of_newest(subjects, f"{RUNNING_SUMS}.")
     return (
-        f"The histogram of Figure 3, one row a layer; layer 0 is next to the embedding. {of_line(subjects)} A layer "
+        f"The histogram of Figure 3, one row a layer; layer 0 is next to the embedding. {OF_LINE} A layer "
         "with few, strong sinks has a gap between the mass on the left and single bins far to the "
-        f"right.{newest}{wide_bins_note(subjects)} What it does not show: which heads and tokens these are, and how "
+        f"right.{newest}{WIDE_BINS} What it does not show: which heads and tokens these are, and how "
         "many steps they last."
     )

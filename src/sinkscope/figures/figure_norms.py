@@ -28,7 +28,6 @@ class SinkNorms(Figure):
     title = "Norms of sinks and of other tokens"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        """Draw a panel for each kind of norm, a column of them for each subject."""
         with_norms = [one for one in subjects if recorded_kinds(one)]
         if not with_norms:
             top = any(one.manifest.get("level") == "top" for one in subjects)

@@ -13,7 +13,7 @@ import numpy as np
 
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
-from sinkscope.figures.style import model_labels, model_name, token_label
+from sinkscope.figures.style import model_labels, provenance, token_label
 from sinkscope.figures.subject import Subject, subject_of
 from sinkscope.roles.head_roles import Roles
 from sinkscope.runs.files import json_text
@@ -110,7 +110,7 @@ def _model(trace: Trace, label: str, excess: float, roles: Roles | None, command
         "summary": None if one is None else numbers_of(one),
         "roles": None if one is None else one.roles,
         "canvas": [] if one is None else _canvas(one),
-        "provenance": _provenance(trace, command),
+        "provenance": provenance(trace, command),
     }
 
 
@@ -135,27 +135,6 @@ def _canvas(one: Subject) -> list[dict[str, Any]]:
         }
         for position, token in enumerate(one.last_canvas.tolist())
     ]
-
-
-def _provenance(trace: Trace, command: str | None) -> list[tuple[str, str]]:
-    manifest, card = trace.manifest, trace.manifest["model"]
-    sampler = dict(manifest.get("sampler") or {})
-    name = sampler.pop("name", None)
-    settings, versions = (
-        ", ".join(f"{key} {value}" for key, value in one.items()) for one in (sampler, manifest.get("versions") or {})
-    )
-    steps = f"{counted(trace.steps, 'step')}, {'complete' if trace.complete else 'incomplete'}"
-    rows = [
-        ("Model", model_name(manifest)),
-        ("Weights, sha256", card.get("weight_hash")),
-        ("Parameters", f"{card['parameters']:,}" if card.get("parameters") else None),
-        ("Computed in", " on ".join(str(manifest[key]) for key in ("dtype", "device") if manifest.get(key))),
-        ("Sampler", f"{name}: {settings}" if name else settings),
-        ("Versions", versions),
-        ("Trace", f"{trace.folder.name}, {steps}"),
-        ("Command", command or manifest.get("command")),
-    ]
-    return [(name, str(value)) for name, value in rows if value]
 
 
 def _figure(path: Path) -> dict[str, Any]:

@@ -6,7 +6,8 @@ A trace is an open one or its path. Layers and heads count from 0, negative ones
 not have raise CallError. ``excess`` is ε of Eq. 3, in queries' worth of attention; ``ax`` are axes to draw into.
 """
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,8 +72,7 @@ def incoming(
     strong = np.argsort(-np.nan_to_num(one.values).mean(axis=0), kind="stable")[:3].tolist()
     answer = range(one.prompt_length, len(one.canvas))
     cut = Cut.around([*answer, *strong, *(position for position, _, _ in one.stays)], len(one.canvas))
-    with _style(ax):
-        axes = new_sheet(5.4, 3.4).subplots() if ax is None else ax
+    with _axes(ax, 5.4, 3.4) as axes:
         image = draw_incoming(axes, one, linear_norm([one.values]), cut)
         axes.set_title(f"{plain(model_label(trace.manifest))}, {one.name}", loc="left", pad=names_room(axes, one, cut))
         axes.set_xlabel("position in the canvas (dashed: end of the prompt)")
@@ -94,8 +94,7 @@ def sink_positions(
         layer, head: of the head; where they are left out, the heads of Figure 7 are drawn.
     """
     one = subject_of(as_trace(trace), excess, place=(layer, head))
-    with _style(ax):
-        axes = new_sheet(5.4, 4.2).subplots() if ax is None else ax
+    with _axes(ax, 5.4, 4.2) as axes:
         draw_positions(axes, one, chosen_heads(one), int(LETTERS * 5.4))
         axes.set_ylabel("position in the canvas")
     return axes.figure  # type: ignore[return-value]
@@ -105,8 +104,7 @@ def sink_strengths(trace: Any, *, ax: "Axes | None" = None, excess: float = 3.0)
     """Draw the main sink's column in every layer and head, mean over the steps that have one."""
     one = subject_of(as_trace(trace), excess)
     mean = one.summary.mean_strength
-    with _style(ax):
-        axes = new_sheet(4.3, float(np.clip(1.8 + 0.38 * len(mean), 3.2, 6.6))).subplots() if ax is None else ax
+    with _axes(ax, 4.3, float(np.clip(1.8 + 0.38 * len(mean), 3.2, 6.6))) as axes:
         image = draw_strengths(axes, one, strongest([mean]))
         axes.set_ylabel("layer")
         axes.figure.colorbar(image, ax=axes, aspect=25, pad=0.01).set_label("column of the main sink, queries' worth")
@@ -122,8 +120,7 @@ def token_column(trace: Any, layer: int, head: int, position: int, *, ax: "Axes 
         raise CallError(f"position: expected 0 to {one.values.shape[1] - 1}, found {position}")
     position %= one.values.shape[1]
     column = followed_columns(trace, *place)[:, position]  # type: ignore[arg-type]
-    with _style(ax):
-        axes = new_sheet(5.4, 2.6).subplots() if ax is None else ax
+    with _axes(ax, 5.4, 2.6) as axes:
         name = f"“{plain(tick_label(trace, int(one.canvas[position])))}” ({position})"
         curve(axes, column, BLUE, "o", name)
         for step in one.written[one.written[:, 1] == position, 0].tolist():
@@ -152,7 +149,6 @@ def attention_map(
     Args:
         attention: the map, such as ``recompute_map(model, trace, step, layer, head).attention``; None for one that was
             stored with the trace (``--keep-maps``).
-        ax: axes to draw into.
 
     Raises:
         CallError: a map that was not stored.
@@ -166,8 +162,7 @@ def attention_map(
             f"{trace.folder} holds no map of step {step}, layer {layer}, head {head}; pass one: "
             "sinkscope.recorder.attention_map.recompute_map(model, trace, step, layer, head).attention"
         )
-    with _style(ax):
-        axes = new_sheet(4.2, 4.3).subplots() if ax is None else ax
+    with _axes(ax, 4.2, 4.3) as axes:
         title = f"{plain(model_label(trace.manifest))}:\nattention in step {step}, layer {layer}, head {head}"
         image = draw_map(axes, trace, step, attention, title)
         axes.set_xlabel("key (position; named: the keys with most attention)")
@@ -176,9 +171,14 @@ def attention_map(
     return axes.figure  # type: ignore[return-value]
 
 
-def _style(ax: "Axes | None") -> Any:
-    """Return our style for a new sheet, and the user's settings for the user's axes."""
-    return figure_style() if ax is None else nullcontext()
+@contextmanager
+def _axes(ax: "Axes | None", width: float, height: float) -> Iterator["Axes"]:
+    """Give the user's axes, with the user's settings, or those of a new sheet."""
+    if ax is not None:
+        yield ax
+        return
+    with figure_style():
+        yield new_sheet(width, height).subplots()
 
 
 def draw_map(axes: Any, trace: Trace, step: int, attention: Float[np.ndarray, "query key"], title: str) -> Any:

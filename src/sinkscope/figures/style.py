@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sinkscope.counts import counted
 from sinkscope.notebook_card import visible
 from sinkscope.traces import Trace
 
@@ -153,3 +154,25 @@ def tick_label(trace: Trace, token: int, longest: int = 9) -> str:
     text = token_label(trace, token)
     text = text.lstrip("␣") or text
     return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def provenance(trace: Trace, command: str | None = None) -> list[tuple[str, str]]:
+    """Return the model, the settings and the command behind a trace, as names and texts."""
+    manifest, card = trace.manifest, trace.manifest["model"]
+    sampler = dict(manifest.get("sampler") or {})
+    name = sampler.pop("name", None)
+    settings, versions = (
+        ", ".join(f"{key} {value}" for key, value in one.items()) for one in (sampler, manifest.get("versions") or {})
+    )
+    steps = f"{counted(trace.steps, 'step')}, {'complete' if trace.complete else 'incomplete'}"
+    rows = [
+        ("Model", model_name(manifest)),
+        ("Weights, sha256", card.get("weight_hash")),
+        ("Parameters", f"{card['parameters']:,}" if card.get("parameters") else None),
+        ("Computed in", " on ".join(str(manifest[key]) for key in ("dtype", "device") if manifest.get(key))),
+        ("Sampler", f"{name}: {settings}" if name else settings),
+        ("Versions", versions),
+        ("Trace", f"{trace.folder.name}, {steps}"),
+        ("Command", command or manifest.get("command")),
+    ]
+    return [(name, str(value)) for name, value in rows if value]

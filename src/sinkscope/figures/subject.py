@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from sinkscope.counts import counted
 from sinkscope.errors import CallError, SinkscopeError, TraceError
 from sinkscope.figures.highlights import Highlights, Place
-from sinkscope.figures.incoming_attention import check_head, commits_of, followed_columns, last_canvas_of
+from sinkscope.figures.incoming_attention import check_head, commits_of, last_canvas_of
 from sinkscope.figures.style import model_label
 from sinkscope.roles.head_roles import Roles, roles_for
 from sinkscope.sinks.finding import check_reach
@@ -24,9 +24,7 @@ from sinkscope.sinks.query_counts import columns_add_up
 from sinkscope.statistics import PromptSummary, Summary, Threshold, summarise
 from sinkscope.statistics.thresholds import least_column_sum
 from sinkscope.traces import Trace, read_statistics
-from sinkscope.traces.format import attends_elsewhere
 from sinkscope.traces.reading import expect_steps
-from sinkscope.traces.stored_maps import check_place
 
 Maps = Callable[[Trace, int, int, int], np.ndarray]
 """Function from a trace, step, layer and head to the attention map, float32 [query, key]; raises without one."""
@@ -188,11 +186,6 @@ class Subject:
         except SinkscopeError as error:  # the model may be gone; other figures can be drawn without it
             raise FigureError(str(error)) from error
 
-    def head_columns(self, layer: int, head: int) -> Float[np.ndarray, "step key"]:
-        """Return the columns of one head in which sinks are followed."""
-        _, layer, head = check_place(self.trace, 0, layer, head)
-        return followed_columns(self.trace, layer, head)
-
     @property
     def prompt_length(self) -> int:
         """Number of tokens of the prompt; 0 where the trace does not say."""
@@ -251,27 +244,8 @@ def of_newest(subjects: Sequence[Subject], text: str) -> str:
     return f" For the {' and the '.join(kinds)} model {text.format(queries=' or '.join(queries))}" if kinds else ""
 
 
-def of_running_sums(subjects: Sequence[Subject], early: str, more: str = "") -> str:
-    """Return a caption's sentence about the models whose columns are running sums over all queries so far, if any.
-
-    Args:
-        early: effect on early tokens; not in cross-attention, where every query sees all keys.
-        more: end of the sentence.
-    """
-    own, crossing = (
-        [one for one in subjects if attends_elsewhere(one.manifest) == elsewhere] for elsewhere in (False, True)
-    )
-    sums = "these are running sums over all queries so far"
-    return of_newest(own, f"{sums}{early}{more}.") + of_newest(
-        crossing, f"{sums}; in cross-attention each of them sees every key{more}."
-    )
-
-
-def of_line(subjects: Sequence[Subject]) -> str:
-    """Return a caption's sentence about the line at the threshold of Eq. 3."""
-    drawn = [one.threshold_column_sum is not None for one in subjects]
-    without = "columns do not add up to as many queries as there are tokens, so no line parts the sinks from the rest"
-    if not any(drawn):
-        return f"Here {without}."
-    line = "Right of the dashed line a column is a sink by Eq. 3"
-    return f"{line}." if all(drawn) else f"{line}; where there is none, {without}."
+RUNNING_SUMS = "these are running sums over all queries so far, which favour tokens that more queries see"
+OF_LINE = (
+    "Right of the dashed line a column is a sink by Eq. 3; there is none where columns do not add up to as many queries "
+    "as there are tokens."
+)

@@ -3,8 +3,6 @@
 import base64
 import hashlib
 import json
-import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,8 +17,7 @@ from sinkscope.figures.explorer.recorded_views import STRONGEST, add_trace
 from sinkscope.figures.explorer.tiles import Tiles
 from sinkscope.figures.style import model_labels
 from sinkscope.roles.head_roles import Roles
-from sinkscope.runs.files import UNFINISHED
-from sinkscope.runs.folder import claimed_folder, names_in
+from sinkscope.runs.folder import new_folder
 from sinkscope.traces import Trace
 from sinkscope.traces.format import hidden_rules, write_whole
 from sinkscope.traces.reading import as_trace, expect_steps
@@ -117,51 +114,30 @@ class Explorer:
             TraceError: it cannot be written.
         """
         path = Path(path)
-        check_page(path)
+        if path.exists() and (not path.is_file() or MARK not in path.read_bytes()):
+            raise CallError(f"{path} is no explorer page that might be replaced; choose another name")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, (piece.encode() for piece in self._page(LARGEST_PAGE)))
         return path
 
     def write_folder(self, folder: str | Path) -> Path:
-        """Write a folder for any web server, with ``index.html`` and a small file for each tile; return the former.
-
-        The tiles of an earlier page stay until the new one is whole; those of two pages have folders of their own.
+        """Write a new folder for any web server, with ``index.html`` and a small file for each tile; return the former.
 
         Raises:
-            CallError: the folder holds something else.
+            CallError: the folder holds something.
             TraceError: it cannot be written.
         """
-        folder = Path(folder)
-        with claimed_folder(folder, TraceError):
-            left = [name for name in names_in(folder) if not name.endswith(UNFINISHED)]
-            if foreign := {*left} - {"index.html", "data"}:
-                raise CallError(f"{folder} holds files of something else ({min(foreign)}); choose another folder")
-            check_page(folder / "index.html")
-            place = folder / "data" / self.tiles.digest
-            place.mkdir(parents=True, exist_ok=True)
+        with new_folder(Path(folder), TraceError, "the explorer", "index.html") as place:
+            (place / "data").mkdir()
             for name, content in self.tiles.content.items():
-                write_whole(place / tile_file(name), content)
-            write_whole(folder / "index.html", self.folder_page(place=f"data/{place.name}/").encode())
-            for earlier in (folder / "data").iterdir():
-                if earlier != place and re.fullmatch("[0-9a-f]{16}", earlier.name):
-                    shutil.rmtree(earlier)
-        return folder / "index.html"
-
-
-def check_page(path: Path) -> None:
-    """Raise CallError for a file that is no page of sinkscope, which a page would replace."""
-    if path.exists() and (not path.is_file() or MARK not in path.read_bytes()):
-        raise CallError(f"{path}: expected no file, or an explorer page to replace, found another; choose another name")
-
-
-def tile_file(name: str) -> str:
-    """Return the name of the file of a tile."""
-    return f"{name.replace('/', '-')}.bin"
+                write_whole(place / tile_path(name), content)
+            write_whole(place / "index.html", self.folder_page().encode())
+        return Path(folder) / "index.html"
 
 
 def tile_path(name: str) -> str:
-    """Return where the page of a server looks for a tile."""
-    return f"data/{tile_file(name)}"
+    """Return the place of a tile beside the page."""
+    return f"data/{name.replace('/', '-')}.bin"
 
 
 def explore(

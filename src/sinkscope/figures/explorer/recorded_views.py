@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from sinkscope.axes import KV_HEAD, TRACE_AXES, by_query_head, lacks_key_heads
 from sinkscope.figures.explorer.tiles import LogScale, Tiles, smallest_type
-from sinkscope.figures.style import model_name, token_label
+from sinkscope.figures.style import model_name, provenance, token_label
 from sinkscope.roles.head_roles import Roles
 from sinkscope.sinks import last_query_window
 from sinkscope.sinks.drift import MainMoves
@@ -95,8 +95,6 @@ def add_trace(
     quantities = [_add_quantity(tiles, prefix, trace, quantity) for quantity in quantities_of(trace)]
     _add_strongest(tiles, prefix, trace)
     followed = Followed.of(trace)
-    sampler = dict(manifest.get("sampler") or {})
-    name, settings = sampler.pop("name", None), ", ".join(f"{key} {value}" for key, value in sampler.items())
     return {
         "label": label,
         "model": model_name(manifest),
@@ -117,12 +115,7 @@ def add_trace(
         "quantities": quantities,
         "confidenceRange": confidence_range(trace),
         "maps": _add_maps(tiles, prefix, trace),
-        "about": [
-            ["Model", model_name(manifest)],
-            ["Weights, sha256", str(manifest.get("model", {}).get("weight_hash") or "not known")],
-            ["Sampler", ": ".join(str(part) for part in (name, settings) if part) or "not known"],
-            ["Recorded with", str(manifest.get("command") or "Python")],
-        ],
+        "about": provenance(trace),
         **_add_canvas(tiles, prefix, trace, prompt),
         **_add_sinks(tiles, prefix, prompt, threshold),
         "roles": [] if roles is None else roles.by_head(),

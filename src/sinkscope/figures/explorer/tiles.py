@@ -6,7 +6,6 @@ zeros, which deflate to little. Positive numbers are stored in one byte each by 
 50 and one of 0.05 have the same relative error.
 """
 
-import hashlib
 import zlib
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,12 +55,6 @@ class LogScale:
         codes = np.clip(np.rint(np.nan_to_num(place, nan=-1, neginf=-1)) + 1, 0, CODES)
         return np.where(values >= self.low * (1 - 1e-6), codes, 0).astype(np.uint8)
 
-    def decode(self, codes: UInt8[np.ndarray, "*size"]) -> Float[np.ndarray, "*size"]:
-        """Return the value of each code, 0 for code 0."""
-        values = self.low * (self.high / self.low) ** ((np.arange(CODES + 1) - 1) / (CODES - 1))
-        values[0] = 0
-        return values.astype(np.float32)[codes]
-
 
 @dataclass
 class Tiles:
@@ -77,14 +70,6 @@ class Tiles:
     content: dict[str, bytes] = field(default_factory=dict, repr=False)
     size: int = field(default=0, init=False)
 
-    @property
-    def digest(self) -> str:
-        """16 hexadecimal digits that differ between tiles that differ."""
-        total = hashlib.sha256()
-        for name, content in self.content.items():
-            total.update(f"{name} {len(content)} ".encode() + content)
-        return total.hexdigest()[:16]
-
     def add(self, name: str, array: np.ndarray, kind: str, *, delta: bool = False) -> None:
         """Add one array; with ``delta`` as differences along its first axis."""
         values = np.ascontiguousarray(array, dtype=TYPES[kind])
@@ -94,12 +79,6 @@ class Tiles:
         deflated = zlib.compress(values.tobytes(), 6)
         self.content[name] = deflated
         self.size += len(deflated)
-
-    def read(self, name: str) -> np.ndarray:
-        """Return an array as the page reads it."""
-        about = self.index[name]
-        values = np.frombuffer(zlib.decompress(self.content[name]), TYPES[about["type"]]).reshape(about["shape"])
-        return np.cumsum(values, axis=0, dtype=values.dtype) if about["delta"] else values
 
 
 def smallest_type(array: np.ndarray) -> str:
