@@ -1,11 +1,10 @@
 """One number, one definition: a number in two outputs is equal in both.
 
-The outputs are `sinks` and `analyse` as JSON, statistics of the same prompt as JSON, the CSV files of the figures, and the
+The outputs are `sinks` and `analyse` as JSON, statistics of the same prompt as JSON, the rows of the figures, and the
 numbers of the page. Each is read into {(what, where …): value}; every name that two of them share is compared.
 """
 
 import contextlib
-import csv
 import io
 import json
 import sys
@@ -14,10 +13,9 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from sudden import map_of
 
 from sinkscope import cli
-from sinkscope.figures import draw_figures, page_numbers
+from sinkscope.figures import draw_figure, page_numbers
 from sinkscope.recorder.statistics_destination import merge_statistics
 from sinkscope.statistics import PromptSettings, Summary
 from sinkscope.traces.statistics_folder import StatisticsFolder
@@ -130,46 +128,35 @@ def of_statistics(trace, folder):
     return numbers
 
 
-def of_figures(trace, folder):
-    paths = {path.name.split("-")[0] + ("-norms" if "norms" in path.name else ""): path for path in draw(trace, folder)}
-
+def of_figures(trace):
     def rows(name):
-        with paths[name].open(newline="", encoding="utf-8") as file:
-            return [{key: number_of(value) for key, value in row.items()} for row in csv.DictReader(file)]
+        drawn = draw_figure(name, trace)
+        return [dict(zip(drawn.header, (number_of(str(cell)) for cell in row), strict=True)) for row in drawn.rows]
 
     numbers = {}
-    for row in rows("figure3"):
+    for row in rows("3"):
         numbers["columns in a bin", row["column_sum_from"], row["column_sum_to"]] = row["columns"]
         numbers["threshold of a column sum",] = row["threshold_column_sum"]
-    for row in rows("figure5"):
+    for row in rows("5"):
         numbers["column sum of the main sink", row["layer"], row["head"]] = row["mean_main_sink_column_sum"]
         numbers["steps with a sink", row["layer"], row["head"]] = row["steps_with_main_sink"]
         numbers["steps",] = row["steps"]
-    numbers["heads with a sink",] = sum(row["steps_with_main_sink"] > 0 for row in rows("figure5"))
+    numbers["heads with a sink",] = sum(row["steps_with_main_sink"] > 0 for row in rows("5"))
     by_layer = Counter()
-    for row in rows("figure9"):
+    for row in rows("9"):
         by_layer[row["column_sum_from"], row["column_sum_to"]] += row["columns"]
     numbers |= {("columns in a bin, by layer", *edges): count for edges, count in by_layer.items()}
-    for row in rows("figure10"):
+    for row in rows("10"):
         numbers["share that are not sinks", row["unit"], row["epsilon"]] = row["share_not_sinks"]
         numbers["columns",] = row["columns"]
         if row["epsilon"] == EXCESS:
             numbers["share of columns", row["unit"]] = 1 - row["share_not_sinks"]
-    for row in rows("figure-norms") if "figure-norms" in paths else []:
+    for row in rows("norms") if "value_norms" in trace.tensors else []:
         numbers["norms", row["kind"], row["tokens"], row["layer"]] = row["mean"]
         numbers["norms", row["kind"], "effect", row["layer"]] = row["effect_size"]
     for edges, count in by_layer.items():  # Figure 9 is Figure 3 by layer
         assert numbers["columns in a bin", *edges] == count
     return numbers
-
-
-def draw(trace, folder):
-    maps = None if trace.causal else map_of
-    return [
-        path
-        for path in draw_figures([trace], folder, only=["3", "5", "9", "10", "norms"], maps=maps)
-        if path.suffix == ".csv"
-    ]
 
 
 def number_of(text):
@@ -228,7 +215,7 @@ def outputs(request, tmp_path_factory):
         "sinks": of_sinks(trace),
         "analyse": of_analyse(trace),
         "statistics": of_statistics(trace, folder / "statistics"),
-        "figures": of_figures(trace, folder / "figures"),
+        "figures": of_figures(trace),
         "page": of_page(trace),
     }
 

@@ -1,28 +1,15 @@
 """Figures 3, 5, 9, 10 and norms from statistics: the same numbers as from the traces of the same prompts."""
 
-import csv
-
 import numpy as np
 import pytest
-from PIL import Image
 
 from sinkscope.errors import CallError
-from sinkscope.figures import draw_figures, open_statistics
+from sinkscope.figures import draw_figure, draw_figures, open_statistics
 from sinkscope.figures.subject import subject_of
 from sinkscope.recorder.statistics_destination import merge_statistics
 from sinkscope.statistics import PromptSettings, Summary
 from sinkscope.statistics.step import histogram_edges, quarters_of
 from sinkscope.traces.statistics_folder import StatisticsFolder
-
-OF_STEPS = ["1", "2", "4", "6", "7", "8"]
-OF_STATISTICS = ["3", "5", "9", "10", "norms"]
-FILES = [
-    "figure3-column-sums",
-    "figure5-main-sink-strength",
-    "figure9-column-sums-by-layer",
-    "figure10-thresholds",
-    "figure-norms",
-]
 
 
 def count(folder, *traces, excess=3.0):
@@ -47,36 +34,24 @@ def statistics(sudden, tmp_path_factory):
     return count(tmp_path_factory.mktemp("counted") / "statistics", sudden)
 
 
-def rows(path):
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.reader(file))
+@pytest.mark.parametrize("name", ["3", "5", "9", "10", "norms"])
+def test_the_numbers_are_those_of_the_trace(sudden, statistics, name):
+    found, expected = (draw_figure(name, one) for one in (statistics, sudden))
+    rows = [row for row in found.rows if row[1] != "key"]  # the trace has no key norms
+    assert len(rows) == len(expected.rows) > 5 and "org/planted" in found.title
+    for row, other in zip(rows, expected.rows, strict=True):
+        for mine, theirs in zip(map(str, row), map(str, other), strict=True):
+            try:
+                assert float(mine) == pytest.approx(float(theirs), rel=1e-4), (row, other)
+            except ValueError:
+                assert mine == theirs
 
 
-@pytest.mark.slow
-def test_the_numbers_are_those_of_the_trace(sudden, statistics, tmp_path):
+def test_figures_of_single_steps_are_not_drawn(statistics, unpainted, tmp_path):
     said = []
-    draw_figures([sudden], tmp_path / "trace", only=OF_STATISTICS)
-    only = [*OF_STEPS, *OF_STATISTICS]
-    paths = draw_figures([open_statistics(statistics)], tmp_path / "statistics", only=only, say=said.append)
-    assert [path.name for path in paths] == [f"{name}.{kind}" for name in FILES for kind in ("png", "pdf", "csv")]
-    for name in FILES:
-        found, expected = (rows(tmp_path / folder / f"{name}.csv") for folder in ("statistics", "trace"))
-        if name == "figure-norms":  # the trace above has no key norms
-            found = [row for row in found if row[1] != "key"]
-        assert len(found) == len(expected) > 5
-        for one, other in zip(found, expected, strict=True):
-            for mine, theirs in zip(one, other, strict=True):
-                try:
-                    assert float(mine) == pytest.approx(float(theirs), rel=1e-4), (name, one, other)
-                except ValueError:
-                    assert mine == theirs
-    with Image.open(tmp_path / "statistics" / "figure3-column-sums.png") as image:
-        assert "org/planted" in image.info["Title"]
-        assert "wider bins" in image.info["Description"]
-    assert said == [
-        f"Figure {name} is not drawn for org/planted: it needs traces of single prompts; statistics keep no single steps"
-        for name in OF_STEPS
-    ]
+    paths = draw_figures([open_statistics(statistics)], tmp_path, say=said.append)
+    assert len(paths) == 15 and len(said) == 6
+    assert all(one.endswith("it needs traces of single prompts; statistics keep no single steps") for one in said)
 
 
 def test_several_prompts_add_up(sudden, statistics, tmp_path):

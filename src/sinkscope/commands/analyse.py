@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from sinkscope.commands.command import Command, Json, RolesFile, Switch, Traces, default_is
-from sinkscope.commands.output import describe_interval, open_and_check, print_json, roles_for_traces, say
+from sinkscope.commands.output import (
+    describe_interval,
+    open_and_check,
+    print_json,
+    print_statistics,
+    roles_for_traces,
+    say,
+)
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
 
@@ -76,7 +83,7 @@ class Analyse(Command):
         prompts, layers = counted(first.prompts, "prompt"), counted(first.layers, "layer")
         of = f"{prompts}, {layers} × {counted(first.heads, 'head')}"
         say(f"{of}; excess > {asked.excess:g} {asked.unit}; {what} ({describe_interval(first.prompts)})")
-        _print_table(statistics, asked)
+        print_statistics([one.as_dict() for one in statistics], asked.excess, asked.unit)
         if roles is not None:
             say("\nwhat the sinks do (sinkscope roles)\n" + roles.in_lines())
 
@@ -122,26 +129,3 @@ def _lab_counts(trace: Any) -> dict[int, int]:
     for update in range(LAB_BATCHES):
         counts.update(draw_canvases(recipe.canvases, tokenizer, recipe.seed, update).tokens.flatten().tolist())
     return dict(counts)
-
-
-def _print_table(statistics: Any, asked: Any) -> None:
-    """Print the statistics at one threshold; single layers and other thresholds are in the JSON only."""
-    last = ""
-    for one in statistics:
-        place = dict(one.place)
-        threshold = place.pop("excess", asked.excess), place.pop("unit", asked.unit)
-        if one.name.endswith("_in") or threshold != (asked.excess, asked.unit):
-            continue
-        part, _, short = one.name.partition(".")
-        if part != last:
-            say(f"\n{part}")
-            last = part
-        if "text" in place:
-            place = {"token": repr(place["text"] if place["text"] is not None else place["token"])}
-        if "positions" in place:
-            place["positions"] = f"{place['positions']} positions"
-        label = f"{short.replace('_', ' ')}{''.join(f', {value}' for value in place.values())}"
-        interval = "" if one.low is None else f"[{one.low:.4g}, {one.high:.4g}]"
-        p = "" if one.p is None else f"p {one.p:.3f}"
-        value = "–" if one.value is None else f"{one.value:.4g}"
-        say(f"  {label:<48}{value:>10}  {interval:<24}{one.definition.unit:<20}{p}".rstrip())

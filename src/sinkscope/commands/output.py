@@ -91,6 +91,29 @@ def describe_interval(prompts: int) -> str:
     return f"95 % interval over prompts{few}"
 
 
+def print_statistics(rows: Sequence[dict[str, Any]], excess: float, unit: str) -> None:
+    """Print statistics at one threshold; single layers and other thresholds are in the JSON only."""
+    from sinkscope.statistics import definition_of
+
+    last = ""
+    for row in rows:
+        (part, _, short), place = row["name"].partition("."), dict(row["at"])
+        if short.endswith("_in") or (place.pop("excess", excess), place.pop("unit", unit)) != (excess, unit):
+            continue
+        if part != last:
+            say(f"\n{part}")
+            last = part
+        if "text" in place:
+            place = {"token": repr(place["text"] if place["text"] is not None else place["token"])}
+        if "positions" in place:
+            place["positions"] = f"{place['positions']} positions"
+        label = f"{short.replace('_', ' ')}{''.join(f', {value}' for value in place.values())}"
+        interval = "" if row["low"] is None else f"[{row['low']:.4g}, {row['high']:.4g}]"
+        p = f"p {row['p']:.3f}" if row.get("p") is not None else ""
+        value = "–" if row["value"] is None else f"{row['value']:.4g}"
+        say(f"  {label:<48}{value:>10}  {interval:<24}{definition_of(row['name']).unit:<20}{p}".rstrip())
+
+
 def print_costs(parts: Sequence[Any], gpu: Any, tflops: float | None, json: bool) -> None:
     """Print what the parts of a dry run cost on a card."""
     from sinkscope.evaluation.cost import card_of, cost_document, cost_table

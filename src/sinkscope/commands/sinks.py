@@ -7,7 +7,15 @@ from typing import Any
 from tyro.conf import Positional
 
 from sinkscope.commands.command import Command, Excess, Json, Unit
-from sinkscope.commands.output import describe_interval, note, open_and_check, print_json, print_one_or_all, say
+from sinkscope.commands.output import (
+    describe_interval,
+    note,
+    open_and_check,
+    print_json,
+    print_one_or_all,
+    print_statistics,
+    say,
+)
 from sinkscope.counts import counted
 
 
@@ -98,26 +106,10 @@ def _print_statistics(document: dict[str, Any]) -> None:
         if found["mean"] is not None:
             interval = "" if found["interval"] is None else "  ({:.4g} to {:.4g})".format(*found["interval"])
             say(f"  {name.replace('_', ' '):<34}{found['mean']:>10.4g}{interval}")
-    _print_movement_and_groups(document["statistics"])
+    print_statistics(document["statistics"], document["excess"], "queries")
     say(f"\n{'token':<16}{'class':<14}{'share of sinks':>15}{'of canvas':>11}")
     canvas = max(1, sum(one["canvas"] for one in counts["classes"].values()))
     for row in counts["tokens"][:12]:
         text = row["text"] if row["text"] is not None else f"<{row['token']}>"
         share = row["sinks"] / max(1, counts["sinks"])
         say(f"{text!r:<16}{row['class']:<14}{share:>15.2%}{row['canvas'] / canvas:>11.2%}")
-
-
-def _print_movement_and_groups(rows: list[dict[str, Any]]) -> None:
-    """Print how sinks move and who attends to them at ε = 3 queries' worth; all else is in the JSON only."""
-    from sinkscope.statistics import definition_of
-
-    for row in rows:
-        place = dict(row["at"])
-        at_three = (place.pop("excess", None), place.pop("unit", None)) == (3.0, "queries")
-        shown = row["name"].partition(".")[0] in ("movement", "triggers", "agreement", "groups")
-        if not (at_three and shown) or {"layer", "third"} & place.keys() or row["value"] is None:
-            continue
-        label = ", ".join([row["name"].replace("_", " ").replace(".", ": "), *map(str, place.values())])
-        interval = "" if row["low"] is None else f"  ({row['low']:.4g} to {row['high']:.4g})"
-        p = f"  p {row['p']:.3f}" if "p" in row else ""
-        say(f"  {label:<44}{row['value']:>10.4g} {definition_of(row['name']).unit}{interval}{p}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import CallError, TraceError
-from sinkscope.figures.figure import DrawnFigure, Figure, files_of
+from sinkscope.figures.figure import KINDS, DrawnFigure, Figure
 from sinkscope.figures.highlights import Place
 from sinkscope.figures.style import figure_style, model_labels
 from sinkscope.figures.subject import FigureError, Maps, OpenedStatistics, Subject, open_statistics, subject_of
@@ -94,7 +94,7 @@ def draw_figures(
                         except FigureError as error:
                             labels = ", ".join(one.label for one in group)
                             missing.append(f"Figure {figure.name} is not drawn for {labels}: {error}")
-                            stale += files_of(figure.file, Path(out), suffix)
+                            stale += [Path(out) / f"{figure.file}{suffix}.{kind}" for kind in KINDS]
             if not paths:  # within the body, so that no empty folder is left
                 raise FigureError(f"expected at least one figure that can be drawn, found none. {missing[0]}")
         for path in stale:

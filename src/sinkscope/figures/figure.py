@@ -59,24 +59,13 @@ class DrawnFigure:
             contents.append(file.getvalue())
         table = io.StringIO(newline="")
         csv.writer(table, lineterminator="\n").writerows([self.header, *self.rows])
-        paths = files_of(self.file, Path(folder), suffix)
+        paths = [Path(folder) / f"{self.file}{suffix}.{kind}" for kind in KINDS]
         write_together(dict(zip(paths, [*contents, table.getvalue().encode()], strict=True)))
         return paths
 
 
-def files_of(file: str, folder: Path, suffix: str) -> list[Path]:
-    """Return the paths of a figure's files, in the order of `KINDS`."""
-    return [folder / f"{file}{suffix}.{kind}" for kind in KINDS]
-
-
 class Figure(ABC):
-    """One figure: its names, and the method that draws it.
-
-    Attributes:
-        name: for ``--only``. Figures whose name is a number are drawn first, in order, then the others.
-        file: name of its files, without the ending.
-        title: one line with its content.
-    """
+    """One figure: its name for ``--only``, the name of its files without the ending, its title, and how it is drawn."""
 
     name: ClassVar[str]
     file: ClassVar[str]

@@ -115,12 +115,8 @@ def _lines(one: Subject) -> list[tuple[Any, ...]]:
 
 
 def rightward(written: Int[np.ndarray, "commit 3"]) -> float | None:
-    """Return the share of the commits whose left neighbour was committed in the last step before that committed any.
-
-    Those of the first such step are not counted; None where there is no other.
-
-    Args:
-        written: (step, position, token) of every commit.
+    """Return the share of the commits whose left neighbour was committed in the last step before that committed any;
+    None where no step had one before it.
     """
     places = [set(written[written[:, 0] == step, 1].tolist()) for step in np.unique(written[:, 0])]
     beside = [position - 1 in before for before, now in pairwise(places) for position in now]

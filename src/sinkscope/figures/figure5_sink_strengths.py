@@ -51,7 +51,7 @@ def strongest(means: Sequence[np.ndarray]) -> float:
 
 
 def draw_strengths(axes: Any, one: Subject, most: float) -> Any:
-    """Draw layer × head, hatched where a head has a sink in few steps, and return the image; colours end at ``most``."""
+    """Draw layer × head, hatched where a head has a sink in few steps, and return the image."""
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
 

@@ -44,17 +44,13 @@ class Jump:
 
     @property
     def distance(self) -> int:
-        """Distance in positions; to the right is positive."""
         return self.after - self.before
 
 
 @dataclass(frozen=True)
 class Split:
-    """A step in which the masked and the unmasked queries of a head attend most to different keys.
-
-    Attributes:
-        clarity: how much larger the share of attention is that each of the two keys gets from its own group than from
-            the other group; the smaller of the two differences.
+    """A step in which the masked and the unmasked queries of a head attend most to different keys; each key gets a
+    larger share of attention from its own group than from the other, by ``clarity`` or more.
     """
 
     step: int
@@ -99,14 +95,12 @@ class Highlights:
 
     @cached_property
     def asked(self) -> Bool[np.ndarray, "layer head"]:
-        """Which heads are looked at."""
         asked = np.zeros((self.prompt.layers, self.prompt.heads), bool)
         asked[tuple(slice(None) if at is None else at for at in self.place)] = True
         return asked
 
     @cached_property
     def heads(self) -> list[HeadMovement]:
-        """How the main sink of each head moves, by layer and head."""
         moving = head_movement(self.main, self.prompt.is_sink_at(self.threshold))
         return [one for one in moving if self.asked[one.layer, one.head]]
 
@@ -126,7 +120,6 @@ class Highlights:
         return len(np.unique(main[main >= 0]))
 
     def movement_text(self, head: HeadMovement) -> str:
-        """Return at how many positions the main sink of a head is, and how often it moves and swaps, in words."""
         swaps = f", {counted(head.swaps, 'swap')}" if head.swaps else ""
         return f"{counted(self.places(head), 'position')}, {counted(head.moves, 'move')}{swaps}"
 
@@ -162,7 +155,6 @@ class Highlights:
 
     @cached_property
     def moves(self) -> list[Jump]:
-        """Every jump that is no swap of rank."""
         return [one for one in self.jumps if not one.swap]
 
     @cached_property

@@ -74,7 +74,6 @@ class Incoming:
 
     @property
     def stays(self) -> list[tuple[int, int, int]]:
-        """(position, first step, last step) of the main sink, for each time that it stays in one place."""
         return [] if self.main is None else stays_of(self.main)
 
     def name_of(self, position: int, first: int, last: int) -> str:
@@ -96,11 +95,7 @@ def mean_name(heads: int, layer: int | None) -> str:
 
 
 def check_head(trace: Trace, place: Place) -> Place:
-    """Return a layer and a head of a trace, counted from the start.
-
-    Raises:
-        CallError: a head without a layer, or a layer or head that the trace does not have.
-    """
+    """Return a layer and a head of a trace, counted from the start; raise CallError for those that it does not have."""
     layer, head = place
     if layer is None and head is not None:
         raise CallError(f"head: expected a layer with it, found head {head} alone")

@@ -43,7 +43,6 @@ class Cut:
 
     @property
     def left_out(self) -> int:
-        """How many positions are not drawn."""
         return self.width - sum(end - first for first, end in self.windows)
 
     @property

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.counts import counted
-from sinkscope.errors import CallError, SinkscopeError, TraceError
+from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.figures.highlights import Highlights, Place
 from sinkscope.figures.incoming_attention import check_head, commits_of, last_canvas_of
 from sinkscope.figures.style import model_label
@@ -44,17 +44,9 @@ class OpenedStatistics:
 
 
 def open_statistics(folder: str | Path) -> OpenedStatistics:
-    """Read a folder of statistics.
-
-    Raises:
-        TraceError: the folder is missing or damaged, or holds no complete prompt.
-        SinkscopeError: it was written by another version.
-    """
+    """Read a folder of statistics; raise TraceError where it is missing or damaged, or holds no complete prompt."""
     manifest, arrays, _ = read_statistics(folder)
-    summary = Summary.from_arrays(arrays)
-    if not summary.columns:
-        raise TraceError(f"{folder}: expected statistics of at least one column, found none; there is nothing to draw")
-    return OpenedStatistics(manifest, summary)
+    return OpenedStatistics(manifest, Summary.from_arrays(arrays))
 
 
 @final
@@ -235,8 +227,8 @@ def subject_of(
 
 
 def of_newest(subjects: Sequence[Subject], text: str) -> str:
-    """Return a caption's sentence about the models whose sinks are followed in the newest queries only, if any; the text
-    has ``{queries}`` where these are named.
+    """Return a caption's sentence about the models whose sinks are followed in the newest queries only, if any; its
+    text has ``{queries}`` where these are named.
     """
     newest = [one.followed for one in subjects if one.followed.newest]
     kinds = dict.fromkeys(one.kind for one in newest)
@@ -246,6 +238,6 @@ def of_newest(subjects: Sequence[Subject], text: str) -> str:
 
 RUNNING_SUMS = "these are running sums over all queries so far, which favour tokens that more queries see"
 OF_LINE = (
-    "Right of the dashed line a column is a sink by Eq. 3; there is none where columns do not add up to as many queries "
-    "as there are tokens."
+    "Right of the dashed line a column is a sink by Eq. 3; there is none where columns do not add up to as many "
+    "queries as there are tokens."
 )

@@ -60,7 +60,6 @@ class ExplorerServer:
 
     @property
     def url(self) -> str:
-        """Where the page is."""
         return f"http://{ADDRESS}:{self.http.server_address[1]}/"
 
     def attention_map(self, query: str) -> np.ndarray:
@@ -76,7 +75,6 @@ class ExplorerServer:
             return np.ascontiguousarray(self.maps(one, step, layer, head), "<f4")
 
     def serve(self) -> None:
-        """Answer until interrupted."""
         try:
             self.http.serve_forever()
         except KeyboardInterrupt:
