@@ -145,16 +145,6 @@ class Page:
             "new Promise((done) => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 250))"
         )
 
-    def press(self, key, text=None):
-        for kind in ("keyDown", "keyUp"):
-            self.call(
-                "Input.dispatchKeyEvent",
-                type=kind,
-                key=key,
-                **({"text": text or key} if len(key) == 1 and kind == "keyDown" else {}),
-            )
-        self.settle()
-
     def move(self, x, y):
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 

@@ -1,6 +1,5 @@
 """The explorer's data: what is on the page is what is in the trace, within the error that the page states."""
 
-import dataclasses
 import re
 import zlib
 
@@ -146,16 +145,6 @@ def test_the_canvas_is_that_of_the_trace(page, full):
     assert np.nanmax(np.abs(confidence - recorded)) < 1e-5
 
 
-def test_confidences_that_are_no_shares(tmp_path):
-    """Dream's entropy: from minus the entropy of all tokens to 0."""
-    confidence = -6 * np.random.default_rng(0).random((STEPS, POSITIONS)).astype(np.float32)
-    confidence[0, 0] = np.nan
-    explorer = explore([write_wandering(tmp_path / "entropy", wandering_columns(), confidence=confidence)])
-    found = ReadPage(explorer.page()).confidence(0)
-    np.testing.assert_allclose(found, confidence, atol=7e-5)
-    assert np.isnan(found[0, 0]) and "Confidences are within 0.00007." in explorer.page()
-
-
 def test_tokens_are_text_and_nothing_else(page):
     texts = [text for text, _ in page.traces[0]["tokens"]]
     assert "<script>alert('x')</script>" in texts
@@ -197,20 +186,6 @@ def test_what_cannot_be_shown_is_refused(full, tmp_path):
     empty = write_wandering(tmp_path / "empty", wandering_columns()[:0], complete=False)
     with pytest.raises(TraceError, match="no whole step"):
         explore([empty])
-
-
-def test_roles_of_other_weights_are_refused_and_those_given_are_shown(full):
-    from sinkscope.roles import Roles
-
-    @dataclasses.dataclass(frozen=True)
-    class Known(Roles):
-        def by_head(self):
-            return [{"layer": 1, "head": 2, "role": "idle", "removable": True, "substitutes": 1}]
-
-    roles = Known("org/planted", "0123abcd", LAYERS, HEADS, None, (), 1, 1, {})
-    assert explore([full], roles=roles).document["traces"][0]["roles"][0]["role"] == "idle"
-    with pytest.raises(CallError, match="traces of other weights"):
-        explore([full], roles=dataclasses.replace(roles, weight_hash="f00"))
 
 
 # The encoding

@@ -5,8 +5,6 @@ It needs Chromium (Debian: `apt-get install chromium`), or the path of one in th
 
 import re
 import threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -105,20 +103,6 @@ def test_one_colour_is_one_value_in_traces_side_by_side(browser, traces, tmp_pat
     assert [one / other for one, other in zip(both, alone, strict=True)] == pytest.approx([2, 2], rel=0.05)
 
 
-def test_keys_move_the_selection_and_the_address_keeps_it(browser, address):
-    page = browser.open(address + "#step=3&layer=0&head=0&second=-1")
-    for key, name, value in (
-        ("ArrowRight", "step", "4"), ("ArrowLeft", "step", "3"), ("End", "step", str(STEPS - 1)), ("Home", "step", "0"),
-        ("ArrowUp", "layer", "1"), (".", "head", "1"), (".", "head", "2"), ("n", "step", "1"), ("]", "token", "0"), ("m", "head", "-1"),
-    ):  # fmt: skip
-        page.press(key)
-        assert hash_of(page)[name] == value, key
-    before = page.evaluate("location.href")
-    again = browser.open(before)
-    assert again.evaluate("document.querySelector('#head').value") == "-1"
-    assert again.text("#sentence") == page.text("#sentence")
-
-
 def test_hover_tells_the_exact_number_and_a_click_selects(browser, address, traces):
     page = browser.open(address + "#step=3&layer=0&head=1&second=-1")
     page.evaluate("document.querySelector('.heat').scrollIntoView({block: 'center'})")
@@ -148,23 +132,6 @@ def test_hostile_tokens_are_text(browser, tmp_path, monkeypatch):
     assert HOSTILE[2] in shown and HOSTILE[3] in shown
     assert not {"\u202e", "\x1b", "\x00"} & set("".join(shown))
     assert page.complaints() == []
-
-
-def test_a_folder_is_read_from_a_plain_web_server_tile_by_tile(browser, traces, tmp_path):
-    explore(traces).write_folder(tmp_path / "new")
-    handler = partial(SimpleHTTPRequestHandler, directory=tmp_path / "new")
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_address[1]}/"
-        page = browser.open(address + f"#step=6&layer={MOVING[0]}&head={MOVING[1]}&second=-1")
-        assert f"at position {PROMPT + 6}, with 6.75 queries’ worth" in page.text("#sentence")
-        assert dots(page, ".heat-view .heat") > 500
-        assert all(url.startswith(address) for url in page.requests())
-        other = 1 - MOVING[0]
-        assert f"{address}data/0-columns-{MOVING[0]}.bin" in page.requests()
-        assert f"{address}data/0-columns-{other}.bin" not in page.requests()
-        assert page.complaints() == []
-        server.shutdown()
 
 
 def test_a_served_page_computes_maps(browser, traces):

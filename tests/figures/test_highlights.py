@@ -59,6 +59,7 @@ def test_where_nothing_moves_the_strongest_sink_is_the_clearest(tmp_path):
     columns = np.full((STEPS, LAYERS, HEADS, POSITIONS), 0.5, np.float32)
     columns[:, 0, 0, 4], columns[:, 1, 2, 5] = 9, 12
     still = subject_of(write_sudden(tmp_path / "still", columns, columns * 0.5)).highlights
+    assert (still.jump, still.flash, still.leftmost) == (None, None, None)
     assert still.moves == [] and (still.clearest.layer, still.clearest.head) == (1, 2)
 
 
@@ -81,13 +82,6 @@ def test_groups_with_too_few_queries_are_not_compared(tmp_path, monkeypatch):
     assert subject_of(trace).highlights.split is not None
     monkeypatch.setattr(groups, "LEAST_QUERIES", 14)
     assert subject_of(trace).highlights.split is None
-
-
-def test_without_movement_there_is_no_jump_no_flash_and_no_drift(tmp_path):
-    columns = np.full((STEPS, LAYERS, HEADS, POSITIONS), 0.5, np.float32)
-    columns[:, 0, 0, 4] = 9
-    still = subject_of(write_sudden(tmp_path / "still", columns, columns * 0.5)).highlights
-    assert (still.jump, still.flash, still.leftmost) == (None, None, None)
 
 
 def test_a_flash_is_neither_in_the_first_nor_in_the_last_step_nor_lasts_two(tmp_path):

@@ -4,9 +4,8 @@ from collections import Counter
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from wandering import HEADS, LAYERS, POSITIONS, wandering_columns, write_wandering
+from wandering import wandering_columns, write_wandering
 
 from sinkscope.errors import TraceError
 from sinkscope.figures import Table, draw_figures, find_figures, page_numbers, write_page
@@ -116,13 +115,3 @@ def test_a_trace_without_a_whole_step(tmp_path):
     for reads in (page_numbers, lambda trace: draw_figures([trace], tmp_path / "out")):
         with pytest.raises(TraceError, match="holds no whole step yet"):
             reads(trace)
-
-
-def test_one_step_without_a_sink_is_drawn_and_says_so(tmp_path):
-    trace = write_wandering(tmp_path / "flat", np.ones((1, LAYERS, HEADS, POSITIONS), np.float32))
-    figures = draw_figures([trace], tmp_path / "out", only=ONLY)
-    page = write_page([trace], tmp_path / "out", figures=figures).read_text()
-    assert "no movement to measure" in page
-    assert "no head has a sink" in page
-    numbers = page_numbers(trace)
-    assert (numbers["sinks"], numbers["movement"], numbers["sink_tokens"]) == (0, None, [])

@@ -51,6 +51,6 @@ class Figures(Command):
             traces += [open_statistics(folder)] if is_statistics(folder) else open_and_check(folder)
         roles = roles_for_traces(self.roles, traces)
         maps, place = map_reader(self.model, self.device), {"layer": self.layer, "head": self.head}
-        how = {"excess": self.excess, "compare": self.compare, "only": names, "maps": maps, "roles": roles}
-        for path in draw_figures(traces, self.out, say=note, **how, **place):
+        how: dict[str, Any] = {"excess": self.excess, "compare": self.compare, "only": names, "roles": roles, **place}
+        for path in draw_figures(traces, self.out, maps=maps, say=note, **how):
             print(path)

@@ -102,7 +102,7 @@ class Roles(Command):
         found = replace(found, source=self._source())
         for number, why in found.failed.items():
             note(f"prompt {number} is left out: {why}")
-        found.save(self.out)
+        found.save(self.out)  # type: ignore[arg-type]  # only a dry run has none
         if self.json:
             print_json(found.as_dict())
         else:

@@ -67,8 +67,8 @@ def _print(trace: Any, tracks: Any, test: Any, roles: Any) -> None:
     else:
         say("  no head has a main sink in two steps, so there is no movement to tell")
     _print_heads(trace, tracks)
-    for role in ROLES if roles is not None else ():
-        known = {(one.layer, one.head) for one in roles.heads if one.role == role}
+    for role in ROLES:
+        known = {(one.layer, one.head) for one in (roles.heads if roles else ()) if one.role == role}
         if mine := [one for one in tracks.heads if (one.layer, one.head) in known]:
             moves = sum(one.moves for one in mine) / len(mine)
             places = ", ".join(f"{one.layer}.{one.head}" for one in mine)

@@ -61,7 +61,7 @@ class Train(Command):
         }
         given = {name: value for name, value in changes.items() if value is not None}
         recipe, texts = dataclasses.replace(RECIPES[self.recipe], **given), read_data(self.data)
-        watch, every, folder = None, self.watch, self.out / "watch"
+        every, folder = self.watch, self.out / "watch"
         if every is not None:
             if not 1 <= every <= recipe.updates:
                 raise CallError(f"--watch: expected 1 to {recipe.updates:,}, the number of updates, found {every}")
@@ -70,12 +70,21 @@ class Train(Command):
             if done := recipe.updates if (self.out / WEIGHTS).exists() else saved_update(self.out):
                 _check_watched(folder, every, done)
 
-            def watch(network: Any, update: int) -> None:
-                if update % every == 0:
-                    TrainingWatch(network, canvases, folder, every=every, name=recipe.name)(update)
+        def watch(network: Any, update: int) -> None:
+            if every and update % every == 0:
+                TrainingWatch(network, canvases, folder, every=every, name=recipe.name)(update)
 
         command = " ".join(["sinkscope", *sys.argv[1:]])
-        print(train_checkpoint(recipe, self.out, texts=texts, device=self.device, command=command, watch=watch))
+        print(
+            train_checkpoint(
+                recipe,
+                self.out,
+                texts=texts,
+                device=self.device,
+                command=command,
+                watch=None if every is None else watch,
+            )
+        )
 
 
 def read_data(path: Path | None) -> Any:

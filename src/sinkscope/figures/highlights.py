@@ -150,8 +150,10 @@ class Highlights:
         step, layer, head, old, new = np.array(rows, int).reshape(-1, 5).T
         is_sink = self.prompt.is_sink_at(self.threshold)
         stays, was = is_sink(step + 1, layer, head, old), is_sink(step, layer, head, new)
-        kinds = zip((~stays & ~was).tolist(), (stays & was).tolist(), strict=True)
-        return [Jump(*row, *kind, much) for row, kind, much in zip(rows, kinds, held, strict=True)]
+        return [
+            Jump(*row, clean=clean, swap=swap, held=much)
+            for row, clean, swap, much in zip(rows, (~stays & ~was).tolist(), (stays & was).tolist(), held, strict=True)
+        ]
 
     @cached_property
     def moves(self) -> list[Jump]:
