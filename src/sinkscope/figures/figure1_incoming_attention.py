@@ -97,7 +97,9 @@ def _head_panel(one: Subject, percent: bool) -> _Panel:
     layer, head = map(int, place) if chosen is None else (chosen.layer, chosen.head)
     name = one.head_name(layer, head)
     drawn = _incoming(one, name, followed_columns(one.trace, layer, head), percent, one.main[:, layer, head])
-    return _Panel(one, "head", f"{plain(one.heading)},\n{name}, attention {one.queries_text}", drawn, layer, head)
+    return _Panel(
+        one, "head", f"{plain(one.heading)},\n{name}, attention from {one.followed.queries_text}", drawn, layer, head
+    )
 
 
 def _mean_panel(one: Subject, percent: bool) -> _Panel:

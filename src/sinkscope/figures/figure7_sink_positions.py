@@ -79,8 +79,7 @@ def chosen_heads(one: Subject) -> list[_Series]:
     if found.only is not None:
         reasons[found.only] = [ASKED_FOR]
     else:
-        best = zip((found.most_moves, found.most_positions, found.most_static), REASONS, strict=True)
-        for head, why in best:
+        for head, why in zip((found.most_moves, found.most_positions, found.most_static), REASONS, strict=True):
             if head is not None and (head.moves or why != "most moves"):
                 reasons.setdefault(head, []).append(why)
     return [
@@ -107,10 +106,8 @@ def draw_positions(axes: Any, one: Subject, series: Sequence[_Series], letters: 
         head, reason = each.movement, "" if each.why == ASKED_FOR else f": {each.why}"
         seen = f"({one.highlights.movement_text(head)})".replace(" ", "\N{NO-BREAK SPACE}")
         label = textwrap.fill(f"{one.head_name(head.layer, head.head)}{reason} {seen}", letters - 8)
-        at, look = (
-            np.where(each.main >= 0, places[each.main], np.nan),
-            {"markerfacecolor": "white", "markeredgewidth": 0.8, "linewidth": 0.9},
-        )
+        look = {"markerfacecolor": "white", "markeredgewidth": 0.8, "linewidth": 0.9}
+        at = np.where(each.main >= 0, places[each.main], np.nan)
         curve(axes, at, each.colour, each.marker, label, 3, **look)
     if not any((each.main >= 0).any() for each in series):
         axes.text(0.5, 0.5, "no sink by Eq. 3", transform=axes.transAxes, ha="center")
@@ -122,7 +119,7 @@ def draw_positions(axes: Any, one: Subject, series: Sequence[_Series], letters: 
     ticks = cut.ticks()
     axes.set_yticks(places[ticks], [str(position) for position in ticks])
     cuts = f"; {cut.left_out} tokens of the prompt left out" if cut.left_out else ""
-    axes.set_title(textwrap.fill(f"{plain(one.heading)}, {one.queries_text}{cuts}", letters - 10))
+    axes.set_title(textwrap.fill(f"{plain(one.heading)}, from {one.followed.queries_text}{cuts}", letters - 10))
     _name_tokens(axes, one, series, places)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13))
 

@@ -34,11 +34,9 @@ def figure_style(wide: bool = False) -> Iterator[None]:
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(
             {
-                "font.family": "DejaVu Sans",
                 "font.size": size,
                 "axes.titlesize": size,
                 "axes.titlelocation": "left",
-                "axes.labelsize": size,
                 "figure.titlesize": size + 1.5,
                 "xtick.labelsize": size - 1,
                 "ytick.labelsize": size - 1,
@@ -49,11 +47,8 @@ def figure_style(wide: bool = False) -> Iterator[None]:
                 "ytick.major.width": 0.6,
                 "axes.spines.top": False,
                 "axes.spines.right": False,
-                "figure.dpi": 100,
                 "savefig.dpi": 200 if not wide else 160,
                 "pdf.fonttype": 42,
-                "figure.facecolor": "white",
-                "savefig.facecolor": "white",
             }
         )
         yield

@@ -104,10 +104,6 @@ class Subject:
         return Followed.named(self.manifest.get("followed"), self.summary.causal)
 
     @property
-    def queries_text(self) -> str:
-        return f"from {self.followed.queries_text}"
-
-    @property
     def threshold(self) -> Threshold:
         return Threshold(self.summary.excess)
 
