@@ -26,33 +26,22 @@ def files(*names):
     return [f"{FIGURES[name].file}.{kind}" for name in names for kind in KINDS]
 
 
-@pytest.fixture(scope="module")
-def drawn(sudden, tmp_path_factory):
-    folder, asked = tmp_path_factory.mktemp("figures"), []
-
-    def maps(trace, step, layer, head):
-        asked.append((step, layer, head))
-        return map_of(trace, step, layer, head)
-
-    return folder, draw_figures([sudden], folder, maps=maps), asked
+def test_a_figure_is_png_pdf_and_csv_and_the_png_carries_its_caption(sudden, tmp_path):
+    png, pdf, table = draw_figures([sudden], tmp_path, only=["3"])
+    assert [path.name for path in (png, pdf, table)] == files("3") and {png, pdf, table} == {*tmp_path.iterdir()}
+    assert pdf.read_bytes().startswith(b"%PDF") and table.read_text().startswith("model,column_sum_from,")
+    with Image.open(png) as image:
+        assert "org/planted" in image.info["Title"] and "What it does not show:" in image.info["Description"]
 
 
-def test_every_figure_is_png_pdf_and_csv_and_the_png_carries_its_caption(drawn):
-    folder, paths, _ = drawn
-    assert [path.name for path in paths] == files(*FIGURES)
-    assert sorted(folder.iterdir()) == sorted(paths)
-    for path in paths:
-        assert path.stat().st_size > 200
-        if path.suffix == ".pdf":
-            assert path.read_bytes().startswith(b"%PDF")
-        if path.suffix == ".png":
-            with Image.open(path) as image:
-                assert "org/planted" in image.info["Title"]
-                assert "What it does not show:" in image.info["Description"]
+def test_every_figure_is_drawn_and_maps_are_asked_for_at_the_highlights(unpainted, sudden, tmp_path):
+    asked = []
 
+    def maps(trace, *place):
+        asked.append(place)
+        return map_of(trace, *place)
 
-def test_maps_are_asked_for_at_the_highlights(drawn):
-    _, _, asked = drawn
+    assert [path.name for path in draw_figures([sudden], tmp_path, maps=maps)] == files(*FIGURES)
     jump = [(6, 0, 1), (7, 0, 1)]
     split_and_flash = [(5, 1, 1), (5, 1, 3), (6, 1, 3), (7, 1, 3)]
     first_and_last = [(0, 0, 0), (11, 0, 0), (0, 0, 2), (11, 0, 2)]

@@ -11,7 +11,7 @@ from sinkscope.errors import TraceError
 from sinkscope.figures import Table, draw_figures, find_figures, page_numbers, write_page
 from sinkscope.figures.subject import subject_of
 
-ONLY = ("1", "3", "5", "7")
+ONLY = ("3", "5")
 FILES = [find_figures()[name].file for name in ONLY]
 
 
