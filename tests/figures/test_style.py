@@ -1,8 +1,5 @@
 """Labels of models and tokens, and what an import of the package loads."""
 
-import subprocess
-import sys
-
 from sinkscope.figures import draw_figures
 from sinkscope.figures.style import model_label, model_labels, plain, tick_label, token_label
 
@@ -26,13 +23,6 @@ def test_labels_of_tokens_and_models(wandering, causal):
     hidden = wandering.manifest | {"hidden": [{"rules": ["HideTopSinks(k=1)"]}]}
     assert model_labels([wandering.manifest, hidden]) == ["org/planted", "org/planted, keys hidden"]
     assert plain("$x$ 漢") == r"\$x\$ ▯"
-
-
-def test_import_stays_light():
-    code = "import sinkscope.figures, sys; print([m for m in ('torch', 'transformers', 'matplotlib', 'jinja2', 'scipy') if m in sys.modules])"
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
-    )
 
 
 def test_settings_of_the_user_change_no_figure_and_are_his_again_afterwards(wandering, tmp_path):
