@@ -35,6 +35,7 @@ def test_the_demo_makes_traces_figures_and_a_page_with_the_same_numbers(tmp_path
     assert "http://" not in html.replace("http://www.w3.org", "")
 
 
+@pytest.mark.slow
 def test_the_demo_can_be_made_again_where_that_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr("sinkscope.figures.draw_figures", lambda *_, **__: [])
     for overwrite in (False, True):
