@@ -68,10 +68,16 @@ class Sinks(Command):
 
 
 def _print_sinks(trace: Any, found: Any) -> None:
+    import numpy as np
+
     steps, layers, heads, _ = found.shape
     shape = f"{counted(steps, 'step')}, {counted(layers, 'layer')}, {counted(heads, 'head')}"
     say(f"{trace.folder}: {counted(len(found), 'sink')} in {shape}")
     say(f"excess > {found.threshold:g} {found.unit}; {found.selected_share:.2%} of the tokens are sinks")
+    keys, most = found.shape[-1], np.rint(np.nansum(trace.column_sums[:], axis=-1).max())  # cross-attention has more
+    if found.unit == "queries" and found.threshold >= max(keys, most):
+        reached = f"no column of {keys} tokens can exceed the others by {found.threshold:g}"
+        note(f"{trace.folder}: {reached}; give a lower --excess")
     say(f"\n{'position':>8}  {'token':<14}{'times a sink':>12}{'mean column':>13}")
     for position, token, count, mean in found.places()[:12]:
         say(f"{position:>8}  {trace.token_text(token)!r:<14}{count:>12}{mean:>13.1f}")

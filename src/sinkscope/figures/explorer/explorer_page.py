@@ -159,7 +159,8 @@ def explore(
         raise CallError("expected at least one trace, found none")
     theirs = [roles is not None and roles.are_of(trace.manifest.get("model", {})) for trace in opened]
     if roles is not None and not any(theirs):
-        raise CallError(f"expected a trace of {roles.model}, whose roles were given, found traces of other weights")
+        wanted = f"expected a trace of {roles.model}, whose roles were given"
+        raise CallError(f"{wanted}, found traces of other weights or another config.json")
     tiles, shown = Tiles(), []
     labels = model_labels([trace.manifest for trace in opened])
     for number, (trace, label, known) in enumerate(zip(opened, labels, theirs, strict=True)):
