@@ -3,11 +3,26 @@
 import base64
 import json
 import re
+import zlib
 
 import numpy as np
 
-from sinkscope.figures.explorer.quantised import LogScale
-from sinkscope.figures.explorer.tiles import Tiles
+from sinkscope.figures.explorer.tiles import CODES, TYPES, Tiles
+
+
+def decode(scale, codes):
+    """The value of each code, 0 for code 0."""
+    low, high = scale
+    values = low * (high / low) ** ((np.arange(CODES + 1) - 1) / (CODES - 1))
+    values[0] = 0
+    return values.astype(np.float32)[codes]
+
+
+def read_tile(tiles, name):
+    """An array as the page reads it."""
+    about = tiles.index[name]
+    values = np.frombuffer(zlib.decompress(tiles.content[name]), TYPES[about["type"]]).reshape(about["shape"])
+    return np.cumsum(values, axis=0, dtype=values.dtype) if about["delta"] else values
 
 
 class ReadPage:
@@ -23,14 +38,14 @@ class ReadPage:
         self.traces = self.document["traces"]
 
     def tile(self, number, name):
-        return self.tiles.read(f"{number}/{name}")
+        return read_tile(self.tiles, f"{number}/{name}")
 
     def quantity(self, number, name):
         return next(one for one in self.traces[number]["quantities"] if one["name"] == name)
 
     def layer(self, number, name, layer):
         """Values [step, head, position] of one layer, as the page shows them."""
-        return LogScale(*self.quantity(number, name)["layers"][layer]).decode(self.tile(number, f"{name}/{layer}"))
+        return decode(self.quantity(number, name)["layers"][layer], self.tile(number, f"{name}/{layer}"))
 
     def confidence(self, number):
         codes = self.tile(number, "confidence")

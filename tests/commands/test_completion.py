@@ -61,11 +61,3 @@ def test_bash_completes_commands_options_choices_and_files(complete):
     assert complete("evaluate", "--gpu", "h") == {"h100", "h200"}
     assert complete("sinks", "run") == {"run.trace"}
     assert complete("sinks", "nothing") == set()
-
-
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_get_a_script_of_theirs(run, shell):
-    status, out, _ = run("completion", shell)
-    assert status == 0
-    assert ("#compdef sinkscope" if shell == "zsh" else "complete --no-files --command ") in out
-    assert "--keep-maps" in out

@@ -88,24 +88,3 @@ def test_commands_on_trained_models_are_well_formed(run, tmp_path, monkeypatch, 
     status, _, err = run(*shlex.split(line)[1:])
     assert status and re.search("DIR|FILE|FOLDER", err)
     assert not re.search("[Pp]arsing|[Uu]nrecognized|[Ii]nvalid", err)
-
-
-def test_few_lines_are_left_out_and_all_pages_are_read():
-    assert len(CUT) == 1 and len(LOCAL) >= 14
-    assert {
-        "evaluation.md",
-        "explore.md",
-        "exports.md",
-        "figures.md",
-        "findings.md",
-        "lab.md",
-        "models.md",
-        "roles.md",
-        "sink-token.md",
-        "statistics.md",
-    } == {page for page, _ in LINES}
-
-
-def test_a_continued_line_is_one_command_without_its_comment():
-    page = "text\n\n    sinkscope a --b \\\n        --c  # why\n    other\n    sinkscope d\n"
-    assert commands(page) == ["sinkscope a --b --c", "sinkscope d"]

@@ -382,11 +382,6 @@ def test_the_name_of_a_run_commands_no_terminal(corpus, run, tmp_path):
     assert status == 0 and "\x1b" not in out and "\\x1b[31mred: held-out loss" in out
 
 
-def test_a_figure_of_no_run_is_refused():
-    with pytest.raises(CallError, match="runs: expected at least one, found none"):
-        draw_emergence([])
-
-
 def test_roles_of_moments_that_were_measured_without_them_are_found(corpus, tmp_path):
     network, canvases = network_and_canvases("diffusion", corpus, count=10)
     assert TrainingWatch(network, canvases, tmp_path / "watch", every=1)(1)
@@ -528,14 +523,6 @@ def test_a_watch_that_begins_in_the_middle_is_refused(run, tmp_path, monkeypatch
     status, out, err = run(*call, "--watch", "100")
     assert (status, out) == (2, "") and re.search(r"found \S+ after update \d+ and \S+ without update 0", err)
     assert not (tmp_path / "run/watch").exists()
-
-
-def test_runs_are_told_apart_by_as_many_folders_as_it_takes():
-    from sinkscope.commands.watch_training import _shortest
-
-    places = ["/a/run/watch", "/b/run/watch", "/c/other"]
-    assert [_shortest(one, places) for one in places] == ["a/run/watch", "b/run/watch", "other"]
-    assert [_shortest(one, ["/w", "/x/w"]) for one in ("/w", "/x/w")] == ["/w", "x/w"]
 
 
 def test_weights_that_are_not_the_ones_of_their_run_are_refused(run, tmp_path):

@@ -1,13 +1,11 @@
 """Drives the Chromium of this machine over a pipe (Chrome DevTools Protocol), without further packages."""
 
-import base64
 import json
 import os
 import shutil
 import subprocess
 import tempfile
 import time
-from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
@@ -147,16 +145,6 @@ class Page:
             "new Promise((done) => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 250))"
         )
 
-    def press(self, key, text=None):
-        for kind in ("keyDown", "keyUp"):
-            self.call(
-                "Input.dispatchKeyEvent",
-                type=kind,
-                key=key,
-                **({"text": text or key} if len(key) == 1 and kind == "keyDown" else {}),
-            )
-        self.settle()
-
     def move(self, x, y):
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
@@ -170,13 +158,6 @@ class Page:
 
     def box(self, selector):
         return self.evaluate(f"document.querySelector({json.dumps(selector)}).getBoundingClientRect().toJSON()")
-
-    def screenshot(self, path, whole=True):
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}} if whole else {}
-        Path(path).write_bytes(
-            base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=whole, **clip)["data"])
-        )
 
     def complaints(self):
         """Errors and warnings of the console, exceptions, and refused or failed loads."""

@@ -13,10 +13,9 @@ from PIL import Image
 from sudden import map_of, sudden_columns, write_sudden
 
 import sinkscope.figures
-from sinkscope import cli
 from sinkscope.errors import CallError, SinkscopeError, TraceError
 from sinkscope.figures import draw_figure, draw_figures, find_figures
-from sinkscope.figures.style import figure_style, new_sheet
+from sinkscope.figures.style import figure_style
 
 FIGURES = find_figures()
 OF_MAPS = ("4", "6", "8")
@@ -27,47 +26,22 @@ def files(*names):
     return [f"{FIGURES[name].file}.{kind}" for name in names for kind in KINDS]
 
 
-@pytest.fixture(scope="module")
-def drawn(sudden, tmp_path_factory):
-    folder, asked = tmp_path_factory.mktemp("figures"), []
-
-    def maps(trace, step, layer, head):
-        asked.append((step, layer, head))
-        return map_of(trace, step, layer, head)
-
-    return folder, draw_figures([sudden], folder, maps=maps), asked
+def test_a_figure_is_png_pdf_and_csv_and_the_png_carries_its_caption(sudden, tmp_path):
+    png, pdf, table = draw_figures([sudden], tmp_path, only=["3"])
+    assert [path.name for path in (png, pdf, table)] == files("3") and {png, pdf, table} == {*tmp_path.iterdir()}
+    assert pdf.read_bytes().startswith(b"%PDF") and table.read_text().startswith("model,column_sum_from,")
+    with Image.open(png) as image:
+        assert "org/planted" in image.info["Title"] and "What it does not show:" in image.info["Description"]
 
 
-def test_figures_are_found_in_order():
-    numbers = [name for name in FIGURES if name.isdigit()]
-    words = [name for name in FIGURES if not name.isdigit()]
-    assert list(FIGURES) == [*sorted(numbers, key=int), *sorted(words)]
-    assert {*map(str, range(1, 11)), "norms"} <= set(FIGURES)
+def test_every_figure_is_drawn_and_maps_are_asked_for_at_the_highlights(unpainted, sudden, tmp_path):
+    asked = []
 
+    def maps(trace, *place):
+        asked.append(place)
+        return map_of(trace, *place)
 
-def test_every_figure_is_png_pdf_and_csv_and_the_png_carries_its_caption(drawn):
-    folder, paths, _ = drawn
-    assert [path.name for path in paths] == files(*FIGURES)
-    assert sorted(folder.iterdir()) == sorted(paths)
-    for path in paths:
-        assert path.stat().st_size > 200
-        if path.suffix == ".pdf":
-            assert path.read_bytes().startswith(b"%PDF")
-        if path.suffix == ".png":
-            with Image.open(path) as image:
-                assert "org/planted" in image.info["Title"]
-                assert "What it does not show:" in image.info["Description"]
-
-
-def test_a_csv_file_holds_the_rows_drawn(draw, drawn, sudden):
-    folder, _, _ = drawn
-    one = draw("5", sudden)
-    with (folder / f"{one.file}.csv").open(newline="", encoding="utf-8") as file:
-        assert list(csv.reader(file)) == [list(one.header), *([str(cell) for cell in row] for row in one.rows)]
-
-
-def test_maps_are_asked_for_at_the_highlights(drawn):
-    _, _, asked = drawn
+    assert [path.name for path in draw_figures([sudden], tmp_path, maps=maps)] == files(*FIGURES)
     jump = [(6, 0, 1), (7, 0, 1)]
     split_and_flash = [(5, 1, 1), (5, 1, 3), (6, 1, 3), (7, 1, 3)]
     first_and_last = [(0, 0, 0), (11, 0, 0), (0, 0, 2), (11, 0, 2)]
@@ -93,29 +67,12 @@ def cut_off(sheet):
     return found
 
 
-@pytest.mark.parametrize("side_by_side", [1, 2])
 @pytest.mark.parametrize("name", FIGURES)
-def test_no_text_is_cut_off_alone_or_side_by_side(sudden, name, side_by_side):
-    subjects = [
-        sinkscope.figures.subject.subject_of(sudden, label=f"a model with a name of its own {number}", maps=map_of)
-        for number in range(side_by_side)
-    ]
-    with figure_style(wide=side_by_side > 1):
+def test_no_text_is_cut_off_side_by_side(sudden, name):
+    labels = ("a model with a name of its own 1", "a model with a name of its own 2")
+    subjects = [sinkscope.figures.subject.subject_of(sudden, label=label, maps=map_of) for label in labels]
+    with figure_style(wide=True):
         assert cut_off(FIGURES[name].draw(subjects).sheet) == []
-
-
-def test_text_beyond_the_sheet_is_seen():
-    sheet = new_sheet(3, 2)
-    sheet.text(0.9, 0.5, "reaches beyond the right edge")
-    assert cut_off(sheet) == ["reaches beyond the right edge"]
-
-
-def test_no_more_than_a_step_or_a_head_is_read_at_once(draw, sudden, columns_read, monkeypatch):
-    monkeypatch.setattr("sinkscope.statistics.statistic.READ_AT_ONCE", 1)
-    for name in FIGURES:
-        draw(name, sudden)
-    steps, layers, heads, positions = sudden.column_sums.shape
-    assert max(columns_read) == max(steps, layers * heads) * positions
 
 
 # Several traces
@@ -133,142 +90,85 @@ def test_comparison_puts_both_traces_into_every_figure(unpainted, sudden, tmp_pa
                 assert {row["model"] for row in csv.DictReader(file)} == {"org/planted", "org/mirrored"}, path.name
 
 
-def test_several_traces_without_compare_get_figures_of_their_own(unpainted, wandering, causal, tmp_path):
-    names = [
-        path.name for path in draw_figures([wandering, causal], tmp_path, only=["1", "5"]) if path.suffix == ".png"
-    ]
-    assert names == [
-        f"{FIGURES[name].file}-{model}.png" for model in ("org-planted", "my-llama") for name in ("1", "5")
-    ]
-
-
 @pytest.mark.parametrize(
     ("labels", "names"),
-    [
-        (["mod-v1", "mod_v1"], ["mod-v1-1", "mod-v1-2"]),
-        (["Mod", "mod"], ["Mod-1", "mod-2"]),
-        (["模型甲", "模型乙"], ["模型甲", "模型乙"]),
-        (["!", "?", "a/b"], ["model-1", "model-2", "a-b"]),
-        (["a (1)", "a (2)", "a-1"], ["a-1-1", "a-2", "a-1-2"]),
-        (["x" * 90 + "1", "x" * 90 + "2"], ["x" * 60 + "-1", "x" * 60 + "-2"]),
-    ],
+    [(["a/b", "模型甲"], ["a-b", "模型甲"]), (["Mod_1", "mod-1", "x"], ["Mod-1-1", "mod-1-2", "x-3"])],
 )
 def test_no_trace_overwrites_the_figures_of_another(unpainted, wandering, tmp_path, monkeypatch, labels, names):
     monkeypatch.setattr("sinkscope.figures.drawing.model_labels", lambda _: labels)
-    paths = draw_figures([wandering] * len(labels), tmp_path, only=["3"])
-    assert [path.name for path in paths if path.suffix == ".csv"] == [
-        f"{FIGURES['3'].file}-{name}.csv" for name in names
-    ]
-    for path, label in zip((path for path in paths if path.suffix == ".csv"), labels, strict=True):
+    paths = [path for path in draw_figures([wandering] * len(labels), tmp_path, only=["3"]) if path.suffix == ".csv"]
+    assert [path.name for path in paths] == [f"{FIGURES['3'].file}-{name}.csv" for name in names]
+    for path, label in zip(paths, labels, strict=True):
         with path.open(newline="", encoding="utf-8") as file:
             assert {row["model"] for row in csv.DictReader(file)} == {label}
 
 
 def test_the_command_draws_the_head_that_is_asked_for(run, unpainted, wandering, tmp_path):
-    status, out, err = run("figures", wandering.folder, "--out", tmp_path, "--layer", 1, "--head", 2, "--only", "1,5,7")
+    status, out, err = run("figures", wandering.folder, "--out", tmp_path, "--layer", 1, "--head", 2, "--only", "1,7")
     assert (status, err) == (0, "")
-    assert [Path(line).name for line in out.splitlines()] == files("1", "5", "7")
+    assert [Path(line).name for line in out.splitlines()] == files("1", "7")
     for name, column in (("1", "panel"), ("7", "series")):
         with (tmp_path / f"{FIGURES[name].file}.csv").open(newline="", encoding="utf-8") as file:
-            places = {
-                (row["layer"], row["head"]) for row in csv.DictReader(file) if row[column] not in ("mean", "committed")
-            }
-        assert places == {("1", "2")}
-    for flags, message in (
-        (("--layer", 2), "layer: expected 0 to 1, found 2"),
-        (("--head", 0), "head: expected a layer with it, found head 0 alone"),
-    ):
-        status, out, err = run("figures", wandering.folder, "--out", tmp_path, *flags)
-        assert (status, out) == (2, "") and message in err
-
-
-def test_more_traces_than_fit_side_by_side_are_refused(sudden, tmp_path):
-    with pytest.raises(
-        CallError, match=r"expected at most 4 traces side by side, found 5; name single ones, such as FOLDER/000000"
-    ):
-        draw_figures([sudden] * 5, tmp_path / "out", compare=True)
-    assert not (tmp_path / "out").exists()
+            rows = [row for row in csv.DictReader(file) if row[column] not in ("mean", "committed")]
+        assert {(row["layer"], row["head"]) for row in rows} == {("1", "2")}
+    status, out, err = run("figures", wandering.folder, "--out", tmp_path, "--head", 0)
+    assert (status, out) == (2, "") and "head: expected a layer with it, found head 0 alone" in err
 
 
 # What cannot be drawn
 
 
-def test_a_model_that_is_gone_leaves_the_other_figures(sudden, tmp_path):
+def test_a_wrong_figure_and_no_or_too_many_traces_are_refused(sudden, tmp_path):
+    for traces, only, message in (
+        ([sudden], ["none"], r"no figure 'none'; expected one of 1, 2, .*norms"),
+        ([], None, "expected at least one trace to draw"),
+        ([sudden] * 5, None, "expected 1 to 4 traces side by side, found 5; name single ones, such as FOLDER/000000"),
+    ):
+        with pytest.raises(CallError, match=message):
+            draw_figures(traces, tmp_path / "out", only=only, compare=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_is_gone_leaves_the_other_figures(unpainted, sudden, tmp_path):
     def gone(*_):
         raise CallError("the model cannot be loaded. Pass --model")
 
-    said = []
-    paths = draw_figures([sudden], tmp_path, only=["10", *OF_MAPS], maps=gone, say=said.append)
-    assert [path.name for path in paths] == files("10")
-    assert said == [
-        f"Figure {name} is not drawn for org/planted: the model cannot be loaded. Pass --model" for name in OF_MAPS
-    ]
+    for maps, why in ((gone, "the model cannot be loaded. Pass --model"), (None, "it needs attention maps")):
+        said = []
+        paths = draw_figures([sudden], tmp_path, only=["10", *OF_MAPS], maps=maps, say=said.append)
+        assert [path.name for path in paths] == files("10")
+        expected = [f"Figure {name} is not drawn for org/planted: {why}" for name in OF_MAPS]
+        assert all(one.startswith(start) for one, start in zip(said, expected, strict=True))
 
 
 def test_a_figure_of_another_run_is_not_left_among_those_of_this_one(sudden, tmp_path):
-    def gone(*_):
-        raise CallError("the model cannot be loaded. Pass --model")
-
     mine, theirs = (tmp_path / f"figure4-sink-jump{ending}" for ending in (".png", "-of-another.png"))
     for path in (mine, theirs):
         path.write_bytes(b"earlier")
     with pytest.raises(SinkscopeError, match="expected at least one figure that can be drawn"):
-        draw_figures([sudden], tmp_path, only=["4"], maps=gone)
+        draw_figures([sudden], tmp_path, only=["4"])
     assert mine.exists()  # nothing is drawn in its place
-    said = []
-    draw_figures([sudden], tmp_path, only=["10", "4"], maps=gone, say=said.append)
+    draw_figures([sudden], tmp_path, only=["10", "4"])
     assert not mine.exists() and theirs.exists()
-    assert said[-1] == f"Figure 4 that was in {tmp_path} is of another run and is removed"
 
 
 @pytest.mark.slow
 def test_figures_over_earlier_ones_are_all_there_or_none_of_them(sudden, tmp_path, monkeypatch):
-    out, only = tmp_path / "out", ["3", "10"]
-    draw_figures([sudden], out, only=only, excess=3.0)
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    assert len(before) == 6
-    for files_written in range(6):
-        says = r"out/figure[0-9]+-[\w-]+\.\w+ cannot be written \(No space"
-        with room_for(files_written, monkeypatch), pytest.raises(TraceError, match=says) as found:
-            draw_figures([sudden], out, only=only, excess=2.0)
-        assert "files.writing" not in str(found.value)
-        assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-    (out / "files.writing").mkdir()  # as a killed run leaves it
-    (out / "files.writing/figure3-column-sums.png").touch()
-    draw_figures([sudden], out, only=only, excess=2.0)
-    assert {path.name for path in out.iterdir()} == set(before)
-    assert (out / "figure10-thresholds.csv").read_bytes() == before["figure10-thresholds.csv"]
+    draw_figures([sudden], tmp_path, only=["3", "10"])
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with room_for(4, monkeypatch), pytest.raises(TraceError, match=r"/figure10-thresholds\.\w+ cannot be written"):
+        draw_figures([sudden], tmp_path, only=["3", "10"], excess=2.0)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before and len(before) == 6
 
 
-@pytest.mark.parametrize("room", [0, 1, 2])
-def test_the_files_of_one_figure_are_all_there_or_none_of_them(room, sudden, tmp_path, monkeypatch):
+def test_the_files_of_one_figure_are_all_there_or_none_of_them(sudden, tmp_path, monkeypatch):
     drawn = draw_figure("3", sudden)
     drawn.save(tmp_path)
     for path in tmp_path.iterdir():
         path.write_bytes(b"earlier")
-    with room_for(room, monkeypatch), pytest.raises(TraceError, match="No space"):
+    with room_for(1, monkeypatch), pytest.raises(TraceError, match="No space"):
         drawn.save(tmp_path)
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"earlier"] * 3
-
-
-def test_without_maps_the_others_are_drawn(unpainted, sudden, tmp_path):
-    said = []
-    paths = draw_figures([sudden], tmp_path, say=said.append)
-    assert [path.name for path in paths] == files(*(name for name in FIGURES if name not in OF_MAPS))
-    assert said == [
-        f"Figure {name} is not drawn for org/planted: it needs attention maps; `sinkscope figures` recomputes them"
-        for name in OF_MAPS
-    ]
-
-
-def test_an_unknown_figure_is_refused(sudden, tmp_path):
-    with pytest.raises(CallError, match=r"no figure 'none'; expected one of 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, .*norms"):
-        draw_figures([sudden], tmp_path, only=["none"])
-
-
-def test_nothing_to_draw_is_refused(tmp_path):
-    with pytest.raises(CallError, match="expected at least one trace to draw"):
-        draw_figures([], tmp_path)
 
 
 # How a figure is added
@@ -276,42 +176,16 @@ def test_nothing_to_draw_is_refused(tmp_path):
 NEW_FIGURE = files_of_the_page()["src/sinkscope/figures/figure99_sinks_by_step.py"]
 
 
-@pytest.fixture
-def with_a_new_figure(tmp_path, monkeypatch):
+def test_the_documented_example_is_a_new_figure(run, sudden, tmp_path, monkeypatch):
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "figure99_sinks.py").write_text(NEW_FIGURE)
     monkeypatch.setattr(sinkscope.figures, "__path__", [*sinkscope.figures.__path__, str(tmp_path / "more")])
-    yield
-    sys.modules.pop("sinkscope.figures.figure99_sinks", None)
-
-
-def test_the_documented_example_is_a_new_figure(with_a_new_figure, sudden, tmp_path, monkeypatch, capsys):
     names = list(find_figures())
-    assert names.index("10") < names.index("99") < names.index("norms")
-    monkeypatch.setattr(
-        sys, "argv", ["sinkscope", "figures", str(sudden.folder), "--out", str(tmp_path / "out"), "--only", "99"]
-    )
-    cli.main()
-    paths = [Path(line) for line in capsys.readouterr().out.splitlines()]
-    assert [path.name for path in paths] == [f"figure99-sinks-by-step.{kind}" for kind in KINDS]
+    assert names == [*map(str, range(1, 11)), "99", "norms"]
+    status, out, _ = run("figures", sudden.folder, "--out", tmp_path / "out", "--only", "99")
+    paths = [Path(line) for line in out.splitlines()]
+    assert status == 0 and [path.name for path in paths] == [f"figure99-sinks-by-step.{kind}" for kind in KINDS]
     assert paths[2].read_text().splitlines()[:2] == ["model,step,sinks", "org/planted,0,4"]
     page = sinkscope.figures.write_page([sudden], tmp_path / "page", figures=paths).read_text()
     assert "Figure 99: sinks in each step (org/planted)" in page
-
-
-# Documentation
-
-
-def undocumented(figures):
-    """Figures without a row in docs/figures.md."""
-    page = (Path(__file__).parents[2] / "docs" / "figures.md").read_text(encoding="utf-8")
-    rows = {line.split("|")[1].strip() for line in page.splitlines() if line.startswith("|")}
-    return [name for name in figures if name not in rows]
-
-
-def test_every_figure_has_a_row_in_the_documentation():
-    assert undocumented(find_figures()) == []
-
-
-def test_a_missing_row_is_seen(with_a_new_figure):
-    assert "99" in undocumented(find_figures())
+    sys.modules.pop("sinkscope.figures.figure99_sinks")

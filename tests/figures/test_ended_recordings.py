@@ -1,11 +1,6 @@
 """What commands say of recordings that were ended before they had all their steps."""
 
-import hashlib
-import json
-
 import pytest
-from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
 from wandering import wandering_columns, write_wandering
 
 
@@ -14,10 +9,10 @@ def numbered(folder, steps):
         write_wandering(folder / f"{number:06d}", wandering_columns()[:count], complete=count > 0)
 
 
-@pytest.mark.parametrize("command", ["sinks", "tracks", "analyse", "explore", "export"])
+@pytest.mark.parametrize("command", ["sinks", "export"])
 def test_commands_leave_out_a_numbered_trace_without_a_whole_step(tmp_path, run, command):
     numbered(tmp_path / "t", {0: 3, 1: 2, 2: 0})
-    more = {"explore": ["--out", tmp_path / "page.html"], "export": ["--to", "numpy", "--out", tmp_path / "z"]}
+    more = {"export": ["--to", "numpy", "--out", tmp_path / "z"]}
     status, _, err = run(command, tmp_path / "t", *more.get(command, []))
     assert status == 0, err
     assert f"{tmp_path}/t/000002: left out, it holds no whole step" in err
@@ -25,9 +20,7 @@ def test_commands_leave_out_a_numbered_trace_without_a_whole_step(tmp_path, run,
         assert sorted(path.name for path in (tmp_path / "z").iterdir()) == ["000000.npz", "000001.npz"]
 
 
-@pytest.mark.parametrize(
-    "command", [["sinks"], ["tracks"], ["analyse"], ["map", "--step", "0", "--layer", "0", "--head", "0"]], ids=str
-)
+@pytest.mark.parametrize("command", [["sinks"], ["map", "--step", "0", "--layer", "0", "--head", "0"]], ids=str)
 @pytest.mark.parametrize("number", ["", "000001"])
 def test_a_trace_without_a_whole_step_is_named(tmp_path, run, command, number):
     numbered(tmp_path / "t", {1: 0})
@@ -36,25 +29,3 @@ def test_a_trace_without_a_whole_step_is_named(tmp_path, run, command, number):
     assert (
         f"{tmp_path}/t/000001: the trace holds no whole step yet" in err and "record it again with --overwrite" in err
     )
-
-
-def without(folder, names):
-    """Take tensors out of a trace, as if they had never been recorded."""
-    for path in folder.glob("steps-*"):
-        arrays = load_file(path)
-        with safe_open(path, framework="np") as file:
-            metadata = file.metadata()
-        save_file({name: array for name, array in arrays.items() if name not in names}, path, metadata)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    for part in manifest["parts"]:
-        part["sha256"] = hashlib.sha256((folder / part["file"]).read_bytes()).hexdigest()
-    manifest.pop("checksum")
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-
-
-def test_a_trace_of_all_columns_without_norms_is_not_called_one_of_the_largest(tmp_path, run):
-    without(
-        write_wandering(tmp_path / "t", wandering_columns()[:3]).folder, ["value_norms", "key_norms", "hidden_norms"]
-    )
-    status, _, err = run("figures", tmp_path / "t", "--only", "norms", "--out", tmp_path / "f")
-    assert status and "the trace keeps no norms (it holds no tensor of them)" in err

@@ -3,12 +3,8 @@
 It needs Chromium (Debian: `apt-get install chromium`), or the path of one in the variable CHROMIUM.
 """
 
-import os
 import re
 import threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,8 +17,6 @@ pytestmark = pytest.mark.skipif(
     find_browser() is None, reason="no Chromium on this machine: apt-get install chromium, or set CHROMIUM"
 )
 
-PICTURES = os.environ.get("SINKSCOPE_PICTURES")
-"""A folder that keeps screenshots of all states, where it is set."""
 HOSTILE = [
     "<|mask|>",
     "\n",
@@ -60,12 +54,6 @@ def address(traces, tmp_path_factory):
     return explore(traces).write_page(tmp_path_factory.mktemp("page") / "page.html").as_uri()
 
 
-def shot(page, name):
-    if PICTURES:
-        Path(PICTURES).mkdir(parents=True, exist_ok=True)
-        page.screenshot(Path(PICTURES) / f"{name}.png")
-
-
 def hash_of(page):
     page.evaluate("new Promise((done) => setTimeout(done, 200))")
     return dict(pair.split("=") for pair in page.evaluate("location.hash")[1:].split("&"))
@@ -79,27 +67,15 @@ def dots(page, selector):
     )
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (768, False), (390, True)])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 def test_every_view_is_drawn_without_a_complaint_or_a_request(browser, address, width, dark):
     page = browser.open(address + f"#step=6&layer={MOVING[0]}&head={MOVING[1]}&second=1", width, 900, dark)
-    for view in (
-        ".heat-view .heat",
-        ".heads-view .heads",
-        "#track-view",
-        "#token-view",
-        "#norm-view",
-        "#order-view",
-        "#difference",
-    ):
+    views = ".heat-view .heat|.heads-view .heads|#track-view|#token-view|#norm-view|#order-view|#difference"
+    for view in views.split("|"):
         assert dots(page, view) > 500, view
     assert page.evaluate("document.documentElement.dataset.theme") == ("dark" if dark else "light")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    shot(page, f"two-{width}-{'dark' if dark else 'light'}")
-    assert page.complaints() == []
-    assert (
-        page.requests() == [address + f"#step=6&layer={MOVING[0]}&head={MOVING[1]}&second=1"]
-        or len(page.requests()) == 1
-    )
+    assert page.complaints() == [] and len(page.requests()) == 1
 
 
 def test_the_page_says_where_the_main_sink_is_and_when_it_moved(browser, address):
@@ -112,77 +88,19 @@ def test_the_page_says_where_the_main_sink_is_and_when_it_moved(browser, address
     assert page.text(".tokens .now")
 
 
-def test_the_stripe_of_the_sink_is_the_strongest(browser, address):
-    """In the dark the sink is the brightest of its row, in the light the darkest."""
-    for dark in (False, True):
-        page = browser.open(address + "#step=0&layer=0&head=1&second=-1", 1280, 900, dark)
-        row = page.evaluate(
-            "(() => { const one = document.querySelector('.heat canvas'), pen = one.getContext('2d'); "
-            "const data = pen.getImageData(42, Math.round(one.height / 2), one.width - 50, 1).data; "
-            "return Array.from({length: data.length / 4}, (_, at) => data[4 * at] + data[4 * at + 1] + data[4 * at + 2]); })()"
-        )
-        strongest = ((np.argmax if dark else np.argmin)(row) + 0.5) / len(row) * POSITIONS
-        assert 4 <= strongest < 5
-
-
 def test_one_colour_is_one_value_in_traces_side_by_side(browser, traces, tmp_path):
     halved = write_wandering(tmp_path / "halved", wandering_columns() / 2)
     address = explore([traces[0], halved]).write_page(tmp_path / "page.html").as_uri()
 
-    def legends(state):
-        page = browser.open(
-            f"{address}#step=6&layer={MOVING[0]}&head={MOVING[1]}&statistic=strength&{state}", 1280, 900
-        )
-        shot(page, f"scales-{state}")
-        tops = {}
+    def tops(state):
+        page = browser.open(f"{address}#step=6&layer={MOVING[0]}&head={MOVING[1]}&statistic=strength&{state}")
         for view in ("heat-view", "heads-view"):
-            found = page.evaluate(
-                f"[...document.querySelectorAll('.{view} .bar')].map((one) => one.textContent).join('|')"
-            ).split("|")
-            assert len(set(found)) == 1, found
-            tops[view] = float(re.search(r"([\d.]+) queries", found[0])[1])
-        return tops, page.evaluate(
-            "[...document.querySelectorAll('.tokens .main')].map((one) => one.style.background).join('|')"
-        ).split("|")
+            bars = f"[...document.querySelectorAll('.{view} .bar')].map((one) => one.textContent).join('|')"
+            (legend,) = {*page.evaluate(bars).split("|")}
+            yield float(re.search(r"([\d.]+) queries", legend)[1])
 
-    both, shades = legends("first=0&second=1")
-    assert shades[0] != shades[1]
-    alone, shades_alone = legends("first=1&second=-1")
-    assert {view: both[view] / alone[view] for view in both} == pytest.approx({view: 2 for view in both}, rel=0.05)
-    colours = [[int(part) for part in re.findall(r"\d+", shade)] for shade in (shades_alone[0], shades[0])]
-    assert max(abs(one - other) for one, other in zip(*colours, strict=True)) <= 16  # a step of the shades of tokens
-
-
-def test_keys_move_the_selection_and_the_address_keeps_it(browser, address):
-    page = browser.open(address + "#step=3&layer=0&head=0&second=-1")
-    for key, name, value in (
-        ("ArrowRight", "step", "4"), ("ArrowLeft", "step", "3"), ("End", "step", str(STEPS - 1)), ("Home", "step", "0"),
-        ("ArrowUp", "layer", "1"), (".", "head", "1"), (".", "head", "2"), ("n", "step", "1"), ("]", "token", "0"), ("m", "head", "-1"),
-    ):  # fmt: skip
-        page.press(key)
-        assert hash_of(page)[name] == value, key
-    before = page.evaluate("location.href")
-    again = browser.open(before)
-    assert again.evaluate("document.querySelector('#head').value") == "-1"
-    assert again.text("#sentence") == page.text("#sentence")
-
-
-def test_moves_are_listed_and_lead_to_their_step(browser, address):
-    page = browser.open(address + f"#step=0&layer={MOVING[0]}&head={MOVING[1]}&second=-1")
-    listed = page.evaluate("[...document.querySelectorAll('#changes button')].map((one) => one.textContent)")
-    assert len(listed) == 12
-    assert listed[2].startswith("step 3 ◆") and listed[2].endswith(str(PROMPT + 3))
-    page.evaluate("document.querySelectorAll('#changes button')[2].click()")
-    assert hash_of(page)["step"] == "3"
-    assert page.evaluate("document.querySelector('#changes [aria-current]').dataset.step") == "3"
-
-
-def test_playing_goes_on_to_the_end_and_pauses(browser, address):
-    page = browser.open(address + "#step=15&layer=0&head=1&second=-1")
-    page.press(" ")
-    assert "pause" in page.text("#play")
-    page.wait(f"document.querySelector('#step').value === '{STEPS - 1}'")
-    page.wait("document.querySelector('#play').textContent.includes('play')")
+    both, alone = [*tops("first=0&second=1")], [*tops("first=1&second=-1")]
+    assert [one / other for one, other in zip(both, alone, strict=True)] == pytest.approx([2, 2], rel=0.05)
 
 
 def test_hover_tells_the_exact_number_and_a_click_selects(browser, address, traces):
@@ -216,65 +134,6 @@ def test_hostile_tokens_are_text(browser, tmp_path, monkeypatch):
     assert page.complaints() == []
 
 
-def test_an_inline_script_from_elsewhere_does_not_run(browser, address, tmp_path):
-    html = (
-        Path(address.removeprefix("file://"))
-        .read_text()
-        .replace("<body>", "<body><script>document.title = 'owned'</script>")
-    )
-    (tmp_path / "page.html").write_text(html)
-    page = browser.open((tmp_path / "page.html").as_uri())
-    assert "owned" not in page.evaluate("document.title")
-    assert any("Content Security Policy" in one for one in page.complaints())
-
-
-def test_a_folder_is_read_from_a_plain_web_server_tile_by_tile(browser, traces, tmp_path):
-    explore(traces).write_folder(tmp_path)
-    handler = partial(SimpleHTTPRequestHandler, directory=tmp_path)
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_address[1]}/"
-        page = browser.open(address + f"#step=6&layer={MOVING[0]}&head={MOVING[1]}&second=-1")
-        assert f"at position {PROMPT + 6}, with 6.75 queries’ worth" in page.text("#sentence")
-        assert dots(page, ".heat-view .heat") > 500
-        assert all(url.startswith(address) for url in page.requests())
-        other = 1 - MOVING[0]
-        (place,) = (tmp_path / "data").iterdir()
-        assert f"{address}data/{place.name}/0-columns-{MOVING[0]}.bin" in page.requests()
-        assert f"{address}data/{place.name}/0-columns-{other}.bin" not in page.requests()
-        assert page.complaints() == []
-        server.shutdown()
-
-
-def test_a_folder_opened_from_disk_says_what_it_needs(browser, traces, tmp_path):
-    page = browser.open(
-        explore(traces).write_folder(tmp_path).as_uri(), ready="!document.querySelector('#problem').hidden"
-    )
-    assert "only from a web server" in page.text("#problem") and "http.server" in page.text("#problem")
-
-
-def test_a_page_that_keeps_only_the_strongest_columns_draws_them(browser, traces, tmp_path, monkeypatch):
-    monkeypatch.setattr("sinkscope.figures.explorer.explorer_page.LARGEST_PAGE", 1000)
-    page = browser.open(
-        explore(traces[:1]).write_page(tmp_path / "page.html").as_uri() + f"#step=6&layer={MOVING[0]}&head={MOVING[1]}"
-    )
-    assert "6.75 queries’ worth" in page.text("#sentence")
-    assert dots(page, ".heat-view .heat") > 500
-    assert "too large for one page" in page.text("#problem")
-    assert page.complaints() == []
-
-
-def test_a_printed_page_is_light_and_holds_its_pictures(browser, address):
-    page = browser.open(address + "#step=6&layer=0&head=1&second=-1", 1000, 900, True)
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert page.evaluate("document.documentElement.dataset.theme") == "light"
-    row = page.evaluate("[...document.querySelector('.heat canvas').getContext('2d').getImageData(60, 20, 1, 1).data]")
-    assert sum(row[:3]) > 500
-    page.evaluate("dispatchEvent(new Event('afterprint'))")
-    page.settle()
-    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-
-
 def test_a_served_page_computes_maps(browser, traces):
     attention = np.random.default_rng(0).dirichlet(np.ones(POSITIONS), POSITIONS).astype(np.float32)
     server = ExplorerServer(explore(traces), traces, lambda trace, step, layer, head: attention * (step == 2))
@@ -288,7 +147,6 @@ def test_a_served_page_computes_maps(browser, traces):
     side = min(box["width"] - 64, box["height"] - 44)
     page.move(box["x"] + 56 + side * 5.5 / POSITIONS, box["y"] + 6 + side * 7.5 / POSITIONS)
     assert f"{attention[7, 5]:.4f}"[:5] in page.text("#tip")
-    shot(page, "served")
     assert page.complaints() == []
     server.http.shutdown()
     server.http.server_close()

@@ -1,6 +1,5 @@
 """Figure 10 is Eq. 3 at every threshold of the grid."""
 
-import numpy as np
 import pytest
 from sudden import sudden_columns
 
@@ -16,8 +15,3 @@ def test_it_is_eq_3_at_every_threshold(draw, rows_of, sudden, unit):
     shares = [1 - is_sink(columns, float(e), unit).mean() for e in EPSILONS]
     assert [float(row["share_not_sinks"]) for row in rows] == pytest.approx(shares)
     assert "agree only in steps of 100 queries (without a cache, S = 100 tokens)" in draw("10", sudden).caption
-
-
-def test_without_a_sink_at_any_threshold_it_is_drawn_too(draw, sudden, monkeypatch):
-    monkeypatch.setattr("sinkscope.figures.figure10_thresholds.not_sinks", lambda subject: np.ones((2, len(EPSILONS))))
-    assert draw("10", sudden).rows[-1][4] == "1"

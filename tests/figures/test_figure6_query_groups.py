@@ -1,7 +1,7 @@
 """Figure 6 averages over the queries of each group, and draws the steps around a sink of one step."""
 
 import pytest
-from sudden import map_of, sudden_columns, write_sudden
+from sudden import map_of
 
 from sinkscope.figures import FigureError
 
@@ -25,21 +25,5 @@ def test_a_head_that_is_asked_for_is_drawn(draw_head, rows_of, sudden):
         ("split", "1"),
         ("one step", "3"),
     }
-    with pytest.raises(FigureError, match="attend most to different keys of layer 1 head 3"):
+    with pytest.raises(FigureError, match="in no step of layer 1 head 3 do 8 or more masked"):
         draw_head("6", sudden, (1, 3))
-
-
-def test_the_caption_tells_of_a_sink_of_one_step_only_where_one_is_drawn(draw, draw_head, sudden):
-    assert "Below: the strongest sink that lives for one step, with" in draw("6", sudden).caption
-    caption = draw_head("6", sudden, (1, 1)).caption
-    assert (
-        "Below" not in caption and "Above" not in caption and "No sink of layer 1 head 1 lives for one step" in caption
-    )
-
-
-def test_it_says_why_there_is_no_split(draw, tmp_path, causal, monkeypatch):
-    with pytest.raises(FigureError, match="an autoregressive model has no masked queries"):
-        draw("6", causal)
-    monkeypatch.setattr("sudden.PROMPT", 23)  # 6 masked queries, too few for a group
-    with pytest.raises(FigureError, match="no step has 8 masked and 8 unmasked queries"):
-        draw("6", write_sudden(tmp_path / "few", *sudden_columns()))

@@ -1,7 +1,6 @@
 """Figure 7 follows the main sink of three heads."""
 
-import numpy as np
-from wandering import EMPTY, FLIPPING, LENGTH, MOVING, PROMPT, STATIC, STEPS, write_long
+from wandering import EMPTY, FLIPPING, LENGTH, MOVING, PROMPT, STATIC, STEPS
 
 
 def test_it_follows_the_planted_heads(draw, rows_of, wandering):
@@ -21,16 +20,6 @@ def test_it_follows_the_planted_heads(draw, rows_of, wandering):
     ]
 
 
-def test_a_head_that_is_first_in_two_ways_is_drawn_once(draw, wandering):
-    assert {row[1] for row in draw("7", wandering, excess=8.5).rows} == {"most positions and most static", "committed"}
-
-
-def test_the_caption_names_the_heads_that_are_drawn(draw, wandering):
-    assert "in the heads with the most moves, the most positions and the longest stay;" in draw("7", wandering).caption
-    assert "in the heads with the most positions and the longest stay;" in draw("7", wandering, excess=8.5).caption
-    assert "in the heads with a main sink, of which there are none;" in draw("7", wandering, excess=14.0).caption
-
-
 def test_of_an_autoregressive_model_it_follows_the_newest_queries(draw, rows_of, causal):
     rows = rows_of(draw("7", causal), layer=MOVING[0], head=MOVING[1])
     positions = {int(row["position"]) for row in rows if row["position"]}
@@ -47,15 +36,3 @@ def test_a_head_that_is_asked_for_is_the_only_one(draw_head, rows_of, wandering)
     empty = draw_head("7", wandering, EMPTY)
     assert {row["position"] for row in rows_of(empty, series="asked for")} == {""}
     assert "no sink by Eq. 3" in [text.get_text() for text in empty.sheet.axes[0].texts]
-
-
-def test_the_part_of_the_prompt_without_a_sink_takes_no_room(draw, tmp_path):
-    columns = np.full((STEPS, 1, 2, 300), 0.5, np.float32)
-    columns[:, 0, 0, 2] = columns[:, 0, 1, 280] = 20
-    trace = write_long(tmp_path / "long", columns, prompt_length=270)
-    axes = draw("7", trace).sheet.axes[0]
-    low, high = axes.get_ylim()
-    assert high - low < 60, "of 300 positions"
-    assert "tokens of the prompt left out" in (axes.get_title() + axes.get_title(loc="left")).replace("\n", " ")
-    labels = {label.get_text() for label in axes.get_yticklabels()}
-    assert "0" in labels and "280" in labels and "100" not in labels

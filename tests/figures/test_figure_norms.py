@@ -1,8 +1,9 @@
 """The figure of norms compares sinks with other tokens."""
 
+import itertools
+
 import numpy as np
 import pytest
-import wandering
 from sudden import HEADS, KV_HEADS, LAYERS, sudden_columns
 
 import sinkscope
@@ -17,30 +18,15 @@ def test_norms_are_those_of_sinks_and_of_others(draw, rows_of, sudden):
     hidden = np.broadcast_to(sudden.hidden_norms[:][:, :, None], columns.shape)
     kinds = {"value": values, "contribution": values * columns, "hidden": hidden}
     assert {row["kind"] for row in rows_of(drawn)} == set(kinds)
-    for kind, norms in kinds.items():
-        for layer in range(LAYERS):
-            for name, chosen in (("sinks", selected), ("others", ~selected)):
-                (row,) = rows_of(drawn, kind=kind, layer=layer, tokens=name)
-                mine = norms[:, layer][chosen[:, layer]].astype(np.float64)
-                assert float(row["mean"]) == pytest.approx(mine.mean(), rel=1e-5)
-                assert float(row["standard_deviation"]) == pytest.approx(mine.std(), rel=1e-4)
-
-
-def test_effect_size_is_cohens_d_with_the_pooled_standard_deviation(draw, rows_of, sudden):
-    """With few sinks among many tokens, other ways of averaging the two spreads give other numbers."""
-    drawn, (columns, _) = draw("norms", sudden), sudden_columns()
-    selected, values = is_sink(columns), np.repeat(sudden.value_norms[:], HEADS // KV_HEADS, axis=2).astype(np.float64)
-    for layer in range(LAYERS):
-        sinks, others = (values[:, layer][chosen[:, layer]] for chosen in (selected, ~selected))
-        pooled = np.sqrt(
-            (((sinks - sinks.mean()) ** 2).sum() + ((others - others.mean()) ** 2).sum())
-            / (len(sinks) + len(others) - 2)
-        )
-        for row in rows_of(drawn, kind="value", layer=layer):
+    for kind, layer in itertools.product(kinds, range(LAYERS)):
+        norms = kinds[kind][:, layer].astype(np.float64)
+        sinks, others = (norms[chosen[:, layer]] for chosen in (selected, ~selected))
+        pooled = np.sqrt((sinks.var() * len(sinks) + others.var() * len(others)) / (len(sinks) + len(others) - 2))
+        for name, mine in (("sinks", sinks), ("others", others)):
+            (row,) = rows_of(drawn, kind=kind, layer=layer, tokens=name)
+            assert float(row["mean"]) == pytest.approx(mine.mean(), rel=1e-5)
+            assert float(row["standard_deviation"]) == pytest.approx(mine.std(), rel=1e-4)
             assert float(row["effect_size"]) == pytest.approx((sinks.mean() - others.mean()) / pooled, rel=1e-5)
-        assert abs(pooled - np.sqrt((sinks.var() + others.var()) / 2)) > 1e-4 * pooled, (
-            "the test cannot tell them apart"
-        )
 
 
 def test_a_trace_of_the_largest_columns_draws_the_other_figures(diffusion, tmp_path):
@@ -58,23 +44,9 @@ def test_a_trace_of_the_largest_columns_draws_the_other_figures(diffusion, tmp_p
     ]
     reasons = (
         "only the 6 largest columns of each head",
-        "no columns of the masked queries alone",
+        "8 or more masked",
         "only the 6 largest",
         "no norms",
     )
     assert len(said) == 4
-    assert all(reason in one and "recorded with --keep top" in one for reason, one in zip(reasons, said, strict=True))
-
-
-def test_the_caption_counts_the_layers_that_have_sinks(draw, tmp_path):
-    columns, shape = wandering.wandering_columns(), (wandering.STEPS, wandering.LAYERS, 1, wandering.POSITIONS)
-    norms = {"value_norms": np.random.default_rng(0).random(shape).astype(np.float32) + 0.5}
-    columns[:, 1] = 1
-    assert (
-        "of the 1 layer that have sinks"
-        in draw("norms", wandering.write_wandering(tmp_path / "one", columns, **norms)).caption
-    )
-    columns[:] = 1
-    assert (
-        "no layer has a sink" in draw("norms", wandering.write_wandering(tmp_path / "none", columns, **norms)).caption
-    )
+    assert all(reason in one and "--keep top" in one for reason, one in zip(reasons, said, strict=True))

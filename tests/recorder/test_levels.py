@@ -572,9 +572,9 @@ def test_trace_keeps_the_maps_it_is_asked_for(run, diffusion, diffusion_folder, 
     ("places", "message"),
     [
         ("1:2", "expected step:layer:head, separated by commas, found '1:2'"),
-        ("0:3:0", "expected a step from 0, a layer below 3 and a head below 5"),
+        ("0:3:0", "expected a step, a layer and a head below 4, 3, 5"),
         ("a:b:c", "found 'a:b:c'"),
-        ("0:-1:0", "expected a step from 0, a layer below 3 and a head below 5"),
+        ("0:-1:0", "expected a step, a layer and a head below 4, 3, 5"),
     ],
 )
 def test_places_that_are_none_are_refused(run, diffusion_folder, tmp_path, places, message):

@@ -10,7 +10,7 @@ import torch
 from _networks_by_hand import KINDS, SETTINGS, SIZES
 
 import sinkscope
-from sinkscope.commands.role_table import heading, table
+from sinkscope.commands.roles import heading, table
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.interventions import HideTopSinks
 from sinkscope.models.fingerprints import weight_hash_of

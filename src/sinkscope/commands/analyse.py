@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from sinkscope.commands.command import Command, Json, RolesFile, Switch, Traces, default_is
-from sinkscope.commands.output import describe_interval, note_doubt, open_and_check, print_json, say
+from sinkscope.commands.output import (
+    describe_interval,
+    open_and_check,
+    print_json,
+    print_statistics,
+    roles_for_traces,
+    say,
+)
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
 
@@ -44,9 +51,8 @@ class Analyse(Command):
     json: Json = False
 
     def run(self) -> None:
-        from sinkscope.roles import read_roles, roles_for
+        from sinkscope.roles import roles_for
         from sinkscope.statistics import THRESHOLDS, Threshold, analyse, compare
-        from sinkscope.traces import open_traces
 
         if self.definitions:
             _print_definitions(self.json)
@@ -57,29 +63,29 @@ class Analyse(Command):
         thresholds = (asked, *(one for one in THRESHOLDS if one != asked)) if self.sweep else (asked,)
         training = None if self.training_counts is None else _training_counts(self.training_counts, self.traces)
 
-        def analysis(folders: tuple[Path, ...]) -> Any:
-            traces = (trace for folder in folders for trace in open_and_check(folder))
-            return analyse(traces, thresholds, tolerance=self.tolerance, training=training, choice=self.choice)
-
-        given = None if self.roles is None else read_roles(self.roles)
-        first = analysis(self.traces)
-        model = open_traces(self.traces[0])[0].manifest.get("model", {})
+        traces, others = (
+            [trace for folder in folders for trace in open_and_check(folder)] for folders in (self.traces, self.versus)
+        )
+        given, model = roles_for_traces(self.roles, [*traces, *others]), traces[0].manifest.get("model", {})
         roles = roles_for(model.get("weight_hash"), given, model.get("config_hash"))
-        note_doubt(roles, (trace for folder in (*self.traces, *self.versus) for trace in open_traces(folder)))
-        document, statistics = first.as_dict(), first.statistics
-        folders = {"traces": [str(one) for one in self.traces]}
+        how = {"tolerance": self.tolerance, "training": training, "choice": self.choice}
+        first = analyse(traces, thresholds, **how)
+        document: dict[str, Any] = {"traces": [str(one) for one in self.traces]}
+        statistics, what = first.statistics, "mean over prompts"
         if self.versus:
-            second = analysis(self.versus)
+            second, what = analyse(others, thresholds, **how), "second minus first"
             statistics = compare(first, second)
-            folders["versus"] = [str(one) for one in self.versus]
-            document |= {"versus_prompts": second.prompts, "statistics": [one.as_dict() for one in statistics]}
+            document |= {"versus": [str(one) for one in self.versus], "versus_prompts": second.prompts}
         if self.json:
-            print_json({**folders, **document, "roles": None if roles is None else roles.by_head()})
-        else:
-            say(_heading(first, asked, "second minus first" if self.versus else "mean over prompts"))
-            _print_table(statistics, asked)
-            if roles is not None:
-                say("\nwhat the sinks do (sinkscope roles)\n" + roles.in_lines())
+            document |= first.as_dict() | {"statistics": [one.as_dict() for one in statistics]}
+            print_json({**document, "roles": None if roles is None else roles.by_head()})
+            return
+        prompts, layers = counted(first.prompts, "prompt"), counted(first.layers, "layer")
+        of = f"{prompts}, {layers} × {counted(first.heads, 'head')}"
+        say(f"{of}; excess > {asked.excess:g} {asked.unit}; {what} ({describe_interval(first.prompts)})")
+        print_statistics([one.as_dict() for one in statistics], asked.excess, asked.unit)
+        if roles is not None:
+            say("\nwhat the sinks do (sinkscope roles)\n" + roles.in_lines())
 
 
 def _print_definitions(as_json: bool) -> None:
@@ -99,13 +105,13 @@ def _print_definitions(as_json: bool) -> None:
 
 
 def _training_counts(source: str, traces: tuple[Path, ...]) -> dict[int, int]:
-    from pydantic import NonNegativeInt, TypeAdapter, ValidationError
+    from pydantic import NonNegativeInt, TypeAdapter
 
     if source == "lab":
         return _lab_counts(open_and_check(traces[0])[0])
     try:
         return TypeAdapter(dict[int, NonNegativeInt]).validate_json(Path(source).read_bytes())
-    except ValidationError as error:
+    except ValueError as error:
         raise CallError(f"--training-counts {source}: expected a JSON object {{token id: count}}; {error}") from error
 
 
@@ -117,41 +123,9 @@ def _lab_counts(trace: Any) -> dict[int, int]:
 
     name = trace.manifest.get("model", {}).get("name")
     if name not in RECIPES:
-        raise CallError(
-            f"--training-counts lab: expected a trace of a lab model ({', '.join(RECIPES)}), "
-            f"found {name} in {trace.folder}"
-        )
+        raise CallError(f"--training-counts lab: expected a trace of {', '.join(RECIPES)}, found one of {name}")
     recipe, tokenizer = RECIPES[name], build_tokenizer()
     counts: Counter[int] = Counter()
     for update in range(LAB_BATCHES):
         counts.update(draw_canvases(recipe.canvases, tokenizer, recipe.seed, update).tokens.flatten().tolist())
     return dict(counts)
-
-
-def _heading(analysis: Any, asked: Any, what: str) -> str:
-    prompts, layers = counted(analysis.prompts, "prompt"), counted(analysis.layers, "layer")
-    of = f"{prompts}, {layers} × {counted(analysis.heads, 'head')}"
-    return f"{of}; excess > {asked.excess:g} {asked.unit}; {what} ({describe_interval(analysis.prompts)})"
-
-
-def _print_table(statistics: Any, asked: Any) -> None:
-    """Print the statistics at one threshold; single layers and other thresholds are in the JSON only."""
-    last = ""
-    for one in statistics:
-        place = dict(one.place)
-        threshold = place.pop("excess", asked.excess), place.pop("unit", asked.unit)
-        if one.name.endswith("_in") or threshold != (asked.excess, asked.unit):
-            continue
-        part, _, short = one.name.partition(".")
-        if part != last:
-            say(f"\n{part}")
-            last = part
-        if "text" in place:
-            place = {"token": repr(place["text"] if place["text"] is not None else place["token"])}
-        if "positions" in place:
-            place["positions"] = f"{place['positions']} positions"
-        label = f"{short.replace('_', ' ')}{''.join(f', {value}' for value in place.values())}"
-        interval = "" if one.low is None else f"[{one.low:.4g}, {one.high:.4g}]"
-        p = "" if one.p is None else f"p {one.p:.3f}"
-        value = "–" if one.value is None else f"{one.value:.4g}"
-        say(f"  {label:<48}{value:>10}  {interval:<24}{one.definition.unit:<20}{p}".rstrip())

@@ -9,26 +9,21 @@ from typing import Any
 from sinkscope.commands.command import Command, Overwrite
 from sinkscope.commands.output import note
 from sinkscope.errors import CallError, TraceError
-from sinkscope.runs.files import UNFINISHED
 from sinkscope.runs.folder import claimed_folder, names_in
 
 OPERATIONS = 3
 EXPLORER = "explorer.html"
 MODELS = {"lab-diffusion": "diffusion", "lab-autoregressive": "autoregressive"}
 CAPTION = (
-    "The main sink of a head is its sink with the largest column. Moves: how often the main sink changes its "
-    "position from one step to the next so that the old place stops being a sink or the new one was none before, "
-    "averaged over the heads that have a main sink in at least two steps. Swaps: how often it changes place with "
-    "another sink, where both are sinks before and after. Drift: the slope of its position over the steps, in "
-    "positions per step. Shuffled: the same number with the steps in random order, as the mean and the 95 % range"
-    " of 200 shuffles. For drift, whole blocks of steps are shuffled; a block is twice as long as a moving sink "
-    "stays in one place (–: as long as the trace, so one trace cannot tell). Averaged: moves in the running mean "
-    "of the columns. The columns of an autoregressive model are sums over past queries (its moves are read from "
-    "the 16 newest ones), so this column shows how much of the difference between the models comes from summing "
-    "alone. Largest: moves of each head's largest column, whether it is a sink or not. With 300 queries, an "
-    "excess of 3 is 1 % of all attention; with 16 queries it is 19 %, so few heads of the autoregressive model "
-    "have a main sink. The table does not show whether a drift only follows the order in which tokens are "
-    "committed, or what other models do."
+    "The main sink of a head is its sink with the largest column. Moves: how often it changes its position from one "
+    "step to the next so that the old place stops being a sink or the new one was none before, mean over heads that "
+    "have a main sink in at least two steps. Swaps: both places are sinks before and after. Drift: the slope of its "
+    "position over the steps. Shuffled: the same with the steps in random order, mean and 95 % range of 200 shuffles; "
+    "for drift in blocks twice as long as a moving sink stays (–: one trace cannot tell). Averaged: moves in running "
+    "means of the columns, which shows how much of the difference between the models comes from summing alone: an "
+    "autoregressive model adds up its past queries, and its moves are read from the 16 newest. Largest: moves of each "
+    "head's largest column, sink or not. With 300 queries, an excess of 3 is 1 % of all attention; with 16 it is 19 %. "
+    "The table does not show whether a drift only follows the order in which tokens are committed."
 )
 
 
@@ -50,22 +45,12 @@ class Demo(Command):
     overwrite: Overwrite = False
 
     def run(self) -> None:
-        print(
-            run_demo(
-                self.out,
-                problems=self.problems,
-                length=self.length,
-                block=self.block,
-                overwrite=self.overwrite,
-                say=note,
-            )
-        )
+        print(run_demo(self.out, self.problems, self.length, self.block, self.overwrite, say=note))
         print(self.out / EXPLORER)
 
 
 def run_demo(
     out: Path,
-    *,
     problems: int = 3,
     length: int = 64,
     block: int = 16,
@@ -73,14 +58,6 @@ def run_demo(
     say: Callable[[str], None] = print,
 ) -> Path:
     """Record both models, find and track their sinks, draw the figures, and return the path of the page.
-
-    Args:
-        out: a new or empty folder; it gets ``traces/``, ``figures/``, ``report.html`` and ``explorer.html``.
-        problems: number of held-out problems: the first ones with three operations, which have the longest answers.
-        length: tokens to write.
-        block: tokens in a block of the diffusion sampler.
-        overwrite: replaces the files of an earlier demo.
-        say: gets one line per thing done.
 
     Raises:
         CallError: the folder is in use, or the settings do not fit together.
@@ -108,11 +85,9 @@ def run_demo(
         traces, movement = [], []
         for name, sampler in MODELS.items():
             model = sinkscope.load(name)
-            settings: dict[str, Any] = (
-                {"length": length}
-                if sampler == "autoregressive"
-                else {"length": length, "steps": length, "block": block}
-            )
+            settings: dict[str, Any] = {"length": length}
+            if sampler == "diffusion":
+                settings |= {"steps": length, "block": block}
             folder = out / "traces" / name
             with sinkscope.recording(model, out=folder, numbered=True, overwrite=overwrite):
                 for page_of_earlier in (out / REPORT, out / EXPLORER):  # of the traces that are being replaced
@@ -121,39 +96,26 @@ def run_demo(
             recorded = sinkscope.open_traces(folder)
             traces.append(recorded[0])
             for trace, row, answer in zip(recorded, rows, answers, strict=True):
-                number = row["number"]
-                right = read_result(answer) == row["answer"]
+                right = "right" if read_result(answer) == row["answer"] else f"wrong ({row['answer']} expected)"
                 numbers = movement_of(trace)
-                movement.append(
-                    [name, number, "right" if right else f"wrong ({row['answer']} expected)", *numbers.values()]
-                )
-                say(
-                    f"{name}, problem {number}: {'right' if right else 'wrong'} answer; {numbers['sinks']} sinks; "
-                    f"{numbers['moves']} moves a head, {numbers['moves, shuffled']} with the steps shuffled"
-                )
+                movement.append([name, row["number"], right, *numbers.values()])
+                moves = f"{numbers['moves']} moves a head, {numbers['moves, shuffled']} with the steps shuffled"
+                say(f"{name}, problem {row['number']}: {right}; {numbers['sinks']} sinks; {moves}")
         missing: list[str] = []
         figures = draw_figures(traces, out / "figures", compare=True, say=missing.append)
-        table = Table(
-            "Does the main sink move? One row per problem", ["model", "problem", "answer", *numbers], movement, CAPTION
-        )
-        page = write_page(
-            traces, out / REPORT, figures=figures, tables=[table], notes=missing, command=f"sinkscope demo --out {out}"
-        )
+        columns, command = ["model", "problem", "answer", *numbers], f"sinkscope demo --out {out}"
+        tables = [Table("Does the main sink move? One row per problem", columns, movement, CAPTION)]
+        page = write_page(traces, out / REPORT, figures=figures, tables=tables, notes=missing, command=command)
         explore(traces).write_page(out / EXPLORER)
         say(f"{time.monotonic() - started:.0f} s; the pages, the figures and the traces are in {out}")
         return page
 
 
 def _holds_demo(out: Path) -> bool:
-    """Return whether a folder holds a demo, or what one that was ended early has left there."""
-    from sinkscope.figures.page import REPORT
-
+    """Return whether a folder holds a demo, or the files of one that was ended early."""
     if not (out / "traces").is_dir():
         return False
-    of_a_demo = {"traces", "figures", REPORT}
-    ended_early = all(name in of_a_demo or name.endswith(UNFINISHED) for name in names_in(out)) and {
-        *names_in(out / "traces")
-    } <= {*MODELS}
+    ended_early = {*names_in(out)} <= {"traces", "figures", "report.html"} and {*names_in(out / "traces")} <= {*MODELS}
     return (out / EXPLORER).exists() or ended_early
 
 

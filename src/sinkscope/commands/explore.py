@@ -11,7 +11,7 @@ from typing import Annotated
 
 from sinkscope.commands.command import Command, RolesFile, Switch, Traces, default_is
 from sinkscope.commands.map import map_reader
-from sinkscope.commands.output import note, note_doubt, open_and_check
+from sinkscope.commands.output import note, open_and_check, roles_for_traces
 from sinkscope.errors import CallError, TraceError
 from sinkscope.runs.folder import claimed_file
 
@@ -44,19 +44,15 @@ class Explore(Command):
 
     def run(self) -> None:
         from sinkscope.figures.explorer import ExplorerServer, explore
-        from sinkscope.roles import read_roles
 
-        if not self.traces:
-            raise CallError("expected at least one trace")
         if self.serve and self.out is not None:
             raise CallError("expected --out or --serve, found both")
         out = self.out or Path("explorer.html")
         is_page = out.suffix.lower() == ".html"
-        roles = None if self.roles is None else read_roles(self.roles)
         traces = [trace for folder in self.traces for trace in open_and_check(folder)]
         with claimed_file(out, TraceError) if is_page and not self.serve else contextlib.nullcontext():
+            roles = roles_for_traces(self.roles, traces)
             explorer = explore(traces, excess=self.excess, roles=roles)
-            note_doubt(roles, traces)
             for text in explorer.document["notes"]:
                 note(text)
             if not self.serve:

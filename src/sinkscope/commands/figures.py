@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from sinkscope.commands.command import Command, RolesFile, Switch, Traces, default_is
 from sinkscope.commands.map import map_reader
-from sinkscope.commands.output import note, note_doubt, open_and_check
-from sinkscope.errors import CallError
+from sinkscope.commands.output import note, open_and_check, roles_for_traces
 
 PLACED = {"1", "4", "6", "7", "8"}
 """Figures of one layer or head."""
@@ -42,32 +41,16 @@ class Figures(Command):
 
     def run(self) -> None:
         from sinkscope.figures import draw_figures, open_statistics
-        from sinkscope.roles import read_roles
         from sinkscope.traces import is_statistics
 
-        if not self.traces:
-            raise CallError("expected at least one folder of traces, found none")
         names = None if self.only is None else [name.strip() for name in self.only.split(",")]
         if names is not None and not PLACED & {*names}:
             self.refuse("layer head", f"by Figure {self.only}")
-        traces = [
-            one
-            for folder in self.traces
-            for one in ([open_statistics(folder)] if is_statistics(folder) else open_and_check(folder))
-        ]
-        roles = None if self.roles is None else read_roles(self.roles)
-        note_doubt(roles, traces)
-        written = draw_figures(
-            traces,
-            self.out,
-            excess=self.excess,
-            compare=self.compare,
-            only=names,
-            maps=map_reader(self.model, self.device),
-            roles=roles,
-            layer=self.layer,
-            head=self.head,
-            say=note,
-        )
-        for path in written:
+        traces: list[Any] = []
+        for folder in self.traces:
+            traces += [open_statistics(folder)] if is_statistics(folder) else open_and_check(folder)
+        roles = roles_for_traces(self.roles, traces)
+        maps, place = map_reader(self.model, self.device), {"layer": self.layer, "head": self.head}
+        how: dict[str, Any] = {"excess": self.excess, "compare": self.compare, "only": names, "roles": roles, **place}
+        for path in draw_figures(traces, self.out, maps=maps, say=note, **how):
             print(path)

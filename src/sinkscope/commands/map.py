@@ -62,32 +62,51 @@ class Map(Command):
             if self.out is not None:
                 _write(trace, attention, place, self.out)
         if self.json:
-            print_json(_document(trace, attention, place, difference))
-        else:
-            _print(trace, attention, place, difference)
-            if self.out is not None:
-                say(f"\n{self.out}")
+            self._print_json(trace, attention, place, difference)
+            return
+        how = "stored"
+        if difference is not None:
+            how = f"recomputed; its columns are within {difference:.2g} queries' worth of those recorded"
+        step, layer, head = place
+        say(f"{trace.folder}: step {step}, layer {layer}, head {head}, {how}")
+        columns = attention.sum(axis=0)
+        say(f"\n{'key':>8}  {'token':<14}{'column sum':>12}{'on itself':>12}")
+        for key in (-columns).argsort(kind="stable")[:LARGEST].tolist():
+            token = trace.token_text(int(trace.tokens[step, key]))
+            say(f"{key:>8}  {token!r:<14}{columns[key]:>12.2f}{attention[key, key]:>12.3f}")
+        if self.out is not None:
+            say(f"\n{self.out}")
+
+    def _print_json(self, trace: Any, attention: "np.ndarray", place: tuple[int, int, int], difference: Any) -> None:
+        print_json(
+            {
+                "trace": str(trace.folder),
+                **dict(zip(("step", "layer", "head"), place, strict=True)),
+                "queries": attention.shape[0],
+                "keys": attention.shape[1],
+                "source": "stored" if difference is None else "recomputed",
+                "largest_difference": difference,
+                "map": [[round(value, 7) for value in row] for row in attention.astype(float).tolist()],
+            }
+        )
 
 
 def model_of(trace: Any, name: str | None = None, device: str = "cpu") -> Any:
-    """Load the model that wrote a trace, by the name in its manifest and in the dtype it computed in.
-
-    Args:
-        name: another place to load it from; if its weights are others, recomputing a map fails.
+    """Load the model that wrote a trace, from its place in the manifest or another, in the dtype it computed in.
 
     Raises:
         CallError: it is no longer in its place (``--model`` names another one), or sinkscope did not load it.
     """
     import sinkscope
 
-    written_by = str(trace.manifest.get("model", {}).get("name", ""))
-    if not trace.manifest.get("model", {}).get("weight_hash"):
+    card = trace.manifest.get("model", {})
+    if not card.get("weight_hash"):
         raise CallError(
-            f"{trace.folder} was written by {written_by or 'a network'} that sinkscope did not load, so its maps "
-            "cannot be computed again; record a model that sinkscope.load returned"
+            f"{trace.folder}: sinkscope did not load the model that wrote it, so its maps cannot be computed again; "
+            "record a model that sinkscope.load returned"
         )
     try:
-        return sinkscope.load(name or written_by, dtype=trace.manifest.get("dtype"), device=device)
+        return sinkscope.load(name or str(card.get("name", "")), dtype=trace.manifest.get("dtype"), device=device)
     except (CallError, ModelError) as error:
         if name is not None:
             raise
@@ -100,16 +119,15 @@ def map_reader(name: str | None = None, device: str = "cpu") -> Callable[[Any, i
 
     models: dict[Any, Any] = {}
 
-    def read(trace: Any, step: int, layer: int, head: int) -> "np.ndarray":
-        found = stored_map(trace, step, layer, head)
-        if found is not None:
+    def read(trace: Any, *place: int) -> "np.ndarray":
+        if (found := stored_map(trace, *place)) is not None:
             return found
         from sinkscope.recorder.attention_map import recompute_map
 
         key = (trace.manifest.get("model", {}).get("name"), trace.manifest.get("dtype"))
         if key not in models:
             models[key] = model_of(trace, name, device)
-        return recompute_map(models[key], trace, step, layer, head).attention
+        return recompute_map(models[key], trace, *place).attention
 
     return read
 
@@ -119,57 +137,19 @@ def _write(trace: Any, attention: "np.ndarray", place: tuple[int, int, int], out
 
     import numpy as np
 
-    from sinkscope.figures import make_folder
+    from sinkscope.figures import attention_map
+    from sinkscope.figures.style import figure_style
     from sinkscope.traces.format import write_whole
 
     content = io.BytesIO()
     if out.suffix == ".npy":
         np.save(content, attention)
     elif out.suffix == ".csv":
-        query, key = np.indices(attention.shape)
-        lines = (
-            f"{i},{j},{value:.9g}"
-            for i, j, value in zip(query.flat, key.flat, attention.astype(float).flat, strict=True)
-        )
-        content.write(("query,key,attention\n" + "\n".join(lines) + "\n").encode())
+        rows = ((i, j, value) for (i, j), value in np.ndenumerate(attention.astype(float)))
+        np.savetxt(content, [*rows], "%d,%d,%.9g", header="query,key,attention", comments="")
     else:
-        from sinkscope.figures import attention_map
-        from sinkscope.figures.style import figure_style
-
         with figure_style():
             written_by = {"Software" if out.suffix == ".png" else "Creator": "sinkscope"}
             attention_map(trace, *place, attention).savefig(content, format=out.suffix[1:], metadata=written_by)
-    make_folder(out.parent)
+    out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, content.getvalue())
-
-
-def _document(
-    trace: Any, attention: "np.ndarray", place: tuple[int, int, int], difference: float | None
-) -> dict[str, Any]:
-    step, layer, head = place
-    return {
-        "trace": str(trace.folder),
-        "step": step,
-        "layer": layer,
-        "head": head,
-        "queries": attention.shape[0],
-        "keys": attention.shape[1],
-        "source": "stored" if difference is None else "recomputed",
-        "largest_difference": difference,
-        "map": [[round(value, 7) for value in row] for row in attention.astype(float).tolist()],
-    }
-
-
-def _print(trace: Any, attention: "np.ndarray", place: tuple[int, int, int], difference: float | None) -> None:
-    import numpy as np
-
-    step, layer, head = place
-    how = "stored"
-    if difference is not None:
-        how = f"recomputed; its columns are within {difference:.2g} queries' worth of those recorded"
-    say(f"{trace.folder}: step {step}, layer {layer}, head {head}, {how}")
-    columns = attention.sum(axis=0)
-    say(f"\n{'key':>8}  {'token':<14}{'column sum':>12}{'on itself':>12}")
-    for key in np.argsort(-columns, kind="stable")[:LARGEST].tolist():
-        token = int(trace.tokens[step, key])
-        say(f"{key:>8}  {trace.token_text(token)!r:<14}{columns[key]:>12.2f}{attention[key, key]:>12.3f}")

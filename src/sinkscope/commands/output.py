@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +73,14 @@ def open_single(path: Path) -> Any:
     return open_trace(path)
 
 
-def note_doubt(roles: Any, traces: Iterable[Any]) -> None:
-    """Report traces whose canvases are shorter or longer than those of the roles, which may be None."""
+def roles_for_traces(folder: Path | None, traces: Sequence[Any]) -> Any:
+    """Return the roles in a folder, None without one; report traces with shorter or longer canvases than theirs."""
+    from sinkscope.roles import read_roles
+
+    roles = None if folder is None else read_roles(folder)
     if roles is not None and (doubt := roles.doubt([one.manifest for one in traces])) is not None:
         note(doubt)
+    return roles
 
 
 def describe_interval(prompts: int) -> str:
@@ -85,6 +89,29 @@ def describe_interval(prompts: int) -> str:
         return "no interval: fewer than five prompts"
     few = "; with so few about 90 %" if prompts < 8 else "; with so few about 93 %" if prompts < 12 else ""
     return f"95 % interval over prompts{few}"
+
+
+def print_statistics(rows: Sequence[dict[str, Any]], excess: float, unit: str) -> None:
+    """Print statistics at one threshold; single layers and other thresholds are in the JSON only."""
+    from sinkscope.statistics import definition_of
+
+    last = ""
+    for row in rows:
+        (part, _, short), place = row["name"].partition("."), dict(row["at"])
+        if short.endswith("_in") or (place.pop("excess", excess), place.pop("unit", unit)) != (excess, unit):
+            continue
+        if part != last:
+            say(f"\n{part}")
+            last = part
+        if "text" in place:
+            place = {"token": repr(place["text"] if place["text"] is not None else place["token"])}
+        if "positions" in place:
+            place["positions"] = f"{place['positions']} positions"
+        label = f"{short.replace('_', ' ')}{''.join(f', {value}' for value in place.values())}"
+        interval = "" if row["low"] is None else f"[{row['low']:.4g}, {row['high']:.4g}]"
+        p = f"p {row['p']:.3f}" if row.get("p") is not None else ""
+        value = "–" if row["value"] is None else f"{row['value']:.4g}"
+        say(f"  {label:<48}{value:>10}  {interval:<24}{definition_of(row['name']).unit:<20}{p}".rstrip())
 
 
 def print_costs(parts: Sequence[Any], gpu: Any, tflops: float | None, json: bool) -> None:

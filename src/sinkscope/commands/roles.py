@@ -1,17 +1,38 @@
 """`roles`: measures what the sink of each head does."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from shutil import get_terminal_size
+from textwrap import fill
 from typing import Annotated, Any
 
 from sinkscope.commands.command import Command, Device, Dtype, Gpu, Json, ModelName, Tflops, default_is
 from sinkscope.commands.output import note, print_json, say
 from sinkscope.commands.sampler_flags import SamplerFlags
+from sinkscope.counts import counted
 from sinkscope.errors import CallError
 from sinkscope.runs.share import expect_one_process
+
+COLUMNS = (
+    ("takes", "% of the predicting queries' attention on the sink / on the control; !: see above"),
+    ("adds", "change of the predictions without what the sink adds, in 1/1000 nat, 95 % interval"),
+    ("hidden", "the same where its attention goes to other keys"),
+    ("others", "the control: the same for random keys, no sinks, with as much attention"),
+    ("random", "the same for one random key"),
+    ("top-1", "predictions whose first choice stays when the sink is hidden, in %"),
+    ("goes to", "where most of its attention goes then: substitutes, text, the query itself, a sink token"),
+    ("to hide", "largest columns to hide until the predictions change; ? and ≥: the intervals leave it open"),
+    ("can go", "whether hiding it in this head alone changes nothing; ?: the interval holds both"),
+)
+IN_WORDS = ("head", "role", "token")
+GAP = "  "
+WIDTH = 100
+"""Of running text, in characters."""
+REMOVABLE = {True: "yes", False: "no", None: "?"}
+GOES = {"to_substitutes": "subst.", "to_text": "text", "to_itself": "itself", "to_sink_token": "token"}
+MATCHED = 0.75
+"""A control that holds less than this share of the sink's attention is marked."""
+UNMATCHED = "the control's keys hold much less attention than the sink, so that it says little"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,21 +75,20 @@ class Roles(Command):
 
     def run(self) -> None:
         import sinkscope
-        from sinkscope.commands.role_table import evidence, heading, read_head, table
+        from sinkscope.progress import show_progress
         from sinkscope.roles import LEAST, find_roles
 
         if not self.dry_run:
             expect_one_process("roles")
-        if self.out is None and not self.dry_run:
-            raise CallError("expected --out FOLDER, or --dry-run")
+            if self.out is None:
+                raise CallError("expected --out FOLDER, or --dry-run")
         if self.prompts is not None:
             self.refuse("problems shots", "with --prompts")
         asked = None if self.head is None else read_head(self.head)
-        texts = self._read_prompts()
+        texts, settings = self._read_prompts(), self._settings()
         if len(texts) < LEAST:
             half = "half to choose heads and half to judge them"
             raise CallError(f"expected at least {LEAST} prompts, {half}, found {len(texts)}")
-        settings = self._settings()
         if self.dry_run:
             self._print_cost(texts, settings)
             return
@@ -76,29 +96,17 @@ class Roles(Command):
         if asked is not None and not (asked[0] < model.card.layers and asked[1] < model.card.heads):
             most = f"{model.card.layers - 1}.{model.card.heads - 1}"
             raise CallError(f"--head {self.head}: expected a layer and a head of {self.model}, 0.0 to {most}")
-        from sinkscope.progress import show_progress
-
+        how = {"canvases": self.canvases, "rows": self.rows, "control_seed": self.control_seed}
         with show_progress(len(texts), self.model, "prompts") as bar:
-            found = find_roles(
-                model,
-                texts,
-                out=self.out,
-                canvases=self.canvases,
-                rows=self.rows,
-                control_seed=self.control_seed,
-                on_prompt=lambda _: bar.advance(),
-                **settings,
-            )
+            found = find_roles(model, texts, out=self.out, on_prompt=lambda _: bar.advance(), **how, **settings)
         found = replace(found, source=self._source())
         for number, why in found.failed.items():
             note(f"prompt {number} is left out: {why}")
-        assert self.out is not None
-        found.save(self.out)
+        found.save(self.out)  # type: ignore[arg-type]  # only a dry run has none
         if self.json:
             print_json(found.as_dict())
         else:
-            width = get_terminal_size().columns if sys.stdout.isatty() else None
-            say(f"{heading(found)}\n\n{table(found, width) if asked is None else evidence(found, *asked)}")
+            say(f"{heading(found)}\n\n{table(found) if asked is None else evidence(found, *asked)}")
 
     def _source(self) -> dict[str, str | int]:
         from sinkscope.lab.prompts import task_of
@@ -125,17 +133,16 @@ class Roles(Command):
         family, shape = family_and_shape(self.model)
         calls = cost_of_roles(family, shape.layers, shape.heads, len(texts), self.canvases, self.rows, **settings)
         length, card = resolve_settings(family, **settings).length, card_of(self.gpu, self.tflops)
-        from_lab = self.prompts is None
-        tokens = round(sum(map(len, texts)) / len(texts) / 4)
-        if from_lab:
-            tokens = text_tokens(task_of(self.model), self.shots)
-        canvas = tokens + length
-        written = len(texts) if family.causal else calls["generation"]
+        if self.prompts is None:
+            tokens, guess = text_tokens(task_of(self.model), self.shots), "typical for the lab's problems"
+        else:
+            tokens, guess = round(sum(map(len, texts)) / len(texts) / 4), "a quarter of their letters"
+        canvas, writing = tokens + length, calls["generation"]
+        written = len(texts) if family.causal else writing
+        judging = (calls["passes"], calls["forwards"] - writing, self.rows)
         parts = (
-            estimate_passes(shape, canvas, length, written, calls["generation"], 1, card),
-            estimate_passes(
-                shape, canvas, length, calls["passes"], calls["forwards"] - calls["generation"], self.rows, card
-            ),
+            estimate_passes(shape, canvas, length, written, writing, 1, card),
+            estimate_passes(shape, canvas, length, *judging, card),
         )
         found = {
             **calls,
@@ -150,15 +157,13 @@ class Roles(Command):
         if self.json:
             print_json(found)
             return
-        fit = found["rows_on_card"]
-        of_heads = "its one head has" if found["heads"] == 1 else f"all {found['heads']} heads have"
-        say(f"at most {found['forwards']:,} forward calls, if {of_heads} a sink:")
-        say(f"  {found['generation']:,} to write the answers")
+        fit, hours = found["rows_on_card"], found["gpu_hours"]
+        say(f"at most {found['forwards']:,} forward calls, if all {counted(found['heads'], 'head')} have a sink:")
+        say(f"  {writing:,} to write the answers")
         say(f"  {found['rows']:,} canvases, in batches of {self.rows}, to take each head's sink away")
-        hours = f"{found['gpu_hours']:.2f}" if found["gpu_hours"] >= 0.005 else "under 0.01"
+        hours = f"{hours:.2f}" if hours >= 0.005 else "under 0.01"
         say(f"{hours} GPU hours and {found['memory_gib']:.2f} GiB on {card.name}", end=", ")
         say(f"which takes {fit:,} canvases of {canvas:,} tokens at a time" if fit else "where not one canvas fits")
-        guess = "typical for the lab's problems" if from_lab else "a quarter of their letters"
         say(f"Assumed: prompts of {tokens:,} tokens ({guess}).", *found["assumptions"], sep="\nAssumed: ")
 
     def _read_prompts(self) -> list[str]:
@@ -168,3 +173,176 @@ class Roles(Command):
         if self.prompts is not None:
             return read_prompts(self.prompts)
         return [row["prompt"] for row in problem_prompts(task_of(self.model), self.problems, self.shots)]
+
+
+def heading(found: Any) -> str:
+    """Return whose heads were asked, how, and how many have each role."""
+    from sinkscope.roles import ROLES
+
+    shown = [name for name in ("length", "steps", "block", "canvases") if name in found.settings]
+    used = ", ".join(f"{name} {found.settings[name]}" for name in shown)
+    free, not_free = (sum(one.removable is wanted for one in found.heads) for wanted in (True, False))
+    share = f"{len(found.heads)} of {found.layers * found.heads_in_layer}"
+    chosen = counted(found.prompts - found.judged - len(found.failed), "prompt")
+    tokens = " to ".join(map(str, sorted({*(found.canvas_tokens or ())})))
+    canvases = f", canvases of {tokens} tokens" if tokens else ""
+    lines = [
+        f"{found.model}{f' ({used})' if used else ''}: {share} heads have a lasting sink "
+        f"(Eq. 3, ε = {found.rules.excess:g})",
+        f"chosen on {chosen}, judged on {found.judged} others{found.from_where}{canvases}",
+        "  " + ", ".join(f"{found.count(role)} {role}" for role in ROLES),
+        f"  hidden in its head alone, {free} of them change the predictions by less than {found.rules.changed:g} nats, "
+        f"{not_free} by more",
+    ]
+    return "\n".join(lines)
+
+
+def table(found: Any) -> str:
+    """Return a line for each head, why heads are undecided, and what the columns mean."""
+    from sinkscope.roles import ROLES
+
+    columns: dict[str, list[str]] = {name: [name] for name in ("head", "role", "token", *(name for name, _ in COLUMNS))}
+    for one in sorted(found.heads, key=lambda one: (ROLES.index(one.role), one.layer, one.head)):
+        taken = "/".join(_percent(_mean(one, f"taken.{name}"), below_one=1) for name in ("sink", "rowmass"))
+        goes = {word: mean for name, word in GOES.items() if (mean := _mean(one, name)) is not None}
+        shown = repr(one.token)
+        cells = [
+            *(f"{one.layer}.{one.head}", one.role, shown if len(shown) < 8 else shown[:6] + "…"),
+            taken + "!" * _unmatched(one),
+            *(_with_interval(one, name) for name in ("kl.sink.zero", "kl.sink")),
+            *(_thousandths(_mean(one, name)) for name in ("kl.rowmass", "kl.random")),
+            *(_percent(_mean(one, "kept.sink")), max(goes, key=lambda word: goes[word], default="–")),
+            *(one.to_hide, REMOVABLE[one.removable]),
+        ]
+        for column, cell in zip(columns.values(), cells, strict=True):
+            column.append(cell)
+    lines = [*_in_columns(columns), ""]
+    remarks: dict[str, list[str]] = {}
+    for one in found.heads:
+        if one.role == "undecided":
+            remarks.setdefault(f"undecided {{}}: {one.reason}", []).append(f"{one.layer}.{one.head}")
+    if unmatched := [f"{one.layer}.{one.head}" for one in found.heads if _unmatched(one)]:
+        remarks[f"! {{}}: {UNMATCHED}"] = unmatched
+    lines += [fill(text.format(", ".join(mine)), WIDTH, subsequent_indent="  ") for text, mine in remarks.items()]
+    meanings = [fill(f"{name:>8}  {meaning}", WIDTH, subsequent_indent=" " * 10) for name, meaning in COLUMNS]
+    return "\n".join([*lines, "", *meanings, "", *(fill(line, WIDTH) for line in together(found).splitlines())])
+
+
+def _in_columns(columns: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the lines of a table whose columns are as wide as their widest cell."""
+    formats = [f"{'<' if name in IN_WORDS else '>'}{max(map(len, cells))}" for name, cells in columns.items()]
+    return [GAP.join(map(format, row, formats)).rstrip() for row in zip(*columns.values(), strict=True)]
+
+
+def together(found: Any) -> str:
+    """Return what hiding all removable sinks at once costs, in words."""
+    if found.together is None:
+        return "Each sink was hidden in its head alone; what hiding several at once costs was not measured."
+    sink, control = (found.together.measured.get(f"kl.{name}") for name in ("sink", "rowmass"))
+    verdict = "Whether that is a change is open."
+    if sink is not None and sink.low is not None:
+        if sink.high < found.rules.changed:
+            verdict = "Together, too, they change nothing."
+        elif sink.low > found.rules.changed:
+            verdict = "So each alone changes nothing, but together they do."
+    return (
+        f'All {len(found.together.heads)} that "can go", hidden together: {_in_words(sink, 4, " nats")},\n'
+        f"{_percent(_mean(found.together, 'kept.sink'))} % of the first choices stay; the control in the same heads: "
+        f"{_in_words(control, 4, ' nats')}.\n"
+        f"{verdict} Other sets of heads were not tried."
+    )
+
+
+def evidence(found: Any, layer: int, head: int) -> str:
+    """Return all that was measured of one head, in words.
+
+    Raises:
+        CallError: the head has no lasting sink.
+    """
+    one = found.of_head(layer, head)
+    if one is None:
+        known = ", ".join(f"{one.layer}.{one.head}" for one in found.heads)
+        expected = f"such as {known}" if known else "found none in this model; leave --head out"
+        raise CallError(f"--head {layer}.{head}: expected a head with a lasting sink, {expected}")
+
+    def share(name: str) -> str:
+        return _in_words(one.measured.get(name), 1, " %", 100)
+
+    changes = [
+        ("what the sink adds is lost", "sink.zero"),
+        ("the sink is hidden", "sink"),
+        ("what the control adds is lost", "rowmass.zero"),
+        ("the control is hidden", "rowmass"),
+        ("one random key is hidden", "random"),
+        *((f"the {many} largest columns are hidden", f"top.{many}") for many in (2, 3, 4, 6, 8)),
+    ]
+    goes = [f"{word} {_percent(_mean(one, name))} %" for name, word in GOES.items() if name in one.measured]
+    lines = [
+        f"head {layer}.{head} is {one.role}: {one.reason}",
+        f"  its sink: most often {one.token!r}, at {_percent(one.place)} % of the canvas, "
+        f"in {_percent(one.lasting)} % of the canvases",
+        f"  it takes {share('taken.sink')} of the attention of the queries that predict,",
+        f"  {share('committed_share')} of those being committed, {share('share')} of all",
+        f"  the control takes {share('taken.rowmass')} of those that predict"
+        + (": much less, no match, so that it says little" if _unmatched(one) else ""),
+        f"  its output norm is {_in_words(one.measured.get('norm_ratio'), 2)} times the median of its canvas",
+        f"  evenness {_in_words(one.measured.get('evenness'), 2)}: 1 where all queries that predict attend to it alike",
+        "  the predictions change, and so many first choices stay, where",
+        *(
+            f"    {what + ':':<38}{_in_words(one.measured[f'kl.{name}'], 4, ' nats'):>34}, "
+            f"{_percent(_mean(one, f'kept.{name}')):>4} %"
+            for what, name in changes
+            if f"kl.{name}" in one.measured
+        ),
+        f"  hidden, its attention goes to: {', '.join(goes)}",
+        f"  columns to hide until the predictions change by more than {found.rules.changed:g} nats: {one.to_hide}",
+        f"  can it be hidden in this head alone: {REMOVABLE[one.removable]}",
+    ]
+    return "\n".join(lines)
+
+
+def read_head(text: str) -> tuple[int, int]:
+    """Return layer and head of a text such as ``4.2``."""
+    try:
+        layer, head = map(int, text.split("."))
+    except ValueError as error:
+        raise CallError(f"--head: expected LAYER.HEAD, such as 4.2, found {text!r}") from error
+    return layer, head
+
+
+def _mean(one: Any, name: str) -> float | None:
+    estimate = one.measured.get(name)
+    return None if estimate is None else estimate.mean
+
+
+def _thousandths(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{1000 * value:.1f}" if 1000 * value < 9.95 else f"{1000 * value:.0f}"
+
+
+def _with_interval(one: Any, name: str) -> str:
+    estimate = one.measured.get(name)
+    if estimate is None or estimate.low is None:
+        return _thousandths(_mean(one, name))
+    return f"{_thousandths(estimate.mean)} {_thousandths(estimate.low)}–{_thousandths(estimate.high)}"
+
+
+def _percent(value: float | None, below_one: int = 0) -> str:
+    """Return a share in percent, with so many digits behind the point where it is less than one."""
+    return "–" if value is None else f"{100 * value:.{below_one if value < 0.00995 else 0}f}"
+
+
+def _unmatched(one: Any) -> bool:
+    sink, control = (_mean(one, f"taken.{name}") for name in ("sink", "rowmass"))
+    return sink is not None and control is not None and control < MATCHED * sink
+
+
+def _in_words(estimate: Any, digits: int, unit: str = "", factor: float = 1.0) -> str:
+    if estimate is None or estimate.mean is None:
+        return "–"
+    mean, low, high = (
+        "–" if value is None else f"{factor * value:.{digits}f}"
+        for value in (estimate.mean, estimate.low, estimate.high)
+    )
+    return f"{mean if low == '–' else f'{mean} ({low} to {high})'}{unit}"

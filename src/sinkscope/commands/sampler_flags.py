@@ -36,16 +36,15 @@ def _default_by_sampler(name: str) -> str:
     """Return the default of a setting as text, with the names of the samplers if their defaults differ."""
     from sinkscope.decoding.samplers import all_settings
 
-    samplers: dict[tuple[Any, bool], list[str]] = {}
+    samplers: dict[str, list[str]] = {}
     for sampler, kind in all_settings().items():
         for field in dataclasses.fields(kind):
             if field.name == name:
-                samplers.setdefault((field.default, name in kind.follows_length), []).append(sampler)
+                default = f"--length, else {field.default}" if name in kind.follows_length else str(field.default)
+                samplers.setdefault(default, []).append(sampler)
     if [*samplers.values()] == [[*all_settings()]]:
-        return str(next(iter(samplers))[0])
-    followed = "; ".join(f"{value} for {', '.join(names)}" for (value, follows), names in samplers.items() if follows)
-    fixed = "; ".join(f"{value} for {', '.join(names)}" for (value, follows), names in samplers.items() if not follows)
-    return "; ".join([*([f"--length where given, else {followed}"] if followed else []), *([fixed] if fixed else [])])
+        return next(iter(samplers))
+    return "; ".join(f"{value} for {', '.join(names)}" for value, names in samplers.items())
 
 
 SamplerFlags = Annotated[Mapping[str, Any], arg(name="", constructor_factory=_flags)]

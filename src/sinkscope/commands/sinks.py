@@ -7,7 +7,15 @@ from typing import Any
 from tyro.conf import Positional
 
 from sinkscope.commands.command import Command, Excess, Json, Unit
-from sinkscope.commands.output import describe_interval, note, open_and_check, print_json, print_one_or_all, say
+from sinkscope.commands.output import (
+    describe_interval,
+    note,
+    open_and_check,
+    print_json,
+    print_one_or_all,
+    print_statistics,
+    say,
+)
 from sinkscope.counts import counted
 
 
@@ -30,40 +38,33 @@ class Sinks(Command):
 
         if is_statistics(self.trace):
             self.refuse("excess unit", "for statistics, whose threshold is fixed")
-            self._run_on_statistics()
+            document = statistics_document(self.trace)
+            if not document["complete"]:
+                note(f"{self.trace}: incomplete, {counted(document['prompts'], 'prompt')}")
+            (print_json if self.json else _print_statistics)(document)
             return
         documents = []
         for trace in open_and_check(self.trace):
             found = find_sinks(trace, self.excess, self.unit)
-            if self.json:
-                documents.append(self._document(trace, found))
-            else:
+            if not self.json:
                 _print_sinks(trace, found)
+                continue
+            steps, layers, heads, _ = found.shape
+            documents.append(
+                {
+                    "trace": str(trace.folder),
+                    "complete": trace.complete,
+                    "excess": self.excess,
+                    "unit": self.unit,
+                    "steps": steps,
+                    "layers": layers,
+                    "heads": heads,
+                    "sinks": found.rows(),
+                    "selected_share": found.selected_share,
+                }
+            )
         if self.json:
             print_one_or_all(documents)
-
-    def _document(self, trace: Any, found: Any) -> dict[str, Any]:
-        steps, layers, heads, _ = found.shape
-        return {
-            "trace": str(trace.folder),
-            "complete": trace.complete,
-            "excess": self.excess,
-            "unit": self.unit,
-            "steps": steps,
-            "layers": layers,
-            "heads": heads,
-            "sinks": found.rows(),
-            "selected_share": found.selected_share,
-        }
-
-    def _run_on_statistics(self) -> None:
-        document = statistics_document(self.trace)
-        if not document["complete"]:
-            note(f"{self.trace}: incomplete, {counted(document['prompts'], 'prompt')}")
-        if self.json:
-            print_json(document)
-        else:
-            _print_statistics(document)
 
 
 def _print_sinks(trace: Any, found: Any) -> None:
@@ -73,9 +74,9 @@ def _print_sinks(trace: Any, found: Any) -> None:
     shape = f"{counted(steps, 'step')}, {counted(layers, 'layer')}, {counted(heads, 'head')}"
     say(f"{trace.folder}: {counted(len(found), 'sink')} in {shape}")
     say(f"excess > {found.threshold:g} {found.unit}; {found.selected_share:.2%} of the tokens are sinks")
-    few = found.unit == "queries" and found.threshold >= found.shape[-1]
-    if few and found.threshold >= np.rint(np.nansum(trace.column_sums[:], axis=-1).max()):  # cross-attention has more
-        reached = f"no column of {found.shape[-1]} tokens can exceed the others by {found.threshold:g}"
+    keys, most = found.shape[-1], np.rint(np.nansum(trace.column_sums[:], axis=-1).max())  # cross-attention has more
+    if found.unit == "queries" and found.threshold >= max(keys, most):
+        reached = f"no column of {keys} tokens can exceed the others by {found.threshold:g}"
         note(f"{trace.folder}: {reached}; give a lower --excess")
     say(f"\n{'position':>8}  {'token':<14}{'times a sink':>12}{'mean column':>13}")
     for position, token, count, mean in found.places()[:12]:
@@ -111,27 +112,10 @@ def _print_statistics(document: dict[str, Any]) -> None:
         if found["mean"] is not None:
             interval = "" if found["interval"] is None else "  ({:.4g} to {:.4g})".format(*found["interval"])
             say(f"  {name.replace('_', ' '):<34}{found['mean']:>10.4g}{interval}")
-    _print_movement_and_groups(document["statistics"])
+    print_statistics(document["statistics"], document["excess"], "queries")
     say(f"\n{'token':<16}{'class':<14}{'share of sinks':>15}{'of canvas':>11}")
     canvas = max(1, sum(one["canvas"] for one in counts["classes"].values()))
     for row in counts["tokens"][:12]:
         text = row["text"] if row["text"] is not None else f"<{row['token']}>"
         share = row["sinks"] / max(1, counts["sinks"])
         say(f"{text!r:<16}{row['class']:<14}{share:>15.2%}{row['canvas'] / canvas:>11.2%}")
-
-
-def _print_movement_and_groups(rows: list[dict[str, Any]]) -> None:
-    """Print how sinks move and who attends to them at ε = 3 queries' worth; all else is in the JSON only."""
-    from sinkscope.statistics import definition_of
-
-    for row in rows:
-        place = {key: value for key, value in row["at"].items() if key not in ("excess", "unit")}
-        at_three = (row["at"].get("excess"), row["at"].get("unit")) == (3.0, "queries")
-        if not at_three or {"layer", "third"} & place.keys() or row["value"] is None:
-            continue
-        if row["name"].partition(".")[0] not in ("movement", "triggers", "agreement", "groups"):
-            continue
-        label = ", ".join([row["name"].replace("_", " ").replace(".", ": "), *map(str, place.values())])
-        interval = "" if row["low"] is None else f"  ({row['low']:.4g} to {row['high']:.4g})"
-        p = f"  p {row['p']:.3f}" if "p" in row else ""
-        say(f"  {label:<44}{row['value']:>10.4g} {definition_of(row['name']).unit}{interval}{p}")

@@ -60,16 +60,15 @@ class Trace(Command):
 
         if self.keep != "statistics":
             expect_one_process("trace without --keep statistics")
-        self._check_flags()
         rule = sinkscope.parse_rule(self.hide)
-        for flag, given in (("hide", not rule.idle), ("cache", self.sampler.get("cache", "none") != "none")):
-            if self.keep_maps is not None and given:
-                raise CallError(f"--keep-maps with --{flag}: maps are recomputed without it; leave one of the two out")
-        given = self._read_prompts()
-        wheres, prompts = zip(*(each_once(given) if self.keep in ("statistics", "drift") else given), strict=True)
+        self._check_flags(rule)
+        given = list(self._read_prompts())
+        if self.keep in ("statistics", "drift"):
+            expect_each_once(given)
+        prompts = [prompt for _, prompt in given]
         model = sinkscope.load(self.model, dtype=self.dtype, device=own_device(self.device))
         settings = resolve_settings(model.family, **self.sampler)
-        for where, prompt in zip(wheres, prompts, strict=True):  # every prompt is checked before the first is written
+        for where, prompt in given:  # every prompt is checked before the first is written
             try:
                 encoded = model.encode(prompt)
                 make_batch(model, [encoded], [prompt], settings.length)
@@ -79,14 +78,12 @@ class Trace(Command):
             if canvas < rule.least_tokens:
                 needs = f"--hide {self.hide} needs a canvas of at least {rule.least_tokens} tokens"
                 raise CallError(f"{where}{needs}, found {canvas}: choose fewer keys")
-        if self.keep == "drift":
-            self._record_drift(model, list(prompts), settings, rule)
-        elif self.keep == "statistics":
-            self._record_statistics(model, list(prompts), settings)
+        if self.keep == "statistics":
+            self._record_statistics(model, prompts, settings)
         else:
-            self._record(model, list(prompts), settings, rule)
+            (self._record_drift if self.keep == "drift" else self._record)(model, prompts, settings, rule)
 
-    def _check_flags(self) -> None:
+    def _check_flags(self, rule: Any) -> None:
         from sinkscope.models import check_name, is_bundled
 
         if self.keep != "top":
@@ -98,49 +95,56 @@ class Trace(Command):
             raise CallError(f"expected one of --prompt, --prompts and --problem, found {' and '.join(given)}")
         if not given and not is_bundled(self.model):
             raise CallError(f"expected --prompt TEXT, --prompts FILE or --problem N for {self.model}")
-        if self.keep_maps is not None and self.keep in ("statistics", "drift"):
-            raise CallError("--keep-maps needs a trace: use --keep columns or --keep top")
+        if self.keep_maps is not None:
+            if self.keep in ("statistics", "drift"):
+                raise CallError("--keep-maps needs a trace: use --keep columns or --keep top")
+            if not rule.idle or self.sampler.get("cache", "none") != "none":
+                raise CallError("--keep-maps: maps are recomputed without --hide and --cache; leave these out")
 
-    def _read_prompts(self) -> Iterator[tuple[str, str]]:
-        """Yield each prompt behind its place, which begins messages about it."""
+    def _read_prompts(self) -> Iterable[tuple[str, str]]:
+        """Return each prompt behind its place, which begins messages about it."""
         if self.prompt is not None:
-            yield "", self.prompt
-        elif self.prompts is not None:
-            yield from ((f"{where}: ", prompt) for where, prompt in numbered_prompts(self.prompts))
-        else:
-            from sinkscope.lab.prompts import problem_prompt, task_of
+            return [("", self.prompt)]
+        if self.prompts is not None:
+            return numbered_prompts(self.prompts)
+        from sinkscope.lab.prompts import problem_prompt, task_of
 
-            yield "", problem_prompt(task_of(self.model), self.problem or 0)["prompt"]
+        return [("", problem_prompt(task_of(self.model), self.problem or 0)["prompt"])]
 
-    def _record(self, model: Any, prompts: list[str], settings: Any, rule: Any) -> None:
-        """Write one trace a prompt, then the single maps that were asked for."""
+    def _generate(
+        self, model: Any, prompts: Sequence[str], settings: Any, rule: Any, **recording: Any
+    ) -> tuple[Any, Any, list[Any]]:
+        """Generate and record the answers; return the recorder, the effect of the rule, and the generations."""
         import sinkscope
         from sinkscope.decoding import step_count
-        from sinkscope.interventions.rules import canonical_rule
         from sinkscope.progress import show_progress
 
-        hide = canonical_rule(self.hide)
-        places = [] if self.keep_maps is None else read_places(self.keep_maps, model.card.layers, model.card.heads)
-        if late := [step for step, _, _ in places if step >= step_count(settings)]:
-            raise CallError(f"--keep-maps: expected steps from 0 to {step_count(settings) - 1}, found {late[0]}")
-        generations = []
         with (
             show_progress(step_count(settings) * len(prompts), self.model, "steps") as bar,
-            sinkscope.recording(
-                model,
-                out=self.out,
-                numbered=self.prompts is not None,
-                keep=self.keep,
-                top=self.top,
-                overwrite=self.overwrite,
-            ) as recorder,
+            sinkscope.recording(model, out=self.out, keep=self.keep, overwrite=self.overwrite, **recording) as recorder,
             rule(model) as hiding,
         ):
-            recorder.prompts_asked = None if self.prompts is None else len(prompts)
-            for prompt in prompts:
-                generations.append(
+            if recording.get("numbered"):
+                recorder.prompts_asked = len(prompts)
+            return (
+                recorder,
+                hiding,
+                [
                     sinkscope.generate(model, prompt, on_step=lambda _: bar.advance(), **asdict(settings))
-                )
+                    for prompt in prompts
+                ],
+            )
+
+    def _record(self, model: Any, prompts: Sequence[str], settings: Any, rule: Any) -> None:
+        """Write one trace a prompt, then the single maps that were asked for."""
+        from sinkscope.decoding import step_count
+        from sinkscope.interventions.rules import canonical_rule
+
+        hide = canonical_rule(self.hide)
+        sizes = (step_count(settings), model.card.layers, model.card.heads)
+        places = [] if self.keep_maps is None else read_places(self.keep_maps, sizes)
+        kept = {"numbered": self.prompts is not None, "top": self.top}
+        recorder, hiding, generations = self._generate(model, prompts, settings, rule, **kept)
         keep_maps(model, recorder.folders, places)
         shown = [str(self.out / folder.relative_to(self.out.absolute())) for folder in recorder.folders]
         written = [(folder, generation) for folder, generation in zip(shown, generations, strict=True)]
@@ -153,25 +157,17 @@ class Trace(Command):
         if not rule.idle:
             note(hiding.effect.sentence(hide))
 
-    def _record_drift(self, model: Any, prompts: list[str], settings: Any, rule: Any) -> None:
+    def _record_drift(self, model: Any, prompts: Sequence[str], settings: Any, rule: Any) -> None:
         """Measure the drift of keys and values over all prompts, and draw it."""
-        import sinkscope
         from sinkscope.decoding import step_count
         from sinkscope.figures.drift_by_layer import draw_drift
-        from sinkscope.progress import show_progress
         from sinkscope.recorder.drift_recorder import TOO_FEW
         from sinkscope.statistics.key_drift import drift_table
         from sinkscope.traces.format import DRIFT
 
         if step_count(settings) == 1:
             raise CallError(f"--keep drift: it lies between a step and a later one, {TOO_FEW}")
-        with (
-            show_progress(step_count(settings) * len(prompts), self.model, "steps") as bar,
-            sinkscope.recording(model, out=self.out, keep="drift", overwrite=self.overwrite),
-            rule(model),
-        ):
-            for prompt in prompts:
-                sinkscope.generate(model, prompt, on_step=lambda _: bar.advance(), **asdict(settings))
+        self._generate(model, prompts, settings, rule)
         document = json.loads((self.out / DRIFT).read_bytes())
         for path in draw_drift(document).save(self.out):
             note(str(path))
@@ -193,8 +189,7 @@ class Trace(Command):
         ):
             room.recorded = lambda: any((self.out / name).exists() for name in ("statistics.safetensors", "items"))
             if not add_prompts(model, prompts, self.out, settings, self.hide):
-                done = f"process {share.index} of {share.count} (RANK, WORLD_SIZE) did its prompts"
-                note(f"{self.out}: {done}; another one still has some")
+                note(f"{self.out}: process {share.index} of {share.count} did its prompts; another one still has some")
                 return
         manifest, _, _ = read_statistics(self.out)
         if self.json:
@@ -204,11 +199,7 @@ class Trace(Command):
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Return the prompts of a file of JSON lines, plain or in gzip.
-
-    Raises:
-        CallError: see `numbered_prompts`.
-    """
+    """Return the prompts of a file; see `numbered_prompts`."""
     return [prompt for _, prompt in numbered_prompts(path)]
 
 
@@ -218,46 +209,38 @@ def numbered_prompts(path: Path) -> Iterator[tuple[str, str]]:
     Raises:
         CallError: the file cannot be read, holds no prompt, or a line is not an object with a "prompt" text.
     """
-    number = 0
+    where = None
     for number, line in read_json_lines(path, CallError, "expected --prompts as JSON lines"):
-        where = f"--prompts {path}, line {number}"
-        row = parse_json(line, where, CallError)
+        where = f"--prompts {path}, line {number}: "
+        row = parse_json(line, where.removesuffix(": "), CallError)
         if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
-            raise CallError(f'{where}: expected an object with a "prompt" text, found {line[:60]!r}')
+            raise CallError(f'{where}expected an object with a "prompt" text, found {line[:60]!r}')
         yield where, row["prompt"]
-    if not number:
+    if where is None:
         raise CallError(f'--prompts {path}: expected lines like {{"prompt": "…"}}, found none')
 
 
-def each_once(prompts: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield prompts, each behind its place.
-
-    Raises:
-        CallError: one stands twice, which would count as two and make intervals narrower than they are.
-    """
+def expect_each_once(prompts: Iterable[tuple[str, str]]) -> None:
+    """Raise CallError where a prompt stands twice, which would make intervals narrower than they are."""
     first: dict[str, str] = {}
     for where, prompt in prompts:
         if (earlier := first.setdefault(prompt, where)) != where:
             line = earlier.rpartition(", ")[2].rstrip(": ")
             raise CallError(f"{where}expected each prompt once, found that of {line} again; leave it out")
-        yield where, prompt
 
 
-def read_places(text: str, layers: int, heads: int) -> list[Place]:
-    """Return the places that ``step:layer:head,…`` names.
-
-    Raises:
-        CallError: anything else, or a layer or head that the model does not have.
-    """
+def read_places(text: str, sizes: tuple[int, int, int]) -> list[Place]:
+    """Return the places that ``step:layer:head,…`` names; raise CallError beyond the number of each."""
     places: dict[Place, None] = {}
     for part in text.split(","):
         try:
             step, layer, head = map(int, part.split(":"))
         except ValueError as error:
             raise CallError(f"--keep-maps: expected step:layer:head, separated by commas, found {part!r}") from error
-        if step < 0 or not 0 <= layer < layers or not 0 <= head < heads:
-            expected = f"a step from 0, a layer below {layers} and a head below {heads}"
-            raise CallError(f"--keep-maps {part}: expected {expected}")
+        if not all(0 <= at < size for at, size in zip((step, layer, head), sizes, strict=True)):
+            raise CallError(
+                f"--keep-maps {part}: expected a step, a layer and a head below {', '.join(map(str, sizes))}"
+            )
         places[step, layer, head] = None
     return [*places]
 

@@ -1,6 +1,7 @@
 """`tracks`: shows how the sinks of a trace move."""
 
 import dataclasses
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from tyro.conf import Positional
 
 from sinkscope.commands.command import Command, Excess, Json, RolesFile, Unit
-from sinkscope.commands.output import note_doubt, open_and_check, print_one_or_all, say
+from sinkscope.commands.output import open_and_check, print_one_or_all, roles_for_traces, say
 from sinkscope.counts import counted
 
 MOVING_HEADS = 8
@@ -32,12 +33,11 @@ class Tracks(Command):
     json: Json = False
 
     def run(self) -> None:
-        from sinkscope.roles import read_roles, roles_for
+        from sinkscope.roles import roles_for
         from sinkscope.sinks import find_sinks, movement_test, track
 
-        given = None if self.roles is None else read_roles(self.roles)
         documents, traces = [], open_and_check(self.trace)
-        note_doubt(given, traces)
+        given = roles_for_traces(self.roles, traces)
         for trace in traces:
             tracks = track(find_sinks(trace, self.excess, self.unit), self.tolerance)
             test = movement_test(tracks.main, tracks.is_sink)
@@ -56,6 +56,7 @@ class Tracks(Command):
 
 
 def _print(trace: Any, tracks: Any, test: Any, roles: Any) -> None:
+    from sinkscope.roles import ROLES
     from sinkscope.sinks.tracking import KIND_MEANINGS
 
     say(f"{trace.folder}: {counted(len(tracks.tracks), 'track')}, followed in {tracks.source}")
@@ -66,14 +67,9 @@ def _print(trace: Any, tracks: Any, test: Any, roles: Any) -> None:
     else:
         say("  no head has a main sink in two steps, so there is no movement to tell")
     _print_heads(trace, tracks)
-    if roles is None:
-        return
-    from sinkscope.roles import ROLES
-
     for role in ROLES:
-        known = {(one.layer, one.head) for one in roles.heads if one.role == role}
-        mine = [one for one in tracks.heads if (one.layer, one.head) in known]
-        if mine:
+        known = {(one.layer, one.head) for one in (roles.heads if roles else ()) if one.role == role}
+        if mine := [one for one in tracks.heads if (one.layer, one.head) in known]:
             moves = sum(one.moves for one in mine) / len(mine)
             places = ", ".join(f"{one.layer}.{one.head}" for one in mine)
             say(f"  {role}: {counted(len(mine), 'head')}, {moves:.2f} moves each: {places}")
@@ -99,11 +95,6 @@ def _print_movement(trace: Any, test: Any) -> None:
 
 def _print_heads(trace: Any, tracks: Any) -> None:
     """Print the heads whose main sink moves most, with the kinds of their tracks."""
-    from collections import Counter
-
-    kinds: dict[tuple[int, int], Counter[str]] = {}
-    for one in tracks.tracks:
-        kinds.setdefault((one.layer, one.head), Counter())[one.kind] += 1
     moving = tracks.moving
     if not moving:
         say("  no main sink moves or swaps")
@@ -112,8 +103,10 @@ def _print_heads(trace: Any, tracks: Any) -> None:
     numbers = f"  {'layer':>5} {'head':>4} {'moves':>6} {'swaps':>6} {'drift':>7}"
     say(f"{numbers}  {'tracks of the head':<34} its main sink goes through")
     for one in moving[:MOVING_HEADS]:
+        place = (one.layer, one.head)
         drift = "–" if one.drift_per_step is None else f"{one.drift_per_step:+.2f}"
-        of_kinds = ", ".join(f"{count} {kind}" for kind, count in kinds[one.layer, one.head].most_common())
+        kinds = Counter(each.kind for each in tracks.tracks if (each.layer, each.head) == place)
+        of_kinds = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
         places = _places(trace, tracks.main[:, one.layer, one.head])
         say(f"  {one.layer:>5} {one.head:>4} {one.moves:>6} {one.swaps:>6} {drift:>7}  {of_kinds:<34} {places}")
     say("  move: the main sink changes place, and the old place stops being a sink or the new one was none")

@@ -42,6 +42,7 @@ class Train(Command):
     watch: Annotated[int | None, default_is("never")] = None
 
     def run(self) -> None:
+        from sinkscope.emergence import TrainingWatch
         from sinkscope.lab.checkpoint import train_checkpoint
         from sinkscope.lab.recipes import RECIPES
         from sinkscope.lab.run_folder import WEIGHTS, check_recipe, saved_update
@@ -52,22 +53,38 @@ class Train(Command):
             raise CallError(f"no recipe {self.recipe!r}; expected one of {', '.join(RECIPES)}")
         if self.sink_token is not None:
             variant_of(self.sink_token)  # an unknown name is refused before anything is read
-        changes = {"updates": self.updates, "seed": self.seed, "sink_token": self.sink_token}
+        changes = {
+            "updates": self.updates,
+            "seed": self.seed,
+            "sink_token": self.sink_token,
+            "compile": self.compile or None,
+        }
         given = {name: value for name, value in changes.items() if value is not None}
-        if self.compile:
-            given["compile"] = True
-        recipe = dataclasses.replace(RECIPES[self.recipe], **given)
-        if self.watch is not None and not 1 <= self.watch <= recipe.updates:
-            raise CallError(f"--watch: expected 1 to {recipe.updates:,}, the number of updates, found {self.watch}")
-        texts = read_data(self.data)
-        command = " ".join(["sinkscope", *sys.argv[1:]])
-        watch = None
-        if self.watch is not None:
-            watch = _watch(recipe, texts, self.out / "watch", self.watch)
+        recipe, texts = dataclasses.replace(RECIPES[self.recipe], **given), read_data(self.data)
+        every, folder = self.watch, self.out / "watch"
+        if every is not None:
+            if not 1 <= every <= recipe.updates:
+                raise CallError(f"--watch: expected 1 to {recipe.updates:,}, the number of updates, found {every}")
+            canvases = held_out(recipe, texts, CANVASES)
             check_recipe(dataclasses.replace(recipe, data=None if texts is None else texts.fingerprint), self.out)
             if done := recipe.updates if (self.out / WEIGHTS).exists() else saved_update(self.out):
-                _check_watched(self.out / "watch", self.watch, done)
-        print(train_checkpoint(recipe, self.out, texts=texts, device=self.device, command=command, watch=watch))
+                _check_watched(folder, every, done)
+
+        def watch(network: Any, update: int) -> None:
+            if every and update % every == 0:
+                TrainingWatch(network, canvases, folder, every=every, name=recipe.name)(update)
+
+        command = " ".join(["sinkscope", *sys.argv[1:]])
+        print(
+            train_checkpoint(
+                recipe,
+                self.out,
+                texts=texts,
+                device=self.device,
+                command=command,
+                watch=None if every is None else watch,
+            )
+        )
 
 
 def read_data(path: Path | None) -> Any:
@@ -100,16 +117,3 @@ def _check_watched(folder: Path, every: int, done: int) -> None:
             f"--watch {every}: {folder.parent} is at update {done}, and {folder} lacks update {missing[0]}; train into "
             "another folder, or measure snapshots, which recipes on text keep: sinkscope watch-training"
         )
-
-
-def _watch(recipe: Any, texts: Any, folder: Path, every: int) -> Any:
-    """Return the function that a training calls after each update, which measures the network's sinks."""
-    from sinkscope.emergence import TrainingWatch
-
-    canvases = held_out(recipe, texts, CANVASES)
-
-    def watch(network: Any, update: int) -> None:
-        if update % every == 0:
-            TrainingWatch(network, canvases, folder, every=every, name=recipe.name)(update)
-
-    return watch

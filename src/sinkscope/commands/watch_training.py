@@ -45,25 +45,25 @@ class WatchTraining(Command):
         expect_one_process("watch-training")
         if not self.runs:
             raise CallError("expected at least one folder of a training run")
-        already = [_is_measured(folder) for folder in self.runs]
-        parts = [_name_of(folder) for folder, is_done in zip(self.runs, already, strict=True) if not is_done]
-        if twice := [name for name, times in Counter(parts).items() if times > 1]:
+        already = {folder: _is_measured(folder) for folder in self.runs}
+        parts = Counter(_name_of(folder) for folder, is_done in already.items() if not is_done)
+        if twice := [name for name, times in parts.items() if times > 1]:
             raise CallError(f"expected folders of different names, for the parts of --out, found {twice[0]!r} twice")
-        places = [os.path.realpath(folder) for folder in self.runs]
-        if twice := [place for place, times in Counter(places).items() if times > 1]:
-            raise CallError(f"expected each folder once, found {twice[0]} twice")
-        names = [_shortest(place, places) for place in places]
-        for folder, is_done in zip(self.runs, already, strict=True):
+        for folder, is_done in already.items():
             if not is_done and (folder / "watch" / MANIFEST).exists():
                 note(f"{folder / 'watch'} was measured while {folder} trained; now its snapshots are measured")
-        if all(already):
+        if all(already.values()):
             self.refuse("data canvases roles", "for runs that were measured while they trained")
         with claimed_folder(self.out, TrainingError):
             check_collection(self.out, FILE)
-            measured = [
-                open_emergence(folder if _is_measured(folder) else self._measure(folder)) for folder in self.runs
+            measured = [open_emergence(folder if already[folder] else self._measure(folder)) for folder in self.runs]
+            names = Counter(run.name for run in measured)
+            shown = [  # those of one recipe are named by their folders too
+                replace(run, manifest={**run.manifest, "name": f"{run.name} ({folder})"})
+                if names[run.name] > 1
+                else run
+                for run, folder in zip(measured, self.runs, strict=True)
             ]
-            shown = _told_apart(measured, names)
             paths = draw_emergence(shown).save(self.out)
         if self.json:
             print_json({"runs": [as_plain(one) for one in measured], "files": [str(path) for path in paths]})
@@ -85,16 +85,17 @@ class WatchTraining(Command):
         if missing := [str(update) for update in run.recipe.snapshots if update < last and update not in run.weights]:
             note(f"{folder}: the snapshots of updates {', '.join(missing[:5])} are missing; they are left out")
         tokenizer, canvases = choose_tokenizer(run.recipe, texts), held_out(run.recipe, texts, self.canvases)
-        out = self.out / _name_of(folder)
+        out, how = self.out / _name_of(folder), {"roles": self.roles, "name": run.recipe.name}
         with show_progress(len(run.weights), folder.name, "snapshots") as bar:
             for update in run.weights:
                 network, weights = network_at(run, update, tokenizer), run.checksums(update)
-                watch = TrainingWatch(
-                    network, canvases, out, updates=[update], roles=self.roles, name=run.recipe.name, weights=weights
-                )
-                watch(update)
+                TrainingWatch(network, canvases, out, updates=[update], weights=weights, **how)(update)
                 bar.advance()
         return out
+
+
+def _name_of(run: Path) -> str:
+    return os.path.basename(os.path.realpath(run))
 
 
 def _is_measured(folder: Path) -> bool:
@@ -110,27 +111,6 @@ def _is_measured(folder: Path) -> bool:
     if isinstance(json.loads((folder / MANIFEST).read_bytes()).get("format"), int):
         raise CallError(f"{folder}: expected the folder of a training run, found a trace or its statistics")
     return True
-
-
-def _name_of(run: Path) -> str:
-    """Return the name of the folder of a run, behind links."""
-    return os.path.basename(os.path.realpath(run))
-
-
-def _shortest(place: str, places: list[str]) -> str:
-    """Return the end of a path with as many folders as tell it from the others."""
-    parts = Path(place).parts
-    ends = ((parts[-count:], [Path(one).parts[-count:] for one in places]) for count in range(1, len(parts)))
-    return os.path.join(*next((end for end, all_ends in ends if all_ends.count(end) == 1), parts))
-
-
-def _told_apart(runs: list[Any], folders: list[str]) -> list[Any]:
-    """Return runs for people to read: those of one recipe are named by their folders too."""
-    names = [run.name for run in runs]
-    labels = [
-        f"{name} ({folder})" if names.count(name) > 1 else name for name, folder in zip(names, folders, strict=True)
-    ]
-    return [replace(run, manifest={**run.manifest, "name": label}) for run, label in zip(runs, labels, strict=True)]
 
 
 def as_plain(run: Any) -> dict[str, Any]:
@@ -154,12 +134,8 @@ def _print(run: Any) -> None:
     say(f"{run.name}: held-out loss, and the heads whose top key takes {SHARE:.0%} or more of their attention")
     losses = f"{'update':>8}{'loss':>8}{'top hidden':>12}{'rowmass':>9}"
     say(f"{losses}{'heads':>7}{'largest share':>15}{'its value norm':>16}{'stayed':>8}")
-    for moment, update in enumerate(run.updates):
-        one, shares = run.moments[moment], run.shares[moment]
-        heads = shares >= SHARE
-        at = shares.argmax()
+    for moment, (update, one, shares) in enumerate(zip(run.updates, run.moments, run.shares, strict=True)):
+        heads, ratio = shares >= SHARE, run.ratios[moment].flat[shares.argmax()]
         stayed = f"{run.stayed[moment][heads].mean():.2f}" if heads.any() and moment else "–"
-        say(
-            f"{update:>8,}{one.loss.mean():>8.3f}{one.loss_without_top.mean():>12.3f}"
-            f"{one.loss_without_rowmass.mean():>9.3f}{heads.sum():>7}{shares.max():>15.3f}{run.ratios[moment].flat[at]:>16.2f}{stayed:>8}"
-        )
+        losses = f"{one.loss.mean():>8.3f}{one.loss_without_top.mean():>12.3f}{one.loss_without_rowmass.mean():>9.3f}"
+        say(f"{update:>8,}{losses}{heads.sum():>7}{shares.max():>15.3f}{ratio:>16.2f}{stayed:>8}")

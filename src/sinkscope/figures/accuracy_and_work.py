@@ -8,24 +8,14 @@ from sinkscope.counts import counted
 from sinkscope.figures.figure import DrawnFigure
 from sinkscope.figures.style import BLUE, INK, ORANGE, VERMILLION, WIDE, WIDER, figure_style, new_sheet, number, plain
 
-HEADER = (
-    "task",
-    "policy",
-    "n",
-    "accuracy",
-    "low",
-    "high",
-    "difference",
-    "difference_low",
-    "difference_high",
-    "multiply_adds",
-    "work_ratio",
+HEADER = tuple(
+    "task policy n accuracy low high difference difference_low difference_high multiply_adds work_ratio".split()
 )
 SIDE_BY_SIDE = 3
 
 
 def draw_accuracy_and_work(document: Mapping[str, Any]) -> DrawnFigure:
-    """Draw the rows of ``caches.json``; points are numbered, and the numbers are told below."""
+    """Draw the rows of ``caches.json``; points are numbered as in the legend below."""
     tasks = list(dict.fromkeys(row["task"] for row in document["rows"]))
     names = list(dict.fromkeys(row["policy"] for row in document["rows"]))
     across, down = min(len(tasks), SIDE_BY_SIDE), -(-len(tasks) // SIDE_BY_SIDE)
@@ -38,13 +28,16 @@ def draw_accuracy_and_work(document: Mapping[str, Any]) -> DrawnFigure:
             axes.set_title(plain(task))
         for axes in list(grid.flat)[len(tasks) :]:
             axes.set_axis_off()
-        handles = [_mark(grid.flat[0], row, [], []) for row in (_first(document, name) for name in names)]
+        handles = [
+            _mark(grid.flat[0], row, [], [])
+            for row in ({one["policy"]: one for one in reversed(document["rows"])}[name] for name in names)
+        ]
         labels = [f"{at} {'plain sampling' if name == 'none' else plain(name)}" for at, name in enumerate(names)]
         sheet.legend(handles, labels, loc="outside lower center", ncols=columns)
-    n = {task: next(row["n"] for row in document["rows"] if row["task"] == task) for task in tasks}
+    n = {row["task"]: counted(row["n"], "problem") for row in reversed(document["rows"])}
     caption = (
         f"Accuracy of {document['model']['name']} against the multiply-adds of an answer, both axes measured: "
-        + "; ".join(f"{task}, {counted(count, 'problem')}" for task, count in n.items())
+        + "; ".join(f"{task}, {n[task]}" for task in tasks)
         + ". Bars are Wilson's 95 % intervals over problems, the dashed line is plain sampling. Policies to the left "
         "do less work. Filled: all steps commit a fixed number of tokens; hollow: parallel decoding. Squares read a "
         "budget of the stored keys. What it does not show: differences paired by problem, whose "
@@ -74,61 +67,30 @@ def _labels(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[tup
     works = [row["work"]["total"] for row in rows]
     across = math.log(max(works) / min(works)) or 1.0
     up = 100 * (max(row["interval"][1] for row in rows) - min(row["interval"][0] for row in rows)) or 1.0
-    found: list[tuple[tuple[float, float], list[int]]] = []
+    found: dict[tuple[float, float], list[str]] = {}
     for row, work in zip(rows, works, strict=True):
-        at = 100 * row["accuracy"]
+        at = (work, 100 * row["accuracy"])
         near = (
-            one for one in found if abs(math.log(work / one[0][0])) < 0.03 * across and abs(at - one[0][1]) < 0.03 * up
+            one for one in found if abs(math.log(work / one[0])) < 0.03 * across and abs(at[1] - one[1]) < 0.03 * up
         )
-        number_of = names.index(row["policy"])
-        group = next(near, None)
-        if group is None:
-            found.append(((work, at), [number_of]))
-        else:
-            group[1].append(number_of)
-    return [(place, ", ".join(map(str, numbers))) for place, numbers in found]
+        found.setdefault(next(near, at), []).append(str(names.index(row["policy"])))
+    return [(place, ", ".join(numbers)) for place, numbers in found.items()]
 
 
 def _mark(axes: Any, row: Mapping[str, Any], across: Sequence[float], up: Sequence[float]) -> Any:
     """Draw the points of a policy, which may be none, and return the handle for the legend."""
-    parallel = bool(row["threshold"] or row["factor"])
-    colour = (
-        INK
-        if row["policy"] == "none"
-        else VERMILLION
-        if row["cache"] == "none"
-        else ORANGE
-        if row["budget"] is not None
-        else BLUE
-    )
-    marker = "*" if row["policy"] == "none" else "s" if row["budget"] is not None else "o"
-    (handle,) = axes.plot(
-        across,
-        up,
-        linestyle="none",
-        marker=marker,
-        markersize=5,
-        color=colour,
-        markerfacecolor="white" if parallel else colour,
-        zorder=2,
-    )
-    return handle
-
-
-def _first(document: Mapping[str, Any], policy: str) -> Mapping[str, Any]:
-    return next(row for row in document["rows"] if row["policy"] == policy)
+    if row["policy"] == "none":
+        colour, marker = INK, "*"
+    elif row["budget"] is not None:
+        colour, marker = ORANGE if row["cache"] != "none" else VERMILLION, "s"
+    else:
+        colour, marker = VERMILLION if row["cache"] == "none" else BLUE, "o"
+    face = "white" if row["threshold"] or row["factor"] else colour
+    look: dict[str, Any] = {"linestyle": "none", "markersize": 5, "color": colour, "markerfacecolor": face}
+    return axes.plot(across, up, marker=marker, zorder=2, **look)[0]
 
 
 def _numbers(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    change = row["difference"]
-    changes = ["", "", ""] if change is None else [number(change[name]) for name in ("mean", "low", "high")]
-    shown = [number(value) for value in (row["accuracy"], *row["interval"])]
-    return (
-        row["task"],
-        row["policy"],
-        row["n"],
-        *shown,
-        *changes,
-        number(row["work"]["total"]),
-        number(row["work_ratio"]),
-    )
+    change = row["difference"] or {}
+    values = (row["accuracy"], *row["interval"], *(change.get(name) for name in ("mean", "low", "high")))
+    return (row["task"], row["policy"], row["n"], *map(number, (*values, row["work"]["total"], row["work_ratio"])))

@@ -62,48 +62,29 @@ def draw_drift(document: Mapping[str, Any]) -> DrawnFigure:
 
 def _values(row: Mapping[str, Any]) -> list[tuple[int, float, float | None, float | None]]:
     """Return layer, mean, low and high of the layers that have a value, so that 0 is no drift."""
-    found = []
-    for layer, (mean, low, high) in enumerate(
-        zip(*(row["by_layer"][which] for which in ("mean", "low", "high")), strict=True)
-    ):
-        if mean is None:
-            continue
-        turned = row["measure"].endswith("cosine")
-        low, high = (
-            None if one is None else 1 - one if turned else one for one in ((high, low) if turned else (low, high))
-        )
-        found.append((layer, 1 - mean if turned else mean, low, high))
+    turned, found = row["measure"].endswith("cosine"), []
+    for layer, (mean, low, high) in enumerate(_by_layer(row)):
+        if mean is not None:
+            ends = (None if end is None else 1 - end for end in (high, low)) if turned else (low, high)
+            found.append((layer, 1 - mean if turned else mean, *ends))
     return found
+
+
+def _by_layer(row: Mapping[str, Any]) -> Any:
+    return zip(*(row["by_layer"][end] for end in ("mean", "low", "high")), strict=True)
 
 
 def _draw(axes: Any, row: Mapping[str, Any]) -> None:
     colour, marker = LOOKS[row["class"]]
-    values = _values(row)
-    axes.plot(
-        [one[0] for one in values],
-        [one[1] for one in values],
-        color=colour,
-        marker=marker,
-        markersize=4,
-        label=row["class"],
-    )
-    for layer, _, low, high in values:
+    layers, means, _, _ = zip(*_values(row), strict=True) if _values(row) else ((), (), (), ())
+    axes.plot(layers, means, color=colour, marker=marker, markersize=4, label=row["class"])
+    for layer, _, low, high in _values(row):
         if low is not None and high is not None:
             axes.vlines(layer, low, high, color=colour, linewidth=1)
 
 
 def _lines(row: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    place = (row["measure"], row["lag"], row["class"])
     return [
-        (
-            row["measure"],
-            row["lag"],
-            row["class"],
-            layer,
-            number(mean),
-            *("" if one is None else number(one) for one in (low, high)),
-        )
-        for layer, (mean, low, high) in enumerate(
-            zip(*(row["by_layer"][which] for which in ("mean", "low", "high")), strict=True)
-        )
-        if mean is not None
+        (*place, layer, *map(number, values)) for layer, values in enumerate(_by_layer(row)) if values[0] is not None
     ]

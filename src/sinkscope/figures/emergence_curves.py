@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from sinkscope.emergence.history import SHARE, Emergence
-from sinkscope.errors import CallError
 from sinkscope.figures.figure import DrawnFigure
 from sinkscope.figures.style import BLUE, INK, VERMILLION, WIDE, WIDER, figure_style, new_sheet, number, plain
 
@@ -21,29 +20,12 @@ PANELS = (
     ("ratios", "its value norm\nover the median"),
     ("stayed", "canvases where it\nstays in its place"),
 )
-FILE, TITLE = "emergence", "Sinks being born"
-HEADER = (
-    "model",
-    "update",
-    "layer",
-    "head",
-    "share",
-    "value_ratio",
-    "stayed",
-    "loss",
-    "loss_without_top",
-    "loss_without_rowmass",
-)
+FILE = "emergence"
+HEADER = ("model", "update", "layer", "head", "share", "value_ratio", "stayed", *LOSSES)
 
 
 def draw_emergence(runs: Sequence[Emergence]) -> DrawnFigure:
-    """Draw the runs side by side, one column each, on common scales.
-
-    Raises:
-        CallError: no run.
-    """
-    if not runs:
-        raise CallError("runs: expected at least one, found none")
+    """Draw the runs side by side, one column each, on common scales."""
     with figure_style(wide=len(runs) > 1):
         return _draw(runs)
 
@@ -52,9 +34,8 @@ def _draw(runs: Sequence[Emergence]) -> DrawnFigure:
     sheet = new_sheet(WIDER if len(runs) > 1 else WIDE, 8.6)
     grid = sheet.subplots(5, len(runs), sharex="col", sharey="row", squeeze=False)
     for run, column in zip(runs, grid.T, strict=True):
-        at = [
-            max(update, run.updates[1] / 2 if len(run.updates) > 1 else 1) for update in run.updates
-        ]  # 0 has no logarithm
+        first = run.updates[1] / 2 if len(run.updates) > 1 else 1  # 0 has no logarithm
+        at = [max(update, first) for update in run.updates]
         plain_loss = run.stacked("loss").mean(1)
         column[0].plot(at, plain_loss, color=INK, linewidth=1.3)
         for name, label, colour, line in HIDDEN:
@@ -65,17 +46,15 @@ def _draw(runs: Sequence[Emergence]) -> DrawnFigure:
         column[2].axhline(SHARE, color=INK, linewidth=0.6, linestyle=":")
         column[-1].set_xscale("log")
         column[-1].set_xlabel(f"update (the first point is update {min(run.updates)})")
-    for label, axes in zip(("held-out loss,\nnats", "cost of hiding,\nnats"), grid[:2, 0], strict=True):
-        axes.set_ylabel(label)
-    for (_, label), axes in zip(PANELS, grid[2:, 0], strict=True):
+    labels = ("held-out loss,\nnats", "cost of hiding,\nnats", *(label for _, label in PANELS))
+    for label, axes in zip(labels, grid[:, 0], strict=True):
         axes.set_ylabel(label)
     grid[1, 0].legend(loc="upper left")
     handles = {label: line for axes in grid[2] for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     sheet.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
     sheet.suptitle(_message(runs), x=0.01, ha="left")
-    return DrawnFigure(
-        FILE, f"{TITLE} ({', '.join(run.name for run in runs)})", _caption(runs), sheet, HEADER, _rows(runs)
-    )
+    title = f"Sinks being born ({', '.join(run.name for run in runs)})"
+    return DrawnFigure(FILE, title, _caption(runs), sheet, HEADER, _rows(runs))
 
 
 def _draw_heads(axes: Any, at: Sequence[float], by_head: np.ndarray, born: np.ndarray) -> None:
@@ -90,15 +69,14 @@ def _draw_heads(axes: Any, at: Sequence[float], by_head: np.ndarray, born: np.nd
 
 
 def _message(runs: Sequence[Emergence]) -> str:
-    """Return one line with what the curves show."""
     lines = []
     for run in runs:
-        born = run.born()
+        born, name = run.born(), f"{plain(run.name)}: " if len(runs) > 1 else ""
         there = born[born >= 0]
         when = f"; the first does from update {there.min():,} on" if there.size else ""
-        lines.append(f"{there.size} of {born.size} heads give one key {SHARE:.0%} of their attention or more{when}")
-    if len(runs) > 1:
-        lines = [f"{plain(run.name)}: {line}" for run, line in zip(runs, lines, strict=True)]
+        lines.append(
+            f"{name}{there.size} of {born.size} heads give one key {SHARE:.0%} of their attention or more{when}"
+        )
     return "\n".join(lines)
 
 

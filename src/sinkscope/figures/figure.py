@@ -1,7 +1,6 @@
 """The base class of figures. A figure is one subclass of `Figure` in one file of this package.
 
-`draw_figures` finds every module called ``figure<number>_<what>.py`` or ``figure_<what>.py``, so `--only` and the page
-know a new figure without another edit.
+`draw_figures` finds every module called ``figure<number>_<what>.py`` or ``figure_<what>.py``.
 """
 
 import csv
@@ -45,45 +44,28 @@ class DrawnFigure:
         return self.sheet._repr_png_()  # type: ignore[attr-defined]  # the class of `style.new_sheet`
 
     def save(self, folder: str | Path, suffix: str = "") -> list[Path]:
-        """Write a PNG, a PDF and a CSV file; `page` reads the caption from the metadata of the PNG.
-
-        Raises:
-            TraceError: a file cannot be written.
-        """
-        names = dict[str, Path](zip(KINDS, files_of(self.file, Path(folder), suffix), strict=True))
-        contents: dict[Path, bytes] = {}
-        for kind, metadata in (
-            ("png", {"Title": self.title, "Description": self.caption, "Software": "sinkscope"}),
-            ("pdf", {"Title": self.title, "Subject": self.caption, "Creator": "sinkscope", "CreationDate": None}),
-        ):
+        """Write a PNG, a PDF and a CSV file; `page` reads the caption from the metadata of the PNG."""
+        pictures = {
+            "png": {"Title": self.title, "Description": self.caption, "Software": "sinkscope"},
+            "pdf": {"Title": self.title, "Subject": self.caption, "Creator": "sinkscope", "CreationDate": None},
+        }
+        contents: list[bytes] = []
+        for kind, metadata in pictures.items():
             file = io.BytesIO()
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "constrained_layout not applied")  # many labels, few panels
                 self.sheet.savefig(file, format=kind, metadata=metadata)
             self.sheet.set_layout_engine("none")  # laid out once, the same in both files
-            contents[names[kind]] = file.getvalue()
+            contents.append(file.getvalue())
         table = io.StringIO(newline="")
-        writer = csv.writer(table, lineterminator="\n")
-        writer.writerow(self.header)
-        writer.writerows(self.rows)
-        contents[names["csv"]] = table.getvalue().encode()
-        write_together(contents)
-        return list(contents)
-
-
-def files_of(file: str, folder: Path, suffix: str) -> list[Path]:
-    """Return the paths of a figure's files, in the order of `KINDS`."""
-    return [folder / f"{file}{suffix}.{kind}" for kind in KINDS]
+        csv.writer(table, lineterminator="\n").writerows([self.header, *self.rows])
+        paths = [Path(folder) / f"{self.file}{suffix}.{kind}" for kind in KINDS]
+        write_together(dict(zip(paths, [*contents, table.getvalue().encode()], strict=True)))
+        return paths
 
 
 class Figure(ABC):
-    """One figure: its names, and the method that draws it.
-
-    Attributes:
-        name: for ``--only``. Figures whose name is a number are drawn first, in order, then the others.
-        file: name of its files, without the ending.
-        title: one line with its content.
-    """
+    """One figure: its name for ``--only``, the name of its files without the ending, its title, and how it is drawn."""
 
     name: ClassVar[str]
     file: ClassVar[str]
@@ -93,11 +75,8 @@ class Figure(ABC):
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
         """Draw the subjects side by side, on common scales.
 
-        Every subject has a `Subject.summary`. `Subject.trace` exists only for traces, and `Subject.map` only with the
-        model or with stored maps; a subject without them raises FigureError, and the figure is not drawn.
-
         Raises:
-            FigureError: a subject lacks what the figure needs; the message names it.
+            FigureError: a subject lacks what the figure needs, such as a `Subject.trace` or a `Subject.map`.
         """
 
     def drawn(

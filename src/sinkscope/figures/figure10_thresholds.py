@@ -12,7 +12,7 @@ from sinkscope.figures.style import BLUE, GREEN, INK, ORANGE, PURPLE, VERMILLION
 from sinkscope.figures.subject import Subject
 from sinkscope.statistics import EPSILONS
 
-UNITS = ("queries", "percent")
+UNITS = {"queries": "queries' worth of attention", "percent": "percent of all attention"}
 LOOKS = ((BLUE, "o"), (VERMILLION, "s"), (GREEN, "^"), (ORANGE, "D"), (PURPLE, "v"), (INK, "P"))
 PAPER_EPSILON, PAPER_SHARE = 3.0, 0.96
 
@@ -26,31 +26,18 @@ class Thresholds(Figure):
     title = "Figure 10: tokens that are not sinks against ε"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        """Draw a panel for each unit, with all subjects in both."""
         sheet = new_sheet(WIDE, 3.6)
-        grid = sheet.subplots(1, 2, sharey=True)
+        grid, excess = sheet.subplots(1, 2, sharey=True), subjects[-1].summary.excess
         rows: list[tuple[Any, ...]] = []
-        for at, (axes, unit, name) in enumerate(
-            zip(grid, UNITS, ("queries' worth of attention", "percent of all attention"), strict=True)
-        ):
+        for at, (axes, (unit, name)) in enumerate(zip(grid, UNITS.items(), strict=True)):
             for one, (colour, marker) in zip(subjects, cycle(LOOKS), strict=False):
-                shares = not_sinks(one)[at]
-                label = f"{plain(one.label)}, S = {one.positions_text}"
-                axes.plot(
-                    EPSILONS,
-                    shares * 100,
-                    color=colour,
-                    marker=marker,
-                    markevery=4,
-                    markersize=4,
-                    linewidth=1.2,
-                    label=label,
-                )
-                rows += [
-                    (one.label, one.positions, unit, number(e), number(share), one.summary.columns)
-                    for e, share in zip(EPSILONS, shares, strict=True)
-                ]
-            axes.axvline(subjects[-1].summary.excess, color="black", linestyle=":", linewidth=0.9)
+                label, shares = f"{plain(one.label)}, S = {one.positions_text}", not_sinks(one)[at]
+                looks: dict[str, Any] = {"color": colour, "marker": marker, "markevery": 4, "markersize": 4}
+                axes.plot(EPSILONS, shares * 100, linewidth=1.2, label=label, **looks)
+                place = (one.label, one.positions, unit)
+                pairs = zip(map(number, EPSILONS), map(number, shares), strict=True)
+                rows += [(*place, *pair, one.summary.columns) for pair in pairs]
+            axes.axvline(excess, color="black", linestyle=":", linewidth=0.9)
             axes.set_xlabel(f"threshold ε,\n{name}")
             axes.set_xlim(-0.2, 10.2)
             axes.set_xticks(range(0, 11, 2))
@@ -58,30 +45,16 @@ class Thresholds(Figure):
         lowest = min(float(not_sinks(one).min()) for one in subjects) * 100
         span = max(100 - lowest, 1)
         grid[0].set_ylim(lowest - 0.05 * span, 100 + 0.06 * span)
-        _mark(grid, subjects[-1].summary.excess)
+        for axes in grid:  # in both, because the paper does not say which unit it used
+            star: dict[str, Any] = {"markersize": 10, "color": "white", "markeredgecolor": "black", "linestyle": "none"}
+            label = "paper 1, S = 64: at least 96 % at ε = 3, in one of the two units"
+            axes.plot([PAPER_EPSILON], [PAPER_SHARE * 100], marker="*", label=label, zorder=5, **star)
+            axes.text(excess + 0.12, grid[0].get_ylim()[0], f" ε = {excess:g}", va="bottom", fontsize="small")
         grid[0].set_ylabel("tokens that are not sinks, %")
-        handles, labels = grid[0].get_legend_handles_labels()
-        sheet.legend(handles, labels, loc="outside lower center", ncols=1)
+        sheet.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=1)
         sheet.suptitle("Share of tokens that are not sinks against the threshold", x=0.01, ha="left")
         header = ("model", "positions", "unit", "epsilon", "share_not_sinks", "columns")
         return self.drawn(subjects, sheet, _caption(subjects), header, rows)
-
-
-def _mark(grid: Sequence[Any], excess: float) -> None:
-    """Mark the paper's point in both panels, because the paper does not say which unit it used, and the ε asked for."""
-    for axes in grid:
-        axes.plot(
-            [PAPER_EPSILON],
-            [PAPER_SHARE * 100],
-            marker="*",
-            markersize=10,
-            color="white",
-            markeredgecolor="black",
-            linestyle="none",
-            label="paper 1, S = 64: at least 96 % at ε = 3, in one of the two units",
-            zorder=5,
-        )
-        axes.text(excess + 0.12, grid[0].get_ylim()[0], f" ε = {excess:g}", va="bottom", fontsize="small")
 
 
 def not_sinks(one: Subject) -> Float[np.ndarray, "unit epsilon"]:

@@ -28,7 +28,6 @@ class DecodingOrder(Figure):
     title = "Figure 2: how the models decode"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        """Draw the snapshots above, and below a raster of step against position."""
         answering = [one for one in subjects if len(one.last_canvas) > one.prompt_length and len(one.written)]
         if not answering:
             raise FigureError("the trace does not say which tokens were committed")
@@ -69,33 +68,21 @@ def _snapshots(axes: Any, one: Subject, states: np.ndarray, wrap: int, lines: in
 
     axes.set_axis_off()
     axes.set_xlim(0, wrap)
-    cells, steps = min(MOST_CELLS, states.shape[1]), one.summary.steps
-    top = 0.0
+    cells, steps, top = min(MOST_CELLS, states.shape[1]), one.summary.steps, 0.0
+    labels = [plain(tick_label(one.trace, int(token), 7)) for token in one.last_canvas[one.prompt_length :][:cells]]
     for part in SNAPSHOTS:
         step = min(steps - 1, round(part * steps))
         axes.text(0, top + 0.75, f"step {step}", fontsize="small", va="center", fontweight="bold")
         top += 1.1
-        for place in range(cells):
+        for place, label in enumerate(labels):
             state = STATES[states[step, place]]
             if state == ABSENT:
                 continue
             x, y = place % wrap, top + place // wrap
             axes.add_patch(Rectangle((x + 0.03, y + 0.06), 0.94, 0.88, facecolor=COLOURS[state], edgecolor="none"))
-            label = (
-                ""
-                if state == MASKED
-                else plain(tick_label(one.trace, int(one.last_canvas[one.prompt_length + place]), 7))
-            )
-            axes.text(
-                x + 0.5,
-                y + 0.52,
-                label,
-                ha="center",
-                va="center",
-                fontsize="xx-small",
-                color="white" if state == NEW else "black",
-                clip_on=True,
-            )
+            if state != MASKED:
+                look = {"fontsize": "xx-small", "color": "white" if state == NEW else "black"}
+                axes.text(x + 0.5, y + 0.52, label, ha="center", va="center", clip_on=True, **look)
         top += lines + 0.35
     axes.set_ylim(top, 0)
     cut = f", first {cells} tokens of the answer" if cells < states.shape[1] else ""
@@ -105,15 +92,9 @@ def _snapshots(axes: Any, one: Subject, states: np.ndarray, wrap: int, lines: in
 def _raster(axes: Any, one: Subject, states: np.ndarray) -> None:
     from matplotlib.colors import ListedColormap
 
-    axes.imshow(
-        states,
-        aspect="auto",
-        cmap=ListedColormap(list(COLOURS.values())),
-        vmin=-0.5,
-        vmax=len(STATES) - 0.5,
-        interpolation="nearest",
-        extent=(one.prompt_length - 0.5, len(one.last_canvas) - 0.5, one.summary.steps - 0.5, -0.5),
-    )
+    extent = (one.prompt_length - 0.5, len(one.last_canvas) - 0.5, one.summary.steps - 0.5, -0.5)
+    colours: dict[str, Any] = {"cmap": ListedColormap(list(COLOURS.values())), "vmin": -0.5, "vmax": len(STATES) - 0.5}
+    axes.imshow(states, aspect="auto", interpolation="nearest", extent=extent, **colours)
     whole_numbers(axes.xaxis, axes.yaxis)
     axes.set_xlabel("position in the canvas (the answer)")
 
@@ -121,10 +102,8 @@ def _raster(axes: Any, one: Subject, states: np.ndarray) -> None:
 def _legend(sheet: Any) -> None:
     from matplotlib.patches import Patch
 
-    handles = [
-        Patch(facecolor=COLOURS[state], edgecolor="#888888", linewidth=0.4, label=state)
-        for state in (COMMITTED, NEW, MASKED, ABSENT)
-    ]
+    look: dict[str, Any] = {"edgecolor": "#888888", "linewidth": 0.4}
+    handles = [Patch(facecolor=colour, label=state, **look) for state, colour in COLOURS.items()]
     sheet.legend(handles=handles, loc="outside lower center", ncols=4)
 
 
@@ -136,12 +115,8 @@ def _lines(one: Subject) -> list[tuple[Any, ...]]:
 
 
 def rightward(written: Int[np.ndarray, "commit 3"]) -> float | None:
-    """Return the share of the commits whose left neighbour was committed in the last step before that committed any.
-
-    Those of the first such step are not counted; None where there is no other.
-
-    Args:
-        written: (step, position, token) of every commit.
+    """Return the share of the commits whose left neighbour was committed in the last step before that committed any;
+    None where no step had one before it.
     """
     places = [set(written[written[:, 0] == step, 1].tolist()) for step in np.unique(written[:, 0])]
     beside = [position - 1 in before for before, now in pairwise(places) for position in now]
@@ -152,12 +127,8 @@ def _caption(subjects: Sequence[Subject]) -> str:
     parts = []
     for one in subjects:
         right = rightward(one.written)
-        share = (
-            "one step commits all tokens"
-            if right is None
-            else f"{right:.0%} of the commits stand right of a token of the step before"
-        )
-        parts.append(f"{one.label}: {share}")
+        share = f"{right or 0:.0%} of the commits stand right of a token of the step before"
+        parts.append(f"{one.label}: {'one step commits all tokens' if right is None else share}")
     return (
         "How the answer is written. Above: the canvas at the start of three steps, with the tokens that the step "
         f"commits (writes). Below: all steps. {'; '.join(parts)}. What it does not show: how sure the model was, and "

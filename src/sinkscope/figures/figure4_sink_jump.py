@@ -1,4 +1,4 @@
-"""Figure 4: the maps of two successive steps between which the main sink moves, and what becomes of self-attention."""
+"""Figure 4: the maps of two successive steps between which the main sink moves, and self-attention over all steps."""
 
 from collections.abc import Sequence
 from typing import Any, final
@@ -7,9 +7,10 @@ import numpy as np
 from jaxtyping import Float
 
 from sinkscope.figures.figure import DrawnFigure, Figure
-from sinkscope.figures.heatmap import MAP_HEADER, SCALE, draw_map, map_lines, mark_column
 from sinkscope.figures.highlights import Jump
-from sinkscope.figures.style import BLUE, INK, VERMILLION, WIDE, new_sheet, number, plain, whole_numbers
+from sinkscope.figures.incoming_attention import followed_columns
+from sinkscope.figures.panels import MAP_HEADER, draw_map, map_lines, mark_column, scale_of_maps
+from sinkscope.figures.style import BLUE, INK, VERMILLION, WIDE, curve, new_sheet, number, plain, whole_numbers
 from sinkscope.figures.subject import FigureError, Subject
 from sinkscope.sinks.query_counts import followed_queries
 
@@ -23,7 +24,6 @@ class SinkJump(Figure):
     title = "Figure 4: a main sink jumps"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        """Draw the map before and after the jump, and below both keys' shares of attention over all steps."""
         jumping = [(one, jump) for one in subjects if (jump := one.highlights.jump) is not None]
         if not jumping:
             raise FigureError(f"no main sink{subjects[0].where} moves from one step to the next")
@@ -44,42 +44,28 @@ def _draw(part: Any, one: Subject, jump: Jump) -> list[tuple[Any, ...]]:
         mark_column(panels[name], jump.after, len(attention), BLUE)
         rows += map_lines(one.label, name, (step, jump.layer, jump.head), attention)
     panels["before"].set_ylabel("query (position)")
-    part.colorbar(image, ax=[panels["before"], panels["after"]], aspect=30, pad=0.01).set_label(
-        SCALE.replace(" (", "\n(")
-    )
+    scale_of_maps(part, image, [panels["before"], panels["after"]])
     rows += _draw_over_steps(panels["over"], one, jump)
     part.legend(*panels["over"].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    part.suptitle(
-        f"{plain(one.heading)}\n{one.head_name(jump.layer, jump.head)}: the main sink goes from {jump.before} to "
-        f"{jump.after}" + (" (swap of rank)" if jump.swap else ""),
-        x=0.01,
-        ha="left",
-    )
+    goes = f"the main sink goes from {jump.before} to {jump.after}{' (swap of rank)' if jump.swap else ''}"
+    part.suptitle(f"{plain(one.heading)}\n{one.head_name(jump.layer, jump.head)}: {goes}", x=0.01, ha="left")
     return rows
 
 
 def _draw_over_steps(axes: Any, one: Subject, jump: Jump) -> list[tuple[Any, ...]]:
-    share = shares(one, jump)
+    share, mean = shares(one, jump), self_attention(one, jump)
     rows: list[tuple[Any, ...]] = []
-    place = (jump.layer, jump.head)
+
+    def listed(what: str, query: str, key: Any, values: np.ndarray) -> None:
+        place = (jump.layer, jump.head, query, key)
+        rows.extend((one.label, what, at, *place, number(value)) for at, value in enumerate(values))
+
     for key, colour, marker in ((jump.before, VERMILLION, "o"), (jump.after, BLUE, "s")):
-        rows += [
-            (one.label, "share of all attention", at, *place, "all", key, number(value))
-            for at, value in enumerate(share[:, key])
-        ]
-        axes.plot(
-            share[:, key],
-            color=colour,
-            marker=marker,
-            markersize=2.5,
-            linewidth=1,
-            label=f"key {key}: share of all attention",
-        )
-    if (mean := self_attention(one, jump)) is not None:
-        rows += [
-            (one.label, "self-attention", at, *place, "mean", "itself", number(value)) for at, value in enumerate(mean)
-        ]
-        axes.plot(mean, color=INK, linestyle="--", linewidth=1, label="self-attention, mean over queries")
+        listed("share of all attention", "all", key, share[:, key])
+        curve(axes, share[:, key], colour, marker, f"key {key}: share of all attention")
+    if mean is not None:
+        listed("self-attention", "mean", "itself", mean)
+        curve(axes, mean, INK, "", "self-attention, mean over queries", linestyle="--")
     axes.axvspan(jump.step, jump.step + 1, color="#e8e8e8", linewidth=0, zorder=0)
     axes.set_ylim(bottom=0)
     axes.set_xlim(-0.5, one.summary.steps - 0.5)
@@ -91,7 +77,7 @@ def _draw_over_steps(axes: Any, one: Subject, jump: Jump) -> list[tuple[Any, ...
 
 def shares(one: Subject, jump: Jump) -> Float[np.ndarray, "step key"]:
     """Return each key's share of all attention in the head of the jump; a sink token has the rest."""
-    columns = one.head_columns(jump.layer, jump.head)
+    columns = followed_columns(one.trace, jump.layer, jump.head)
     if "sink_token_columns" in one.trace.tensors:
         return columns / followed_queries(one.trace)[:, None]
     return columns / np.nansum(columns, axis=-1, keepdims=True)
@@ -114,18 +100,17 @@ def absorbed(one: Subject, jump: Jump) -> float | None:
 
 
 def _caption(jumping: Sequence[tuple[Subject, Jump]]) -> str:
-    parts, itself = [], any(self_attention(one, jump) is not None for one, jump in jumping)
+    parts = []
     for one, jump in jumping:
         together = absorbed(one, jump)
-        side = "right" if jump.distance > 0 else "left"
-        said = f"{one.label}: {abs(jump.distance)} positions to the {side} after step {jump.step}"
-        said += " (both positions are sinks before and after: they only swap their rank)" if jump.swap else ""
-        said += (
-            ""
-            if together is None
-            else f"; correlation over steps between the main column's share and self-attention {together:+.2f}"
+        said = (
+            f"{one.label}: {abs(jump.distance)} positions to the {'right' if jump.distance > 0 else 'left'} after step"
         )
+        said += f" {jump.step}{' (both positions are sinks before and after: they swap their rank)' * jump.swap}"
+        if together is not None:
+            said += f"; correlation over steps between the main column's share and self-attention {together:+.2f}"
         parts.append(said)
+    itself = any(self_attention(one, jump) is not None for one, jump in jumping)
     return (
         f"Attention maps before and after the longest jump of a main sink{jumping[0][0].where}. Triangles: the sink "
         "before (vermillion) and after (blue). Below: both keys' shares of attention over all "

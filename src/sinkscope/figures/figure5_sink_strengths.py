@@ -8,7 +8,7 @@ import numpy as np
 from sinkscope.counts import counted
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.style import HEAT, WIDE, WIDER, new_sheet, number, plain
-from sinkscope.figures.subject import Subject, of_running_sums
+from sinkscope.figures.subject import RUNNING_SUMS, Subject, of_newest
 
 MOST_CELLS_WITH_NUMBERS = 200
 
@@ -22,45 +22,27 @@ class SinkStrengths(Figure):
     title = "Figure 5: strength of the main sink by layer and head"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        """Draw a map of layer and head for each subject, on one colour scale."""
         many = len(subjects) > 1
-        means = [one.summary.mean_strength for one in subjects]
-        most = strongest(means)
-        layers = max(mean.shape[0] for mean in means)
+        most = strongest([one.summary.mean_strength for one in subjects])
+        layers = max(one.summary.layers for one in subjects)
         sheet = new_sheet(WIDER if many else WIDE * 0.8, float(np.clip(1.8 + 0.38 * layers, 3.2, 6.6)))
         grid = sheet.subplots(1, len(subjects), squeeze=False)[0]
         rows: list[tuple[Any, ...]] = []
-        for axes, one, mean in zip(grid, subjects, means, strict=True):
-            with_sink, steps = one.summary.steps_with_sink, one.summary.steps
-            image = draw_strengths(axes, one, mean, with_sink / steps, most)
-            rows += [
-                (
-                    one.label,
-                    layer,
-                    head,
-                    "" if np.isnan(mean[layer, head]) else number(mean[layer, head]),
-                    int(count),
-                    steps,
-                )
-                for (layer, head), count in np.ndenumerate(with_sink)
-            ]
-        sheet.colorbar(image, ax=list(grid), aspect=25, pad=0.01).set_label(
-            "column sum of the main sink,\nqueries' worth of attention"
-        )
+        for axes, one in zip(grid, subjects, strict=True):
+            image = draw_strengths(axes, one, most)
+            for (layer, head), count in np.ndenumerate(one.summary.steps_with_sink):
+                mean = one.summary.mean_strength[layer, head]
+                rows.append((one.label, layer, head, number(mean) if count else "", int(count), one.summary.steps))
+        bar = sheet.colorbar(image, ax=list(grid), aspect=25, pad=0.01)
+        bar.set_label("column sum of the main sink,\nqueries' worth of attention")
         grid[0].set_ylabel("layer")
-        signs = _signs([one.summary.steps_with_sink / one.summary.steps for one in subjects])
-        if signs:
+        shares = np.concatenate([one.summary.steps_with_sink.ravel() / one.summary.steps for one in subjects])
+        signs = ["hatched: a sink in fewer than half of the steps"] * bool(((shares > 0) & (shares < 0.5)).any())
+        if signs := [*signs, *["–: a sink in no step"] * bool((shares == 0).any())]:
             sheet.supxlabel("; ".join(signs), fontsize="small")
         sheet.suptitle("Strength of the main sink by layer and head,\nmean over steps", x=0.01, ha="left")
         header = ("model", "layer", "head", "mean_main_sink_column_sum", "steps_with_main_sink", "steps")
         return self.drawn(subjects, sheet, _caption(subjects), header, rows)
-
-
-def _signs(shares: Sequence[np.ndarray]) -> list[str]:
-    """Return what hatching and dashes mean, where there are any."""
-    hatched = any(((share > 0) & (share < 0.5)).any() for share in shares)
-    dashed = any((share == 0).any() for share in shares)
-    return ["hatched: a sink in fewer than half of the steps"] * hatched + ["–: a sink in no step"] * dashed
 
 
 def strongest(means: Sequence[np.ndarray]) -> float:
@@ -68,50 +50,30 @@ def strongest(means: Sequence[np.ndarray]) -> float:
     return max((float(np.nanmax(mean)) for mean in means if not np.isnan(mean).all()), default=1.0)
 
 
-def draw_strengths(axes: Any, one: Subject, mean: np.ndarray, share: np.ndarray, most: float) -> Any:
-    """Draw layer × head, hatched where a head has a sink in few steps, and return the image.
-
-    Args:
-        share: of the steps in which a head has a sink.
-        most: end of the colour scale.
-    """
+def draw_strengths(axes: Any, one: Subject, most: float) -> Any:
+    """Draw layer × head, hatched where a head has a sink in few steps, and return the image."""
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
 
+    mean, share = one.summary.mean_strength, one.summary.steps_with_sink / one.summary.steps
     colours = colormaps[HEAT].with_extremes(bad="#e8e8e8")
     image = axes.imshow(mean, aspect="auto", origin="lower", cmap=colours, vmin=0, vmax=most)
-    write = mean.size <= MOST_CELLS_WITH_NUMBERS
-    for layer, head in np.ndindex(mean.shape):
-        strength, box = mean[layer, head], None
+    for (layer, head), strength in np.ndenumerate(mean):
+        box, place = None, (head - 0.5, layer - 0.5)
         if 0 < share[layer, head] < 0.5:
-            axes.add_patch(
-                Rectangle((head - 0.5, layer - 0.5), 1, 1, fill=False, hatch="////", edgecolor="#b0b0b0", linewidth=0)
-            )
+            axes.add_patch(Rectangle(place, 1, 1, fill=False, hatch="////", edgecolor="#b0b0b0", linewidth=0))
             box = {"facecolor": colours(strength / most), "edgecolor": "none", "pad": 0.8}
-        if write:
-            dark = not np.isnan(strength) and strength < 0.6 * most
+        if mean.size <= MOST_CELLS_WITH_NUMBERS:
+            look = {"color": "white" if strength < 0.6 * most else "black", "fontsize": "small", "bbox": box}
             text = "–" if np.isnan(strength) else f"{strength:.1f}"
-            axes.text(
-                head,
-                layer,
-                text,
-                ha="center",
-                va="center",
-                color="white" if dark else "black",
-                fontsize="small",
-                bbox=box,
-            )
+            axes.text(head, layer, text, ha="center", va="center", **look)
     axes.spines[:].set_visible(False)
-    axes.set_xticks(_ticks(mean.shape[1]))
-    axes.set_yticks(_ticks(mean.shape[0]))
+    for axis, count in ((axes.yaxis, mean.shape[0]), (axes.xaxis, mean.shape[1])):
+        axis.set_ticks(range(0, count, 1 if count <= 16 else 4))
     axes.set_xlabel("head")
     queries = "running sums over all queries" if one.followed.newest else "sums over all queries"
     axes.set_title(f"{plain(one.heading)},\n{counted(one.summary.steps, 'step')}, {queries}")
     return image
-
-
-def _ticks(count: int) -> np.ndarray:
-    return np.arange(0, count, 1 if count <= 16 else 4)
 
 
 def _caption(subjects: Sequence[Subject]) -> str:
@@ -120,7 +82,7 @@ def _caption(subjects: Sequence[Subject]) -> str:
         found = one.summary.steps_with_sink > 0
         parts.append(f"{one.label}: {int(found.sum())} of {found.size} heads have a sink in some step")
     movement = "; its movement is read from {queries}, in which other heads may have a sink"
-    newest = of_running_sums(subjects, ", which favour early tokens", movement)
+    newest = of_newest(subjects, f"{RUNNING_SUMS}{movement}.")
     return (
         "Column sum of the main sink (the head's strongest token, where Eq. 3 holds), averaged over the steps in "
         "which the head has one; layer 0 is next to the embedding. Counted over all queries, "

@@ -1,7 +1,8 @@
-"""Figure 7: where the main sink is in each step, in the heads in which it moves most and least."""
+"""Figure 7: the position of the main sink in each step, in the heads in which it moves most and least."""
 
 import textwrap
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -16,6 +17,7 @@ from sinkscope.figures.style import (
     VERMILLION,
     WIDE,
     WIDER,
+    curve,
     new_sheet,
     plain,
     spread_out,
@@ -27,8 +29,8 @@ from sinkscope.figures.subject import Subject, of_newest
 from sinkscope.sinks import HeadMovement
 
 ASKED_FOR = "asked for"
-REASONS = {"most moves": "the most moves", "most positions": "the most positions", "most static": "the longest stay"}
-"""Why heads are drawn, and how captions say it."""
+REASONS = ("most moves", "most positions", "most static")
+LOOKS = ((VERMILLION, "o"), (BLUE, "^"), (GREEN, "s"))
 LETTERS = 13  # of a legend, to an inch of a sheet
 
 
@@ -41,7 +43,6 @@ class SinkPositions(Figure):
     title = "Figure 7: position of the main sink over steps"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        """Draw position against step for each trace; parts of the prompt in which no main sink stands are left out."""
         many = len(subjects) > 1
         sheet = new_sheet(WIDER if many else WIDE, 4.6)
         grid = sheet.subplots(1, len(subjects), squeeze=False)[0]
@@ -49,7 +50,7 @@ class SinkPositions(Figure):
         for axes, one in zip(grid, subjects, strict=True):
             series = chosen_heads(one)
             draw_positions(axes, one, series, int(LETTERS * sheet.get_figwidth() / len(subjects)))
-            rows += [line for each in series for line in _lines(each)]
+            rows += [line for each in series for line in _lines(one, each)]
             rows += [
                 (one.label, "committed", "", "", step, position, token_label(one.trace, token))
                 for step, position, token in one.written.tolist()
@@ -64,39 +65,26 @@ class SinkPositions(Figure):
 class _Series:
     """One head that is drawn, and why."""
 
-    one: Subject
     movement: HeadMovement
     why: str
     colour: str
     marker: str
-
-    @property
-    def reason(self) -> str:
-        """Why it is drawn, behind its name; nothing where it was asked for."""
-        return "" if self.why == ASKED_FOR else f": {self.why}"
-
-    @property
-    def main(self) -> np.ndarray:
-        return self.one.main[:, self.movement.layer, self.movement.head]
+    main: np.ndarray
 
 
 def chosen_heads(one: Subject) -> list[_Series]:
     """Return the head whose main sink moves most often, the one with the most positions, and the most static one."""
     found = one.highlights
+    reasons: dict[HeadMovement, list[str]] = {}
     if found.only is not None:
-        return [_Series(one, found.only, ASKED_FOR, VERMILLION, "o")]
-    roles: dict[HeadMovement, list[str]] = {}
-    for head, why in (
-        (found.most_moves, "most moves"),
-        (found.most_positions, "most positions"),
-        (found.most_static, "most static"),
-    ):
-        if head is not None and (head.moves or why != "most moves"):
-            roles.setdefault(head, []).append(why)
-    looks = ((VERMILLION, "o"), (BLUE, "^"), (GREEN, "s"))
+        reasons[found.only] = [ASKED_FOR]
+    else:
+        for head, why in zip((found.most_moves, found.most_positions, found.most_static), REASONS, strict=True):
+            if head is not None and (head.moves or why != "most moves"):
+                reasons.setdefault(head, []).append(why)
     return [
-        _Series(one, head, " and ".join(why), colour, marker)
-        for (head, why), (colour, marker) in zip(roles.items(), looks, strict=False)
+        _Series(head, " and ".join(why), *look, one.main[:, head.layer, head.head])
+        for (head, why), look in zip(reasons.items(), LOOKS, strict=False)
     ]
 
 
@@ -105,47 +93,22 @@ def draw_positions(axes: Any, one: Subject, series: Sequence[_Series], letters: 
     answer = range(one.prompt_length, len(one.last_canvas))
     cut = Cut.around([*answer, *(int(place) for each in series for place in each.main)], len(one.last_canvas))
     places = cut.places
-    for first, end in cut.windows:
-        last = min(end, one.prompt_length)
-        if first < last:
-            axes.axhspan(places[first] - 0.5, places[last - 1] + 0.5, color="#f0f0f0", linewidth=0, zorder=0)
-            named = (first, last)
-    if one.prompt_length and not np.isnan(places[: one.prompt_length]).all():
-        middle = (places[named[0]] + places[named[1] - 1]) / 2
-        axes.text(
-            0.99,
-            middle,
-            "prompt",
-            transform=axes.get_yaxis_transform(),
-            ha="right",
-            va="center",
-            fontsize="small",
-            color="#555555",
-        )
-    axes.plot(
-        one.written[:, 0],
-        places[one.written[:, 1]],
-        linestyle="none",
-        marker="x",
-        markersize=2.4,
-        markeredgewidth=0.6,
-        color=INK,
-        zorder=3,
-        label="token committed",
-    )
+    in_prompt = [(first, min(end, one.prompt_length)) for first, end in cut.windows if first < one.prompt_length]
+    for first, last in in_prompt:
+        axes.axhspan(places[first] - 0.5, places[last - 1] + 0.5, color="#f0f0f0", linewidth=0, zorder=0)
+    if in_prompt:
+        middle = (places[in_prompt[-1][0]] + places[in_prompt[-1][1] - 1]) / 2
+        look: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": "small", "color": "#555555"}
+        axes.text(0.99, middle, "prompt", transform=axes.get_yaxis_transform(), **look)
+    cross: dict[str, Any] = {"linestyle": "none", "markersize": 2.4, "markeredgewidth": 0.6, "color": INK, "zorder": 3}
+    axes.plot(one.written[:, 0], places[one.written[:, 1]], marker="x", label="token committed", **cross)
     for each in series:
-        head = each.movement
+        head, reason = each.movement, "" if each.why == ASKED_FOR else f": {each.why}"
         seen = f"({one.highlights.movement_text(head)})".replace(" ", "\N{NO-BREAK SPACE}")
-        axes.plot(
-            np.where(each.main >= 0, places[each.main], np.nan),
-            color=each.colour,
-            marker=each.marker,
-            markersize=3,
-            markerfacecolor="white",
-            markeredgewidth=0.8,
-            linewidth=0.9,
-            label=textwrap.fill(f"{one.head_name(head.layer, head.head)}{each.reason} {seen}", letters - 8),
-        )
+        label = textwrap.fill(f"{one.head_name(head.layer, head.head)}{reason} {seen}", letters - 8)
+        look = {"markerfacecolor": "white", "markeredgewidth": 0.8, "linewidth": 0.9}
+        at = np.where(each.main >= 0, places[each.main], np.nan)
+        curve(axes, at, each.colour, each.marker, label, 3, **look)
     if not any((each.main >= 0).any() for each in series):
         axes.text(0.5, 0.5, "no sink by Eq. 3", transform=axes.transAxes, ha="center")
     axes.set_xlabel("step")
@@ -156,61 +119,41 @@ def draw_positions(axes: Any, one: Subject, series: Sequence[_Series], letters: 
     ticks = cut.ticks()
     axes.set_yticks(places[ticks], [str(position) for position in ticks])
     cuts = f"; {cut.left_out} tokens of the prompt left out" if cut.left_out else ""
-    axes.set_title(textwrap.fill(f"{plain(one.heading)}, {one.queries_text}{cuts}", letters - 10))
+    axes.set_title(textwrap.fill(f"{plain(one.heading)}, from {one.followed.queries_text}{cuts}", letters - 10))
     _name_tokens(axes, one, series, places)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13))
 
 
 def _name_tokens(axes: Any, one: Subject, series: Sequence[_Series], places: np.ndarray) -> None:
     """Name the positions where the sinks drawn are longest."""
-    stood = np.concatenate([each.main[each.main >= 0] for each in series]) if series else np.zeros(0, int)
-    if not len(stood):
+    stood = Counter(position for each in series for position in each.main.tolist() if position >= 0)
+    if not stood:
         return
-    seen, counts = np.unique(stood, return_counts=True)
-    longest = {float(places[position]): int(position) for position in seen[np.argsort(-counts, kind="stable")].tolist()}
+    longest = {float(places[at]): at for at in sorted(stood, key=lambda at: (-stood[at], at))}
     kept = spread_out(list(longest), float(np.nanmax(places)) / 28, 16)
+    positions = [longest[place] for place in kept]
     right = axes.secondary_yaxis("right")
-    names = [
-        f"{longest[place]}: {plain(tick_label(one.trace, int(one.last_canvas[longest[place]])))}" for place in kept
-    ]
+    names = [f"{at}: {plain(tick_label(one.trace, int(one.last_canvas[at])))}" for at in positions]
     right.set_yticks(kept, names, fontsize="small")
     right.tick_params(length=2, pad=3)
     right.spines[:].set_visible(False)
 
 
-def _lines(series: _Series) -> list[tuple[Any, ...]]:
-    one, head, tokens = series.one, series.movement, series.one.prompt.canvas.tokens
-    return [
-        (
-            one.label,
-            series.why,
-            head.layer,
-            head.head,
-            step,
-            position,
-            token_label(one.trace, int(tokens[step, position])),
-        )
-        if position >= 0
-        else (one.label, series.why, head.layer, head.head, step, "", "")
-        for step, position in enumerate(series.main.tolist())
-    ]
+def _lines(one: Subject, series: _Series) -> Iterator[tuple[Any, ...]]:
+    for step, position in enumerate(series.main.tolist()):
+        token = token_label(one.trace, int(one.prompt.canvas.tokens[step, position]))
+        at = (position, token) if position >= 0 else ("", "")
+        yield (one.label, series.why, series.movement.layer, series.movement.head, step, *at)
 
 
 def _caption(subjects: Sequence[Subject]) -> str:
     newest = of_newest(
         subjects, "the main sink is read from {queries}; in the first steps these are too few for Eq. 3 to hold."
     )
-    drawn = {why for one in subjects for each in chosen_heads(one) for why in each.why.split(" and ")}
-    kinds = [in_words for why, in_words in REASONS.items() if why in drawn]
-    *before, last = kinds or ["a main sink, of which there are none"]
-    which = f"the heads with {', '.join(before)}{' and ' if before else ''}{last}{subjects[0].where}"
-    if subjects[0].highlights.only is not None:
-        which = "the head that was asked for"
-    extremes = (
-        " these heads are the extremes (the table has the moves per head), and"
-        if subjects[0].highlights.only is None
-        else ""
-    )
+    which, extremes = "the head that was asked for", ""
+    if subjects[0].highlights.only is None:
+        which = f"the heads with the most moves, the most positions and the longest stay{subjects[0].where}"
+        extremes = " these heads are the extremes (the table has the moves per head), and"
     return (
         f"Position of the main sink (the head's strongest token, where Eq. 3 holds) in each step, in {which}; a gap is "
         "a step without a sink. Long parts of the prompt without one of these main sinks are left out. Crosses: the "

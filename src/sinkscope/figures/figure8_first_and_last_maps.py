@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from sinkscope.figures.figure import DrawnFigure, Figure
-from sinkscope.figures.heatmap import MAP_HEADER, SCALE, draw_map, map_lines, mark_column
+from sinkscope.figures.panels import MAP_HEADER, draw_map, map_lines, mark_column, scale_of_maps
 from sinkscope.figures.style import WIDE, new_sheet, plain
 from sinkscope.figures.subject import FigureError, Subject
 from sinkscope.sinks import HeadMovement
@@ -19,7 +19,6 @@ class FirstAndLastMaps(Figure):
     title = "Figure 8: maps of the first and the last step"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        """Draw two maps for each head."""
         chosen = [(one, heads) for one in subjects if (heads := chosen_heads(one)) and one.summary.steps > 1]
         if not chosen:
             raise FigureError("no head has a main sink, or there is only one step")
@@ -31,22 +30,17 @@ class FirstAndLastMaps(Figure):
             for axes in grid[len(heads) :].flat:
                 axes.set_axis_off()
             for row, (why, head) in enumerate(heads):
-                for column, step in enumerate((0, one.summary.steps - 1)):
-                    attention = one.map(step, head.layer, head.head)
-                    axes = grid[row, column]
-                    image = draw_map(
-                        axes, one.trace, step, attention, f"{one.head_name(head.layer, head.head)}, step {step}"
-                    )
-                    main = int(one.main[step, head.layer, head.head])
-                    if main >= 0:
+                place = (head.layer, head.head)
+                for axes, step in zip(grid[row], (0, one.summary.steps - 1), strict=True):
+                    attention = one.map(step, *place)
+                    image = draw_map(axes, one.trace, step, attention, f"{one.head_name(*place)}, step {step}")
+                    if (main := int(one.main[(step, *place)])) >= 0:
                         mark_column(axes, main, len(attention))
-                    rows += map_lines(one.label, why, (step, head.layer, head.head), attention)
+                    if row < len(heads) - 1:
+                        axes.set_xlabel("")  # the names of the next row stand below it
+                    rows += map_lines(one.label, why, (step, *place), attention)
                 grid[row, 0].set_ylabel(f"{why.replace(', ', chr(10))}\nquery (position)")
-                for axes in grid[row] if row < len(heads) - 1 else ():
-                    axes.set_xlabel("")  # the names of the next row stand below it
-            part.colorbar(image, ax=list(grid[: len(heads)].flat), aspect=40, pad=0.01, shrink=0.6).set_label(
-                SCALE.replace(" (", "\n(")
-            )
+            scale_of_maps(part, image, list(grid[: len(heads)].flat), aspect=40, shrink=0.6)
             part.suptitle(plain(one.heading), x=0.01, ha="left")
         return self.drawn([one for one, _ in chosen], sheet, _caption(chosen), MAP_HEADER, rows)
 
@@ -56,9 +50,7 @@ def chosen_heads(one: Subject) -> list[tuple[str, HeadMovement]]:
     if one.highlights.only is not None:
         return [("asked for", one.highlights.only)]
     static, drifting = one.highlights.most_static, one.highlights.leftmost
-    heads = []
-    if static is not None:
-        heads.append(("fixed sink", static))
+    heads = [] if static is None else [("fixed sink", static)]
     if drifting is not None and drifting != static:
         drift = drifting.drift_per_step or 0
         heads.append((f"drifts {'left' if drift < 0 else 'right'}, {drift:+.2f} positions a step", drifting))
@@ -66,36 +58,14 @@ def chosen_heads(one: Subject) -> list[tuple[str, HeadMovement]]:
 
 
 def _caption(chosen: Sequence[tuple[Subject, list[tuple[str, HeadMovement]]]]) -> str:
-    right = [
-        one.label
-        for one, heads in chosen
-        if any((head.drift_per_step or 0) > 0 and why.startswith("drifts") for why, head in heads)
-    ]
-    none_left = (
-        f" No head of {', '.join(right)} drifts left in at least half of the steps; the fastest to the right is drawn "
-        "instead."
-        if right
-        else ""
-    )
-    static = f"he head{chosen[0][0].where} whose main sink stays longest at one position"
-    alone = [one for one, heads in chosen if len(heads) == 1]
     which = (
-        f"T{static}."
-        if len(alone) == len(chosen)
-        else f"Above: t{static}. Below: the head whose main sink drifts left the fastest (least-squares slope over the "
-        "steps that have "
-        "one, at least half of them)."
+        f"Above: the head{chosen[0][0].where} whose main sink stays longest at one position. Below, where there is "
+        "another: the head whose main sink drifts left the fastest (least-squares slope over the steps that have one, "
+        "at least half of them); where none drifts left, the fastest to the right."
     )
-    for one in alone:
-        drifts = (
-            "no main sink drifts in at least half of the steps"
-            if one.highlights.leftmost is None
-            else "it also drifts the fastest"
-        )
-        which += f" {one.label} has no second head: {drifts}."
     if chosen[0][0].highlights.only is not None:
         which = "The head is the one that was asked for."
     return (
-        f"Attention maps of the first and the last step. {which} Triangles: the main sink of that step.{none_left} "
-        "What it does not show: the other heads, and the way from the first to the last step."
+        f"Attention maps of the first and the last step. {which} Triangles: the main sink of that step. What it does "
+        "not show: the other heads, and the way from the first to the last step."
     )

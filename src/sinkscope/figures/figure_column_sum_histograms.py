@@ -8,10 +8,11 @@ import numpy as np
 
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.style import BLUE, HEAT, VERMILLION, WIDE, WIDER, new_sheet, number, plain
-from sinkscope.figures.subject import Subject, of_line, of_running_sums
+from sinkscope.figures.subject import OF_LINE, RUNNING_SUMS, Subject, of_newest
 from sinkscope.statistics.step import BINS_PER_QUERY
 
 MOST_BINS = 100
+WIDE_BINS = " Statistics keep columns above 64 in wider bins, whose counts are spread evenly."
 
 
 @final
@@ -23,10 +24,8 @@ class ColumnSums(Figure):
     title = "Figure 3: column sums of all steps, layers and heads"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        """Draw a histogram for each subject, on the same axes and bins."""
         wide = bin_width(subjects)
-        many = len(subjects) > 1
-        sheet = new_sheet(WIDER if many else WIDE, 3.8)
+        sheet = new_sheet(WIDER if len(subjects) > 1 else WIDE, 3.8)
         grid = sheet.subplots(1, len(subjects), squeeze=False, sharex=True, sharey=True)[0]
         rows: list[tuple[Any, ...]] = []
         end = 0.0
@@ -34,12 +33,10 @@ class ColumnSums(Figure):
             counts = binned(one.quarters.sum(axis=0), wide)
             edges = np.arange(len(counts) + 1) * wide / BINS_PER_QUERY
             _draw(axes, one, counts, edges)
-            line = math.nan if one.threshold_column_sum is None else one.threshold_column_sum
+            line = number(math.nan if one.threshold_column_sum is None else one.threshold_column_sum)
             end = max(end, float(edges[-1]))
-            rows += [
-                (one.label, number(low), number(high), int(count), number(line))
-                for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)
-            ]
+            bins = zip(map(number, edges[:-1]), map(number, edges[1:]), counts.tolist(), strict=True)
+            rows += [(one.label, *bin, line) for bin in bins]
         grid[0].set_xlim(0, 1.03 * end)
         grid[0].set_ylabel(f"columns in a bin of {wide / BINS_PER_QUERY:g} (log scale)")
         sheet.suptitle("Column sums over all steps, layers and heads", x=0.01, ha="left")
@@ -50,9 +47,8 @@ class ColumnSums(Figure):
 def bin_width(subjects: Sequence[Subject]) -> int:
     """Return the width of a bin in quarters of a query's worth, the same for all panels: a hundred bins at most."""
     largest = max(int(np.flatnonzero(one.quarters.sum(axis=0)).max(initial=0)) + 1 for one in subjects)
-    return next(
-        width for width in (1, 2, 4, 8, 20, 40, 80, 200, 400, largest) if math.ceil(largest / width) <= MOST_BINS
-    )
+    widths = (1, 2, 4, 8, 20, 40, 80, 200, 400, largest)
+    return next(width for width in widths if math.ceil(largest / width) <= MOST_BINS)
 
 
 def binned(counts: np.ndarray, wide: int) -> np.ndarray:
@@ -63,51 +59,33 @@ def binned(counts: np.ndarray, wide: int) -> np.ndarray:
     return np.pad(filled, padding).reshape(*counts.shape[:-1], -1, wide).sum(axis=-1)
 
 
-def wide_bins_note(subjects: Sequence[Subject]) -> str:
-    """Return the sentence of a caption about the bins of statistics; nothing where all subjects are traces."""
-    if all(one.recorded is not None for one in subjects):
-        return ""
-    return " Statistics keep columns above 64 in wider bins; here their counts are spread evenly."
-
-
 def _draw(axes: Any, one: Subject, counts: np.ndarray, edges: np.ndarray) -> None:
     axes.stairs(counts, edges, fill=True, color=BLUE, alpha=0.85, baseline=0.5)
     axes.set_yscale("log")
     axes.set_ylim(bottom=0.5)
     axes.axvline(1, color="black", linestyle=":", linewidth=1)
-    sinks, columns = one.summary.sinks, one.summary.columns
+    sinks, columns, line = one.summary.sinks, one.summary.columns, one.threshold_column_sum
     told = f"{sinks:,} of {columns:,} columns ({sinks / max(1, columns):.2%})"
-    line = one.threshold_column_sum
     if line is None:
         words = f"dotted: one query's worth\nby Eq. 3, ε = {one.summary.excess:g}, sinks are\n{told}"
     else:
         axes.axvline(line, color=VERMILLION, linestyle="--", linewidth=1.2)
         words = f"dotted: an equal share for every token, 1\ndashed: Eq. 3, ε = {one.summary.excess:g}\n"
         words += f"1 + ε(1 − 1/S) = {line:.2f}\nright of it: {told}"
-    axes.text(
-        0.98,
-        0.97,
-        words,
-        transform=axes.transAxes,
-        ha="right",
-        va="top",
-        fontsize="small",
-    )
+    axes.text(0.98, 0.97, words, transform=axes.transAxes, ha="right", va="top", fontsize="small")
     queries = ", running sum over queries" if one.followed.newest else ""
     axes.set_title(f"{plain(one.heading)},\nS = {one.positions_text}{queries}")
     axes.set_xlabel("column sum, queries' worth of attention")
 
 
 def _caption_of_all(subjects: Sequence[Subject]) -> str:
-    shares = "; ".join(
-        f"{one.label}: {one.summary.sinks / max(1, one.summary.columns):.2%} of the columns are sinks"
-        for one in subjects
-    )
-    newest = of_running_sums(subjects, "; early tokens are seen by more queries")
+    found = ((one.label, one.summary.sinks / max(1, one.summary.columns)) for one in subjects)
+    shares = "; ".join(f"{label}: {share:.2%} of the columns are sinks" for label, share in found)
+    newest = of_newest(subjects, f"{RUNNING_SUMS}.")
     return (
         "A column is the attention that one token receives in one head at one step. Its sum is given in queries' "
         "worth: if all S tokens of a canvas shared the attention of S queries alike, every sum would be 1. "
-        f"{of_line(subjects)} {shares}.{newest}{wide_bins_note(subjects)} What it does not show: which tokens these "
+        f"{OF_LINE} {shares}.{newest}{WIDE_BINS} What it does not show: which tokens these "
         "are, and that successive steps have nearly the same columns, so the counts are not independent. In queries' "
         "worth, one ε asks for a smaller share of all attention the longer the canvas is."
     )
@@ -122,56 +100,46 @@ class ColumnSumsByLayer(Figure):
     title = "Figure 9: column sums by layer"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        """Draw layer against column sum for each subject, on one colour scale and the same bins."""
         from matplotlib import colormaps
         from matplotlib.colors import LogNorm
 
-        wide, many = bin_width(subjects), len(subjects) > 1
+        wide = bin_width(subjects)
         counts = [binned(one.quarters, wide) for one in subjects]
         shares = [count / count.sum(axis=1, keepdims=True) for count in counts]
-        least = min(float(share[share > 0].min()) for share in shares)
-        layers = max(len(share) for share in shares)
-        sheet = new_sheet(WIDER if many else WIDE, float(np.clip(1.9 + 0.26 * layers, 3.0, 6.0)))
+        norm = LogNorm(min(float(share[share > 0].min()) for share in shares), 1)
+        height = float(np.clip(1.9 + 0.26 * max(map(len, shares)), 3.0, 6.0))
+        sheet = new_sheet(WIDER if len(subjects) > 1 else WIDE, height)
         grid = sheet.subplots(1, len(subjects), squeeze=False, sharex=True)[0]
         rows: list[tuple[Any, ...]] = []
-        end = max(share.shape[1] for share in shares) * wide / BINS_PER_QUERY
+        edges = np.arange(max(share.shape[1] for share in shares) + 1) * wide / BINS_PER_QUERY
+        colours = colormaps[HEAT].with_extremes(bad="white")
         for axes, one, count, share in zip(grid, subjects, counts, shares, strict=True):
-            edges = np.arange(share.shape[1] + 1) * wide / BINS_PER_QUERY
-            colours = colormaps[HEAT].with_extremes(bad="white")
-            image = axes.pcolormesh(
-                edges,
-                np.arange(len(share) + 1) - 0.5,
-                np.where(share > 0, share, np.nan),
-                cmap=colours,
-                norm=LogNorm(least, 1),
-                rasterized=True,
-            )
+            across, up = edges[: share.shape[1] + 1], np.arange(len(share) + 1) - 0.5
+            seen = np.where(share > 0, share, np.nan)
+            image = axes.pcolormesh(across, up, seen, cmap=colours, norm=norm, rasterized=True)
             if (line := one.threshold_column_sum) is not None:
                 axes.axvline(line, color=VERMILLION, linestyle="--", linewidth=1.2)
                 label = f" Eq. 3, ε = {one.summary.excess:g}"
                 axes.text(line, len(share) - 0.42, label, color=VERMILLION, fontsize="small", va="bottom")
             axes.set_title(plain(one.heading), pad=14)
             axes.set_xlabel("column sum, queries' worth of attention")
-            axes.set_xlim(0, end)
+            axes.set_xlim(0, edges[-1])
             axes.set_yticks(np.arange(0, len(share), 1 if len(share) <= 16 else 4))
-            rows += [
-                (one.label, layer, number(edges[at]), number(edges[at + 1]), int(columns))
-                for (layer, at), columns in np.ndenumerate(count)
-            ]
+            for (layer, at), columns in np.ndenumerate(count):
+                rows.append((one.label, layer, number(edges[at]), number(edges[at + 1]), int(columns)))
         grid[0].set_ylabel("layer")
-        sheet.colorbar(image, ax=list(grid), aspect=25, pad=0.01).set_label(
-            "share of the layer's columns\n(log scale; white: none)"
-        )
+        bar = sheet.colorbar(image, ax=list(grid), aspect=25, pad=0.01)
+        bar.set_label("share of the layer's columns\n(log scale; white: none)")
         sheet.suptitle("Column sums by layer, over all steps and heads", x=0.01, ha="left")
         header = ("model", "layer", "column_sum_from", "column_sum_to", "columns")
         return self.drawn(subjects, sheet, _caption_by_layer(subjects), header, rows)
 
 
 def _caption_by_layer(subjects: Sequence[Subject]) -> str:
-    newest = of_running_sums(subjects, ", which favour early tokens")
+    newest = of_newest(subjects, f"{RUNNING_SUMS}.")
     return (
-        f"The histogram of Figure 3, one row a layer; layer 0 is next to the embedding. {of_line(subjects)} A layer "
+        f"The histogram of Figure 3, one row a layer; layer 0 is next to the embedding. {OF_LINE} A layer "
         "with few, strong sinks has a gap between the mass on the left and single bins far to the "
-        f"right.{newest}{wide_bins_note(subjects)} What it does not show: which heads and tokens these are, and how "
+        f"right.{newest}{WIDE_BINS} What it does not show: which heads and tokens these are, and how "
         "many steps they last."
     )

@@ -28,14 +28,11 @@ class SinkNorms(Figure):
     title = "Norms of sinks and of other tokens"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        """Draw a panel for each kind of norm, a column of them for each subject."""
         with_norms = [one for one in subjects if recorded_kinds(one)]
         if not with_norms:
             top = any(one.manifest.get("level") == "top" for one in subjects)
-            raise FigureError(
-                "the trace keeps no norms "
-                f"({'it was recorded with --keep top' if top else 'it holds no tensor of them'})"
-            )
+            why = "it was recorded with --keep top" if top else "it holds no tensor of them"
+            raise FigureError(f"the trace keeps no norms ({why})")
         kinds = [kind for kind in NORM_KINDS if any(kind in recorded_kinds(one) for one in with_norms)]
         many = len(with_norms) > 1
         sheet = new_sheet(WIDER if many else WIDE, 5.2 if not many else 1.0 + 1.75 * len(kinds))
@@ -44,26 +41,23 @@ class SinkNorms(Figure):
         else:
             grid = sheet.subplots(2, 2, squeeze=False).reshape(-1, 1)[: len(kinds)]
         rows: list[tuple[Any, ...]] = []
-        for row, kind in enumerate(kinds):
-            for column, one in enumerate(with_norms):
-                if kind in recorded_kinds(one):
-                    _draw(grid[row, column], one, kind)
-                    rows += _lines(one, kind)
-                if column == 0 or not many:
-                    grid[row, column].set_ylabel(LABELS[kind])
-                if row == len(kinds) - 1 or not many:
-                    grid[row, column].set_xlabel("layer")
-                if many and row == 0:
-                    grid[row, column].set_title(plain(one.heading))
         for kind, panels in zip(kinds, grid, strict=True):
-            tops = [
-                np.nanmax(mean + deviation, initial=0)
-                for mean, deviation, _ in (of_kind(one, kind) for one in with_norms)
-            ]
+            tops = [0.0]
+            for axes, one in zip(panels, with_norms, strict=True):
+                if kind in recorded_kinds(one):
+                    _draw(axes, one, kind)
+                    rows += _lines(one, kind)
+                mean, deviation, _ = of_kind(one, kind)
+                tops.append(np.nanmax(mean + deviation, initial=0))
+                if axes is panels[0]:
+                    axes.set_ylabel(LABELS[kind])
+                if kind == kinds[-1] or not many:
+                    axes.set_xlabel("layer")
+                if many and kind == kinds[0]:
+                    axes.set_title(plain(one.heading))
             for axes in panels:
                 axes.set_ylim(0, 1.05 * (max(tops) or 1))
-        handles, labels = grid[0, 0].get_legend_handles_labels()
-        sheet.legend(handles, labels, loc="outside lower center", ncols=2)
+        sheet.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
         name = "" if many else f",\n{plain(with_norms[0].heading)}"
         sheet.suptitle(f"Norms of sinks and of other tokens by layer{name}", x=0.01, ha="left")
         header = ("model", "kind", "layer", "tokens", "mean", "standard_deviation", "effect_size")
@@ -85,33 +79,20 @@ def _draw(axes: Any, one: Subject, kind: str) -> None:
     means, spreads, _ = of_kind(one, kind)
     layers = np.arange(means.shape[1])
     looks = ((VERMILLION, "o", "sinks (Eq. 3)", -0.12), (BLUE, "s", "other tokens", 0.12))
-    for group, (colour, marker, label, shift) in enumerate(looks):
-        axes.errorbar(
-            layers + shift,
-            means[group],
-            yerr=spreads[group],
-            color=colour,
-            marker=marker,
-            markersize=4,
-            linewidth=1.0,
-            elinewidth=0.7,
-            capsize=2,
-            label=f"{label}: mean ± standard deviation",
-        )
+    for mean, spread, (colour, marker, name, shift) in zip(means, spreads, looks, strict=True):
+        look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4, "linewidth": 1.0, "elinewidth": 0.7}
+        axes.errorbar(layers + shift, mean, spread, capsize=2, label=f"{name}: mean ± standard deviation", **look)
     axes.set_xticks(layers[:: 1 if len(layers) <= 16 else 4])
     axes.grid(axis="y", color="#e4e4e4", linewidth=0.5)
 
 
 def _lines(one: Subject, kind: str) -> list[tuple[Any, ...]]:
     means, spreads, sizes = of_kind(one, kind)
-
-    def text(value: float) -> str:
-        return "" if np.isnan(value) else number(value)
-
     return [
-        (one.label, kind, layer, name, text(means[group, layer]), text(spreads[group, layer]), text(sizes[layer]))
+        (one.label, kind, layer, name, *("" if np.isnan(value) else number(value) for value in values))
         for layer in range(one.summary.layers)
         for group, name in enumerate(("sinks", "others"))
+        for values in [(means[group, layer], spreads[group, layer], sizes[layer])]
     ]
 
 
@@ -120,20 +101,12 @@ def _caption(subjects: Sequence[Subject]) -> str:
     for one in subjects:
         if "value" in recorded_kinds(one):
             (sinks, others), _, _ = of_kind(one, "value")
-            known = int((~np.isnan(sinks)).sum())
-            layers = (
-                counted(known, "layer") if known == len(sinks) else f"the {counted(known, 'layer')} that have sinks"
-            )
-            found = (
-                f"sinks have the smaller value norms in {int((sinks < others).sum())} of {layers}"
-                if known
-                else "no layer has a sink"
-            )
-            parts.append(f"{one.label}: {found}")
+            of = f"of the {counted(int((~np.isnan(sinks)).sum()), 'layer')} that have sinks"
+            parts.append(f"{one.label}: sinks have the smaller value norms in {int((sinks < others).sum())} {of}")
     return (
         "Euclidean norms of values and keys (per head, keys after rotation) and of the hidden state that enters the "
         "layer, for tokens that are sinks by Eq. 3 in a head and for all others, over steps, heads and positions; "
-        "bars are standard deviations. Contribution: column sum times value norm, what a token adds to all queries "
-        f"together; near zero for a sink that does nothing. {'; '.join(parts)}. What it does not show: directions. "
-        "Steps and positions are not independent, so the bars are spreads, not errors of the means."
+        "bars are standard deviations. Contribution: column sum times value norm, the amount that a token adds to all "
+        f"queries together; near zero for a sink that does nothing. {'; '.join(parts)}. What it does not show: "
+        "directions. Steps and positions are not independent, so the bars are spreads, not errors of the means."
     )

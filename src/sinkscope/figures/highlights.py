@@ -14,30 +14,11 @@ from sinkscope.sinks import HeadMovement
 from sinkscope.sinks.query_counts import followed_queries
 from sinkscope.sinks.tracking import head_movement
 from sinkscope.statistics import PromptSummary, Threshold
-from sinkscope.statistics.followed import LayerSinks
 from sinkscope.statistics.groups import GroupSinks
 from sinkscope.traces import Trace
 
 Place = tuple[int | None, int | None]
 """A layer and a head; None stands for all."""
-
-
-@dataclass(frozen=True)
-class Move:
-    """A main sink that is elsewhere one step later, and not because two sinks swapped their rank.
-
-    Attributes:
-        step: the step before.
-        held: the attention that the place before and the place after hold while the main sink stays there, in steps'
-            worth (1: all attention of the head in one step); the smaller of the two.
-    """
-
-    step: int
-    layer: int
-    head: int
-    before: int
-    after: int
-    held: float
 
 
 @dataclass(frozen=True)
@@ -48,6 +29,8 @@ class Jump:
         step: the step before.
         clean: whether the old position is no longer a sink, and the new one was not one before.
         swap: whether both positions are sinks before and after.
+        held: the attention that the place before and the place after hold while the main sink stays there, in steps'
+            worth (1: all attention of the head in one step); the smaller of the two.
     """
 
     step: int
@@ -57,20 +40,17 @@ class Jump:
     after: int
     clean: bool
     swap: bool
+    held: float = field(compare=False)
 
     @property
     def distance(self) -> int:
-        """Distance in positions; to the right is positive."""
         return self.after - self.before
 
 
 @dataclass(frozen=True)
 class Split:
-    """A step in which the masked and the unmasked queries of a head attend most to different keys.
-
-    Attributes:
-        clarity: how much larger the share of attention is that each of the two keys gets from its own group than from
-            the other group; the smaller of the two differences.
+    """A step in which the masked and the unmasked queries of a head attend most to different keys; each key gets a
+    larger share of attention from its own group than from the other, by ``clarity`` or more.
     """
 
     step: int
@@ -114,16 +94,15 @@ class Highlights:
         return self.prompt.main_at(self.threshold)
 
     @cached_property
-    def heads(self) -> list[HeadMovement]:
-        """How the main sink of each head moves, by layer and head."""
-        return [one for one in self._all_heads if self._asked(one.layer, one.head)]
+    def asked(self) -> Bool[np.ndarray, "layer head"]:
+        asked = np.zeros((self.prompt.layers, self.prompt.heads), bool)
+        asked[tuple(slice(None) if at is None else at for at in self.place)] = True
+        return asked
 
     @cached_property
-    def _all_heads(self) -> list[HeadMovement]:
-        return head_movement(self.main, self.prompt.is_sink_at(self.threshold))
-
-    def _asked(self, layer: int, head: int) -> bool:
-        return self.place[0] in (None, layer) and self.place[1] in (None, head)
+    def heads(self) -> list[HeadMovement]:
+        moving = head_movement(self.main, self.prompt.is_sink_at(self.threshold))
+        return [one for one in moving if self.asked[one.layer, one.head]]
 
     @property
     def only(self) -> HeadMovement | None:
@@ -132,14 +111,8 @@ class Highlights:
 
     @cached_property
     def largest(self) -> Float[np.ndarray, "layer head"]:
-        """Largest column followed, sink or not, mean over steps."""
-        return self.prompt.by_step.main_column.mean(axis=0)
-
-    @property
-    def largest_asked(self) -> Float[np.ndarray, "layer head"]:
-        """`largest` where it was asked for, −1 elsewhere."""
-        asked = [[self._asked(layer, head) for head in range(self.prompt.heads)] for layer in range(self.prompt.layers)]
-        return np.where(asked, self.largest, -1)
+        """Largest column followed, sink or not, mean over steps; −1 in heads that were not asked for."""
+        return np.where(self.asked, self.prompt.by_step.main_column.mean(axis=0), -1)
 
     def places(self, head: HeadMovement) -> int:
         """Return at how many positions the main sink of a head is."""
@@ -147,7 +120,6 @@ class Highlights:
         return len(np.unique(main[main >= 0]))
 
     def movement_text(self, head: HeadMovement) -> str:
-        """Return at how many positions the main sink of a head is, and how often it moves and swaps, in words."""
         swaps = f", {counted(head.swaps, 'swap')}" if head.swaps else ""
         return f"{counted(self.places(head), 'position')}, {counted(head.moves, 'move')}{swaps}"
 
@@ -158,30 +130,34 @@ class Highlights:
 
     @cached_property
     def clearest(self) -> HeadMovement | None:
-        """The head with the clearest move (the largest `Move.held`); without moves, the one with the strongest sink."""
+        """The head with the clearest move (the largest `Jump.held`); without moves, the one with the strongest sink."""
         if self.moves:
             best = max(self.moves, key=lambda move: (move.held, -move.layer, -move.head))
             return next(one for one in self.heads if (one.layer, one.head) == (best.layer, best.head))
         return self._best(lambda head: float(self.largest[head.layer, head.head]))
 
     @cached_property
-    def moves(self) -> list[Move]:
-        """Every move of a main sink, by layer, head and step; swaps are none."""
-        queries = followed_queries(self.trace)
-        shares, is_sink = (
-            self.prompt.by_step.main_column / queries[:, None, None],
-            self.prompt.is_sink_at(self.threshold),
-        )
-        found = []
+    def jumps(self) -> list[Jump]:
+        """Every change of place of a main sink from one step to the next, by layer, head and step."""
+        shares = self.prompt.by_step.main_column / followed_queries(self.trace)[:, None, None]
+        rows, held = [], []
         for one in self.heads:
-            stays = stays_of(self.main[:, one.layer, one.head])
             share = shares[:, one.layer, one.head]
-            for (old, first, last), (new, begin, end) in pairwise(stays):
-                layer, head = np.full(2, one.layer), np.full(2, one.head)
-                if begin == last + 1 and not is_sink(np.array([last, begin]), layer, head, np.array([new, old])).all():
-                    held = min(float(share[first : last + 1].sum()), float(share[begin : end + 1].sum()))
-                    found.append(Move(last, one.layer, one.head, old, new, held))
-        return found
+            for (old, first, last), (new, begin, end) in pairwise(stays_of(self.main[:, one.layer, one.head])):
+                if begin == last + 1:
+                    rows.append((last, one.layer, one.head, old, new))
+                    held.append(min(float(share[first:begin].sum()), float(share[begin : end + 1].sum())))
+        step, layer, head, old, new = np.array(rows, int).reshape(-1, 5).T
+        is_sink = self.prompt.is_sink_at(self.threshold)
+        stays, was = is_sink(step + 1, layer, head, old), is_sink(step, layer, head, new)
+        return [
+            Jump(*row, clean=clean, swap=swap, held=much)
+            for row, clean, swap, much in zip(rows, (~stays & ~was).tolist(), (stays & was).tolist(), held, strict=True)
+        ]
+
+    @cached_property
+    def moves(self) -> list[Jump]:
+        return [one for one in self.jumps if not one.swap]
 
     @cached_property
     def most_moves(self) -> HeadMovement | None:
@@ -214,34 +190,29 @@ class Highlights:
 
     @cached_property
     def jump(self) -> Jump | None:
-        """The longest jump of a main sink: clean ones first, swaps last."""
-        return self._jumps_and_flashes[0]
+        """The longest jump of a main sink: clean ones first, swaps last; ties to the lower layer, then earlier step."""
+        return max(
+            self.jumps,
+            key=lambda one: (one.clean, not one.swap, abs(one.distance), -one.layer, -one.step, -one.head),
+            default=None,
+        )
 
     @cached_property
     def flash(self) -> Flash | None:
-        """The strongest sink that lives for one step."""
-        return self._jumps_and_flashes[1]
-
-    @cached_property
-    def _jumps_and_flashes(self) -> tuple[Jump | None, Flash | None]:
-        jumps, flashes = [], []
-        for layer in self._layers:
+        """The strongest sink that lives for one step; ties to the lower layer, then earlier step, head and position."""
+        found = []
+        for layer in np.flatnonzero(self.asked.any(axis=1)).tolist():
             sinks = self.prompt.followed.of_layer(layer).at(self.threshold)
-            asked = np.array([self._asked(layer, head) for head in range(self.prompt.heads)])
-            jumps.append(largest_jump(np.where(asked, self.main[:, layer], -1), sinks, layer))
-            flashes.append(strongest_flash(sinks, self.prompt.steps, layer, asked))
-        return (
-            max(
-                (one for one in jumps if one),
-                key=lambda jump: (jump.clean, not jump.swap, abs(jump.distance), -jump.layer),
-                default=None,
-            ),
-            max((one for one in flashes if one), key=lambda flash: (flash.column_sum, -flash.layer), default=None),
+            step, head, key = sinks.step, sinks.head, sinks.key
+            alone = (
+                ~sinks.contains(step - 1, head, key) & ~sinks.contains(step + 1, head, key) & self.asked[layer, head]
+            )
+            alone &= (step > 0) & (step < self.prompt.steps - 1)
+            rows = zip(*(one[alone].tolist() for one in (step, head, key, sinks.column)), strict=True)
+            found += [Flash(step, layer, head, key, column) for step, head, key, column in rows]
+        return max(
+            found, key=lambda one: (one.column_sum, -one.layer, -one.step, -one.head, -one.position), default=None
         )
-
-    @property
-    def _layers(self) -> list[int]:
-        return list(range(self.prompt.layers)) if self.place[0] is None else [self.place[0]]
 
     @cached_property
     def split(self) -> Split | None:
@@ -249,10 +220,7 @@ class Highlights:
         if "column_sums_masked" not in self.trace.tensors or "masked" not in self.trace.tensors:
             return None
         groups = self.prompt.kept(GroupSinks)
-        asked = np.array(
-            [[self._asked(layer, head) for head in range(self.prompt.heads)] for layer in range(self.prompt.layers)]
-        )
-        clarity = np.where(asked, np.nan_to_num(groups.clarity, nan=-np.inf), -np.inf)
+        clarity = np.where(self.asked, np.nan_to_num(groups.clarity, nan=-np.inf), -np.inf)
         step, layer, head = (int(one) for one in np.unravel_index(int(clarity.argmax()), clarity.shape))
         if clarity[step, layer, head] <= 0:
             return None
@@ -265,31 +233,3 @@ def stays_of(main: Int[np.ndarray, " step"]) -> list[tuple[int, int, int]]:
     edges = (np.flatnonzero(np.diff(main)) + 1).tolist()
     bounds = zip([0, *edges], [*edges, len(main)], strict=True)
     return [(int(main[first]), first, end - 1) for first, end in bounds if main[first] >= 0]
-
-
-def largest_jump(main: Int[np.ndarray, "step head"], sinks: LayerSinks, layer: int) -> Jump | None:
-    """Return the longest jump of a layer: clean ones first, swaps last; ties to the earlier step, then lower head."""
-    before, after = main[:-1], main[1:]
-    step, head = np.nonzero((before >= 0) & (after >= 0) & (before != after))
-    if not len(step):
-        return None
-    old, new = before[step, head], after[step, head]
-    stays, was = sinks.contains(step + 1, head, old), sinks.contains(step, head, new)
-    clean, swap = ~stays & ~was, stays & was
-    best = int(np.lexsort((head, step, -np.abs(new - old), swap, ~clean))[0])
-    return Jump(
-        int(step[best]), layer, int(head[best]), int(old[best]), int(new[best]), bool(clean[best]), bool(swap[best])
-    )
-
-
-def strongest_flash(sinks: LayerSinks, steps: int, layer: int, asked: Bool[np.ndarray, " head"]) -> Flash | None:
-    """Return the strongest sink of one step in the heads asked for; ties to the earlier step, lower head, position."""
-    step, head, key = sinks.step, sinks.head, sinks.key
-    alone = (
-        ~sinks.contains(step - 1, head, key) & ~sinks.contains(step + 1, head, key) & (step > 0) & (step < steps - 1)
-    )
-    alone &= asked[head]
-    if not alone.any():
-        return None
-    at = np.flatnonzero(alone)[np.lexsort((key[alone], head[alone], step[alone], -sinks.column[alone]))[0]]
-    return Flash(int(step[at]), layer, int(head[at]), int(key[at]), float(sinks.column[at]))

@@ -1,5 +1,6 @@
 """Draws the attention that tokens receive in one head or several, as a map of step and position."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -33,12 +34,10 @@ class Incoming:
     """The columns of one head, or the mean over several, over the steps.
 
     Attributes:
-        name: of the head or the mean.
         values: in the unit drawn.
         main: position of the main sink in each step, −1 without one; None for a mean.
         written: (step, position, token) of every commit.
         canvas: the tokens after the last step.
-        prompt_length: number of tokens of the prompt.
     """
 
     trace: Trace = field(repr=False)
@@ -51,10 +50,7 @@ class Incoming:
 
     @classmethod
     def of(cls, trace: Trace, layer: int | None, head: int | None, excess: float = 3.0) -> "Incoming":
-        """Return the columns of a head, or their mean over a layer's heads or all heads; only these are read.
-
-        They are in queries' worth of attention; of an autoregressive model and of block diffusion, sums over the 16
-        newest queries.
+        """Return the followed columns of a head, or their mean over a layer's heads or all heads; only these are read.
 
         Raises:
             CallError: a layer or head that the trace does not have, or a threshold that cannot hold.
@@ -64,37 +60,31 @@ class Incoming:
         commits = commits_of(trace.written[:] if "written" in trace.tensors else None, trace.manifest.get("mask_id"))
         if layer is not None and head is not None:
             values = followed_columns(trace, layer, head)
-            check_reach(
-                excess,
-                "queries",
-                np.nansum(trace.column_sums[:, layer, head], axis=-1)[:, None, None],
-                values.shape[-1],
-            )
+            total = np.nansum(trace.column_sums[:, layer, head], axis=-1)[:, None, None]
+            check_reach(excess, "queries", total, values.shape[-1])
             main = main_sinks(values[:, None, None], is_sink(values[:, None, None], excess))[:, 0, 0]
             name = f"layer {layer} head {head}"
         else:
             layers = range(len(trace.layers)) if layer is None else [layer]
             heads = len(layers) * trace.heads
-            values = (
-                np.add.reduce([followed_columns(trace, one, number) for one in layers for number in range(trace.heads)])
-                / heads
-            )
-            main, name = None, mean_name(heads, layer)
+            columns = [followed_columns(trace, one, number) for one in layers for number in range(trace.heads)]
+            values, main, name = np.add.reduce(columns) / heads, None, mean_name(heads, layer)
         canvas = last_canvas_of(trace.tokens[:], commits)
         return cls(trace, name, values, main, commits, canvas, int(trace.manifest.get("prompt_length") or 0))
 
     @property
     def stays(self) -> list[tuple[int, int, int]]:
-        """(position, first step, last step) of the main sink, for each time that it stays in one place."""
         return [] if self.main is None else stays_of(self.main)
 
     def name_of(self, position: int, first: int, last: int) -> str:
         """Return the token under a main sink while it stayed, with its position; a mask with its later token."""
         tokens = self.trace.tokens[first : last + 1, position]
-        final = tick_label(self.trace, int(self.canvas[position])).replace(" ", "\N{NO-BREAK SPACE}")
+        final, now = (
+            tick_label(self.trace, int(token)).replace(" ", "\N{NO-BREAK SPACE}")
+            for token in (self.canvas[position], tokens[-1])
+        )
         if (tokens == self.trace.manifest.get("mask_id")).all():
             return f"a mask ({position}{'' if final == MASK else f', later “{final}”'})"
-        now = tick_label(self.trace, int(tokens[-1])).replace(" ", "\N{NO-BREAK SPACE}")
         return f"“{now}” ({position})"
 
 
@@ -105,11 +95,7 @@ def mean_name(heads: int, layer: int | None) -> str:
 
 
 def check_head(trace: Trace, place: Place) -> Place:
-    """Return a layer and a head of a trace, counted from the start.
-
-    Raises:
-        CallError: a head without a layer, or a layer or head that the trace does not have.
-    """
+    """Return a layer and a head of a trace, counted from the start; raise CallError for those that it does not have."""
     layer, head = place
     if layer is None and head is not None:
         raise CallError(f"head: expected a layer with it, found head {head} alone")
@@ -125,10 +111,7 @@ def followed_columns(trace: Trace, layer: int, head: int) -> Float[np.ndarray, "
 
 
 def commits_of(written: Int[np.ndarray, "step position"] | None, mask_id: int | None) -> Int[np.ndarray, "commit 3"]:
-    """Return (step, position, token) of every recorded commit; none where a trace does not say what was written.
-
-    A position that a sampler masks again is written with the mask, which is no commit.
-    """
+    """Return (step, position, token) of every recorded commit; a position that is masked again is no commit."""
     if written is None:
         return np.zeros((0, 3), int)
     step, position = np.nonzero((written >= 0) & (written != (-1 if mask_id is None else mask_id)))
@@ -194,7 +177,7 @@ def draw_incoming(axes: "Axes", one: Incoming, norm: Any, cut: Cut, *, names: bo
 
 def names_room(axes: "Axes", one: Incoming, cut: Cut) -> float:
     """Return the points above a map that the names of its tokens take."""
-    longest = max((len(_name(one, position)) for position in _named(axes, one, cut)), default=0)
+    longest = max((len(tick_label(one.trace, int(one.canvas[at]))) for at in _named(axes, one, cut)[0]), default=0)
     return 6 + 0.62 * longest * _name_size()
 
 
@@ -204,38 +187,30 @@ def _name_size() -> float:
     return 0.8 * float(rcParams["font.size"])
 
 
-def _name(one: Incoming, position: int) -> str:
-    return tick_label(one.trace, int(one.canvas[position]))
-
-
-def _room(axes: "Axes", cut: Cut) -> tuple[float, int]:
-    """Return how far apart names must stand, in columns of the map, and how many of them fit."""
-    columns = float(np.nanmax(cut.places)) + 1
+def _named(axes: "Axes", one: Incoming, cut: Cut) -> tuple[list[int], float]:
+    """Return the positions to name, those of the main sink, longest stays first, or all where all fit; and how far
+    apart names must stand, in columns of the map.
+    """
     points = axes.get_window_extent().width * 72 / axes.figure.dpi
-    return 1.2 * _name_size() * columns / points, int(points / (1.2 * _name_size()))
-
-
-def _named(axes: "Axes", one: Incoming, cut: Cut) -> list[int]:
-    """Return the positions to name: those of the main sink, longest stays first, and all others where all fit."""
-    stayed: dict[int, int] = {}
+    most = int(points / (1.2 * _name_size()))
+    stayed: Counter[int] = Counter()
     for position, first, last in one.stays:
-        stayed[position] = stayed.get(position, 0) + last - first + 1
-    drawn = [position for position in range(len(one.canvas)) if not np.isnan(cut.places[position])]
-    most = _room(axes, cut)[1]
-    if len(drawn) <= most:
-        return drawn
-    return sorted(stayed, key=lambda position: (-stayed[position], position))[: min(most, MOST_NAMES)]
+        stayed[position] += last - first + 1
+    named = [position for position in range(len(one.canvas)) if not np.isnan(cut.places[position])]
+    if len(named) > most:
+        named = sorted(stayed, key=lambda position: (-stayed[position], position))[: min(most, MOST_NAMES)]
+    return named, 1.2 * _name_size() * (float(np.nanmax(cut.places)) + 1) / points
 
 
 def _name_tokens(axes: "Axes", one: Incoming, cut: Cut) -> None:
     """Name tokens above the map, those of the main sink in its colour."""
-    named, sinks = sorted(_named(axes, one, cut)), {position for position, _, _ in one.stays}
+    named, least = _named(axes, one, cut)
     if not named:
         return
-    above = axes.secondary_xaxis("top")
-    places = apart(cut.places[named], _room(axes, cut)[0])
-    above.set_xticks(places, [plain(_name(one, position)) for position in named], rotation=90, fontsize=_name_size())
-    for position, label in zip(named, above.get_xticklabels(), strict=True):
+    above, sinks = axes.secondary_xaxis("top"), {position for position, _, _ in one.stays}
+    names = {position: plain(tick_label(one.trace, int(one.canvas[position]))) for position in sorted(named)}
+    above.set_xticks(apart(cut.places[[*names]], least), [*names.values()], rotation=90, fontsize=_name_size())
+    for position, label in zip(names, above.get_xticklabels(), strict=True):
         label.set_color(VERMILLION if position in sinks else INK)
     above.tick_params(length=0, pad=2)
     above.spines[:].set_visible(False)

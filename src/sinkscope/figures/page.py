@@ -2,8 +2,9 @@
 
 import base64
 import io
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,26 +13,29 @@ import numpy as np
 
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
-from sinkscope.figures.drawing import make_folder
-from sinkscope.figures.page_numbers import numbers_of
-from sinkscope.figures.style import model_labels, model_name, token_label
+from sinkscope.figures.style import model_labels, provenance, token_label
 from sinkscope.figures.subject import Subject, subject_of
 from sinkscope.roles.head_roles import Roles
+from sinkscope.runs.files import json_text
+from sinkscope.sinks import movement_test
+from sinkscope.sinks.episodes import KINDS
 from sinkscope.sinks.followed_columns import Followed
+from sinkscope.statistics import Threshold
+from sinkscope.statistics.averages import mean
+from sinkscope.statistics.composition import expected_shares
+from sinkscope.statistics.concentration import Evenness
+from sinkscope.statistics.movement import track_kinds
 from sinkscope.traces import Trace
 from sinkscope.traces.format import write_whole
 
 REPORT = "report.html"
 """Name of the page in a folder."""
+SINK_TOKENS = 8
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table for the page; its cells are shown as they are.
-
-    Attributes:
-        caption: explains what the table shows and what it does not show.
-    """
+    """A table for the page; its cells are shown as they are, its caption below."""
 
     title: str
     columns: Sequence[str]
@@ -50,19 +54,16 @@ def write_page(
     notes: Sequence[str] = (),
     command: str | None = None,
 ) -> Path:
-    """Write a self-contained page about traces.
+    """Write a self-contained page about traces, and return its file.
 
     Args:
         out: an ``.html`` file, or a folder, which gets a `REPORT`.
-        figures: what `draw_figures` returned; the PNG files among them are embedded with their captions.
+        figures: files of `draw_figures`; the PNG files among them are embedded with their captions.
         tables: further tables, before the figures.
         excess: ε of Eq. 3, in queries' worth.
         roles: what the sinks of the model do (`find_roles`).
-        notes: lines below the figures, such as what `draw_figures` said of those that it could not draw.
+        notes: lines below the figures, such as those that `draw_figures` said.
         command: the command that made it, for the footer.
-
-    Returns:
-        The file.
 
     Raises:
         CallError: no traces, or a threshold that no column can exceed.
@@ -72,77 +73,50 @@ def write_page(
 
     if not traces:
         raise CallError("expected at least one trace for the page, found none")
-    shown = [Path(one) for one in figures if Path(one).suffix == ".png"]
     path = Path(out) if Path(out).suffix == ".html" else Path(out) / REPORT
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(thousands="{:,}".format, percent=_percent, decimals=_decimals, interval=_interval)
     template = environment.from_string((files("sinkscope.figures") / "page.html").read_text(encoding="utf-8"))
-    models = [
-        _model(trace, label, excess, roles, command)
-        for trace, label in zip(traces, model_labels([trace.manifest for trace in traces]), strict=True)
-    ]
+    labels = model_labels([trace.manifest for trace in traces])
     html = template.render(
-        models=models,
-        lead=_lead(models, excess),
+        models=[_model(trace, label, excess, roles, command) for trace, label in zip(traces, labels, strict=True)],
+        who=" and ".join(
+            f"{label} ({counted(trace.steps, 'step')})" for trace, label in zip(traces, labels, strict=True)
+        ),
         excess=f"{excess:g}",
         tables=tables,
         notes=notes,
-        figures=[_figure(path) for path in shown],
+        figures=[_figure(Path(one)) for one in figures if Path(one).suffix == ".png"],
     )
-    make_folder(path.parent)
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, html.encode(errors="replace"))
     return path
 
 
 def _model(trace: Trace, label: str, excess: float, roles: Roles | None, command: str | None) -> dict[str, Any]:
     one = subject_of(trace, excess, label, roles=roles) if trace.steps else None
-    sampler = trace.manifest.get("sampler") or {}
-    name = sampler.get("name")
+    prompt, answer = ("", "") if one is None else np.split(one.last_canvas, [one.prompt_length])
+    kind = (Followed.of(trace).kind, trace.manifest["model"].get("family"))
     return {
         "label": label,
-        "kind": ", ".join(
-            str(part) for part in (Followed.of(trace).kind, trace.manifest["model"].get("family")) if part
-        ),
+        "kind": ", ".join(str(part) for part in kind if part),
         "complete": trace.complete,
         "steps": trace.steps,
-        "prompt": _prompt(trace, one),
+        "prompt": trace.manifest.get("prompt") or _read(trace, prompt),
         "prompt_length": trace.manifest.get("prompt_length", 0),
-        "text": _text(trace, one),
+        "text": trace.manifest.get("text") or _read(trace, answer),
         "summary": None if one is None else numbers_of(one),
         "roles": None if one is None else one.roles,
         "canvas": [] if one is None else _canvas(one),
-        "provenance": _provenance(trace, name, sampler, command),
+        "provenance": provenance(trace, command),
     }
 
 
-def _lead(models: Sequence[dict[str, Any]], excess: float) -> str:
-    """Return the first sentence of the page: what was done."""
-    who = " and ".join(f"{model['label']} ({counted(model['steps'], 'step')})" for model in models)
-    each = " each" if len(models) > 1 else ""
-    return (
-        f"{who} wrote one answer{each}. At every step we recorded how much attention each token received in every "
-        f"layer and head. A token is called a sink where it received over {excess:g} queries’ worth more than the "
-        "other tokens did on average."
-    )
-
-
-def _prompt(trace: Trace, one: Subject | None) -> str:
-    if trace.manifest.get("prompt") is not None:
-        return str(trace.manifest["prompt"])
-    return "" if one is None else _read(trace, one.last_canvas[: one.prompt_length])
-
-
-def _text(trace: Trace, one: Subject | None) -> str:
-    if trace.manifest.get("text") is not None:
-        return str(trace.manifest["text"])
-    return "" if one is None else _read(trace, one.last_canvas[one.prompt_length :])
-
-
-def _read(trace: Trace, tokens: np.ndarray) -> str:
+def _read(trace: Trace, tokens: Any) -> str:
     mask = trace.manifest.get("mask_id")
-    return "".join("[M]" if token == mask else trace.token_text(token) for token in tokens.tolist() if token >= 0)
+    return "".join("[M]" if token == mask else trace.token_text(token) for token in map(int, tokens) if token >= 0)
 
 
 def _canvas(one: Subject) -> list[dict[str, Any]]:
@@ -150,42 +124,17 @@ def _canvas(one: Subject) -> list[dict[str, Any]]:
     main = one.main
     stood = np.bincount(main[main >= 0], minlength=len(one.last_canvas))
     shades = np.sqrt(stood / max(1, stood.max(initial=0)))
-    when = {position: step for step, position, _ in one.written.tolist()}
-    tokens = []
-    for position, token in enumerate(one.last_canvas.tolist()):
-        title = f"position {position}: main sink in {stood[position] / main.size:.2%} of steps × heads"
-        title += f"; written in step {when[position]}" if position in when else ""
-        text = "↵\n" if token_label(one.trace, token) == "↵" else _read(one.trace, np.array([token]))
-        tokens.append(
-            {
-                "text": text,
-                "prompt": position < one.prompt_length,
-                "shade": f"{shades[position]:.2f}" if stood[position] else "",
-                "title": title,
-            }
-        )
-    return tokens
-
-
-def _provenance(trace: Trace, sampler_name: Any, sampler: dict[str, Any], command: str | None) -> list[tuple[str, str]]:
-    manifest = trace.manifest
-    card = manifest["model"]
-    settings = ", ".join(f"{key} {value}" for key, value in sampler.items() if key != "name")
-    versions = ", ".join(f"{key} {value}" for key, value in (manifest.get("versions") or {}).items())
-    rows = [
-        ("Model", model_name(trace.manifest)),
-        ("Weights, sha256", card.get("weight_hash")),
-        ("Parameters", f"{card['parameters']:,}" if card.get("parameters") else None),
-        ("Computed in", " on ".join(str(manifest[key]) for key in ("dtype", "device") if manifest.get(key)) or None),
-        ("Sampler", f"{sampler_name}: {settings}" if sampler_name else settings or None),
-        ("Versions", versions or None),
-        (
-            "Trace",
-            f"{trace.folder.name}, {counted(trace.steps, 'step')}, {'complete' if trace.complete else 'incomplete'}",
-        ),
-        ("Command", command or manifest.get("command")),
+    when = {position: f"; written in step {step}" for step, position, _ in one.written.tolist()}
+    return [
+        {
+            "text": "↵\n" if token_label(one.trace, token) == "↵" else _read(one.trace, [token]),
+            "prompt": position < one.prompt_length,
+            "shade": f"{shades[position]:.2f}" if stood[position] else "",
+            "title": f"position {position}: main sink in {stood[position] / main.size:.2%} of steps × heads"
+            + when.get(position, ""),
+        }
+        for position, token in enumerate(one.last_canvas.tolist())
     ]
-    return [(name, str(value)) for name, value in rows if value]
 
 
 def _figure(path: Path) -> dict[str, Any]:
@@ -217,3 +166,84 @@ def _decimals(value: float | None, digits: int = 2) -> str:
 
 def _interval(value: dict[str, float]) -> str:
     return f"{_decimals(value['mean'])} ({_decimals(value['low'])} … {_decimals(value['high'])})"
+
+
+def page_numbers(trace: Trace, excess: float = 3.0) -> dict[str, Any]:
+    """Return the sinks, tracks, moves and most frequent sink tokens of a trace, at an ε of Eq. 3 in queries' worth.
+
+    Returns:
+        Plain values that `json.dumps` takes; None where a number does not exist.
+
+    Raises:
+        TraceError: the trace holds no complete step.
+        CallError: a threshold that no column can exceed.
+    """
+    return numbers_of(subject_of(trace, excess))
+
+
+def numbers_of(subject: Subject) -> dict[str, Any]:
+    """Return the numbers of `page_numbers` for a subject."""
+    manifest, prompt, summary, threshold = subject.manifest, subject.prompt, subject.summary, subject.threshold
+    in_percent = prompt.sinks(Threshold(threshold.excess, "percent")) if threshold.excess < 100 else 0
+    tracks = track_kinds(replace(prompt, thresholds=(threshold,))).tracks[0].sum(axis=0).tolist()
+    document = {
+        "model": subject.label,
+        "family": manifest["model"].get("family"),
+        "weight_hash": manifest["model"].get("weight_hash"),
+        "complete": subject.trace.complete,
+        "causal": summary.causal,
+        "steps": summary.steps,
+        "layers": summary.layers,
+        "heads": summary.heads,
+        "prompt_length": subject.prompt_length,
+        "canvas_length": subject.positions,
+        "excess": threshold.excess,
+        "unit": threshold.unit,
+        "threshold_column_sum": subject.threshold_column_sum,
+        "newest": subject.followed.queries_text,
+        "sinks": summary.sinks,
+        "selected_share": summary.sinks / summary.columns,
+        "sinks_in_percent_unit": in_percent,
+        "selected_share_in_percent_unit": in_percent / summary.columns,
+        "sink_rate_over_0.3": mean(prompt.kept(Evenness).over_third),
+        "sink_rate_of_first_token": mean(prompt.kept(Evenness).first_over_third),
+        "followed": subject.followed.source,
+        "newest_queries_only": subject.followed.newest,
+        "heads_with_sink": prompt.heads_with_sink(threshold),
+        "heads_with_main_sink": prompt.heads_with_main_sink(threshold),
+        "tracks": dict(zip(KINDS, tracks, strict=False)),
+        "movement": _movement(subject),
+        "sink_tokens": _sink_tokens(subject),
+        "text": manifest.get("text"),
+    }
+    return json.loads(json_text(document))  # where a number does not exist, None
+
+
+def _movement(subject: Subject) -> dict[str, Any] | None:
+    """Return moves and drift, and the same with the steps shuffled; None where no head has a main sink in two steps."""
+    found = movement_test(subject.main, subject.prompt.is_sink_at(subject.threshold))
+    if not found.heads or subject.summary.steps < 2:
+        return None
+    nulls = {name: getattr(found, name) for name in ("null_moves", "null_drift")}
+    return asdict(found) | {name: dict(zip(("mean", "low", "high"), null, strict=True)) for name, null in nulls.items()}
+
+
+def _sink_tokens(subject: Subject) -> list[dict[str, Any]]:
+    """Return the most frequent sink tokens, each with its share by chance: a frequent token is often a sink."""
+    canvas = subject.prompt.canvas
+    sinks = subject.prompt.sinks_by_token(subject.threshold)
+    expected = expected_shares(subject.prompt, subject.threshold)
+    shares, of_canvas = sinks / max(1, sinks.sum()), canvas.token_counts / canvas.token_counts.sum()
+    return [
+        {
+            "token": int(canvas.token_ids[at]),
+            "text": token_label(subject.trace, int(canvas.token_ids[at])),
+            "sinks": int(sinks[at]),
+            "share_of_sinks": float(shares[at]),
+            "share_of_canvas": float(of_canvas[at]),
+            "expected_share": float(expected[at]),
+            "times_expected": float(shares[at] / expected[at]),
+        }
+        for at in np.argsort(-sinks, kind="stable")[:SINK_TOKENS].tolist()
+        if sinks[at]
+    ]

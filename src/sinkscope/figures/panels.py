@@ -2,10 +2,12 @@
 
     sinkscope.figures.incoming(trace, layer=4, head=3)
 
-A trace is an open one or its path. Layers and heads count from 0, negative ones from the end.
+A trace is an open one or its path. Layers and heads count from 0, negative ones from the end; those that a trace does
+not have raise CallError. ``excess`` is ε of Eq. 3, in queries' worth of attention; ``ax`` are axes to draw into.
 """
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +16,6 @@ from jaxtyping import Float
 from sinkscope.errors import CallError
 from sinkscope.figures.figure5_sink_strengths import draw_strengths, strongest
 from sinkscope.figures.figure7_sink_positions import LETTERS, chosen_heads, draw_positions
-from sinkscope.figures.heatmap import SCALE, draw_map
 from sinkscope.figures.incoming_attention import (
     Incoming,
     check_head,
@@ -26,22 +27,33 @@ from sinkscope.figures.incoming_attention import (
 from sinkscope.figures.position_cut import Cut
 from sinkscope.figures.style import (
     BLUE,
+    HEAT,
     VERMILLION,
+    curve,
     figure_style,
     model_label,
     new_sheet,
     plain,
+    spread_out,
     tick_label,
     whole_numbers,
 )
 from sinkscope.figures.subject import subject_of
 from sinkscope.sinks.followed_columns import Followed
+from sinkscope.traces import Trace
 from sinkscope.traces.reading import as_trace
 from sinkscope.traces.stored_maps import check_place, stored_map
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Sheet
+
+MAP_HEADER = ("model", "panel", "step", "layer", "head", "query", "key", "attention")
+
+GAMMA = 0.3  # so that an equal share of 1/256 is at a fifth of the scale
+NAMED = 9
+ROOM_FOR_TOKENS = 7.4  # lines of text above a map
+LEAST_SHARE = 1e-4  # smaller shares are left out of CSV files
 
 
 def incoming(
@@ -51,11 +63,8 @@ def incoming(
 
     Args:
         layer, head: of the head; with ``layer`` alone the mean over its heads, with neither the mean over all.
-        ax: axes to draw into.
-        excess: ε of Eq. 3, in queries' worth of attention.
 
     Raises:
-        CallError: a layer or head that the trace does not have, or a threshold that cannot hold.
         TraceError: no trace there, or not all columns were kept.
     """
     trace = as_trace(trace)
@@ -63,8 +72,7 @@ def incoming(
     strong = np.argsort(-np.nan_to_num(one.values).mean(axis=0), kind="stable")[:3].tolist()
     answer = range(one.prompt_length, len(one.canvas))
     cut = Cut.around([*answer, *strong, *(position for position, _, _ in one.stays)], len(one.canvas))
-    with _style(ax):
-        axes = new_sheet(5.4, 3.4).subplots() if ax is None else ax
+    with _axes(ax, 5.4, 3.4) as axes:
         image = draw_incoming(axes, one, linear_norm([one.values]), cut)
         axes.set_title(f"{plain(model_label(trace.manifest))}, {one.name}", loc="left", pad=names_room(axes, one, cut))
         axes.set_xlabel("position in the canvas (dashed: end of the prompt)")
@@ -72,10 +80,9 @@ def incoming(
         whole_numbers(axes.yaxis)
         followed = Followed.of(trace)
         bar = axes.figure.colorbar(image, ax=axes, aspect=24, pad=0.015, extend="max")
-        bar.set_label(
-            "attention received, queries' worth" + (f"\nfrom {followed.queries_text}" if followed.newest else "")
-        )
-    return axes.figure  # type: ignore[return-value]  # a panel inside a SubFigure is given back as it is
+        newest = f"\nfrom {followed.queries_text}" if followed.newest else ""
+        bar.set_label(f"attention received, queries' worth{newest}")
+    return axes.figure  # type: ignore[return-value]
 
 
 def sink_positions(
@@ -85,49 +92,27 @@ def sink_positions(
 
     Args:
         layer, head: of the head; where they are left out, the heads of Figure 7 are drawn.
-        ax: axes to draw into.
-        excess: ε of Eq. 3, in queries' worth of attention.
-
-    Raises:
-        CallError, TraceError: see `incoming`.
     """
     one = subject_of(as_trace(trace), excess, place=(layer, head))
-    with _style(ax):
-        axes = new_sheet(5.4, 4.2).subplots() if ax is None else ax
+    with _axes(ax, 5.4, 4.2) as axes:
         draw_positions(axes, one, chosen_heads(one), int(LETTERS * 5.4))
         axes.set_ylabel("position in the canvas")
-    return axes.figure  # type: ignore[return-value]  # a panel inside a SubFigure is given back as it is
+    return axes.figure  # type: ignore[return-value]
 
 
 def sink_strengths(trace: Any, *, ax: "Axes | None" = None, excess: float = 3.0) -> "Sheet":
-    """Draw the main sink's column in every layer and head, mean over the steps that have one.
-
-    Args:
-        ax: axes to draw into.
-        excess: ε of Eq. 3, in queries' worth of attention.
-
-    Raises:
-        CallError, TraceError: see `incoming`.
-    """
+    """Draw the main sink's column in every layer and head, mean over the steps that have one."""
     one = subject_of(as_trace(trace), excess)
     mean = one.summary.mean_strength
-    with _style(ax):
-        axes = new_sheet(4.3, float(np.clip(1.8 + 0.38 * len(mean), 3.2, 6.6))).subplots() if ax is None else ax
-        image = draw_strengths(axes, one, mean, one.summary.steps_with_sink / one.summary.steps, strongest([mean]))
+    with _axes(ax, 4.3, float(np.clip(1.8 + 0.38 * len(mean), 3.2, 6.6))) as axes:
+        image = draw_strengths(axes, one, strongest([mean]))
         axes.set_ylabel("layer")
         axes.figure.colorbar(image, ax=axes, aspect=25, pad=0.01).set_label("column of the main sink, queries' worth")
-    return axes.figure  # type: ignore[return-value]  # a panel inside a SubFigure is given back as it is
+    return axes.figure  # type: ignore[return-value]
 
 
 def token_column(trace: Any, layer: int, head: int, position: int, *, ax: "Axes | None" = None) -> "Sheet":
-    """Draw the attention that one token receives in one head over the steps, and mark the step that wrote it.
-
-    Args:
-        ax: axes to draw into.
-
-    Raises:
-        CallError, TraceError: see `incoming`; or a position beyond the canvas.
-    """
+    """Draw the attention that one token receives in one head over the steps, and mark the step that wrote it."""
     trace = as_trace(trace)
     place = check_head(trace, (layer, head))
     one = Incoming.of(trace, *place)
@@ -135,10 +120,9 @@ def token_column(trace: Any, layer: int, head: int, position: int, *, ax: "Axes 
         raise CallError(f"position: expected 0 to {one.values.shape[1] - 1}, found {position}")
     position %= one.values.shape[1]
     column = followed_columns(trace, *place)[:, position]  # type: ignore[arg-type]
-    with _style(ax):
-        axes = new_sheet(5.4, 2.6).subplots() if ax is None else ax
+    with _axes(ax, 5.4, 2.6) as axes:
         name = f"“{plain(tick_label(trace, int(one.canvas[position])))}” ({position})"
-        axes.plot(column, color=BLUE, marker="o", markersize=2.5, linewidth=1, label=name)
+        curve(axes, column, BLUE, "o", name)
         for step in one.written[one.written[:, 1] == position, 0].tolist():
             axes.axvline(step, color=VERMILLION, linestyle="--", linewidth=1, label="written in this step")
         axes.set_ylim(bottom=0)
@@ -148,7 +132,7 @@ def token_column(trace: Any, layer: int, head: int, position: int, *, ax: "Axes 
         axes.set_ylabel("attention received,\nqueries' worth")
         axes.set_title(f"{plain(model_label(trace.manifest))}, {one.name}", loc="left")
         axes.legend()
-    return axes.figure  # type: ignore[return-value]  # a panel inside a SubFigure is given back as it is
+    return axes.figure  # type: ignore[return-value]
 
 
 def attention_map(
@@ -165,11 +149,10 @@ def attention_map(
     Args:
         attention: the map, such as ``recompute_map(model, trace, step, layer, head).attention``; None for one that was
             stored with the trace (``--keep-maps``).
-        ax: axes to draw into.
 
     Raises:
-        CallError: no such step, layer or head, or a map that was not stored.
-        TraceError: no trace there, or a damaged map.
+        CallError: a map that was not stored.
+        TraceError: a damaged map.
     """
     trace = as_trace(trace)
     step, layer, head = check_place(trace, step, layer, head)
@@ -179,16 +162,76 @@ def attention_map(
             f"{trace.folder} holds no map of step {step}, layer {layer}, head {head}; pass one: "
             "sinkscope.recorder.attention_map.recompute_map(model, trace, step, layer, head).attention"
         )
-    with _style(ax):
-        axes = new_sheet(4.2, 4.3).subplots() if ax is None else ax
+    with _axes(ax, 4.2, 4.3) as axes:
         title = f"{plain(model_label(trace.manifest))}:\nattention in step {step}, layer {layer}, head {head}"
         image = draw_map(axes, trace, step, attention, title)
         axes.set_xlabel("key (position; named: the keys with most attention)")
         axes.set_ylabel("query (position; dashed: end of the prompt)")
-        axes.figure.colorbar(image, ax=axes, aspect=30, pad=0.02, shrink=0.85).set_label(SCALE.replace(" (", "\n("))
-    return axes.figure  # type: ignore[return-value]  # a panel inside a SubFigure is given back as it is
+        scale_of_maps(axes.figure, image, axes, pad=0.02, shrink=0.85)
+    return axes.figure  # type: ignore[return-value]
 
 
-def _style(ax: "Axes | None") -> Any:
-    """Return our style for a new sheet, and the user's settings for the user's axes."""
-    return figure_style() if ax is None else nullcontext()
+@contextmanager
+def _axes(ax: "Axes | None", width: float, height: float) -> Iterator["Axes"]:
+    """Give the user's axes, with the user's settings, or those of a new sheet."""
+    if ax is not None:
+        yield ax
+        return
+    with figure_style():
+        yield new_sheet(width, height).subplots()
+
+
+def draw_map(axes: Any, trace: Trace, step: int, attention: Float[np.ndarray, "query key"], title: str) -> Any:
+    """Draw a map, queries downwards and keys to the right, name its strongest columns above, and return the image."""
+    from matplotlib import colormaps, rcParams
+    from matplotlib.colors import PowerNorm
+
+    keys = attention.shape[1]
+    seen = np.where(np.tri(*attention.shape, dtype=bool), attention, np.nan) if trace.causal else attention
+    colours, norm = colormaps[HEAT].with_extremes(bad="#e8e8e8"), PowerNorm(GAMMA, 0, 1)
+    image = axes.imshow(seen, cmap=colours, norm=norm, interpolation="nearest", aspect="equal")
+    prompt = int(trace.manifest.get("prompt_length") or 0)
+    if 0 < prompt < keys:
+        style = {"color": "white", "linewidth": 0.6, "linestyle": (0, (4, 3))}
+        axes.axvline(prompt - 0.5, **style)
+        axes.axhline(prompt - 0.5, **style)
+    axes.spines[:].set_visible(False)
+    whole_numbers(axes.xaxis, axes.yaxis)
+    axes.set_xlabel("key (position)")
+    columns = attention.sum(axis=0)
+    excess = columns - (columns.sum() - columns) / max(1, keys - 1)
+    strongest = [key for key in np.argsort(-columns, kind="stable")[:NAMED].tolist() if excess[key] > 1]
+    places = spread_out(strongest, keys / 16, NAMED)
+    # the layout does not see the names of the tokens
+    axes.set_title(title, y=1, pad=ROOM_FOR_TOKENS * rcParams["font.size"] if places else 4)
+    if places:
+        above = axes.secondary_xaxis("top")
+        names = [f"{int(at)}: {plain(tick_label(trace, int(trace.tokens[step][int(at)]), 7))}" for at in places]
+        above.set_xticks(places, names, rotation=90, fontsize="small")
+        above.tick_params(length=2, pad=1)
+        above.spines[:].set_visible(False)
+    return image
+
+
+def scale_of_maps(part: Any, image: Any, panels: Any, **more: Any) -> None:
+    """Add the bar of colours of maps beside them."""
+    bar = part.colorbar(image, ax=panels, **{"aspect": 30, "pad": 0.01} | more)
+    bar.set_label(f"share of a query's attention\n(colours by power {GAMMA})")
+
+
+def mark_column(axes: Any, key: int, queries: int, colour: str = VERMILLION) -> None:
+    """Draw a triangle below a map at a key."""
+    looks: dict[str, Any] = {"markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.4}
+    axes.plot([key], [queries - 0.5], marker="^", color=colour, clip_on=False, zorder=5, **looks)
+
+
+def map_lines(
+    label: str, panel: str, place: tuple[int, int, int], attention: Float[np.ndarray, "query key"]
+) -> list[tuple[Any, ...]]:
+    """Return the rows of a map for a CSV file with `MAP_HEADER`; shares below `LEAST_SHARE` are left out."""
+    query, key = np.nonzero(attention >= LEAST_SHARE)
+    values = attention[query, key]
+    return [
+        (label, panel, *place, i, j, format(value, ".5g"))
+        for i, j, value in zip(query.tolist(), key.tolist(), values.tolist(), strict=True)
+    ]

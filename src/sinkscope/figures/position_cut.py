@@ -1,4 +1,4 @@
-"""`Cut`: an axis of positions that leaves out long stretches without anything to show, so that the rest can be seen."""
+"""`Cut`: an axis of positions that leaves out long stretches without anything to show."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -32,23 +32,17 @@ class Cut:
     @classmethod
     def around(cls, kept: Iterable[int], width: int) -> "Cut":
         """Return the cut that draws these positions and `MARGIN` beside each; it leaves out more than `LEAST_CUT`."""
-        marked = sorted({position for position in kept if 0 <= position < width}) or [0]
-        windows = (
-            [[0, marked[0] + MARGIN + 1]]
-            if marked[0] - MARGIN < LEAST_CUT
-            else [[marked[0] - MARGIN, marked[0] + MARGIN + 1]]
-        )
-        for position in marked[1:]:
+        windows = [[0, 0]]
+        for position in sorted({position for position in kept if 0 <= position < width}) or [0]:
             if position - MARGIN - windows[-1][1] < LEAST_CUT:
                 windows[-1][1] = position + MARGIN + 1
             else:
                 windows.append([position - MARGIN, position + MARGIN + 1])
         windows[-1][1] = width if width - windows[-1][1] < LEAST_CUT else windows[-1][1]
-        return cls(tuple((first, min(end, width)) for first, end in windows), width)
+        return cls(tuple((first, min(end, width)) for first, end in windows if end), width)
 
     @property
     def left_out(self) -> int:
-        """How many positions are not drawn."""
         return self.width - sum(end - first for first, end in self.windows)
 
     @property
@@ -64,13 +58,8 @@ class Cut:
         """Return positions for ticks: the first of each window, then round ones."""
         places = self.places
         drawn = np.nanmax(places) + 1
-        step = next(
-            round_one * 10**power
-            for power in count()
-            for round_one in (1, 2, 5)
-            if drawn / (round_one * 10**power) <= most
-        )
-        round_ones = [position for position in range(0, self.width, step) if not np.isnan(places[position])]
-        firsts = [first for first, _ in self.windows]
-        near = spread_out([float(places[one]) for one in [*firsts, *round_ones]], drawn / (1.6 * most), 2 * most)
-        return [int(np.flatnonzero(places == place)[0]) for place in sorted(near)]
+        round_steps = (one * 10**power for power in count() for one in (1, 2, 5))
+        step = next(one for one in round_steps if drawn / one <= most)
+        wanted = [*(first for first, _ in self.windows), *range(0, self.width, step)]
+        there = {float(places[position]): position for position in wanted if not np.isnan(places[position])}
+        return [there[place] for place in sorted(spread_out([*there], drawn / (1.6 * most), 2 * most))]

@@ -4,16 +4,14 @@ The colours are viridis and those of Okabe and Ito, which colour-blind readers c
 its own marker or line style.
 """
 
-import contextlib
 import functools
 import io
-import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sinkscope.counts import counted
 from sinkscope.notebook_card import visible
 from sinkscope.traces import Trace
 
@@ -29,17 +27,16 @@ WIDE, WIDER = 5.4, 11.0  # inches: readable in a column of a paper, and over its
 @contextmanager
 def figure_style(wide: bool = False) -> Iterator[None]:
     """Set type, lines and resolution for the figures drawn inside; a wide sheet is printed smaller, in larger type."""
-    matplotlib = import_matplotlib()
+    import matplotlib
+
     size = 10.0 if wide else 8.0
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(
             {
-                "font.family": "DejaVu Sans",
                 "font.size": size,
                 "axes.titlesize": size,
                 "axes.titlelocation": "left",
-                "axes.labelsize": size,
                 "figure.titlesize": size + 1.5,
                 "xtick.labelsize": size - 1,
                 "ytick.labelsize": size - 1,
@@ -50,41 +47,15 @@ def figure_style(wide: bool = False) -> Iterator[None]:
                 "ytick.major.width": 0.6,
                 "axes.spines.top": False,
                 "axes.spines.right": False,
-                "figure.dpi": 100,
                 "savefig.dpi": 200 if not wide else 160,
                 "pdf.fonttype": 42,
-                "figure.facecolor": "white",
-                "savefig.facecolor": "white",
             }
         )
         yield
 
 
-def import_matplotlib() -> Any:
-    """Import matplotlib, whatever backend ``MPLBACKEND`` names; figures need none, and it stays for others."""
-    if "matplotlib" in sys.modules:
-        return sys.modules["matplotlib"]
-    backend = os.environ.pop("MPLBACKEND", None)
-    try:
-        import matplotlib
-
-        if backend:
-            with contextlib.suppress(ValueError):
-                matplotlib.rcParams["backend"] = backend  # pyplot uses it later
-    finally:
-        if backend is not None:
-            os.environ["MPLBACKEND"] = backend
-    return matplotlib
-
-
 def new_sheet(width: float, height: float, apart: float = 0.04167) -> "Sheet":
-    """Return an empty matplotlib figure that pyplot does not manage.
-
-    Args:
-        width, height, apart: in inches; the last is the room above and below each panel, matplotlib's unless more is
-            needed.
-    """
-    import_matplotlib()
+    """Return an empty matplotlib figure that pyplot does not manage; width, height and padding of panels in inches."""
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     return _sheets()(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=apart))
@@ -92,7 +63,7 @@ def new_sheet(width: float, height: float, apart: float = 0.04167) -> "Sheet":
 
 @functools.cache
 def _sheets() -> Any:
-    """Return the class of sheets: matplotlib's figure, which notebooks show although pyplot does not manage it."""
+    """Return matplotlib's figure with a picture for notebooks, which pyplot would give it otherwise."""
     from matplotlib.figure import Figure as Sheet
 
     class ShownSheet(Sheet):
@@ -106,11 +77,16 @@ def _sheets() -> Any:
 
 
 def whole_numbers(*axes: Any) -> None:
-    """Put ticks at whole numbers only, on axes that count."""
+    """Put ticks at whole numbers only."""
     from matplotlib.ticker import MaxNLocator
 
     for axis in axes:
         axis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 5, 10]))
+
+
+def curve(axes: Any, values: Any, colour: str, marker: str, label: str, size: float = 2.5, **more: Any) -> None:
+    """Draw values over their index as a line with markers."""
+    axes.plot(values, color=colour, marker=marker, markersize=size, label=label, **{"linewidth": 1} | more)
 
 
 def spread_out(places: Sequence[float], least: float, most: int) -> list[float]:
@@ -123,8 +99,8 @@ def spread_out(places: Sequence[float], least: float, most: int) -> list[float]:
 
 
 def number(value: Any) -> str:
-    """Return a float as text for a CSV file, with enough digits to restore a float32."""
-    return format(float(value), ".9g")
+    """Return a float as text for a CSV file, with enough digits to restore a float32; nothing for None."""
+    return "" if value is None else format(float(value), ".9g")
 
 
 def plain(text: str) -> str:
@@ -147,7 +123,7 @@ def model_name(manifest: Mapping[str, Any]) -> str:
 
 
 def model_label(manifest: Mapping[str, Any]) -> str:
-    """Return the name of the model from a manifest, and that keys were hidden where they were."""
+    """Return the name of the model from a manifest, and whether keys were hidden."""
     return f"{model_name(manifest)}, keys hidden" if manifest.get("hidden") else model_name(manifest)
 
 
@@ -161,14 +137,11 @@ def model_labels(manifests: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def token_label(trace: Trace, token: int) -> str:
     """Return a token as visible text: ↵ for a newline, ␣ for a leading space, [M] for the mask."""
-    if token < 0:
-        return ""
-    if token == trace.manifest.get("mask_id"):
-        return "[M]"
+    if token < 0 or token == trace.manifest.get("mask_id"):
+        return "" if token < 0 else "[M]"
     text = trace.token_text(token)
     bare = text.lstrip(" ")
-    text = "␣" * (len(text) - len(bare)) + bare
-    return visible(text)
+    return visible("␣" * (len(text) - len(bare)) + bare)
 
 
 def tick_label(trace: Trace, token: int, longest: int = 9) -> str:
@@ -176,3 +149,25 @@ def tick_label(trace: Trace, token: int, longest: int = 9) -> str:
     text = token_label(trace, token)
     text = text.lstrip("␣") or text
     return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def provenance(trace: Trace, command: str | None = None) -> list[tuple[str, str]]:
+    """Return the model, the settings and the command behind a trace, as names and texts."""
+    manifest, card = trace.manifest, trace.manifest["model"]
+    sampler = dict(manifest.get("sampler") or {})
+    name = sampler.pop("name", None)
+    settings, versions = (
+        ", ".join(f"{key} {value}" for key, value in one.items()) for one in (sampler, manifest.get("versions") or {})
+    )
+    steps = f"{counted(trace.steps, 'step')}, {'complete' if trace.complete else 'incomplete'}"
+    rows = [
+        ("Model", model_name(manifest)),
+        ("Weights, sha256", card.get("weight_hash")),
+        ("Parameters", f"{card['parameters']:,}" if card.get("parameters") else None),
+        ("Computed in", " on ".join(str(manifest[key]) for key in ("dtype", "device") if manifest.get(key))),
+        ("Sampler", f"{name}: {settings}" if name else settings),
+        ("Versions", versions),
+        ("Trace", f"{trace.folder.name}, {steps}"),
+        ("Command", command or manifest.get("command")),
+    ]
+    return [(name, str(value)) for name, value in rows if value]

@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.counts import counted
-from sinkscope.errors import CallError, SinkscopeError, TraceError
+from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.figures.highlights import Highlights, Place
-from sinkscope.figures.incoming_attention import check_head, commits_of, followed_columns, last_canvas_of
+from sinkscope.figures.incoming_attention import check_head, commits_of, last_canvas_of
 from sinkscope.figures.style import model_label
 from sinkscope.roles.head_roles import Roles, roles_for
 from sinkscope.sinks.finding import check_reach
@@ -24,9 +24,7 @@ from sinkscope.sinks.query_counts import columns_add_up
 from sinkscope.statistics import PromptSummary, Summary, Threshold, summarise
 from sinkscope.statistics.thresholds import least_column_sum
 from sinkscope.traces import Trace, read_statistics
-from sinkscope.traces.format import attends_elsewhere
 from sinkscope.traces.reading import expect_steps
-from sinkscope.traces.stored_maps import check_place
 
 Maps = Callable[[Trace, int, int, int], np.ndarray]
 """Function from a trace, step, layer and head to the attention map, float32 [query, key]; raises without one."""
@@ -46,17 +44,9 @@ class OpenedStatistics:
 
 
 def open_statistics(folder: str | Path) -> OpenedStatistics:
-    """Read a folder of statistics.
-
-    Raises:
-        TraceError: the folder is missing or damaged, or holds no complete prompt.
-        SinkscopeError: it was written by another version.
-    """
+    """Read a folder of statistics; raise TraceError where it is missing or damaged, or holds no complete prompt."""
     manifest, arrays, _ = read_statistics(folder)
-    summary = Summary.from_arrays(arrays)
-    if not summary.columns:
-        raise TraceError(f"{folder}: expected statistics of at least one column, found none; there is nothing to draw")
-    return OpenedStatistics(manifest, summary)
+    return OpenedStatistics(manifest, Summary.from_arrays(arrays))
 
 
 @final
@@ -71,7 +61,7 @@ class Subject:
         recorded: the trace, and recorded_prompt: its numbers step by step; None for statistics, which keep no single
             steps.
         maps: computes attention maps; None without a model.
-        roles: what the sinks of the model do; None where that is not known.
+        roles: roles of the sinks of the model, where known.
         place: the layer and the head that were asked for; None where figures choose.
     """
 
@@ -86,7 +76,6 @@ class Subject:
 
     @property
     def heading(self) -> str:
-        """Heading of a panel."""
         cut = "" if self.manifest["complete"] else " (incomplete)"
         if self.recorded is not None:
             return f"{self.label}{cut}, prompt of {counted(self.prompt_length, 'token')}"
@@ -115,13 +104,7 @@ class Subject:
         return Followed.named(self.manifest.get("followed"), self.summary.causal)
 
     @property
-    def queries_text(self) -> str:
-        """Text that says over which queries the followed columns are sums."""
-        return f"from {self.followed.queries_text}"
-
-    @property
     def threshold(self) -> Threshold:
-        """The threshold of Eq. 3."""
         return Threshold(self.summary.excess)
 
     @property
@@ -138,14 +121,16 @@ class Subject:
         Raises:
             FigureError: the trace keeps only the largest columns.
         """
-        kept = None if self.recorded_prompt is None else self.recorded_prompt.canvas.settings.kept
+        if self.recorded_prompt is None:
+            return self.summary.quarters
+        kept = self.recorded_prompt.canvas.settings.kept
         if kept is not None and kept < self.positions:
             largest = counted(kept, "largest column")
             raise FigureError(f"the trace keeps only the {largest} of each head (it was recorded with --keep top)")
-        return self.summary.quarters if self.recorded_prompt is None else self.recorded_prompt.quarters
+        return self.recorded_prompt.quarters
 
     def head_name(self, layer: int, head: int) -> str:
-        """Return what a head is called, with the role of its sink where that is known."""
+        """Return the name of a head, with the role of its sink where known."""
         known = None if self.roles is None else self.roles.of_head(layer, head)
         return f"layer {layer} head {head}" + (f" ({known.role})" if known is not None else "")
 
@@ -153,21 +138,15 @@ class Subject:
 
     @property
     def trace(self) -> Trace:
-        """The trace.
-
-        Raises:
-            FigureError: the subject is statistics.
-        """
+        """The trace; raises FigureError for statistics, as do all below."""
         if self.recorded is None:
             raise FigureError("it needs traces of single prompts; statistics keep no single steps")
         return self.recorded
 
     @property
     def prompt(self) -> PromptSummary:
-        """The numbers of the prompt, step by step; raises as `trace` does."""
         _ = self.trace
-        assert self.recorded_prompt is not None
-        return self.recorded_prompt
+        return self.recorded_prompt  # type: ignore[return-value]  # both or none
 
     @cached_property
     def highlights(self) -> Highlights:
@@ -186,11 +165,7 @@ class Subject:
         return self.highlights.main
 
     def map(self, step: int, layer: int, head: int) -> Float[np.ndarray, "query key"]:
-        """Return one attention map.
-
-        Raises:
-            FigureError: there is no model for maps, or this map cannot be computed.
-        """
+        """Return one attention map; raises FigureError where it cannot be had."""
         trace = self.trace
         if self.maps is None:
             raise FigureError("it needs attention maps; `sinkscope figures` recomputes them")
@@ -198,19 +173,6 @@ class Subject:
             return self.maps(trace, step, layer, head)
         except SinkscopeError as error:  # the model may be gone; other figures can be drawn without it
             raise FigureError(str(error)) from error
-
-    def head_columns(self, layer: int, head: int) -> Float[np.ndarray, "step key"]:
-        """Return the columns of one head in which sinks are followed.
-
-        Raises:
-            CallError: a layer or head that the trace does not have.
-        """
-        _, layer, head = check_place(self.trace, 0, layer, head)
-        return followed_columns(self.trace, layer, head)
-
-    def mean_columns_of(self, layer: int) -> Float[np.ndarray, "step key"]:
-        """Return the mean of `head_columns` over the heads of a layer."""
-        return np.mean([self.head_columns(layer, head) for head in range(self.summary.heads)], axis=0)
 
     @property
     def prompt_length(self) -> int:
@@ -261,10 +223,8 @@ def subject_of(
 
 
 def of_newest(subjects: Sequence[Subject], text: str) -> str:
-    """Return a sentence for a caption about the models whose sinks are followed in the newest queries only, if any.
-
-    Args:
-        text: the sentence, with ``{queries}`` where these are named.
+    """Return a caption's sentence about the models whose sinks are followed in the newest queries only, if any; its
+    text has ``{queries}`` where these are named.
     """
     newest = [one.followed for one in subjects if one.followed.newest]
     kinds = dict.fromkeys(one.kind for one in newest)
@@ -272,28 +232,8 @@ def of_newest(subjects: Sequence[Subject], text: str) -> str:
     return f" For the {' and the '.join(kinds)} model {text.format(queries=' or '.join(queries))}" if kinds else ""
 
 
-def of_running_sums(subjects: Sequence[Subject], early: str, more: str = "") -> str:
-    """Return a sentence for a caption about the models whose columns are running sums over all queries so far, if any.
-
-    Args:
-        early: what that means for early tokens; not in cross-attention, where every query sees all keys.
-        more: what follows.
-    """
-    own, crossing = (
-        [one for one in subjects if attends_elsewhere(one.manifest) == elsewhere] for elsewhere in (False, True)
-    )
-    sums = "these are running sums over all queries so far"
-    return of_newest(own, f"{sums}{early}{more}.") + of_newest(
-        crossing, f"{sums}; in cross-attention each of them sees every key{more}."
-    )
-
-
-def of_line(subjects: Sequence[Subject]) -> str:
-    """Return the sentence of a caption about the line at the threshold of Eq. 3."""
-    drawn = [one.threshold_column_sum is not None for one in subjects]
-    without = "columns do not add up to as many queries as there are tokens, so no line parts the sinks from the rest"
-    if all(drawn):
-        return "Right of the dashed line a column is a sink by Eq. 3."
-    if not any(drawn):
-        return f"Here {without}."
-    return f"Right of the dashed line a column is a sink by Eq. 3; where there is none, {without}."
+RUNNING_SUMS = "these are running sums over all queries so far, which favour tokens that more queries see"
+OF_LINE = (
+    "Right of the dashed line a column is a sink by Eq. 3; there is none where columns do not add up to as many "
+    "queries as there are tokens."
+)

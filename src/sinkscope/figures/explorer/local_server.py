@@ -9,7 +9,7 @@ from http.client import HTTP_PORT
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from threading import Lock
 from typing import cast
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 import numpy as np
 
@@ -44,11 +44,7 @@ class ExplorerServer:
 
     @cached_property
     def http(self) -> ThreadingHTTPServer:
-        """The listening server.
-
-        Raises:
-            CallError: the port is taken.
-        """
+        """The listening server; raises CallError where the port is taken."""
         page = self.explorer.folder_page(served=True).encode()
         tiles = {f"/{tile_path(name)}": name for name in self.explorer.tiles.content}
 
@@ -57,23 +53,17 @@ class ExplorerServer:
 
         try:
             server = _Server((ADDRESS, self.port), Handler)
-        except (OSError, OverflowError) as error:
+        except OSError as error:
             raise CallError(f"port {self.port}: expected a free one ({error}); leave --port out to take any") from error
         server.daemon_threads = True
         return server
 
     @property
     def url(self) -> str:
-        """Where the page is."""
         return f"http://{ADDRESS}:{self.http.server_address[1]}/"
 
     def attention_map(self, query: str) -> np.ndarray:
-        """Return the map that a query string asks for, float32 [query, key].
-
-        Raises:
-            CallError: it names no place in the traces.
-            SinkscopeError: the map cannot be computed.
-        """
+        """Return the map that a query string asks for, float32 [query, key]; raises SinkscopeError without one."""
         asked = parse_qs(query)
         try:
             trace, step, layer, head = (int(asked[name][0]) for name in PLACE)
@@ -85,7 +75,6 @@ class ExplorerServer:
             return np.ascontiguousarray(self.maps(one, step, layer, head), "<f4")
 
     def serve(self) -> None:
-        """Answer until interrupted."""
         try:
             self.http.serve_forever()
         except KeyboardInterrupt:
@@ -100,11 +89,8 @@ class ExplorerServer:
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: object, client_address: object) -> None:
-        """Print nothing of a reader that went away, such as a tab that was closed, and one line of anything else."""
-        error = sys.exception()
-        if not isinstance(error, ConnectionError):
-            kind = type(error).__name__
-            print(f"sinkscope: error: a request could not be answered ({kind}: {error})", file=sys.stderr)
+        if not isinstance(sys.exception(), ConnectionError):  # of a tab that was closed
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -117,27 +103,17 @@ class _Handler(BaseHTTPRequestHandler):
     """Seconds that a connection may say nothing."""
 
     def do_GET(self) -> None:
+        path, _, query = self.path.partition("?")
         if not self._asked_from_here():
             self._answer(403, "text/plain", b"expected a request from this machine's own page\n")
-            return
-        try:
-            address = urlsplit(self.path)
-        except ValueError:  # no address at all
-            self._answer(404, "text/plain", b"no such page\n")
-            return
-        if address.path == "/map":
-            self._answer_map(address.query)
-        elif address.path == "/":
+        elif path == "/map":
+            self._answer_map(query)
+        elif path == "/":
             self._answer(200, "text/html; charset=utf-8", self.index)
-        elif address.path in self.tile_names:
-            self._answer(
-                200, "application/octet-stream", self.server_of.explorer.tiles.content[self.tile_names[address.path]]
-            )
+        elif path in self.tile_names:
+            self._answer(200, "application/octet-stream", self.server_of.explorer.tiles.content[self.tile_names[path]])
         else:
             self._answer(404, "text/plain", b"no such page\n")
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
 
     def _asked_from_here(self) -> bool:
         """Return whether the request names this page, so that no other site can read it through a name that it owns."""
@@ -151,12 +127,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer_map(self, query: str) -> None:
         try:
             found = self.server_of.attention_map(query)
-        except SinkscopeError as error:
-            self._answer(422, "application/json", json.dumps({"error": str(error)}).encode())
-            return
-        except (RuntimeError, MemoryError) as error:  # torch's, such as too little memory
-            said = json.dumps({"error": f"the map cannot be computed ({first_line(error)})"})
-            self._answer(422, "application/json", said.encode())
+        except (SinkscopeError, RuntimeError, MemoryError) as error:  # torch's, such as too little memory
+            self._answer(422, "application/json", json.dumps({"error": first_line(error)}).encode())
             return
         self._answer(200, "application/octet-stream", found.tobytes(), {"X-Queries": str(found.shape[0])})
 
@@ -173,8 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in (headers | (more or {})).items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
+        self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
         """Print nothing for each request."""

@@ -23,12 +23,7 @@ export default { render };
 
 
 class ExplorerWidget(anywidget.AnyWidget):
-    """The page of an explorer, isolated from the notebook: no network, no access to the page around it.
-
-    Attributes:
-        page: the whole page as HTML.
-        height: in pixels.
-    """
+    """The page of an explorer as HTML, isolated from the notebook: no network, no access to the page around it."""
 
     _esm = SCRIPT
     page = traitlets.Unicode().tag(sync=True)

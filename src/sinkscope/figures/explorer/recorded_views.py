@@ -3,7 +3,6 @@
 Numbers come from the trace and from its summary; nothing is defined here.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +10,8 @@ import numpy as np
 from jaxtyping import Float
 
 from sinkscope.axes import KV_HEAD, TRACE_AXES, by_query_head, lacks_key_heads
-from sinkscope.figures.explorer.quantised import LogScale
-from sinkscope.figures.explorer.tiles import Tiles, smallest_type
-from sinkscope.figures.style import model_name, token_label
+from sinkscope.figures.explorer.tiles import LogScale, Tiles, smallest_type
+from sinkscope.figures.style import model_name, provenance, token_label
 from sinkscope.roles.head_roles import Roles
 from sinkscope.sinks import last_query_window
 from sinkscope.sinks.drift import MainMoves
@@ -33,8 +31,6 @@ NO_CONFIDENCE = 65535
 LEAST_SHARE = 0.0001
 """Smaller shares of a query's attention are not told in the maps that were kept."""
 
-Read = Callable[[Trace, int], Float[np.ndarray, "step head position"]]
-
 
 @dataclass(frozen=True)
 class Quantity:
@@ -44,7 +40,6 @@ class Quantity:
         tensor: the name of the tensor in the trace.
         label, unit: as the page calls them.
         floor: smaller values are shown as less than this; 0 tells all.
-        read: gives one layer of a trace.
     """
 
     name: str
@@ -52,23 +47,21 @@ class Quantity:
     label: str
     unit: str
     floor: float = 0.0
-    read: Read | None = None
 
     def of_layer(self, trace: Trace, layer: int) -> Float[np.ndarray, "step head position"]:
         """Return the values of one layer; tensors without heads have one."""
-        values = self.read(trace, layer) if self.read is not None else np.asarray(getattr(trace, self.tensor)[:, layer])
-        if KV_HEAD in TRACE_AXES[self.tensor] and lacks_key_heads(np.asarray(getattr(trace, self.tensor)[-1])):
+        recorded = getattr(trace, self.tensor)
+        values = np.asarray(recorded[:, layer])
+        if self.tensor == "last_query":
+            return last_query_window(values[:, None], WINDOW)[:, 0]
+        if KV_HEAD in TRACE_AXES[self.tensor] and lacks_key_heads(np.asarray(recorded[-1])):
             return np.stack([by_query_head(one, trace.heads) for one in values])
         return values[:, None] if values.ndim == 2 else values
 
 
-def _newest(trace: Trace, layer: int) -> np.ndarray:
-    return last_query_window(np.asarray(trace.last_query[:, layer])[:, None], WINDOW)[:, 0]
-
-
 SUMS = "queries’ worth"
 QUANTITIES = (
-    Quantity("newest", "last_query", f"attention from the {WINDOW} newest queries", SUMS, 0.001, _newest),
+    Quantity("newest", "last_query", f"attention from the {WINDOW} newest queries", SUMS, 0.001),
     Quantity("newest", "newest_columns", f"attention from {Followed('newest_columns').queries_text}", SUMS, 0.001),
     Quantity("columns", "column_sums", "attention from all queries", SUMS, 0.01),
     Quantity("masked", "column_sums_masked", "attention from masked queries", SUMS, 0.01),
@@ -86,57 +79,24 @@ def quantities_of(trace: Trace) -> list[Quantity]:
     return [one for one in held if trace.causal or one.tensor != "last_query"]
 
 
-@dataclass(frozen=True)
-class ShownTrace:
-    """A trace with its numbers at the one threshold of the page.
+def add_trace(
+    tiles: Tiles, number: int, trace: Trace, label: str, excess: float, roles: Roles | None
+) -> dict[str, Any]:
+    """Add the tiles of one trace, whose names begin with its number on the page, and return the rest of its data.
 
-    Attributes:
-        label: what the page calls it.
-        excess: ε of Eq. 3, in queries' worth.
-        roles: what the sinks of the model do; None where that is not known.
+    Raises:
+        CallError: a threshold that no column can exceed.
+        TraceError: not every column was kept.
     """
-
-    trace: Trace
-    label: str
-    excess: float
-    roles: Roles | None
-    prompt: PromptSummary
-
-    @classmethod
-    def of(cls, trace: Trace, label: str, excess: float, roles: Roles | None = None) -> "ShownTrace":
-        """Return a trace with its numbers; it is read once, a few steps at a time.
-
-        Raises:
-            CallError: a threshold that no column can exceed.
-            TraceError: not every column was kept.
-        """
-        prompt = summarise(trace, (Threshold(excess),), statistics=())  # type: ignore[arg-type]  # steps may be a cached property
-        check_reach(excess, "queries", prompt.by_step.total, int(prompt.canvas.lengths.max()))
-        return cls(trace, label, excess, roles, prompt)
-
-    @property
-    def threshold(self) -> Threshold:
-        """The threshold of Eq. 3."""
-        return Threshold(self.excess)
-
-
-def add_trace(tiles: Tiles, number: int, one: ShownTrace) -> dict[str, Any]:
-    """Add the tiles of one trace, and return what else the page is told of it.
-
-    Args:
-        number: of the trace on the page; the names of its tiles begin with it.
-    """
-    trace, prompt, prefix = one.trace, one.prompt, f"{number}/"
-    manifest, positions = trace.manifest, int(prompt.canvas.lengths.max())
-    steps, layers, heads = prompt.steps, prompt.layers, prompt.heads
+    threshold = Threshold(excess)
+    prompt = summarise(trace, (threshold,), statistics=())  # type: ignore[arg-type]  # steps may be a cached property
+    manifest, positions, prefix = trace.manifest, int(prompt.canvas.lengths.max()), f"{number}/"
+    check_reach(excess, "queries", prompt.by_step.total, positions)
     quantities = [_add_quantity(tiles, prefix, trace, quantity) for quantity in quantities_of(trace)]
-    _add_strongest(tiles, prefix, one)
-    maps = _add_maps(tiles, prefix, trace)
+    _add_strongest(tiles, prefix, trace)
     followed = Followed.of(trace)
-    sampler = manifest.get("sampler") or {}
-    settings = ", ".join(f"{key} {value}" for key, value in sampler.items() if key != "name")
     return {
-        "label": one.label,
+        "label": label,
         "model": model_name(manifest),
         "name": trace.folder.name,
         "complete": trace.complete,
@@ -144,26 +104,21 @@ def add_trace(tiles: Tiles, number: int, one: ShownTrace) -> dict[str, Any]:
         "kept": int(trace.top_column_sums.shape[-1]) if "top_column_sums" in trace.tensors else None,
         "kind": followed.kind,
         "newest": followed.newest,
-        "steps": steps,
-        "layers": layers,
-        "heads": heads,
+        "steps": prompt.steps,
+        "layers": prompt.layers,
+        "heads": prompt.heads,
         "positions": positions,
         "promptLength": prompt.canvas.prompt_length,
         "hidden": hidden_rules(manifest),
         "followed": quantities[0]["name"],
-        "threshold": least_column_sum(one.excess, positions) if columns_add_up(manifest, trace) else 0,
+        "threshold": least_column_sum(excess, positions) if columns_add_up(manifest, trace) else 0,
         "quantities": quantities,
         "confidenceRange": confidence_range(trace),
-        "maps": maps,
-        "about": [
-            ["Model", model_name(manifest)],
-            ["Weights, sha256", str(manifest.get("model", {}).get("weight_hash") or "not known")],
-            ["Sampler", ": ".join(part for part in (str(sampler.get("name") or ""), settings) if part) or "not known"],
-            ["Recorded with", str(manifest.get("command") or "Python")],
-        ],
-        **_add_canvas(tiles, prefix, one),
-        **_add_sinks(tiles, prefix, one),
-        "roles": [] if one.roles is None else one.roles.by_head(),
+        "maps": _add_maps(tiles, prefix, trace),
+        "about": provenance(trace),
+        **_add_canvas(tiles, prefix, trace, prompt),
+        **_add_sinks(tiles, prefix, prompt, threshold),
+        "roles": [] if roles is None else roles.by_head(),
     }
 
 
@@ -174,36 +129,27 @@ def confidence_range(trace: Trace) -> tuple[float, float]:
     return float(finite.min(initial=0)), float(finite.max(initial=1))
 
 
-def _add_canvas(tiles: Tiles, prefix: str, one: ShownTrace) -> dict[str, Any]:
+def _add_canvas(tiles: Tiles, prefix: str, trace: Trace, prompt: PromptSummary) -> dict[str, Any]:
     """Add what stood on the canvas: tokens as numbers of the list of tokens that is returned, 0 where there is none."""
-    trace, canvas = one.trace, one.prompt.canvas
-    width = canvas.tokens.shape[1]
-    written = np.full_like(canvas.tokens, -1) if canvas.written is None else canvas.written
-    if (mask := canvas.settings.mask_id) is not None:
-        written = np.where(written == mask, -1, written)  # a position that is masked again is no commit
-    predicted = np.asarray(trace.predicted[:]) if "predicted" in trace.tensors else np.full((len(written), width), -1)
-    known = np.unique(np.concatenate([part.ravel() for part in (canvas.tokens, written, predicted)]))
+    canvas, mask, special = prompt.canvas, prompt.canvas.settings.mask_id, prompt.canvas.settings.special_ids
+    rows = {"tokens": canvas.tokens}
+    if canvas.written is not None:  # a position that is masked again is no commit
+        rows["written"] = canvas.written if mask is None else np.where(canvas.written == mask, -1, canvas.written)
+    if "predicted" in trace.tensors:
+        rows["predicted"] = np.asarray(trace.predicted[:])
+    known = np.unique(np.concatenate([part.ravel() for part in rows.values()]))
     known = known[known >= 0]
-
-    def numbered(tokens: np.ndarray) -> np.ndarray:
-        return np.where(tokens >= 0, np.searchsorted(known, tokens) + 1, 0)
-
     kind = smallest_type(np.array([len(known) + 1]))
-    tiles.add(f"{prefix}tokens", numbered(canvas.tokens), kind, delta=True)
+    for name, tokens in rows.items():
+        tiles.add(f"{prefix}{name}", np.where(tokens >= 0, np.searchsorted(known, tokens) + 1, 0), kind, delta=True)
     tiles.add(f"{prefix}masked", canvas.masked, "u8", delta=True)
     tiles.add(f"{prefix}lengths", canvas.lengths, "i32", delta=True)
-    if canvas.written is not None:
-        tiles.add(f"{prefix}written", numbered(written), kind, delta=True)
-    if "predicted" in trace.tensors:
-        tiles.add(f"{prefix}predicted", numbered(predicted), kind, delta=True)
     if "confidence" in trace.tensors:
         confidence = np.asarray(trace.confidence[:], np.float64)
         lowest, highest = confidence_range(trace)
         shares = (np.nan_to_num(confidence, posinf=highest, neginf=lowest) - lowest) / (highest - lowest)
         codes = np.where(np.isnan(confidence), NO_CONFIDENCE, np.rint(shares.clip(0, 1) * (NO_CONFIDENCE - 1)))
         tiles.add(f"{prefix}confidence", codes, "u16", delta=True)
-    special = canvas.settings.special_ids
-    mask = canvas.settings.mask_id
     texts = [
         [token_label(trace, token), token_class(trace.token_text(token), token == mask, token in special)]
         for token in known.tolist()
@@ -211,9 +157,8 @@ def _add_canvas(tiles: Tiles, prefix: str, one: ShownTrace) -> dict[str, Any]:
     return {"tokens": [["", ""], *texts], "tokenIds": [-1, *known.tolist()]}
 
 
-def _add_sinks(tiles: Tiles, prefix: str, one: ShownTrace) -> dict[str, Any]:
+def _add_sinks(tiles: Tiles, prefix: str, prompt: PromptSummary, threshold: Threshold) -> dict[str, Any]:
     """Add sinks, main sinks and statistics of heads; return changes of place: step, layer, head, 1 for a swap."""
-    prompt, threshold = one.prompt, one.threshold
     main = prompt.main_at(threshold)
     tiles.add(f"{prefix}main", main + 1, smallest_type(main + 1), delta=True)
     in_heads = np.zeros((prompt.steps, int(prompt.canvas.lengths.max())), np.int64)
@@ -242,22 +187,23 @@ def _add_sinks(tiles: Tiles, prefix: str, one: ShownTrace) -> dict[str, Any]:
 
 def _add_quantity(tiles: Tiles, prefix: str, trace: Trace, quantity: Quantity) -> dict[str, Any]:
     """Add a tile of each layer, [head, step, position], one of means over heads, and one of the mean over layers."""
-    scales, means, gaps = [], [], False
+    means, gaps = [], False
     lengths = np.asarray(trace.lengths[:])[:, None]
+
+    def added(name: str, values: np.ndarray) -> list[float]:
+        scale = LogScale.of(values, quantity.floor)
+        tiles.add(f"{prefix}{quantity.name}/{name}", scale.encode(values), "u8", delta=True)
+        return [scale.low, scale.high]
+
+    scales = []
     for layer in range(len(trace.layers)):
         values = quantity.of_layer(trace, layer)
         if values.shape[1] > 1:
-            scale = LogScale.of(values, quantity.floor)
-            scales.append([scale.low, scale.high])
-            tiles.add(f"{prefix}{quantity.name}/{layer}", scale.encode(values), "u8", delta=True)
+            scales.append(added(str(layer), values))
         means.append(values.mean(axis=1, dtype=np.float64))
         gaps |= bool((np.isnan(means[-1]) & (np.arange(values.shape[-1]) < lengths)).any())
     mean = np.stack(means, axis=1)
-    scale = LogScale.of(mean, quantity.floor)
-    tiles.add(f"{prefix}{quantity.name}/mean", scale.encode(mean), "u8", delta=True)
-    overall = mean.mean(axis=1)
-    all_scale = LogScale.of(overall, quantity.floor)
-    tiles.add(f"{prefix}{quantity.name}/all", all_scale.encode(overall), "u8", delta=True)
+    of_mean, of_all = added("mean", mean), added("all", mean.mean(axis=1))
     return {
         "name": quantity.name,
         "label": quantity.label,
@@ -265,18 +211,15 @@ def _add_quantity(tiles: Tiles, prefix: str, trace: Trace, quantity: Quantity) -
         "heads": values.shape[1],
         "gaps": gaps,
         "layers": scales,
-        "mean": [scale.low, scale.high],
-        "all": [all_scale.low, all_scale.high],
-        "error": max(
-            LogScale(*one).error for one in (*scales, (scale.low, scale.high), (all_scale.low, all_scale.high))
-        ),
+        "mean": of_mean,
+        "all": of_all,
+        "error": max(LogScale(*one).error for one in (*scales, of_mean, of_all)),
     }
 
 
-def _add_strongest(tiles: Tiles, prefix: str, one: ShownTrace) -> None:
+def _add_strongest(tiles: Tiles, prefix: str, trace: Trace) -> None:
     """Add the largest followed columns of every step and head with their exact sizes."""
-    trace = one.trace
-    for layer in range(one.prompt.layers):
+    for layer in range(len(trace.layers)):
         columns = quantities_of(trace)[0].of_layer(trace, layer)
         count = min(STRONGEST, columns.shape[-1])
         sizes = np.nan_to_num(columns, nan=-1)

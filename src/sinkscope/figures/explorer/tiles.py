@@ -1,56 +1,59 @@
 """`Tiles`: the arrays of an explorer page, each deflated on its own, so that the page reads only what it shows.
 
 A tile holds the bytes of one array, little-endian. Where ``delta`` is set, each number but the first along the first
-axis is the
-difference from the one before, modulo the size of its type: what stays the same from step to step becomes zeros, which
-deflate to little.
+axis is the difference from the one before, modulo the size of its type: what stays the same from step to step becomes
+zeros, which deflate to little. Positive numbers are stored in one byte each by their logarithm, so that a column sum of
+50 and one of 0.05 have the same relative error.
 """
 
-import hashlib
-import weakref
 import zlib
-from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
-from tempfile import SpooledTemporaryFile
-from threading import Lock
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, UInt8
 
 TYPES = {"u8": "<u1", "u16": "<u2", "i32": "<i4", "f32": "<f4"}
 """How the page calls the types of numbers, and how NumPy does."""
-IN_MEMORY = 64_000_000
-"""Bytes of tiles up to which they stay in memory."""
+CODES = 255
+"""Codes 1 to 255 are values; 0 is less than the least of them, or no token."""
+AT_ONCE = 1 << 16
+"""Values that are encoded at a time; the logarithms of a whole layer would take many times its memory."""
 
 
-class SpooledBytes(MutableMapping[str, bytes]):
-    """Named pieces of bytes in memory; from `IN_MEMORY` bytes on, in a temporary file. Threads may read at once."""
+@dataclass(frozen=True)
+class LogScale:
+    """Which value each code stands for.
 
-    def __init__(self) -> None:
-        self._file = SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115
-        weakref.finalize(self, self._file.close)
-        self._places: dict[str, tuple[int, int]] = {}
-        self._one_at_a_time = Lock()
+    Attributes:
+        low, high: the values of code 1 and of code 255.
+    """
 
-    def __setitem__(self, name: str, content: bytes) -> None:
-        with self._one_at_a_time:
-            self._places[name] = (self._file.seek(0, 2), len(content))
-            self._file.write(content)
+    low: float
+    high: float
 
-    def __getitem__(self, name: str) -> bytes:
-        with self._one_at_a_time:
-            start, size = self._places[name]
-            self._file.seek(start)
-            return self._file.read(size)
+    @classmethod
+    def of(cls, values: Float[np.ndarray, "..."], floor: float = 0.0) -> "LogScale":
+        """Return the scale that fits the values from ``floor`` on, of positive ones without it."""
+        told = values > 0  # NaN is not
+        if not told.any():
+            return cls(floor or 1.0, 2 * (floor or 1.0))
+        low, high = max(floor, float(values.min(where=told, initial=np.inf))), float(values.max(where=told, initial=0))
+        return cls(low, high if high > low * 1.0001 else low * 2)
 
-    def __delitem__(self, name: str) -> None:
-        del self._places[name]
+    @property
+    def error(self) -> float:
+        """Largest relative error of a value between ``low`` and ``high``."""
+        return float((self.high / self.low) ** (0.5 / (CODES - 1)) - 1)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
+    def encode(self, values: Float[np.ndarray, "*size"]) -> UInt8[np.ndarray, "*size"]:
+        """Return the nearest code of each value; 0 for NaN and below ``low``. Larger arrays are encoded row by row."""
+        if values.ndim > 1 and values.size > AT_ONCE:
+            return np.stack([self.encode(row) for row in values])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            place = np.log(values / self.low) * ((CODES - 1) / np.log(self.high / self.low))
+        codes = np.clip(np.rint(np.nan_to_num(place, nan=-1, neginf=-1)) + 1, 0, CODES)
+        return np.where(values >= self.low * (1 - 1e-6), codes, 0).astype(np.uint8)
 
 
 @dataclass
@@ -64,16 +67,8 @@ class Tiles:
     """
 
     index: dict[str, dict[str, Any]] = field(default_factory=dict)
-    content: MutableMapping[str, bytes] = field(default_factory=SpooledBytes, repr=False)
+    content: dict[str, bytes] = field(default_factory=dict, repr=False)
     size: int = field(default=0, init=False)
-
-    @property
-    def digest(self) -> str:
-        """16 hexadecimal digits that differ between tiles that differ."""
-        total = hashlib.sha256()
-        for name, content in self.content.items():
-            total.update(f"{name} {len(content)} ".encode() + content)
-        return total.hexdigest()[:16]
 
     def add(self, name: str, array: np.ndarray, kind: str, *, delta: bool = False) -> None:
         """Add one array; with ``delta`` as differences along its first axis."""
@@ -84,12 +79,6 @@ class Tiles:
         deflated = zlib.compress(values.tobytes(), 6)
         self.content[name] = deflated
         self.size += len(deflated)
-
-    def read(self, name: str) -> np.ndarray:
-        """Return an array as the page reads it."""
-        about = self.index[name]
-        values = np.frombuffer(zlib.decompress(self.content[name]), TYPES[about["type"]]).reshape(about["shape"])
-        return np.cumsum(values, axis=0, dtype=values.dtype) if about["delta"] else values
 
 
 def smallest_type(array: np.ndarray) -> str:

@@ -22,8 +22,8 @@ async function bytesOf(name) {
     const binary = atob(text);
     return Uint8Array.from(binary, (character) => character.charCodeAt(0));
   }
-  const answer = await fetch((page.place ?? "data/") + name.replaceAll("/", "-") + ".bin");
-  if (!answer.ok) throw new Error(`${page.place ?? "data/"}${name} is not there (${answer.status})`);
+  const answer = await fetch(`data/${name.replaceAll("/", "-")}.bin`);
+  if (!answer.ok) throw new Error(`data/${name} is not there (${answer.status})`);
   return new Uint8Array(await answer.arrayBuffer());
 }
 
