@@ -19,7 +19,7 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from sinkscope.attention import Hider, Prefix, Prepender, Subscriber, Watcher, subscribed
-from sinkscope.attention.interface import attention_forward
+from sinkscope.attention.hooks import attention_forward
 from sinkscope.errors import AttentionError
 
 ROWS, LENGTH, PADDING = 2, 13, 4
