@@ -130,8 +130,11 @@ class OutputProjections:
 
 
 def _projection_of(attention: nn.Module) -> Any:
-    found = (getattr(attention, name, None) for name in NAMES)
-    return next((one for one in found if isinstance(one, nn.Module)), None)
+    for name in NAMES:
+        module = getattr(attention, name, None)
+        if isinstance(module, nn.Module):
+            return module
+    return None
 
 
 def _understood(attention: nn.Module, call: LayerCall) -> Tensor | None:

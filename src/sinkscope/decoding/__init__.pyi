@@ -16,8 +16,7 @@ from .settings import (
     SettingsError as SettingsError,
     described as described,
 )
-from .canvas import Batch as Batch, Step as Step, make_batch as make_batch
+from .canvas import Batch as Batch, Step as Step, Work as Work, make_batch as make_batch
 from .caches.parsing import known_caches as known_caches, parse_cache as parse_cache
 from .caches.policy import CachePolicy as CachePolicy
 from .caches.block_cache import BlockCache as BlockCache
-from .work import Work as Work

@@ -54,8 +54,7 @@ class Destination(Protocol):
 
 
 class TraceFolders:
-    """Writes a trace for each prompt: in the folder itself where it stays the only one, else in numbered folders within
-    it.
+    """Writes a trace for each prompt: in the folder itself if it stays the only one, else in numbered folders within.
 
     Args:
         out: an empty folder.

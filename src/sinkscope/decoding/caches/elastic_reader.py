@@ -12,9 +12,8 @@ from sinkscope.attention.call import Call
 from sinkscope.decoding.caches.elastic_cache import ElasticCache
 from sinkscope.decoding.caches.keeping import attention_weights
 from sinkscope.decoding.caches.store import KeyValueStore
-from sinkscope.decoding.caches.whole_reader import WholeReader, at_places, replaced_layers, rows_of
-from sinkscope.decoding.canvas import Layout
-from sinkscope.decoding.work import WorkMeter
+from sinkscope.decoding.canvas import Layout, WorkMeter
+from sinkscope.decoding.projection import WholeReader, at_places, replaced_layers, rows_of
 from sinkscope.models import Model
 
 
@@ -26,18 +25,12 @@ class Nothing(Hider):
 
 
 class LayerKeeper(Call):
-    """Stands in the place of the stack's running call, and keeps what the newest layer was called with; nobody else
-    watches.
-
-    Attributes:
-        kept: that layer.
-    """
+    """Takes the place of the stack's running call, and keeps the newest layer; nobody else watches."""
 
     def __init__(self) -> None:
         self.kept: LayerCall | None = None
 
     def instead_of(self, running: Call) -> "LayerKeeper":
-        """Return itself for a layer that asks for its attention, as the running call notes."""
         running.reported = True
         return self
 
@@ -52,8 +45,7 @@ class Pass:
     Attributes:
         rows: int64 [row], their numbers in the batch.
         places: int64 [row, position], the positions that the next layer is given.
-        tracked: int64 [token], the tracked tokens of the only row; None in the first step, where all positions are
-            computed.
+        tracked: int64 [token], the tracked tokens of the only row; None in the first step.
         whole: whether the next layer computes all positions.
         turned: whether the layer before it was the first to say so.
         computed: how many positions each layer has computed so far.
@@ -68,7 +60,7 @@ class Pass:
 
 
 class ElasticReader(WholeReader):
-    """Computes what an `ElasticCache` says; each row by itself after the first step, as rows turn in other layers."""
+    """Computes the positions of an `ElasticCache`; each row alone after the first step, as rows turn elsewhere."""
 
     def __init__(self, model: Model, layout: Layout, meter: WorkMeter, policy: ElasticCache, real: Tensor) -> None:
         super().__init__(model, layout, meter)
@@ -164,7 +156,7 @@ class ElasticReader(WholeReader):
         return self._queries[index][state.rows][:, :, state.tracked], self._store.keys(index, state.rows)
 
     def _watch(self, index: int, state: Pass, before: tuple[Tensor, Tensor] | None) -> None:
-        """Note what a layer's window attended to most, and whether the attention of the tracked tokens has turned."""
+        """Note the most attended tokens of a layer's window, and whether attention of the tracked ones turned."""
         call, rows, places = self._keeper.kept, state.rows, state.places
         assert call is not None
         if index not in self._queries:
@@ -183,13 +175,12 @@ class ElasticReader(WholeReader):
 
 
 def attention_of(call: LayerCall, real: Tensor, queries: Tensor, keys: Tensor | None = None) -> Tensor:
-    """Return the attention of queries to the tokens, float32 [row, head, query, key].
+    """Return the attention of queries [row, head, query, dim] to the tokens, float32 [row, head, query, key].
 
     Args:
-        call: of the layer.
         real: bool [row, key], the keys that are no padding.
-        queries: [row, head, query, dim].
         keys: [row, kv_head, key, dim]; those of the call when None.
     """
     keys = call.key if keys is None else keys
-    return attention_weights(replace(call, query=queries, key=keys), real, slice(None))[..., -keys.shape[2] :]
+    weights = attention_weights(replace(call, query=queries, key=keys), real[:, None, None], slice(None))
+    return weights[..., -keys.shape[2] :]

@@ -10,16 +10,15 @@ from torch import Tensor
 from sinkscope.attention import mask_for
 from sinkscope.decoding.caches.policy import LayeredPolicy
 from sinkscope.decoding.caches.store import KeyValueStore
-from sinkscope.decoding.caches.whole_reader import WholeReader, at_places, replaced_layers, rows_of
-from sinkscope.decoding.canvas import Layout
-from sinkscope.decoding.work import WorkMeter
+from sinkscope.decoding.canvas import Layout, WorkMeter
+from sinkscope.decoding.projection import WholeReader, at_places, replaced_layers, rows_of
 from sinkscope.models import Model
 
 
 class LayeredReader(WholeReader):
-    """Computes in each layer what a layered policy says.
+    """Computes in each layer the positions that a layered policy names.
 
-    A row counts its own steps, those in which it is still being written, so that it does not depend on its neighbours.
+    A row counts the steps in which it is being written, and so does not depend on its neighbours.
     """
 
     def __init__(
@@ -104,10 +103,9 @@ class LayeredReader(WholeReader):
     def _places(
         self, index: int, layer: Any, entering: Tensor, rows: Tensor, number: int
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the positions that a layer computes, int64 [row, chosen], padding in front of the prompt included, and
-        their values.
+        """Return the positions that a layer computes, int64 [row, chosen], left padding included, and their values.
 
-        The values are None where all positions of the answer or none of them are computed, and so are not known before.
+        The values are None where all positions of the answer or none of them are computed.
         """
         prompt, answer = self.policy.whole_parts(index, number)
         place = torch.arange(entering.shape[1], device=entering.device).expand(len(rows), -1)
