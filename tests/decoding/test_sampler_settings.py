@@ -1,6 +1,6 @@
 import pytest
 
-from sinkscope.decoding import AutoregressiveSettings, LLaDASettings, resolve_settings, step_count
+from sinkscope.decoding import AutoregressiveSettings, LLaDASettings, resolve_settings
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.models import FAMILIES
 
@@ -55,4 +55,4 @@ def test_defaults_are_those_of_the_published_functions():
 def test_length_alone_sets_steps_and_block(given, length, steps, block):
     settings = resolve_settings(LLADA, **given)
     assert (settings.length, settings.steps, settings.block) == (length, steps, block)
-    assert step_count(settings) == steps
+    assert settings.most_calls == steps

@@ -130,14 +130,12 @@ def test_the_command_writes_numbers_and_a_figure(run, diffusion_folder, tmp_path
 
 def test_what_has_no_drift_is_refused(diffusion, autoregressive, tmp_path):
     with (
-        pytest.raises(CallError, match="drift is that of a canvas"),
+        pytest.raises(CallError, match="drift needs a canvas that every step computes again"),
         sinkscope.recording(autoregressive, out=tmp_path / "a", keep="drift"),
     ):
         pass
     with (
-        pytest.raises(
-            CallError, match="drift is measured where everything is computed in every step, found cache block"
-        ),
+        pytest.raises(CallError, match="drift needs a canvas .*, found cache block"),
         sinkscope.recording(diffusion, out=tmp_path / "c", keep="drift"),
     ):
         sinkscope.generate(diffusion, PROMPTS[0], length=4, cache="block")

@@ -9,7 +9,6 @@ from test_any_model import IDS, qwen3
 import sinkscope
 from sinkscope.attention import Watcher, output_norms, output_projection, subscribed
 from sinkscope.attention.projections import reduced
-from sinkscope.errors import AttentionError
 from sinkscope.models.sink_token import add_sink_token
 
 PROMPTS = [[5, 30, 31, 32, 40, 41, 7], [5, 30, 31, 7]]
@@ -150,8 +149,7 @@ def test_an_adapter_is_not_taken_for_its_layer(tmp_path):
     network = qwen3().eval()
     attention = network.model.layers[1].self_attn
     attention.o_proj = Adapter(attention.o_proj)
-    with pytest.raises(AttentionError, match=r"of Qwen3Attention as a plain linear layer .* found Adapter; .*merge"):
-        output_projection(attention, 6)
+    assert output_projection(attention, 6) is None
     with sinkscope.recording(network, out=tmp_path / "run"):
         network(IDS)
     for trace in sinkscope.open_traces(tmp_path / "run"):

@@ -243,18 +243,6 @@ def test_the_manifest_says_what_made_the_trace(family, out):
     assert manifest["text"] == answer.text != ""
 
 
-def test_the_vocabulary_reads_every_token_of_the_canvas(family, out):
-    model, settings = family
-    with sinkscope.recording(model, out=out):
-        answer = sinkscope.generate(model, QUESTION, **settings)
-    trace = sinkscope.open_trace(out)
-    special = {token for token in (model.card.mask_id, model.card.eos_id) if token is not None}
-    assert {int(token) for token in trace.manifest["vocabulary"]} == set(answer.tokens.tolist()) | special
-    body = "".join(trace.token_text(token) for token in answer.tokens[1 : answer.prompt_length])
-    assert body == QUESTION
-    assert trace.token_text(model.card.eos_id) == "<|eos|>"
-
-
 # The command line
 
 

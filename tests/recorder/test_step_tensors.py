@@ -44,13 +44,13 @@ def test_layers_of_several_devices_are_joined_on_the_host(causal):
 @pytest.mark.parametrize("place", [(0, 0), (2, 1)])
 def test_a_nan_is_found_with_step_layer_and_head(place):
     sums = torch.rand(3, 2, 7)
-    check_numbers(sums, ["a", "b", "c"], 9)
+    check_numbers(sums, {}, ["a", "b", "c"], 9)
     sums[place][5] = torch.nan
     with pytest.raises(
         AttentionError,
         match=rf"attention of step 9 .* NaN first in layer {'abc'[place[0]]}, head {place[1]}; .*float32",
     ):
-        check_numbers(sums, ["a", "b", "c"], 9)
+        check_numbers(sums, {}, ["a", "b", "c"], 9)
 
 
 def test_a_layer_whose_input_lies_on_the_device_before_it():
@@ -81,6 +81,6 @@ def test_a_norm_too_large_for_its_type_ends_the_recording(keep, diffusion, tmp_p
     for name, module in diffusion.network.named_modules():
         if name.endswith("v_proj"):
             monkeypatch.setattr(module.weight, "data", module.weight.data * 1e20)
-    expected = "expected the value norms of step 0 to be finite, found infinite ones; the squares of the model's states overflow"
+    expected = "expected the value norms of step 0 to be finite, found infinite ones"
     with pytest.raises(AttentionError, match=expected), sinkscope.recording(diffusion, out=tmp_path / "run", keep=keep):
         sinkscope.generate(diffusion, [5, 6, 7], length=4, steps=4, block=4)

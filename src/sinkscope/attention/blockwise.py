@@ -36,8 +36,6 @@ def compute_blockwise(
 
 
 class _Pass:
-    """One pass over the queries of a call, with its output and the sums so far."""
-
     def __init__(self, inputs: AttentionInputs, block: int, workspace: Workspace) -> None:
         query, hiding = inputs.query, bool(inputs.hidden)
         batch, heads, queries, _ = query.shape
@@ -135,7 +133,6 @@ class _Pass:
         self.output[:, heads, rows] = self._mix(weights, chunk.values, heads)
 
     def _mix(self, weights: Tensor, values: Tensor, heads: slice) -> Tensor:
-        """Return weights times values [batch · kv_head, key, dim], with the constant keys in front."""
         batch, own, length, _ = weights.shape
         front, weights = self._scores.front, weights.to(values.dtype)
         body = weights[..., front.count :] if front.count else weights

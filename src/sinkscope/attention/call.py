@@ -257,7 +257,6 @@ class Call:
         return prefixes[0] if prefixes else None
 
     def _members(self, query: Tensor) -> Tensor:
-        """Return which queries belong to which group, float32 [batch, group, query]."""
         batch, queries, device = query.shape[0], query.shape[2], query.device
         if self._context is None:
             members = torch.ones(batch, len(self.groups), queries, device=device, dtype=torch.float32)
@@ -271,7 +270,6 @@ class Call:
 
 
 def _hidden_by(hider: Hider, layer: LayerCall) -> list[Hidden]:
-    """Return the keys that a hider takes away in a layer, on the device of the layer's keys."""
     answer, device = hider.hide(layer), layer.key.device
     if answer is None:
         return []

@@ -103,8 +103,6 @@ class ForeignHooks(Hooks):
         setattr(self.network, name, ours)
 
     def _entering(self, session: Session, path: str) -> Callable[..., None]:
-        """Return a hook that notes that a module runs, and its input."""
-
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             if path == "":
                 self.running.clear()  # an interrupt may have left entries behind
@@ -117,7 +115,6 @@ class ForeignHooks(Hooks):
         return enter
 
     def _one_step(self, session: Session, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the network's forward, run as one step."""
         within = False
 
         def one_step(*args: Any, **kwargs: Any) -> Any:
@@ -168,8 +165,6 @@ class ForeignHooks(Hooks):
 
 
 class _Mode(TorchFunctionMode):
-    """Intercepts the network's calls of torch's attention functions; a `_Step` computes them."""
-
     def __init__(self, step: "_Step") -> None:
         super().__init__()
         self.step = step
@@ -287,7 +282,6 @@ class _Step:
 def _four_axes(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return queries, keys, values and mask in the axes of `AttentionInputs`."""
     if query.ndim == 3:
         query, key, value = query[:, None], key[:, None], value[:, None]
         mask = mask[:, None] if mask is not None and mask.ndim == 3 else mask

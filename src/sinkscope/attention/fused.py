@@ -211,14 +211,12 @@ def _tiles(query: Tensor, dim: int, value_dim: int, masked: bool, hiding: bool) 
 
 
 def _column_tiles(query: Tensor, dim: int, hiding: bool) -> tuple[int, int, int, int]:
-    """Return the same for the column kernel, whose tiles need less memory."""
     if query.dtype == torch.float32:
         return (64, 32, 4, 1) if dim <= 64 else (32, 16, 4, 1) if dim <= 128 else (16, 16, 8, 1)
     return (128, 64, 8 if hiding else 4, 2) if dim <= 64 else (64, 128, 4, 3) if dim <= 128 else (64, 32, 4, 2)
 
 
 def _norm_tiles(wide: int) -> tuple[int, int, int, int]:
-    """Return the keys and the rows of the projection of a tile of the norm kernel, and its warps and stages."""
     return (128, 64, 4, 1) if wide <= 128 else (32, 32, 4, 1)
 
 

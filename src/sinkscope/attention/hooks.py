@@ -82,7 +82,6 @@ def _attention(
     prefixes: Sequence[Prefix] | None = None,
     **others: Any,
 ) -> Tensor:
-    """Compute the attention of one layer outside of a graph, output [batch, query, head, dim]."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     own = None if prefixes is None else prefixes[module.layer_idx]  # type: ignore[index]
@@ -244,7 +243,6 @@ class TransformersHooks(Hooks):
         self._handles.append(module.register_forward_hook(hook, with_kwargs=True, always_call=True))
 
     def _hook_parent(self, session: Session, path: str, parent: nn.Module) -> None:
-        """Record the arguments of a module around a stack while it runs."""
         names = _positional_names(parent)
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -296,7 +294,6 @@ class TransformersHooks(Hooks):
 
 
 def _above(path: str) -> list[str]:
-    """Return the paths of the modules around one, the outermost first, without the network itself."""
     parts = path.split(".")
     return [".".join(parts[:depth]) for depth in range(1, len(parts))]
 
@@ -328,14 +325,11 @@ def _refused(name: str) -> Callable[..., Any]:
 
 
 def _positional_names(module: nn.Module) -> tuple[str, ...]:
-    """Return the names of the positional parameters of a module's forward."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return tuple(name for name, one in inspect.signature(module.forward).parameters.items() if one.kind in kinds)
 
 
 class _BeforeBlock:
-    """Records the input of a layer, for its norms."""
-
     def __init__(self, session: Session, attention: nn.Module) -> None:
         self.session, self.attention = session, attention
 

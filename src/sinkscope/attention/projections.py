@@ -14,32 +14,22 @@ from torch import Tensor, nn
 from sinkscope.attention.dispatch import norms_by_kernel, without_autocast
 from sinkscope.attention.records import LayerCall
 from sinkscope.attention.scores import product, product_dtype
-from sinkscope.errors import AttentionError
 
 NAMES = ("o_proj", "out_proj", "attn_out", "c_proj", "dense")
 """Names of the output projection in an attention module."""
 
 
-def output_projection(attention: nn.Module, heads: int) -> Float[Tensor, "head width dim"]:
-    """Return W_O of an attention module, cut into its heads.
-
-    Raises:
-        AttentionError: the module has no output projection of a known name and shape.
-    """
+def output_projection(attention: nn.Module, heads: int) -> Float[Tensor, "head width dim"] | None:
+    """Return W_O of an attention module, cut into its heads; None without a plain linear layer of a known name."""
     found = _projection_of(attention)
     weight = getattr(found, "weight", None)
     transposed = type(found).__name__ == "Conv1D"  # as GPT-2 keeps it
-    wide = isinstance(weight, Tensor) and weight.ndim == 2 and weight.is_floating_point() and weight.element_size() > 1
     plain = transposed or getattr(type(found), "forward", None) in (nn.Linear.forward, nn.Module.forward)
-    if not isinstance(weight, Tensor) or not wide or weight.is_meta or not plain:
-        raise AttentionError(
-            f"expected the output projection of {type(attention).__name__} as a plain linear layer of 16 bits or more "
-            f"named {', '.join(NAMES)}, found {type(found).__name__}; merge an adapter first"
-        )
-    if transposed:
-        weight = weight.T
-    if heads < 1 or weight.shape[1] % heads:
-        raise AttentionError(f"expected an output projection from {heads} heads, found {weight.shape[1]} columns in it")
+    if not isinstance(weight, Tensor) or weight.ndim != 2 or weight.is_meta or not plain:
+        return None
+    weight = weight.T if transposed else weight
+    if not weight.is_floating_point() or weight.element_size() == 1 or weight.shape[1] % heads:
+        return None
     return weight.detach().unflatten(1, (heads, -1)).transpose(0, 1)
 
 
@@ -125,7 +115,12 @@ class OutputProjections:
         heads, dim, device = call.query.shape[1], call.value.shape[-1], call.value.device
         state = (weight.data_ptr(), written, weight.device, device, heads, dim)
         if known is None or weight is not known[0] or state != known[1]:
-            self._known[call.name] = known = (weight, state, _understood(attention, call))
+            projection = output_projection(attention, heads)
+            if projection is not None:
+                fits = projection.shape[-1] == dim
+                # LAPACK lays its columns one behind the other.
+                projection = reduced(projection).to(device).contiguous() if fits else None
+            self._known[call.name] = known = (weight, state, projection)
         return known[2]
 
 
@@ -135,14 +130,3 @@ def _projection_of(attention: nn.Module) -> Any:
         if isinstance(module, nn.Module):
             return module
     return None
-
-
-def _understood(attention: nn.Module, call: LayerCall) -> Tensor | None:
-    """Return the `reduced` output projection of a layer; None without one of a known kind and shape."""
-    try:
-        weight = output_projection(attention, call.query.shape[1])
-    except AttentionError:
-        return None
-    if weight.shape[-1] != call.value.shape[-1]:
-        return None
-    return reduced(weight).to(call.value.device).contiguous()  # LAPACK lays its columns one behind the other

@@ -32,7 +32,6 @@ def add_prompts(model: Any, prompts: list[str], out: Path, settings: Any, hide: 
         CallError: the folder holds another run, or torchrun's RANK and WORLD_SIZE do not fit together.
     """
     import sinkscope
-    from sinkscope.decoding import step_count
     from sinkscope.interventions.rules import canonical_rule
     from sinkscope.progress import show_progress
     from sinkscope.recorder.levels import recording_to
@@ -61,7 +60,7 @@ def add_prompts(model: Any, prompts: list[str], out: Path, settings: Any, hide: 
     with (
         _removed_if_nothing_is_done(out) if new else nullcontext(),
         rule(model) as hiding,
-        show_progress(step_count(settings) * len(missing), model.card.name, "steps") as bar,
+        show_progress(settings.most_calls * len(missing), model.card.name, "steps") as bar,
     ):
         for index in missing:
             destination = StatisticsDestination(folder, [index])

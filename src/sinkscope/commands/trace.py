@@ -115,17 +115,16 @@ class Trace(Command):
     def _record(self, model: Any, prompts: list[str], settings: Any, rule: Any) -> None:
         """Write one trace a prompt, then the single maps that were asked for."""
         import sinkscope
-        from sinkscope.decoding import step_count
         from sinkscope.interventions.rules import canonical_rule
         from sinkscope.progress import show_progress
 
         hide = canonical_rule(self.hide)
         places = [] if self.keep_maps is None else read_places(self.keep_maps, model.card.layers, model.card.heads)
-        if late := [step for step, _, _ in places if step >= step_count(settings)]:
-            raise CallError(f"--keep-maps: expected steps from 0 to {step_count(settings) - 1}, found {late[0]}")
+        if late := [step for step, _, _ in places if step >= settings.most_calls]:
+            raise CallError(f"--keep-maps: expected steps from 0 to {settings.most_calls - 1}, found {late[0]}")
         generations = []
         with (
-            show_progress(step_count(settings) * len(prompts), self.model, "steps") as bar,
+            show_progress(settings.most_calls * len(prompts), self.model, "steps") as bar,
             sinkscope.recording(
                 model,
                 out=self.out,
@@ -156,17 +155,16 @@ class Trace(Command):
     def _record_drift(self, model: Any, prompts: list[str], settings: Any, rule: Any) -> None:
         """Measure the drift of keys and values over all prompts, and draw it."""
         import sinkscope
-        from sinkscope.decoding import step_count
         from sinkscope.figures.drift_by_layer import draw_drift
         from sinkscope.progress import show_progress
         from sinkscope.recorder.drift_recorder import TOO_FEW
         from sinkscope.statistics.key_drift import drift_table
         from sinkscope.traces.format import DRIFT
 
-        if step_count(settings) == 1:
+        if settings.most_calls == 1:
             raise CallError(f"--keep drift: it lies between a step and a later one, {TOO_FEW}")
         with (
-            show_progress(step_count(settings) * len(prompts), self.model, "steps") as bar,
+            show_progress(settings.most_calls * len(prompts), self.model, "steps") as bar,
             sinkscope.recording(model, out=self.out, keep="drift", overwrite=self.overwrite),
             rule(model),
         ):

@@ -4,7 +4,7 @@ from .generation import Generation as Generation, generate as generate
 from .foreign_steps import ForeignSteps as ForeignSteps, following as following
 from .likelihood import Likelihood as Likelihood, log_likelihood as log_likelihood
 from .samplers import find_sampler as find_sampler, resolve_settings as resolve_settings
-from .samplers import settings_of as settings_of, step_count as step_count
+from .samplers import settings_of as settings_of
 from .settings import (
     AutoregressiveSettings as AutoregressiveSettings,
     DreamSettings as DreamSettings,

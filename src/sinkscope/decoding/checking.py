@@ -67,8 +67,6 @@ def _off(found: Tensor, expected: Tensor | float) -> float:
 
 
 class _HideOne(Hider):
-    """Hides the second key in every layer and head."""
-
     def hide(self, call: LayerCall) -> Tensor:
         return torch.arange(call.key.shape[2], device=call.key.device)[None, None] == 1
 
@@ -101,12 +99,10 @@ def _canvas(model: Model) -> Tensor:
 
 
 def _logits(model: Model, tokens: Tensor, **more: Tensor) -> Tensor:
-    """Return the network's logits, float32 [batch, position, vocabulary]."""
     return model.network(input_ids=tokens, use_cache=False, **more).logits.float()
 
 
 def _parameters(model: Model) -> list[Check]:
-    """Check the number of parameters against the config, the published checkpoints, and the tensors in the files."""
     card, network = model.card, model.network
     # Of a sink, less the rows that the output layer lacks for the mask.
     added = sum(parameter.numel() for name, parameter in network.named_parameters() if "sink_" in name)
@@ -134,7 +130,6 @@ def _parameters(model: Model) -> list[Check]:
 
 
 def _count(config: Any) -> int:
-    """Return the number of parameters of a network of a config."""
     width, inner, head = config.hidden_size, config.intermediate_size, _head_dim(config)
     queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
     normed = "qwen3" in config.model_type or getattr(config, "use_qk_norm", False)
@@ -199,7 +194,6 @@ def _frequencies(dim: int, rope: Mapping[str, Any]) -> Tensor | None:
 
 
 def _direction(model: Model, tokens: Tensor, logits: Tensor) -> Check:
-    """Check that a later token changes an earlier logit exactly when the model attends in both directions."""
     other = tokens.clone()
     other[0, -1] = tokens[0, 0] if int(tokens[0, 0]) != int(tokens[0, -1]) else tokens[0, 1]
     changes = (_logits(model, other)[0] - logits[0]).abs().amax(-1)
@@ -219,7 +213,6 @@ def _direction(model: Model, tokens: Tensor, logits: Tensor) -> Check:
 
 
 def _columns(model: Model, tokens: Tensor, logits: Tensor, close: float) -> list[Check]:
-    """Check column sums, dense maps, that watching does not change the logits, and that hiding a key does."""
     mapper = _Mapper(1 if model.family.causal else block_length(model.network))
     with subscribed(model.network, mapper):
         watched = _logits(model, tokens)
@@ -242,7 +235,6 @@ def _columns(model: Model, tokens: Tensor, logits: Tensor, close: float) -> list
 
 
 def _padding(model: Model, tokens: Tensor, logits: Tensor, close: float) -> Check:
-    """Check that padding in front does not change the logits."""
     padding = 5
     padded = torch.cat([tokens[:, :1].repeat(1, padding), tokens], dim=1)
     real = torch.ones_like(padded)
@@ -254,7 +246,6 @@ def _padding(model: Model, tokens: Tensor, logits: Tensor, close: float) -> Chec
 
 
 def _round_trip(model: Model, tokens: Tensor) -> Check:
-    """Check that a generation keeps its prompt, and that it writes the same tokens again."""
     name = "a generation keeps its prompt and repeats"
     length = max(1, min(8, model.card.max_positions - tokens.shape[1]))
     prompt = tokens[0, : model.card.max_positions - length]

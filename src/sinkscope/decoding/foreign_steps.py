@@ -144,13 +144,11 @@ class ForeignSteps:
         return None
 
     def _check_prompt(self, canvas: Tensor, kind: type[Exception], advice: str) -> None:
-        """Refuse a canvas, int64 [batch, position], with another prompt than the first one."""
         if self._first is not None and self._prompt is not None:
             changed = (canvas[:, : self._prompt.shape[1]] != self._first) & self._prompt
             _refuse_changed("the prompt to stay", changed, canvas, self._first, kind, advice)
 
     def _check_continues(self, canvas: Tensor) -> None:
-        """Refuse other tokens than were committed, and the masks of the first step again."""
         first, before, after = self._first, self._canvas, self._committed
         if after is not None:
             changed = canvas[:, : after.shape[1]] != after
@@ -160,7 +158,7 @@ class ForeignSteps:
             width = first.shape[1]
             if torch.equal(canvas[:, :width], first) and not torch.equal(before[:, :width], first):
                 raise AttentionError(
-                    f"canvas: expected the tokens of the steps before, found the masks of the first step again; {ANEW}; "
+                    f"canvas: expected the tokens of the steps before, found the masks of the first again; {ANEW}; "
                     "pass each canvas to `committed` where a sampler masks all again"
                 )
 
@@ -183,19 +181,17 @@ class ForeignSteps:
         self._watchers = [one for one in session.subscribers if isinstance(one, Watcher) and not isinstance(one, Hider)]
 
     def _warn_of_padding(self, canvas: Tensor, lengths: Tensor) -> None:
-        """Warn of a batch whose padding the sampler shows to the network as text."""
         if self.pad_id is None or len(canvas) == 1 or int(lengths.min()) < canvas.shape[1]:
             return
         padding = (canvas == self.pad_id).int().cumprod(-1).sum(-1)
         if int(padding.max()) and not int(padding.min()):
             _warn(
-                f"the sampler passes no attention mask, so the network reads the {int(padding.max())} padding tokens in "
+                f"the sampler passes no mask, so the network reads the {int(padding.max())} padding tokens in "
                 f"front of prompt {int(padding.argmax())} as text (diffusers issue 13598); run prompts of different "
                 "lengths one by one"
             )
 
     def _finish(self, written: Tensor | None) -> None:
-        """Publish the result of the running step; None where it is not known."""
         assert self._canvas is not None
         if self._session is not None:
             self._publisher.after(torch.full_like(self._canvas, -1) if written is None else written, None, None)
@@ -218,7 +214,6 @@ def _refuse_changed(
 
 
 def _lengths(mask: Any, canvas: Tensor) -> Tensor:
-    """Return the number of real tokens of each row, int64 [batch], on the host."""
     if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape != canvas.shape:
         return torch.full((len(canvas),), canvas.shape[1], device="cpu")
     advice = "set tokenizer.padding_side = 'left'; in a pipeline of blocks, let prompt and answer fill whole blocks"

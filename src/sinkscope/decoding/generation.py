@@ -40,7 +40,6 @@ class Generation:
     work: Work | None = None
 
     def _repr_html_(self) -> str:
-        """Return a summary for notebooks."""
         tokens = f"{self.prompt_length} of the prompt, {len(self.tokens) - self.prompt_length} written"
         return card("Generation", {"answer": self.text, "tokens": tokens, "steps": self.steps})
 

@@ -231,7 +231,6 @@ def encode_pair(model: Model, context: Any, continuation: Any) -> tuple[list[int
 
 
 def _refuse_previous(model: Model) -> None:
-    """Refuse rules that hide by the step before: canvases of a likelihood are no steps of a text."""
     session = current_session(model.network)
     for one in session.subscribers if session is not None else ():
         if isinstance(one, Hider) and one.waits:

@@ -73,7 +73,6 @@ def prompt_by_prompt(
 
 
 def _placed(whole: Tensor, row: int, here: slice, one: Tensor) -> Tensor:
-    """Return a copy of values [batch, position] with those of one row put in."""
     whole = whole.clone()
     whole[row, here] = one[0]
     return whole

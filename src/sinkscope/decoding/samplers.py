@@ -95,8 +95,3 @@ def resolve_settings(family: Family, **given: Any) -> Settings:
         if (policy := parse_cache(settings.cache)) is not None:  # type: ignore[attr-defined]
             policy.check(family, settings)
     return settings
-
-
-def step_count(settings: Settings) -> int:
-    """Return the largest number of forward calls that these settings make."""
-    return settings.most_calls

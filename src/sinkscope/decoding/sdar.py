@@ -74,8 +74,6 @@ def block_diffusion_steps(model: Model, batch: Batch, settings: BlockDiffusionSe
 
 
 class _Writer:
-    """Writes one prompt."""
-
     def __init__(
         self, model: Model, batch: Batch, settings: BlockDiffusionSettings, final: int, publisher: Publisher
     ) -> None:
@@ -121,7 +119,6 @@ class _Writer:
         return hidden
 
     def _read(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Compute finished positions, whose keys and values later blocks read."""
         tokens = self.canvas[:, :stop].clone()
         lengths, nothing = torch.tensor([stop], device="cpu"), torch.full_like(tokens, -1)
         self.publisher.before(tokens, tokens == self.mask_id, lengths, [0], candidates=nothing >= 0, final_queries=True)
@@ -131,7 +128,6 @@ class _Writer:
         return tokens, nothing, unknown, stop - start
 
     def _denoise(self, start: int, stop: int, share: int) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Commit tokens of the running block."""
         tokens = self.canvas[:, :stop].clone()
         masked = tokens == self.mask_id
         candidates = masked.clone()

@@ -104,7 +104,6 @@ class AsyncWriter:
         self._thread, self._error = None, None
 
     def _copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[Any, ...]]:
-        """Start the copies; return the host tensors and the events after which they are complete."""
         here: dict[str, Tensor] = {}
         for name, one in tensors.items():
             one = one.detach()

@@ -70,7 +70,6 @@ class _OneHead(Watcher):
 
 
 def _own_scores(call: LayerCall, head: int, query: Tensor, scale: float) -> Tensor:
-    """Return the scores [query, sink] of the network's own constant keys."""
     if call.own is None:
         return query.new_zeros(len(query), 0)
     if call.own.logits is not None:

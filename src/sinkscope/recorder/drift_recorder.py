@@ -92,7 +92,6 @@ class DriftRecorder(Watcher):
         )
 
     def _check_settings(self, sampler: dict[str, Any]) -> None:
-        """Note sampler and rules of a generation; raise an error for others than those of the prompts before."""
         session = current_session(self.model.network)
         hiders = [one for one in (() if session is None else session.subscribers) if isinstance(one, Hider)]
         hidden = [plain_values(one.describe(0)).get("rules") for one in hiders]

@@ -31,7 +31,6 @@ class PromptCounter:
         self._feed = Summary.feed(PromptSettings.of(manifest["causal"], manifest), excess)
 
     def add(self, step: dict[str, np.ndarray]) -> None:
-        """Count a step."""
         self._feed.take(step)
         if "newest_columns" in step:
             self._followed = "newest_columns"
@@ -40,7 +39,7 @@ class PromptCounter:
         """Do nothing: no step is kept."""
 
     def describe(self, **more: Any) -> None:
-        """Do nothing: what is known of the prompt comes with its end."""
+        """Do nothing: the description of the prompt comes with its end."""
 
     def close(self, complete: bool, **more: Any) -> None:
         """Add the prompt to the folder; a prompt that was given up is left out."""
@@ -80,12 +79,6 @@ class StatisticsDestination:
         return any(one.completed_the_folder for one in self._counters)
 
     def open(self, manifests: Sequence[dict[str, Any]], several: bool) -> list[StepWriter]:
-        """Return a counter for each prompt.
-
-        Raises:
-            CallError: a network of several stacks, or another sampler, other settings or rules than those of the first
-                prompt.
-        """
         for manifest in manifests:
             stack = (manifest["stack"], manifest["attends_to"])
             if self._stack not in (None, stack):
@@ -116,7 +109,6 @@ class StatisticsDestination:
 
 
 def _settings_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that all prompts of a folder have in common."""
     sampler = {name: value for name, value in manifest["sampler"].items() if name != "seed"}
     return {"sampler": sampler, "hide": [one.get("rules") for one in manifest["hidden"]]}
 

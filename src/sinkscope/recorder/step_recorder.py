@@ -205,7 +205,6 @@ class Recorder(Watcher):
     def _write_step(
         self, prompts: dict[int, _Prompt], step: PartStep, layers: list[str], devices: int, sent: dict[str, Tensor]
     ) -> None:
-        """Add a step that has arrived on the host to the writer of each of its prompts."""
         parts: list[dict[str, Tensor]] = [{} for _ in range(devices)]
         for name, one in sent.items():
             number, blank, measured = name.partition(" ")
@@ -258,7 +257,6 @@ class Recorder(Watcher):
     def _open(
         self, part: StackPart, step: PartStep, start: GenerationStart, shape: dict[str, Any]
     ) -> dict[int, _Prompt]:
-        """Return a writer for each prompt of the generation."""
         context = step.context
         session = current_session(self.network)
         several = len(start.prompt_lengths) > 1 or (session is not None and len(session.stacks) > 1)
@@ -285,7 +283,6 @@ class Recorder(Watcher):
         return {number: _Prompt(writer, lengths[number]) for number, writer in enumerate(writers)}
 
     def _hidden(self, prompt: int) -> list[dict[str, Any]]:
-        """Describe the rules that hide keys in this generation, and their effect so far."""
         return [plain_values(one.describe(prompt)) for one in self._hiders.values()]
 
     @property
@@ -293,7 +290,6 @@ class Recorder(Watcher):
         return self.model.card.eos_id if self.model is not None else getattr(self._tokenizer, "eos_token_id", None)
 
     def _answer(self, prompt: _Prompt) -> dict[str, Any]:
-        """Return the text of the answer on the last canvas."""
         if self._tokenizer is None:
             return {}
         answer = prompt.canvas[prompt.length :].astype(np.int64)

@@ -205,7 +205,6 @@ class BlockCache(CachePolicy):
 
 
 def _marked(places: Places, real: Tensor) -> Tensor:
-    """Return positions as marks, bool [batch, position]."""
     if isinstance(places, Tensor):
         return places
     marked = torch.zeros_like(real)

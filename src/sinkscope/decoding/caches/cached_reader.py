@@ -160,7 +160,6 @@ class CachedReader(WholeReader):
             self._plan_ahead(written)
 
     def _plan_ahead(self, written: Tensor) -> None:
-        """Make the plan of the next step for the rows that this one has computed."""
         assert self._moment is not None
         tokens = torch.where(written >= 0, written, self._moment.tokens)
         masked = self._moment.masked & ((written < 0) | (written == self.model.card.mask_id))
@@ -200,7 +199,6 @@ class CachedReader(WholeReader):
             self._kept[rows] = kept
 
     def _compute(self, inputs: Tensor, rows: list[int], fresh: slice) -> None:
-        """Compute the same positions of some rows."""
         whole = len(rows) == len(self._real)
         self._store.compute(fresh, self._read_keys(rows))
         tokens, positions = inputs[:, fresh], self.layout.positions[:, fresh]
@@ -225,7 +223,6 @@ class CachedReader(WholeReader):
     def _compute_group(
         self, inputs: Tensor, held: list[int], rows: list[int], fresh: Tensor, counts: list[int], refresh: bool
     ) -> None:
-        """Compute the marked positions of some of the rows that are held."""
         most = max(counts[row] for row in rows)
         # A row with fewer positions computes its first ones again, to the same result; a row with none its last one.
         # Whole rows stand at the right end of the batch, as in a refresh of all rows.
@@ -249,7 +246,6 @@ class CachedReader(WholeReader):
         return None if self._kept is None else self._kept[rows].clamp(min=0)
 
     def _key_counts(self) -> list[int]:
-        """Return how many keys a query of each row reads."""
         return self._lengths if self._kept is None else (self._kept[:, 0, 0] >= 0).sum(-1).tolist()
 
     def _seen(self, rows: list[int], queries: int) -> Tensor | None:
@@ -296,7 +292,6 @@ class CachedReader(WholeReader):
         return hidden
 
     def _note(self, found: Tensor, rows: list[int], refresh: bool) -> None:
-        """Keep measurements of some rows, [row, layer, …]."""
         for name in ("now", "at_refresh") if refresh else ("now",):
             kept = self._watched[name]
             kept = found.new_zeros(len(self._real), *found.shape[1:]) if kept is None else kept.clone()
@@ -304,7 +299,6 @@ class CachedReader(WholeReader):
             self._watched[name] = kept
 
     def _put(self, found: Tensor, rows: list[int], fresh: slice | Tensor) -> None:
-        """Put the hidden states of the fresh positions of some rows into those of the batch."""
         whole = len(rows) == len(self._real)
         if isinstance(fresh, slice) and fresh == slice(None) and whole:
             self._hidden = found

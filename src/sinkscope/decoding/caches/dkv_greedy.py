@@ -81,7 +81,6 @@ def _committed_now(moment: Moment, row: int) -> list[int]:
 
 
 def _chosen(moment: Moment) -> Tensor:
-    """Return what this step commits, bool [batch, position]."""
     chosen = torch.zeros_like(moment.masked)
     for row in range(len(chosen)):
         chosen[row, _committed_now(moment, row)] = True

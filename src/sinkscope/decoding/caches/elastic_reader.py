@@ -107,8 +107,6 @@ class ElasticReader(WholeReader):
         return hidden
 
     def _forward_of(self, index: int, layer: Any, state: Pass) -> Callable[..., Tensor]:
-        """Return a layer's forward in a pass."""
-
         def forward(
             hidden: Tensor, *, position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor | None, **given: Any
         ) -> Tensor:

@@ -60,7 +60,6 @@ class LayeredReader(WholeReader):
             return self._stored_call(tokens, layout.positions, layout.seen, self._store)
 
     def _charge(self, row: int, number: int) -> None:
-        """Count the work of a row in a step."""
         prompt, answer = self._lengths[row] - self._answer, self._answer
         computed, values = [], 0
         for layer in range(len(self._layers)):
@@ -75,8 +74,6 @@ class LayeredReader(WholeReader):
         return self._real.shape[1] - self._prompt
 
     def _forward_of(self, index: int, layer: Any, rows: Tensor, number: int) -> Any:
-        """Return a layer's forward in a step of some rows."""
-
         def forward(
             hidden: Tensor, *, position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor | None, **given: Any
         ) -> Tensor:
