@@ -304,29 +304,7 @@ def test_a_transformer_encoder_of_torch_is_watched_and_hidden_in():
     assert torch.equal(diary.calls[0].hidden_states, x)
 
 
-@pytest.mark.parametrize("added", ["add_bias_kv", "add_zero_attn"])
-def test_keys_that_are_no_tokens_are_refused(added):
-    """They stand behind the tokens, where the keys of a cache would stand in front of them."""
-    network = nn.ModuleDict({"inner": nn.MultiheadAttention(WIDTH, 4, batch_first=True, **{added: True})})
-    network.forward = lambda x: network["inner"](x, x, x, need_weights=False)[0]
-    x = torch.ones(ROWS, LENGTH, WIDTH)
-    with (
-        pytest.raises(AttentionError, match=r"without add_bias_kv and add_zero_attn, found \('inner'"),
-        foreign(network),
-        subscribed(network, Diary()),
-    ):
-        network(x)
-
-
 # Which layers
-
-
-def test_a_module_that_calls_twice_is_two_layers():
-    network = build()
-    network.blocks[1] = network.blocks[0]
-    with foreign(network), subscribed(network, diary := Diary()):
-        logits(network)
-    assert diary.names == ["blocks.0.attention", "blocks.0.attention:1", "blocks.2.attention"]
 
 
 def test_layers_that_look_at_other_tokens_are_refused():

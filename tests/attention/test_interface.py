@@ -10,7 +10,6 @@ from transformers import (
     GPTJConfig,
     GPTJForCausalLM,
 )
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from sinkscope.attention import Hider, Prepender, Subscriber, Watcher, subscribed
 from sinkscope.attention.hooks import attention_forward
@@ -156,55 +155,12 @@ def test_hiding_equals_a_mask_given_to_the_stock_model(model, ids):
     assert_close(watched(model.network, [one_key(2)], ids), expected, terms=terms_of(model.network, LENGTH))
 
 
-def test_hiding_in_one_layer_and_head_leaves_the_others(model, ids):
-    def second_head_of_layer_one(call):
-        return (
-            (torch.arange(model.card.heads)[:, None] == 1) & (torch.arange(LENGTH) == 2)[None]
-            if call.index == 1
-            else None
-        )
-
-    seen = Seen()
-    watched(
-        model.network,
-        [seen, Hide(lambda call: None if (key := second_head_of_layer_one(call)) is None else key[None])],
-        ids,
-    )
-    gone = torch.stack([columns.sums[..., 2] for columns in seen.columns]) == 0
-    expected = torch.zeros_like(gone)
-    expected[1, :, 1] = True
-    assert torch.equal(gone, expected)
-    assert [columns.local is not None for columns in seen.columns] == [False, True, False]
-
-
 # Prepending
 
 
 # What the attention function is given
 
 ALLOWED_SHAPES = [(1, 1), (7, 7), (1, 9), (4, 9), (9, 4)]
-
-
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("is_causal", [None, False, True])
-@pytest.mark.parametrize(("queries", "keys"), ALLOWED_SHAPES)
-def test_the_function_equals_sdpa_for_every_shape(autoregressive, queries, keys, is_causal, masked):
-    """Causality as sdpa has it: without a mask only, with more than one query, upper-left."""
-    source = torch.Generator().manual_seed(queries * keys)
-    module = autoregressive.network.model.layers[1].self_attn
-    query = torch.randn(ROWS, 6, queries, 8, generator=source)
-    key, value = torch.randn(2, ROWS, 2, keys, 8, generator=source)
-    mask = torch.rand(ROWS, 1, queries, keys, generator=source) < 0.8 if masked else None
-    seen = Seen()
-    with subscribed(autoregressive.network, seen) as session:
-        call = session.begin_call(session.stacks[0], {})  # a call that shows no tokens is nobody's step
-        output, nothing = attention_forward(
-            module, query, key, value, mask, scaling=0.4, is_causal=is_causal, sinkscope_call=call
-        )
-    expected, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=0.4, is_causal=is_causal)
-    largest = 0.4 * float(query.norm(dim=-1).max() * key.norm(dim=-1).max())
-    assert_close(output, expected, terms=keys, scores=(largest, 8))
-    assert nothing is None and len(seen.columns) == 1
 
 
 @pytest.mark.parametrize("name", ["softcap", "s_aux", "position_bias", "cache"])

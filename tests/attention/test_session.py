@@ -81,22 +81,6 @@ def test_layers_that_share_their_attention_are_refused():
         network(IDS)
 
 
-def test_a_network_and_a_part_of_it_are_not_watched_together():
-    network = tiny_llama()
-    for outer, inner, what in (
-        (network, network.model, "LlamaModel is a part of"),
-        (network.model, network, "LlamaForCausalLM holds"),
-    ):
-        with (
-            subscribed(outer, Diary()),
-            pytest.raises(AttentionError, match=f"{what} {type(outer).__name__}, which is"),
-            subscribed(inner, Diary()),
-        ):
-            pass
-    with subscribed(network, Diary()), torch.no_grad():
-        network(IDS)
-
-
 def test_a_module_without_layer_numbers_is_refused():
     network = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, batch_first=True), 1)
     with pytest.raises(

@@ -247,11 +247,3 @@ def test_a_pipeline_of_diffusers_is_recorded(llada2, diffusion, tmp_path):
         length = int(trace.lengths[step])
         assert torch.equal(torch.where(wrote >= 0, wrote, here)[:length], then[:length])
         assert float(trace.column_sums[step, 0, 0, :length].sum()) == pytest.approx(length, rel=1e-4)
-
-
-def test_a_mask_that_is_another_one_than_the_models_is_refused(diffusion):
-    with (
-        pytest.raises(CallError, match=r"mask_id: the mask of .* is 2, found 5; leave it out"),
-        sinkscope.following(diffusion, mask_id=5),
-    ):
-        pass

@@ -12,7 +12,7 @@ from seeded_models import seeded_model
 from seeded_network import MASK
 
 import sinkscope
-from sinkscope.decoding.likelihood import _standard_error, mask_patterns
+from sinkscope.decoding.likelihood import mask_patterns
 from sinkscope.errors import CallError
 from sinkscope.interventions import HidePositions, HideTopSinks, compose, parse_rule
 
@@ -132,13 +132,6 @@ def test_the_batch_changes_nothing(sampler, method):
     for other in others:
         assert_close(other.total, alone.total, **sums_of(model))
         assert abs(other.standard_error - alone.standard_error) <= tolerance(alone.total, **sums_of(model))
-
-
-def test_the_standard_error_of_groups_that_agree_is_unknown():
-    """Two groups with the same sum say nothing; 0 would be the error of an exact number."""
-    values = torch.tensor([-1.0, -2.0, -2.0, -1.0 - 1e-15], dtype=torch.float64)
-    assert math.isnan(_standard_error(values, [2, 2], 3)) and _standard_error(values, [2, 2], 1) == 0.0
-    assert _standard_error(values, [1, 3], 3) > 0
 
 
 def test_texts_are_encoded_together_and_their_spaces_belong_to_the_continuation():

@@ -323,33 +323,3 @@ def test_an_encoder_and_a_decoder_make_traces_of_their_own(tmp_path):
         assert cross.lengths[:].tolist() == [length] * 3
         assert cross.tokens[2].tolist() == IDS[row, padding:].tolist() and decoder.tokens[0, 0] == 7
         assert "self_attention" in decoder.tensors and "self_attention" not in cross.tensors
-
-
-class Words:
-    """A tokenizer of a network's own: token 7 ends an answer."""
-
-    eos_token_id = 7
-
-    def decode(self, ids, skip_special_tokens=False):
-        return "".join(f" w{token}" for token in ids if token != 49 and not (skip_special_tokens and token == 7))
-
-    def convert_ids_to_tokens(self, token):
-        return f"<piece {token}>"
-
-
-def test_a_tokenizer_gives_the_tokens_of_any_network_their_texts(tmp_path):
-    ids = IDS[1:].clone()
-    ids[0, :2] = torch.tensor([7, 49])
-    network = qwen3().eval()
-    for name, more in (("named", {"tokenizer": Words()}), ("nameless", {})):
-        with sinkscope.recording(network, out=tmp_path / name, **more):
-            written = network.generate(ids, max_new_tokens=NEW, do_sample=False)[0]
-    trace = sinkscope.open_trace(tmp_path / "named")
-    texts = [trace.token_text(token) for token in trace.tokens[0, :9]]
-    assert texts == [" w7", "<piece 49>", *(f" w{token}" for token in ids[0, 2:].tolist())]
-    answer = written[9 : 9 + NEW - 1].tolist()  # the newest token has not been read yet
-    answer = answer[: answer.index(7)] if 7 in answer else answer
-    assert trace.manifest["text"] == "".join(f" w{token}" for token in answer)
-    assert trace.manifest["eos_id"] == 7
-    nameless = sinkscope.open_trace(tmp_path / "nameless")
-    assert nameless.token_text(7) == "<7>" and "text" not in nameless.manifest and nameless.manifest["eos_id"] is None

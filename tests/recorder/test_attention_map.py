@@ -15,7 +15,6 @@ import sinkscope
 from sinkscope.errors import CallError, TraceError
 from sinkscope.recorder.attention_map import recompute_map
 from sinkscope.traces import open_trace
-from sinkscope.traces.stored_maps import store_map, stored_map
 
 QUESTION = "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:"
 SHORT = "Q: Write a function f(x) that returns x plus 3.\nA:"
@@ -132,21 +131,6 @@ def test_coarse_rounding_excuses_no_hidden_keys(diffusion_folder, tmp_path):
 
 
 # Stored maps
-
-
-def test_a_stored_map_is_read_back_and_listed(recorded, tmp_path):
-    model, _, traces = recorded
-    trace = edited(traces[0], tmp_path, lambda manifest: None)
-    attention, other = (recompute_map(model, trace, *place).attention for place in ((2, 1, 3), (0, 2, 1)))
-    assert stored_map(trace, 2, 1, 3) is None
-    path = store_map(trace, 2, 1, 3, attention)
-    store_map(trace, 0, 2, 1, other)
-    np.testing.assert_array_equal(stored_map(trace, 2, 1, 3), attention)
-    assert open_trace(trace.folder).manifest["maps"] == [[0, 2, 1], [2, 1, 3]]
-    assert open_trace(trace.folder).steps == trace.steps
-    path.write_bytes(b"damage")
-    with pytest.raises(TraceError, match=r"expected a safetensors file, found something else .*; the file was damaged"):
-        stored_map(trace, 2, 1, 3)
 
 
 # The commands

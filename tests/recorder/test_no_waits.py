@@ -122,27 +122,6 @@ def test_a_step_waits_only_where_it_is_said(rule, gpu, models, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "rule", ["none", "top:1", "mass:1", "persistent:1", "class:1", "window:2+5", "top:1@zero,queries=masked"]
-)
-def test_the_simulated_gpu_writes_what_the_cpu_writes(rule, gpu, models, tmp_path):
-    path = {"window:2+5": "sweep", "top:1@zero,queries=masked": "sweep+triton"}.get(
-        rule, "triton"
-    )  # top:1 hides from the second step on
-    rule = parse_rule(rule)
-    _, effect = waits_by_step(gpu, models[0], rule, tmp_path / "there")
-    with sinkscope.recording(models[1], out=tmp_path / "here"), rule(models[1]) as running, torch.no_grad():
-        for canvas in canvases(models[1]):
-            models[1].network.model(input_ids=canvas, use_cache=False)
-        expected = running.effect
-    for one in same_traces(tmp_path / "there", tmp_path / "here", models[1].network):
-        assert one.manifest["attention"] == path and one.steps == 5
-    for name, found in vars(effect).items():
-        assert_close(
-            found, getattr(expected, name), terms=terms_of(models[1].network, 24), dtype=torch.float32, what=name
-        )
-
-
 def generate(model, out, prompts, **more):
     with sinkscope.recording(model, out=out), parse_rule("top:1")(model):
         return sinkscope.generate(model, [list(prompt) for prompt in prompts], length=8, steps=8, block=8, **more)
@@ -181,22 +160,6 @@ def test_a_generation_is_recorded_as_on_the_cpu_however_late_its_copies_are(
         8,
         8,
     ] and not gpu.spun
-
-
-@pytest.mark.parametrize(
-    "error", [RuntimeError("CUDA error: out of memory"), torch.OutOfMemoryError("CUDA out of memory")]
-)
-def test_memory_that_cannot_be_pinned_costs_a_wait_and_no_step(error, gpu, models, tmp_path):
-    with gpu, torch.no_grad(), sinkscope.recording(models[0], out=tmp_path / "there"):
-        for number, canvas in enumerate(canvases(models[0])):
-            gpu.refuses_to_pin = error if number in (1, 3) else None
-            gpu.waits.clear()
-            models[0].network.model(input_ids=OnDevice(canvas), use_cache=False)
-            assert any(place.startswith("recorder/async_writer.py") for place, _ in gpu.waits) == (number in (1, 3))
-    with torch.no_grad(), sinkscope.recording(models[1], out=tmp_path / "here"):
-        for canvas in canvases(models[1]):
-            models[1].network.model(input_ids=canvas, use_cache=False)
-    assert [one.steps for one in same_traces(tmp_path / "there", tmp_path / "here", models[1].network)] == [5, 5]
 
 
 # The simulation itself

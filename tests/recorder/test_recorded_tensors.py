@@ -253,15 +253,6 @@ def test_a_row_of_a_batch_is_recorded_as_if_it_were_alone(diffused, diffusion, t
         assert_close(getattr(row, name)[:], getattr(alone, name)[:], **shares, what=name)
 
 
-def test_guidance_records_the_conditional_half(guided, diffused):
-    for recorded, plain in zip(guided, diffused, strict=True):
-        trace = recorded.trace
-        prompt = slice(0, recorded.generation.prompt_length)
-        assert not trace.masked[:, prompt].any()  # the other half's prompt is all masks
-        assert trace.manifest["sampler"]["guidance"] == 1.5
-        assert_close(trace.column_sums[0], plain.trace.column_sums[0], terms=recorded.terms)  # the same first canvas
-
-
 def test_rows_that_have_met_eos_are_no_longer_recorded(autoregressive, tmp_path):
     plain = sinkscope.generate(autoregressive, PROMPTS, length=LENGTH)
     answers = [answer.tokens[answer.prompt_length :].tolist() for answer in plain]

@@ -99,25 +99,6 @@ def test_a_loop_that_goes_on_after_a_failed_step_leaves_no_hole(in_a_thread, dif
     assert trace.tokens[:, 0].tolist() == [5, 6] and not trace.complete and told
 
 
-def test_no_room_to_stack_layers_goes_by_the_host(diffusion, tmp_path, monkeypatch, threaded):
-    expected = record(diffusion, tmp_path / "plain")
-    stack, tries = step_recorder.stack_layers, []
-
-    def scarce(layers, causal, blocks):
-        tries.append(1)
-        if len(tries) % 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return stack(layers, causal, blocks)
-
-    monkeypatch.setattr(step_recorder, "stack_layers", scarce)
-    found = record(diffusion, tmp_path / "scarce")
-    assert all(
-        np.array_equal(one.column_sums[:], other.column_sums[:], equal_nan=True)
-        for one, other in zip(found, expected, strict=True)
-    )
-    assert [one.steps for one in found] == [4, 4, 4]
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("rule", ["none", "top:1", "window:2+5"])

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import sinkscope
+from sinkscope.attention import foreign
 from sinkscope.errors import AttentionError, CallError
 from sinkscope.interventions import HideTopSinks
 
@@ -129,6 +130,9 @@ def test_a_model_is_not_copied_while_it_is_changed(diffusion_folder, tmp_path, d
         ):
             duplicate(diffusion)
     duplicate(diffusion)
+    network = torch.nn.Sequential(torch.nn.Linear(3, 3))
+    with pytest.raises(AttentionError, match="is recorded or changed"), foreign(network):
+        duplicate(network)
 
 
 @pytest.mark.parametrize("recorded", [False, True])

@@ -9,6 +9,7 @@ import inspect
 import math
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,13 +82,10 @@ class ForeignHooks(Hooks):
         self._handles: list[Any] = []
 
     def open(self, session: Session) -> None:
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
-            if self.running:
-                self.running.pop()
-
         for path, module in self.network.named_modules():
-            self._handles.append(module.register_forward_pre_hook(self._entering(session, path), with_kwargs=True))
-            self._handles.append(module.register_forward_hook(leave, always_call=True))
+            enter = partial(self._enter, session, path)  # the session among the arguments refuses a copy of the network
+            self._handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+            self._handles.append(module.register_forward_hook(self._leave, always_call=True))
         self._wrap("forward", self._one_step(session, self.network.forward))
         generate: Any = getattr(self.network, "generate", None)
         if callable(generate):
@@ -102,17 +100,20 @@ class ForeignHooks(Hooks):
         self._wrapped[name] = vars(self.network).get(name)
         setattr(self.network, name, ours)
 
-    def _entering(self, session: Session, path: str) -> Callable[..., None]:
-        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            if path == "":
-                self.running.clear()  # an interrupt may have left entries behind
-            elif not self.running and session.subscribers and torch._C._current_graph_task_id() != -1:
-                raise AttentionError(f"gradient checkpointing runs {path} once more, unseen; turn it off meanwhile")
-            given = (one for one in (*args, *kwargs.values()) if isinstance(one, Tensor))
-            hidden = next((one for one in given if one.ndim == 3 and one.is_floating_point()), None)
-            self.running.append((path, module, hidden))
+    def _enter(
+        self, session: Session, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        if path == "":
+            self.running.clear()  # an interrupt may have left entries behind
+        elif not self.running and session.subscribers and torch._C._current_graph_task_id() != -1:
+            raise AttentionError(f"gradient checkpointing runs {path} once more, unseen; turn it off meanwhile")
+        given = (one for one in (*args, *kwargs.values()) if isinstance(one, Tensor))
+        hidden = next((one for one in given if one.ndim == 3 and one.is_floating_point()), None)
+        self.running.append((path, module, hidden))
 
-        return enter
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.running:
+            self.running.pop()
 
     def _one_step(self, session: Session, forward: Callable[..., Any]) -> Callable[..., Any]:
         within = False

@@ -10,6 +10,7 @@ of the layer. Two custom operators find both from the order in which the layers 
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -222,19 +223,18 @@ class TransformersHooks(Hooks):
                 ours = _refused(name) if name in BATCHED else _one_generation(self.network, session)
                 setattr(self.network, name, ours)
                 self._replaced.append(name)
-        for path in sorted(
-            {"", *(path for stack in self.stacks for path in _above(stack.name))} - self._names, key=len
-        ):
-            self._hook_parent(session, path, self.network.get_submodule(path))
+        names = {stack.name for stack in self.stacks}
+        for path in {"", *(path for name in names for path in _above(name))} - names:
+            parent = self.network.get_submodule(path)
+            self._before(parent, partial(self._before_parent, session, path, _positional_names(parent)))
+            self._after(parent, partial(self._after_parent, session, path))
         for stack in self.stacks:
-            self._hook_stack(session, stack)
+            module = stack.module
+            self._before(module, partial(self._before_stack, session, stack, _positional_names(module)))
+            self._after(module, partial(self._after_stack, session))
             for attention, block in stack.blocks.items():
                 self._before(block, _BeforeBlock(session, attention))
                 self._before(attention, _BeforeAttention(session, attention))
-
-    @property
-    def _names(self) -> set[str]:
-        return {stack.name for stack in self.stacks}
 
     def _before(self, module: nn.Module, hook: Callable[..., Any]) -> None:
         self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
@@ -242,38 +242,31 @@ class TransformersHooks(Hooks):
     def _after(self, module: nn.Module, hook: Callable[..., Any]) -> None:
         self._handles.append(module.register_forward_hook(hook, with_kwargs=True, always_call=True))
 
-    def _hook_parent(self, session: Session, path: str, parent: nn.Module) -> None:
-        names = _positional_names(parent)
+    # Hooks are partials with the session among their arguments, so that a copy of the network is refused with it.
 
-        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            session.refuse_other_threads()
-            if path == "":
-                self.running.clear()  # an interrupt may have left entries behind
-            self.running[path] = {**dict(zip(names, args, strict=False)), **kwargs}
+    def _before_parent(
+        self, session: Session, path: str, names: tuple[str, ...], module: nn.Module, args: Any, kwargs: dict[str, Any]
+    ) -> None:
+        session.refuse_other_threads()
+        if path == "":
+            self.running.clear()  # an interrupt may have left entries behind
+        self.running[path] = {**dict(zip(names, args, strict=False)), **kwargs}
 
-        def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if not session.runs_elsewhere():
-                self.running.pop(path, None)
+    def _after_parent(self, session: Session, path: str, *called: Any) -> None:
+        if not session.runs_elsewhere():
+            self.running.pop(path, None)
 
-        self._before(parent, before)
-        self._after(parent, after)
+    def _before_stack(
+        self, session: Session, stack: Stack, names: tuple[str, ...], module: nn.Module, args: Any, kwargs: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        parents = [given for path, given in self.running.items() if path in ("", *_above(stack.name))]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        call = session.begin_call(stack, given, parents[::-1])
+        return args, kwargs if call is None else {**kwargs, "sinkscope_call": call}
 
-    def _hook_stack(self, session: Session, stack: Stack) -> None:
-        """Report the calls of a stack, and pass each call down to the attention function as a keyword."""
-        names = _positional_names(stack.module)
-
-        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-            parents = [given for path, given in self.running.items() if path in ("", *_above(stack.name))]
-            given = {**dict(zip(names, args, strict=False)), **kwargs}
-            call = session.begin_call(stack, given, parents[::-1])
-            return args, kwargs if call is None else {**kwargs, "sinkscope_call": call}
-
-        def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            made = getattr(output, "past_key_values", None)
-            session.end_call(failed=output is None, made=made)  # torch calls this hook with None after an exception
-
-        self._before(stack.module, before)
-        self._after(stack.module, after)
+    def _after_stack(self, session: Session, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        made = getattr(output, "past_key_values", None)
+        session.end_call(failed=output is None, made=made)  # torch calls this hook with None after an exception
 
     def close(self) -> None:
         for handle in self._handles:

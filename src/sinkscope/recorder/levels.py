@@ -60,7 +60,8 @@ def recording(
         raise CallError("model: pass the network that torch.compile got, or compile its layers (docs/speed.md)")
     if is_generating(network):
         raise AttentionError(
-            f"a generation of {type(network).__name__} has begun, here or in another thread; open the recording first"
+            f"a generation of {type(network).__name__} has begun, here or in another thread; open the recording first, "
+            "or load the model once per thread"
         )
     folder = Path(out)
     with claimed_folder(folder, TraceError), room_in(folder, overwrite) as room:

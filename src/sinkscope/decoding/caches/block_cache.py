@@ -38,7 +38,8 @@ MEASURED = ("sinks", "top", "no-sinks", "norm", "attended", "oracle")
 
 @dataclass(frozen=True)
 class BlockCache(CachePolicy):
-    """Computes a part of the canvas in most steps, and all of it at the start of a block and when the trigger fires.
+    """Computes a part of the canvas in most steps, and all of it at the start of a block and whenever the trigger says
+    so.
 
     Attributes:
         fresh: what a step computes: the ``block``; the block and its ``suffix``; the block and the main ``sinks``
@@ -51,7 +52,7 @@ class BlockCache(CachePolicy):
             by the block's queries; the ``oracle``'s, each of which alone would change the block's attention output most
             if it were not read; ``random`` ones; the ``first`` ones; a ``window``, those nearest to the block.
         trigger: what else refreshes a row: a main ``sink`` that moves, ``drift`` of the attention to the most attended
-            key, low ``confidence`` of what was committed, or a high ``entropy`` of what it was chosen from.
+            key, low ``confidence`` of a commit, or a high ``entropy`` of its choice.
         level: of the trigger; when None .25 of ``sink``, .9 of ``drift``, .5 of ``confidence``, 1 nat of ``entropy``.
         recent: for how many steps ``fresh=changed`` computes a token anew after it was committed.
         sinks: how many positions outside of the block ``fresh=sinks`` computes with it.

@@ -33,7 +33,7 @@ from sinkscope.models.family import Family
 
 @dataclass(frozen=True)
 class D2Cache(CachePolicy):
-    """Computes the surest masks, the tokens that the step before committed, and the most attended positions.
+    """Computes the surest masks, what the step before has committed, and the most attended positions.
 
     Attributes:
         rollout: share of the passed-on attention that the most attended positions receive together, at least one

@@ -3,7 +3,7 @@
 There are no blocks: a window, the first masks of the answer, moves to the right. A step computes the window, what the
 step before has committed, and the *tracked* tokens, which the window attended to most in some layer. Where the
 attention of the tracked tokens has turned in a layer by more than ``gamma`` allows, the layers behind it compute all
-positions; those in front keep what is stored.
+positions; those in front keep the stored ones.
 
 Quirk: attention has turned where the cosines over the heads, one for each tracked token and key, have a mean below
 ``gamma``.

@@ -57,7 +57,7 @@ class FastDLLMDual(CachePolicy):
 
 @dataclass(frozen=True)
 class FastDLLMPrefix(FastDLLMDual):
-    """Computes the block and everything right of it; reads what is left of it as the refresh at its start stored it."""
+    """Computes the block and everything right of it; reads the rest as the refresh at its start stored it."""
 
     name = "fast-dllm-prefix"
 

@@ -62,7 +62,7 @@ def parse_cache(text: str) -> CachePolicy | None:
         option, equals, value = piece.partition("=")
         owners = [option] if equals else [one for one, hint in hints.items() if piece in get_args(hint)]
         if len(owners) != 1 or owners[0] not in hints:
-            options = ", ".join(f"{one}=…" for one in owners or hints) or "none"
+            options = ", ".join(f"{one}=…" for one in hints if not owners[1:] or one in owners) or "none"
             raise CallError(f"cache {text!r}: {name} has no option {piece!r}; its options: {options}")
         wanted = validated(hints[owners[0]], value if equals else piece, f"cache {text!r}: {owners[0]}", CallError)
         if given.setdefault(owners[0], wanted) != wanted:

@@ -75,7 +75,7 @@ class Moment:
     width: int = 0
 
     def of_rows(self, rows: Sequence[int]) -> "Moment":
-        """Return the moment of some rows, without what was measured."""
+        """Return the moment of some rows, without measurements."""
         chosen = list(rows)
         tokens, masked, real = self.tokens[chosen], self.masked[chosen], self.real[chosen]
         commits = tuple(one[chosen] for one in self.commits)

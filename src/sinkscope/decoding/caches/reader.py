@@ -8,8 +8,7 @@ import torch
 from sinkscope.attention import Hider, Watcher, current_session, subscribed
 from sinkscope.decoding.caches.cached_reader import CachedReader
 from sinkscope.decoding.caches.elastic_cache import ElasticCache
-from sinkscope.decoding.caches.elastic_reader import ElasticReader, Nothing
-from sinkscope.decoding.caches.layered_reader import LayeredReader
+from sinkscope.decoding.caches.layered_reader import ElasticReader, LayeredReader, Nothing
 from sinkscope.decoding.caches.parsing import parse_cache
 from sinkscope.decoding.caches.policy import CachePolicy, LayeredPolicy
 from sinkscope.decoding.canvas import Batch, Layout, WorkMeter
