@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Any, get_args, get_type_hints
 
 from sinkscope.decoding.caches.policy import CachePolicy
@@ -36,7 +37,7 @@ def known_caches() -> Mapping[str, type[CachePolicy]]:
         if kind.name in (NOTHING, *found):
             raise CallError(f"{kind.__qualname__}: expected a new name, found {kind.name!r}, which another policy has")
         found[kind.name] = kind
-    return dict(sorted(found.items()))
+    return MappingProxyType(dict(sorted(found.items())))
 
 
 def parse_cache(text: str) -> CachePolicy | None:
