@@ -32,9 +32,8 @@ from scipy import stats
 import sinkscope
 from sinkscope.decoding import find_sampler, make_batch, resolve_settings
 from sinkscope.decoding.caches.reader import reading
-from sinkscope.decoding.canvas import masked_canvas
+from sinkscope.decoding.canvas import WorkMeter, masked_canvas
 from sinkscope.decoding.projection import project
-from sinkscope.decoding.work import WorkMeter
 from sinkscope.evaluation.tasks import find_task
 from sinkscope.lab.corpus import open_corpus
 from sinkscope.lab.snapshots import held_out_rows, network_at, open_run

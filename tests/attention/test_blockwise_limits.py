@@ -47,13 +47,6 @@ def test_low_precision_inputs_have_fp32_columns(dtype, dim):
     close(output, expected, inputs)
 
 
-def test_autocast_leaves_the_sums_in_fp32():
-    inputs = draw(queries=300, keys=310)
-    with torch.autocast("cpu", torch.bfloat16):
-        _, columns = attend(**vars(inputs))
-    adds_up(columns.sums.sum(-1), inputs.groups.sum(-1)[:, None].expand(-1, HEADS, -1), inputs)
-
-
 class Rounding(TorchDispatchMode):
     """Rounds the factors of float32 products to bfloat16 where the program allows it, as CPUs with units for that do."""
 
@@ -124,32 +117,6 @@ def test_constant_keys_keep_their_digits_where_the_program_lets_torch_round(cons
     close(columns.sums, sums[..., 2:], inputs)
 
 
-def test_without_care_the_sums_would_be_rounded(rounding, monkeypatch):
-    inputs = draw(queries=300, keys=310, groups=1)
-    with monkeypatch.context() as careless:
-        careless.setattr(scores, "_rounds", lambda _: False)
-        _, columns = attend(**vars(inputs))
-    assert (columns.sums - dense_sums(inputs, dense(inputs)[1])).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-def test_this_machine_s_sums_keep_their_digits_too(precision):
-    inputs = draw(queries=300, keys=310, groups=1)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        _, columns = attend(**vars(inputs))
-        assert torch.get_float32_matmul_precision() == precision
-    finally:
-        torch.set_float32_matmul_precision(before)
-    close(columns.sums, dense_sums(inputs, dense(inputs)[1]), inputs)
-
-
-def test_products_stay_in_float32_where_nothing_rounds():
-    assert scores.product_dtype(torch.device("cpu")) == torch.float32
-    assert not scores._rounds("highest"), "this test runs with torch's own setting, which rounds nothing"
-
-
 # Gradients, memory, inputs
 
 
@@ -180,16 +147,6 @@ def test_gradients_equal_dense(kind):
     for found, expected in zip(gradients(fast=True), gradients(fast=False), strict=True):
         assert found.abs().sum() > 0
         close(found, expected, inputs)
-
-
-def test_gradients_reach_the_prefix():
-    inputs = draw()
-    logits = torch.zeros(HEADS, 1, requires_grad=True)
-    output, _ = attend(**vars(inputs), prefix=Prefix(logits=logits))
-    output.square().sum().backward()
-    assert logits.grad is not None and (logits.grad < 0).all(), (
-        "more attention on a value of zero makes outputs smaller"
-    )
 
 
 class LargestTensor(TorchDispatchMode):
@@ -234,17 +191,6 @@ def test_a_workspace_is_kept_and_nothing_that_is_returned_lies_in_it():
     assert torch.equal(again, found[0][1][0]), "what lies in the workspace does not matter"
 
 
-@pytest.mark.parametrize("kind", MASKS)
-def test_inputs_are_left_as_they_are(kind):
-    inputs = draw()
-    arguments, _ = draw_mask(kind, inputs)
-    hidden = torch.rand(BATCH, HEADS, KEYS, generator=torch.Generator().manual_seed(3)) < 0.4
-    given_in = [*vars(inputs).values(), *(value for value in arguments.values() if isinstance(value, Tensor)), hidden]
-    before = [tensor.clone() for tensor in given_in]
-    attend(**vars(inputs), **arguments, hidden=hidden)
-    assert all(torch.equal(now, then) for now, then in zip(given_in, before, strict=True))
-
-
 # Messages
 
 
@@ -252,18 +198,6 @@ def test_causal_with_a_mask_is_refused():
     inputs = draw()
     with pytest.raises(AttentionError, match="either a mask or causal=True, found both; fold causality into the mask"):
         attend(**vars(inputs), causal=True, mask=torch.ones(1, 1, QUERIES, KEYS, dtype=torch.bool))
-
-
-def test_heads_that_do_not_divide_are_refused():
-    inputs = draw(heads=7)
-    with pytest.raises(AttentionError, match="multiple of key heads, found 7 and 3"):
-        attend(**vars(inputs))
-
-
-@pytest.mark.parametrize("given_in", [{}, {"keys": torch.ones(KV_HEADS, 1, DIM), "logits": torch.ones(HEADS, 1)}])
-def test_a_prefix_has_keys_or_logits(given_in):
-    with pytest.raises(AttentionError, match="either keys or logits; found both or neither"):
-        Prefix(**given_in)
 
 
 @pytest.mark.parametrize("kind", ["boolean", "additive"])

@@ -1,8 +1,6 @@
 """A call behind a cache goes on where the one before it ended; where it does not, column sums would be wrong, and it is refused."""
 
 import copy
-import gc
-import weakref
 
 import pytest
 import torch
@@ -79,7 +77,7 @@ def test_an_attention_mask_with_other_padding_is_refused(watched, autoregressive
         watched,
         pytest.raises(
             AttentionError,
-            match=r"changed or differently padded one of 10; .* mask of all",
+            match=r"changed or otherwise padded one of 10; .* mask of all",
         ),
     ):
         cache = network(ids[:, :10], attention_mask=mask[:, :10], use_cache=True).past_key_values
@@ -121,17 +119,6 @@ def test_one_text_behind_another_is_recorded(autoregressive, ids, tmp_path):
     for trace, first in zip(sinkscope.open_traces(tmp_path / "run"), (10, 8), strict=True):
         assert trace.lengths[:].tolist() == [first, first + 2, first + 3]
         assert trace.column_sums[-1].sum(-1) == pytest.approx(first + 3, rel=1e-5)
-
-
-@torch.no_grad()
-def test_a_cache_that_nobody_needs_is_not_kept(autoregressive, ids):
-    with HideTopSinks(1)(autoregressive):
-        cache = begin(autoregressive.network, ids[:, :10])
-        autoregressive.network(ids[:, 10:12], past_key_values=cache)
-        left = weakref.ref(cache)
-        del cache
-        gc.collect()
-        assert left() is None
 
 
 @torch.no_grad()

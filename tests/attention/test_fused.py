@@ -2,7 +2,6 @@
 
 import contextlib
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -10,8 +9,7 @@ import torch
 from dense import MASKS, Inputs, as_bias, attention_inputs, close, dense, dense_sums, draw, draw_mask, triangle, without
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sinkscope.attention import Prefix, attend, norms_of, output_norms
-from sinkscope.attention.blockwise import compute_blockwise
+from sinkscope.attention import Prefix, norms_of, output_norms
 
 SMALL = {"batch": 2, "heads": 2, "kv_heads": 1, "queries": 21, "keys": 37, "dim": 8, "value_dim": 11, "groups": 3}
 """Several tiles of 16 along both axes, none of them full."""
@@ -214,15 +212,6 @@ def test_not_a_number_comes_through(device):
     assert output[0, 1, 2].isnan().all() and not output[0, 0].isnan().any()
 
 
-def test_not_a_number_in_a_mask_comes_through(device):
-    inputs = draw(batch=1, heads=3, kv_heads=3, queries=5, keys=6, groups=1)
-    mask = torch.zeros(1, 3, 5, 6)
-    mask[0, 1, 2, 4] = torch.nan
-    for output, columns in (fused(device, inputs, mask=mask), attend(**vars(inputs), mask=mask)):
-        assert columns.sums.isnan().any(-1)[0, :, 0].tolist() == [False, True, False]
-        assert output[0, 1, 2].isnan().all() and output.isnan().any(-1).sum() == 1
-
-
 # Torch's attention, and our columns
 
 
@@ -280,43 +269,6 @@ def test_beside_torch_s_attention_the_output_is_the_stock_model_s(kernel, causal
     assert columns.path == kernel and torch.equal(output, stock)
 
 
-@pytest.mark.parametrize("what", ["mask", "hidden", "prefix"])
-def test_torch_s_attention_is_not_asked_where_it_could_not_say_all(what, device, monkeypatch):
-    monkeypatch.setattr("sinkscope.attention.fused._torch_takes", lambda *_: "flash")
-    inputs = draw(batch=1, heads=2, kv_heads=2, queries=9, keys=9, dim=8, value_dim=8, groups=1)
-    more = {
-        "mask": {"mask": torch.ones(1, 1, 9, 9, dtype=torch.bool)},
-        "hidden": {"hidden": torch.zeros(1, 1, 9, dtype=torch.bool)},
-        "prefix": {"prefix": Prefix(logits=torch.zeros(2, 1))},
-    }
-    assert fused(device, inputs, **more[what])[1].path == "triton"
-
-
-@pytest.mark.parametrize(
-    ("heads", "dim", "queries", "causal", "taken"),
-    [
-        (4, 64, 9, False, True),
-        (2, 64, 9, False, False),
-        (4, 60, 9, False, False),
-        (4, 64, 8, True, False),
-        (4, 64, 9, True, True),
-    ],
-    ids=["as it likes it", "grouped queries", "a head to be padded", "a triangle that is none", "causal"],
-)
-def test_what_torch_s_attention_is_asked_for(heads, dim, queries, causal, taken, monkeypatch):
-    fused_module = pytest.importorskip(
-        "sinkscope.attention.fused", reason="needs Triton, which has wheels for Linux only"
-    )
-    query, key = torch.zeros(1, 4, queries, dim), torch.zeros(1, heads, 9, dim)
-    assert fused_module._torch_takes(query, key, key, causal) is None, "a CPU has none"
-    there = SimpleNamespace(shape=query.shape, is_cuda=True)
-    for backend in SDPBackend.__members__.values():
-        monkeypatch.setattr("torch._fused_sdp_choice", lambda *_, backend=backend: int(backend))
-        names = {SDPBackend.FLASH_ATTENTION: "flash", SDPBackend.CUDNN_ATTENTION: "cudnn"}
-        padded = backend == SDPBackend.CUDNN_ATTENTION and dim == 60  # it says itself what it takes
-        assert fused_module._torch_takes(there, key, key, causal) == (names.get(backend) if taken or padded else None)
-
-
 # Norms
 
 
@@ -359,15 +311,6 @@ def test_whole_tiles(kind, dtype, device):
         output, columns = fused(device, inputs, **arguments, hidden=hidden)
         assert columns.path == "triton"
         all_equal_dense(output, columns, inputs, bias, hidden)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_more_heads_than_an_axis_of_a_grid_has():
-    inputs = draw(batch=2100, heads=32, kv_heads=32, queries=3, keys=5, dim=16, value_dim=16, groups=1)
-    _, columns = fused("cuda", inputs)
-    assert columns.path == "triton"
-    close(columns.sums, compute_blockwise(attention_inputs(inputs))[1].sums, inputs)
 
 
 @pytest.mark.gpu

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from dense import BATCH, DIM, HEADS, KEYS, QUERIES, as_bias, close, dense, dense_sums, draw, draw_mask, triangle
+from dense import BATCH, DIM, HEADS, KEYS, QUERIES, close, dense, dense_sums, draw, draw_mask
 
 from sinkscope.attention import Hidden, Prefix, attend
 
@@ -66,12 +66,6 @@ def test_hiding_equals_dense(case, mask, chunks, monkeypatch):
     close(columns.last_row_in_force, after[:, :, -1], inputs)
 
 
-def test_with_nothing_hidden_nothing_is_removed_and_the_last_row_is_in_force():
-    _, columns = attend(**vars(draw()))
-    assert columns.removed is None
-    assert torch.equal(columns.last_row_in_force, columns.last_row)
-
-
 @pytest.mark.parametrize("everybody", [True, False], ids=["all queries", "one query apart"])
 @pytest.mark.parametrize("zeroed", [False, True])
 def test_a_key_that_takes_nearly_everything_is_hidden_exactly(zeroed, everybody):
@@ -96,16 +90,6 @@ def test_a_key_that_takes_nearly_everything_is_hidden_exactly(zeroed, everybody)
         )
         close(output, expected, inputs)
         close(columns.sums, dense_sums(inputs, weights), inputs)
-
-
-def test_zeroing_spares_a_query_that_sees_nothing_else():
-    inputs = draw(queries=KEYS)
-    hidden = (torch.arange(KEYS) == 0)[None, None, None]
-    output, columns = attend(**vars(inputs), causal=True, hidden=[Hidden(hidden, zeroed=True)], block=4)
-    _, weights = dense(inputs, as_bias(triangle(KEYS, KEYS)))
-    close(output[:, :, 0], inputs.value[:, :, 0].repeat_interleave(2, dim=1), inputs)
-    close(columns.removed[:, :, 0], torch.zeros(BATCH, HEADS), inputs)
-    close(columns.removed[:, :, 1:], weights[:, :, 1:, 0], inputs)
 
 
 @pytest.mark.parametrize("queries", [None, SOME_QUERIES])

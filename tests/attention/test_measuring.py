@@ -115,14 +115,3 @@ def test_behind_a_cache_an_unhidden_pass_reads_all_tokens_and_leaves_the_cache_a
         forward(network, IDS[:, :6], use_cache=False)
     for mine, columns in zip(unhidden.seen, plain.columns, strict=True):
         assert_close(mine, columns.sums, terms=TERMS)
-
-
-def test_after_an_unhidden_pass_that_fails_the_session_goes_on():
-    network = tiny_llama()
-    unhidden = Unhidden()
-    with subscribed(network, diary := Diary()), subscribed(network, unhidden) as session:
-        unhidden.session = session
-        with pytest.raises(Exception, match="given token ids"):
-            forward(network, None, inputs_embeds=torch.zeros(1, 3, 24))
-        forward(network, IDS)
-    assert diary.events[-1] == "end_generation" and "watch 1" in diary.events

@@ -6,12 +6,10 @@ import pytest
 import scipy.stats
 import torch
 from closeness import assert_close, probabilities_of
-from other_kernels import other_kernels
 from seeded_models import seeded_model, steps_of
 from seeded_network import MASK, VOCABULARY, leaning
 
-from sinkscope.decoding.dream import commit_shares
-from sinkscope.decoding.generation import has_flaw
+from sinkscope.decoding.projection import has_flaw
 
 PROMPT = [3, 17, 42, 8, 25]
 MODEL = seeded_model("dream")
@@ -32,36 +30,8 @@ def confidence_of(logits, algorithm):
     return {"maskgit_plus": best[:, 0], "topk_margin": best[:, 0] - best[:, 1], "entropy": entropy}[algorithm]
 
 
-def dense_dream(prompt, **settings):
-    """The whole canvas at temperature 0, on other kernels: the canvas after every step."""
-    with other_kernels(MODEL.network):
-        return _dense_dream(prompt, **settings)
-
-
-def _dense_dream(prompt, *, length, steps, algorithm, eps=1e-3):
-    canvas, canvases = torch.tensor([*prompt, *[MASK] * length]), []
-    times = torch.linspace(1, eps, steps + 1)
-    for step in range(steps):
-        masked = canvas == MASK
-        count = int(masked.sum() * (1 - times[step + 1] / times[step])) if step < steps - 1 else int(masked.sum())
-        logits = logits_at(canvas)
-        chosen = confidence_of(logits, algorithm).masked_fill(~masked, -torch.inf).topk(count).indices
-        canvas = canvas.index_copy(0, chosen, logits.argmax(-1)[chosen])
-        canvases.append(canvas)
-    return torch.stack(canvases)
-
-
 def canvases_of(steps, row=0):
     return torch.stack([step.tokens[row] for step in steps])
-
-
-@pytest.mark.parametrize("algorithm", ["maskgit_plus", "topk_margin", "entropy"])
-@pytest.mark.parametrize(("length", "steps"), [(24, 24), (24, 7), (9, 30), (1, 1), (60, 5)])
-def test_token_for_token_as_the_plain_loop(algorithm, length, steps):
-    found = canvases_of(steps_of(MODEL, [PROMPT], length=length, steps=steps, algorithm=algorithm))
-    assert torch.equal(found, dense_dream(PROMPT, length=length, steps=steps, algorithm=algorithm))
-    if length > 20:
-        assert len(found[-1, len(PROMPT) :].unique()) >= 5
 
 
 def test_the_logits_are_read_one_place_to_the_left():
@@ -83,16 +53,6 @@ def test_more_steps_than_tokens_commit_now_and_then():
     ]
     assert len(commits) == 20 and sum(commits) == 6
     assert commits.count(0) >= 14
-
-
-@pytest.mark.parametrize(("steps", "eps"), [(12, 1e-3), (5, 0.2), (1, 1e-3), (3, 0.0)])
-def test_shares_of_the_masks(steps, eps):
-    shares = commit_shares(steps, eps)
-    times = [1 - (1 - eps) * step / steps for step in range(steps + 1)]
-    expected = [1 - times[step + 1] / times[step] for step in range(steps - 1)] + [1.0]
-    assert_close(
-        shares, expected, terms=2 * steps
-    )  # two times, rounded at 1; the smallest that divides is about a step's
 
 
 @pytest.mark.parametrize("restriction", [{"top_p": 0.3}, {"top_k": 2}])
@@ -154,24 +114,6 @@ def test_a_small_alg_temp_may_mask_what_was_written():
     assert bool(has_flaw(dataclasses.replace(kept, confidence=kept.confidence.masked_fill(real, torch.nan)), MASK))
 
 
-def test_every_algorithm_commits_only_masks_and_takes_nothing_back():
-    for algorithm in ("origin", "maskgit_plus", "topk_margin", "entropy"):
-        with leaning(MODEL.network, {MASK: -1e4}):
-            steps = steps_of(
-                MODEL, [PROMPT, PROMPT[:2]], length=14, steps=6, algorithm=algorithm, temperature=0.7, alg_temp=0.5
-            )
-        before = torch.full((2, 19), MASK)
-        before[0, :5], before[1, :5] = torch.tensor(PROMPT), torch.tensor([59, 59, 59, *PROMPT[:2]])
-        for step in steps:
-            committed = step.written >= 0
-            assert bool((before[committed] == MASK).all())
-            assert torch.equal(step.tokens, torch.where(committed, step.written, before))
-            if algorithm != "origin":
-                assert torch.equal(~step.confidence.isnan(), before == MASK)
-            before = step.tokens
-        assert not bool((before == MASK).any())
-
-
 def chi_square(counts, shares):
     """p-value of counts against shares; classes expected fewer than five times are one."""
     expected = shares.double() / shares.double().sum() * counts.sum()
@@ -207,18 +149,6 @@ def test_tokens_are_drawn_from_what_the_restrictions_leave(restriction):
         assert chi_square(counts, shares**0.7) < 1e-6
 
 
-def test_origin_commits_each_mask_with_the_share_of_its_step():
-    with leaning(MODEL.network, {MASK: -1e4}):
-        steps = steps_of(MODEL, [PROMPT[:1]] * 300, length=10, steps=4, algorithm="origin")
-    left = torch.full((300,), 10)
-    for number, step in enumerate(steps):
-        commits = (step.written >= 0).sum(-1)
-        share = [0.24975, 0.3329, 0.4990, 1.0][number]
-        assert scipy.stats.binomtest(int(commits.sum()), int(left.sum()), share).pvalue > 1e-3
-        left = left - commits
-    assert int(left.sum()) == 0
-
-
 def test_alg_temp_draws_positions_from_the_softmax_of_the_confidences():
     length = 8
     step = steps_of(MODEL, [PROMPT] * ROWS, length=length, steps=6, algorithm="entropy", alg_temp=0.5)[0]
@@ -227,22 +157,3 @@ def test_alg_temp_draws_positions_from_the_softmax_of_the_confidences():
     confidence = confidence_of(logits_at(torch.tensor([*PROMPT, *[MASK] * length])), "entropy")[len(PROMPT) :]
     assert chi_square(counts, (confidence / 0.5).softmax(-1)) > 1e-3
     assert chi_square(counts, (confidence / 0.25).softmax(-1)) < 1e-6
-
-
-def test_the_history_is_what_on_step_sees():
-    import sinkscope
-
-    seen = []
-    settings = {"length": 6, "steps": 4, "algorithm": "entropy"}
-    generation = sinkscope.generate(MODEL, PROMPT, on_step=lambda step: seen.append(step.tokens[0]), **settings)
-    assert torch.equal(torch.stack(seen), dense_dream(PROMPT, **settings))
-    assert torch.equal(seen[-1], generation.tokens) and generation.steps == 4
-
-
-def test_confidences_of_a_step_are_those_of_the_algorithm():
-    canvas = torch.tensor([*PROMPT, *[MASK] * 6])
-    for algorithm in ("maskgit_plus", "topk_margin", "entropy"):
-        step = steps_of(MODEL, [PROMPT], length=6, steps=6, algorithm=algorithm)[0]
-        expected = confidence_of(logits_at(canvas), algorithm)[len(PROMPT) :]
-        assert_close(step.confidence[0, len(PROMPT) :], expected, **SHARES)
-        assert bool(step.confidence[0, : len(PROMPT)].isnan().all())

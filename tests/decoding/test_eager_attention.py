@@ -3,8 +3,6 @@ wrote before.
 """
 
 import pytest
-import torch
-from closeness import assert_close, terms_of
 from seeded_models import seeded_model
 
 import sinkscope
@@ -38,14 +36,3 @@ def test_so_is_one_behind_a_cache(eager, cache):
     assert [one.tokens.tolist() for one in found] == [
         one.tokens.tolist() for one in sinkscope.generate(eager, PROMPTS, **settings)
     ]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("eager", ["sdar"], indirect=True)
-def test_no_token_sees_a_later_block(eager):
-    tokens = torch.tensor([PROMPTS[0]])
-    found = eager.network(tokens, use_cache=False, output_attentions=True)
-    blocks = torch.arange(9) // 4
-    assert all((one[..., blocks[:, None] < blocks] < 1e-9).all() for one in found.attentions)
-    eager.network.set_attn_implementation("sdpa")
-    assert_close(found.logits, eager.network(tokens, use_cache=False).logits, terms=terms_of(eager.network, 9))

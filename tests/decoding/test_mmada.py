@@ -6,8 +6,6 @@ from other_kernels import other_kernels
 from seeded_models import seeded_model, steps_of
 from seeded_network import MASK
 
-from sinkscope.decoding import MMaDASettings, SettingsError, resolve_settings
-
 PROMPT = [3, 17, 42, 8, 25]
 SETTINGS = {"length": 24, "steps": 12, "block": 12}
 
@@ -59,15 +57,3 @@ def test_mmada_tells_confidences_apart_that_tie_in_fp32():
     assert int((first == 1).sum()) > 2
     assert torch.equal(torch.stack([step.tokens[0] for step in steps]), dense)
     assert not torch.equal(dense, torch.stack([step.tokens[0] for step in other]))
-
-
-def test_defaults_are_those_of_the_published_function():
-    family = seeded_model("mmada").family
-    assert resolve_settings(family) == MMaDASettings(128, 128, 128, 0.0, 0.0, "low_confidence", 0)
-
-
-def test_the_eos_switches_are_lladas_alone():
-    with pytest.raises(
-        SettingsError, match=r"mmada has no setting 'logits_eos_inf'\. Its settings are length, steps, block"
-    ):
-        resolve_settings(seeded_model("mmada").family, logits_eos_inf=True)

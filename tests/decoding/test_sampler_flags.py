@@ -2,28 +2,13 @@
 name.
 """
 
-import dataclasses
-
 import pytest
 from seeded_models import seeded_model
 
-import sinkscope
 from sinkscope import cli
-from sinkscope.decoding import DreamSettings, SettingsError, described, resolve_settings
-from sinkscope.decoding.samplers import all_settings
+from sinkscope.decoding import SettingsError, resolve_settings
 
 DREAM, MMADA = seeded_model("dream").family, seeded_model("mmada").family
-
-
-def test_help_shows_every_setting_of_every_sampler(capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli._run(["trace", "--help"])
-    shown = capsys.readouterr().out
-    assert ended.value.code == 0
-    for kind in all_settings().values():
-        for field in dataclasses.fields(kind):
-            assert f"--{field.name.replace('_', '-')} " in shown, field.name
-    assert "maskgit_plus" in shown
 
 
 @pytest.mark.parametrize(
@@ -55,22 +40,3 @@ def test_a_flag_of_another_sampler_is_refused(tmp_path, flag):
 def test_published_names_are_answered_with_ours(family, given, hint):
     with pytest.raises(SettingsError, match=hint):
         resolve_settings(family, **given)
-
-
-def test_defaults_of_dream_are_those_of_the_published_function():
-    assert resolve_settings(DREAM) == DreamSettings(20, 512, 0.0, 1.0, 0, "origin", 0.0, 1e-3, 0)
-
-
-def test_length_alone_sets_the_steps_of_dream():
-    assert resolve_settings(DREAM, length=40) == DreamSettings(length=40, steps=40)
-    assert resolve_settings(DREAM, length=40, steps=10) == DreamSettings(length=40, steps=10)
-    assert resolve_settings(DREAM, steps=10) == DreamSettings(steps=10)
-
-
-def test_the_settings_are_in_the_manifest(tmp_path):
-    with sinkscope.recording(seeded_model("dream"), out=tmp_path / "run"):
-        sinkscope.generate(seeded_model("dream"), [3, 17], length=4, algorithm="entropy", top_p=0.9)
-    sampler = sinkscope.open_trace(tmp_path / "run").manifest["sampler"]
-    assert sampler == {"name": "dream", **described(DreamSettings(length=4, steps=4, algorithm="entropy", top_p=0.9))}
-    assert sampler["top_p"] == 0.9 and "cache" not in sampler
-    assert described(DreamSettings(cache="block"))["cache"] == "block"

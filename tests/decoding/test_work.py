@@ -7,7 +7,6 @@ import torch
 from seeded_models import seeded_model
 
 import sinkscope
-from sinkscope.decoding.work import WorkMeter
 from sinkscope.models.sink_token.network import with_sink
 from sinkscope.models.sink_token.variant import SinkToken
 
@@ -53,24 +52,6 @@ def test_work_is_what_the_network_computes(sampler, settings):
     assert 0 <= found.linear - (work.projections + work.mlp + work.vocabulary) <= settings["steps"] * 31 * word
     assert work.vocabulary % word == 0 and work.vocabulary > 0
     assert work.total == work.projections + work.attention + work.mlp + work.vocabulary
-
-
-def test_a_step_of_no_cache_computes_every_position():
-    work = sinkscope.generate(seeded_model("llada"), [5, 9, 22], length=16, steps=8, block=8).work
-    assert (work.forwards, work.rows) == (8, 8 * 19)
-
-
-@pytest.mark.parametrize(("variant", "front", "gate"), [("token", 1, 0), ("gate", 0, 1), ("logit", 0, 0)])
-def test_a_sink_adds_its_keys_and_its_gate(variant, front, gate):
-    network = sinkscope.add_sink_token(__import__("seeded_network").seeded_network("llama", 0), variant)
-    plain, other = WorkMeter(seeded_model("llada").network, 1), WorkMeter(network, 1)
-    for meter in (plain, other):
-        meter.add(0, 4, 7)
-    mine, theirs = other.work(0), plain.work(0)
-    assert mine.attention * 7 == theirs.attention * (7 + front)
-    layers, width = 2, 40
-    token = front * (layers * 2 * width * width + (layers - 1) * width * width)
-    assert mine.projections - theirs.projections == gate * 4 * layers * width * width + token
 
 
 SINKS = [

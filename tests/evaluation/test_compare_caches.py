@@ -282,7 +282,7 @@ def test_a_dry_run_counts_parallel_decoding_at_its_most(run, diffusion_folder):
 
 def test_a_dry_run_refuses_what_the_run_would_refuse(run, diffusion_folder):
     status, out, err = run("compare-caches", diffusion_folder, *FLAGS, "--policies", "dkv-greedy", "--dry-run")
-    assert (status, out) == (2, "") and "expected tokens to be committed in a random order" in err.replace("\n", " ")
+    assert (status, out) == (2, "") and "expected commits in a random order" in err.replace("\n", " ")
 
 
 def test_numbers_of_points_at_one_place_stand_side_by_side():

@@ -171,5 +171,5 @@ def test_what_its_config_does_not_name_is_what_its_published_code_takes():
 
 
 def test_more_steps_than_tokens_of_a_block_are_refused(model):
-    with pytest.raises(CallError, match="block_steps must not exceed block: 5 steps for blocks of 4"):
+    with pytest.raises(CallError, match="block_steps must not exceed block, found 5"):
         sinkscope.generate(model, [3, 4], block=4, block_steps=5)

@@ -1,7 +1,5 @@
 """Any transformers model that uses the attention interface, under its own generate: every number against eager maps."""
 
-import contextlib
-
 import numpy as np
 import pytest
 import torch
@@ -10,11 +8,6 @@ from closeness import assert_close, terms_of
 from eager_run import DENSE, EagerRun, columns, so_far
 
 import sinkscope
-from sinkscope.errors import CallError
-from sinkscope.figures import page_numbers
-from sinkscope.statistics import Summary, Threshold, summarise
-from sinkscope.statistics.concentration import Evenness
-from sinkscope.traces import read_statistics
 
 TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 IDS = torch.randint(5, 50, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -139,24 +132,6 @@ def test_a_model_under_its_own_generate_equals_its_eager_maps(name, cached, tmp_
                     assert_close(
                         getattr(trace, key)[step, number][..., :length], dense_norms, terms=terms_of(network, 19)
                     )
-
-
-def test_gemma_slides_in_two_layers_of_three():
-    """Or the test above would show nothing."""
-    _, dense = build("gemma3")
-    dense.network.generate(IDS, max_new_tokens=3, do_sample=False)
-    assert [layer.maps[-1].shape[-1] for layer in dense.layers.values()] == [5, 11, 5]
-
-
-def test_a_plain_forward_call_of_gemma_equals_its_eager_maps(tmp_path):
-    network, dense = build("gemma3")
-    with torch.no_grad(), sinkscope.recording(network, out=tmp_path / "t"):
-        network(IDS[:1])
-    with torch.no_grad():
-        dense.network(IDS[:1])
-    trace = sinkscope.open_trace(tmp_path / "t")
-    for number, layer in enumerate(dense.layers.values()):
-        assert_close(trace.column_sums[0, number], layer.maps[0][0].sum(dim=1), terms=terms_of(network, 19))
 
 
 # Block diffusion: an encoder that reads, a decoder that looks at what the encoder has cached and at its own canvas
@@ -348,159 +323,3 @@ def test_an_encoder_and_a_decoder_make_traces_of_their_own(tmp_path):
         assert cross.lengths[:].tolist() == [length] * 3
         assert cross.tokens[2].tolist() == IDS[row, padding:].tolist() and decoder.tokens[0, 0] == 7
         assert "self_attention" in decoder.tensors and "self_attention" not in cross.tensors
-
-
-def test_a_decoder_may_write_more_tokens_than_its_encoder_read(tmp_path, run):
-    """A key of the encoder can have more attention than there are keys; its mean is over the decoder's tokens so far."""
-    network = bart(decoder_layers=1)
-    with sinkscope.recording(network, out=tmp_path / "t"):
-        network.generate(IDS[1:, :3], max_new_tokens=12, min_new_tokens=12, do_sample=False, num_beams=1)
-    cross = sinkscope.open_traces(tmp_path / "t")[2]
-    columns = cross.column_sums[:]
-    np.testing.assert_allclose(
-        columns.sum(axis=-1), np.broadcast_to(np.arange(1, 13)[:, None, None], (12, 1, 4)), rtol=1e-5
-    )
-    assert columns.max() > 3
-    status, _, err = run("sinks", str(cross.folder))
-    assert status == 0 and "can exceed" not in err, "12 queries' worth can lie on one of the 3 tokens"
-    sinks = sinkscope.find_sinks(cross, excess=0.1)
-    np.testing.assert_allclose(sinks.visible_query_mean, sinks.column_sum / (sinks.step + 1), rtol=1e-6)
-    rate = summarise(cross).kept(Evenness)
-    np.testing.assert_array_equal(
-        rate.over_third[:, 0], (columns[:, 0] / np.arange(1, 13)[:, None, None]).max(axis=-1) > 0.3
-    )
-    assert sinkscope.analyse(cross).prompts == 1
-    with pytest.raises(
-        CallError,
-        match=r"expected one stack's attention, found model\.encoder and model\.decoder; analyse each",
-    ):
-        sinkscope.analyse(sinkscope.open_traces(tmp_path / "t"))
-    with pytest.raises(CallError, match=r"found model\.decoder and model\.decoder to model\.encoder; analyse each"):
-        sinkscope.analyse(sinkscope.open_traces(tmp_path / "t")[1:])
-
-
-def test_tokens_that_are_unknown_are_counted_as_such(tmp_path):
-    """States went in, of which nobody knows the tokens: the trace has −1 there, which is a token like another in every count."""
-    torch.manual_seed(0)
-    shape = {
-        "vocab_size": 50,
-        "hidden_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 16,
-    }
-    network, states = (
-        transformers.BertModel(transformers.BertConfig(**shape, initializer_range=0.6)).eval(),
-        torch.randn(1, 10, 24),
-    )
-    with sinkscope.recording(network, out=tmp_path / "t"), torch.no_grad():
-        network(inputs_embeds=states)
-    trace = sinkscope.open_traces(tmp_path / "t")[0]
-    assert (trace.tokens[:] == -1).all()
-    loose = [Threshold(0.1)]
-    found = sinkscope.analyse(trace, loose)
-    shares = {one.place["class"]: one.value for one in found.find("composition.share_of_sinks", excess=0.1)}
-    assert (
-        shares["word"] == 1.0
-        and found.find("composition.share_of_canvas", excess=0.1, **{"class": "word"})[0].value == 1.0
-    )
-    assert summarise(trace, loose).canvas.token_counts.tolist() == [10]
-    with sinkscope.recording(network, out=tmp_path / "s", keep="statistics"), torch.no_grad():
-        network(inputs_embeds=states)
-    summary = Summary.from_arrays(read_statistics(tmp_path / "s")[1])
-    assert summary.token_tallies()["token"].tolist() == [-1]
-
-
-def test_traces_of_an_encoder_and_a_decoder_can_be_read_for_sinks(tmp_path):
-    network = diffusion_gemma()
-    with sinkscope.recording(network, out=tmp_path / "t"):
-        network.generate(IDS[1:], max_new_tokens=10, max_denoising_steps=2)
-    for trace in sinkscope.open_traces(tmp_path / "t"):
-        sinks = sinkscope.find_sinks(trace, excess=0.1)
-        assert len(sinks) > 0 and sinkscope.track(sinks)
-        assert page_numbers(trace)["complete"]
-
-
-class Words:
-    """A tokenizer of a network's own: token 7 ends an answer."""
-
-    eos_token_id = 7
-
-    def decode(self, ids, skip_special_tokens=False):
-        return "".join(f" w{token}" for token in ids if token != 49 and not (skip_special_tokens and token == 7))
-
-    def convert_ids_to_tokens(self, token):
-        return f"<piece {token}>"
-
-
-def test_a_tokenizer_gives_the_tokens_of_any_network_their_texts(tmp_path):
-    ids = IDS[1:].clone()
-    ids[0, :2] = torch.tensor([7, 49])
-    network = qwen3().eval()
-    for name, more in (("named", {"tokenizer": Words()}), ("nameless", {})):
-        with sinkscope.recording(network, out=tmp_path / name, **more):
-            written = network.generate(ids, max_new_tokens=NEW, do_sample=False)[0]
-    trace = sinkscope.open_trace(tmp_path / "named")
-    texts = [trace.token_text(token) for token in trace.tokens[0, :9]]
-    assert texts == [" w7", "<piece 49>", *(f" w{token}" for token in ids[0, 2:].tolist())]
-    answer = written[9 : 9 + NEW - 1].tolist()  # the newest token has not been read yet
-    answer = answer[: answer.index(7)] if 7 in answer else answer
-    assert trace.manifest["text"] == "".join(f" w{token}" for token in answer)
-    assert trace.manifest["eos_id"] == 7
-    nameless = sinkscope.open_trace(tmp_path / "nameless")
-    assert nameless.token_text(7) == "<7>" and "text" not in nameless.manifest and nameless.manifest["eos_id"] is None
-
-
-def test_the_map_of_such_a_network_says_why_there_is_none(tmp_path, run):
-    network = qwen3().eval()
-    with sinkscope.recording(network, out=tmp_path / "t"):
-        network.generate(IDS[1:], max_new_tokens=2)
-    status, _, err = run("map", tmp_path / "t", "--step", 0, "--layer", 0, "--head", 0)
-    assert (
-        status == 2
-        and "was written by Qwen3ForCausalLM that sinkscope did not load, so its maps cannot be computed again" in err
-    )
-    for figure, why in (("2", "the trace does not say which tokens were committed"), ("8", "did not load")):
-        status, _, err = run("figures", tmp_path / "t", "--out", tmp_path / "f", "--only", figure, "--excess", 0.1)
-        assert status == 1 and f"Figure {figure} is not drawn" in err and why in err
-
-
-def test_a_second_generate_makes_further_traces(tmp_path):
-    network = diffusion_gemma()
-    with sinkscope.recording(network, out=tmp_path / "t"):
-        for _ in range(2):
-            network.generate(IDS[1:], max_new_tokens=5, max_denoising_steps=1)
-    traces = sinkscope.open_traces(tmp_path / "t")
-    assert [trace.manifest["stack"].split(".")[1] for trace in traces] == ["encoder", "decoder"] * 2
-    assert [trace.steps for trace in traces] == [1, 1, 1, 1]
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-def test_a_network_with_gradient_checkpoints_is_recorded_and_trained(tmp_path):
-    network, gradients = qwen3().train(), []
-    for number, recorded in enumerate((False, True)):
-        network.zero_grad()
-        network.gradient_checkpointing_enable()
-        with sinkscope.recording(network, out=tmp_path / f"{number}") if recorded else contextlib.nullcontext():
-            network(IDS, use_cache=False).logits.square().sum().backward()
-        gradients.append(network.model.layers[0].self_attn.q_proj.weight.grad)
-    assert_close(gradients[1], gradients[0], terms=terms_of(network, 9) * 50)
-    assert len(sinkscope.open_traces(tmp_path / "1")) == 2
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("causal", [True, False])
-def test_several_texts_in_one_trace_are_not_analysed(causal, tmp_path):
-    """Plain calls are steps of one text, which an autoregressive model only lengthens."""
-    shape = transformers.BertConfig(
-        vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=16
-    )
-    network = qwen3().eval() if causal else transformers.BertForMaskedLM(shape).eval()
-    given = {"use_cache": False} if causal else {}
-    with sinkscope.recording(network, out=tmp_path / "run"):
-        for length in (5, 8, 3):
-            network(IDS[:1, :length], **given)
-    with pytest.raises(
-        CallError, match=r"expected a canvas that grows, found 3 tokens behind a .*; record each text by itself"
-    ):
-        sinkscope.analyse(tmp_path / "run")

@@ -15,7 +15,6 @@ import sinkscope
 from sinkscope.errors import CallError, TraceError
 from sinkscope.recorder.attention_map import recompute_map
 from sinkscope.traces import open_trace
-from sinkscope.traces.stored_maps import MAP, check_place, store_map, stored_map
 
 QUESTION = "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:"
 SHORT = "Q: Write a function f(x) that returns x plus 3.\nA:"
@@ -64,24 +63,6 @@ def test_a_map_is_the_dense_one_and_adds_up_to_what_was_recorded(recorded, step)
             )
 
 
-def test_negative_numbers_count_from_the_end(recorded):
-    model, _, traces = recorded
-    trace = traces[0]
-    place = (trace.steps - 1, len(trace.layers) - 2, trace.heads - 1)
-    assert check_place(trace, -1, -2, -1) == place
-    np.testing.assert_array_equal(
-        recompute_map(model, trace, -1, -2, -1).attention, recompute_map(model, trace, *place).attention
-    )
-
-
-def test_recomputing_leaves_the_model_as_it_was(recorded):
-    model, _, traces = recorded
-    before = sinkscope.generate(model, SHORT, length=4).tokens
-    recompute_map(model, traces[0], 1, 1, 1)
-    assert model.network.config._attn_implementation == "sdpa"
-    assert sinkscope.generate(model, SHORT, length=4).tokens.tolist() == before.tolist()
-
-
 # What is refused
 
 
@@ -120,13 +101,6 @@ def test_other_weights_are_refused(recorded, tmp_path):
         recompute_map(model, other, 0, 0, 0)
 
 
-def test_a_trace_that_does_not_say_its_weights_is_refused(recorded, tmp_path):
-    model, _, traces = recorded
-    other = edited(traces[0], tmp_path, lambda manifest: manifest["model"].pop("weight_hash"))
-    with pytest.raises(TraceError, match="expected a hash of the weights that wrote it, found none"):
-        recompute_map(model, other, 0, 0, 0)
-
-
 def test_columns_that_are_not_those_of_the_map_are_refused(recorded):
     """As after hiding: here the same weights by name, but another network."""
     model, folder, traces = recorded
@@ -156,56 +130,7 @@ def test_coarse_rounding_excuses_no_hidden_keys(diffusion_folder, tmp_path):
     assert refused >= trace.heads * (trace.steps - 1)
 
 
-def test_layers_of_another_model_are_refused(recorded, tmp_path):
-    model, _, traces = recorded
-    other = edited(traces[0], tmp_path, lambda manifest: manifest.update(layers=["x.0", "x.1", "x.2"]))
-    with pytest.raises(TraceError, match=r"expected a layer x.1 in .*, found none"):
-        recompute_map(model, other, 0, 1, 0)
-
-
 # Stored maps
-
-
-def test_a_stored_map_is_read_back_and_listed(recorded, tmp_path):
-    model, _, traces = recorded
-    trace = edited(traces[0], tmp_path, lambda manifest: None)
-    attention, other = (recompute_map(model, trace, *place).attention for place in ((2, 1, 3), (0, 2, 1)))
-    assert stored_map(trace, 2, 1, 3) is None
-    path = store_map(trace, 2, 1, 3, attention)
-    store_map(trace, 0, 2, 1, other)
-    np.testing.assert_array_equal(stored_map(trace, 2, 1, 3), attention)
-    assert open_trace(trace.folder).manifest["maps"] == [[0, 2, 1], [2, 1, 3]]
-    assert open_trace(trace.folder).steps == trace.steps
-    path.write_bytes(b"damage")
-    with pytest.raises(TraceError, match=r"expected a safetensors file, found something else .*; the file was damaged"):
-        stored_map(trace, 2, 1, 3)
-
-
-@pytest.mark.parametrize(
-    ("place", "found"), [((1, 1, 3), "'step': '2'"), ((2, 0, 3), "'layer': '1'"), ((2, 1, 2), "'head': '3'")]
-)
-def test_a_stored_map_under_the_name_of_another_place_is_refused(recorded, tmp_path, place, found):
-    model, _, traces = recorded
-    trace = edited(traces[0], tmp_path, lambda manifest: None)
-    path = store_map(trace, 2, 1, 3, recompute_map(model, trace, 2, 1, 3).attention)
-    shutil.copy(path, trace.folder / MAP.format(*place))
-    with pytest.raises(TraceError, match=rf"expected the map of its name, found that of .*{found}.*delete the file"):
-        stored_map(trace, *place)
-
-
-def test_a_stored_map_of_another_trace_is_refused(recorded, tmp_path):
-    model, _, traces = recorded
-    trace = edited(traces[0], tmp_path, lambda manifest: None)
-    attention = recompute_map(model, trace, 2, 1, 3).attention
-    store_map(trace, 2, 1, 3, np.roll(attention, 1, axis=1))
-    with pytest.raises(
-        TraceError,
-        match=r"expected the recorded column .*: the map of another trace; delete the file",
-    ):
-        stored_map(trace, 2, 1, 3)
-    store_map(trace, 2, 1, 3, attention[2:])
-    with pytest.raises(TraceError, match=r"expected \d+ queries × \d+ keys"):
-        stored_map(trace, 2, 1, 3)
 
 
 # The commands
@@ -239,35 +164,3 @@ def test_map_command_writes_what_it_prints(recorded, run, tmp_path, suffix):
             assert min(image.size) > 500
     else:
         assert out.read_bytes().startswith(b"%PDF")
-
-
-def test_map_command_names_the_strongest_keys(recorded, run):
-    model, _, traces = recorded
-    status, printed, _ = run("map", traces[0].folder, "--step", 0, "--layer", 2, "--head", 1)
-    assert status == 0
-    strongest = int(recompute_map(model, traces[0], 0, 2, 1).attention.sum(axis=0).argmax())
-    assert int(printed.splitlines()[3].split()[0]) == strongest
-
-
-def test_map_command_refuses_other_weights(recorded, run, request):
-    _, _, traces = recorded
-    other = request.getfixturevalue("autoregressive_folder" if not traces[0].causal else "diffusion_folder")
-    status, _, error = run("map", traces[0].folder, "--step", 0, "--layer", 0, "--head", 0, "--model", other)
-    assert status == 2
-    assert "was written by weights" in error
-
-
-def test_map_command_says_when_the_model_has_moved(recorded, run, tmp_path):
-    _, _, traces = recorded
-    moved = edited(traces[0], tmp_path, lambda manifest: manifest["model"].update(name=str(tmp_path / "gone")))
-    status, _, error = run("map", moved.folder, "--step", 0, "--layer", 0, "--head", 0)
-    assert status == 2
-    assert "cannot be loaded: no model" in error
-    assert "Pass --model" in error
-
-
-def test_map_command_refuses_another_kind_of_file(recorded, run, tmp_path):
-    _, _, traces = recorded
-    status, _, error = run("map", traces[0].folder, "--step", 0, "--layer", 0, "--head", 0, "--out", tmp_path / "a.txt")
-    assert status == 2
-    assert "expected a file that ends in .npy, .csv, .png, .pdf" in error

@@ -14,11 +14,11 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "decoding"))
 
 from seeded_models import block_causal, seeded_model
-from seeded_network import MASK, seeded_network
+from seeded_network import seeded_network
 
 import sinkscope
 from sinkscope.attention import Watcher, subscribed
-from sinkscope.sinks import find_sinks, is_sink, last_query_window
+from sinkscope.sinks import last_query_window
 
 PROMPT = [3, 14, 15, 9, 26, 5, 35, 8, 9]
 
@@ -125,29 +125,6 @@ def test_a_block_as_long_as_the_canvas_is_the_diffusion_column(tmp_path):
         np.testing.assert_allclose(trace.newest_columns[step], columns, atol=2e-4)
 
 
-def test_sinks_are_counted_in_all_rows_and_followed_in_the_newest(tmp_path):
-    trace = recorded(seeded_model("sdar", 1), tmp_path / "t", length=24, temperature=0.0)
-    sinks = find_sinks(trace, excess=1.0)
-    assert sinks.source == "newest_columns, newest blocks of 16 or more queries" and len(sinks)
-    assert np.array_equal(sinks.moving, is_sink(trace.newest_columns[:], 1.0, "queries"))
-    assert not np.array_equal(sinks.moving, is_sink(trace.column_sums[:], 1.0, "queries"))
-
-
-@pytest.mark.parametrize("keep", ["top", "statistics"])
-def test_the_other_levels_of_keeping(keep, tmp_path):
-    model = seeded_model("sdar", 1)
-    with sinkscope.recording(model, out=tmp_path / "t", keep=keep, **({"top": 64} if keep == "top" else {})):
-        sinkscope.generate(model, PROMPT, length=24, temperature=0.0)
-    whole = recorded(model, tmp_path / "whole", length=24, temperature=0.0)
-    if keep == "top":
-        np.testing.assert_array_equal(sinkscope.open_trace(tmp_path / "t").newest_columns[:], whole.newest_columns[:])
-    else:
-        from sinkscope.statistics import summarise
-        from sinkscope.statistics.summary import Summary
-
-        assert Summary.load(tmp_path / "t").results() if hasattr(Summary, "load") else summarise(whole).steps
-
-
 @pytest.mark.parametrize("rule", ["top:2", "top:2@current", "random:2", "window:2+4", "rowmass:1"])
 def test_hiding_is_in_force_behind_the_cache(rule, tmp_path):
     """Hidden keys change what is written, and what is stored: a later block reads what the finished one computed with the keys hidden."""
@@ -165,29 +142,3 @@ def test_hiding_is_in_force_behind_the_cache(rule, tmp_path):
         ]  # the second step of the first block, behind the 8 tokens that were read
         running[..., :8] -= trace.column_sums[0, ..., :8]
         assert ((np.abs(running) < 1e-5).sum(-1) == 2).all()
-
-
-def test_hiding_none_changes_nothing():
-    model = seeded_model("sdar", 1)
-    plain = sinkscope.generate(model, PROMPT, length=12, seed=2).tokens
-    with sinkscope.HideTopSinks(k=0)(model):
-        assert torch.equal(sinkscope.generate(model, PROMPT, length=12, seed=2).tokens, plain)
-
-
-def test_a_trace_of_masks_says_what_is_masked(tmp_path):
-    trace = recorded(seeded_model("sdar", 1), tmp_path / "t", length=12, seed=1)
-    assert np.array_equal(trace.masked[:].astype(bool), trace.tokens[:] == MASK)
-    assert trace.manifest["sampler"]["name"] == "sdar" and trace.manifest["sampler"]["seed"] == 1
-    assert trace.manifest["complete"] and len(trace.tokens[trace.steps - 1]) == 24
-
-
-def test_in_block_diffusion_the_queries_from_the_block_of_the_key_on_see_it(tmp_path):
-    model = seeded_model("sdar")
-    with sinkscope.recording(model, out=tmp_path / "t"):
-        sinkscope.generate(model, [5, 6, 7, 8, 9], length=12)
-    trace = sinkscope.open_trace(tmp_path / "t")
-    block, lengths, sinks = trace.manifest["sampler"]["block"], trace.lengths[:], find_sinks(trace, excess=0.1)
-    seeing = lengths[sinks.step] - sinks.position // block * block
-    assert len(sinks) and len(set(seeing.tolist())) > 2
-    np.testing.assert_allclose(sinks.visible_query_mean, sinks.column_sum / seeing, rtol=1e-6)
-    assert sinks.visible_query_mean.max() <= 1

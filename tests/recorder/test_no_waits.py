@@ -2,10 +2,8 @@
 
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
-import simulated_gpu
 import torch
 from closeness import assert_close, terms_of
 from simulated_gpu import OnDevice, SimulatedGpu
@@ -13,9 +11,7 @@ from simulated_gpu import OnDevice, SimulatedGpu
 import sinkscope
 from sinkscope.attention import AttentionInputs, Hidden, dispatch, norms_of, output_norms, projections
 from sinkscope.attention.blockwise import compute_blockwise
-from sinkscope.decoding.projection import project
-from sinkscope.errors import AttentionError
-from sinkscope.interventions import HidePositions, Intervention, compose, parse_rule
+from sinkscope.interventions import Intervention, parse_rule
 from sinkscope.models import FAMILIES
 
 DREAM = FAMILIES["dream"]
@@ -126,44 +122,6 @@ def test_a_step_waits_only_where_it_is_said(rule, gpu, models, tmp_path):
     )
 
 
-def test_several_rules_at_once_wait_for_nothing(gpu, models, tmp_path):
-    rules = compose(
-        *map(parse_rule, ("top:1", "random:1@seed=3", "window:2+9")), HidePositions((0, 3, 90), queries="masked")
-    )
-    waits, _ = waits_by_step(gpu, models[0], rules, tmp_path / "trace")
-    assert waits[1:] == [{}] * 4
-
-
-def test_a_mask_for_padding_is_read_once_a_step(gpu, models, tmp_path):
-    """By us; transformers reads it once more, with or without us."""
-    padding = torch.ones(2, 24, dtype=torch.long)
-    padding[1, :3] = 0
-    waits, _ = waits_by_step(gpu, models[0], parse_rule("top:1"), tmp_path / "trace", attention_mask=padding)
-    ours = [{one: count for one, count in step.items() if not one[0].startswith("transformers")} for step in waits]
-    assert ours[1:] == [{("attention/stacks.py:lengths_of", "down"): 1}] * 4
-
-
-@pytest.mark.parametrize(
-    "rule", ["none", "top:1", "mass:1", "persistent:1", "class:1", "window:2+5", "top:1@zero,queries=masked"]
-)
-def test_the_simulated_gpu_writes_what_the_cpu_writes(rule, gpu, models, tmp_path):
-    path = {"window:2+5": "sweep", "top:1@zero,queries=masked": "sweep+triton"}.get(
-        rule, "triton"
-    )  # top:1 hides from the second step on
-    rule = parse_rule(rule)
-    _, effect = waits_by_step(gpu, models[0], rule, tmp_path / "there")
-    with sinkscope.recording(models[1], out=tmp_path / "here"), rule(models[1]) as running, torch.no_grad():
-        for canvas in canvases(models[1]):
-            models[1].network.model(input_ids=canvas, use_cache=False)
-        expected = running.effect
-    for one in same_traces(tmp_path / "there", tmp_path / "here", models[1].network):
-        assert one.manifest["attention"] == path and one.steps == 5
-    for name, found in vars(effect).items():
-        assert_close(
-            found, getattr(expected, name), terms=terms_of(models[1].network, 24), dtype=torch.float32, what=name
-        )
-
-
 def generate(model, out, prompts, **more):
     with sinkscope.recording(model, out=out), parse_rule("top:1")(model):
         return sinkscope.generate(model, [list(prompt) for prompt in prompts], length=8, steps=8, block=8, **more)
@@ -189,18 +147,6 @@ def test_llada_s_loop_waits_for_the_count_of_the_step_before_alone(prompts, gpu,
     assert all(one.total() <= 1 for one in waits[1:])
 
 
-def test_the_projection_of_a_family_with_a_shift_waits_for_nothing(gpu, models):
-    chosen = torch.zeros(2, 24, dtype=torch.bool)
-    chosen[0, 3:6], chosen[1, 9] = True, True
-    hidden, layout = torch.randn(2, 24, 40, generator=torch.Generator().manual_seed(1)), SimpleNamespace(starts=(0, 3))
-    there, here = (replace(model, family=DREAM, card=replace(model.card, family="dream")) for model in models)
-    with gpu, torch.no_grad():
-        found = project(there, OnDevice(hidden), OnDevice(chosen), layout, most=4)
-        assert gpu.waits == []
-        found = found.cpu()
-    assert_close(found, project(here, hidden, chosen, layout, most=4), terms=40)
-
-
 @pytest.mark.parametrize("lateness", [0.0, 0.05])
 def test_a_generation_is_recorded_as_on_the_cpu_however_late_its_copies_are(
     lateness, gpu, models, tmp_path, monkeypatch
@@ -216,22 +162,6 @@ def test_a_generation_is_recorded_as_on_the_cpu_however_late_its_copies_are(
     ] and not gpu.spun
 
 
-@pytest.mark.parametrize(
-    "error", [RuntimeError("CUDA error: out of memory"), torch.OutOfMemoryError("CUDA out of memory")]
-)
-def test_memory_that_cannot_be_pinned_costs_a_wait_and_no_step(error, gpu, models, tmp_path):
-    with gpu, torch.no_grad(), sinkscope.recording(models[0], out=tmp_path / "there"):
-        for number, canvas in enumerate(canvases(models[0])):
-            gpu.refuses_to_pin = error if number in (1, 3) else None
-            gpu.waits.clear()
-            models[0].network.model(input_ids=OnDevice(canvas), use_cache=False)
-            assert any(place.startswith("recorder/async_writer.py") for place, _ in gpu.waits) == (number in (1, 3))
-    with torch.no_grad(), sinkscope.recording(models[1], out=tmp_path / "here"):
-        for canvas in canvases(models[1]):
-            models[1].network.model(input_ids=canvas, use_cache=False)
-    assert [one.steps for one in same_traces(tmp_path / "there", tmp_path / "here", models[1].network)] == [5, 5]
-
-
 # The simulation itself
 
 
@@ -242,73 +172,3 @@ class Asking(Intervention):
         keys = context.real.clone()
         keys[:, int(context.call.key.sum() > 0) :] = False
         return keys[:, None]
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [(simulated_gpu._Stream, "wait_stream"), (simulated_gpu._Event, "synchronize"), (OnDevice, "record_stream")],
-)
-def test_a_copy_that_is_not_waited_for_brings_rubbish(kind, name, gpu, models, tmp_path, monkeypatch):
-    """Each of the three calls that make a copy right is missed."""
-    monkeypatch.setattr(kind, name, lambda *_: None)
-    with pytest.raises((AssertionError, AttentionError)):
-        waits_by_step(gpu, models[0], parse_rule("none"), tmp_path / "there")
-        waits_by_step(gpu, models[1], parse_rule("none"), tmp_path / "here")
-        list(same_traces(tmp_path / "there", tmp_path / "here", models[1].network))
-
-
-def test_a_new_wait_is_found(gpu, models, tmp_path):
-    waits, _ = waits_by_step(gpu, models[0], Asking(), tmp_path / "trace")
-    assert waits[1:] == [{("interventions/hiding.py:hide", "one number"): 3}] * 4, "once in each of three layers"
-
-
-@pytest.mark.parametrize(
-    ("do", "what"),
-    [
-        (lambda one: one.sum().item(), "one number"),
-        (lambda one: bool((one > 3).any()), "one number"),
-        (lambda one: int(one[0, 0]), "one number"),
-        (lambda one: one.tolist(), "down"),
-        (lambda one: one.cpu(), "down"),
-        (lambda one: torch.empty(3, 5).copy_(one, non_blocking=True), "down"),
-        (lambda one: torch.tensor([1, 2], device=one.device), "up"),
-        (lambda one: torch.ones(3).to(one.device), "up"),
-        (lambda one: torch.ones(3).to("cuda", non_blocking=True), "up, not pinned"),
-        (lambda one: one[[0, 2]], "up, index"),
-        (lambda one: one[one > 3], "a shape: boolean index"),
-        (lambda one: one.nonzero(), "a shape: nonzero"),
-        (lambda one: one.masked_select(one > 3), "a shape: masked_select"),
-        (lambda one: one.unique(), "a shape: _unique2"),
-        (lambda one: torch.isin(one, torch.arange(40.0, device=one.device)), "a shape: isin"),
-        (lambda one: one.long().flatten().clamp(min=0).bincount(), "a shape: bincount"),
-        (lambda one: torch.equal(one, one), "a shape: equal"),
-    ],
-)
-def test_what_waits_is_noted(do, what, gpu):
-    with gpu:
-        do(OnDevice(torch.arange(15.0).view(3, 5)))
-    assert ("elsewhere", what) in gpu.waits
-
-
-@pytest.mark.parametrize(
-    "do",
-    [
-        lambda one: one[:, 1:].sum(-1) + 2,
-        lambda one: torch.where(one > 3, one, 0.0),
-        lambda one: one[torch.arange(2, device=one.device)],
-        lambda one: torch.ones(3).pin_memory().to(one.device, non_blocking=True),
-        lambda one: torch.empty(3, 5, pin_memory=True).copy_(one, non_blocking=True),
-        lambda one: one.repeat_interleave(2, dim=1).sort(dim=-1),
-        lambda one: one.new_zeros(3, 5).masked_fill_(one > 3, 2.0),
-        lambda one: torch.full((2,), 3.0, device=one.device).fill_(1),
-    ],
-)
-def test_what_does_not_wait_is_not_noted(do, gpu):
-    with gpu:
-        do(OnDevice(torch.arange(15.0).view(3, 5)))
-    assert gpu.waits == []
-
-
-def test_tensors_of_two_devices_do_not_mix(gpu):
-    with gpu, pytest.raises(RuntimeError, match="expected all tensors to be on the same device"):
-        OnDevice(torch.ones(3)) + torch.ones(3)

@@ -12,103 +12,26 @@ from sinkscope.errors import AttentionError
 
 pytestmark = pytest.mark.slow
 
-SMALL = {
-    **{
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-    },
-    **{
-        "intermediate_size": 48,
-        "max_position_embeddings": 64,
-        "sliding_window": 5,
-        "attention_chunk_size": 4,
-        "initializer_range": 0.3,
-    },
-    **{
-        "num_experts": 4,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "n_routed_experts": 4,
-        "moe_intermediate_size": 48,
-    },
-    **{
-        "d_model": 32,
-        "decoder_layers": 2,
-        "encoder_layers": 2,
-        "decoder_attention_heads": 4,
-        "encoder_attention_heads": 4,
-    },
-    **{
-        "decoder_ffn_dim": 48,
-        "encoder_ffn_dim": 48,
-        "ffn_dim": 48,
-        "word_embed_proj_dim": 32,
-        "init_std": 0.3,
-        "pad_token_id": 0,
-    },
-    **{"bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1},
+OF_SIZE = {
+    64: "vocab_size max_position_embeddings",
+    48: "intermediate_size moe_intermediate_size decoder_ffn_dim encoder_ffn_dim ffn_dim",
+    32: "hidden_size d_model word_embed_proj_dim",
+    8: "head_dim",
+    5: "sliding_window",
+    4: "num_attention_heads decoder_attention_heads encoder_attention_heads attention_chunk_size "
+    "num_experts num_local_experts n_routed_experts",
+    2: "num_hidden_layers decoder_layers encoder_layers num_key_value_heads num_experts_per_tok eos_token_id",
+    1: "bos_token_id decoder_start_token_id",
+    0.3: "initializer_range init_std",
+    0: "pad_token_id",
 }
-RECORDED = (
-    *(
-        "apertus",
-        "arcee",
-        "biogpt",
-        "bitnet",
-        "cohere",
-        "cohere2",
-        "ctrl",
-        "cwm",
-        "doge",
-        "ernie4_5",
-        "exaone4",
-        "flex_olmo",
-    ),
-    *(
-        "gemma",
-        "gemma3_text",
-        "glm",
-        "glm4",
-        "gpt_bigcode",
-        "gpt_neox",
-        "granite",
-        "granitemoe",
-        "helium",
-        "hunyuan_v1_dense",
-        "jais2",
-    ),
-    *(
-        "llama",
-        "llama4_text",
-        "ministral",
-        "mistral",
-        "mixtral",
-        "modernbert-decoder",
-        "nanochat",
-        "olmo",
-        "olmo2",
-        "olmo3",
-        "olmoe",
-        "opt",
-        "stablelm",
-    ),
-    *(
-        "persimmon",
-        "phi",
-        "phi3",
-        "phimoe",
-        "qwen2",
-        "qwen3",
-        "qwen3_moe",
-        "seed_oss",
-        "smollm3",
-        "starcoder2",
-        "bigbird_pegasus",
-    ),
-)
+SMALL = {name: size for size, names in OF_SIZE.items() for name in names.split()}
+RECORDED = """
+    apertus arcee biogpt bitnet cohere cohere2 ctrl cwm doge ernie4_5 exaone4 flex_olmo gemma gemma3_text glm glm4
+    gpt_bigcode gpt_neox granite granitemoe helium hunyuan_v1_dense jais2 llama llama4_text ministral mistral mixtral
+    modernbert-decoder nanochat olmo olmo2 olmo3 olmoe opt stablelm persimmon phi phi3 phimoe qwen2 qwen3 qwen3_moe
+    seed_oss smollm3 starcoder2 bigbird_pegasus
+""".split()
 REFUSED = ("bloom", "diffllama", "gemma2", "gpt_oss", "mpt", "mamba", "xglm")
 IDS = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(0))
 MASK = torch.ones_like(IDS)

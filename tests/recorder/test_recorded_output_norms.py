@@ -3,16 +3,13 @@
 import numpy as np
 import pytest
 import torch
-import transformers
 from closeness import assert_close, terms_of
-from test_any_model import IDS, PADDED, gemma3, gpt2, qwen3
+from test_any_model import IDS, qwen3
 
 import sinkscope
-from sinkscope.attention import OutputProjections, Watcher, foreign, output_norms, output_projection, subscribed
+from sinkscope.attention import Watcher, output_norms, output_projection, subscribed
 from sinkscope.attention.projections import reduced
-from sinkscope.errors import AttentionError
 from sinkscope.models.sink_token import add_sink_token
-from sinkscope.statistics import Threshold, summarise
 
 PROMPTS = [[5, 30, 31, 32, 40, 41, 7], [5, 30, 31, 7]]
 
@@ -77,40 +74,6 @@ def test_a_batch_with_padding(request, name, tmp_path):
     assert not np.allclose(traces[0].output_norms[0][..., : values.shape[-1]], values.repeat(shared, axis=1), rtol=0.05)
 
 
-@pytest.mark.parametrize("cached", [True, False])
-@pytest.mark.parametrize("make", [gpt2, qwen3, gemma3])
-def test_other_families_under_their_own_generate(make, cached, tmp_path):
-    """Transposed weights, grouped queries, sliding windows."""
-    torch.manual_seed(0)
-    network = make().eval()
-    options = {"attention_mask": PADDED, "max_new_tokens": 4, "do_sample": False, "use_cache": cached}
-    check(network, *recorded(network, tmp_path / "t", lambda: network.generate(IDS, **options)))
-
-
-def test_an_encoder_and_a_decoder(tmp_path):
-    torch.manual_seed(0)
-    shape = {"encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
-    config = transformers.BartConfig(
-        vocab_size=50,
-        d_model=24,
-        encoder_ffn_dim=16,
-        decoder_ffn_dim=16,
-        decoder_start_token_id=7,
-        forced_eos_token_id=None,
-        **shape,
-    )
-    network = transformers.BartForConditionalGeneration(config).eval()
-    options = {"max_new_tokens": 3, "do_sample": False, "num_beams": 1}
-    traces, steps = recorded(network, tmp_path / "t", lambda: network.generate(IDS, **options))
-    assert [trace.manifest["attends_to"] for trace in traces[::2]] == [
-        "model.encoder",
-        "model.decoder",
-        "model.encoder",
-    ]
-    for first in (0, 2, 4):
-        check(network, traces[first : first + 2], steps, first_step=0 if first == 0 else 1)
-
-
 @pytest.mark.parametrize("variant", ["token", "token-4", "logit", "gate"])
 def test_networks_with_a_sink(diffusion_folder, variant, tmp_path):
     """Their own constant keys stand apart, and a gate is left out."""
@@ -146,39 +109,6 @@ def test_weights_that_change_are_seen(diffusion_folder, tmp_path):
     assert_close(trace.output_norms[1, 0], 2 * trace.output_norms[0, 0], terms=terms_of(model.network, 64))
 
 
-class Foreign(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.project, self.mix = (
-            torch.nn.Embedding(50, 12),
-            torch.nn.Linear(12, 36),
-            torch.nn.Linear(12, 12),
-        )
-
-    def forward(self, ids):
-        query, key, value = self.project(self.embed(ids)).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
-        return self.mix(torch.nn.functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
-
-
-def test_where_the_projection_is_not_understood_there_is_no_such_tensor(tmp_path):
-    network = Foreign().eval()
-    with foreign(network), torch.no_grad(), sinkscope.recording(network, out=tmp_path / "t"):
-        network(IDS[:1])
-    trace = sinkscope.open_trace(tmp_path / "t")
-    assert "output_norms" not in trace.tensors and "value_norms" in trace.tensors
-
-
-def test_a_trace_without_them_stays_readable(diffusion, tmp_path, monkeypatch):
-    """As traces were before."""
-    monkeypatch.setattr(OutputProjections, "_reduced", lambda *given: None)
-    with sinkscope.recording(diffusion, out=tmp_path / "t"):
-        sinkscope.generate(diffusion, PROMPTS[0], length=4)
-    trace = sinkscope.open_trace(tmp_path / "t")
-    assert "output_norms" not in trace.tensors
-    assert sinkscope.find_sinks(trace) is not None and summarise(trace, [Threshold(3.0)]).steps == 4
-    assert not any("output" in one.name for one in sinkscope.analyse([trace]).statistics)
-
-
 def module_of(weight):
     module = torch.nn.Module()
     module.o_proj = torch.nn.Module()
@@ -197,34 +127,6 @@ def test_output_norms_of_any_layout(width):
         for batch, head, key in np.ndindex(2, 6, 5):
             expected = torch.linalg.vector_norm(weight[:, 4 * head : 4 * head + 4] @ value[batch, head // 2, key])
             torch.testing.assert_close(found[batch, head, key], expected)
-
-
-def test_a_value_that_the_projection_nearly_removes_keeps_its_digits():
-    """A Gram matrix would lose them: it squares."""
-    left, right = (torch.linalg.qr(torch.randn(size, 4, dtype=torch.float64)).Q for size in (9, 4))
-    weight = (left * torch.tensor([1.0, 0.5, 0.1, 1e-4])) @ right.T
-    value = right[:, 3].float()[None, None, None]
-    found = output_norms(value, reduced(weight.float()[None]))
-    assert float(found) == pytest.approx(float((weight.float().double() @ value[0, 0, 0].double()).norm()), rel=1e-2)
-    gram = weight.float().T @ weight.float()
-    assert float((value[0, 0, 0] @ gram @ value[0, 0, 0]).clamp(min=0).sqrt()) != pytest.approx(float(found), rel=1e-2)
-
-
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [
-        (
-            torch.nn.Module(),
-            "expected the output projection of Module as a plain linear layer .* names o_proj, .*, found NoneType",
-        ),
-        (module_of(torch.zeros(8, 12, dtype=torch.int8)), "as a plain linear layer of 16 bits or more"),
-        (module_of(torch.zeros(8, 12, device="meta")), "as a plain linear layer of 16 bits or more"),
-        (module_of(torch.zeros(8, 13)), "expected an output projection from 6 heads, found 13 columns in it"),
-    ],
-)
-def test_what_is_no_output_projection_is_told(module, message):
-    with pytest.raises(AttentionError, match=message):
-        output_projection(module, 6)
 
 
 class Adapter(torch.nn.Module):
@@ -247,8 +149,7 @@ def test_an_adapter_is_not_taken_for_its_layer(tmp_path):
     network = qwen3().eval()
     attention = network.model.layers[1].self_attn
     attention.o_proj = Adapter(attention.o_proj)
-    with pytest.raises(AttentionError, match=r"of Qwen3Attention as a plain linear layer .* found Adapter; .*merge"):
-        output_projection(attention, 6)
+    assert output_projection(attention, 6) is None
     with sinkscope.recording(network, out=tmp_path / "run"):
         network(IDS)
     for trace in sinkscope.open_traces(tmp_path / "run"):

@@ -10,7 +10,6 @@ import transformers
 from closeness import assert_close, probabilities_of, terms_of
 
 import sinkscope
-from sinkscope.axes import TRACE_AXES
 
 LENGTH, BLOCK, STEPS = 12, 6, 8
 
@@ -187,46 +186,7 @@ def test_last_query_is_the_newest_row(recorded):
         assert_close(found.sum(axis=-1), 1, terms=3 * int(recorded.trace.lengths[-1]))
 
 
-def test_columns_add_up_to_the_number_of_queries(recorded):
-    trace = recorded.trace
-    total = np.nansum(trace.column_sums[:], axis=-1)
-    assert_close(
-        total, np.broadcast_to(trace.lengths[:][:, None, None], total.shape), terms=3 * int(recorded.trace.lengths[-1])
-    )
-
-
-def test_attention_is_uneven_enough_for_these_tests_to_mean_something(recorded):
-    sums = recorded.trace.column_sums[:]
-    assert np.nanmax(sums) > 2
-    assert np.nanmin(sums) < 0.8
-
-
-def test_every_tensor_of_the_family_is_there_with_its_shape(recorded):
-    trace = recorded.trace
-    others = ("column_sums_masked", "column_sums_prompt") if trace.causal else ("last_query",)
-    others += ("newest_columns",)  # of block diffusion
-    top = tuple(name for name in TRACE_AXES if name.startswith(("top_", "rest_")))  # of another level
-    assert trace.tensors == tuple(name for name in TRACE_AXES if name not in (*others, "sink_token_columns", *top))
-    sizes = {"step": trace.steps, "layer": 3, "head": trace.heads, "kv_head": trace.manifest["kv_heads"]}
-    for name in trace.tensors:
-        for axis, size in zip(getattr(trace, name).axes, getattr(trace, name).shape, strict=True):
-            assert size == sizes.get(
-                axis, trace.lengths[-1] + (trace.causal and name in ("written", "predicted", "confidence"))
-            )
-
-
 # The canvas
-
-
-def test_lengths_are_those_of_the_canvas_without_padding(both_rows):
-    for recorded, prompt in zip(both_rows, PROMPTS, strict=True):
-        trace, ids = recorded.trace, recorded.model.encode(prompt)
-        if trace.causal:
-            assert trace.lengths[:].tolist() == [len(ids) + step for step in range(trace.steps)]
-        else:
-            assert trace.lengths[:].tolist() == [len(ids) + LENGTH] * STEPS
-        assert (trace.tokens[:, : len(ids)] == ids).all()
-    assert both_rows[0].trace.lengths[0] != both_rows[1].trace.lengths[0]
 
 
 def test_each_canvas_is_the_one_before_with_what_was_written(recorded):
@@ -238,14 +198,6 @@ def test_each_canvas_is_the_one_before_with_what_was_written(recorded):
         fresh = trace.written[step, : length + trace.causal]
         canvas = np.where(fresh >= 0, fresh, np.append(canvas, -1)[: len(fresh)])
     assert canvas.tolist() == recorded.generation.tokens.tolist()
-
-
-@pytest.mark.parametrize("both_rows", ["diffused", "guided"], indirect=True)
-def test_masked_is_where_the_canvas_holds_the_mask(recorded):
-    trace, mask = recorded.trace, recorded.model.card.mask_id
-    np.testing.assert_array_equal(trace.masked[:], trace.tokens[:] == mask)
-    assert trace.masked[0].sum() == LENGTH
-    assert (trace.masked[:][trace.written[:] >= 0] == 1).all()
 
 
 @pytest.mark.parametrize("both_rows", ["diffused"], indirect=True)
@@ -299,15 +251,6 @@ def test_a_row_of_a_batch_is_recorded_as_if_it_were_alone(diffused, diffusion, t
     shares = probabilities_of(diffusion.network, torch.from_numpy(alone.tokens[-1:].astype(np.int64)))
     for name in alone.tensors:
         assert_close(getattr(row, name)[:], getattr(alone, name)[:], **shares, what=name)
-
-
-def test_guidance_records_the_conditional_half(guided, diffused):
-    for recorded, plain in zip(guided, diffused, strict=True):
-        trace = recorded.trace
-        prompt = slice(0, recorded.generation.prompt_length)
-        assert not trace.masked[:, prompt].any()  # the other half's prompt is all masks
-        assert trace.manifest["sampler"]["guidance"] == 1.5
-        assert_close(trace.column_sums[0], plain.trace.column_sums[0], terms=recorded.terms)  # the same first canvas
 
 
 def test_rows_that_have_met_eos_are_no_longer_recorded(autoregressive, tmp_path):

@@ -3,23 +3,16 @@ import itertools
 import os
 from collections.abc import Mapping
 from importlib.metadata import version
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-import transformers
 from closeness import assert_close, terms_of
-from torch import nn
 
 import sinkscope
-from sinkscope.attention import Watcher, current_session, subscribed
-from sinkscope.decoding import make_batch, resolve_settings
-from sinkscope.decoding.autoregressive import autoregressive_steps
-from sinkscope.decoding.llada import llada_steps
-from sinkscope.errors import AttentionError, CallError, TraceError
-from sinkscope.recorder import step_recorder
+from sinkscope.attention import current_session
+from sinkscope.errors import CallError, TraceError
 from sinkscope.traces import writing
 
 QUESTION = "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:"
@@ -152,24 +145,6 @@ def test_recording_leaves_no_trace_on_the_model(family, out, body):
     assert current_session(model.network) is None
 
 
-def test_a_trace_left_on_the_model_would_be_seen(diffusion):
-    network = diffusion.network
-    before = state_of(network)
-    handle = network.model.layers[0].register_forward_hook(lambda *_: None)
-    with pytest.raises(AssertionError):
-        assert_same(before, state_of(network))
-    handle.remove()
-    network.set_attn_implementation("eager")
-    with pytest.raises(AssertionError):
-        assert_same(before, state_of(network))
-    network.set_attn_implementation("sdpa")
-    network.model.left_behind = 1
-    with pytest.raises(AssertionError):
-        assert_same(before, state_of(network))
-    del network.model.left_behind
-    assert_same(before, state_of(network))
-
-
 # What ends early
 
 
@@ -181,33 +156,6 @@ def test_a_sampler_that_raises_leaves_its_steps_and_says_incomplete(family, out)
     assert not trace.complete
     assert trace.steps == 4
     assert_close(np.nansum(trace.column_sums[:, 0, 0], axis=-1), trace.lengths[:], terms=3 * int(trace.lengths[-1]))
-
-
-def test_a_body_that_raises_after_its_generation_keeps_it_complete(family, out):
-    model, settings = family
-    with pytest.raises(Stop), sinkscope.recording(model, out=out):
-        body_raises(model, settings)
-    assert sinkscope.open_trace(out).complete
-
-
-def test_a_body_that_raises_between_forward_calls_leaves_an_incomplete_trace(family, out):
-    model, settings = family
-    with pytest.raises(Stop), sinkscope.recording(model, out=out):
-        body_raises_between_forwards(model, settings)
-    trace = sinkscope.open_trace(out)
-    assert not trace.complete
-    assert trace.steps == 1
-
-
-def test_a_forward_call_that_raises_is_no_step(family, out):
-    model, _ = family
-    with sinkscope.recording(model, out=out):
-        with pytest.raises(Stop):
-            forward_raises(model, {})
-        model.network(torch.arange(5, 25)[None])
-    trace = sinkscope.open_trace(out)
-    assert len(trace.layers) == 3
-    assert trace.lengths[:].tolist() == [20]
 
 
 def full(*_):
@@ -231,50 +179,7 @@ def test_a_disk_that_fills_up_is_one_clear_message_and_leaves_no_trace_on_the_mo
     assert_same(before, state_of(model.network))
 
 
-def test_a_disk_that_is_full_when_the_body_ends_leaves_no_trace_on_the_model(diffusion, out, monkeypatch):
-    before = state_of(diffusion.network)
-    with (
-        pytest.raises(TraceError, match="No space left on device"),
-        monkeypatch.context() as patch,
-        sinkscope.recording(diffusion, out=out),
-    ):
-        diffusion.network(torch.arange(5, 22)[None])
-        patch.setattr(os, "fsync", full)
-    assert current_session(diffusion.network) is None
-    assert_same(before, state_of(diffusion.network))
-
-
-def test_a_numbered_folder_that_cannot_be_made_is_one_clear_message(diffusion, out, monkeypatch):
-    make = Path.mkdir
-
-    def refuse(self, *args, **options):
-        if self.parent == out:
-            raise PermissionError(errno.EACCES, "Permission denied")
-        make(self, *args, **options)
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    with (
-        pytest.raises(TraceError, match=r"000000 cannot be made \(Permission denied\)"),
-        sinkscope.recording(diffusion, out=out),
-    ):
-        sinkscope.generate(diffusion, [QUESTION, SHORT], **DIFFUSION)
-
-
 # What is refused
-
-
-@pytest.mark.parametrize(
-    "module", [nn.Sequential(nn.Linear(3, 4)), nn.TransformerEncoderLayer(8, 2)], ids=["linear", "encoder layer"]
-)
-def test_a_foreign_torch_module_is_refused(module, out):
-    with (
-        pytest.raises(
-            AttentionError, match=rf"whose attention modules have a layer_idx, found none in {type(module).__name__}"
-        ),
-        sinkscope.recording(module, out=out),
-    ):
-        pass
-    assert not module._forward_hooks
 
 
 def test_an_occupied_folder_is_refused_before_the_model_is_touched(diffusion, out):
@@ -338,87 +243,7 @@ def test_the_manifest_says_what_made_the_trace(family, out):
     assert manifest["text"] == answer.text != ""
 
 
-def test_the_vocabulary_reads_tokens_that_were_masked_again(diffusion, out):
-    """Token 9 stands on the second canvas alone."""
-    mask = diffusion.card.mask_id
-    canvases = [torch.tensor([[5, 6, one, mask]]) for one in (mask, 9, mask)]
-    with (
-        sinkscope.recording(diffusion, out=out),
-        torch.no_grad(),
-        sinkscope.following(diffusion, sampler="mine") as steps,
-    ):
-        for canvas, after in zip(
-            canvases, [*canvases[1:], canvases[-1].masked_fill(canvases[-1] == mask, 7)], strict=True
-        ):
-            diffusion.network(canvas)
-            steps.committed(after)
-    assert "9" in sinkscope.open_trace(out).manifest["vocabulary"]
-
-
-def test_a_trace_that_is_cut_short_knows_the_tokens_of_each_part(diffusion, out, monkeypatch):
-    monkeypatch.setattr(step_recorder, "MOST_HELD", 0)  # a part for each step
-    found = []
-
-    def look(step):
-        if step.number == 2:
-            trace = sinkscope.open_trace(out)
-            found.append({*trace.tokens[:].ravel().tolist()} - {int(token) for token in trace.manifest["vocabulary"]})
-
-    with sinkscope.recording(diffusion, out=out):
-        sinkscope.generate(diffusion, QUESTION, length=8, block=8, on_step=look)
-    assert found == [set()]
-
-
-def test_the_vocabulary_reads_every_token_of_the_canvas(family, out):
-    model, settings = family
-    with sinkscope.recording(model, out=out):
-        answer = sinkscope.generate(model, QUESTION, **settings)
-    trace = sinkscope.open_trace(out)
-    special = {token for token in (model.card.mask_id, model.card.eos_id) if token is not None}
-    assert {int(token) for token in trace.manifest["vocabulary"]} == set(answer.tokens.tolist()) | special
-    body = "".join(trace.token_text(token) for token in answer.tokens[1 : answer.prompt_length])
-    assert body == QUESTION
-    assert trace.token_text(model.card.eos_id) == "<|eos|>"
-
-
-def test_before_the_first_part_the_manifest_reads_the_prompt_already(diffusion, out):
-    seen = []
-    with sinkscope.recording(diffusion, out=out):
-        sinkscope.generate(diffusion, SHORT, **DIFFUSION, on_step=lambda step: seen.append(sinkscope.open_trace(out)))
-    assert not seen[0].complete
-    assert seen[0].manifest["prompt"] == SHORT
-    assert seen[0].token_text(diffusion.encode(SHORT)[1]) == "Q"
-    assert seen[0].token_text(diffusion.card.mask_id) == "<|mask|>"
-
-
-def test_prompts_given_as_ids_have_no_text(autoregressive, out):
-    with sinkscope.recording(autoregressive, out=out):
-        sinkscope.generate(autoregressive, torch.tensor(autoregressive.encode(SHORT)), length=2)
-    assert sinkscope.open_trace(out).manifest["prompt"] is None
-
-
 # The command line
-
-
-@pytest.mark.parametrize(
-    ("argv", "command"),
-    [
-        (
-            ["/somewhere/bin/sinkscope", "trace", "lab-diffusion", "--prompt", "two words"],
-            "sinkscope trace lab-diffusion --prompt 'two words'",
-        ),
-        (["/somewhere/sinkscope/__main__.py", "demo"], "sinkscope demo"),
-        (["/somewhere/bin/pytest", "-q"], None),
-        (["/somewhere/my/__main__.py", "demo"], None),
-        ([""], None),
-        ([], None),
-    ],
-)
-def test_the_manifest_says_the_command_where_there_is_one(diffusion, out, monkeypatch, argv, command):
-    monkeypatch.setattr("sys.argv", argv)
-    with sinkscope.recording(diffusion, out=out), torch.no_grad():
-        diffusion.network(torch.arange(5, 22)[None])
-    assert sinkscope.open_trace(out).manifest["command"] == command
 
 
 # Several generations
@@ -453,22 +278,6 @@ def test_a_second_generation_makes_the_first_a_numbered_trace(family, out):
     assert_close(traces[1].column_sums[:], traces[2].column_sums[:], terms=terms_of(model.network, 64))
 
 
-def test_one_trace_is_numbered_from_the_first_on_where_asked(diffusion, out):
-    with sinkscope.recording(diffusion, out=out, numbered=True):
-        sinkscope.generate(diffusion, SHORT, **DIFFUSION)
-    assert [path.name for path in out.iterdir()] == ["000000"]
-    assert sinkscope.open_trace(out).manifest["prompt"] == SHORT
-
-
-def test_what_comes_after_the_body_is_not_recorded(family, out):
-    model, settings = family
-    with sinkscope.recording(model, out=out):
-        sinkscope.generate(model, QUESTION, **settings)
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    sinkscope.generate(model, SHORT, **settings)
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-
-
 def test_a_forward_call_between_two_steps_of_a_sampler_is_nobodys_step(family, tmp_path):
     model, settings = family
     for name, call in (
@@ -482,50 +291,7 @@ def test_a_forward_call_between_two_steps_of_a_sampler_is_nobodys_step(family, t
     np.testing.assert_array_equal(disturbed.column_sums[:], plain.column_sums[:])
 
 
-def test_leaving_before_the_sampler_has_ended_keeps_the_steps_so_far_and_says_incomplete(family, out):
-    model, settings = family
-    resolved = resolve_settings(model.family, **settings)
-    batch = make_batch(model, [model.encode(SHORT)], [SHORT], resolved.length)
-    sampler = (autoregressive_steps if model.family.causal else llada_steps)(model, batch, resolved)
-    with sinkscope.recording(model, out=out):
-        for _ in range(3):
-            next(sampler)
-    trace = sinkscope.open_trace(out)
-    assert (trace.steps, trace.complete) == (3, False)
-    sampler.close()
-    assert current_session(model.network) is None
-
-
 # Beside other watchers
-
-
-class Other(Watcher):
-    groups = ("unmasked", "masked")
-
-    def watch(self, call, columns):
-        pass
-
-
-def test_another_watcher_changes_nothing_in_the_trace(diffusion, tmp_path):
-    with sinkscope.recording(diffusion, out=tmp_path / "alone"):
-        sinkscope.generate(diffusion, QUESTION, **DIFFUSION)
-    with subscribed(diffusion.network, Other()), sinkscope.recording(diffusion, out=tmp_path / "beside"):
-        sinkscope.generate(diffusion, QUESTION, **DIFFUSION)
-    alone, beside = sinkscope.open_trace(tmp_path / "alone"), sinkscope.open_trace(tmp_path / "beside")
-    for name in alone.tensors:
-        assert_close(getattr(beside, name)[:], getattr(alone, name)[:], terms=terms_of(diffusion.network, 64))
-
-
-def test_two_recordings_of_one_model_write_the_same(autoregressive, tmp_path):
-    with (
-        sinkscope.recording(autoregressive, out=tmp_path / "one"),
-        sinkscope.recording(autoregressive, out=tmp_path / "two"),
-    ):
-        sinkscope.generate(autoregressive, SHORT, **AUTOREGRESSIVE)
-    one, two = sinkscope.open_trace(tmp_path / "one"), sinkscope.open_trace(tmp_path / "two")
-    assert one.complete
-    assert two.complete
-    np.testing.assert_array_equal(one.column_sums[:], two.column_sums[:])
 
 
 # Calls that no sampler of ours publishes
@@ -581,31 +347,6 @@ def test_transformers_own_generate_is_recorded(autoregressive, tmp_path):
         _ = theirs.written
 
 
-def test_transformers_own_generate_of_a_batch_is_recorded_without_padding(autoregressive, out):
-    ids, mask = ids_of(autoregressive, QUESTION, SHORT)
-    with sinkscope.recording(autoregressive, out=out):
-        answer = autoregressive.network.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False)
-    for row, trace in enumerate(sinkscope.open_traces(out)):
-        length = int(mask[row].sum())
-        assert trace.lengths[:].tolist() == [length, length + 1, length + 2]
-        canvas = answer[row, ids.shape[1] - length :][: length + 2]
-        assert trace.tokens[2].tolist() == canvas.tolist()
-        assert_close(
-            trace.column_sums[2],
-            eager_columns(autoregressive.network, canvas),
-            terms=terms_of(autoregressive.network, 64),
-        )
-
-
-def test_a_second_call_of_transformers_generate_is_a_trace_of_its_own(autoregressive, out):
-    with sinkscope.recording(autoregressive, out=out):
-        for prompt in (QUESTION, SHORT):
-            ids, mask = ids_of(autoregressive, prompt)
-            autoregressive.network.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False)
-    assert [trace.steps for trace in sinkscope.open_traces(out)] == [3, 3]
-    assert all(trace.complete for trace in sinkscope.open_traces(out))
-
-
 def test_plain_forward_calls_are_steps_of_one_trace(family, out):
     model, _ = family
     canvases = [model.encode(QUESTION), model.encode(SHORT), model.encode(QUESTION)[:9]]
@@ -623,56 +364,3 @@ def test_plain_forward_calls_are_steps_of_one_trace(family, out):
             terms=terms_of(model.network, 64),
         )
         assert not np.isnan(trace.self_attention[step, ..., : len(canvas)]).any()
-
-
-def test_a_plain_forward_call_of_another_batch_begins_new_traces(family, out):
-    model, _ = family
-    ids, _ = ids_of(model, SHORT)
-    with sinkscope.recording(model, out=out), torch.no_grad():
-        model.network(ids)
-        model.network(ids.repeat(2, 1))
-    assert [trace.steps for trace in sinkscope.open_traces(out)] == [1, 1, 1]
-
-
-def test_masks_in_a_plain_forward_call_are_seen(diffusion, out):
-    canvas = [*diffusion.encode(SHORT), *[diffusion.card.mask_id] * 5]
-    with sinkscope.recording(diffusion, out=out), torch.no_grad():
-        diffusion.network(torch.tensor([canvas]))
-    trace = sinkscope.open_trace(out)
-    assert trace.manifest["mask_id"] == diffusion.card.mask_id
-    assert trace.masked[0].tolist() == [0] * (len(canvas) - 5) + [1] * 5
-    assert_close(trace.column_sums_masked[0, 0, 0].sum(), 5.0, terms=3 * len(canvas))
-
-
-def test_padding_on_the_right_is_refused(diffusion, out):
-    ids, mask = ids_of(diffusion, QUESTION, SHORT)
-    with (
-        pytest.raises(AttentionError, match="expected padding on the left alone, found it behind position"),
-        sinkscope.recording(diffusion, out=out),
-    ):
-        diffusion.network(ids, attention_mask=mask.flip(-1))
-    assert current_session(diffusion.network) is None
-
-
-def test_a_module_of_another_architecture_is_recorded_by_itself(out):
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=50,
-        n_positions=32,
-        n_embd=24,
-        n_layer=2,
-        n_head=4,
-        initializer_range=0.5,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    network = transformers.GPT2LMHeadModel(config).eval()
-    canvas = list(range(3, 20))
-    with sinkscope.recording(network, out=out), torch.no_grad():
-        network(torch.tensor([canvas]))
-    trace = sinkscope.open_trace(out)
-    assert trace.layers == ("transformer.h.0.attn", "transformer.h.1.attn")
-    assert trace.manifest["model"] == {"name": "GPT2LMHeadModel"}
-    assert trace.token_text(3) == "<3>"
-    assert_close(trace.column_sums[0], eager_columns(network, canvas), terms=terms_of(network, 16))
-    assert len(sinkscope.find_sinks(trace, excess=1.0)) > 0

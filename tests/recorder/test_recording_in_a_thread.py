@@ -1,7 +1,6 @@
 """A recording whose steps are written by the thread, as on a GPU: the same trace, the same refusals."""
 
 import time
-import warnings
 
 import numpy as np
 import pytest
@@ -28,17 +27,6 @@ def record(model, out, keep="columns"):
     return sinkscope.open_traces(out)
 
 
-def test_the_trace_is_the_one_written_step_by_step(diffusion, tmp_path, monkeypatch):
-    expected = record(diffusion, tmp_path / "plain")
-    monkeypatch.setattr(step_recorder, "AsyncWriter", lambda: AsyncWriter(threaded=True, room=20_000))
-    found = record(diffusion, tmp_path / "threaded")
-    assert len(found) == len(expected) == 3
-    for one, other in zip(found, expected, strict=True):
-        assert one.manifest["complete"] and one.manifest["text"] == other.manifest["text"]
-        for name in ("tokens", "written", "column_sums", "self_attention", "value_norms", "confidence"):
-            assert np.array_equal(getattr(one, name)[:], getattr(other, name)[:], equal_nan=True), name
-
-
 def test_what_waits_for_its_part_is_bounded_over_all_prompts(diffusion, tmp_path, monkeypatch, threaded):
     expected, waiting, land = record(diffusion, tmp_path / "plain"), [], step_recorder.Recorder._write_step
 
@@ -54,16 +42,6 @@ def test_what_waits_for_its_part_is_bounded_over_all_prompts(diffusion, tmp_path
     for one, other in zip(found, expected, strict=True):
         one.verify()
         assert np.array_equal(one.column_sums[:], other.column_sums[:], equal_nan=True)
-
-
-def test_the_bound_on_what_waits_is_stated():
-    assert step_recorder.MOST_HELD == 256 * 2**20
-
-
-def test_statistics_are_counted_in_the_thread(diffusion, tmp_path, threaded):
-    with sinkscope.recording(diffusion, out=tmp_path / "counted", keep="statistics"):
-        sinkscope.generate(diffusion, [5, 9, 11, 7], **SETTINGS)
-    assert (tmp_path / "counted" / "statistics.safetensors").exists()
 
 
 @pytest.mark.parametrize("in_a_thread", [False, True])
@@ -119,80 +97,6 @@ def test_a_loop_that_goes_on_after_a_failed_step_leaves_no_hole(in_a_thread, dif
             time.sleep(0.01)
     trace = sinkscope.open_trace(tmp_path / "trace")
     assert trace.tokens[:, 0].tolist() == [5, 6] and not trace.complete and told
-
-
-def test_no_room_to_stack_layers_goes_by_the_host(diffusion, tmp_path, monkeypatch, threaded):
-    expected = record(diffusion, tmp_path / "plain")
-    stack, tries = step_recorder.stack_layers, []
-
-    def scarce(layers, causal, blocks):
-        tries.append(1)
-        if len(tries) % 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return stack(layers, causal, blocks)
-
-    monkeypatch.setattr(step_recorder, "stack_layers", scarce)
-    found = record(diffusion, tmp_path / "scarce")
-    assert all(
-        np.array_equal(one.column_sums[:], other.column_sums[:], equal_nan=True)
-        for one, other in zip(found, expected, strict=True)
-    )
-    assert [one.steps for one in found] == [4, 4, 4]
-
-
-def test_no_room_for_a_layer_s_norms_waits_for_what_is_under_way(diffusion, tmp_path, monkeypatch, threaded):
-    expected = record(diffusion, tmp_path / "plain")
-    seen, tries, drained = step_recorder.LayerTensors.of, [], []
-
-    def scarce(*arguments):
-        tries.append(1)
-        if len(tries) % 5 == 0:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return seen(*arguments)
-
-    monkeypatch.setattr(step_recorder.LayerTensors, "of", scarce)
-    monkeypatch.setattr(AsyncWriter, "drain", lambda self, drain=AsyncWriter.drain: (drained.append(1), drain(self)))
-    found = record(diffusion, tmp_path / "scarce")
-    assert len(drained) == len(tries) // 5 + 2, "once more at the end of each of the two generations"
-    assert all(
-        np.array_equal(one.column_sums[:], other.column_sums[:], equal_nan=True)
-        for one, other in zip(found, expected, strict=True)
-    )
-
-
-QUEUED = [
-    "none",
-    "top:1",
-    "top:1@last_row",
-    "random:1",
-    "mass:1",
-    "persistent:1",
-    "ranks:1",
-    "above:3",
-    "window:2+5",
-    "top:1@keys=1-9",
-]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("rule", QUEUED)
-def test_recording_and_hiding_on_a_gpu_never_wait_inside_a_step(rule, tmp_path):
-    """CUDA's own alarm: any call that waits for the device between two steps raises."""
-    model = sinkscope.load("lab-diffusion", device="cuda")
-    canvas = torch.full((1, 64), model.card.mask_id, device="cuda")
-    with sinkscope.recording(model, out=tmp_path / "trace"), sinkscope.parse_rule(rule)(model), torch.no_grad():
-        for _ in range(2):  # opens the trace, compiles the kernels, without and with hidden keys
-            model.network.model(input_ids=canvas, use_cache=False)
-        try:
-            with warnings.catch_warnings():  # it warns once that it is a prototype, after it has set itself
-                warnings.simplefilter("ignore")
-                torch.cuda.set_sync_debug_mode("error")
-            for _ in range(3):
-                model.network.model(input_ids=canvas, use_cache=False)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    assert sinkscope.open_trace(tmp_path / "trace").steps == 5
 
 
 @pytest.mark.gpu

@@ -4,8 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import transformers
-from closeness import assert_close
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sinkscope
@@ -13,9 +11,7 @@ from sinkscope.attention import KeyNorms, norms_of
 from sinkscope.errors import AttentionError
 from sinkscope.recorder.step_tensors import (
     LayerTensors,
-    align_to_end,
     check_numbers,
-    head_counts,
     join_devices,
     stack_layers,
 )
@@ -35,58 +31,6 @@ def layer(heads=HEADS, kv_heads=3):
     )
 
 
-def test_layers_that_differ_in_kv_heads_have_nan_beyond_their_own():
-    one, other = layer(kv_heads=3), layer(kv_heads=1)
-    stacked = join_devices(stack_layers([one, other], causal=False))
-    assert stacked["value_norms"].shape == (2, BATCH, 3, KEYS) and "hidden_norms" not in stacked
-    assert torch.equal(stacked["key_norms"][0], one.key_norms)
-    assert torch.equal(stacked["key_norms"][1, :, :1], other.key_norms)
-    assert stacked["key_norms"][1, :, 1:].isnan().all()
-
-
-def test_of_a_step_only_what_its_trace_holds_is_taken():
-    one, other = layer(), layer()
-    (both,), (causal,) = stack_layers([one, other], causal=False), stack_layers([one, other], causal=True)
-    for number, name in enumerate(("column_sums", "column_sums_masked", "column_sums_prompt")):
-        assert torch.equal(both[name], torch.stack([one.sums[:, :, number], other.sums[:, :, number]]))
-        assert (name in causal) == (number == 0)
-    assert torch.equal(causal["last_query"], torch.stack([one.last_row, other.last_row])) and "last_query" not in both
-
-
-def test_layers_that_differ_in_query_heads_are_refused():
-    with pytest.raises(
-        AttentionError,
-        match="expected as many query heads in every layer, found 4 and 6; such a model cannot be recorded",
-    ):
-        head_counts([layer(6), layer(4)])
-
-
-def test_what_is_known_of_the_newest_queries_stands_at_the_end():
-    arrays = {"self_attention": torch.rand(5, HEADS, QUERIES), "column_sums": torch.rand(5, HEADS, KEYS)}
-    known = arrays["self_attention"]
-    align_to_end(arrays, KEYS)
-    assert (
-        arrays["self_attention"].shape == (5, HEADS, KEYS)
-        and arrays["self_attention"][..., : KEYS - QUERIES].isnan().all()
-    )
-    assert torch.equal(arrays["self_attention"][..., KEYS - QUERIES :], known)
-
-
-def test_states_that_came_ready_made_have_no_tokens(tmp_path):
-    """A decoder that is given its encoder's states: columns are there, and nobody knows what they stand on."""
-    torch.manual_seed(0)
-    shape = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 3, "decoder_attention_heads": 3}
-    config = transformers.BartConfig(vocab_size=50, d_model=24, encoder_ffn_dim=16, decoder_ffn_dim=16, **shape)
-    network = transformers.BartForConditionalGeneration(config).eval()
-    states = transformers.modeling_outputs.BaseModelOutput(torch.randn(1, KEYS, 24))
-    with sinkscope.recording(network, out=tmp_path / "t"), torch.no_grad():
-        network(encoder_outputs=states, decoder_input_ids=torch.arange(5, 5 + QUERIES)[None])
-    own, cross = sinkscope.open_traces(tmp_path / "t")
-    assert (own.manifest["attends_to"], cross.manifest["attends_to"]) == ("model.decoder", None)
-    assert own.lengths[0] == QUERIES and cross.lengths[0] == KEYS and (cross.tokens[0] == -1).all()
-    assert_close(cross.column_sums[0].sum(-1), float(QUERIES), terms=3 * KEYS)
-
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_layers_of_several_devices_are_joined_on_the_host(causal):
     """Runs of layers on one device travel together; here the split is made up, as there is one device."""
@@ -100,13 +44,13 @@ def test_layers_of_several_devices_are_joined_on_the_host(causal):
 @pytest.mark.parametrize("place", [(0, 0), (2, 1)])
 def test_a_nan_is_found_with_step_layer_and_head(place):
     sums = torch.rand(3, 2, 7)
-    check_numbers(sums, ["a", "b", "c"], 9)
+    check_numbers(sums, {}, ["a", "b", "c"], 9)
     sums[place][5] = torch.nan
     with pytest.raises(
         AttentionError,
         match=rf"attention of step 9 .* NaN first in layer {'abc'[place[0]]}, head {place[1]}; .*float32",
     ):
-        check_numbers(sums, ["a", "b", "c"], 9)
+        check_numbers(sums, {}, ["a", "b", "c"], 9)
 
 
 def test_a_layer_whose_input_lies_on_the_device_before_it():
@@ -137,6 +81,6 @@ def test_a_norm_too_large_for_its_type_ends_the_recording(keep, diffusion, tmp_p
     for name, module in diffusion.network.named_modules():
         if name.endswith("v_proj"):
             monkeypatch.setattr(module.weight, "data", module.weight.data * 1e20)
-    expected = "expected the value norms of step 0 to be finite, found infinite ones; the squares of the model's states overflow"
+    expected = "expected the value norms of step 0 to be finite, found infinite ones"
     with pytest.raises(AttentionError, match=expected), sinkscope.recording(diffusion, out=tmp_path / "run", keep=keep):
         sinkscope.generate(diffusion, [5, 6, 7], length=4, steps=4, block=4)

@@ -9,8 +9,7 @@ the modules that own the layers.
 
 from sinkscope.attention.dispatch import attend, without_autocast
 from sinkscope.attention.foreign_network import foreign
-from sinkscope.attention.hooks import generating_in, is_generating, subscribed
-from sinkscope.attention.interface import NAME, register_interface
+from sinkscope.attention.hooks import NAME, register_interface
 from sinkscope.attention.projections import KeyNorms, OutputProjections, norms_of, output_norms, output_projection
 from sinkscope.attention.records import (
     AttentionInputs,
@@ -22,11 +21,13 @@ from sinkscope.attention.records import (
     Prefix,
     StepContext,
     StepResult,
+    upload,
 )
 from sinkscope.attention.scores import mask_for
 from sinkscope.attention.session import Session, current_session
-from sinkscope.attention.stacks import query_heads, upload
+from sinkscope.attention.stacks import query_heads
 from sinkscope.attention.subscribers import Hider, Prepender, Subscriber, Watcher
+from sinkscope.attention.subscribing import generating_in, is_generating, subscribed
 
 __all__ = [
     "NAME",

@@ -1,11 +1,9 @@
-"""Attention and the sums of its columns in one pass over blocks of queries, without ever holding a map of queries ×
-keys.
+"""Attention and its column sums in one pass over blocks of queries, without ever holding a map of queries × keys.
 
 The scores of a block of queries against all keys are computed once, for one softmax, one product with the values and
 one product with the query groups. Scores and sums are float32 whatever the inputs are. Traces call this pass ``sweep``.
 
-It does not support dropout, soft-capping, the sink logits of other libraries, or paged caches; `interface` refuses
-those.
+It does not support dropout, soft-capping, the sink logits of other libraries, or paged caches; `hooks` refuses those.
 """
 
 import math
@@ -38,8 +36,6 @@ def compute_blockwise(
 
 
 class _Pass:
-    """One pass over the queries of a call, with its output and the sums so far."""
-
     def __init__(self, inputs: AttentionInputs, block: int, workspace: Workspace) -> None:
         query, hiding = inputs.query, bool(inputs.hidden)
         batch, heads, queries, _ = query.shape
@@ -50,12 +46,9 @@ class _Pass:
         self._front = self._scores.front.count
         self._taken = Taken(inputs.hidden, self._front, query.device, self._scores.dtype) if hiding else None
         self._block = min(block, queries)
-        self.output = query.new_empty(batch, queries, heads, inputs.value.shape[-1]).transpose(
-            1, 2
-        )  # read so by the output projection
-        self._sums = torch.zeros(
-            batch, heads, inputs.groups.shape[1], keys + self._front, dtype=torch.float32, device=query.device
-        )
+        by_query = query.new_empty(batch, queries, heads, inputs.value.shape[-1])  # read so by the output projection
+        self.output = by_query.transpose(1, 2)
+        self._sums = inputs.groups.new_zeros(batch, heads, inputs.groups.shape[1], keys + self._front)
         self._local = torch.zeros_like(self._sums) if hiding else None
         self._diagonal = self._sums.new_zeros(batch, heads, queries)
         self._last_row = self._sums.new_zeros(batch, heads, keys)
@@ -75,13 +68,8 @@ class _Pass:
     def attend(self, chunk: Chunk) -> None:
         """Compute the output and the sums of some heads."""
         queries = self._inputs.query.shape[2]
-        if (
-            self._taken is None
-            and not self._front
-            and self._scores.all_see
-            and self._in_place
-            and self._block == queries
-        ):
+        plain = self._taken is None and not self._front and self._scores.all_see and self._in_place
+        if plain and self._block == queries:
             self._attend_whole(chunk)
             return
         bare = None if self._taken is None else self._taken.values(self._inputs.value[:, chunk.kv_heads], chunk.heads)
@@ -90,9 +78,7 @@ class _Pass:
             self._attend_block(chunk, slice(start, min(start + self._block, queries)), bare)
 
     def _attend_whole(self, chunk: Chunk) -> None:
-        """Compute some heads in one block: the common call, without the views and copies of the general one (1.4 % of a
-        recorded run).
-        """
+        """Compute some heads in one block: the common call, without the views and copies of the general one."""
         heads, rows = chunk.heads, slice(0, self._block)
         weights = self._scores.block(chunk, rows)
         torch.softmax(weights, dim=-1, out=weights)
@@ -131,9 +117,7 @@ class _Pass:
                     self._last_in_force[:, heads] = (plain[:, :, -1:] * kept * seen[:, :, -1:])[:, :, 0, front:]
                 spared = _diagonal(kept.expand_as(plain), own_key, front)
                 self._diagonal[:, heads, rows] = _diagonal(plain, own_key, front) * spared * seen[..., 0]
-                if (
-                    bare.dtype == torch.float16
-                ):  # whose range ends before the factor does, and in which small weights lose digits
+                if bare.dtype == torch.float16:  # too small a range for the factor, too few digits for small weights
                     self.output[:, heads, rows] = self._mix(weights * kept * factor, bare, heads)
                 else:
                     self.output[:, heads, rows] = self._mix(weights, bare, heads) * factor.to(bare.dtype)
@@ -149,16 +133,13 @@ class _Pass:
         self.output[:, heads, rows] = self._mix(weights, chunk.values, heads)
 
     def _mix(self, weights: Tensor, values: Tensor, heads: slice) -> Tensor:
-        """Return weights times values [batch · kv_head, key, dim], with the constant keys in front."""
         batch, own, length, _ = weights.shape
         front, weights = self._scores.front, weights.to(values.dtype)
         body = weights[..., front.count :] if front.count else weights
         mixed = torch.bmm(body.reshape(len(values), -1, values.shape[1]), values).view(batch, own, length, -1)
-        return (
-            mixed
-            if front.values is None
-            else mixed + weights[..., : front.count] @ front.values[:, heads].to(weights.dtype)
-        )
+        if front.values is None:
+            return mixed
+        return mixed + weights[..., : front.count] @ front.values[:, heads].to(weights.dtype)
 
     def columns(self) -> Columns:
         """Return the sums of the whole call."""
@@ -176,9 +157,7 @@ class _Pass:
 
 
 def _diagonal(weights: Tensor, own_key: int, front: int) -> Tensor:
-    """Return the weights of each query on its own key: for query i of the block that is key ``own_key`` + i; 0 where
-    there is none.
-    """
+    """Return the weights of each query i of a block on its own key, ``own_key`` + i; 0 where there is none."""
     length = weights.shape[-2]
     weights = weights[..., front:] if front else weights
     found = torch.diagonal(weights, offset=max(own_key, -length), dim1=-2, dim2=-1)

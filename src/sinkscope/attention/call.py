@@ -1,4 +1,4 @@
-"""One running call of a stack: what its subscribers request from each layer, and what they are shown."""
+"""One running call of a stack: the requests of its subscribers in each layer, and the columns they see."""
 
 import functools
 from collections.abc import Sequence
@@ -18,17 +18,17 @@ from sinkscope.attention.records import (
     LayerCall,
     Prefix,
     StepContext,
-    described,
+    upload,
 )
 from sinkscope.attention.scores import Workspace
-from sinkscope.attention.stacks import Stack, slides, upload
+from sinkscope.attention.stacks import Stack, slides
 from sinkscope.attention.subscribers import Hider, Prepender, Subscriber, Watcher
 from sinkscope.errors import AttentionError
 
 
 @dataclass(eq=False)
 class LayerNotes:
-    """What the hooks around the layers have recorded in the running call.
+    """Notes of the hooks around the layers of the running call.
 
     Attributes:
         hidden_states: the input of each layer, by attention module.
@@ -39,27 +39,37 @@ class LayerNotes:
     crossing: set[nn.Module] = field(default_factory=set)
 
 
-@dataclass(frozen=True)
-class Requests:
-    """What the subscribers request from one layer.
+Requests = tuple[list[Hidden], Prefix | None, bool]
+"""Keys taken from one layer, over its own keys; the constant keys in front; and whether anything is requested."""
 
-    Attributes:
-        hidden: the keys taken away, over the layer's own keys.
-        prefix: the constant keys in front, with those of the network itself.
-        in_force: whether anything is requested; otherwise the layer runs as in the stock model.
-    """
+_running: list["Call"] = []  # innermost last, because a stack may be called within the layers of another
 
-    hidden: list[Hidden]
-    prefix: Prefix | None
-    in_force: bool
+
+def call_begins(call: "Call") -> None:
+    """Note that a stack is called, so that the operators in its compiled layers use this call."""
+    _running.append(call)
+
+
+def call_ends(call: "Call") -> None:
+    """Note that a stack has returned or raised, with all stacks called within it."""
+    if call in _running:
+        del _running[_running.index(call) :]
+
+
+def newest_call() -> "Call | None":
+    """Return the innermost running call."""
+    return _running[-1] if _running else None
+
+
+def running_call(module: nn.Module) -> "Call | None":
+    """Return the innermost running call of the stack that an attention module belongs to."""
+    return next((call for call in reversed(_running) if call.owns(module)), None)
 
 
 class Call:
     """A call of a stack while it runs, as `interface.attention_forward` receives it.
 
     Args:
-        stack: the stack that is called.
-        subscribers: of the session.
         context: the step; None where it is not known.
         prompt_lengths: tokens of the prompts, one for each row or one for all.
         inferred: whether the step was read from the arguments of the call because no sampler published it.
@@ -113,9 +123,7 @@ class Call:
         if not self.closed and name in self._ran:
             raise AttentionError(
                 f"expected each layer of {self._stack.name or 'the network'} to run once in a call, found {name} a "
-                "second time; "
-                "layers that share one attention module, or ask twice for attention (DiffLlama), are not modelled by "
-                "sinkscope"
+                "second time; layers that share a module, or attend twice (DiffLlama), are not modelled"
             )
         self._ran.add(name)
         self._turn = index + 1  # only some layers may be compiled
@@ -131,10 +139,7 @@ class Call:
         value: Tensor,
         own: Prefix | None = None,
     ) -> LayerCall:
-        """Return the record of a layer whose name and index are known.
-
-        Args:
-            own: constant keys of the network itself.
+        """Return the record of a layer whose name and index are known; ``own`` are the network's constant keys.
 
         Raises:
             AttentionError: keys that are neither the tokens so far, the newest of them, nor another stack's; or a CUDA
@@ -143,9 +148,8 @@ class Call:
         self.reported = True
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise AttentionError(
-                f"expected {name} to run in every step, found it captured in a CUDA graph, whose replays nobody would "
-                "see; "
-                'leave graphs (torch.compile with mode="reduce-overhead") out while something watches or hides'
+                f"expected {name} to run in every step, found it captured in a CUDA graph, whose replays nobody sees; "
+                'leave torch.compile\'s mode="reduce-overhead" out'
             )
         first_key, crossing = 0, module in self._notes.crossing
         if self._context is not None and self._inferred and not crossing:
@@ -153,8 +157,7 @@ class Call:
             if first_key < 0 or (first_key and not slides(self._cache)):
                 raise AttentionError(
                     f"expected {name} to look at the {self._context.tokens.shape[1]} tokens so far, found "
-                    f"{key.shape[2]} keys; "
-                    "this kind of attention is not modelled by sinkscope"
+                    f"{key.shape[2]} keys; such attention is not modelled"
                 )
         return LayerCall(
             name,
@@ -189,30 +192,36 @@ class Call:
             inputs: of the layer, with nothing hidden and no prefix.
 
         Returns:
-            Output [batch, head, query, value_dim]; None where nothing is requested, so that the layer may run as in the
-            stock model.
+            Output [batch, head, query, value_dim]; None where nothing is requested: the layer runs as in the stock
+            model.
 
         Raises:
             AttentionError: dropout of attention weights.
         """
-        requests = self._requests_for(layer, inputs)
-        if not requests.in_force:
+        hidden, prefix, in_force = self._requests_for(layer, inputs)
+        if not in_force:
             return None
         if dropout:
             raise AttentionError(
                 f"expected no attention dropout while watching or hiding, found {dropout} in {layer.name}; call "
                 "network.eval()"
             )
-        if requests.hidden or requests.prefix is not None:
-            inputs = replace(inputs, hidden=requests.hidden, prefix=requests.prefix)
+        if hidden or prefix is not None:
+            inputs = replace(inputs, hidden=hidden, prefix=prefix)
         output, columns = compute(inputs, workspace=self._workspace)
-        self._show(layer, columns)
+        if self.closed:  # the layer runs a second time
+            return output
+        placed = _placed(columns, layer.first_key) if layer.first_key else columns
+        for watcher in self._watchers:
+            watcher.watch(layer, placed)
+        for hider in self._hiders:
+            hider.observe(layer, placed)
         return output
 
     def _requests_for(self, layer: LayerCall, inputs: AttentionInputs) -> Requests:
         """Return the requests of the subscribers; a second run of the layer gets those of the first."""
         if not self._hiders and not self._prependers:
-            return Requests([], layer.own, bool(self._watchers))
+            return [], layer.own, bool(self._watchers)
         if not (self.closed and layer.name in self._requests):
             prefix = self._prefix(layer)
             bare = None if prefix is None else replace(prefix, values=None)
@@ -224,50 +233,30 @@ class Call:
                 narrow = replace(inputs, value=inputs.value[..., :1], prefix=bare, groups=groups)
                 return _placed(compute(narrow, workspace=self._workspace)[1], layer.first_key)
 
+            measured = replace(layer, measure=measure)
             own = [
                 replace(one, keys=one.keys[..., layer.first_key :])
-                for one in self.hidden(replace(layer, measure=measure))
+                for hider in self._hiders
+                for one in _hidden_by(hider, measured)
             ]
             # Asking a GPU whether it holds any key would wait.
             hidden = [
                 one for one in own if one.keys.is_cuda or bool(one.keys.any()) or (one.front and prefix is not None)
             ]
-            in_force = self._watched(layer) or bool(hidden) or prefix is not layer.own
-            self._requests[layer.name] = Requests(hidden, prefix, in_force)
+            observed = any([hider.observes(layer) for hider in self._hiders])  # every hider is asked
+            in_force = bool(self._watchers) or observed or bool(hidden) or prefix is not layer.own
+            self._requests[layer.name] = hidden, prefix, in_force
         return self._requests[layer.name]
-
-    def hidden(self, layer: LayerCall) -> list[Hidden]:
-        """Return the keys that each hider takes away, over all tokens so far."""
-        return [one for hider in self._hiders for one in _hidden_by(hider, layer)]
 
     def _prefix(self, layer: LayerCall) -> Prefix | None:
         """Return the one prefix of a layer, the network's own or that of the only prepender."""
         found = [one.prepend(layer) for one in self._prependers]
         prefixes = [one for one in (layer.own, *found) if one is not None]
         if len(self._prependers) > 1 or len(prefixes) > 1:
-            raise AttentionError(
-                "expected one prefix, found two prependers, or one on a network that has a sink of its own"
-            )
+            raise AttentionError("expected one prefix, found two prependers, or one on a network with its own sink")
         return prefixes[0] if prefixes else None
 
-    def _watched(self, layer: LayerCall) -> bool:
-        """Return whether any subscriber needs the columns of a layer; every hider is asked."""
-        return bool(self._watchers) or any([hider.observes(layer) for hider in self._hiders])
-
-    def _show(self, layer: LayerCall, columns: Columns) -> None:
-        """Show the subscribers the columns of a layer, in their absolute places, unless the layer runs for a second
-        time.
-        """
-        if self.closed:
-            return
-        placed = _placed(columns, layer.first_key) if layer.first_key else columns
-        for watcher in self._watchers:
-            watcher.watch(layer, placed)
-        for hider in self._hiders:
-            hider.observe(layer, placed)
-
     def _members(self, query: Tensor) -> Tensor:
-        """Return which queries belong to which group, float32 [batch, group, query]."""
         batch, queries, device = query.shape[0], query.shape[2], query.device
         if self._context is None:
             members = torch.ones(batch, len(self.groups), queries, device=device, dtype=torch.float32)
@@ -281,7 +270,6 @@ class Call:
 
 
 def _hidden_by(hider: Hider, layer: LayerCall) -> list[Hidden]:
-    """Return the keys that a hider takes away in a layer, on the device of the layer's keys."""
     answer, device = hider.hide(layer), layer.key.device
     if answer is None:
         return []
@@ -292,8 +280,7 @@ def _hidden_by(hider: Hider, layer: LayerCall) -> list[Hidden]:
         if not boolean or one.keys.ndim != 4 or one.keys.shape[-1] != layer.keys:
             raise AttentionError(
                 f"{type(hider).__name__}.hide in {layer.name}: expected bool masks whose last axis are all "
-                f"{layer.keys} tokens so far "
-                f"(LayerCall.keys), found {', '.join(described(mask) for mask in masks.values())}"
+                f"{layer.keys} tokens so far (LayerCall.keys), found {one.keys.dtype} {list(one.keys.shape)}"
             )
         elsewhere = {name: upload(mask, device) for name, mask in masks.items() if mask.device != device}
         hidden.append(replace(one, **elsewhere) if elsewhere else one)

@@ -58,9 +58,7 @@ def attend_behind(
     # Plain products beat the CPU's fused kernel on short canvases, backward above all.
     if prefix.logits is None and not (gradients and query.device.type == "cpu"):
         shared = heads > kv_heads
-        if (
-            shared and query.is_cuda and mask is not None
-        ):  # a GPU's fused kernels take a mask or grouped queries, not both
+        if shared and query.is_cuda and mask is not None:  # a GPU's fused kernels take a mask or groups, not both
             keys, values = (one.repeat_interleave(heads // kv_heads, dim=1) for one in (keys, values))
             shared = False
         return scaled_dot_product_attention(

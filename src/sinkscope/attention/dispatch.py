@@ -1,5 +1,4 @@
-"""Chooses the implementation of attention with column sums for a call. `Columns.path` and the manifest of a trace name
-it.
+"""Chooses the implementation of attention with column sums for a call; `Columns.path` and traces name it.
 
 | path | where | what |
 |---|---|---|
@@ -75,9 +74,7 @@ def attend(
 def check_heads(query: Tensor, key: Tensor) -> None:
     """Raise AttentionError for query heads that key heads cannot share equally; some would be left out."""
     if query.shape[1] % key.shape[1]:
-        raise AttentionError(
-            f"expected query heads to be a multiple of key heads, found {query.shape[1]} and {key.shape[1]}"
-        )
+        raise AttentionError(f"expected key heads to divide query heads, found {key.shape[1]} and {query.shape[1]}")
 
 
 def compute(
@@ -88,11 +85,8 @@ def compute(
     On a GPU the kernels compute every call except one that needs gradients, zeroes weights after the softmax, or hides
     different keys from different queries; such a call goes through the blockwise pass.
     """
-    if (
-        kernels_take(inputs.query, inputs.key, inputs.value)
-        and not inputs.needs_gradient
-        and hides_whole_keys(inputs.hidden)
-    ):
+    taken = kernels_take(inputs.query, inputs.key, inputs.value)
+    if taken and not inputs.needs_gradient and hides_whole_keys(inputs.hidden):
         with without_autocast(inputs.query.device.type):
             found = compute_by_kernels(inputs)
         if found is not None:
@@ -110,9 +104,7 @@ def compute_by_kernels(inputs: AttentionInputs) -> tuple[Tensor, Columns] | None
 def norms_by_kernel(
     key: Tensor, value: Tensor, projection: Tensor | None, newest: int
 ) -> tuple[Tensor, Tensor, Tensor | None] | None:
-    """Return `fused.compute_norms`; None where the kernel does not support the tensors, or cannot be compiled or
-    launched.
-    """
+    """Return `fused.compute_norms`; None where the kernel does not support the tensors, or cannot run here."""
     if not kernels_take(key, key, value):
         return None
     wide = max(key.shape[-1], value.shape[-1])
@@ -120,34 +112,26 @@ def norms_by_kernel(
 
 
 def _by_kernels(tensor: Tensor, wide: int, what: str, run: Callable[[Any], Found]) -> Found | None:
-    """Return what kernels compute; a failure is warned of once for each device, dtype, head size and kind of call, and
-    not tried again.
-    """
-    kind = (str(tensor.device), str(tensor.dtype).removeprefix("torch."), wide, what)
-    if kind in _given_up:
+    """Return the result of the kernels; None, with one warning for each kind of call, where they cannot run here."""
+    device, dtype = str(tensor.device), str(tensor.dtype).removeprefix("torch.")
+    if (device, dtype, wide, what) in _given_up:
         return None
+    failures: tuple[type[Exception], ...] = (ImportError,)
     try:
         from sinkscope.attention import fused  # Triton may be missing
-    except ImportError as error:
-        _give_up(*kind, error)
-        return None
-    try:
+
+        failures = (fused.KernelError,)
         return run(fused)
-    except fused.KernelError as error:
-        _give_up(*kind, error)
+    except failures as error:
+        _given_up.add((device, dtype, wide, what))
+        slower = "torch's slower operations run" if what == OF_NORMS else BLOCKWISE
+        failed = f"expected to run with head size {wide} in {dtype}{what} on {device}, found that it does not ({error})"
+        _warn(failed, slower)
         return None
 
 
 _given_up: set[tuple[str, str, int, str]] = set()
-"""Calls that cannot be compiled or launched: device, dtype, head size, and what they do besides."""
-
-
-def _give_up(device: str, dtype: str, dim: int, what: str, error: Exception) -> None:
-    _given_up.add((device, dtype, dim, what))
-    slower = "torch's slower operations run" if what == OF_NORMS else BLOCKWISE
-    _warn(
-        f"expected to run with head size {dim} in {dtype}{what} on {device}, found that it does not ({error})", slower
-    )
+"""Calls that cannot be compiled or launched: device, dtype, head size, and further words."""
 
 
 def without_autocast(device: str) -> contextlib.AbstractContextManager[Any]:
@@ -174,9 +158,7 @@ def kernels_take(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def hides_whole_keys(hidden: Sequence[Hidden]) -> bool:
-    """Return whether all queries of a head lose the same keys before the softmax, the only hiding that the kernels
-    support.
-    """
+    """Return whether all queries of a head lose the same keys before the softmax, as the kernels need it."""
     return not any(one.zeroed or one.front or one.queries is not None or one.keys.shape[2] != 1 for one in hidden)
 
 

@@ -9,6 +9,7 @@ import inspect
 import math
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,10 +46,8 @@ def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: 
     """
     paths = {path for path, _ in network.named_modules()}
     if unknown := [path for path in layers or () if path not in paths]:
-        raise CallError(
-            f"layers: {type(network).__name__} has no module {', '.join(unknown)}; it has "
-            f"{', '.join(sorted(paths - {''})[:8])} …"
-        )
+        some = ", ".join(sorted(paths - {""})[:8])
+        raise CallError(f"layers: {type(network).__name__} has no module {', '.join(unknown)}; it has {some} …")
     if current_session(network) is not None:
         raise AttentionError(f"{type(network).__name__} is watched already; open foreign() before recording")
     hooks = ForeignHooks(network, None if layers is None else frozenset(layers), causal)
@@ -65,8 +64,7 @@ def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: 
     if left:
         raise AttentionError(
             f"expected recordings and rules of {type(network).__name__} to be closed before foreign, found {len(left)} "
-            "open, which see "
-            "nothing from here on; open them inside of it"
+            "open; open them inside of it"
         )
 
 
@@ -85,15 +83,63 @@ class ForeignHooks(Hooks):
 
     def open(self, session: Session) -> None:
         for path, module in self.network.named_modules():
-            self._handles.append(module.register_forward_pre_hook(_Enter(self, session, path), with_kwargs=True))
-            self._handles.append(module.register_forward_hook(_Leave(self), always_call=True))
-        self._wrap("forward", _Forward(self, session, self.network.forward))
-        if callable(getattr(self.network, "generate", None)):
-            self._wrap("generate", _one_generation(session, self.network.generate))  # type: ignore[arg-type]
+            enter = partial(self._enter, session, path)  # the session among the arguments refuses a copy of the network
+            self._handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+            self._handles.append(module.register_forward_hook(self._leave, always_call=True))
+        self._wrap("forward", self._one_step(session, self.network.forward))
+        generate: Any = getattr(self.network, "generate", None)
+        if callable(generate):
+
+            def one_generation(*args: Any, **kwargs: Any) -> Any:
+                with session.foreign_generation():
+                    return generate(*args, **kwargs)
+
+            self._wrap("generate", one_generation)
 
     def _wrap(self, name: str, ours: Callable[..., Any]) -> None:
         self._wrapped[name] = vars(self.network).get(name)
         setattr(self.network, name, ours)
+
+    def _enter(
+        self, session: Session, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        if path == "":
+            self.running.clear()  # an interrupt may have left entries behind
+        elif not self.running and session.subscribers and torch._C._current_graph_task_id() != -1:
+            raise AttentionError(f"gradient checkpointing runs {path} once more, unseen; turn it off meanwhile")
+        given = (one for one in (*args, *kwargs.values()) if isinstance(one, Tensor))
+        hidden = next((one for one in given if one.ndim == 3 and one.is_floating_point()), None)
+        self.running.append((path, module, hidden))
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.running:
+            self.running.pop()
+
+    def _one_step(self, session: Session, forward: Callable[..., Any]) -> Callable[..., Any]:
+        within = False
+
+        def one_step(*args: Any, **kwargs: Any) -> Any:
+            nonlocal within
+            if session.subscribers:
+                session.refuse_other_threads()
+            if within or not session.subscribers:
+                return forward(*args, **kwargs)
+            step, failed, within = _Step(self, session, args, kwargs), True, True
+            try:
+                with _Mode(step):
+                    output = forward(*args, **kwargs)
+                if step.call is None:
+                    raise AttentionError(
+                        f"expected {type(self.network).__name__} to call F.scaled_dot_product_attention in its layers, "
+                        "found that it did not; it cannot be watched"
+                    )
+                failed = False
+            finally:
+                within = False
+                session.end_call(failed=failed)
+            return output
+
+        return one_step
 
     def close(self) -> None:
         for handle in self._handles:
@@ -106,15 +152,11 @@ class ForeignHooks(Hooks):
 
     def layer(self) -> tuple[str, nn.Module] | None:
         """Return the path and the module of the running layer."""
-        for path, module, _ in reversed(self.running):
-            if self.layers is None or path in self.layers:
-                return path, module
-        return None
+        running = ((path, module) for path, module, _ in reversed(self.running))
+        return next((one for one in running if self.layers is None or one[0] in self.layers), None)
 
     def entering(self, module: nn.Module, batch: int, queries: int) -> Tensor | None:
-        """Return the input of the block that contains a layer: the innermost running entry of a `ModuleList`, or of a
-        `Sequential`.
-        """
+        """Return the input of a layer's block: the innermost running entry of a `ModuleList`, or of a `Sequential`."""
         for kind in (nn.ModuleList, nn.Sequential):
             for path, _, hidden in reversed(self.running):
                 if path and isinstance(self.parents[path], kind) and hidden is not None:
@@ -123,84 +165,7 @@ class ForeignHooks(Hooks):
         return None
 
 
-class _Enter:
-    """Records that a module runs, and its input."""
-
-    def __init__(self, hooks: ForeignHooks, session: Session, path: str) -> None:
-        self.hooks, self.session, self.path = hooks, session, path
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if self.path == "":
-            self.hooks.running.clear()  # an interrupt may have left entries behind
-        elif not self.hooks.running and self.session.subscribers and torch._C._current_graph_task_id() != -1:
-            raise AttentionError(
-                f"gradient checkpointing runs {self.path} once more, unseen; turn it off while something watches or "
-                "hides"
-            )
-        hidden = next(
-            (
-                one
-                for one in (*args, *kwargs.values())
-                if isinstance(one, Tensor) and one.ndim == 3 and one.is_floating_point()
-            ),
-            None,
-        )
-        self.hooks.running.append((self.path, module, hidden))
-
-
-class _Leave:
-    """Records that the innermost running module has returned or raised."""
-
-    def __init__(self, hooks: ForeignHooks) -> None:
-        self.hooks = hooks
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self.hooks.running:
-            self.hooks.running.pop()
-
-
-def _one_generation(session: Session, generate: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the network's own ``generate`` as one generation."""
-
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        with session.foreign_generation():
-            return generate(*args, **kwargs)
-
-    return wrapped
-
-
-class _Forward:
-    """The network's forward, run as one step."""
-
-    def __init__(self, hooks: ForeignHooks, session: Session, forward: Callable[..., Any]) -> None:
-        self.hooks, self.session, self.forward = hooks, session, forward
-        self.within = False
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.session.subscribers:
-            self.session.refuse_other_threads()
-        if self.within or not self.session.subscribers:
-            return self.forward(*args, **kwargs)
-        step, failed, self.within = _Step(self.hooks, self.session, args, kwargs), True, True
-        try:
-            with _Mode(step):
-                output = self.forward(*args, **kwargs)
-            if step.call is None:
-                name = type(self.hooks.network).__name__
-                raise AttentionError(
-                    f"expected {name} to call F.scaled_dot_product_attention in its layers, found that it did not; it "
-                    "cannot be watched"
-                )
-            failed = False
-        finally:
-            self.within = False
-            self.session.end_call(failed=failed)
-        return output
-
-
 class _Mode(TorchFunctionMode):
-    """Intercepts the network's calls of torch's attention functions; a `_Step` computes them."""
-
     def __init__(self, step: "_Step") -> None:
         super().__init__()
         self.step = step
@@ -221,14 +186,11 @@ class _Step:
 
     def __init__(self, hooks: ForeignHooks, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.hooks, self.session = hooks, session
-        self.whole = [
-            one
-            for one in (*args, *kwargs.values())
-            if isinstance(one, Tensor) and one.ndim == 2 and one.dtype in (torch.int64, torch.int32)
-        ]
+        given = (one for one in (*args, *kwargs.values()) if isinstance(one, Tensor))
+        self.whole = [one for one in given if one.ndim == 2 and one.dtype in (torch.int64, torch.int32)]
         self.call: Call | None = None
         self.shape = (0, 0)
-        self.names: dict[str, int] = {}
+        self.names: list[str] = []  # of the layers so far
 
     def attention(
         self,
@@ -242,23 +204,22 @@ class _Step:
         enable_gqa: bool = False,
     ) -> Tensor:
         """Compute attention in place of ``F.scaled_dot_product_attention``."""
+        given = (query, key, value, attn_mask, dropout_p, is_causal)
         layer = self.hooks.layer()
         if layer is None:
-            return stock_attention(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-            )
-        name = self._name(layer[0])
+            return stock_attention(*given, scale=scale, enable_gqa=enable_gqa)
+        base, again = layer[0] or "attention", 0
+        while (name := base if not again else f"{base}:{again}") in self.names:
+            again += 1
+        self.names.append(name)
         q, k, v, mask = _four_axes(query, key, value, attn_mask)
         if self.call is None:
-            self.call = self.session.begin_read_call(
-                self.hooks.stacks[0], self._read(name, q, k, mask, heads=query.ndim == 4)
-            )
+            read = self._read(name, q, k, mask, heads=query.ndim == 4)
+            self.call = self.session.begin_read_call(self.hooks.stacks[0], read)
         if (q.shape[2], k.shape[2]) != self.shape:
             raise AttentionError(
                 f"expected {name} to have {self.shape[0]} queries on {self.shape[1]} keys as the layers before it, "
-                f"found {q.shape[2]} on "
-                f"{k.shape[2]}; choose the layers that belong together: foreign(network, layers=[…]), or watch encoder "
-                "and decoder apart"
+                f"found {q.shape[2]} on {k.shape[2]}; choose layers that belong together: foreign(network, layers=[…])"
             )
         hidden_states = self.hooks.entering(layer[1], q.shape[0], q.shape[2])
         if hidden_states is None:
@@ -268,19 +229,14 @@ class _Step:
         record = self.call.named_layer(layer[1], name, len(self.names) - 1, q, k, v)
         assert record.membership is not None
         factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-        output = self.call.attend(
-            record, AttentionInputs(q, k, v, record.membership, factor, mask, is_causal), dropout_p
-        )
+        inputs = AttentionInputs(q, k, v, record.membership, factor, mask, is_causal)
+        output = self.call.attend(record, inputs, dropout_p)
         if output is None:
-            return stock_attention(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-            )
+            return stock_attention(*given, scale=scale, enable_gqa=enable_gqa)
         return output[:, 0] if query.ndim == 3 else output
 
     def multi_head(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute ``nn.MultiheadAttention``, which torch calls as one function, with torch's own code around
-        `attention`.
-        """
+        """Compute ``nn.MultiheadAttention``, one function of torch, by torch's own code around `attention`."""
         stock = functional.multi_head_attention_forward
         given = inspect.signature(stock).bind(*args, **kwargs)
         given.apply_defaults()
@@ -288,42 +244,26 @@ class _Step:
             return stock(*args, **kwargs)
         if given.arguments["need_weights"] or given.arguments["bias_k"] is not None or given.arguments["add_zero_attn"]:
             raise AttentionError(
-                "expected an nn.MultiheadAttention called with need_weights=False, whose keys are tokens (no "
-                "add_bias_kv, no "
-                f"add_zero_attn), found {self.hooks.layer()}; choose other layers: foreign(network, layers=[…])"
+                "expected nn.MultiheadAttention with need_weights=False, without add_bias_kv and add_zero_attn, found "
+                f"{self.hooks.layer()}; choose other layers: foreign(network, layers=[…])"
             )
-        names = {
-            **stock.__globals__,
-            "has_torch_function": lambda _: False,
-            "scaled_dot_product_attention": self.attention,
-        }
+        replaced = {"has_torch_function": lambda _: False, "scaled_dot_product_attention": self.attention}
+        names = {**stock.__globals__, **replaced}
         ours = types.FunctionType(stock.__code__, names, stock.__name__, stock.__defaults__, stock.__closure__)
         return ours(*args, **kwargs)
-
-    def _name(self, path: str) -> str:
-        """Return the name of the layer that calls: its path, with a number where it has called before in this step."""
-        base, again = path or "attention", 0
-        while (name := base if not again else f"{base}:{again}") in self.names:
-            again += 1
-        self.names[name] = len(self.names)
-        return name
 
     def _read(self, name: str, query: Tensor, key: Tensor, mask: Tensor | None, heads: bool) -> StackInput:
         """Return the step, read from its first layer, whose inputs have or lack an axis of heads."""
         batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
         if keys < queries:
-            raise AttentionError(
-                f"expected {name}, the first layer, to look at all tokens so far, found {queries} queries on {keys} "
-                "keys"
-            )
+            raise AttentionError(f"expected {name} to look at all tokens so far, found {queries} queries, {keys} keys")
         before, self.shape = self.session.last_step(), (queries, keys)
         ids = next((one[:, -queries:] for one in self.whole if one.shape in ((batch, queries), (batch, keys))), None)
         rows = [len(one) for one in self.whole if one.shape[1] == queries]
         if not heads and ids is None and rows:
             raise AttentionError(
                 f"expected inputs [batch, token, dim] of {name} to have as many rows as the tokens, found {batch} and "
-                f"{rows[0]}; "
-                "heads need an axis of their own: [batch, head, token, dim]"
+                f"{rows[0]}; give heads an axis: [batch, head, token, dim]"
             )
         real = None
         if queries == keys:
@@ -333,8 +273,7 @@ class _Step:
         elif before is None and not self.session.published:
             raise AttentionError(
                 f"expected as many keys as tokens in {name}, found {queries} queries on {keys} keys in the first call; "
-                "keys that are no "
-                "tokens cannot be told from those of a cache: begin before the cache is filled, or choose other layers"
+                "begin before the cache is filled, or choose other layers"
             )
         elif before is not None and before.real.shape == (batch, keys - queries):
             real = functional.pad(before.real, (0, queries), value=True)
@@ -344,9 +283,6 @@ class _Step:
 def _four_axes(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return queries, keys, values [batch, head, …, dim] and mask [batch, head, query, key], as `AttentionInputs` has
-    them.
-    """
     if query.ndim == 3:
         query, key, value = query[:, None], key[:, None], value[:, None]
         mask = mask[:, None] if mask is not None and mask.ndim == 3 else mask

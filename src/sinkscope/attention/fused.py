@@ -1,5 +1,4 @@
-"""Attention with column sums by Triton's kernels: two launches a layer, no map of queries × keys, no wait for the
-device.
+"""Attention with column sums by Triton's kernels: two launches a layer, no map of queries × keys, no wait.
 
 Where torch would give a call to flash attention or to cuDNN, that kernel gives the output, so that it is the stock
 model's, and the log-sum-exp; only the columns are ours.
@@ -7,6 +6,7 @@ model's, and the log-sum-exp; only the columns are ours.
 
 import contextlib
 import math
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Literal
 
@@ -28,8 +28,7 @@ PASSING = (
 )
 """Words of errors that other work on the device causes, not these kernels."""
 LOG2E = math.log2(math.e)
-# A kernel's parameters are no Python parameters to a type checker: it is given a grid, then called with everything
-# flat.
+# A kernel's parameters are no Python parameters to a type checker.
 _attention: Any = attention_kernel
 _columns: Any = column_kernel
 _norms: Any = norm_kernel
@@ -54,26 +53,19 @@ def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
     )
     batch, heads, queries, dim = query.shape
     kv_heads, keys, value_dim = key.shape[1], key.shape[2], value.shape[-1]
-    groups, scale, causal, mask, shift = (
-        inputs.groups.contiguous(),
-        inputs.scale,
-        inputs.causal,
-        inputs.mask,
-        inputs.own_key,
-    )
+    groups, scale, causal = inputs.groups.contiguous(), inputs.scale, inputs.causal
+    mask, shift = inputs.mask, inputs.own_key
     hidden, front = _bitmap(inputs), Front.of(inputs, product_dtype(query.device))
     bare = mask is None and hidden is None and not front.count
     by_torch = _torch_takes(query, key, value, causal) if bare else None
     fresh = partial(torch.empty, dtype=torch.float32, device=query.device)
     if by_torch is not None:
         output, lse_all = _attention_of_torch(by_torch, query, key, value, causal, scale)
-        diagonal = (torch.empty_like if queries == keys else torch.zeros_like)(
-            lse_all
-        )  # 0 for queries that have no key of their own
+        # 0 for queries without a key at their own place
+        diagonal = (torch.empty_like if queries == keys else torch.zeros_like)(lse_all)
     else:
-        output = query.new_empty(batch, queries, heads, value_dim).transpose(
-            1, 2
-        )  # the layout that the output projection reads
+        by_query = query.new_empty(batch, queries, heads, value_dim)  # the layout that the output projection reads
+        output = by_query.transpose(1, 2)
         lse_all, diagonal = fresh(batch, heads, queries), fresh(batch, heads, queries)
     sums, last_row = fresh(batch, heads, groups.shape[1], keys), fresh(batch, heads, keys)
     lse, removed, local, last_in_force = lse_all, None, None, last_row
@@ -92,36 +84,27 @@ def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
         "MASKED": kind,
         "FLAT": kind > 0 and (queries == 1 or seen_strides[2] == 0),
         "HIDING": hidden is not None,
-        "PRECISION": "tf32x3"
-        if query.dtype == torch.float32
-        else "ieee",  # three products, which keep float32's digits
+        "PRECISION": "tf32x3" if query.dtype == torch.float32 else "ieee",  # three products keep float32's digits
         "WIDEN": INTERPRETED and query.dtype == torch.bfloat16,
         "BD": _at_most(256, dim),
     }
     logs = None if front_scores is None else (torch.logsumexp(front_scores, -1) * LOG2E).contiguous()
-    try:
-        with _on_device_of(query):
-            if by_torch is None:
-                _attention[(triton.cdiv(queries, of_attention["BM"]) * batch * heads,)](
+    with _launching(query):
+        if by_torch is None:
+            _attention[(triton.cdiv(queries, of_attention["BM"]) * batch * heads,)](
                     query, key, value, output, lse, lse_all, removed, diagonal, seen, bitmap, logs,
                     *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *output.stride()[:3],
                     *seen_strides, *bitmap_strides,
                     heads, heads // kv_heads, queries, keys, dim, value_dim, shift, scale * LOG2E, least,
                     FRONTED=bool(front.count), BV=_at_most(256, value_dim), **shared, **of_attention,
                 )  # fmt: skip
-            _columns[(triton.cdiv(keys, of_columns["BN"]) * batch * heads,)](
+        _columns[(triton.cdiv(keys, of_columns["BN"]) * batch * heads,)](
                 query, key, lse, lse_all, groups, sums, local, diagonal, last_row, last_in_force, seen, bitmap,
                 *query.stride()[:3], *key.stride()[:3], *groups.stride()[:2], *seen_strides, *bitmap_strides,
                 heads, heads // kv_heads, queries, keys, dim, shift, scale * LOG2E, least,
                 GROUPS=groups.shape[1], BG=triton.next_power_of_2(groups.shape[1]), BY_TORCH=by_torch is not None,
                 **shared, **of_columns,
             )  # fmt: skip
-    except (
-        Exception
-    ) as error:  # a compiler that is missing or old, a device too small: every stage has errors of its own kind
-        if _is_of_others(error):
-            raise
-        raise KernelError(f"{type(error).__name__}: {error}") from error
     received = None
     if front_scores is not None:
         # Behind constant keys a query always keeps something to see, so that ``lse`` is in force for all.
@@ -135,8 +118,7 @@ def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
 def compute_norms(
     key: Tensor, value: Tensor, projection: Tensor | None, newest: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the norms of keys, of values, and of values behind the output projection (`projections.KeyNorms`), in one
-    launch.
+    """Return the norms of `projections.KeyNorms` in one launch.
 
     Args:
         key: [batch, kv_head, key, dim], float32, bfloat16 or float16, as the value.
@@ -155,30 +137,27 @@ def compute_norms(
     heads, rank = (kv_heads, 0) if projection is None else projection.shape[:2]
     rows, parts, warps, stages = _norm_tiles(max(dim, value_dim))
     rows, parts = _at_most(rows, keys), _at_most(parts, max(rank, 1))
-    try:
-        with _on_device_of(key):
-            _norms[(triton.cdiv(keys, rows) * batch * kv_heads,)](
+    with _launching(key):
+        _norms[(triton.cdiv(keys, rows) * batch * kv_heads,)](
                 key, value, projection, of_keys, of_values, outputs, *key.stride()[:3], *value.stride()[:3],
                 kv_heads, heads // kv_heads, keys, keys - newest, dim, value_dim, rank,
                 PROJECTED=projection is not None, HALF=value.element_size() == 2, BN=rows, BR=parts,
                 BD=_at_most(256, dim), BV=_at_most(256, value_dim), num_warps=warps, num_stages=stages,
             )  # fmt: skip
-    except Exception as error:
-        if _is_of_others(error):
-            raise
-        raise KernelError(f"{type(error).__name__}: {error}") from error
     return of_keys, of_values, outputs
 
 
-def _on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which Triton launches on the device of a tensor."""
+@contextlib.contextmanager
+def _launching(tensor: Tensor) -> Iterator[None]:
+    """Let Triton launch on the device of a tensor; raise KernelError for errors that the kernels cause."""
     here = not tensor.is_cuda or tensor.device.index == torch.cuda.current_device()
-    return contextlib.nullcontext() if here else torch.cuda.device(tensor.device)
-
-
-def _is_of_others(error: Exception) -> bool:
-    """Return whether an error comes from other work on the device, not from these kernels."""
-    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in PASSING)
+    try:
+        with contextlib.nullcontext() if here else torch.cuda.device(tensor.device):
+            yield
+    except Exception as error:  # a compiler that is missing or old, a device too small: each stage has its own kind
+        if isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in PASSING):
+            raise
+        raise KernelError(f"{type(error).__name__}: {error}") from error
 
 
 def _bitmap(inputs: AttentionInputs) -> Tensor | None:
@@ -192,9 +171,7 @@ def _bitmap(inputs: AttentionInputs) -> Tensor | None:
 
 
 def _torch_takes(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Literal["flash", "cudnn"] | None:
-    """Return which of torch's kernels with a log-sum-exp the stock model would use; None for another, or for unequal
-    heads.
-    """
+    """Return which of torch's kernels with a log-sum-exp the stock model would use; None for another."""
     if not query.is_cuda or query.shape[1] != key.shape[1] or (causal and query.shape[2] != key.shape[2]):
         return None  # torch would repeat heads, and align a causal call of unequal lengths to the last key
     chosen = SDPBackend(torch._fused_sdp_choice(query, key, value, None, 0.0, causal))
@@ -210,21 +187,16 @@ def _attention_of_torch(
     if kernel == "cudnn":
         attention = torch.ops.aten._scaled_dot_product_cudnn_attention
         output, lse, *_ = attention(query, key, value, None, True, 0.0, causal, scale=scale)
-    elif query.is_cuda:
-        output, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
-            query, key, value, 0.0, causal, scale=scale
-        )
     else:
-        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, causal, scale=scale
-        )
+        name = "_scaled_dot_product_flash_attention" + ("" if query.is_cuda else "_for_cpu")
+        output, lse, *_ = getattr(torch.ops.aten, name)(query, key, value, 0.0, causal, scale=scale)
     return output, lse.float().reshape(query.shape[:3]).contiguous()
 
 
 def _tiles(query: Tensor, dim: int, value_dim: int, masked: bool, hiding: bool) -> tuple[int, int, int, int]:
     """Return the queries and keys of a tile of the attention kernel, and its warps and stages.
 
-    Such a tile fits into shared memory and, compiled for compute capability 9.0, into registers.
+    It fits into shared memory and, compiled for compute capability 9.0, into registers.
     """
     wide = max(dim, value_dim)
     if query.dtype == torch.float32:
@@ -239,14 +211,12 @@ def _tiles(query: Tensor, dim: int, value_dim: int, masked: bool, hiding: bool) 
 
 
 def _column_tiles(query: Tensor, dim: int, hiding: bool) -> tuple[int, int, int, int]:
-    """Return the same for the column kernel, whose tiles need less memory."""
     if query.dtype == torch.float32:
         return (64, 32, 4, 1) if dim <= 64 else (32, 16, 4, 1) if dim <= 128 else (16, 16, 8, 1)
     return (128, 64, 8 if hiding else 4, 2) if dim <= 64 else (64, 128, 4, 3) if dim <= 128 else (64, 32, 4, 2)
 
 
 def _norm_tiles(wide: int) -> tuple[int, int, int, int]:
-    """Return the keys and the rows of the projection of a tile of the norm kernel, and its warps and stages."""
     return (128, 64, 4, 1) if wide <= 128 else (32, 32, 4, 1)
 
 

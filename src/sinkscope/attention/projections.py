@@ -1,4 +1,4 @@
-"""What a key adds to the residual stream through one head: the norm of its value behind the output projection.
+"""A key's contribution to the residual stream through one head: the norm of its value behind the output projection.
 
 Head h adds Σ_j a_qj · W_O^h v_j to query q (Kobayashi et al., arXiv 2004.10102); ‖W_O^h v_j‖ is what key j weighs in
 it. A gate between attention and output projection is left out.
@@ -14,41 +14,27 @@ from torch import Tensor, nn
 from sinkscope.attention.dispatch import norms_by_kernel, without_autocast
 from sinkscope.attention.records import LayerCall
 from sinkscope.attention.scores import product, product_dtype
-from sinkscope.errors import AttentionError
 
 NAMES = ("o_proj", "out_proj", "attn_out", "c_proj", "dense")
 """Names of the output projection in an attention module."""
 
 
-def output_projection(attention: nn.Module, heads: int) -> Float[Tensor, "head width dim"]:
-    """Return W_O of an attention module, cut into its heads.
-
-    Raises:
-        AttentionError: the module has no output projection of a known name and shape.
-    """
+def output_projection(attention: nn.Module, heads: int) -> Float[Tensor, "head width dim"] | None:
+    """Return W_O of an attention module, cut into its heads; None without a plain linear layer of a known name."""
     found = _projection_of(attention)
     weight = getattr(found, "weight", None)
     transposed = type(found).__name__ == "Conv1D"  # as GPT-2 keeps it
-    wide = isinstance(weight, Tensor) and weight.ndim == 2 and weight.is_floating_point() and weight.element_size() > 1
     plain = transposed or getattr(type(found), "forward", None) in (nn.Linear.forward, nn.Module.forward)
-    if not isinstance(weight, Tensor) or not wide or weight.is_meta or not plain:
-        raise AttentionError(
-            f"expected the output projection of {type(attention).__name__} as a plain linear layer of 16 bits or more "
-            "under one of the "
-            f"names {', '.join(NAMES)}, found {type(found).__name__}; what its keys contribute is unknown (merge an "
-            "adapter first)"
-        )
-    if transposed:
-        weight = weight.T
-    if heads < 1 or weight.shape[1] % heads:
-        raise AttentionError(f"expected an output projection from {heads} heads, found {weight.shape[1]} columns in it")
+    if not isinstance(weight, Tensor) or weight.ndim != 2 or weight.is_meta or not plain:
+        return None
+    weight = weight.T if transposed else weight
+    if not weight.is_floating_point() or weight.element_size() == 1 or weight.shape[1] % heads:
+        return None
     return weight.detach().unflatten(1, (heads, -1)).transpose(0, 1)
 
 
 def reduced(projection: Float[Tensor, "head width dim"]) -> Float[Tensor, "head rank dim"]:
-    """Return R of W = QR for each head, float32, so that ‖R v‖ = ‖W v‖ at a cost that does not grow with the width of
-    the model.
-    """
+    """Return R of W = QR for each head, float32: ‖R v‖ = ‖W v‖ at a cost that does not grow with the width."""
     return torch.linalg.qr(projection.float(), mode="r").R
 
 
@@ -58,7 +44,7 @@ def output_norms(
     """Return ‖W_O^h v_j‖ of every head and key, float32.
 
     Args:
-        projection: W_O, or better what `reduced` makes of it.
+        projection: W_O, or its `reduced` form.
     """
     batch, kv_heads, keys, dim = value.shape
     stacked = projection.to(value.device).float().reshape(kv_heads, -1, dim).mT  # of the heads that share a kv head
@@ -82,8 +68,7 @@ class KeyNorms:
     Attributes:
         keys: [batch, kv_head, key].
         values: [batch, kv_head, key].
-        outputs: [batch, head, newest key], of the values behind the output projection; None where that is not
-            understood.
+        outputs: [batch, head, newest key], of the values behind the output projection; None without a known one.
     """
 
     keys: Tensor
@@ -91,40 +76,17 @@ class KeyNorms:
     outputs: Tensor | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class _Known:
-    """An output projection that was reduced.
-
-    Attributes:
-        weight: the parameter.
-        state: where it lay, and how often it had been written.
-        reduced: what `reduced` made of it; None where it was not understood.
-    """
-
-    weight: Tensor
-    state: tuple[object, ...]
-    reduced: Tensor | None
-
-
 class OutputProjections:
-    """The output projections of one network, each reduced when it is first needed and again where its weights have
-    changed.
-
-    Args:
-        network: whose layers are called.
-    """
+    """The output projections of one network, each reduced when it is first needed and whenever its weights change."""
 
     def __init__(self, network: nn.Module) -> None:
         self._network = network
         self._modules: dict[str, nn.Module] = {}
-        self._known: dict[str, _Known] = {}
+        # By layer: the parameter, where it lay and how often it had been written, and its reduced form.
+        self._known: dict[str, tuple[Tensor, tuple[object, ...], Tensor | None]] = {}
 
     def key_norms(self, call: LayerCall, newest: int | None = None) -> KeyNorms:
-        """Return the norms of the keys of a layer call.
-
-        Args:
-            newest: ``outputs`` only of so many of the newest keys; of all when None.
-        """
+        """Return the norms of the keys of a layer call; ``outputs`` of so many of the newest keys, of all when None."""
         keys = call.key.shape[2]
         projection, newest = self._reduced(call), keys if newest is None else newest
         found = norms_by_kernel(call.key, call.value, projection, newest)
@@ -133,16 +95,10 @@ class OutputProjections:
         outputs = None if projection is None else output_norms(call.value[:, :, keys - newest :], projection)
         return KeyNorms(norms_of(call.key), norms_of(call.value), outputs)
 
-    def norms(self, call: LayerCall, newest: int | None = None) -> Float[Tensor, "batch head key"] | None:
-        """Return ‖W_O^h v_j‖ of the keys of a layer call; None where the layer has no output projection that is
-        understood.
-
-        Args:
-            newest: only of so many of the newest keys; all when None.
-        """
+    def norms(self, call: LayerCall) -> Float[Tensor, "batch head key"] | None:
+        """Return ‖W_O^h v_j‖ of the keys of a layer call; None without an output projection of a known kind."""
         projection = self._reduced(call)
-        first = 0 if newest is None else call.value.shape[2] - newest
-        return None if projection is None else output_norms(call.value[:, :, first:], projection)
+        return None if projection is None else output_norms(call.value, projection)
 
     def _reduced(self, call: LayerCall) -> Tensor | None:
         attention = self._modules.get(call.name)
@@ -155,10 +111,17 @@ class OutputProjections:
         weight = getattr(_projection_of(attention), "weight", None)
         if not isinstance(weight, Tensor):
             return None
-        state = _state(weight, call)
-        if known is None or weight is not known.weight or state != known.state:
-            self._known[call.name] = known = _Known(weight, state, _understood(attention, call))
-        return known.reduced
+        written = None if weight.is_inference() else weight._version
+        heads, dim, device = call.query.shape[1], call.value.shape[-1], call.value.device
+        state = (weight.data_ptr(), written, weight.device, device, heads, dim)
+        if known is None or weight is not known[0] or state != known[1]:
+            projection = output_projection(attention, heads)
+            if projection is not None:
+                fits = projection.shape[-1] == dim
+                # LAPACK lays its columns one behind the other.
+                projection = reduced(projection).to(device).contiguous() if fits else None
+            self._known[call.name] = known = (weight, state, projection)
+        return known[2]
 
 
 def _projection_of(attention: nn.Module) -> Any:
@@ -167,19 +130,3 @@ def _projection_of(attention: nn.Module) -> Any:
         if isinstance(module, nn.Module):
             return module
     return None
-
-
-def _state(weight: Tensor, call: LayerCall) -> tuple[object, ...]:
-    written = None if weight.is_inference() else weight._version
-    return weight.data_ptr(), written, weight.device, call.value.device, call.query.shape[1], call.value.shape[-1]
-
-
-def _understood(attention: nn.Module, call: LayerCall) -> Tensor | None:
-    """Return what `reduced` makes of the output projection of a layer; None where it has none that is understood."""
-    try:
-        weight = output_projection(attention, call.query.shape[1])
-    except AttentionError:
-        return None
-    if weight.shape[-1] != call.value.shape[-1]:  # not what it seemed to be
-        return None
-    return reduced(weight).to(call.value.device).contiguous()  # LAPACK lays its columns one behind the other

@@ -1,14 +1,12 @@
-"""The records of attention: inputs and results of a call, what decoding publishes, and what a subscriber is shown."""
+"""Records of attention: inputs and results of a call, the steps of decoding, and the layers that subscribers see."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
-
-from sinkscope.errors import AttentionError
 
 AttentionPath = Literal["sweep", "triton", "flash", "cudnn"]
 """The implementations of attention with column sums, as traces name them: see `dispatch`."""
@@ -28,10 +26,6 @@ class Prefix:
     keys: Tensor | None = None
     values: Tensor | None = None
     logits: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        if (self.keys is None) == (self.logits is None):
-            raise AttentionError("a prefix has either keys or logits; found both or neither")
 
     @property
     def count(self) -> int:
@@ -66,11 +60,9 @@ class AttentionInputs:
     """The inputs of one call of attention.
 
     Attributes:
-        query: [batch, head, query, dim], after rotation.
-        key: [batch, kv_head, key, dim], after rotation.
-        value: [batch, kv_head, key, value_dim].
-        groups: float32 [batch, group, query], the weight of each query in the column sums of each query group: 1 for
-            members, 0 for others and for padding.
+        query, key: after rotation.
+        groups: the weight of each query in the column sums of each query group: 1 for members, 0 for others and for
+            padding.
         scale: factor on the scores.
         mask: [1 or batch, 1 or head, 1 or query, key], boolean (True is visible) or additive.
         causal: query i sees keys 0…i (upper-left, as torch's sdpa has it); only without a mask.
@@ -105,8 +97,7 @@ class AttentionInputs:
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The results of attention besides its output; all float32, in queries' worth of attention (each query gives 1 in
-    total).
+    """The results of attention besides its output; float32, in queries' worth of attention (each query gives 1).
 
     Attributes:
         sums: [batch, head, group, key], column sums as they took effect.
@@ -133,7 +124,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class GenerationStart:
-    """The start of a generation; state from an earlier one is no longer valid.
+    """The start of a generation.
 
     Attributes:
         prompt_lengths: tokens of each prompt, without padding; one entry per recorded row.
@@ -168,9 +159,8 @@ class StepContext:
         prompt_lengths: of this stack, where it reads other prompts than the generation (a decoder beside an encoder).
         readers: bool [batch, position], the queries from whose outputs a token may be committed in this step; None if
             the caller does not say (a likelihood, a call that no sampler published).
-        final_queries: in block diffusion behind a cache, whether the queries of this step are finished, so that later
-            steps read their keys and values and do not compute them again; false while their block is still being
-            written. None for any other sampler.
+        final_queries: in block diffusion behind a cache, whether later steps read the keys and values of these queries
+            instead of computing them again; false while their block is being written. None for any other sampler.
     """
 
     tokens: Tensor
@@ -232,21 +222,12 @@ class StepResult:
     readers: Tensor | None = None
 
 
-def described(value: object) -> str:
-    """Return the dtype and shape of a tensor for a message, the type of anything else."""
-    return (
-        f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-        if isinstance(value, Tensor)
-        else type(value).__name__
-    )
-
-
 @dataclass(frozen=True, eq=False)
 class LayerCall:
     """One call of the attention of one layer.
 
-    Its keys are the tokens `first_key`, `first_key` + 1 …, because a layer with a sliding window holds only the newest
-    tokens. Columns and hidden keys cover all tokens so far, `keys` of them.
+    Its keys are the tokens from `first_key` on: a layer with a sliding window holds only the newest tokens. Columns and
+    hidden keys cover all tokens so far, `keys` of them.
 
     Attributes:
         name: module path of the attention module.
@@ -260,8 +241,8 @@ class LayerCall:
         stack: module path of the stack the layer belongs to.
         first_key: index of the first of these keys among the tokens so far.
         crossing: whether the keys are tokens of another stack (cross-attention).
-        measure: computes the columns of this layer with nothing hidden, in a separate pass, for a rule that needs them
-            before the layer has run. Given float32 [batch, query], it computes them with that as the only query group.
+        measure: computes the columns of this layer with nothing hidden, in a separate pass before the layer runs. Given
+            float32 [batch, query], it takes that as the only query group.
         own: the network's own constant keys in front (a sink token, a learned logit).
         part: the part of the canvas that is computed, under a cache that holds the rest; None for all of it.
     """
@@ -273,7 +254,7 @@ class LayerCall:
     value: Tensor
     hidden_states: Tensor | None
     groups: tuple[str, ...] = ()
-    membership: Tensor | None = field(default=None)
+    membership: Tensor | None = None
     stack: str = ""
     first_key: int = 0
     crossing: bool = False
@@ -285,3 +266,13 @@ class LayerCall:
     def keys(self) -> int:
         """Number of tokens that columns cover, those that the layer no longer holds included."""
         return self.first_key + self.key.shape[2]
+
+
+def upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a small tensor of the host on a device, without waiting.
+
+    It is copied to a GPU from pinned memory, because a copy from other memory waits for all queued work.
+    """
+    if device.type != "cuda" or tensor.is_cuda:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -19,9 +19,8 @@ Bias = tuple[Tensor | None, Tensor | None]
 def product_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype for products whose factors must keep float32's digits.
 
-    A program may let torch round the factors of float32 products (``torch.set_float32_matmul_precision``); that is a
-    setting of the whole process, which is read here and never written. Where it is set and this CPU rounds, the dtype
-    is float64, which the setting does not affect. A GPU follows the setting.
+    A program may let torch round the factors of float32 products (``torch.set_float32_matmul_precision``). Where it
+    does and this CPU rounds, the dtype is float64, which the setting does not affect. A GPU follows the setting.
     """
     if device.type != "cpu":
         return torch.float32
@@ -33,13 +32,9 @@ def product_dtype(device: torch.device) -> torch.dtype:
 
 @cache
 def _rounds(allowed: str) -> bool:
-    """Return whether this CPU rounds factors where the program allows it; it is tested once for each setting, on a
-    small product.
-    """
-    left, right = (
-        torch.full((2, 512, 64), 1 + 2**-12, device="cpu", dtype=torch.float32),
-        torch.ones(2, 64, 512, device="cpu", dtype=torch.float32),
-    )
+    """Return whether this CPU rounds factors where the program allows it, found on a small product."""
+    left = torch.full((2, 512, 64), 1 + 2**-12, device="cpu", dtype=torch.float32)
+    right = torch.ones(2, 64, 512, device="cpu", dtype=torch.float32)
     return bool((torch.bmm(left, right) < 64 * (1 + 2**-13)).any())
 
 
@@ -49,11 +44,10 @@ def product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Workspace:
-    """Memory for the scores of a block, kept between calls, as allocating it for every layer would cost a CPU as much
-    as the column sums.
+    """Memory for the scores of a block, which would cost a CPU as much to allocate as the column sums to compute.
 
-    It serves one call at a time and grows to the largest block (2 MiB for each thread, or the block of one head if that
-    is larger). It also holds the last mask with its bias, which the layers of a stack share.
+    It serves one call at a time and grows to the largest block. It also holds the last mask with its bias, which the
+    layers of a stack share.
     """
 
     def __init__(self) -> None:
@@ -62,10 +56,10 @@ class Workspace:
 
     def take(self, size: int, device: torch.device) -> Tensor:
         """Return uninitialised float32 [size]."""
-        if device.type != "cpu":  # whose allocator keeps its memory anyway
+        if device.type != "cpu":  # its allocator keeps memory anyway
             return torch.empty(size, device=device, dtype=torch.float32)
         if self._buffer is None or len(self._buffer) < size:
-            with torch.inference_mode(False):  # whose tensors no later call outside of it may write into
+            with torch.inference_mode(False):  # else no later call outside of it may write into the buffer
                 self._buffer = torch.empty(size, device="cpu", dtype=torch.float32)
         return self._buffer[:size]
 
@@ -159,9 +153,7 @@ class Scores:
         return torch.cat([self.front.scores(part, self._inputs.scale, chunk.heads), scores], dim=-1)
 
     def blind(self, heads: slice, rows: slice) -> Tensor | None:
-        """Return which queries of a block see nothing, bool [1 or batch, 1 or head, 1 or query, 1]; None where all see
-        something.
-        """
+        """Return which queries of a block see nothing, bool [batch, head, query, 1] or broadcast; None without any."""
         return None if self._blind is None else _part(self._blind, heads, rows)
 
     def _products(self, part: Tensor, keys: Tensor) -> Tensor:
@@ -170,13 +162,10 @@ class Scores:
         part, scale = part.reshape(len(keys), -1, dim), self._inputs.scale
         if self._place is None:
             return (torch.bmm(part, keys) * scale).float().view(batch, heads, length, -1)
-        scores = self._place.take(batch * heads * length * keys.shape[-1], part.device).view(
-            len(keys), -1, keys.shape[-1]
-        )
-        if self.dtype == torch.float32:
-            torch.baddbmm(
-                scores, part, keys, beta=0, alpha=scale, out=scores
-            )  # a beta of 0 ignores even NaN in uninitialised memory
+        memory = self._place.take(batch * heads * length * keys.shape[-1], part.device)
+        scores = memory.view(len(keys), -1, keys.shape[-1])
+        if self.dtype == torch.float32:  # a beta of 0 ignores even NaN in uninitialised memory
+            torch.baddbmm(scores, part, keys, beta=0, alpha=scale, out=scores)
         else:
             scores.copy_(torch.bmm(part, keys).mul_(scale))
         return scores.view(batch, heads, length, -1)
@@ -224,9 +213,7 @@ class Front:
 
 
 def per_head(constant: Tensor, query: Tensor) -> Tensor:
-    """Return constant keys or values of a `Prefix` for every query head, [batch, head, count, dim], in the type of the
-    queries.
-    """
+    """Return constant keys or values of a `Prefix` for every query head, [batch, head, count, dim]."""
     batched = constant if constant.ndim == 4 else constant[None]
     return batched.to(query).repeat_interleave(query.shape[1] // batched.shape[1], dim=1).expand(len(query), -1, -1, -1)
 
@@ -258,17 +245,13 @@ class Taken:
             return None
         kept = _of_heads(self._kept, heads)[..., self._front :].mT.to(value.dtype)
         count = kept.shape[1]
-        return (
-            value * kept
-            if count in (1, value.shape[1])
-            else value.repeat_interleave(count // value.shape[1], dim=1) * kept
-        )
+        shared = value if count in (1, value.shape[1]) else value.repeat_interleave(count // value.shape[1], dim=1)
+        return shared * kept
 
     def quickly(self, weights: Tensor, blind: Tensor | None, heads: slice) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return the factors that hiding applies to the weights of a block in which all queries lose the same keys.
 
-        The softmax without a key equals the softmax with it, scaled up for the other keys, so no second softmax is
-        needed.
+        The softmax without a key is the softmax with it, scaled up for the other keys.
 
         Args:
             weights: [batch, head, query, key], softmax of the scores, 0 for queries that see nothing (``blind``).
@@ -283,22 +266,19 @@ class Taken:
         kept = _of_heads(self._kept, heads)
         left = product(weights, kept.mT, self._dtype)
         nothing = 0.0 if blind is None else blind.to(left)
-        left = torch.where(
-            _of_heads(self._whole, heads), 1 - nothing, left
-        )  # a head that loses nothing stays bit-identical
+        left = torch.where(_of_heads(self._whole, heads), 1 - nothing, left)  # losing nothing stays bit-identical
         if bool((left + nothing < LEAST_KEPT).any()):
             return None
-        unmasked = (
-            left if self._unmasked is None else product(weights, _of_heads(self._unmasked, heads).mT, self._dtype)
-        )
+        unmasked = left
+        if self._unmasked is not None:
+            unmasked = product(weights, _of_heads(self._unmasked, heads).mT, self._dtype)
         factor = 1 / (unmasked + nothing) if self._masked else torch.ones_like(left)
         return kept, factor, (1 - nothing - left).clamp(min=0)[..., 0].detach()
 
     def exactly(
         self, scores: Callable[[], Tensor], weights: Tensor, blind: Tensor | None, heads: slice, rows: slice
     ) -> tuple[Tensor, Tensor]:
-        """Return the weights of a block in force [batch, head, query, key], and the share each query loses [batch,
-        head, query].
+        """Return the weights of a block in force, and the share each query loses [batch, head, query].
 
         They get a second softmax where a query keeps too little, or where some keys are masked and others zeroed.
 
@@ -308,14 +288,11 @@ class Taken:
         """
         masked, zeroed, gone = self._unions(heads, rows)
         if (masked is None or zeroed is None) and not weights.is_cuda:
-            stays = (
-                ~gone
-            ).float()  # multiplying is three times as fast as filling in 0, where one mask serves all heads
+            stays = (~gone).float()  # multiplying is three times as fast as filling in 0
             kept = weights * stays if weights.requires_grad else weights.mul_(stays)
             nothing = weights.new_zeros(()) if blind is None else blind.to(weights)
-            left = torch.where(
-                gone.any(-1, keepdim=True), kept.sum(-1, keepdim=True), 1 - nothing
-            )  # a query that loses nothing stays bit-identical
+            # A query that loses nothing stays bit-identical.
+            left = torch.where(gone.any(-1, keepdim=True), kept.sum(-1, keepdim=True), 1 - nothing)
             if not bool((left + nothing < LEAST_KEPT).any()):  # scaled up, as in `quickly`
                 lost = (1 - nothing - left).clamp(min=0)[..., 0].detach()
                 factor = 1 / (left + nothing)
@@ -366,15 +343,10 @@ def _part(mask: Tensor, heads: slice, rows: slice) -> Tensor:
 
 
 def mask_for(network: Any, seen: Tensor | None) -> Tensor | None:
-    """Return which keys queries see in the form that a network's attention takes: transformers' eager one adds its mask
-    to the scores.
+    """Return a mask in the form that a transformers network takes: its eager attention adds it to the scores.
 
     Args:
-        network: of transformers, with its ``config`` and ``dtype``.
         seen: bool [1 or batch, 1, query, key]; None where all keys are seen.
-
-    Returns:
-        The same, or 0 and the smallest number of the network's dtype.
     """
     if seen is None or network.config._attn_implementation != "eager":
         return seen

@@ -7,32 +7,28 @@ attention function; on exit, also after an exception, the network is restored.
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sinkscope.attention.call import Call, LayerNotes
-from sinkscope.attention.interface import call_begins, call_ends
-from sinkscope.attention.records import CallPart, GenerationStart, StepContext, StepResult
+from sinkscope.attention.call import Call, LayerNotes, call_begins, call_ends
+from sinkscope.attention.records import CallPart, GenerationStart, StepContext, StepResult, upload
 from sinkscope.attention.scores import Workspace
-from sinkscope.attention.stacks import HeldCache, LastStep, Stack, StackInput, cached_keys, read_stack_input, upload
+from sinkscope.attention.stacks import HeldCache, LastStep, Stack, StackInput, cached_keys, read_stack_input
 from sinkscope.attention.subscribers import Subscriber, Watcher
 from sinkscope.errors import AttentionError
 
 _sessions: "weakref.WeakKeyDictionary[nn.Module, Session]" = weakref.WeakKeyDictionary()
 one_at_a_time = threading.RLock()
-"""Held while a session opens or closes and a generation begins or ends: a network has one session, opened between its
-generations.
-"""
+"""Held while a session opens or closes and a generation begins or ends."""
 
 
 class Hooks(ABC):
-    """The hooks that report the calls of a network to its session: `hooks` for transformers models, `foreign_network`
-    for others.
-    """
+    """The hooks that report the calls of a network to its session."""
 
     stacks: list[Stack]
 
@@ -45,10 +41,9 @@ class Hooks(ABC):
         """Leave the network as it was found."""
 
     def run_again(self, tokens: Tensor, real: Tensor) -> None:
-        """Run a canvas through the only stack of the network, without a cache.
+        """Run a canvas, int64 [batch, position], through the only stack, without a cache.
 
         Args:
-            tokens: int64 [batch, position].
             real: bool [batch, position], False on padding, which is on the left.
         """
         raise AttentionError(
@@ -83,16 +78,21 @@ class Session:
         self._call: Call | None = None
         self._calls: list[Call] = []  # that have begun and not ended, innermost last
         self._given: StackInput | None = None
+        self._unread: Callable[[], StackInput | None] | None = None  # the same in a step that a sampler publishes
         self._last: LastStep | None = None
         self._unhidden_running = self._foreign = False
-        self._told_prompt: int | None = None
+        self._prompt_length: int | None = None
         self._thread: int | None = None  # of the generation or the call that is running
         self._subscribers_thread: int | None = None
 
     def __reduce__(self) -> str:  # the copy would keep our hooks for ever
         raise AttentionError(
-            f"{type(self.network).__name__} is recorded or changed; copy or store it outside of sinkscope's with blocks"
+            f"{self._name} is recorded or changed; copy or store it outside of sinkscope's with blocks"
         )
+
+    @property
+    def _name(self) -> str:
+        return type(self.network).__name__
 
     def open(self) -> None:
         """Install the hooks."""
@@ -106,7 +106,7 @@ class Session:
     def close(self) -> None:
         """Leave the network as it was found."""
         self._in_generation = self.published = False
-        self._context = self._tokens = self._call = self._given = None
+        self._context = self._tokens = self._call = self._given = self._unread = None
         self._caches = {}
         while self._calls:
             call_ends(self._calls.pop())
@@ -116,16 +116,14 @@ class Session:
         self._hooks.close()
 
     def begin_generation(self, start: GenerationStart) -> None:
-        """Tell all subscribers that a generation begins, unless one is running; a sampler calls this before its first
-        step.
-        """
+        """Begin a generation for all subscribers; a sampler calls this before its first step."""
         self._refuse_if((self._in_generation and self.published) or bool(self._calls))
         self.end_generation(failed=False)
         self.published, self._thread = True, threading.get_ident()
         self._begin(start)
 
     def begin_step(self, context: StepContext) -> None:
-        """Tell all subscribers of a step; a sampler calls this before each forward call."""
+        """Begin a step for all subscribers; a sampler calls this before each forward call."""
         self._context = context
         for subscriber in self.subscribers:
             subscriber.begin_step(context)
@@ -140,41 +138,37 @@ class Session:
             self._part = before
 
     def end_step(self, result: StepResult | None) -> None:
-        """Tell all subscribers the result of a step; a sampler calls this after it has committed."""
+        """Pass the result of a step to all subscribers; a sampler calls this after it has committed."""
         for subscriber in self.subscribers:
             subscriber.end_step(result)
         self._context = None
 
     def end_generation(self, failed: bool) -> None:
-        """Tell all subscribers that the generation is over; a sampler calls this after its last step, or after an
-        exception.
-        """
+        """End the generation for all subscribers; a sampler calls this after its last step, or after an exception."""
         if not self._in_generation:
             return
         self._in_generation = self.published = False
         self._context = self._tokens = None
         self._caches = {}
-        with ExitStack() as everybody:  # the others are told even if one raises
+        with ExitStack() as everybody:  # the others learn of it even if one raises
             for subscriber in reversed(self.subscribers):
                 everybody.callback(subscriber.end_generation, failed)
 
     @contextmanager
     def foreign_generation(self, prompt: int | None = None) -> Iterator[None]:
-        """Run the body as one generation, whose first ``prompt`` tokens (or those of its first call) are the prompt; by
-        one thread.
-        """
+        """Run the body as one generation, whose first ``prompt`` tokens (or those of its first call) are the prompt."""
         self.refuse_other_threads(here=prompt is not None)
         if self.published:
             yield
             return
         self.end_generation(failed=False)
-        self._foreign, self._thread, self._told_prompt = True, threading.get_ident(), prompt
+        self._foreign, self._thread, self._prompt_length = True, threading.get_ident(), prompt
         failed = True
         try:
             yield
             failed = False
         finally:
-            self._foreign, self._told_prompt = False, None
+            self._foreign, self._prompt_length = False, None
             self.end_generation(failed)
 
     def leave(self, subscriber: Subscriber, failed: bool) -> None:
@@ -196,8 +190,7 @@ class Session:
         me = threading.get_ident()
         if self.subscribers and self._subscribers_thread != me:
             raise AttentionError(
-                f"{type(self.network).__name__} is recorded or changed by another thread; load the model once for each "
-                "thread"
+                f"{self._name} is recorded or changed by another thread; load the model once per thread"
             )
         self._subscribers_thread = me
         self.subscribers.append(subscriber)
@@ -212,17 +205,14 @@ class Session:
         return bool(self.published or self._foreign or self._calls) and self._thread != threading.get_ident()
 
     def refuse_other_threads(self, here: bool = False) -> None:
-        """Raise AttentionError where another thread runs the network, or ``here`` a sampler is in the middle of a
-        generation.
-        """
+        """Raise AttentionError where another thread runs the network, or ``here`` a sampler is in a generation."""
         self._refuse_if(self.runs_elsewhere() or (here and self.published))
 
     def _refuse_if(self, busy: bool) -> None:
         if busy:
             raise AttentionError(
-                f"{type(self.network).__name__} is recorded or changed, and one generation of it runs already, here or "
-                "in another "
-                "thread; let that end first, or load the model once for each thread"
+                f"{self._name} is recorded or changed, and one generation of it runs already, here or in another "
+                "thread; end that first, or load the model once per thread"
             )
 
     def begin_call(
@@ -233,7 +223,13 @@ class Session:
         Args:
             parents: arguments of the modules around the stack that are running, the nearest first.
         """
-        return self.begin_read_call(stack, read_stack_input(arguments, parents)) if self.subscribers else None
+        if not self.subscribers:
+            return None
+        read = partial(read_stack_input, arguments, parents)
+        if not self.published:
+            return self.begin_read_call(stack, read())
+        self._unread = read
+        return self.begin_read_call(stack, None)
 
     def begin_read_call(self, stack: Stack, given: StackInput | None) -> Call:
         """Return the call that begins, given its arguments as read."""
@@ -272,7 +268,7 @@ class Session:
         if self.runs_elsewhere():
             return
         call, self._call = self._call, None
-        given, self._given = self._given, None
+        given, self._given, self._unread = self._given, None, None
         self.notes.hidden_states.clear()
         if self._calls:
             call_ends(self._calls.pop())
@@ -284,10 +280,8 @@ class Session:
             return
         if call is not None and not call.reported:
             raise AttentionError(
-                f"expected the layers of {type(self.network).__name__} to ask sinkscope for their attention, found "
-                "that none did; "
-                "leave its attention implementation alone meanwhile; networks that pass transformers' interface by "
-                "cannot be watched"
+                f"no layer of {self._name} took its attention from sinkscope; leave its attention implementation alone "
+                "meanwhile; networks that bypass transformers' interface cannot be watched"
             )
         if not self.published and not self._unhidden_running and self._context is not None:
             if given is not None:
@@ -311,14 +305,13 @@ class Session:
         Raises:
             AttentionError: the tokens of the step are not known, or do not say all that goes in.
         """
-        context, given = self._context, self._given
+        context, before, unread = self._context, self._given, self._unread
+        given = before if unread is None else unread()
         known = context is not None and len(self.stacks) == 1 and not bool((context.tokens < 0).any())
         if context is None or not known or (given is not None and not given.plain):
             raise AttentionError(
-                f"expected {type(self.network).__name__} to have one stack, given token ids and the mask of their "
-                "padding, for an extra "
-                "forward call without hiding, found several stacks, embeddings, images or other masks; measure locally "
-                "(measured='local')"
+                f"expected {self._name} to have one stack, given token ids and the mask of their padding, for an extra "
+                "forward call without hiding, found others; measure locally (measured='local')"
             )
         tokens, length = context.tokens, context.tokens.shape[1]
         real = torch.arange(length, device=tokens.device) >= length - upload(context.lengths, tokens.device)[:, None]
@@ -327,7 +320,8 @@ class Session:
         try:
             self._hooks.run_again(tokens, real)
         finally:
-            self.subscribers, self._given, self._unhidden_running = subscribers, given, False
+            self.subscribers, self._unhidden_running = subscribers, False
+            self._given, self._unread = before, unread
 
     def last_step(self) -> LastStep | None:
         """Return the previous step in a running generation that no sampler publishes; None where there is none."""
@@ -339,11 +333,9 @@ class Session:
             subscriber.begin_generation(start)
 
     def _infer_step(self, stack: Stack, given: StackInput) -> None:
-        """Begin the step that the arguments of a call describe: of a plain forward call, or of a ``generate`` that is
-        not ours.
-        """
+        """Begin the step that the arguments of a call describe: a forward call, or one of a foreign ``generate``."""
         lengths, config = given.lengths(), getattr(self.network, "config", None)
-        whole = lengths if self._told_prompt is None else lengths.clamp(max=self._told_prompt)
+        whole = lengths if self._prompt_length is None else lengths.clamp(max=self._prompt_length)
         if self._starts_anew(stack, given):
             self.end_generation(failed=False)
             self._tokens = None
@@ -351,16 +343,13 @@ class Session:
             mask_id = None if causal else getattr(config, "mask_token_id", None)
             rows = (None,) * given.batch
             self._begin(GenerationStart(tuple(whole.tolist()), given.total, causal, {"name": "foreign"}, rows, mask_id))
-        if stack.causal:
-            last = self._caches.get(stack.name)
-            if given.seen and last is not None and not last.goes_on(given, lengths):
-                raise AttentionError(
-                    f"expected the cache of the step before, of {last.tokens} tokens, found another, changed or "
-                    "differently padded one of "
-                    f"{given.seen}; while something watches or hides, end one text before the next, give each call the "
-                    "attention mask of "
-                    "all tokens so far, and do not cut, copy or reorder the cache"
-                )
+        last = self._caches.get(stack.name) if stack.causal and given.seen else None
+        if last is not None and not last.goes_on(given, lengths):
+            raise AttentionError(
+                f"expected the cache of the step before, of {last.tokens} tokens, found another, changed or otherwise "
+                f"padded one of {given.seen}; end one text before the next, pass the mask of all tokens so far, and do "
+                "not cut, copy or reorder the cache"
+            )
         if stack.name not in self._prompts:  # an encoder and a decoder have different prompts
             prompts = lengths - given.fresh if given.seen and self._prompts else whole
             self._prompts[stack.name] = tuple(prompts.tolist())
@@ -378,9 +367,7 @@ class Session:
         )
 
     def _starts_anew(self, stack: Stack, given: StackInput) -> bool:
-        """Return whether a call begins a generation: it has other rows, or an empty cache, or none behind calls with
-        one.
-        """
+        """Whether a call begins a generation: it has other rows, or an empty cache, or none behind calls with one."""
         if not self._in_generation or self._start is None or len(self._start.prompt_lengths) != given.batch:
             return True
         behind = stack.causal and len(self.stacks) == 1 and self._last is not None and self._last.behind_cache

@@ -1,12 +1,8 @@
-"""Stacks: the modules that own the layers (``model.model`` of a Llama; an encoder and a decoder are two), and the
-arguments of their calls.
-
-The arguments of a call tell which tokens go in, how many are in the cache, and where padding is.
-"""
+"""Stacks, the modules that own the layers (an encoder and a decoder are two), and the arguments of their calls."""
 
 import weakref
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,7 +20,6 @@ class Stack:
 
     Attributes:
         name: module path within the network, ``""`` for the network itself.
-        module: the stack.
         layers: module path and index of each layer by its attention module, in order.
         blocks: the layer that contains each attention module.
         causal: whether its queries see only earlier tokens.
@@ -34,14 +29,13 @@ class Stack:
     module: nn.Module
     layers: dict[nn.Module, tuple[str, int]]
     blocks: dict[nn.Module, nn.Module]
-    causal: bool = field(default=True)
+    causal: bool = True
 
     def layer_numbers(self, alone: bool) -> dict[nn.Module, int]:
         """Return the number of the layer that each attention module belongs to, as traces count layers.
 
         Args:
-            alone: whether it is the only stack of the network; cross-attention of a decoder beside an encoder is no
-                layer of its own.
+            alone: whether it is the only stack; cross-attention of a decoder beside an encoder is no layer by itself.
         """
         if alone or not self.causal:
             return {module: index for module, (_, index) in self.layers.items()}
@@ -54,14 +48,12 @@ PAD_LEFT = "set tokenizer.padding_side = 'left', or run each text by itself wher
 
 def find_stacks(network: nn.Module) -> list[Stack]:
     """Return the stacks of a transformers model: owners of a `ModuleList` whose entries hold a module with
-    ``layer_idx``.
-
-    It may be None, as in encoders that keep no cache (Marian, MBart).
+    ``layer_idx``; it may be None, as in encoders that keep no cache (Marian, MBart).
 
     Raises:
         AttentionError: the model has none.
     """
-    stacks = []
+    stacks: list[Stack] = []
     for name, module in network.named_modules():
         layers: dict[nn.Module, tuple[str, int]] = {}
         blocks: dict[nn.Module, nn.Module] = {}
@@ -70,46 +62,31 @@ def find_stacks(network: nn.Module) -> list[Stack]:
                 continue
             for number, block in enumerate(child):
                 for inner_name, inner in block.named_modules():
-                    if (
-                        isinstance(getattr(inner, "layer_idx", ""), int | None)
-                        and inner is not block
-                        and _attends(inner)
-                    ):
+                    numbered = isinstance(getattr(inner, "layer_idx", ""), int | None) and inner is not block
+                    # Feed-forward networks and convolutions may be numbered too.
+                    if numbered and any(part in type(inner).__name__.lower() for part in ("attention", "attn", "mla")):
                         path = ".".join(part for part in (name, child_name, str(number), inner_name) if part)
                         layers[inner] = (path, len(layers))
                         blocks[inner] = block
-        if layers and not any(
-            layers.keys() <= stack.layers.keys() for stack in stacks
-        ):  # a ModuleList inside a layer is not a stack
+        nested = any(layers.keys() <= stack.layers.keys() for stack in stacks)  # a ModuleList inside a layer
+        if layers and not nested:
             stacks.append(Stack(name, module, layers, blocks, _is_causal(network, module, next(iter(layers)))))
     if not stacks:
         raise AttentionError(
             "expected a transformers model whose attention modules have a layer_idx, found none in "
-            f"{type(network).__name__}; "
-            "watch any other torch module inside `with sinkscope.attention.foreign(module):`"
+            f"{type(network).__name__}; watch any other torch module inside `with sinkscope.attention.foreign(module):`"
         )
     return stacks
 
 
 def query_heads(attention: nn.Module) -> int | None:
-    """Return the number of query heads of an attention module, from itself or its configuration; None where neither has
-    it.
-    """
+    """Return the number of query heads of an attention module, from itself or its configuration; None if unknown."""
     names = ("num_heads", "num_attention_heads", "n_heads", "n_head")
     found = (getattr(said, name, None) for said in (attention, getattr(attention, "config", None)) for name in names)
     return next((one for one in found if isinstance(one, int) and one > 0), None)
 
 
-def _attends(module: nn.Module) -> bool:
-    """Return whether a numbered module is attention by its name; feed-forward networks and convolutions may be numbered
-    too.
-    """
-    name = type(module).__name__.lower()
-    return any(part in name for part in ("attention", "attn", "mla"))
-
-
 def _is_causal(network: nn.Module, stack: nn.Module, attention: nn.Module) -> bool:
-    """Return whether a stack is causal, by its configuration, or else by its attention."""
     for config in (getattr(stack, "config", None), getattr(network, "config", None)):
         said = getattr(config, "is_causal", None)
         if said is not None:
@@ -125,8 +102,7 @@ class StackInput:
         batch, fresh, seen: number of rows, of tokens that go in, and of tokens in the cache.
         ids: int64 [batch, fresh], None where the call had only embeddings.
         real: bool [batch, seen + fresh], False on padding; None where nothing is padded.
-        cache: the cache that came with the call.
-        device: of the tokens.
+        cache: among the arguments.
         plain: whether the tokens and their padding say all that goes in: no embeddings, and no mask for each query.
     """
 
@@ -151,13 +127,7 @@ class StackInput:
         )
 
     def lengths(self) -> Tensor:
-        """Return the number of real tokens of each row, int64 [batch], on the host; where a mask gives them, this waits
-        for a GPU.
-
-        Raises:
-            AttentionError: padding on the right or between tokens.
-            CallError: a row without tokens.
-        """
+        """Return the number of real tokens of each row; see `lengths_of`."""
         if self.real is None and self.total:
             return torch.full((self.batch,), self.total, device="cpu")
         return lengths_of(self.visible(), PAD_LEFT)
@@ -167,8 +137,8 @@ class StackInput:
 class HeldCache:
     """The content of a cache after a call of a stack; the cache is not kept alive.
 
-    Column sums of a causal network are added up over its calls, so a cache that was cut, copied, reordered or swapped
-    between two calls, or other padding, would make them wrong.
+    Column sums of a causal network add up over its calls: a cache that was cut, copied, reordered or swapped between
+    them, or other padding, would make them wrong.
     """
 
     cache: weakref.ref[Any] | None
@@ -198,7 +168,7 @@ def cached_keys(cache: Any) -> tuple[weakref.ref[Tensor], ...]:
 
 @dataclass(frozen=True, eq=False)
 class LastStep:
-    """What the next step of a foreign network needs from the previous one.
+    """The previous step of a foreign network.
 
     Attributes:
         behind_cache: whether it had more keys than queries.
@@ -225,35 +195,28 @@ def lengths_of(real: Tensor, advice: str) -> Tensor:
     if bool(falls.any()):
         row, before = falls.nonzero()[0].tolist()
         raise AttentionError(
-            f"expected padding on the left alone, found it behind position {before} of row {row}; {advice}; a token in "
-            "between is left "
-            "out of the canvas, or hidden by a rule"
+            f"expected padding on the left alone, found it behind position {before} of row {row}; {advice}"
         )
     lengths = real.sum(-1)
     if bool((lengths == 0).any()):
-        raise CallError(
-            "expected at least one token in each row, found one whose mask calls all of it padding; leave it out"
-        )
+        raise CallError("expected at least one token in each row, found one that is all padding; leave it out")
     return lengths
 
 
 def read_stack_input(arguments: Mapping[str, Any], parents: Iterable[Mapping[str, Any]] = ()) -> StackInput | None:
-    """Return the step that a stack's arguments describe; if it got only embeddings, the ids come from the nearest
-    module around it.
+    """Return the step that a stack's arguments describe; None where the call has neither tokens nor embeddings.
 
     Args:
         arguments: of the stack, by name.
-        parents: arguments of the modules around it that are running, the nearest first.
-
-    Returns:
-        None where the call has neither tokens nor embeddings.
+        parents: arguments of the modules around it that are running, the nearest first; they hold the ids where the
+            stack got only embeddings.
 
     Raises:
         AttentionError: a cache whose keys are not simply the newest tokens.
     """
     cache = arguments.get("past_key_values")
     if getattr(cache, "is_compileable", False):
-        raise AttentionError("static caches are not modelled by sinkscope; use a DynamicCache")
+        raise AttentionError("static caches are not modelled; use a DynamicCache")
     ids = _first(arguments, IDS, 2)
     entering = ids if ids is not None else _first(arguments, EMBEDDINGS, 3)
     if entering is None:
@@ -277,10 +240,8 @@ def _first(arguments: Mapping[str, Any], names: Iterable[str], axes: int) -> Ten
 
 
 def _real(mask: Any, batch: int, total: int) -> Tensor | None:
-    """Return which tokens are not padding; for a mapping of complete masks (transformers' own generate), by what
-    queries see.
-    """
-    if isinstance(mask, Mapping):
+    """Return which tokens are not padding, bool [batch, token]; None if the mask does not say."""
+    if isinstance(mask, Mapping):  # of whole masks, in transformers' own generate
         ready = [mask.get("full_attention"), *mask.values()]
         fitting = (one for one in ready if isinstance(one, Tensor) and one.ndim == 4 and one.shape[-1] == total)
         return None if (found := next(fitting, None)) is None else real_tokens(found).expand(batch, -1)
@@ -290,8 +251,7 @@ def _real(mask: Any, batch: int, total: int) -> Tensor | None:
 
 
 def real_tokens(mask: Tensor) -> Tensor:
-    """Return the tokens that are not padding, bool [batch, key], by a boolean or additive mask [batch, head, query,
-    key].
+    """Return the tokens that are not padding, bool [batch, key], by a mask [batch, head, query, key].
 
     Padding is the keys at either end that no query sees; a key in between that no query sees was taken away.
     """
@@ -303,13 +263,3 @@ def real_tokens(mask: Tensor) -> Tensor:
 def slides(cache: Any) -> bool:
     """Return whether some layers of a cache hold only the newest tokens."""
     return any(getattr(cache, "is_sliding", ()))
-
-
-def upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a small tensor of the host on a device, without waiting.
-
-    It is copied to a GPU from pinned memory, because a copy from other memory waits for all queued work.
-    """
-    if device.type != "cuda" or tensor.is_cuda:
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)

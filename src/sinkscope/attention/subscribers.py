@@ -1,4 +1,4 @@
-"""What can be hung into a model's attention: things that watch, hide or prepend, told of every step.
+"""Subscribers of a model's attention, which watch, hide or prepend.
 
 A subscriber sees the events of a generation in this order: ``begin_generation``, then for each step ``begin_step``,
 one ``hide``, ``prepend`` and ``watch`` per layer, ``end_step``; then ``end_generation``.
@@ -23,7 +23,7 @@ class Subscriber(ABC):  # noqa: B024 - the verbs are on the three kinds below
         """A forward call is about to run."""
 
     def end_step(self, result: StepResult | None) -> None:  # noqa: B027
-        """The step is over; None where nobody published what it led to (a foreign ``generate``)."""
+        """The step is over; None where nobody published its result (a foreign ``generate``)."""
 
     def end_generation(self, failed: bool) -> None:  # noqa: B027
         """The generation is over, or was given up."""
@@ -48,9 +48,7 @@ class Hider(Subscriber):
 
     @property
     def waits(self) -> bool:
-        """Whether it decides by the step before, and so has nothing to go by where there is only one step, as in a
-        likelihood.
-        """
+        """Whether it decides by the step before, which a likelihood does not have."""
         return False
 
     def observes(self, call: LayerCall) -> bool:
@@ -58,10 +56,10 @@ class Hider(Subscriber):
         return False
 
     def observe(self, call: LayerCall, columns: Columns) -> None:
-        """What came of it: one layer has run, with something hidden in it or with columns that somebody needs."""
+        """One layer has run, with something hidden in it or with columns that somebody needs."""
 
     def describe(self, prompt: int) -> dict[str, Any]:
-        """Plain values for the manifest of a trace: what is hidden, and what came of it for this prompt so far."""
+        """Plain values for the manifest of a trace: the rule, and its effect on this prompt so far."""
         return {"rule": type(self).__name__}
 
 

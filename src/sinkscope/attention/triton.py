@@ -1,5 +1,4 @@
-"""The Triton kernels behind `fused`: attention with its log-sum-exp, then the columns in a second pass over tiles of
-keys.
+"""The Triton kernels behind `fused`: attention with its log-sum-exp, then the columns in a second pass over keys.
 
 Scores exist one tile at a time and are never written. One program owns each tile of keys and reads the queries in
 order, so there are no atomics, and every run gives the same numbers. Products use the dtype of the inputs and
@@ -14,9 +13,7 @@ import triton.language as tl
 def _visible(
     s, m, n, mask, mask_q, mask_k, queries, keys, least, CAUSAL: tl.constexpr, MASKED: tl.constexpr, FLAT: tl.constexpr
 ):
-    """Return scores with the mask added, −∞ where query ``m`` does not see key ``n``; a FLAT mask is the same for all
-    queries.
-    """
+    """Return scores with the mask, −∞ where query ``m`` does not see key ``n``; a FLAT mask serves all queries."""
     of_key = (n >= 0) & (n < keys)
     there = of_key & (m < queries)
     seen = there
@@ -59,9 +56,7 @@ def _rows(base, index, stride, d, count, width):
 
 @triton.jit
 def _product(a, b, PRECISION: tl.constexpr, WIDEN: tl.constexpr):
-    """Return the product of two tiles in fp32. Triton's interpreter has no products of bfloat16: there they are widened
-    first.
-    """
+    """Return the product of two tiles in fp32; Triton's interpreter has none of bfloat16 and needs WIDEN."""
     if WIDEN:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision=PRECISION)
     return tl.dot(a, b, input_precision=PRECISION)
@@ -94,9 +89,7 @@ def attention_kernel(
     ``lse`` is that in force, +∞ for a query that keeps its hidden keys; ``lse_all`` is without the hiding, +∞ for one
     that sees nothing. Without HIDING only ``lse_all`` is written.
     """
-    tiles = tl.cdiv(
-        queries, BM
-    )  # those of one head next to each other, in the one axis of a grid that has no small limit
+    tiles = tl.cdiv(queries, BM)  # of one head next to each other, in the one axis of a grid without a small limit
     tile, owner = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
     batch, head = owner // heads, owner % heads
     shared = head // repeat
@@ -209,8 +202,7 @@ def column_kernel(
     WIDEN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BG: tl.constexpr,
 ):  # fmt: skip
-    """Compute one tile of keys of one head: its columns for every query group, in force and without the hiding, and the
-    last row.
+    """Compute one tile of keys of one head: its columns per query group, in force and without the hiding; the last row.
 
     With BY_TORCH also what the query that stands at a key gives it: torch has computed the attention, without mask and
     hiding, and ``lse_all`` is its natural logarithm.
@@ -237,9 +229,8 @@ def column_kernel(
     for start in range(begin, queries, BM):
         m = start + tl.arange(0, BM)
         s = _product(mine, tl.trans(_rows(q, m, q_s, d, queries, dim)), PRECISION, WIDEN) * scale
-        if (
-            CAUSAL or MASKED
-        ):  # else all is seen: beyond the last query everything is +∞, and keys beyond the last are not stored
+        # Else all is seen: beyond the last query everything is +∞, and keys beyond the last are not stored.
+        if CAUSAL or MASKED:
             s = _visible(s, m[None, :], n[:, None], mask, mask_q, mask_k, queries, keys, least, CAUSAL, MASKED, FLAT)
         everything = tl.load(lse_all + rows + m, mask=m < queries, other=float("inf")) * unit
         p, in_force = _weights(s, m, gone, lse, rows + m, everything, queries, HIDING)

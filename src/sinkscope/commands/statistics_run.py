@@ -26,7 +26,7 @@ def add_prompts(model: Any, prompts: list[str], out: Path, settings: Any, hide: 
         CallError: the folder holds another run, or torchrun's RANK and WORLD_SIZE do not fit together.
     """
     import sinkscope
-    from sinkscope.decoding import described, step_count
+    from sinkscope.decoding import described
     from sinkscope.interventions.rules import canonical_rule
     from sinkscope.models.fingerprints import fingerprints
     from sinkscope.progress import show_progress
@@ -53,7 +53,7 @@ def add_prompts(model: Any, prompts: list[str], out: Path, settings: Any, hide: 
     if len(missing) < len(share):
         note(f"{out}: {len(share) - len(missing)} prompts are done already")
     completed = folder.fold()  # what a killed process left
-    with rule(model) as hiding, show_progress(step_count(settings) * len(missing), model.card.name, "steps") as bar:
+    with rule(model) as hiding, show_progress(settings.most_calls * len(missing), model.card.name, "steps") as bar:
         for index in missing:
             destination = StatisticsDestination(folder, [index])
             with recording_to(model, destination):

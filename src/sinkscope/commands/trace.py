@@ -116,11 +116,10 @@ class Trace(Command):
     ) -> tuple[Any, Any, list[Any]]:
         """Generate and record the answers; return the recorder, the effect of the rule, and the generations."""
         import sinkscope
-        from sinkscope.decoding import step_count
         from sinkscope.progress import show_progress
 
         with (
-            show_progress(step_count(settings) * len(prompts), self.model, "steps") as bar,
+            show_progress(settings.most_calls * len(prompts), self.model, "steps") as bar,
             sinkscope.recording(model, out=self.out, keep=self.keep, overwrite=self.overwrite, **recording) as recorder,
             rule(model) as hiding,
         ):
@@ -137,11 +136,10 @@ class Trace(Command):
 
     def _record(self, model: Any, prompts: Sequence[str], settings: Any, rule: Any) -> None:
         """Write one trace a prompt, then the single maps that were asked for."""
-        from sinkscope.decoding import step_count
         from sinkscope.interventions.rules import canonical_rule
 
         hide = canonical_rule(self.hide)
-        sizes = (step_count(settings), model.card.layers, model.card.heads)
+        sizes = (settings.most_calls, model.card.layers, model.card.heads)
         places = [] if self.keep_maps is None else read_places(self.keep_maps, sizes)
         kept = {"numbered": self.prompts is not None, "top": self.top}
         recorder, hiding, generations = self._generate(model, prompts, settings, rule, **kept)
@@ -159,13 +157,12 @@ class Trace(Command):
 
     def _record_drift(self, model: Any, prompts: Sequence[str], settings: Any, rule: Any) -> None:
         """Measure the drift of keys and values over all prompts, and draw it."""
-        from sinkscope.decoding import step_count
         from sinkscope.figures.drift_by_layer import draw_drift
         from sinkscope.recorder.drift_recorder import TOO_FEW
         from sinkscope.statistics.key_drift import drift_table
         from sinkscope.traces.format import DRIFT
 
-        if step_count(settings) == 1:
+        if settings.most_calls == 1:
             raise CallError(f"--keep drift: it lies between a step and a later one, {TOO_FEW}")
         self._generate(model, prompts, settings, rule)
         document = json.loads((self.out / DRIFT).read_bytes())

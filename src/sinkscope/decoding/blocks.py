@@ -8,11 +8,19 @@ import torch
 from torch import Tensor
 
 from sinkscope.decoding.caches.reader import reading
-from sinkscope.decoding.canvas import Batch, Layout, Step, masked_canvas, publishing, row_generators, scattered
+from sinkscope.decoding.canvas import (
+    Batch,
+    Layout,
+    Step,
+    WorkMeter,
+    masked_canvas,
+    publishing,
+    row_generators,
+    scattered,
+)
 from sinkscope.decoding.parallel import prompt_by_prompt, surest, waiting_would_be_seen
 from sinkscope.decoding.projection import Remaining, project, with_unconditional
 from sinkscope.decoding.settings import BlockSettings
-from sinkscope.decoding.work import WorkMeter
 from sinkscope.models import Model
 
 
@@ -24,7 +32,7 @@ def quotas(masks: int, steps: int) -> list[int]:
 
 @dataclass(frozen=True)
 class BlockRule:
-    """Where the two differ.
+    """The differences of the two.
 
     Attributes:
         precision: dtype in which the softmax of a confidence is taken; None is that of the logits.

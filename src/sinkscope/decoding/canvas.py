@@ -1,4 +1,4 @@
-"""A batch of prompts as one left-padded canvas, and the publication of its steps to the subscribers of a model.
+"""A batch of prompts as one left-padded canvas, the work of writing it, and the publication of its steps.
 
 A canvas is the whole sequence that the network reads in a step: the prompt, followed by the tokens to be written,
 masked or not.
@@ -7,6 +7,7 @@ masked or not.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +15,119 @@ from torch.nn.functional import pad
 
 from sinkscope.attention import GenerationStart, Session, StepContext, StepResult, generating_in, upload
 from sinkscope.decoding.settings import Settings, described
-from sinkscope.decoding.work import WorkMeter
 from sinkscope.errors import CallError
 from sinkscope.models import Model
+
+
+@dataclass(frozen=True)
+class Work:
+    """The arithmetic of one generation.
+
+    Attributes:
+        forwards: calls of the network.
+        rows: positions whose hidden states were computed, over all calls; the mean over layers that differ in them.
+        projections: multiply-adds of the projections to queries, keys, values and output, of a sink token too.
+        attention: multiply-adds of the scores and of the weighted sum of values.
+        mlp: multiply-adds of the feed-forward layers.
+        vocabulary: multiply-adds of the projection onto the vocabulary.
+    """
+
+    forwards: int
+    rows: int
+    projections: int
+    attention: int
+    mlp: int
+    vocabulary: int
+
+    @property
+    def total(self) -> int:
+        """All multiply-adds."""
+        return self.projections + self.attention + self.mlp + self.vocabulary
+
+
+class WorkMeter:
+    """Adds up the work of the rows of a batch; the network is a Llama or Qwen2, with or without a sink.
+
+    A row is charged its cost alone: padding, positions that only fill a batch, and calls after it has finished are not
+    counted. Norms, rotations, softmax and sampling are no products, and not counted.
+    """
+
+    def __init__(self, network: Any, rows: int) -> None:
+        config = network.config
+        width, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+        dim = getattr(config, "head_dim", None) or width // config.num_attention_heads
+        queries, keys = config.num_attention_heads * dim, config.num_key_value_heads * dim
+        sink = getattr(network.model, "sink_token", None)
+        gated = sink is not None and sink.variant.kind == "gate"
+        token = None if sink is None or sink.variant.kind != "token" or sink.hidden else sink.variant
+        self._front = 0 if token is None else token.count  # keys in front of every query
+        self._layers = layers  # the following are of one layer
+        self._projections = width * (2 * queries + 2 * keys + queries * gated)
+        self._value = width * keys
+        self._pair = 2 * queries  # of one query and one key
+        experts = getattr(config, "num_local_experts", None)
+        dense = layers if experts is None else getattr(config, "first_k_dense_replace", 0)
+        self._mlps = dense * 3 * width * inner  # of all layers
+        if experts is not None:  # the router, the experts that it chooses, and those that all tokens share
+            chosen = config.num_experts_per_tok + getattr(config, "n_shared_experts", 0)
+            self._mlps += (layers - dense) * (width * experts + chosen * 3 * width * config.moe_intermediate_size)
+        # A token that is not folded passes through the layers once a call, as far as its keys and values need it.
+        alone = 0 if token is None or token.folded else token.count
+        values = 0 if token is None or token.zero_value else layers * keys + (layers - 1) * queries
+        self._token_projections = alone * width * (layers * keys + values)
+        self._token_mlps = alone * (layers - 1) * 3 * width * inner
+        self._word = width * network.lm_head.out_features
+        # Over all layers.
+        self._forwards, self._rows, self._pairs, self._values = ([0] * rows for _ in range(4))
+        self._words: Tensor | list[Any] = [0] * rows
+
+    def add(self, row: int, queries: int, keys: int, copies: int = 1) -> None:
+        """Count a call that computes some positions of a row.
+
+        Args:
+            keys: how many each of them reads, including itself.
+            copies: how many canvases of the row are in the call, two with guidance.
+        """
+        self._forwards[row] += 1
+        self._rows[row] += self._layers * copies * queries
+        self._pairs[row] += self._layers * copies * queries * (keys + self._front)
+
+    def add_layers(self, row: int, queries: Sequence[int], keys: int, values: int) -> None:
+        """Count a call of which each layer computes other positions.
+
+        Args:
+            queries: number of positions in each layer.
+            keys: how many each of them reads.
+            values: how many more positions have only their values computed, over all layers.
+        """
+        self._forwards[row] += 1
+        self._rows[row] += sum(queries)
+        self._pairs[row] += sum(queries) * (keys + self._front)
+        self._values[row] += values
+
+    def add_words(self, places: Tensor, copies: int = 1) -> None:
+        """Count the projection of some places onto the vocabulary, bool [row, position]; a GPU is not waited for."""
+        counted = places.sum(-1) * copies
+        self._words = counted if isinstance(self._words, list) else self._words + counted
+
+    def take(self, row: int, alone: "WorkMeter") -> None:
+        """Take over the counts of another meter, of its only row."""
+        for name in ("_forwards", "_rows", "_pairs", "_values", "_words"):
+            getattr(self, name)[row] = getattr(alone, name)[0]
+
+    def work(self, row: int) -> Work:
+        """Return the work of a row so far; this waits for a GPU."""
+        rows = self._rows[row]
+        return Work(
+            forwards=self._forwards[row],
+            rows=round(rows / self._layers),
+            projections=rows * self._projections
+            + self._values[row] * self._value
+            + self._forwards[row] * self._token_projections,
+            attention=self._pairs[row] * self._pair,
+            mlp=rows * self._mlps // self._layers + self._forwards[row] * self._token_mlps,
+            vocabulary=int(self._words[row]) * self._word,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +140,7 @@ class Step:
         written: int64 [batch, position], the token committed in this step, −1 elsewhere.
         confidence: float32 [batch, position], of the tokens that were committed or could have been; NaN elsewhere.
         meter: adds up the work of the generation; None for a sampler that does not count it.
-        lengths: int64 [batch], tokens of each prompt and its answer, on the host; None where all rows end where the
-            canvas ends.
+        lengths: int64 [batch], tokens of each prompt and its answer, on the host; None where all end with the canvas.
     """
 
     number: int
@@ -48,7 +158,7 @@ class Batch:
     Attributes:
         tokens: int64 [batch, prompt position], left-padded.
         real: bool of the same shape, False on padding.
-        texts: the prompts as text; None for one that came as token ids.
+        texts: None for a prompt that came as token ids.
     """
 
     tokens: Tensor
@@ -73,7 +183,7 @@ def make_batch(model: Model, prompts: Sequence[Sequence[int]], texts: Sequence[s
     if width + length > model.card.max_positions:
         raise CallError(
             f"the canvas does not fit: a prompt of {width} tokens and {length} to write make {width + length}, "
-            f"{model.limit}; shorten the prompt (fewer --shots, where it has some) or --length"
+            f"{model.limit}; shorten the prompt or --length"
         )
     padding = model.card.eos_id if model.card.eos_id is not None else 0
     tokens = torch.full((len(prompts), width), padding, dtype=torch.long, device="cpu")
@@ -89,8 +199,8 @@ class Layout:
     """The places of the real tokens in a batch of canvases: the right end of each row.
 
     Attributes:
-        seen: bool [batch, 1, query, key], False on padding; None when there is none. It has the full shape because the
-            network would ask in every step whether a mask of padding [batch, key] is all true, and wait for the GPU.
+        seen: bool [batch, 1, query, key], False on padding; None when there is none. Of a mask [batch, key] the network
+            would ask in every step whether it is all true, and wait for the GPU.
         positions: int64 [batch, position], from 0 at the first real token.
         lengths: int64 [batch], number of real tokens; on the host.
         starts: index of the first real token of each row.
@@ -121,7 +231,7 @@ def masked_canvas(batch: Batch, length: int, mask_id: int) -> tuple[Tensor, Layo
 
 
 class Publisher:
-    """Tells the subscribers of a model about each step; does nothing when there are none.
+    """Publishes each step to the subscribers of a model; does nothing when there are none.
 
     Args:
         session: of the model; None without subscribers.
@@ -147,7 +257,6 @@ class Publisher:
         masked: Tensor,
         lengths: Tensor,
         rows: Sequence[int],
-        prompts: Sequence[int] | None = None,
         candidates: Tensor | None = None,
         final_queries: bool | None = None,
     ) -> None:
@@ -157,19 +266,16 @@ class Publisher:
             tokens: int64 [batch, position], the canvas that goes in.
             masked: bool [batch, position], where it holds the mask token.
             lengths: int64 [batch], real tokens of each row; on the host.
-            rows: rows of the batch that are still being written.
-            prompts: number of the prompt of each of these rows; the rows' own numbers when None.
-            candidates: bool [batch, position], where a token may be committed in this step, an autoregressive model's
-                one position beyond its tokens; None where nothing is committed.
+            rows: those of the batch that are still being written.
+            candidates: bool [batch, position], where this step may commit a token, for an autoregressive model one
+                position beyond its tokens; None where nothing is committed.
             final_queries: see `StepContext`.
         """
         if self._session is not None:
             self._lengths = lengths
             readers = None if candidates is None else self._readers(candidates)
-            numbers = tuple(rows if prompts is None else prompts)
-            self._session.begin_step(
-                StepContext(tokens, masked, lengths, tuple(rows), numbers, readers=readers, final_queries=final_queries)
-            )
+            given = (tokens, masked, lengths, tuple(rows), tuple(rows))
+            self._session.begin_step(StepContext(*given, readers=readers, final_queries=final_queries))
 
     def after(self, written: Tensor, predicted: Tensor | None, confidence: Tensor | None) -> None:
         """Publish what a step has committed: int64, int64 and float32 [batch, position], as in `StepResult`."""
@@ -193,8 +299,7 @@ def publishing(model: Model, batch: Batch, settings: Settings, final_length: int
     """Publish the start and the end of a generation; an exception ends it as failed.
 
     Args:
-        final_length: positions of the longest canvas once it is written; None where it follows from the prompts and
-            ``length``.
+        final_length: positions of the longest canvas once it is written; by default the prompt and ``length``.
     """
     with generating_in(model.network) as session:
         if session is not None:

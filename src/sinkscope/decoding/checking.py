@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sinkscope.attention import Columns, Hider, LayerCall, Watcher, subscribed
+from sinkscope.decoding.caches.keeping import attention_weights
 from sinkscope.decoding.generation import generate
 from sinkscope.errors import ModelError
 from sinkscope.models import Model, block_length
@@ -20,13 +21,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check.
-
-    Attributes:
-        name: what was tested.
-        found: what was found.
-        passed: whether it is right.
-    """
+    """The result of one check: its name, a text of the finding, and whether it is right."""
 
     name: str
     found: str
@@ -34,8 +29,7 @@ class Check:
 
 
 class _Mapper(Watcher):
-    """Compares the columns of every layer with those of a dense attention map in float64, computed from the layer's
-    queries and keys.
+    """Compares the columns of every layer with those of a dense attention map in float64.
 
     Args:
         block: tokens of a block, none of which sees the blocks after it: 1 in a causal model; None where every token
@@ -48,42 +42,23 @@ class _Mapper(Watcher):
         self.layers = self.queries = 0
 
     def watch(self, call: LayerCall, columns: Columns) -> None:
-        query, key = call.query.cpu().double(), call.key.cpu().double()
-        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-        scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
-        if self.block is not None:
-            number = torch.arange(scores.shape[-1]) // self.block
-            scores = scores.masked_fill(number[None, :] > number[:, None], -math.inf)
-        front = _own_scores(call, query)
-        scores = torch.cat([front, scores], dim=-1)
-        dense = (scores - scores.amax(-1, keepdim=True)).exp()
-        dense = dense / dense.sum(-1, keepdim=True)
-        own, dense = dense[..., : front.shape[-1]], dense[..., front.shape[-1] :]
+        number = torch.arange(call.key.shape[2], device=call.key.device) // (self.block or call.key.shape[2])
+        seen = number[None, None, None, :] <= number[:, None]
+        dense = attention_weights(call, seen, slice(None), torch.float64).cpu()
+        own, dense = dense[..., : -len(number)], dense[..., -len(number) :]
         newest = columns.last_row.cpu().double()
         whole = newest.sum(-1) + own[:, :, -1].sum(-1)
-        self.rows = max(
-            self.rows, _off(dense.sum(-1) + own.sum(-1), 1.0), _off(whole, 1.0), _off(newest, dense[:, :, -1])
-        )
-        seen = {"columns": columns.sums[:, :, 0], "diagonal": columns.diagonal}
-        made = {"columns": dense.sum(-2), "diagonal": dense.diagonal(dim1=-2, dim2=-1)}
+        self.rows = max(self.rows, _off(whole, 1.0), _off(newest, dense[:, :, -1]))
+        seen_sums = columns.sums[:, :, 0].cpu().double()
+        given, differences = seen_sums.sum(-1), [_off(seen_sums, dense.sum(-2))]
+        differences.append(_off(columns.diagonal.cpu().double(), dense.diagonal(dim1=-2, dim2=-1)))
         if columns.prefix is not None:
-            seen["own"], made["own"] = columns.prefix[:, :, 0], own.sum(-2)
-        self.columns = max(self.columns, *(_off(seen[name].cpu().double(), made[name]) for name in seen))
-        given = columns.sums[:, :, 0].sum(-1) + (0 if columns.prefix is None else columns.prefix[:, :, 0].sum(-1))
-        self.total = max(self.total, _off(given, query.shape[2]))
-        self.layers, self.queries = self.layers + 1, query.shape[2]
-
-
-def _own_scores(call: LayerCall, query: Tensor) -> Tensor:
-    """Return the scores of the network's constant keys, float64 [batch, head, query, sink]."""
-    if call.own is None:
-        return query[..., :0]
-    if call.own.logits is not None:
-        return call.own.logits.cpu().double()[None, :, None].expand(*query.shape[:3], -1)
-    assert call.own.keys is not None
-    keys = call.own.keys.cpu().double()
-    keys = (keys if keys.ndim == 4 else keys[None]).repeat_interleave(query.shape[1] // call.key.shape[1], dim=1)
-    return query @ keys.transpose(-1, -2) / math.sqrt(query.shape[-1])
+            of_own = columns.prefix[:, :, 0].cpu().double()
+            given = given + of_own.sum(-1)
+            differences.append(_off(of_own, own.sum(-2)))
+        self.columns = max(self.columns, *differences)
+        self.total = max(self.total, _off(given, call.query.shape[2]))
+        self.layers, self.queries = self.layers + 1, call.query.shape[2]
 
 
 def _off(found: Tensor, expected: Tensor | float) -> float:
@@ -92,15 +67,8 @@ def _off(found: Tensor, expected: Tensor | float) -> float:
 
 
 class _HideOne(Hider):
-    """Hides one key in every layer and head."""
-
-    def __init__(self, position: int) -> None:
-        self.position = position
-
     def hide(self, call: LayerCall) -> Tensor:
-        hidden = torch.zeros(1, 1, call.key.shape[2], dtype=torch.bool, device=call.key.device)
-        hidden[..., self.position] = True
-        return hidden
+        return torch.arange(call.key.shape[2], device=call.key.device)[None, None] == 1
 
 
 @torch.no_grad()
@@ -108,14 +76,14 @@ def check_model(model: Model) -> list[Check]:
     """Run every check on a canvas that fits the model; a small model takes seconds."""
     tokens = _canvas(model)
     logits = _logits(model, tokens)
+    close = TOLERANCE[next(model.network.parameters()).dtype] * float(logits.abs().max())
     return [
         *_parameters(model),
         _rotations(model),
         Check("logits are finite", f"largest {float(logits.abs().max()):.3g}", bool(torch.isfinite(logits).all())),
         _direction(model, tokens, logits),
-        *_columns(model, tokens, logits),
-        _hiding(model, tokens, logits),
-        _padding(model, tokens, logits),
+        *_columns(model, tokens, logits, close),
+        _padding(model, tokens, logits, close),
         _round_trip(model, tokens),
     ]
 
@@ -131,24 +99,17 @@ def _canvas(model: Model) -> Tensor:
 
 
 def _logits(model: Model, tokens: Tensor, **more: Tensor) -> Tensor:
-    """Return the network's logits, float32 [batch, position, vocabulary]."""
     return model.network(input_ids=tokens, use_cache=False, **more).logits.float()
 
 
-def _tolerance(model: Model) -> float:
-    """Return the relative difference of logits that the model's float type explains."""
-    return TOLERANCE[next(model.network.parameters()).dtype]
-
-
 def _parameters(model: Model) -> list[Check]:
-    """Check the number of parameters against the config, the published checkpoints, and the tensors in the files."""
-    card, config = model.card, model.network.config
-    expected = _count(config) + _of_sinks(model.network)
-    checks = [
-        Check(
-            "parameters add up to the shape", f"{card.parameters:,}, expected {expected:,}", card.parameters == expected
-        )
-    ]
+    card, network = model.card, model.network
+    # Of a sink, less the rows that the output layer lacks for the mask.
+    added = sum(parameter.numel() for name, parameter in network.named_parameters() if "sink_" in name)
+    added -= (network.config.vocab_size - network.lm_head.out_features) * network.config.hidden_size
+    expected = _count(network.config) + added
+    found = f"{card.parameters:,}, expected {expected:,}"
+    checks = [Check("parameters add up to the shape", found, card.parameters == expected)]
     for shape in model.family.shapes:
         if (shape.layers, shape.hidden_size, shape.vocabulary) == (card.layers, card.hidden_size, card.vocabulary):
             found = f"{card.parameters:,}, {shape.checkpoints[0]} has {shape.parameters:,}"
@@ -169,7 +130,6 @@ def _parameters(model: Model) -> list[Check]:
 
 
 def _count(config: Any) -> int:
-    """Return the number of parameters of a network of a config."""
     width, inner, head = config.hidden_size, config.intermediate_size, _head_dim(config)
     queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
     normed = "qwen3" in config.model_type or getattr(config, "use_qk_norm", False)
@@ -190,12 +150,6 @@ def _count(config: Any) -> int:
     return positions + tables * config.vocab_size * width + layers * layer + mlps + width
 
 
-def _of_sinks(network: Any) -> int:
-    """Return the number of parameters that a sink adds, less those of rows that the output layer lacks for the mask."""
-    added = sum(parameter.numel() for name, parameter in network.named_parameters() if "sink_" in name)
-    return added - (network.config.vocab_size - network.lm_head.out_features) * network.config.hidden_size
-
-
 def _head_dim(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
@@ -210,24 +164,19 @@ def _rotations(model: Model) -> Check:
     rope = config.rope_parameters
     found = model.network.model.rotary_emb.inv_freq.double().cpu()
     kind = rope.get("rope_type", "default")
-    told = f"theta {rope['rope_theta']:g}, {kind}"
+    theta = f"theta {rope['rope_theta']:g}, {kind}"
     expected = _frequencies(_head_dim(config), rope)
     if expected is None:
-        return Check(
-            "rotation frequencies are finite",
-            f"{told}, {len(found)} of them, not recomputed",
-            bool(torch.isfinite(found).all()),
-        )
+        text = f"{theta}, {len(found)} of them, not recomputed"
+        return Check("rotation frequencies are finite", text, bool(torch.isfinite(found).all()))
     error = float((found / expected - 1).abs().max()) if len(found) == len(expected) else math.inf
-    return Check("rotation frequencies recomputed", f"{told}, largest relative error {error:.1e}", error < 1e-5)
+    return Check("rotation frequencies recomputed", f"{theta}, largest relative error {error:.1e}", error < 1e-5)
 
 
 def _frequencies(dim: int, rope: Mapping[str, Any]) -> Tensor | None:
-    """Return the frequencies of the rotations, float64 [rotated dim / 2]; None for a kind of scaling that is not
-    recomputed.
+    """Return the frequencies of the rotations, float64 [rotated dim / 2]; None for another kind of scaling.
 
-    Source of the llama3 scaling: meta-llama/llama-models, ``apply_scaling``: slow rotations are divided by ``factor``,
-    fast ones are kept, those between are blended by how many turns they make in the original length.
+    Source of the llama3 scaling: meta-llama/llama-models, ``apply_scaling``.
     """
     dim = int(dim * (rope.get("partial_rotary_factor") or 1))
     plain = 1 / float(rope["rope_theta"]) ** (torch.arange(0, dim, 2, dtype=torch.float64) / dim)
@@ -245,7 +194,6 @@ def _frequencies(dim: int, rope: Mapping[str, Any]) -> Tensor | None:
 
 
 def _direction(model: Model, tokens: Tensor, logits: Tensor) -> Check:
-    """Check that a later token changes an earlier logit exactly when the model attends in both directions."""
     other = tokens.clone()
     other[0, -1] = tokens[0, 0] if int(tokens[0, 0]) != int(tokens[0, -1]) else tokens[0, 1]
     changes = (_logits(model, other)[0] - logits[0]).abs().amax(-1)
@@ -254,54 +202,39 @@ def _direction(model: Model, tokens: Tensor, logits: Tensor) -> Check:
         start = (tokens.shape[1] - 1) // block * block
         inside, outside = float(changes[start:].min()), float(changes[:start].max())
         found = (
-            f"the last token changes the logits of its block by {inside:.3g} and more, those before it by {outside:.3g}"
+            f"the last token changes the logits of its block by {inside:.3g} and more, those before by {outside:.3g}"
         )
         return Check(f"attention is causal between blocks of {block}", found, inside > 0 and outside == 0)
     change = float(changes[0])
-    way = "causal" if model.family.causal else "bidirectional"
-    return Check(
-        f"attention is {way}",
-        f"the last token changes the first logits by {change:.3g}",
-        (change == 0) == model.family.causal,
-    )
+    way, found = "bidirectional", f"the last token changes the first logits by {change:.3g}"
+    if model.family.causal:
+        way = "causal"
+    return Check(f"attention is {way}", found, (change == 0) == model.family.causal)
 
 
-def _columns(model: Model, tokens: Tensor, logits: Tensor) -> list[Check]:
-    """Check column sums, dense maps, and that watching does not change the logits."""
+def _columns(model: Model, tokens: Tensor, logits: Tensor, close: float) -> list[Check]:
     mapper = _Mapper(1 if model.family.causal else block_length(model.network))
     with subscribed(model.network, mapper):
         watched = _logits(model, tokens)
-    change = float((watched - logits).abs().max())
+    with subscribed(model.network, _HideOne()):
+        hidden = _logits(model, tokens)
+    change, bite = (float((one - logits).abs().max()) for one in (watched, hidden))
+    every = mapper.layers == model.card.layers
+    sums = f"{mapper.layers} layers, {mapper.queries} queries, off by at most {mapper.total:.1e}"
+    maps = f"{mapper.layers} maps made again: rows off 1 by at most {mapper.rows:.1e}, columns off theirs by "
     return [
-        Check(
-            "columns add up",
-            f"{mapper.layers} layers, {mapper.queries} queries, off by at most {mapper.total:.1e}",
-            mapper.total < 1e-2 and mapper.layers == model.card.layers,
-        ),
+        Check("columns add up", sums, mapper.total < 1e-2 and every),
         Check(
             "attention rows add up",
-            f"{mapper.layers} maps made again: rows off 1 by at most {mapper.rows:.1e}, columns off theirs by "
-            f"{mapper.columns:.1e}",
-            mapper.rows < 1e-3 and mapper.columns < 1e-3 and mapper.layers == model.card.layers,
+            maps + f"{mapper.columns:.1e}",
+            mapper.rows < 1e-3 and mapper.columns < 1e-3 and every,
         ),
-        Check(
-            "watching changes nothing",
-            f"logits differ by at most {change:.1e}",
-            change < _tolerance(model) * float(logits.abs().max()),
-        ),
+        Check("watching changes nothing", f"logits differ by at most {change:.1e}", change < close),
+        Check("hiding a key bites", f"logits change by up to {bite:.3g}", bite > 1e-3),
     ]
 
 
-def _hiding(model: Model, tokens: Tensor, logits: Tensor) -> Check:
-    """Check that hiding a key changes the logits."""
-    with subscribed(model.network, _HideOne(1)):
-        hidden = _logits(model, tokens)
-    change = float((hidden - logits).abs().max())
-    return Check("hiding a key bites", f"logits change by up to {change:.3g}", change > 1e-3)
-
-
-def _padding(model: Model, tokens: Tensor, logits: Tensor) -> Check:
-    """Check that padding in front does not change the logits."""
+def _padding(model: Model, tokens: Tensor, logits: Tensor, close: float) -> Check:
     padding = 5
     padded = torch.cat([tokens[:, :1].repeat(1, padding), tokens], dim=1)
     real = torch.ones_like(padded)
@@ -309,15 +242,10 @@ def _padding(model: Model, tokens: Tensor, logits: Tensor) -> Check:
     positions = (real.cumsum(-1) - 1).clamp(min=0)
     found = _logits(model, padded, attention_mask=real, position_ids=positions)[:, padding:]
     change = float((found - logits).abs().max())
-    return Check(
-        "padding does not leak",
-        f"logits differ by at most {change:.1e}",
-        change < _tolerance(model) * float(logits.abs().max()),
-    )
+    return Check("padding does not leak", f"logits differ by at most {change:.1e}", change < close)
 
 
 def _round_trip(model: Model, tokens: Tensor) -> Check:
-    """Check that a generation keeps its prompt, and that it writes the same tokens again."""
     name = "a generation keeps its prompt and repeats"
     length = max(1, min(8, model.card.max_positions - tokens.shape[1]))
     prompt = tokens[0, : model.card.max_positions - length]

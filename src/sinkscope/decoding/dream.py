@@ -1,9 +1,7 @@
-"""Dream's sampler as a generator of steps, over the whole canvas; token for token the published loop, and draw for
-draw.
+"""Dream's sampler as a generator of steps, over the whole canvas; token for token and draw for draw the published loop.
 
-Each row draws, from its own seed, what the published loop draws for it alone under that seed. In a published batch all
-rows share one source and commit one common number of tokens; here a row does not depend on its neighbours. The quirks
-are described in docs/quirks.md.
+Each row draws from its own seed, as the published loop for it alone. In a published batch all rows share one source and
+commit one common number of tokens; here a row does not depend on its neighbours. See docs/quirks.md.
 
 Quirk: int(masks · (1 − s/t)) rounds down, so with as many steps as tokens the first commits nothing and the last one
 two.
@@ -24,11 +22,18 @@ from torch.distributions import constraints
 
 from sinkscope.decoding.caches.parsing import parse_cache
 from sinkscope.decoding.caches.reader import reading
-from sinkscope.decoding.canvas import Batch, Step, masked_canvas, publishing, row_generators, scattered
+from sinkscope.decoding.canvas import (
+    Batch,
+    Step,
+    WorkMeter,
+    masked_canvas,
+    publishing,
+    row_generators,
+    scattered,
+)
 from sinkscope.decoding.parallel import prompt_by_prompt, surest, waiting_would_be_seen
 from sinkscope.decoding.projection import project
 from sinkscope.decoding.settings import DreamSettings
-from sinkscope.decoding.work import WorkMeter
 from sinkscope.models import Model
 
 
@@ -79,7 +84,7 @@ def dream_steps(model: Model, batch: Batch, settings: DreamSettings) -> Iterator
 
 
 def _block_steps(model: Model, batch: Batch, settings: DreamSettings, block: int) -> Iterator[Step]:
-    """Write in blocks, as Fast-dLLM does with its caches; its quirks are named in `caches.fast_dllm`."""
+    """Write in blocks, as Fast-dLLM does with its caches; see the quirks of `caches.fast_dllm`."""
     if settings.threshold and waiting_would_be_seen(model, batch):
         yield from prompt_by_prompt(model, batch, settings, lambda one, its: _block_steps(model, one, its, block))
         return

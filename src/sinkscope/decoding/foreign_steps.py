@@ -1,7 +1,6 @@
-"""`following` publishes the steps of a sampler of another library: a diffusers pipeline, dllm's or dInfer's loop, or
-your own.
+"""`following` publishes the steps of a foreign sampler: a diffusers pipeline, the loop of dllm or dInfer, or any other.
 
-A step is a call of the network with a whole canvas. `ForeignSteps.committed` says what the sampler writes in it;
+A step is a call of the network with a whole canvas. `ForeignSteps.committed` passes the canvas that the sampler wrote;
 without it, the tokens that have changed are read from the next call.
 """
 
@@ -23,14 +22,14 @@ from sinkscope.models import Model
 
 CANVASES = ("block_x", "canvas")
 """Names under which diffusers' pipelines pass the canvas to a callback."""
+ANEW = "leave guidance and the sampler's cache out, and open `following` anew for each generation"
 
 
 class ForeignSteps:
     """The steps of one generation of a foreign sampler.
 
     Args:
-        network: what the sampler calls.
-        mask_id: the mask token.
+        network: called by the sampler.
         pad_id: the token of padding; None where it is not known.
         sampler: its name, for the manifest.
         shift: whether a masked token is read from the query in front of it.
@@ -51,7 +50,7 @@ class ForeignSteps:
         self._committed: Tensor | None = None  # the canvas that was committed after the newest step
 
     def committed(self, canvas: Tensor | np.ndarray | Sequence[Sequence[int]]) -> None:
-        """Publish what the running step has written.
+        """Publish the tokens that the running step has written.
 
         Args:
             canvas: token ids [batch, position], after the step; it may be longer than the one that went in.
@@ -61,16 +60,10 @@ class ForeignSteps:
         """
         before = self._canvas
         if before is None:
-            raise CallError(
-                "committed: expected a call of the network before it, found none; call it once after each step"
-            )
+            raise CallError("committed: expected a call of the network before it; call it once after each step")
         tokens = torch.as_tensor(canvas)
-        if (
-            tokens.ndim != 2
-            or len(tokens) != len(before)
-            or tokens.shape[1] < before.shape[1]
-            or tokens.is_floating_point()
-        ):
+        fits = tokens.ndim == 2 and len(tokens) == len(before) and tokens.shape[1] >= before.shape[1]
+        if not fits or tokens.is_floating_point():
             raise CallError(
                 f"canvas: expected at least {list(before.shape)} token ids, found {tokens.dtype} {list(tokens.shape)}"
             )
@@ -80,7 +73,7 @@ class ForeignSteps:
         self._committed = after.clone()
 
     def callback(self, pipeline: Any, step: int, timestep: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Publish what a step of a diffusers pipeline has written; pass this method as ``callback_on_step_end``.
+        """Publish a step of a diffusers pipeline; pass this method as ``callback_on_step_end``.
 
         Raises:
             CallError: the pipeline passes no canvas.
@@ -100,26 +93,21 @@ class ForeignSteps:
                 left.
         """
         given = {**dict(zip(self._names, args, strict=False)), **kwargs}
-        canvas, mask, cache = self._tokens(given), given.get("attention_mask"), given.get("past_key_values")
-        if canvas is None or _holds_keys(cache):
+        canvas, cache = self._tokens(given), given.get("past_key_values")
+        if canvas is None or (cache.get_seq_length() if hasattr(cache, "get_seq_length") else cache):
             raise AttentionError(
                 "expected a sampler that calls the network with whole canvases (token ids [batch, position]), found "
-                "one that "
-                "passes parts of them with a cache, or embeddings; record it without `following`"
+                "parts of them behind a cache, or embeddings; record it without `following`"
             )
         rows, width = canvas.shape if self._shape is None else self._shape
         if len(canvas) != rows or canvas.shape[1] < width:
-            raise AttentionError(
-                f"expected {rows} rows of at least {width} tokens as in the call before, found {list(canvas.shape)}; "
-                f"leave "
-                "guidance and the sampler's cache out, and open `following` anew for each generation"
-            )
-        self._check_prompt(canvas, AttentionError, "leave guidance out, and open `following` anew for each generation")
+            raise AttentionError(f"expected {rows} rows of at least {width} tokens, found {list(canvas.shape)}; {ANEW}")
+        self._check_prompt(canvas, AttentionError, ANEW)
         self._check_continues(canvas)
         if (before := self._canvas) is not None:
             after = canvas[:, : before.shape[1]]
             self._finish(torch.where(after != before, after, -1))
-        lengths = _lengths(mask, canvas)
+        lengths = _lengths(given.get("attention_mask"), canvas)
         if self._session is None:
             self._begin(canvas, lengths)
         masked = canvas == self.mask_id
@@ -137,18 +125,13 @@ class ForeignSteps:
         if self._canvas is not None and not failed:
             self._finish(None)
             _warn(
-                "what the last step wrote is not known; call `steps.committed(canvas)` with what the sampler returned, "
-                "or "
-                "pass `steps.callback` to it"
+                "the tokens of the last step are not known; call `steps.committed(canvas)` with the sampler's result, "
+                "or pass `steps.callback` to it"
             )
         if self._session is not None:
             left = {id(one) for one in self._session.subscribers}
             if not failed and any(id(one) not in left for one in self._watchers):
-                _warn(
-                    "a recording was closed before `following`, so its trace says that it is incomplete; open "
-                    "`following` "
-                    "inside `recording`"
-                )
+                _warn("a recording ended before `following`, so it is incomplete; open `following` inside it")
             self._session.end_generation(failed)
         self._session, self._canvas, self._watchers = None, None, []
 
@@ -161,40 +144,22 @@ class ForeignSteps:
         return None
 
     def _check_prompt(self, canvas: Tensor, kind: type[Exception], advice: str) -> None:
-        """Raise an error of a kind for a canvas, int64 [batch, position], with another prompt than the first one."""
-        first, prompt = self._first, self._prompt
-        if first is None or prompt is None:
-            return
-        changed = (canvas[:, : prompt.shape[1]] != first) & prompt
-        if bool(changed.any()):
-            row, place = changed.nonzero()[0].tolist()
-            raise kind(
-                f"canvas: expected the prompt to stay, found token {int(canvas[row, place])} in place of "
-                f"{int(first[row, place])} at position {place} of row {row}; {advice}"
-            )
+        if self._first is not None and self._prompt is not None:
+            changed = (canvas[:, : self._prompt.shape[1]] != self._first) & self._prompt
+            _refuse_changed("the prompt to stay", changed, canvas, self._first, kind, advice)
 
     def _check_continues(self, canvas: Tensor) -> None:
-        """Raise AttentionError for other tokens than were committed, and for the masks of the first step again."""
         first, before, after = self._first, self._canvas, self._committed
         if after is not None:
-            other = canvas[:, : after.shape[1]] != after
-            if bool(other.any()):
-                row, place = other.nonzero()[0].tolist()
-                raise AttentionError(
-                    f"canvas: expected the tokens that were committed, found token {int(canvas[row, place])} in place "
-                    f"of "
-                    f"{int(after[row, place])} at position {place} of row {row}; commit each canvas after the step has "
-                    "written in it, and open `following` anew for each generation"
-                )
+            changed = canvas[:, : after.shape[1]] != after
+            advice = f"commit each canvas after the step has written in it; {ANEW}"
+            _refuse_changed("the tokens that were committed", changed, canvas, after, AttentionError, advice)
         elif first is not None and before is not None and bool((first == self.mask_id).any()):
             width = first.shape[1]
             if torch.equal(canvas[:, :width], first) and not torch.equal(before[:, :width], first):
                 raise AttentionError(
-                    "canvas: expected what the steps before have written, found the masks of the first step again, as "
-                    "a second "
-                    "generation begins; open `following` anew for each generation. Say what was `committed` where a "
-                    "sampler "
-                    "masks again all it has written"
+                    f"canvas: expected the tokens of the steps before, found the masks of the first again; {ANEW}; "
+                    "pass each canvas to `committed` where a sampler masks all again"
                 )
 
     def _begin(self, canvas: Tensor, lengths: Tensor) -> None:
@@ -206,11 +171,7 @@ class ForeignSteps:
         starts = (width - lengths).to(canvas.device)
         bare = (masked | (torch.arange(width, device=canvas.device) < starts[:, None])).all(-1)
         if bool(bare.any()) and not bool(bare.all()):
-            raise AttentionError(
-                f"expected a prompt in every row, found {int(bare.sum())} of {len(canvas)} rows with nothing but "
-                f"masks; leave "
-                "guidance out"
-            )
+            raise AttentionError(f"expected a prompt in every row, found {int(bare.sum())} bare; stop guidance")
         first = torch.where(masked.any(-1), masked.int().argmax(-1), width).cpu()
         prompts = tuple((first - (width - lengths)).clamp(min=0).tolist())
         session.begin_generation(
@@ -220,21 +181,17 @@ class ForeignSteps:
         self._watchers = [one for one in session.subscribers if isinstance(one, Watcher) and not isinstance(one, Hider)]
 
     def _warn_of_padding(self, canvas: Tensor, lengths: Tensor) -> None:
-        """Warn of a batch whose padding the sampler shows to the network as text."""
         if self.pad_id is None or len(canvas) == 1 or int(lengths.min()) < canvas.shape[1]:
             return
         padding = (canvas == self.pad_id).int().cumprod(-1).sum(-1)
         if int(padding.max()) and not int(padding.min()):
             _warn(
-                f"the sampler passes no attention mask, so the network reads the {int(padding.max())} padding tokens "
-                f"in front "
-                f"of prompt {int(padding.argmax())} as text (diffusers issue 13598); the columns are those of what "
-                f"ran. Run "
-                "prompts of different lengths one by one"
+                f"the sampler passes no mask, so the network reads the {int(padding.max())} padding tokens in "
+                f"front of prompt {int(padding.argmax())} as text (diffusers issue 13598); run prompts of different "
+                "lengths one by one"
             )
 
     def _finish(self, written: Tensor | None) -> None:
-        """Publish the result of the running step; None where it is not known."""
         assert self._canvas is not None
         if self._session is not None:
             self._publisher.after(torch.full_like(self._canvas, -1) if written is None else written, None, None)
@@ -245,32 +202,34 @@ def _warn(text: str) -> None:
     warnings.warn(f"sinkscope.following: {text}", RuntimeWarning, stacklevel=5)
 
 
+def _refuse_changed(
+    expected: str, changed: Tensor, now: Tensor, before: Tensor, kind: type[Exception], advice: str
+) -> None:
+    if bool(changed.any()):
+        row, place = changed.nonzero()[0].tolist()
+        raise kind(
+            f"canvas: expected {expected}, found token {int(now[row, place])} in place of {int(before[row, place])} at "
+            f"position {place} of row {row}; {advice}"
+        )
+
+
 def _lengths(mask: Any, canvas: Tensor) -> Tensor:
-    """Return the number of real tokens of each row, int64 [batch], on the host."""
     if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape != canvas.shape:
         return torch.full((len(canvas),), canvas.shape[1], device="cpu")
-    return lengths_of(
-        mask,
-        "set tokenizer.padding_side = 'left', and let prompt and answer of a pipeline that writes in blocks together "
-        "fill "
-        "whole blocks",
-    )
-
-
-def _holds_keys(cache: Any) -> bool:
-    return bool(cache.get_seq_length() if hasattr(cache, "get_seq_length") else cache)
+    advice = "set tokenizer.padding_side = 'left'; in a pipeline of blocks, let prompt and answer fill whole blocks"
+    return lengths_of(mask, advice)
 
 
 @contextmanager
 def following(
     model: Model | nn.Module, *, mask_id: int | None = None, pad_id: int | None = None, sampler: str = "foreign"
 ) -> Iterator[ForeignSteps]:
-    """Publish the steps of one generation that a foreign sampler writes in the body, to what records or hides there.
+    """Publish the steps of one generation that a foreign sampler writes in the body, to the subscribers of the model.
 
     Args:
         model: a `Model`, or the module that the sampler calls.
-        mask_id: the mask token; that of a `Model`, or of a module's configuration, where it is left out.
-        pad_id: the token of padding, so that a sampler that does not mask it is noticed; the tokenizer's for a `Model`.
+        mask_id: the mask token; by default that of a `Model`, or of a module's configuration.
+        pad_id: the token of padding, to notice a sampler that does not mask it; the tokenizer's for a `Model`.
         sampler: its name, for the manifest.
 
     Raises:

@@ -1,7 +1,7 @@
 """`generate` writes with a model, using the sampler of its family."""
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, overload
@@ -11,11 +11,10 @@ import torch
 
 from sinkscope.decoding.caches.parsing import parse_cache
 from sinkscope.decoding.caches.policy import CachePolicy
-from sinkscope.decoding.canvas import Step, make_batch
-from sinkscope.decoding.projection import NotFiniteError
+from sinkscope.decoding.canvas import Step, Work, make_batch
+from sinkscope.decoding.projection import finite_steps
 from sinkscope.decoding.samplers import find_sampler, resolve_settings
-from sinkscope.decoding.work import Work
-from sinkscope.errors import CallError, ModelError
+from sinkscope.errors import CallError
 from sinkscope.models import Model
 from sinkscope.notebook_card import card
 
@@ -31,7 +30,7 @@ class Generation:
         text: the answer up to its first EOS, without special tokens.
         steps: number of forward calls.
         prompt_length: number of tokens of the prompt.
-        work: the multiply-adds that it took; None for a sampler that does not count them.
+        work: the multiply-adds; None for a sampler that does not count them.
     """
 
     tokens: torch.Tensor
@@ -41,7 +40,6 @@ class Generation:
     work: Work | None = None
 
     def _repr_html_(self) -> str:
-        """Return a summary for notebooks."""
         tokens = f"{self.prompt_length} of the prompt, {len(self.tokens) - self.prompt_length} written"
         return card("Generation", {"answer": self.text, "tokens": tokens, "steps": self.steps})
 
@@ -73,8 +71,8 @@ def generate(
         prompt: raw text or 1-D token ids, or a list of either, which is written as one left-padded batch.
         messages: a conversation (a list of ``{"role", "content"}``) or a list of conversations, for the chat template;
             instead of ``prompt``.
-        on_step: called after every step with the canvas as it then is (the published ``output_history``); it reads the
-            tensors of a step and does not write into them, as the sampler goes on with them.
+        on_step: called after every step with the canvas as it then is (the published ``output_history``); it must not
+            write into the tensors of a step, as the sampler goes on with them.
         settings: settings of the family's sampler; an unknown one is a TypeError that names the right one. ``cache``
             takes a `CachePolicy` or its text.
 
@@ -89,63 +87,32 @@ def generate(
         settings["cache"] = policy.text
         if parse_cache(policy.text) != policy:
             raise CallError(
-                f"cache: expected a policy of a class that is found by its name, as traces and results name it, found "
-                f"{type(policy).__name__}; declare it as an entry point of the group sinkscope.caches in an installed "
-                f"package"
+                f"cache: expected a policy of a class that is found by its name, found {type(policy).__name__}; "
+                "declare it as an entry point of the group sinkscope.caches in an installed package"
             )
     resolved = resolve_settings(model.family, **settings)
     batch = make_batch(model, prompts, texts, resolved.length)
     canvas, lengths = batch.tokens, None
-    counts, meter = [0] * len(prompts), None
+    counts, meter = torch.zeros(len(prompts), dtype=torch.long, device=canvas.device), None
     # Closed, the sampler ends its generation at once where on_step raises.
-    with contextlib.closing(_finite_steps(model, find_sampler(model.family.sampler)(model, batch, resolved))) as steps:
+    with contextlib.closing(finite_steps(model, find_sampler(model.family.sampler)(model, batch, resolved))) as steps:
         for step in steps:
             canvas, meter, lengths = step.tokens, step.meter, step.lengths
-            # A diffusion step counts for every row; reading it from a GPU would wait.
-            wrote = (step.written >= 0).any(-1).tolist() if model.family.causal else [True] * len(counts)
-            counts = [count + wrote[row] for row, count in enumerate(counts)]
+            counts += (step.written >= 0).any(-1) if model.family.causal else 1  # a diffusion step counts for every row
             if on_step is not None:
                 on_step(step)
-    width = batch.tokens.shape[1]
+    width, written = batch.tokens.shape[1], counts.tolist()
     generations = []
     for row, own in enumerate(prompts):
         tokens = canvas[row, width - len(own) :].cpu()
         if model.family.causal:
-            tokens = tokens[: len(own) + counts[row]]
+            tokens = tokens[: len(own) + written[row]]
         if lengths is not None:
             tokens = tokens[: int(lengths[row])]
         work = None if meter is None else meter.work(row)
-        steps = counts[row] if work is None else work.forwards
+        steps = written[row] if work is None else work.forwards
         generations.append(Generation(tokens, model.answer_text(tokens[len(own) :]), steps, len(own), work))
     return generations[0] if single else generations
-
-
-def _finite_steps(model: Model, steps: Iterable[Step]) -> Generator[Step, None, None]:
-    """Yield the steps of a sampler.
-
-    Raises:
-        ModelError: logits that are not finite; the message names the step. On a GPU it is raised after the last step.
-    """
-    number, flaws = 0, []
-    try:
-        for step in steps:
-            if step.confidence.device.type != "cpu":
-                flaws.append(has_flaw(step, model.card.mask_id))
-            yield step
-            number += 1
-    except NotFiniteError as error:
-        raise ModelError(f"{model.card.name}, step {number}: {error}") from error
-    if flaws and bool((flawed := torch.stack(flaws)).any()):
-        raise ModelError(
-            f"{model.card.name}, step {int(flawed.int().argmax())}: expected finite logits, found others; see "
-            f"`sinkscope check`"
-        )
-
-
-def has_flaw(step: Step, mask_id: int | None) -> torch.Tensor:
-    """Return whether a token was committed without a finite confidence, bool []; masks that are put back have none."""
-    commits = step.written >= 0 if mask_id is None else (step.written >= 0) & (step.written != mask_id)
-    return (commits & ~step.confidence.isfinite()).any()
 
 
 def _read_prompts(model: Model, prompt: Any, messages: Any) -> tuple[list[list[int]], list[str | None], bool]:

@@ -1,5 +1,4 @@
-"""The log-likelihood of a continuation: by Monte Carlo or the chain rule for diffusion models, exact for autoregressive
-ones.
+"""The log-likelihood of a continuation: by Monte Carlo or the chain rule, or exact for autoregressive models.
 
 Monte Carlo (LLaDA, arXiv 2502.09992, eq. 14; published: get_log_likelihood.py) masks l of the L tokens of the
 continuation, l uniform from 1 to L, at uniform positions; (L/l) Σ log p(masked token) is an unbiased estimate of a
@@ -92,8 +91,7 @@ def log_likelihood(
     prefix, target = encode_pair(model, context, continuation)
     if len(prefix) + len(target) > model.card.max_positions:
         raise CallError(
-            f"the canvas does not fit: a context of {len(prefix)} tokens and a continuation of {len(target)}, "
-            f"{model.limit}"
+            f"the canvas does not fit: {len(prefix)} tokens of context and {len(target)} of continuation, {model.limit}"
         )
     length = len(target)
     if model.family.causal:
@@ -101,9 +99,8 @@ def log_likelihood(
         return Likelihood(float(found.double().sum()), 0.0, 1, length, best, "exact")
     if method == "chain_rule":
         hidden = torch.ones(length, length, dtype=torch.bool, device="cpu").triu()
-        found, best = _score(
-            model, prefix, target, hidden, torch.eye(length, dtype=torch.bool, device="cpu"), guidance, batch
-        )
+        asked = torch.eye(length, dtype=torch.bool, device="cpu")
+        found, best = _score(model, prefix, target, hidden, asked, guidance, batch)
         return Likelihood(float(found.sum()), 0.0, 1, length, bool(best.diagonal().all()), method)
     groups = _groups(samples)
     masks = mask_patterns(length, groups, seed)
@@ -147,15 +144,13 @@ def mask_patterns(length: int, groups: list[int], seed: int) -> Tensor:
         offset = int(torch.randint(1, length + 1, (), generator=source, device="cpu"))
         for number in range(size):
             masks = (offset - 1 + (2 * number * length + size) // (2 * size)) % length + 1
-            patterns.append(
-                (torch.arange(length, device="cpu") < masks)[torch.randperm(length, generator=source, device="cpu")]
-            )
+            order = torch.randperm(length, generator=source, device="cpu")
+            patterns.append((torch.arange(length, device="cpu") < masks)[order])
     return torch.stack(patterns)
 
 
 def _standard_error(values: Tensor, groups: list[int], length: int) -> float:
-    """Compute the standard error of the mean from the spread of the groups' sums, since samples of one group depend on
-    each other.
+    """Compute the standard error of the mean from the spread of the groups, whose samples depend on each other.
 
     It is NaN where it is not known: of one group, and of groups with the same sum, as two short ones often have.
     """
@@ -173,8 +168,7 @@ def _standard_error(values: Tensor, groups: list[int], length: int) -> float:
 def _score(
     model: Model, prefix: list[int], target: list[int], hidden: Tensor, asked: Tensor, guidance: float, batch: int
 ) -> tuple[Tensor, Tensor]:
-    """Compute log p of tokens of the continuation, float64 [canvas, token], 0 for the others, and whether each is the
-    most likely token.
+    """Compute log p of tokens, float64 [canvas, token], 0 for the others, and whether each is the most likely one.
 
     Args:
         hidden: bool [canvas, token], tokens of the continuation that are masked.
@@ -232,21 +226,17 @@ def encode_pair(model: Model, context: Any, continuation: Any) -> tuple[list[int
         text = isinstance(continuation, str)
         target = model.encode(model.tokenize(continuation, special=False) if text else continuation)
     if not target:
-        raise CallError(
-            f"expected a continuation with at least one token, found {continuation!r}, which adds none to its context"
-        )
+        raise CallError(f"expected a continuation of at least one token, found {continuation!r}, which adds none")
     return prefix, target
 
 
 def _refuse_previous(model: Model) -> None:
-    """Raise CallError where something hides by the step before: canvases of a likelihood are no steps of a text."""
     session = current_session(model.network)
     for one in session.subscribers if session is not None else ():
         if isinstance(one, Hider) and one.waits:
             raise CallError(
-                f"{model.card.name}: what is hidden is decided by the step before, and a likelihood has one step a "
-                f"text; expected a rule "
-                "with observe='current', such as HideTopSinks(1, observe='current'), or top:1@current"
+                f"{model.card.name}: a likelihood has one step a text; expected a rule with observe='current', such as "
+                "HideTopSinks(1, observe='current') or top:1@current, found one that hides by the step before"
             )
 
 
@@ -255,8 +245,7 @@ def refuse_block_diffusion(model: Model) -> None:
     if block_length(model.network) is not None:
         raise CallError(
             f"{model.card.name}: a likelihood of block diffusion is not published; expected a family whose tokens see "
-            f"the whole canvas, or "
-            f"an autoregressive one, found {model.family.name}"
+            f"the whole canvas, or an autoregressive one, found {model.family.name}"
         )
 
 
@@ -271,6 +260,4 @@ def check_likelihood(
     if not 0 <= guidance < math.inf:
         raise CallError(f"guidance: expected a finite number from 0 upwards, found {guidance}")
     if guidance > 0 and family.causal:
-        raise CallError(
-            f"guidance: {name} is autoregressive and has no mask token to hide its context with; leave it at 0"
-        )
+        raise CallError(f"guidance: {name} is autoregressive, without a mask token for its context; leave it at 0")

@@ -30,6 +30,5 @@ def llada_steps(model: Model, batch: Batch, settings: LLaDASettings) -> Iterator
 
 
 def _end_of_turn(model: Model) -> int | None:
-    """Return the token that ends a turn of a conversation; None where the tokenizer has none."""
     index = model.tokenizer.convert_tokens_to_ids("<|eot_id|>") if "<|eot_id|>" in model.tokenizer.get_vocab() else None
     return index if isinstance(index, int) else None

@@ -3,9 +3,8 @@
 Source: Wu et al., 2025 (Fast-dLLM), section 3.3; NVlabs/Fast-dLLM, llada/generate.py for the threshold. The factor
 follows the paper: the public code at hand has none.
 
-It finishes the blocks of some rows before those of others. For the tokens that does not matter, but a recording would
-hold the steps in which a row waits, and a rule that hides keys would count them and look at them: such prompts are
-written one after the other.
+It finishes the blocks of some rows before those of others. A recording would hold the steps in which a row waits, and a
+rule that hides keys would count them: such prompts are written one after the other.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,9 +15,8 @@ import torch
 from torch import Tensor
 
 from sinkscope.attention import current_session
-from sinkscope.decoding.canvas import Batch, Step, masked_canvas
+from sinkscope.decoding.canvas import Batch, Step, WorkMeter, masked_canvas
 from sinkscope.decoding.settings import BlockSettings, DreamSettings
-from sinkscope.decoding.work import WorkMeter
 from sinkscope.models import Model
 
 SettingsT = TypeVar("SettingsT", bound=BlockSettings | DreamSettings)
@@ -75,7 +73,6 @@ def prompt_by_prompt(
 
 
 def _placed(whole: Tensor, row: int, here: slice, one: Tensor) -> Tensor:
-    """Return a copy of values [batch, position] with those of one row put in."""
     whole = whole.clone()
     whole[row, here] = one[0]
     return whole

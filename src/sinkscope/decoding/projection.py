@@ -1,19 +1,23 @@
-"""Logits of a bidirectional network at chosen positions of a canvas, with padding, guidance and logit shift.
+"""Hidden states of canvases, and their logits at chosen positions, with padding, guidance and logit shift.
 
-The projection onto the vocabulary is the costly part of a small network; it is computed only for the positions that are
-asked for.
+The projection onto the vocabulary is the costly part of a small network; it is computed only where it is asked for.
 """
 
 import math
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sinkscope.attention import mask_for, upload
-from sinkscope.decoding.canvas import Layout
+from sinkscope.decoding.caches.store import KeyValueStore
+from sinkscope.decoding.canvas import Layout, Step, WorkMeter
 from sinkscope.errors import ModelError
 from sinkscope.models import Model
+
+LEAST_ROWS = 32  # matrix libraries compute a product with fewer rows in another way, which rounds differently
 
 
 class NotFiniteError(ModelError):
@@ -34,7 +38,32 @@ def check_finite(logits: Tensor) -> Tensor:
     return logits
 
 
-LEAST_ROWS = 32  # matrix libraries compute a product with fewer rows in another way, which rounds differently
+def finite_steps(model: Model, steps: Iterable[Step]) -> Generator[Step, None, None]:
+    """Yield the steps of a sampler.
+
+    Raises:
+        ModelError: logits that are not finite; the message names the step. On a GPU it is raised after the last step.
+    """
+    number, flaws = 0, []
+    try:
+        for step in steps:
+            if step.confidence.device.type != "cpu":
+                flaws.append(has_flaw(step, model.card.mask_id))
+            yield step
+            number += 1
+    except NotFiniteError as error:
+        raise ModelError(f"{model.card.name}, step {number}: {error}") from error
+    if flaws and bool((flawed := torch.stack(flaws)).any()):
+        raise ModelError(
+            f"{model.card.name}, step {int(flawed.int().argmax())}: expected finite logits, found others; see "
+            "`sinkscope check`"
+        )
+
+
+def has_flaw(step: Step, mask_id: int | None) -> Tensor:
+    """Return whether a token was committed without a finite confidence, bool []; masks that are put back have none."""
+    commits = step.written >= 0 if mask_id is None else (step.written >= 0) & (step.written != mask_id)
+    return (commits & ~step.confidence.isfinite()).any()
 
 
 def with_unconditional(canvas: Tensor, prompt: Tensor, mask_id: int, guidance: float) -> Tensor:
@@ -45,11 +74,10 @@ def with_unconditional(canvas: Tensor, prompt: Tensor, mask_id: int, guidance: f
 def hidden_states(model: Model, inputs: Tensor, layout: Layout) -> Tensor:
     """Return the last hidden states [rows, position, width] of one or several copies of a batch of canvases."""
     copies = len(inputs) // len(layout.starts)
+    seen = layout.seen if layout.seen is None or copies == 1 else layout.seen.repeat(copies, 1, 1, 1)
     output = model.network.model(
         input_ids=inputs,
-        attention_mask=mask_for(
-            model.network, layout.seen if layout.seen is None or copies == 1 else layout.seen.repeat(copies, 1, 1, 1)
-        ),
+        attention_mask=mask_for(model.network, seen),
         position_ids=layout.positions.repeat(copies, 1),
         use_cache=False,
     )
@@ -57,8 +85,7 @@ def hidden_states(model: Model, inputs: Tensor, layout: Layout) -> Tensor:
 
 
 class Remaining:
-    """An upper bound on the number of candidate positions of a canvas, while a block is written and they only get
-    fewer.
+    """An upper bound on the number of candidates of a canvas, while a block is written and they only get fewer.
 
     On the CPU the candidates are counted. On a GPU a count would wait for all queued work, so from the second step on
     the count of the previous step is used; a few rows too many are projected and dropped.
@@ -97,13 +124,13 @@ def _on_its_way(number: Tensor) -> tuple[Tensor, Any]:
 def project(
     model: Model, hidden: Tensor, chosen: Tensor, layout: Layout, guidance: float = 0.0, most: int | None = None
 ) -> Tensor:
-    """Return the logits [chosen position, vocabulary] of the positions marked in ``chosen``, bool [batch, position],
-    row by row.
+    """Return the logits [chosen position, vocabulary] of the positions marked in ``chosen``, row by row.
 
     With guidance s they are ``un + (s + 1)(cond − un)``; the unconditional half of ``hidden`` follows the conditional
     one. For a family with a logit shift, a token is read one position to its left, and the first token at its own.
 
     Args:
+        chosen: bool [batch, position].
         most: an upper bound on the number of marks; this many rows are returned, the extra ones of other
             positions. If None, the marks are counted.
     """
@@ -118,3 +145,97 @@ def project(
         unconditional = model.network.lm_head(hidden[rows:].flatten(0, 1)[needed])
         logits = unconditional + (guidance + 1) * (logits - unconditional)
     return check_finite(logits[:most].to(chosen.device))
+
+
+class WholeReader:
+    """Computes all positions in every step; readers with a cache are subclasses.
+
+    Attributes:
+        double: whether confidences are to be taken in float64.
+    """
+
+    double = False
+
+    def __init__(self, model: Model, layout: Layout, meter: WorkMeter) -> None:
+        self.model, self.layout, self.meter = model, layout, meter
+        self._lengths: list[int] = layout.lengths.tolist()
+        self._hidden: Tensor | None = None
+
+    def begin_block(self, start: int, stop: int) -> None:
+        """Note that a block begins."""
+
+    def end_block(self) -> None:
+        """Raise `CallError` where a policy has left places of the block that ends uncommitted."""
+
+    def open_places(self, tokens: Tensor, masked: Tensor) -> Tensor | None:
+        """Return where tokens may be committed in the next step, bool [batch, position]; None for everywhere."""
+        return None
+
+    def read(self, inputs: Tensor, rows: Sequence[int] | None = None, together: bool = False) -> Tensor:
+        """Return hidden states [row of the inputs, position, width].
+
+        Args:
+            inputs: int64 [row, position], the canvases, with guidance twice.
+            rows: those that are still being written; only these are computed. All when None.
+            together: whether the others are computed too, because somebody watches the whole batch.
+        """
+        count = len(self._lengths)
+        copies = len(inputs) // count
+        for row in range(count) if rows is None else rows:
+            self.meter.add(row, self._lengths[row], self._lengths[row], copies)
+        if rows is None or together or len(rows) == count:
+            self._hidden = hidden_states(self.model, inputs, self.layout)
+            return self._hidden
+        assert self._hidden is not None
+        chosen = [copy * count + row for copy in range(copies) for row in rows]
+        self._hidden[chosen] = hidden_states(self.model, inputs[chosen], rows_of(self.layout, rows))
+        return self._hidden
+
+    def _stored_call(self, tokens: Tensor, positions: Tensor, seen: Tensor | None, store: KeyValueStore) -> Tensor:
+        """Return the hidden states of tokens that read and write stored keys and values."""
+        network = self.model.network
+        output = network.model(
+            input_ids=tokens,
+            attention_mask=mask_for(network, seen),
+            position_ids=positions,
+            past_key_values=store,
+            use_cache=True,
+        )
+        return output.last_hidden_state.to(tokens.device)
+
+    def surveys(self) -> bool:
+        """Whether the next step's confidence of every mask is wanted, see `survey`."""
+        return False
+
+    def survey(self, logits: Tensor, masked: Tensor) -> None:
+        """Note the logits of all masks in the step that was read, [mask, vocabulary]."""
+
+    def judge(self, logits: Tensor, candidates: Tensor) -> None:
+        """Note the logits of the candidates of the step that was read, [candidate, vocabulary]."""
+
+    def committed(self, written: Tensor, confidence: Tensor) -> None:
+        """Note the tokens of a step, −1 elsewhere, and confidences of the candidates, NaN elsewhere."""
+
+
+def rows_of(layout: Layout, rows: Sequence[int]) -> Layout:
+    """Return the layout of some rows of a batch."""
+    chosen = list(rows)
+    seen = None if layout.seen is None else layout.seen[chosen]
+    return Layout(seen, layout.positions[chosen], layout.lengths[chosen], tuple(layout.starts[row] for row in chosen))
+
+
+def at_places(places: Tensor, values: Tensor) -> Tensor:
+    """Return values [row, position, width] at some positions of each row, int64 [row, chosen]."""
+    return values.gather(1, places[..., None].expand(-1, -1, values.shape[-1]))
+
+
+@contextmanager
+def replaced_layers(layers: Any, forward_of: Callable[[int, Any], Callable[..., Tensor]]) -> Iterator[None]:
+    """Let every layer run the forward that ``forward_of(index, layer)`` returns, while the body runs."""
+    for index, layer in enumerate(layers):
+        layer.forward = forward_of(index, layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward

@@ -1,9 +1,7 @@
-"""Samplers by name. The sampler NAME is the function ``NAME_steps(model, batch, settings)`` in the file NAME.py of this
-package.
+"""Samplers by name: NAME is the function ``NAME_steps(model, batch, settings)`` in the file NAME.py of this package.
 
-The annotation of ``settings`` is the class of its settings. For the samplers that ship with sinkscope these classes are
-in `settings`, so that the command line can show them without loading torch; another sampler defines its class in its
-own file.
+The annotation of ``settings`` is the class of its settings. Those of the samplers that ship with sinkscope are in
+`settings`, which loads without torch for the command line; another sampler defines its class in its own file.
 """
 
 import dataclasses
@@ -72,8 +70,7 @@ def all_settings() -> dict[str, type[Settings]]:
 
 
 def resolve_settings(family: Family, **given: Any) -> Settings:
-    """Return the settings of a family's sampler, with its defaults; for diffusion, ``length`` alone sets ``steps`` and
-    ``block`` to it.
+    """Return the settings of a family's sampler; for diffusion, ``length`` alone sets ``steps`` and ``block`` to it.
 
     Raises:
         SettingsError: an unknown setting, with the right name where there is one.
@@ -98,8 +95,3 @@ def resolve_settings(family: Family, **given: Any) -> Settings:
         if (policy := parse_cache(settings.cache)) is not None:  # type: ignore[attr-defined]
             policy.check(family, settings)
     return settings
-
-
-def step_count(settings: Settings) -> int:
-    """Return the largest number of forward calls that these settings make."""
-    return settings.most_calls

@@ -43,7 +43,7 @@ class Settings:
 
     Attributes:
         length: tokens to write.
-        follows_length: settings that take the value of ``length`` where only ``length`` is given.
+        follows_length: settings that take the value of ``length`` if only that is given.
     """
 
     length: int
@@ -111,18 +111,11 @@ class BlockSettings(Settings):
                 f"blocks; try --steps {max(1, round(self.steps / blocks)) * blocks}"
             )
         if self.steps > self.length:
-            yield (
-                f"steps must not exceed length: {self.steps} steps for {self.length} tokens would leave steps without "
-                f"a "
-                "token"
-            )
+            yield f"steps must not exceed length, found {self.steps} steps for {self.length} tokens"
         if self.threshold and self.factor:
             yield f"expected one of threshold and factor, found {self.threshold} and {self.factor}; set the other to 0"
         if self.cache != "none" and self.guidance:
-            yield (
-                f"cache {self.cache}: does not go with guidance {self.guidance}, whose unconditional half no published "
-                "cache keeps; use --guidance 0 or --cache none"
-            )
+            yield f"cache {self.cache}: does not go with guidance {self.guidance}; use --guidance 0 or --cache none"
 
 
 @dataclass(frozen=True)
@@ -183,10 +176,7 @@ class DreamSettings(Settings):
 
     def misfits(self) -> Iterator[str]:
         if self.threshold and not self.cache.startswith("fast-dllm"):
-            yield (
-                f"threshold: expected Fast-dLLM's cache beside it, found cache {self.cache}; use --cache "
-                "fast-dllm-dual:block=32"
-            )
+            yield f"threshold: expected Fast-dLLM's cache, found {self.cache}; use --cache fast-dllm-dual:block=32"
 
 
 @dataclass(frozen=True)
@@ -225,11 +215,7 @@ class BlockDiffusionSettings(Settings):
 
     def misfits(self) -> Iterator[str]:
         if self.block_steps > self.block:
-            yield (
-                f"block_steps must not exceed block: {self.block_steps} steps for blocks of {self.block} tokens would "
-                f"leave "
-                f"steps without a token; try --block-steps {self.block}"
-            )
+            yield f"block_steps must not exceed block, found {self.block_steps}; try --block-steps {self.block}"
 
     @property
     def most_calls(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sinkscope.decoding import Settings, described, make_batch, resolve_settings, settings_of, step_count
+from sinkscope.decoding import Settings, described, make_batch, resolve_settings, settings_of
 from sinkscope.decoding.likelihood import refuse_block_diffusion
 from sinkscope.errors import CallError
 from sinkscope.evaluation.answers import Rule
@@ -118,7 +118,7 @@ def make_plans(model: Model, request: Request) -> tuple[list[TaskPlan], dict[str
         written = 1 if model.family.causal else plan.sampler.length
         for text, rule in rules.items():
             _check_canvases(text, rule, [len(ids) + written for ids in plan.encoded])
-            _check_steps(text, rule, step_count(plan.sampler), plan.task.name)
+            _check_steps(text, rule, plan.sampler.most_calls, plan.task.name)
     return plans, {canonical_rule(text): rule for text, rule in rules.items()}
 
 

@@ -1,9 +1,8 @@
 """Copies the tensors of each step to the host in the background and delivers them in order.
 
-On a GPU the copies go to pinned memory on a separate stream while the next step runs. A thread waits for each copy and
-delivers it. The bytes in transit are bounded: a step that finds no room waits until earlier ones are delivered. If
-memory runs out, the step waits in the same way and is then copied synchronously, so no step is lost. Tensors on the CPU
-are delivered at once, in the caller's thread. After a step fails, no later step is delivered.
+On a GPU the copies go to pinned memory on a separate stream while the next step runs, and a thread delivers them. The
+bytes in transit are bounded; if memory runs out, a step waits and is copied synchronously, so none is lost. Tensors on
+the CPU are delivered at once, in the caller's thread. After a step fails, no later step is delivered.
 """
 
 import queue
@@ -105,7 +104,6 @@ class AsyncWriter:
         self._thread, self._error = None, None
 
     def _copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[Any, ...]]:
-        """Start the copies; return the host tensors and the events after which they are complete."""
         here: dict[str, Tensor] = {}
         for name, one in tensors.items():
             one = one.detach()

@@ -1,5 +1,4 @@
-"""Recomputes one attention map: the stored canvas of a step goes through the model again, and the map of one head is
-kept.
+"""Recomputes the attention map of one head: the stored canvas of a step goes through the model again.
 
 The forward call has no cache and no padding. A map of an autoregressive trace therefore shows all queries on the canvas
 of that step, and its column sums equal the running sums that were recorded.
@@ -23,9 +22,7 @@ from sinkscope.traces.stored_maps import TOLERANCE, check_place, column_differen
 from sinkscope.traces.top_columns import kept_columns
 
 EXACT = 1e-3
-"""Tolerance where keys were hidden, which coarse rounding must not excuse; a map that is refused for rounding alone is
-no loss.
-"""
+"""Tolerance where keys were hidden, which coarse rounding must not excuse."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +30,7 @@ class AttentionMap:
     """One recomputed map.
 
     Attributes:
-        attention: float32 [query, key]. Rows add up to 1; in a network with its own sink token, to 1 minus that token's
-            share.
+        attention: rows add up to 1; in a network with its own sink token, to 1 minus that token's share.
         largest_difference: between its columns and the recorded ones, in queries' worth of attention.
     """
 
@@ -74,7 +70,6 @@ class _OneHead(Watcher):
 
 
 def _own_scores(call: LayerCall, head: int, query: Tensor, scale: float) -> Tensor:
-    """Return the scores [query, sink] of the network's own constant keys."""
     if call.own is None:
         return query.new_zeros(len(query), 0)
     if call.own.logits is not None:
@@ -108,55 +103,36 @@ def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) 
     with torch.no_grad(), blocks, subscribed(model.network, watcher):
         model.logits(tokens, 1, use_cache=False)
     if watcher.attention is None:
-        raise TraceError(
-            f"{trace.folder}: expected a layer {trace.layers[layer]} in {model.card.name}, found none; pass the model "
-            "that wrote the trace"
-        )
+        raise TraceError(f"{trace.folder}: expected a layer {trace.layers[layer]} in {model.card.name}, found none")
     attention = watcher.attention.cpu().numpy()
     recorded = kept_columns(trace)[step, layer, head, :length]
     exact = EXACT if trace.manifest.get("hidden") else TOLERANCE[model.card.dtype]
     difference, worst = column_difference(attention, recorded, exact)
     if worst is not None:
         differs = f"key {worst} has {attention[:, worst].sum():.3f} in the map and {recorded[worst]:.3f} in the trace"
+        why = f"Was it written in another dtype than {model.card.dtype}?"
         if trace.manifest.get("hidden"):
-            why = (
-                "It was written while keys were hidden, and maps are recomputed without hiding; record it again without"
-            )
-        else:
-            why = f"Was it written in another dtype than {model.card.dtype}?"
+            why = "It was written while keys were hidden, and maps are recomputed without hiding"
         raise TraceError(f"{trace.folder}: expected the map's columns to be those recorded; {differs}. {why}")
     return AttentionMap(step, layer, head, attention, difference)
 
 
 def _check_weights(model: Model, trace: Trace) -> None:
-    expected = trace.manifest.get("model", {}).get("weight_hash")
-    if not expected:
+    card = trace.manifest.get("model") or {}
+    if not card.get("weight_hash"):
         raise TraceError(
-            f"{trace.folder}: expected a hash of the weights that wrote it, found none, so a map cannot be checked; "
-            "record a model that sinkscope.load returned"
+            f"{trace.folder}: expected a hash of the weights that wrote it, found none; record a model that "
+            "sinkscope.load returned"
         )
-    cache = (trace.manifest.get("sampler") or {}).get("cache")
-    if cache:
+    if cache := (trace.manifest.get("sampler") or {}).get("cache"):
         raise CallError(
-            f"{trace.folder} was written with the cache {cache}: its maps have the computed queries only, and stored "
-            "keys that one step "
-            "cannot make again; record without a cache for a map"
+            f"{trace.folder} was written with the cache {cache}, whose stored keys one step cannot make again; record "
+            "without a cache for a map"
         )
-    refuse_other_weights(trace, model.card.name, weight_hash_of(model))
-    expected, found = (trace.manifest.get("model") or {}).get("config_hash"), model.card.config_hash
-    if expected and found and expected != found:
-        raise CallError(
-            f"{trace.folder} was written by these weights under the config.json {expected[:12]}…, {model.card.name} "
-            f"has {found[:12]}…; "
-            "pass the model that wrote the trace"
-        )
-
-
-def refuse_other_weights(trace: Trace, name: str, found: str) -> None:
-    """Raise CallError where a model of this name has another hash of its weights than the one that wrote a trace."""
-    expected = trace.manifest.get("model", {}).get("weight_hash")
-    if expected and expected != found:
-        raise CallError(
-            f"{trace.folder} was written by weights {expected[:12]}…, {name} has {found[:12]}…; pass the model that "
-            "wrote the trace"
-        )
+    found = {"weight_hash": weight_hash_of(model), "config_hash": model.card.config_hash}
+    for name, what in (("weight_hash", "weights"), ("config_hash", "these weights under the config.json")):
+        if card.get(name) and found[name] and card[name] != found[name]:
+            raise CallError(
+                f"{trace.folder} was written by {what} {card[name][:12]}…, {model.card.name} has {found[name][:12]}…; "
+                "pass the model that wrote the trace"
+            )

@@ -12,50 +12,31 @@ from sinkscope.traces.top_columns import keep_top
 
 
 class StepWriter(Protocol):
-    """Takes the steps of one prompt, in order; a `TraceWriter` is one.
-
-    Attributes:
-        held: bytes of steps that wait in memory.
-    """
+    """Takes the steps of one prompt, in order, as a `TraceWriter` does; ``held`` are bytes that wait in memory."""
 
     held: int
 
-    def add(self, step: dict[str, np.ndarray]) -> None:
-        """Take a step: arrays as in `axes.TRACE_AXES`, without the step axis."""
+    def add(self, step: dict[str, np.ndarray]) -> None: ...
 
-    def flush(self) -> None:
-        """Write the steps that wait in memory."""
+    def flush(self) -> None: ...
 
-    def describe(self, **more: Any) -> None:
-        """Set keys of the manifest; they are written with the next part."""
+    def describe(self, **more: Any) -> None: ...
 
-    def close(self, complete: bool, **more: Any) -> None:
-        """End the prompt; ``complete`` is False where it was given up, ``more`` are keys of the manifest."""
+    def close(self, complete: bool, **more: Any) -> None: ...
 
 
 class Destination(Protocol):
-    """Makes the writers of a recording.
-
-    Attributes:
-        level: what is kept, as manifests call it.
-        folders: folders of the traces so far; none where no traces are written.
-    """
+    """Makes the writers of a recording, at a level of detail; ``folders`` are those of the traces so far."""
 
     level: str
     folders: tuple[Path, ...]
 
     def open(self, manifests: Sequence[dict[str, Any]], several: bool) -> list[StepWriter]:
-        """Return a writer for each prompt of a generation, or of one more stack of it.
-
-        Args:
-            manifests: what is known of each prompt before its first step.
-            several: whether the generation makes more than one trace.
-        """
+        """Return a writer for each prompt; ``several`` is whether the generation makes more than one trace."""
 
 
 class TraceFolders:
-    """Writes a trace for each prompt: in the folder itself where it stays the only one, else in numbered folders within
-    it.
+    """Writes a trace for each prompt: in the folder itself if it stays the only one, else in numbered folders within.
 
     Args:
         out: an empty folder.
@@ -70,11 +51,6 @@ class TraceFolders:
         self._first: TraceWriter | None = None
 
     def open(self, manifests: Sequence[dict[str, Any]], several: bool) -> list[StepWriter]:
-        """Make a folder and a writer for each prompt.
-
-        Raises:
-            CallError, TraceError: a folder that is not free, or cannot be made.
-        """
         if self._first is not None and self.folders == (self.out,):  # a second trace makes the first a numbered one
             numbered = self.out / "000000"
             move_trace(self.out, numbered)

@@ -46,23 +46,19 @@ TOO_FEW = "expected 2 steps or more, found 1; write a longer text, or fewer toke
 
 
 class DriftRecorder(Watcher):
-    """Adds up the drift of keys and values over the steps of each prompt.
+    """Adds up the drift of keys and values over the steps of each prompt of a diffusion model.
 
     Args:
-        model: a diffusion model.
         lags: in steps; as many steps of keys and values as the largest are held on the device.
 
     Attributes:
         sums, counts: of the prompts that are complete, see `drift_document`.
-        sampler, hidden: its settings, and the rules that hid keys, alike for all prompts but for the seed.
+        sampler, hidden: settings and rules, alike for all prompts but for the seed.
     """
 
     def __init__(self, model: Model, lags: Sequence[int] = LAGS) -> None:
         if model.family.causal or block_length(model.network) is not None:
-            raise CallError(
-                f"keep: drift is that of a canvas which is computed again in every step, found {model.family.name}; "
-                "record columns"
-            )
+            raise CallError(f"keep: drift needs a canvas that every step computes again, found {model.family.name}")
         self.model, self.lags = model, tuple(lags)
         self.sums: list[np.ndarray] = []
         self.counts: list[np.ndarray] = []
@@ -80,16 +76,13 @@ class DriftRecorder(Watcher):
         """Prepare for the prompts of a generation.
 
         Raises:
-            CallError: it runs with a cache, which keeps most keys and values as they were, or with other settings than
-                the prompts before.
+            CallError: it runs with a cache, or with other settings than the prompts before.
         """
         self._past: deque[tuple[StepContext, list[tuple[Tensor, Tensor]]]] = deque(maxlen=max(self.lags))
         self._context: StepContext | None = None
         cache = dict(start.sampler or {}).get("cache", "none")
         if cache != "none":
-            raise CallError(
-                f"keep: drift is measured where everything is computed in every step, found cache {cache}; leave it out"
-            )
+            raise CallError(f"keep: drift needs a canvas that every step computes again, found cache {cache}")
         self._weights.check("keep='drift' adds up prompts of one network")
         self._check_settings(dict(start.sampler or {}))
         layers, heads = self.model.card.layers, self.model.card.kv_heads
@@ -99,7 +92,6 @@ class DriftRecorder(Watcher):
         )
 
     def _check_settings(self, sampler: dict[str, Any]) -> None:
-        """Note sampler and rules of a generation; raise an error for others than those of the prompts before."""
         session = current_session(self.model.network)
         hiders = [one for one in (() if session is None else session.subscribers) if isinstance(one, Hider)]
         hidden = [plain_values(one.describe(0)).get("rules") for one in hiders]
@@ -110,9 +102,7 @@ class DriftRecorder(Watcher):
         other = next(differences(theirs, mine), None) if self.sums else None
         if other is not None:
             change = difference_in_words(*other, "expected {name} {old!r} as for the first prompt, found {new!r}")
-            raise CallError(
-                f"keep='drift' adds up prompts of one setting: {change}; record each setting into a folder of its own"
-            )
+            raise CallError(f"keep='drift' adds up prompts of one setting: {change}; use a folder for each setting")
         self.sampler, self.hidden = sampler, hidden
 
     def begin_step(self, context: StepContext) -> None:
@@ -120,9 +110,8 @@ class DriftRecorder(Watcher):
         rows = torch.tensor(context.rows, device="cpu")
         here = upload(rows, context.tokens.device)
         self._rows, self._layers = here, list[tuple[Tensor, Tensor]]()
-        self._context = StepContext(
-            context.tokens[here], context.masked[here], context.lengths[rows], tuple(range(len(rows))), context.prompts
-        )
+        tokens, masked, lengths = context.tokens[here], context.masked[here], context.lengths[rows]
+        self._context = StepContext(tokens, masked, lengths, tuple(range(len(rows))), context.prompts)
 
     def watch(self, call: LayerCall, columns: Columns) -> None:
         """Compare a layer's keys and values with those of the earlier steps."""
@@ -138,15 +127,14 @@ class DriftRecorder(Watcher):
         places = torch.tensor(context.prompts, device="cpu")
         for number, lag in behind:
             then, layers = self._past[-lag]
-            earlier = upload(
-                torch.tensor([then.prompts.index(one) for one in context.prompts], device="cpu"), self._rows.device
-            )
+            places_then = torch.tensor([then.prompts.index(one) for one in context.prompts], device="cpu")
+            earlier = upload(places_then, self._rows.device)
             members = self._members(then.masked[earlier], context, sink)
             before = (layers[layer][0][earlier], layers[layer][1][earlier])
             for at, measured in enumerate(measures(before, now)):
                 drifts = (
                     torch.where(members > 0, measured[:, None].double(), 0.0).sum(-1).cpu()
-                )  # NaN for its own class alone
+                )  # NaN in its class alone
                 self._sums[:, at, number, :, layer].index_add_(0, places, drifts)
             self._counts[:, number, :, layer].index_add_(0, places, members.sum(-1).cpu())
 
@@ -159,14 +147,11 @@ class DriftRecorder(Watcher):
 
     def _real(self, context: StepContext) -> Tensor:
         """Return where the canvases hold tokens, bool [batch, position]."""
-        width = context.tokens.shape[1]
-        return (
-            torch.arange(width, device=context.tokens.device)
-            >= width - context.lengths.to(context.tokens.device)[:, None]
-        )
+        width, device = context.tokens.shape[1], context.tokens.device
+        return torch.arange(width, device=device) >= width - context.lengths.to(device)[:, None]
 
     def _members(self, before: Tensor, context: StepContext, sink: Tensor) -> Tensor:
-        """Return the class of each position, float64 [batch, class, kv_head, position], 1 for its own."""
+        """Return the class of each position as ones among zeros, float64 [batch, class, kv_head, position]."""
         now = context.masked
         new, mask = (before & ~now)[:, None].expand_as(sink), (before & now)[:, None].expand_as(sink)
         kinds = [new, sink & ~new, mask & ~sink & ~new, ~mask & ~sink & ~new]
@@ -190,7 +175,7 @@ class DriftRecorder(Watcher):
 def measures(then: tuple[Tensor, Tensor], now: tuple[Tensor, Tensor]) -> list[Tensor]:
     """Return `MEASURES` of each position, float32 [batch, kv_head, position], from keys and values of two steps.
 
-    NaN where a vector that has no length has no direction, or one that had none has no change to be told of it.
+    NaN where a vector without a length has no direction, or had none whose change could be measured.
     """
     cosines, norms = [], []
     for before, after in zip(then, now, strict=True):

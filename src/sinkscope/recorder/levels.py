@@ -36,8 +36,8 @@ def recording(
     Args:
         model: a `Model`, any transformers module that uses the attention interface, or any torch module inside
             `sinkscope.attention.foreign`.
-        out: a new or empty folder. After one generation of one prompt it is a trace. A batch, a second generation, or
-            a network of several stacks (encoder and decoder) makes numbered traces in it.
+        out: a new or empty folder; a trace after one generation of one prompt. A batch, a second generation, or a
+            network of several stacks (encoder and decoder) makes numbered traces in it.
         numbered: numbers the traces even when there is only one.
         keep: ``columns`` (everything), ``top`` (the largest columns of each head and where they are), ``statistics``
             (counts and means over all prompts, in one small folder; see `sinkscope.statistics.Summary`), or ``drift``
@@ -57,11 +57,11 @@ def recording(
         raise CallError(f"keep: expected one of {', '.join(get_args(Level))}, found {keep!r}")
     network: Any = model.network if isinstance(model, Model) else model
     if hasattr(network, "_orig_mod"):
-        raise CallError("model: pass the network that torch.compile was given, or compile its layers (docs/speed.md)")
+        raise CallError("model: pass the network that torch.compile got, or compile its layers (docs/speed.md)")
     if is_generating(network):
         raise AttentionError(
-            f"a generation of {type(network).__name__} has begun, here or in another thread; open the recording before "
-            "it, or load the model once for each thread"
+            f"a generation of {type(network).__name__} has begun, here or in another thread; open the recording first, "
+            "or load the model once per thread"
         )
     folder = Path(out)
     with claimed_folder(folder, TraceError), room_in(folder, overwrite) as room:
@@ -84,20 +84,14 @@ def recording(
             room.recorded = lambda: recorder.has_recorded
             yield recorder
         if not recorder.has_recorded:
-            raise CallError(
-                f"{folder}: nothing was recorded; generate with the model inside the with block of recording"
-            )
+            raise CallError(f"{folder}: nothing was recorded; generate inside the with block of recording")
         if statistics is not None:
             statistics.close()  # after an error the folder stays incomplete, with the prompts that are whole
 
 
 @contextmanager
 def recording_to(model: Model | nn.Module, destination: Destination, tokenizer: Any = None) -> Iterator[Recorder]:
-    """Record every generation of a model to a destination while the body runs; ``tokenizer`` is as for `recording`.
-
-    Raises:
-        AttentionError: the model's attention cannot be watched.
-    """
+    """Record every generation of a model to a destination while the body runs; arguments as for `recording`."""
     given = model if isinstance(model, Model) else None
     network = model.network if isinstance(model, Model) else model
     recorder = Recorder(network, given, destination, tokenizer)

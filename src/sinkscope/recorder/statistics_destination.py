@@ -12,19 +12,8 @@ from sinkscope.runs.folder import difference_in_words, differences
 from sinkscope.statistics import PromptSettings, Summary
 from sinkscope.traces.statistics_folder import Arrays, StatisticsFolder
 
-ABOUT = (
-    "model",
-    "causal",
-    "sampler",
-    "mask_id",
-    "eos_id",
-    "layers",
-    "heads",
-    "kv_heads",
-    "device",
-    "dtype",
-    "versions",
-)
+ABOUT = ("model", "causal", "sampler", "mask_id", "eos_id", "layers", "heads", "kv_heads")
+ABOUT += ("device", "dtype", "versions")
 """Keys of a prompt's manifest that are the same for all prompts of a run."""
 
 
@@ -42,7 +31,6 @@ class PromptCounter:
         self._feed = Summary.feed(PromptSettings.of(manifest["causal"], manifest), excess)
 
     def add(self, step: dict[str, np.ndarray]) -> None:
-        """Count a step."""
         self._feed.take(step)
         if "newest_columns" in step:
             self._followed = "newest_columns"
@@ -51,7 +39,7 @@ class PromptCounter:
         """Do nothing: no step is kept."""
 
     def describe(self, **more: Any) -> None:
-        """Do nothing: what is known of the prompt comes with its end."""
+        """Do nothing: the description of the prompt comes with its end."""
 
     def close(self, complete: bool, **more: Any) -> None:
         """Add the prompt to the folder; a prompt that was given up is left out."""
@@ -71,7 +59,7 @@ class StatisticsDestination:
     """Counts every prompt into one folder, under the next of the numbers given.
 
     Args:
-        folder: of the statistics; the caller that opened it also closes it.
+        folder: of the statistics; its caller closes it.
         indices: numbers of the prompts, in the order in which they end; one that was given up has none.
         excess: ε of Eq. 3, in queries' worth of attention.
     """
@@ -91,57 +79,36 @@ class StatisticsDestination:
         return any(one.completed_the_folder for one in self._counters)
 
     def open(self, manifests: Sequence[dict[str, Any]], several: bool) -> list[StepWriter]:
-        """Return a counter for each prompt.
-
-        Raises:
-            CallError: a network of several stacks, or another sampler, other settings or rules than those of the first
-                prompt.
-        """
         for manifest in manifests:
             stack = (manifest["stack"], manifest["attends_to"])
             if self._stack not in (None, stack):
                 raise CallError(
                     "keep='statistics' counts one stack of layers, found a second one "
-                    f"({manifest['stack'] or manifest['model']['name']}); use keep='columns', which makes a trace of "
-                    "each"
+                    f"({manifest['stack'] or manifest['model']['name']}); use keep='columns'"
                 )
             self._stack = stack
-            self._check_settings(manifest)
-            self._refuse_again(manifest)
+            self._check_prompt(manifest)
         counters = [PromptCounter(self.folder, self._indices, manifest, self.excess) for manifest in manifests]
         self._counters += counters
         return list(counters)
 
-    def _check_settings(self, manifest: Mapping[str, Any]) -> None:
-        """Raise an error for a prompt whose settings are not those that the manifest of the folder will name."""
-        first = next((_settings_of(one.manifest) for one in self._counters if one.counted), {})
+    def _check_prompt(self, manifest: Mapping[str, Any]) -> None:
+        """Refuse a prompt of other settings than the first one's, and one that was counted before with its seed."""
+        counted = [one.manifest for one in self._counters if one.counted]
+        first = _settings_of(counted[0]) if counted else {}
         other = next(differences(first, _settings_of(manifest)), None) if first else None
         if other is not None:
             change = difference_in_words(*other, "expected {name} {old!r} as for the first prompt, found {new!r}")
-            raise CallError(
-                f"keep='statistics' counts prompts of one setting: {change}; record each setting into a folder of its "
-                "own"
-            )
-
-    def _refuse_again(self, manifest: Mapping[str, Any]) -> None:
-        """Raise an error for a prompt that was counted before, with the same seed, which makes intervals narrower than
-        they are.
-        """
-        prompt = _prompt_of(manifest)
-        if None not in prompt and any(one.counted and _prompt_of(one.manifest) == prompt for one in self._counters):
+            raise CallError(f"keep='statistics' counts prompts of one setting: {change}; use a folder for each setting")
+        prompt = manifest["prompt"], manifest["seed"]
+        if None not in prompt and any((one["prompt"], one["seed"]) == prompt for one in counted):
             raise CallError(
                 f"keep='statistics' counts each prompt once, found {prompt[0]!r} again; leave it out, or use another "
                 "seed"
             )
 
 
-def _prompt_of(manifest: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the text of a prompt and the seed of its answer; None where they are not known."""
-    return manifest["prompt"], manifest["seed"]
-
-
 def _settings_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that all prompts of a folder have in common."""
     sampler = {name: value for name, value in manifest["sampler"].items() if name != "seed"}
     return {"sampler": sampler, "hide": [one.get("rules") for one in manifest["hidden"]]}
 

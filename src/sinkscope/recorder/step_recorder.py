@@ -1,16 +1,15 @@
-"""The recorder of a model: it measures every layer of a step, brings the step to the host, and hands it to the writer
-of each prompt.
+"""The recorder of a model: it measures every layer of a step and brings it to the writer of each prompt.
 
 A step is one call of a stack, the module that owns the layers. Its way:
 
 1. ``watch``, once for each layer: the layer's measurements are kept on their device (`step_tensors`).
 2. ``end_step``: the layers are stacked and sent to the host, on a GPU without waiting (`async_writer`).
-3. ``_write_step``, once they have arrived: each prompt's row is cut out of the batch, its padding removed
-(`prompt_steps`), and added to
-   the prompt's writer, which the destination has made (`destination`, `statistics_destination`).
+3. ``_write_step``, once they have arrived: each prompt's row is cut out and added to the prompt's writer
+   (`destination`, `statistics_destination`).
 """
 
 import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -35,14 +34,17 @@ from sinkscope.models import Model
 from sinkscope.models.fingerprints import SameWeights
 from sinkscope.recorder.async_writer import AsyncWriter
 from sinkscope.recorder.destination import Destination, StepWriter
-from sinkscope.recorder.manifest import Description, plain_values
-from sinkscope.recorder.prompt_steps import PartStep, StackPart, canvas_after, part_step, prompt_arrays
+from sinkscope.recorder.manifest import describe_run, plain_values
 from sinkscope.recorder.step_tensors import (
     LayerTensors,
-    check_norms,
+    PartStep,
+    StackPart,
+    canvas_after,
     check_numbers,
     head_counts,
     join_devices,
+    part_step,
+    prompt_arrays,
     stack_layers,
 )
 
@@ -58,10 +60,10 @@ class _Prompt:
     """A prompt whose steps are being recorded.
 
     Attributes:
-        writer: what takes its steps.
         length: tokens of the prompt.
         running: column sums and norms that a causal model has added up so far.
         canvas: int32 [position], after the last step.
+        tokens: all that have stood on a canvas.
         steps: steps so far.
     """
 
@@ -69,7 +71,7 @@ class _Prompt:
     length: int
     running: dict[str, Tensor] = field(default_factory=dict)
     canvas: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
-    tokens: set[int] = field(default_factory=set)  # all that have stood on a canvas
+    tokens: set[int] = field(default_factory=set)
     steps: int = 0
 
 
@@ -77,8 +79,7 @@ class Recorder(Watcher):
     """Records every generation of one model.
 
     Args:
-        network: the module that is watched.
-        model: what `load` gave, for the card and the tokenizer; None for another module.
+        model: with the card and the tokenizer; None for another module.
         destination: makes the writer of each prompt.
         tokenizer: of another module than a `Model`; without one its tokens have no texts.
 
@@ -92,7 +93,8 @@ class Recorder(Watcher):
         self, network: nn.Module, model: Model | None, destination: Destination, tokenizer: Any = None
     ) -> None:
         self.network, self.model, self.destination = network, model, destination
-        self._description = Description(network, model, tokenizer)
+        self._tokenizer = tokenizer if model is None else model.tokenizer
+        self._texts: dict[int, str] = {}  # of tokens that were met
         self._projections = OutputProjections(network)
         self._weights = SameWeights(network)
         self._async_writer = AsyncWriter()
@@ -121,10 +123,7 @@ class Recorder(Watcher):
         """
         card = None if self.model is None else self.model.card
         if card is not None and None not in (card.mask_id, start.mask_id) and card.mask_id != start.mask_id:
-            raise CallError(
-                f"mask_id: expected {card.mask_id}, which is the mask of {card.name}, found {start.mask_id}; leave it "
-                "out"
-            )
+            raise CallError(f"mask_id: expected {card.mask_id}, the mask of {card.name}, found {start.mask_id}")
         if self.destination.level == "statistics":
             self._weights.check("keep='statistics' counts prompts of one network")
         self._start, self._prompts, self._last_contexts, self._hiders, self._paths = start, {}, {}, {}, {}
@@ -155,9 +154,7 @@ class Recorder(Watcher):
         layers[call.name] = measured
 
     def _measure(self, call: LayerCall, columns: Columns) -> LayerTensors:
-        """Return the measurements of a layer call. For keys in a causal model's cache, output norms come from earlier
-        steps.
-        """
+        """Return the measurements of a layer call; output norms of keys in a causal cache come from earlier steps."""
         context, start = self._context, self._start
         assert context is not None and start is not None
         causal = start.causal if context.causal is None else context.causal
@@ -167,12 +164,10 @@ class Recorder(Watcher):
         if behind and not known:
             raise AttentionError(
                 f"expected a recording from the first token on, found a cache that holds {call.keys - queries} of "
-                f"{call.keys}; "
-                "fill the cache inside recording, and begin each text and each generate with an empty one"
+                f"{call.keys}; fill the cache inside recording, and begin each text with an empty one"
             )
-        return LayerTensors.of(
-            call, columns, self.groups, self._projections.key_norms(call, queries if known else None)
-        )
+        norms = self._projections.key_norms(call, queries if known else None)
+        return LayerTensors.of(call, columns, self.groups, norms)
 
     def end_step(self, result: StepResult | None) -> None:
         """Send the step to the writers; on a GPU it is still on its way when this returns."""
@@ -184,14 +179,12 @@ class Recorder(Watcher):
             heads, kv_heads = head_counts(layers)
             step = part_step(part, layers[0], context, start, self._last_contexts)
             if part not in self._prompts:
-                self._prompts[part] = self._open(
-                    part, step, start, {"layers": list(measured), "heads": heads, "kv_heads": kv_heads}
-                )
-                self._layers[part] = list(measured)
+                shape = {"layers": list(measured), "heads": heads, "kv_heads": kv_heads}
+                self._prompts[part], self._layers[part] = self._open(part, step, start, shape), list(measured)
             if self._layers[part] != list(measured):
                 raise AttentionError(
                     f"expected the layers of the first step in every step ({', '.join(self._layers[part])}), found "
-                    f"{', '.join(measured)}; leave the network as it is while it is recorded"
+                    f"{', '.join(measured)}"
                 )
             blocks = step.context.final_queries is not None
             try:
@@ -203,9 +196,8 @@ class Recorder(Watcher):
             sent |= {name: getattr(step.context, name) for name in CONTEXT}
             if result is not None and not part.crossing:
                 sent |= {name: one for name in RESULT if (one := getattr(result, name)) is not None}
-            self._async_writer.send(
-                sent, partial(self._write_step, self._prompts[part], step, list(measured), len(stacked))
-            )
+            landed = partial(self._write_step, self._prompts[part], step, list(measured), len(stacked))
+            self._async_writer.send(sent, landed)
             self._last_contexts[part.stack] = context
         self._before = self._measured if (start.sampler or {}).get("cache", "none") != "none" else {}
         self._context, self._measured = None, {}
@@ -213,7 +205,6 @@ class Recorder(Watcher):
     def _write_step(
         self, prompts: dict[int, _Prompt], step: PartStep, layers: list[str], devices: int, sent: dict[str, Tensor]
     ) -> None:
-        """Add a step that has arrived on the host to the writer of each of its prompts."""
         parts: list[dict[str, Tensor]] = [{} for _ in range(devices)]
         for name, one in sent.items():
             number, blank, measured = name.partition(" ")
@@ -224,15 +215,14 @@ class Recorder(Watcher):
         result = StepResult(**{name: sent[name] for name in RESULT if name in sent}) if "written" in sent else None
         for row, number in zip(step.context.rows, step.context.prompts, strict=True):
             prompt = prompts[number]
-            check_numbers(stacked["column_sums"][:, row], layers, prompt.steps)
             arrays = prompt_arrays(step, row, stacked, result, prompt.running)
-            check_norms(arrays, prompt.steps)
+            check_numbers(stacked["column_sums"][:, row], arrays, layers, prompt.steps)
             prompt.canvas = canvas_after(arrays)
             prompt.steps += 1
             seen = {*np.unique(arrays["tokens"]).tolist(), *np.unique(prompt.canvas).tolist()}
             if not seen <= prompt.tokens:
                 prompt.tokens |= seen
-                prompt.writer.describe(**self._description.vocabulary(prompt.tokens))
+                prompt.writer.describe(**self._vocabulary(prompt.tokens))
             prompt.writer.add(arrays)
             writers = [one.writer for one in prompts.values()]
             while sum(writer.held for writer in writers) > MOST_HELD:
@@ -253,10 +243,10 @@ class Recorder(Watcher):
             error = late
         self._async_writer.close()
         for part, number, prompt in prompts:
-            more = self._description.final_texts(prompt.canvas, prompt.length, prompt.tokens)
-            more |= {"hidden": self._hidden(number), "attention": self._attention(part)}
+            more = self._answer(prompt) | self._vocabulary(prompt.tokens)
+            more |= {"hidden": self._hidden(number), "attention": "+".join(sorted(self._paths[part]))}
             if failed or error is not None:
-                with contextlib.suppress(Exception):  # the error that is raised already is the one to be told
+                with contextlib.suppress(Exception):  # another error is raised already
                     prompt.writer.close(complete=False, **more)
             else:
                 prompt.writer.close(complete=True, **more)
@@ -267,7 +257,6 @@ class Recorder(Watcher):
     def _open(
         self, part: StackPart, step: PartStep, start: GenerationStart, shape: dict[str, Any]
     ) -> dict[int, _Prompt]:
-        """Return a writer for each prompt of the generation."""
         context = step.context
         session = current_session(self.network)
         several = len(start.prompt_lengths) > 1 or (session is not None and len(session.stacks) > 1)
@@ -277,15 +266,16 @@ class Recorder(Watcher):
             row = context.rows[context.prompts.index(number)] if number in context.prompts else 0
             manifests.append(
                 {
-                    **self._description.of_run(
-                        start, number, step, self.destination.level, self._hidden(number), len(shape["layers"])
-                    ),
-                    **self._description.vocabulary(context.tokens[row].tolist()),
+                    **describe_run(self.network, self.model, start, number, step, len(shape["layers"])),
+                    **self._vocabulary(context.tokens[row].tolist()),
                     **shape,
+                    "eos_id": self._eos_id,
+                    "level": self.destination.level,
+                    "hidden": self._hidden(number),
                     "prompts_asked": self.prompts_asked,
                     "stack": part.stack,
                     "attends_to": step.source if part.crossing else part.stack,
-                    "attention": self._attention(part),
+                    "attention": "+".join(sorted(self._paths[part])),
                 }
             )
         writers = self.destination.open(manifests, several)
@@ -293,9 +283,30 @@ class Recorder(Watcher):
         return {number: _Prompt(writer, lengths[number]) for number, writer in enumerate(writers)}
 
     def _hidden(self, prompt: int) -> list[dict[str, Any]]:
-        """Return what is hidden from the model in this generation, and what came of it so far."""
         return [plain_values(one.describe(prompt)) for one in self._hiders.values()]
 
-    def _attention(self, part: StackPart) -> str:
-        """Return which implementations of attention ran so far."""
-        return "+".join(sorted(self._paths[part]))
+    @property
+    def _eos_id(self) -> int | None:
+        return self.model.card.eos_id if self.model is not None else getattr(self._tokenizer, "eos_token_id", None)
+
+    def _answer(self, prompt: _Prompt) -> dict[str, Any]:
+        if self._tokenizer is None:
+            return {}
+        answer = prompt.canvas[prompt.length :].astype(np.int64)
+        if self.model is not None:
+            return {"text": self.model.answer_text(torch.from_numpy(answer))}
+        ends = np.flatnonzero(answer == self._eos_id)
+        answer = answer[: ends[0] if len(ends) else None]
+        return {"text": self._tokenizer.decode(answer.tolist(), skip_special_tokens=True)}
+
+    def _vocabulary(self, found: Iterable[int]) -> dict[str, Any]:
+        """Return the texts of tokens, so that a trace can be read without its model; some have none."""
+        if self._tokenizer is None:
+            return {}
+        mask_id = None if self.model is None else self.model.card.mask_id
+        special = [token for token in (mask_id, self._eos_id) if token is not None]
+        tokens = sorted({int(token) for token in found if token >= 0} | set(special))
+        for token in (one for one in tokens if one not in self._texts):  # special tokens go by their names
+            text = self._tokenizer.decode([token]) or self._tokenizer.convert_ids_to_tokens(token)
+            self._texts[token] = "" if text is None else str(text)
+        return {"vocabulary": {str(token): self._texts[token] for token in tokens if self._texts[token]}}

@@ -1,15 +1,20 @@
-"""The tensors of one step: the measurements of each layer, stacked over layers and aligned with the canvas."""
+"""The tensors of one step: the measurements of each layer, stacked over layers, and cut into the arrays of each prompt.
+
+A prompt's row loses its left padding; where the model is causal, its sums run over the steps. Layers of one stack may
+attend to the tokens of different stacks (cross-attention); each such part of a stack has traces of its own.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sinkscope.attention import Columns, KeyNorms, LayerCall, norms_of
+from sinkscope.attention import Columns, GenerationStart, KeyNorms, LayerCall, StepContext, StepResult, norms_of
 from sinkscope.errors import AttentionError
 from sinkscope.sinks.followed_columns import WINDOW
 
@@ -17,26 +22,22 @@ GROUPS = ("column_sums", "column_sums_masked", "column_sums_prompt")
 """Names of the column sums of the three query groups: all queries, masked ones, those of the prompt."""
 PER_QUERY = ("self_attention", "hidden_norms")
 PER_KEY = ("value_norms", "key_norms", "output_norms")
-
-
 OPTIONAL = {"hidden_norms": "hidden_norms", "sink_token": "sink_token_columns", "output_norms": "output_norms"}
 """Measurements that a layer may lack, and their names on disk; a step has those that all of its layers have."""
 
 
 @dataclass(frozen=True, eq=False)
 class LayerTensors:
-    """The measurements of one layer in a step, for the whole batch. Norms are NaN for keys that the layer no longer
-    holds.
+    """The measurements of one layer in a step, for the whole batch; norms are NaN for keys that the layer dropped.
 
     Attributes:
         sums: [batch, head, group, key].
         diagonal: [batch, head, query].
         last_row: [batch, head, key], as it took effect.
         value_norms, key_norms: [batch, kv_head, key].
-        output_norms: [batch, head, key]; None where the layer's output projection is not understood. NaN also for keys
-            of earlier steps that the recorder knows already.
         hidden_norms: [batch, query]; None where the layer's input is not visible.
         sink_token: [batch, head, sink], columns of the network's own constant keys; None where it has none.
+        output_norms: [batch, head, key]; None without a known output projection, NaN for keys of earlier steps.
     """
 
     sums: Tensor
@@ -72,31 +73,17 @@ class LayerTensors:
         )
 
     def in_batch(self, rows: Tensor, others: "LayerTensors") -> "LayerTensors":
-        """Return the measurements of the whole batch, of which this call computed some rows.
-
-        Args:
-            rows: int64 [row], which ones.
-            others: what is known of the others.
-        """
+        """Return the measurements of the whole batch: these of some rows, int64 [row], known ones of the others."""
         known = {name: (getattr(others, name), mine) for name, mine in vars(self).items() if mine is not None}
         return replace(
             self, **{name: other.index_copy(0, rows.to(mine.device), mine) for name, (other, mine) in known.items()}
         )
 
     def one_step_later(self) -> "LayerTensors":
-        """Return the measurements of a next step in which nothing is computed: no attention, and the same keys and
-        values.
-        """
-        zeroed = {
-            name: torch.zeros_like(one)
-            for name in ("sums", "last_row", "sink_token")
-            if (one := getattr(self, name)) is not None
-        }
-        unknown = ("diagonal", "hidden_norms")
-        unknowns = {
-            name: torch.full_like(one, torch.nan) for name in unknown if (one := getattr(self, name)) is not None
-        }
-        return replace(self, **zeroed, **unknowns)
+        """Return the measurements of a next step that computes nothing: no attention, and the same keys and values."""
+        values = {"sums": 0.0, "last_row": 0.0, "sink_token": 0.0, "diagonal": torch.nan, "hidden_norms": torch.nan}
+        held = {name: one for name in values if (one := getattr(self, name)) is not None}
+        return replace(self, **{name: torch.full_like(one, values[name]) for name, one in held.items()})
 
     def on_the_host(self) -> "LayerTensors":
         """Return the same tensors on the host, for a device that has no room to stack layers."""
@@ -109,8 +96,7 @@ def _placed(norms: Tensor, first_key: int) -> Tensor:
 
 @torch.no_grad()
 def stack_layers(layers: list[LayerTensors], causal: bool, blocks: bool = False) -> list[dict[str, Tensor]]:
-    """Return the tensors of one step stacked over layers, [layer, batch, …], one dictionary for each device;
-    `join_devices` joins them.
+    """Return the tensors of one step stacked over layers, [layer, batch, …], one dictionary for each device.
 
     Args:
         causal: keeps the last row in place of the query groups, as an autoregressive trace does.
@@ -132,9 +118,8 @@ def _stacked(layers: list[LayerTensors], causal: bool, shown: list[str], last: b
     stacked["self_attention"] = torch.stack([layer.diagonal for layer in layers])
     if last:
         stacked["last_query"] = torch.stack([layer.last_row for layer in layers])
-    stacked |= {
-        name: _in_heads([getattr(layer, name)[None] for layer in layers]) for name in ("value_norms", "key_norms")
-    }
+    for name in ("value_norms", "key_norms"):
+        stacked[name] = _in_heads([getattr(layer, name)[None] for layer in layers])
     return stacked | {OPTIONAL[name]: torch.stack([getattr(layer, name) for layer in layers]) for name in shown}
 
 
@@ -154,61 +139,160 @@ def head_counts(layers: list[LayerTensors]) -> tuple[int, int]:
     """
     heads = sorted({layer.sums.shape[1] for layer in layers})
     if len(heads) > 1:
-        raise AttentionError(
-            f"expected as many query heads in every layer, found {' and '.join(map(str, heads))}; such a model cannot "
-            "be recorded"
-        )
+        raise AttentionError(f"expected as many query heads in every layer, found {' and '.join(map(str, heads))}")
     return heads[0], max(layer.value_norms.shape[1] for layer in layers)
 
 
 def _in_heads(norms: list[Tensor]) -> Tensor:
     """Return norms [layer, batch, kv_head, key] concatenated over layers, filled with NaN up to the most kv heads."""
     counts = {one.shape[2] for one in norms}
-    if len(counts) == 1:
-        return torch.cat(norms)
-    return torch.cat([pad(one, (0, 0, 0, max(counts) - one.shape[2]), value=torch.nan) for one in norms])
+    if len(counts) > 1:
+        norms = [pad(one, (0, 0, 0, max(counts) - one.shape[2]), value=torch.nan) for one in norms]
+    return torch.cat(norms)
 
 
-def check_numbers(sums: Tensor, layers: list[str], step: int) -> None:
-    """Raise AttentionError where a column is not a number.
+@dataclass(frozen=True)
+class StackPart:
+    """The layers of one stack, a module path, that attend to the same tokens; crossing: those of another stack."""
+
+    stack: str
+    crossing: bool
+
+
+@dataclass(frozen=True)
+class PartStep:
+    """A step of one part of a stack.
+
+    Attributes:
+        context: input of the step. For a crossing part the tokens that are attended to, and the lengths of their rows.
+        queries: tokens that attend, left padding included.
+        all_queries: whether the step computes every query of the canvas, so that none was left to a cache.
+        causal: whether column sums are running sums over the steps.
+        crossing: whether the tokens are another stack's.
+        source: module path of that stack; None where it is unknown.
+    """
+
+    context: StepContext
+    queries: int
+    all_queries: bool
+    causal: bool
+    crossing: bool = False
+    source: str | None = None
+
+
+def part_step(
+    part: StackPart,
+    layer: LayerTensors,
+    context: StepContext,
+    start: GenerationStart,
+    last_contexts: Mapping[str, StepContext],
+) -> PartStep:
+    """Return the step of one part of a stack.
+
+    Args:
+        layer: any of its layers.
+        context: input of the stack.
+        last_contexts: the newest step of each stack; a crossing part attends to the tokens of one of them.
+    """
+    queries, causal = layer.diagonal.shape[-1], start.causal if context.causal is None else context.causal
+    all_queries = queries == context.tokens.shape[1]
+    if not part.crossing:
+        return PartStep(context, queries, all_queries, causal)
+    shape = (layer.sums.shape[0], layer.sums.shape[-1])
+    fitting = [name for name, one in last_contexts.items() if name != part.stack and one.tokens.shape == shape]
+    source = fitting[-1] if fitting else None
+    if source is None:  # the caller gave encoder states, not encoder tokens
+        tokens, lengths = context.tokens.new_full(shape, -1), torch.full(shape[:1], shape[1], device="cpu")
+    else:
+        tokens, lengths = last_contexts[source].tokens, last_contexts[source].lengths
+    attended = replace(
+        context,
+        tokens=tokens,
+        masked=torch.zeros_like(tokens, dtype=torch.bool),
+        lengths=lengths,
+        prompt_lengths=tuple(lengths.tolist()),
+    )
+    return PartStep(attended, queries, all_queries, causal, True, source)
+
+
+def prompt_arrays(
+    step: PartStep, row: int, stacked: Mapping[str, Tensor], result: StepResult | None, running: dict[str, Tensor]
+) -> dict[str, np.ndarray]:
+    """Return the arrays of one prompt, as in `axes.TRACE_AXES` without the step axis.
+
+    Args:
+        step: on the host.
+        row: of the batch.
+        stacked: tensors [layer, batch, …] of all layers, on the host.
+        running: sums of this prompt over the steps before, where the model is causal; changed.
+    """
+    context = step.context
+    width, length = context.tokens.shape[1], int(context.lengths[row])
+    padding = width - length
+    measured = {name: tensor[:, row] for name, tensor in stacked.items()}
+    keys = measured["column_sums"].shape[-1]
+    real_keys = slice(max(0, padding - (width - keys)), None)
+    real_queries = slice(max(0, padding - (width - step.queries)), None)
+    arrays: dict[str, Any] = {
+        "tokens": context.tokens[row, padding:].to(torch.int32),
+        "masked": context.masked[row, padding:].to(torch.uint8),
+        "lengths": torch.tensor(length, dtype=torch.int32, device="cpu"),
+        **{name: measured[name][..., real_keys] for name in (*GROUPS, *PER_KEY, "last_query") if name in measured},
+    }
+    if "sink_token_columns" in measured:
+        arrays["sink_token_columns"] = measured["sink_token_columns"]
+    if not step.crossing:  # the queries stand on the same canvas
+        arrays |= {name: measured[name][..., real_queries] for name in PER_QUERY if name in measured}
+    if context.final_queries is not None:
+        arrays.update(add_finished(running, arrays, context.final_queries))
+    elif step.causal:
+        arrays.update(accumulate(running, arrays, step.all_queries))
+    for name in (one for one in PER_QUERY if one in arrays):  # NaN where nothing was computed
+        arrays[name] = pad(arrays[name], (length - arrays[name].shape[-1], 0), value=torch.nan)
+    if result is not None:
+        arrays["written"] = result.written[row, padding:].to(torch.int32)
+        if result.predicted is not None:
+            arrays["predicted"] = result.predicted[row, padding:].to(torch.int32)
+        if result.confidence is not None:
+            arrays["confidence"] = result.confidence[row, padding:].float()
+    return {name: value.detach().cpu().contiguous().numpy() for name, value in arrays.items()}
+
+
+def canvas_after(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the canvas after a step, int32 [position]: its tokens, with those that it wrote."""
+    tokens, written = arrays["tokens"], arrays.get("written")
+    if written is None:
+        return tokens
+    after = np.full(len(written), -1, np.int32)
+    after[: len(tokens)] = tokens
+    return np.where(written >= 0, written, after)
+
+
+def check_numbers(sums: Tensor, arrays: Mapping[str, np.ndarray], layers: list[str], step: int) -> None:
+    """Raise AttentionError where a column is not a number, naming the first one, or where a norm is infinite.
 
     Args:
         sums: float32 [layer, head, key] of one prompt, from all queries.
-
-    Raises:
-        AttentionError: names the layer and head of the first one.
+        arrays: of the same step and prompt.
     """
-    if not bool(sums.sum().isnan()):  # one pass; infinities cannot occur
-        return
-    layer, head = (int(place) for place in sums.isnan().any(-1).nonzero()[0])
-    raise AttentionError(
-        f"expected the attention of step {step} to be numbers, found NaN first in layer {layers[layer]}, head {head}; "
-        "queries or keys "
-        "overflow there, or the weights hold NaN: load the model with dtype='float32', or check the checkpoint"
-    )
-
-
-def check_norms(arrays: Mapping[str, np.ndarray], step: int) -> None:
-    """Raise AttentionError where a norm is infinite: statistics of it mean nothing, and readers take such a trace for
-    damaged.
-
-    Args:
-        arrays: of one step of one prompt.
-    """
+    if bool(sums.sum().isnan()):  # one pass; infinities cannot occur
+        layer, head = (int(place) for place in sums.isnan().any(-1).nonzero()[0])
+        raise AttentionError(
+            f"expected the attention of step {step} to be numbers, found NaN first in layer {layers[layer]}, head "
+            f"{head}; load the model with dtype='float32', or check the checkpoint"
+        )
     for name in (one for one in arrays if one.endswith("_norms")):
         if np.isinf(arrays[name]).any():
             raise AttentionError(
-                f"expected the {name.replace('_', ' ')} of step {step} to be finite, found infinite ones; the squares "
-                "of the model's "
+                f"expected the {name.replace('_', ' ')} of step {step} to be finite, found infinite ones; the model's "
                 "states overflow in float32: check the checkpoint"
             )
 
 
 def accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor], all_queries: bool) -> dict[str, Tensor]:
-    """Return what a step with a cache adds up to with the steps before it.
+    """Return the sums of a step and the steps before it, of which a cache left it only the new queries.
 
-    With a cache, a step has only its new queries. Column sums are added to those before, per-query values are appended,
-    and norms of keys that are no longer visible are kept.
+    Column sums are added, per-query values appended, and norms of keys that are no longer visible kept.
 
     Args:
         running: the sums so far; changed in place.
@@ -224,28 +308,24 @@ def accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor], all_querie
     running["column_sums"] = columns
     if "sink_token_columns" in arrays:
         running["sink_token_columns"] = arrays["sink_token_columns"] + running.get("sink_token_columns", 0)
-    for name in PER_QUERY:
-        if name in arrays:
-            running[name] = torch.cat([running[name], arrays[name]], dim=-1) if name in running else arrays[name]
+    for name in (one for one in PER_QUERY if one in arrays):
+        running[name] = torch.cat([running[name], arrays[name]], dim=-1) if name in running else arrays[name]
     for name in (one for one in PER_KEY if one in arrays):
         now = arrays[name].clone()
         if name in running:
             before = running[name]
-            now[..., : before.shape[-1]] = torch.where(
-                now[..., : before.shape[-1]].isnan(), before, now[..., : before.shape[-1]]
-            )
+            known = now[..., : before.shape[-1]]
+            now[..., : before.shape[-1]] = torch.where(known.isnan(), before, known)
         running[name] = now
     return dict(running)
 
 
 def add_finished(running: dict[str, Tensor], arrays: dict[str, Tensor], final: bool) -> dict[str, Tensor]:
-    """Return what a step of block diffusion makes together with the finished blocks before it: the newest row of every
-    query so far.
+    """Return the sums of a step of block diffusion and of the finished blocks before it.
 
     Column sums are those of the step's own queries and of every finished query. ``newest_columns`` are those of the
     step's queries, and of as many finished blocks before them as make 16 queries, the window in which sinks of
-    autoregressive models are followed. Of a longer prompt, which is read at once, only the newest row is known, as
-    there.
+    autoregressive models are followed. Of a longer prompt, which is read at once, only the newest row is known.
 
     Args:
         running: sums and rows of the finished queries; changed in place where the step's queries are final.
@@ -274,10 +354,3 @@ def add_finished(running: dict[str, Tensor], arrays: dict[str, Tensor], final: b
         for name in numbers[WINDOW:]:
             running[name] = running[name][..., :0]  # too old to be counted again
     return made
-
-
-def align_to_end(arrays: dict[str, Tensor], length: int) -> None:
-    """Align per-query values with the newest positions of the canvas; NaN at the positions before."""
-    for name in PER_QUERY:
-        if name in arrays:
-            arrays[name] = pad(arrays[name], (length - arrays[name].shape[-1], 0), value=torch.nan)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.decoding import Settings, resolve_settings, step_count
+from sinkscope.decoding import Settings, resolve_settings
 from sinkscope.errors import CallError, EvaluationError, SinkscopeError
 from sinkscope.models import Family, Model, expect_model
 from sinkscope.models.devices import is_out_of_memory, own_defaults
@@ -282,7 +282,7 @@ def cost_of_roles(
     Raises:
         CallError: a number below 1, or settings that do not fit.
     """
-    steps = step_count(resolve_settings(family, **settings))
+    steps = resolve_settings(family, **settings).most_calls
     canvases = 1 if family.causal else canvases
     heads, judged = layers * heads_in_layer, prompts // 2
     kinds = heads * (REMOVALS + len(MOST_HIDDEN))

@@ -69,25 +69,13 @@ def test_a_layered_policy_that_computes_everything_is_plain_sampling(sampler, pr
     ]
 
 
-def test_a_token_is_computed_anew_for_as_many_steps_as_recent_says():
-    rows = {}
-    for recent in (1, 2, 3):
-        model = seeded_model("llada")
-        rows[recent] = sinkscope.generate(
-            model, PROMPTS[0], length=8, steps=8, block=8, cache=f"block:changed,recent={recent}"
-        ).work.rows
-    # 9 + 8 in the refresh; then 7, 6, … masks and 1, 2, 3, 3, … tokens
-    assert rows == {1: 17 + 28 + 7, 2: 17 + 28 + 1 + 2 * 6, 3: 17 + 28 + 1 + 2 + 3 * 5}
-
-
 @pytest.mark.parametrize("fresh", ["block", "suffix", "changed"])
 def test_what_is_stored_is_what_was_computed(fresh):
     """One step after a refresh without any commit, the same positions have the same hidden states."""
     model = seeded_model("llada")
     tokens = torch.tensor([PROMPTS[0] + [60] * 8])
     from sinkscope.decoding.caches.cached_reader import CachedReader
-    from sinkscope.decoding.canvas import lay_out
-    from sinkscope.decoding.work import WorkMeter
+    from sinkscope.decoding.canvas import WorkMeter, lay_out
 
     real = torch.ones_like(tokens, dtype=torch.bool)
     reader = CachedReader(model, lay_out(real), WorkMeter(model.network, 1), BlockCache(fresh=fresh), real)
@@ -119,16 +107,6 @@ def test_every_row_writes_what_it_writes_alone(cache, more):
             alone = sinkscope.generate(model, prompt, **settings)
         assert torch.equal(found.tokens, alone.tokens)
         assert (found.steps, found.work) == (alone.steps, alone.work)
-
-
-@pytest.mark.parametrize("window", [0, 3])
-def test_every_row_of_a_random_order_writes_what_its_seed_writes_alone(window):
-    model = seeded_model("llada")
-    settings = {"length": 24, "block": 8, "steps": 12, "remasking": "random", "cache": f"dkv-greedy:window={window}"}
-    batch = sinkscope.generate(model, PROMPTS, seed=5, **settings)
-    for row, (prompt, found) in enumerate(zip(PROMPTS, batch, strict=True)):
-        alone = sinkscope.generate(model, prompt, seed=5 + row, **settings)
-        assert torch.equal(found.tokens, alone.tokens) and found.work == alone.work
 
 
 DREAM = [(cache, {}) for cache in ("fast-dllm-dual:block=8", "fast-dllm-prefix:block=4", "dkv-decode", "block:every=3")]

@@ -5,7 +5,6 @@ import torch
 from closeness import assert_close
 from seeded_models import seeded_model, steps_of
 
-import sinkscope
 from sinkscope.attention import Watcher, subscribed
 from sinkscope.decoding import BlockCache
 from sinkscope.decoding.caches.block_cache import attention_drifted, commits_open, commits_unsure, sinks_moved
@@ -78,40 +77,6 @@ def test_a_commit_among_many_alternatives_is_seen():
     assert not commits_open(moment(entropy=entropy), 1.0).any()
 
 
-@pytest.mark.parametrize("sampler", ["llada", "dream"])
-def test_the_entropy_is_that_of_the_step_before(sampler, monkeypatch):
-    """Against the logits that the sampler projects, at each candidate."""
-    from sinkscope.decoding import blocks, dream
-
-    model, plans, logits, plan = seeded_model(sampler), [], [], BlockCache.plan
-    for module in (blocks, dream):
-        project = module.project
-        monkeypatch.setattr(
-            module,
-            "project",
-            lambda *given, _project=project, **more: logits.append(_project(*given, **more)) or logits[-1],
-        )
-    monkeypatch.setattr(BlockCache, "plan", lambda self, seen: plans.append((len(logits), seen)) or plan(self, seen))
-    more = {"block": 8} if sampler == "llada" else {"algorithm": "maskgit_plus"}
-    steps_of(model, PROMPTS, length=16, steps=8, cache="block:trigger=entropy", **more)
-    assert plans
-    for number, seen in plans:
-        p = logits[number - 1].double().softmax(-1)
-        found = seen.entropy[~seen.entropy.isnan()]
-        assert_close(found, -(p * p.log()).sum(-1).float(), terms=200)
-
-
-def test_a_step_that_draws_no_place_fires_nothing():
-    model, plans = seeded_model("dream", 1), []
-    with pytest.MonkeyPatch.context() as patch:
-        plan = BlockCache.plan
-        patch.setattr(BlockCache, "plan", lambda self, seen: plans.append(seen) or plan(self, seen))
-        steps = steps_of(model, [[8]], length=6, steps=6, cache="block:trigger=entropy,level=0.1")
-    empty = [number for number, step in enumerate(steps) if not bool((step.written >= 0).any())]
-    after = [seen for seen in plans if seen.number - 1 in empty]
-    assert after and all(bool(seen.entropy.isnan().all()) for seen in after)
-
-
 class Dense(Watcher):
     """The attention of the block's queries in every call, by a plain softmax."""
 
@@ -167,43 +132,3 @@ def test_triggers_see_the_attention_of_the_block(cache, monkeypatch):
             else:
                 assert_close(found[:, first:], weights[:, inside].sum(1), terms=200)
     assert kinds == {True, False}
-
-
-def refreshes(cache, prompts=PROMPTS, **more):
-    model = seeded_model("llada")
-    return [one.work.rows for one in sinkscope.generate(model, prompts, cache=cache, **SETTINGS, **more)]
-
-
-@pytest.mark.parametrize(
-    ("trigger", "often", "seldom"),
-    [("sink", 0.01, 1), ("drift", 1, 0.01), ("confidence", 1, 0.0001), ("entropy", 0.0001, 9)],
-)
-def test_the_level_says_how_often(trigger, often, seldom):
-    """Levels that nothing reaches are those of a block; rows fire by themselves."""
-    block, some, none = (
-        refreshes("block"),
-        refreshes(f"block:trigger={trigger},level={often}"),
-        refreshes(f"block:trigger={trigger},level={seldom}"),
-    )
-    assert none == block and all(one > other for one, other in zip(some, block, strict=True))
-
-
-def test_a_trigger_that_always_fires_is_plain_sampling():
-    model = seeded_model("llada")
-    plain, fired = (
-        sinkscope.generate(model, PROMPTS, cache=cache, **SETTINGS)
-        for cache in ("none", "block:trigger=confidence,level=1")
-    )
-    assert [one.tokens.tolist() for one in plain] == [one.tokens.tolist() for one in fired]
-    assert [one.work for one in plain] == [one.work for one in fired]
-
-
-def test_the_main_sinks_are_computed_with_the_block():
-    columns = torch.zeros(ROWS, LAYERS, HEADS, WIDTH)
-    columns[0, 0, 0, [1, 4]] = 5.0
-    columns[0, :, :, 9] = 50.0  # in the block, which is computed anyway
-    columns[1, 2, 3, [0, 6]] = torch.tensor([3.0, 4.0])
-    fresh = BlockCache(fresh="sinks", sinks=2).plan(moment(at_refresh=columns)).fresh
-    assert [row.nonzero().flatten().tolist() for row in fresh] == [[1, 4, *range(8, 13)], [0, 6, *range(8, 13)]]
-    two, block = refreshes("block:fresh=sinks,sinks=2"), refreshes("block")
-    assert [one - other for one, other in zip(two, block, strict=True)] == [9 * 2] * 3

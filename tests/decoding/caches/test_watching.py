@@ -10,8 +10,6 @@ from seeded_models import seeded_model
 
 import sinkscope
 from sinkscope.attention import Watcher, subscribed
-from sinkscope.errors import CallError
-from sinkscope.recorder.attention_map import recompute_map
 from sinkscope.sinks.query_counts import followed_queries
 
 PROMPTS = [[5, 9, 22, 41, 7, 3, 18, 30, 2], [14, 8, 8, 51], [33, 2, 19, 44, 27, 6]]
@@ -114,22 +112,6 @@ def test_a_cache_that_refreshes_everything_records_what_no_cache_records(tmp_pat
         assert_close(getattr(one, name)[:], getattr(other, name)[:], terms=terms_of(model.network, 25), what=name)
 
 
-def test_a_map_of_a_trace_with_a_cache_is_refused(tmp_path):
-    model = seeded_model("llada")
-    with sinkscope.recording(model, out=tmp_path / "trace"):
-        sinkscope.generate(model, PROMPTS[0], cache="block", **SETTINGS)
-    with pytest.raises(CallError, match="was written with the cache block: its maps have the computed queries only"):
-        recompute_map(model, sinkscope.open_trace(tmp_path / "trace"), 1, 0, 0)
-
-
-def test_keeping_maps_with_a_cache_is_refused(tmp_path, run):
-    status, _, told = run(
-        "trace", "lab-diffusion", "--out", tmp_path / "run", "--cache", "block", "--keep-maps", "1:0:0"
-    )
-    assert status == 2 and "--keep-maps with --cache: maps are recomputed without it" in told
-    assert not (tmp_path / "run").exists()
-
-
 TRIGGERED = [
     "block:trigger=sink,level=0.05",
     "block:trigger=drift,level=0.99",
@@ -160,13 +142,3 @@ def test_rows_that_are_refreshed_alone_are_recorded_as_without_neighbours(cache,
         assert batch.keys() == single.keys()
         for name in batch:
             assert_close(batch[name], single[name], terms=terms_of(model.network, 25), what=name)
-
-
-def test_a_trigger_that_fires_splits_a_step_into_two_calls():
-    model, calls, seen = seeded_model("llada"), Dense(), []
-    with subscribed(model.network, calls):
-        whole = calls.watch
-        calls.watch = lambda call, columns: (seen.append((calls.steps, call.index, call.part)), whole(call, columns))[1]
-        sinkscope.generate(model, PROMPTS, cache=TRIGGERED[0], **SETTINGS)
-    split = {step for step, layer, part in seen if part is not None and len(part.rows) < len(PROMPTS)}
-    assert split and any(part.whole for step, _, part in seen if step in split)

@@ -1,8 +1,7 @@
-"""The cache with its switches apart: what is computed in a step, when everything is, and which of the stored keys are
-read.
+"""The cache with separate switches for the fresh positions of a step, for refreshes, and for the stored keys to read.
 
-A *trigger* tells, after a step, that a row of the batch is to be refreshed in the next one. It looks at the attention
-of the block's queries alone, because only these are computed in most steps. A row is judged by itself.
+A *trigger* refreshes a row of the batch in the next step. It looks at the attention of the block's queries alone,
+because only these are computed in most steps. A row is judged by itself.
 
 sink        the main sinks have moved: in more than a share ``level`` of the heads that had a sink at the last refresh,
             the most attended key is another one (Eq. 3 in queries' worth, over the block's queries).
@@ -12,7 +11,7 @@ drift       the attention that the most attended key of the step before gets has
 confidence  the step before has committed a token with a probability below ``level``.
 entropy     the step before has committed a token whose distribution has an entropy above ``level``, in nats. After
             EntropyCache (Cheong et al., 2026), which also computes the tokens written last
-            (``fresh=changed,recent=N``); its code has not been published, and nothing here is claimed to equal it.
+            (``fresh=changed,recent=N``); its code is not published, and nothing here is claimed to equal it.
 """
 
 from collections.abc import Iterator
@@ -53,7 +52,7 @@ class BlockCache(CachePolicy):
             by the block's queries; the ``oracle``'s, each of which alone would change the block's attention output most
             if it were not read; ``random`` ones; the ``first`` ones; a ``window``, those nearest to the block.
         trigger: what else refreshes a row: a main ``sink`` that moves, ``drift`` of the attention to the most attended
-            key, low ``confidence`` of what was committed, or a high ``entropy`` of what it was chosen from.
+            key, low ``confidence`` of a commit, or a high ``entropy`` of its choice.
         level: of the trigger; when None .25 of ``sink``, .9 of ``drift``, .5 of ``confidence``, 1 nat of ``entropy``.
         recent: for how many steps ``fresh=changed`` computes a token anew after it was committed.
         sinks: how many positions outside of the block ``fresh=sinks`` computes with it.
@@ -82,10 +81,7 @@ class BlockCache(CachePolicy):
 
     def contradictions(self) -> Iterator[str]:
         if (self.keep == "all") != (self.budget is None):
-            yield (
-                f"expected keep and budget together, found keep={self.keep} and budget {self.budget or 'none'}; "
-                f"write keep={'sinks' if self.keep == 'all' else self.keep},budget={self.budget or 64}"
-            )
+            yield f"expected keep and budget together, found keep={self.keep} and budget {self.budget or 'none'}"
         if self.keep == "sinks" and self.budget is not None and self.window > self.budget:
             yield f"expected a window from 1 to the budget of {self.budget}, found {self.window}"
         if self.keep != "all" and self.fresh in ("suffix", "sinks"):
@@ -93,16 +89,11 @@ class BlockCache(CachePolicy):
         if self.keep != "all" and self.trigger != "none":
             yield f"trigger={self.trigger} looks at keys that keep leaves out; leave one of them out"
         if self.level is not None and (self.trigger == "none" or (self.trigger != "entropy" and self.level > 1)):
-            yield (
-                f"expected level beside a trigger, up to 1 but for entropy, found {self.level:g} and "
-                f"trigger={self.trigger}"
-            )
+            yield f"expected level beside a trigger, up to 1 but for entropy, found {self.level:g}, {self.trigger}"
         if self.recent > 1 and self.fresh != "changed":
             yield f"expected recent beside fresh=changed, found {self.recent}"
         if self.fresh == "sinks" and self.trigger == "drift":
-            yield (
-                "trigger=drift does not note where sinks are, which fresh=sinks needs; use trigger=sink, or fresh=block"
-            )
+            yield "trigger=drift does not note where sinks are, which fresh=sinks needs; use trigger=sink"
 
     def plan(self, moment: Moment) -> Plan:
         plan, due = self._without_trigger(moment), self._due(moment)
@@ -135,9 +126,8 @@ class BlockCache(CachePolicy):
         if self.fresh == "sinks":
             assert moment.at_refresh is not None
             columns = moment.at_refresh.sum((1, 2)).masked_fill(~outside_of(moment), -torch.inf)
-            return Plan(
-                _marked(block, moment.real).scatter(1, columns.topk(self.sinks, dim=-1).indices, True), open=block
-            )
+            sinks = columns.topk(self.sinks, dim=-1).indices
+            return Plan(_marked(block, moment.real).scatter(1, sinks, True), open=block)
         fresh = torch.zeros_like(moment.masked)
         fresh[:, block] = moment.masked[:, block] | torch.stack(list(moment.commits[-self.recent :])).any(0)[:, block]
         return Plan(fresh)
@@ -190,14 +180,13 @@ class BlockCache(CachePolicy):
         return torch.where(sinks, over, near - width)
 
     def _drawn(self, moment: Moment) -> Tensor:
-        """Return random numbers of the seed, the block and the length of a row, not of its neighbours or padding."""
+        """Draw by the seed, the block and the length of a row, whatever its neighbours and its padding."""
         rows, width = moment.real.shape
         drawn = torch.zeros(rows, *moment.heads, width, device=moment.real.device, dtype=torch.float32)
         for row, count in enumerate(moment.real.sum(-1).tolist()):
             source = torch.Generator().manual_seed((self.seed * 1_000_003 + width - moment.start) % 2**64)
-            drawn[row, ..., width - count :] = torch.rand(
-                *moment.heads, count, generator=source, device="cpu", dtype=torch.float32
-            )
+            own = torch.rand(*moment.heads, count, generator=source, device="cpu", dtype=torch.float32)
+            drawn[row, ..., width - count :] = own
         return drawn
 
     def misfits(self, family: Family, settings: Settings) -> Iterator[str]:
@@ -209,15 +198,14 @@ class BlockCache(CachePolicy):
         wanted = {"sinks": self.sinks if self.fresh == "sinks" else 0, "a budget of keys": self.budget or 0}
         for what, count in wanted.items():
             if count > room:
+                shortest = min(batch.lengths) + settings.length
                 raise self.refuse(
-                    f"expected {what} up to {room}, which the shortest canvas of "
-                    f"{min(batch.lengths) + settings.length} "
-                    f"tokens has outside of a block, found {count}"
+                    f"expected {what} up to {room}, which the shortest canvas of {shortest} tokens has outside of a "
+                    f"block, found {count}"
                 )
 
 
 def _marked(places: Places, real: Tensor) -> Tensor:
-    """Return positions as marks, bool [batch, position]."""
     if isinstance(places, Tensor):
         return places
     marked = torch.zeros_like(real)
@@ -264,16 +252,18 @@ def attention_drifted(moment: Moment, level: float) -> Tensor:
 
 def commits_unsure(moment: Moment, level: float) -> Tensor:
     """Return in which rows the step before has committed a token that was less probable than ``level``, bool [row]."""
-    if moment.confidence is None or not moment.commits:
-        return torch.zeros(len(moment.real), dtype=torch.bool, device=moment.real.device)
-    return (moment.commits[-1] & (moment.confidence < level)).any(-1)
+    return _committed_where(moment, None if moment.confidence is None else moment.confidence < level)
 
 
 def commits_open(moment: Moment, level: float) -> Tensor:
     """Return in which rows the step before has committed a token with an entropy above ``level`` nats."""
-    if moment.entropy is None or not moment.commits:
+    return _committed_where(moment, None if moment.entropy is None else moment.entropy > level)
+
+
+def _committed_where(moment: Moment, places: Tensor | None) -> Tensor:
+    if places is None or not moment.commits:
         return torch.zeros(len(moment.real), dtype=torch.bool, device=moment.real.device)
-    return (moment.commits[-1] & (moment.entropy > level)).any(-1)
+    return (moment.commits[-1] & places).any(-1)
 
 
 FIRED = {"sink": sinks_moved, "drift": attention_drifted, "confidence": commits_unsure, "entropy": commits_open}

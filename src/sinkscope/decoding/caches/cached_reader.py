@@ -11,9 +11,8 @@ from torch import Tensor
 from sinkscope.attention import CallPart, Columns, Hider, LayerCall, current_session
 from sinkscope.decoding.caches.policy import CachePolicy, Moment, Places, Plan
 from sinkscope.decoding.caches.store import KeyValueStore
-from sinkscope.decoding.caches.whole_reader import WholeReader, rows_of
-from sinkscope.decoding.canvas import Layout
-from sinkscope.decoding.work import WorkMeter
+from sinkscope.decoding.canvas import Layout, WorkMeter
+from sinkscope.decoding.projection import WholeReader, rows_of
 from sinkscope.models import Model
 
 
@@ -21,8 +20,8 @@ class Measurer(Hider):
     """Measures layers for a policy while the network runs; it hides nothing.
 
     Attributes:
-        found: what `CachePolicy.measure` returned for each layer of a refresh.
-        watched: what `CachePolicy.follow` returned in the last layer of a step.
+        found: results of `CachePolicy.measure` for each layer of a refresh.
+        watched: result of `CachePolicy.follow` in the last layer of a step.
     """
 
     def __init__(self) -> None:
@@ -33,7 +32,7 @@ class Measurer(Hider):
 
     @contextmanager
     def asking(self, policy: CachePolicy, moment: Moment, measures: bool, watches: bool) -> Iterator[None]:
-        """Ask a policy about each layer while the body runs."""
+        """Let a policy measure each layer while the body runs."""
         self._asked, self._measures, self._watches = (policy, moment), measures, watches
         self.found, self.watched = [], None
         try:
@@ -70,12 +69,8 @@ class CachedReader(WholeReader):
     ) -> None:
         super().__init__(model, layout, meter)
         self.policy, self.double, self._real = policy, policy.double, real
-        self._told = {
-            "heads": (model.card.layers, model.card.kv_heads),
-            "shift": model.family.shift,
-            "settings": settings,
-            "width": width,
-        }
+        heads = (model.card.layers, model.card.kv_heads)
+        self._constant = {"heads": heads, "shift": model.family.shift, "settings": settings, "width": width}
         self.measurer = Measurer()
         self._store = KeyValueStore()
         self._moment: Moment | None = None
@@ -101,8 +96,7 @@ class CachedReader(WholeReader):
         if self._due is not None and (left := int(self._due.clamp(min=0).sum())):
             raise self.policy.refuse(
                 f"expected a block to be committed whole in its {self._number} steps, found {left} tokens left; let "
-                f"`Plan.open` name masks "
-                "in each step"
+                "`Plan.open` name masks in each step"
             )
 
     def open_places(self, tokens: Tensor, masked: Tensor) -> Tensor | None:
@@ -120,7 +114,7 @@ class CachedReader(WholeReader):
             "confidence": self._confidence,
             "entropy": self._entropy,
             "surveyed": self._surveyed,
-            **self._told,
+            **self._constant,
             **self._watched,
         }
         return Moment(self._number, *self._block, tokens, masked, self._real, tuple(self._commits), **made)
@@ -166,7 +160,6 @@ class CachedReader(WholeReader):
             self._plan_ahead(written)
 
     def _plan_ahead(self, written: Tensor) -> None:
-        """Make the plan of the next step for the rows that this one has computed."""
         assert self._moment is not None
         tokens = torch.where(written >= 0, written, self._moment.tokens)
         masked = self._moment.masked & ((written < 0) | (written == self.model.card.mask_id))
@@ -206,7 +199,6 @@ class CachedReader(WholeReader):
             self._kept[rows] = kept
 
     def _compute(self, inputs: Tensor, rows: list[int], fresh: slice) -> None:
-        """Compute the same positions of some rows."""
         whole = len(rows) == len(self._real)
         self._store.compute(fresh, self._read_keys(rows))
         tokens, positions = inputs[:, fresh], self.layout.positions[:, fresh]
@@ -231,10 +223,8 @@ class CachedReader(WholeReader):
     def _compute_group(
         self, inputs: Tensor, held: list[int], rows: list[int], fresh: Tensor, counts: list[int], refresh: bool
     ) -> None:
-        """Compute the marked positions of some of the rows that are held."""
         most = max(counts[row] for row in rows)
-        # A row with fewer positions computes its first ones again, to the same result; a row with none computes its
-        # last position.
+        # A row with fewer positions computes its first ones again, to the same result; a row with none its last one.
         # Whole rows stand at the right end of the batch, as in a refresh of all rows.
         numbers = torch.arange(fresh.shape[1], device=fresh.device)
         order = torch.where(fresh, numbers, fresh.shape[1])
@@ -256,7 +246,6 @@ class CachedReader(WholeReader):
         return None if self._kept is None else self._kept[rows].clamp(min=0)
 
     def _key_counts(self) -> list[int]:
-        """Return how many keys a query of each row reads."""
         return self._lengths if self._kept is None else (self._kept[:, 0, 0] >= 0).sum(-1).tolist()
 
     def _seen(self, rows: list[int], queries: int) -> Tensor | None:
@@ -303,7 +292,6 @@ class CachedReader(WholeReader):
         return hidden
 
     def _note(self, found: Tensor, rows: list[int], refresh: bool) -> None:
-        """Keep what was watched in some rows, [row, layer, …]."""
         for name in ("now", "at_refresh") if refresh else ("now",):
             kept = self._watched[name]
             kept = found.new_zeros(len(self._real), *found.shape[1:]) if kept is None else kept.clone()
@@ -311,17 +299,13 @@ class CachedReader(WholeReader):
             self._watched[name] = kept
 
     def _put(self, found: Tensor, rows: list[int], fresh: slice | Tensor) -> None:
-        """Put the hidden states of the fresh positions of some rows into those of the batch."""
         whole = len(rows) == len(self._real)
         if isinstance(fresh, slice) and fresh == slice(None) and whole:
             self._hidden = found
             return
         assert self._hidden is not None
         if isinstance(fresh, slice):
-            if whole:
-                self._hidden[:, fresh] = found
-            else:
-                self._hidden[rows, fresh] = found
+            self._hidden[slice(None) if whole else rows, fresh] = found
         else:
             self._hidden[torch.tensor(rows, device=found.device)[:, None], fresh] = found
 

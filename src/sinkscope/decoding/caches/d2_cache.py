@@ -89,7 +89,7 @@ class D2Cache(CachePolicy):
 
     def follow(self, so_far: Tensor | None, call: LayerCall, moment: Moment) -> Tensor:
         """Return the attention rollout, float32 [row, position, position]; a place not computed attends to itself."""
-        weights = attention_weights(call, moment.real, slice(None)).mean(1)[..., -call.key.shape[2] :]
+        weights = attention_weights(call, moment.real[:, None, None], slice(None)).mean(1)[..., -call.key.shape[2] :]
         rows, _, length = weights.shape
         itself = torch.eye(length, device=weights.device, dtype=torch.float32).expand(rows, -1, -1)
         place = torch.arange(length, device=weights.device).expand(rows, -1) if call.part is None else call.part.queries
@@ -106,7 +106,7 @@ class D2Cache(CachePolicy):
         yield from super().misfits(family, settings)
         each = -(-settings.length // settings.steps)
         if not (settings.threshold or settings.factor) and self.masks < each:
-            yield f"expected masks from {each}, which a step commits, upwards, found {self.masks}; raise it or --steps"
+            yield f"expected at least {each} masks, which a step commits, found {self.masks}; raise it or --steps"
 
 
 def density(written: Tensor, sigma: float) -> Tensor:

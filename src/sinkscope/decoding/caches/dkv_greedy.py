@@ -58,11 +58,9 @@ class DKVGreedy(CachePolicy):
         if not hasattr(settings, "remasking"):
             yield f"expected a family with LLaDA's sampler, found {family.name}; use --cache dkv-decode"
         elif settings.remasking != "random":
-            yield (
-                f"expected tokens to be committed in a random order, found --remasking {settings.remasking}; set random"
-            )
+            yield f"expected commits in a random order, found --remasking {settings.remasking}; set random"
         elif settings.threshold or settings.factor:
-            yield "its steps commit a number of tokens that was set beforehand; leave --threshold and --factor out"
+            yield "its steps commit a fixed number of tokens; leave --threshold and --factor out"
 
 
 def _committed_now(moment: Moment, row: int) -> list[int]:
@@ -83,7 +81,6 @@ def _committed_now(moment: Moment, row: int) -> list[int]:
 
 
 def _chosen(moment: Moment) -> Tensor:
-    """Return what this step commits, bool [batch, position]."""
     chosen = torch.zeros_like(moment.masked)
     for row in range(len(chosen)):
         chosen[row, _committed_now(moment, row)] = True

@@ -3,7 +3,7 @@
 There are no blocks: a window, the first masks of the answer, moves to the right. A step computes the window, what the
 step before has committed, and the *tracked* tokens, which the window attended to most in some layer. Where the
 attention of the tracked tokens has turned in a layer by more than ``gamma`` allows, the layers behind it compute all
-positions; those in front keep what is stored.
+positions; those in front keep the stored ones.
 
 Quirk: attention has turned where the cosines over the heads, one for each tracked token and key, have a mean below
 ``gamma``.
@@ -60,12 +60,7 @@ class ElasticCache(CachePolicy):
         return bool(alike[:, :, real[0]].mean() < self.gamma)
 
     def most_attended(self, weights: Tensor, among: Tensor) -> Tensor:
-        """Return the tokens that are tracked, bool [row, position].
-
-        Args:
-            weights: attention of the window's queries, [row, head, query, key].
-            among: bool [row, position], where no mask is.
-        """
+        """Return the tracked tokens among some, bool [row, position], by the weights of the window's queries."""
         received = weights.sum((1, 2)).masked_fill(~among, 0)
         best = received.topk(min(self.tracked, received.shape[1]), dim=-1).indices
         return torch.zeros_like(among).scatter(1, best, True) & among
@@ -73,13 +68,7 @@ class ElasticCache(CachePolicy):
     def misfits(self, family: Family, settings: Any) -> Iterator[str]:
         yield from super().misfits(family, settings)
         if settings.block != settings.length:
-            yield (
-                f"expected one block, over which its window moves, found blocks of {settings.block}; use --block "
-                f"{settings.length}"
-            )
+            yield f"expected one block, found blocks of {settings.block}; use --block {settings.length}"
         each = -(-settings.length // settings.steps)
         if not (settings.threshold or settings.factor) and self.window < each:
-            yield (
-                f"expected a window from {each}, which a step commits, upwards, found {self.window}; raise it or "
-                f"--steps"
-            )
+            yield f"expected a window of at least {each}, which a step commits, found {self.window}; raise --steps"

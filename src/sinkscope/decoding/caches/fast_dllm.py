@@ -52,14 +52,12 @@ class FastDLLMDual(CachePolicy):
         if settings.length % self.block:
             yield f"expected a block that divides the {settings.length} tokens to write, found {self.block}"
         elif not settings.threshold and (settings.steps % blocks or settings.steps < 2 * blocks):
-            yield (
-                f"expected steps that {blocks} blocks share, at least two for each, found {settings.steps}; set --steps"
-            )
+            yield f"expected steps that {blocks} blocks share, at least two for each, found {settings.steps}"
 
 
 @dataclass(frozen=True)
 class FastDLLMPrefix(FastDLLMDual):
-    """Computes the block and everything right of it; reads what is left of it as the refresh at its start stored it."""
+    """Computes the block and everything right of it; reads the rest as the refresh at its start stored it."""
 
     name = "fast-dllm-prefix"
 

@@ -45,28 +45,26 @@ def block_weights(call: LayerCall, moment: Moment, dtype: torch.dtype = torch.fl
     The queries of a call that computes a part of the canvas are those of its part; one outside of the block has the
     weight 0 everywhere.
     """
-    weights = attention_weights(
-        call, moment.real, slice(moment.start, moment.stop) if call.part is None else slice(None), dtype
-    )
+    queries = slice(moment.start, moment.stop) if call.part is None else slice(None)
+    weights = attention_weights(call, moment.real[:, None, None], queries, dtype)
     if call.part is None:
         return weights
     places = call.part.queries
     return weights * ((places >= moment.start) & (places < moment.stop))[:, None, :, None]
 
 
-def attention_weights(call: LayerCall, real: Tensor, queries: slice, dtype: torch.dtype = torch.float32) -> Tensor:
+def attention_weights(call: LayerCall, seen: Tensor, queries: slice, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the attention of some queries of a call, [row, head, query, key], constant keys in front first.
 
     Args:
-        call: of a layer.
-        real: bool [row, position], the keys that are no padding.
+        seen: bool [1 or row, 1, 1 or query, key], the keys that the queries see.
         queries: of the call, those that are wanted.
         dtype: in which it is computed.
     """
     with without_autocast(call.query.device.type):
         query = call.query[:, :, queries].to(dtype)
         scores = query @ _over_heads(call.key, call, dtype).transpose(-1, -2)
-        scores = scores.div(query.shape[-1] ** 0.5).masked_fill(~real[:, None, None], -torch.inf)
+        scores = scores.div(query.shape[-1] ** 0.5).masked_fill(~seen, -torch.inf)
         if call.own is not None:
             if call.own.keys is None:
                 assert call.own.logits is not None
@@ -84,13 +82,11 @@ def _over_heads(tensor: Tensor, call: LayerCall, dtype: torch.dtype) -> Tensor:
 
 
 def loss_without(call: LayerCall, moment: Moment) -> Tensor:
-    """Return how much the attention output of the block changes when one key is not read, float32 [batch, head,
-    position].
+    """Return how much the block's attention output changes when one key is not read, float32 [batch, head, position].
 
     Without key j, whose weight is w and whose value is v, an output o becomes (o − w v) / (1 − w): it moves by w / (1 −
-    w) ‖o − v‖. The squares are added over the queries of the block. The keys are taken away one at a time; what is lost
-    with several is not their sum. It is computed in float64: where w is almost 1, o is almost v, and float32 would lose
-    what is left.
+    w) ‖o − v‖. The squares are added over the queries of the block. Keys are taken away one at a time; the loss of
+    several is not the sum. Where w is almost 1, o is almost v, which needs float64.
     """
     double = torch.float64
     weights, value = block_weights(call, moment, double), _over_heads(call.value, call, double)
@@ -116,7 +112,7 @@ def pick(preference: Tensor, moment: Moment, counts: Sequence[int]) -> Tensor:
 
     Returns:
         int64 [batch, 1 or layer, 1 or kv_head, key], in order; rows with fewer keys than others end in −1. Of equal
-        ones the lower position is picked, whatever stands beside the row: in the first layer all masks have one value.
+        ones the lower position is picked: in the first layer all masks have one value.
     """
     outside, most = outside_of(moment), max(counts)
     wanted = preference.masked_fill(~outside[:, None, None], -torch.inf)

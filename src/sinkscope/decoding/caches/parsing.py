@@ -1,5 +1,4 @@
-"""Cache policies as text, as ``--cache`` takes them: ``fast-dllm-dual``, ``block:keep=sinks,budget=64``; and their
-definitions as data.
+"""Cache policies as text, as ``--cache`` takes them (``fast-dllm-dual``, ``block:keep=sinks,budget=64``), and as data.
 
 Every class with a `CachePolicy.name` is found by itself: those in the modules of this package, and those that an
 installed package declares as entry points of the group ``sinkscope.caches`` (a class, or a module with classes).
@@ -12,11 +11,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from types import MappingProxyType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from sinkscope.decoding.caches.policy import CachePolicy
 from sinkscope.errors import CallError
 from sinkscope.extension_points import find_kinds
+from sinkscope.runs.files import validated
 
 ENTRY_POINTS = "sinkscope.caches"
 NOTHING = "none"
@@ -44,7 +44,7 @@ def parse_cache(text: str) -> CachePolicy | None:
     """Return the policy that a text stands for; None for ``none``.
 
     A policy is its name, and its options behind a colon, separated by commas: ``name=value`` for the fields of its
-    class; a choice may be written as its value alone, and a switch as its name.
+    class; a choice may be written as its value alone.
 
     Raises:
         CallError: no such policy or option; the message names those there are.
@@ -60,18 +60,14 @@ def parse_cache(text: str) -> CachePolicy | None:
     hints = _hints(known[name])
     given: dict[str, Any] = {}
     for piece in filter(None, map(str.strip, tail.split(","))):
-        option, value = _option(hints, piece)
-        if option not in hints:
-            options = ", ".join(f"{one}=…" for one in hints) or "none"
+        option, equals, value = piece.partition("=")
+        owners = [option] if equals else [one for one, hint in hints.items() if piece in get_args(hint)]
+        if len(owners) != 1 or owners[0] not in hints:
+            options = ", ".join(f"{one}=…" for one in hints if not owners[1:] or one in owners) or "none"
             raise CallError(f"cache {text!r}: {name} has no option {piece!r}; its options: {options}")
-        if given.get(option, value) != value:
-            raise CallError(f"cache {text!r}: {option} is given twice")
-        try:
-            given[option] = _value(hints[option], value)
-        except ValueError as error:
-            raise CallError(
-                f"cache {text!r}: expected {option} as {_expected(hints[option])}, found {value!r}"
-            ) from error
+        wanted = validated(hints[owners[0]], value if equals else piece, f"cache {text!r}: {owners[0]}", CallError)
+        if given.setdefault(owners[0], wanted) != wanted:
+            raise CallError(f"cache {text!r}: {owners[0]} is given twice")
     return known[name](**given)
 
 
@@ -80,48 +76,31 @@ def _hints(kind: type[CachePolicy]) -> dict[str, Any]:
     return {one.name: types[one.name] for one in fields(kind)}
 
 
-def _choices(hint: Any) -> tuple[str, ...]:
-    return get_args(hint) if get_origin(hint) is Literal else ()
-
-
-def _option(hints: Mapping[str, Any], piece: str) -> tuple[str, str]:
-    """Return the field that one piece of the options sets, and its value as text; "" for a field that is not known."""
-    name, equals, value = piece.partition("=")
-    if equals:
-        return name, value
-    if hints.get(piece) is bool:
-        return piece, "True"
-    owners = [one for one, hint in hints.items() if piece in _choices(hint)]
-    if len(owners) > 1:
-        raise CallError(f"{piece} is a value of {' and '.join(owners)}; write {owners[0]}={piece}")
-    return (owners[0] if owners else ""), piece
-
-
-def _value(hint: Any, text: str) -> Any:
-    """Return a value of a type from its text; a ValueError where it is none."""
-    if choices := _choices(hint):
-        return choices[choices.index(text)]
-    kinds = get_args(hint) or (hint,)
-    if bool in kinds:
-        return ("False", "True").index(text) == 1
-    return next(kind for kind in (int, float, str) if kind in kinds)(text)
-
-
-def _expected(hint: Any) -> str:
-    return " or ".join(_choices(hint)) or "a number"
-
-
 def cache_definitions() -> list[dict[str, Any]]:
-    """Return name, what it does, source and options of every policy, those of installed packages included."""
-    return [
-        {
-            "name": name,
-            "does": " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split()),
-            "source": _source(kind),
-            "options": [_definition(kind, one) for one in fields(kind)],
-        }
-        for name, kind in known_caches().items()
-    ]
+    """Return name, purpose, source and options of every policy, those of installed packages included."""
+    found = []
+    for name, kind in known_caches().items():
+        # The paper and the code stand in brackets behind the title of a policy's module.
+        module = sys.modules[kind.__module__].__doc__ or ""
+        source = re.match(r"[^\n]*?(\(.*?\))\.?\n", module, flags=re.DOTALL)
+        found.append(
+            {
+                "name": name,
+                "does": " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split()),
+                "source": source.group(1).replace("\n", " ") if source else None,
+                "options": [_definition(kind, one.name, one.default) for one in fields(kind)],
+            }
+        )
+    return found
+
+
+def _definition(kind: type[CachePolicy], name: str, default: Any) -> dict[str, Any]:
+    """Return name, default, choices and meaning of an option, from the docstring of the class or one above."""
+    docs = "\n".join(inspect.getdoc(one) or "" for one in kind.__mro__[: kind.__mro__.index(CachePolicy)])
+    meaning = re.search(rf"^    {name}: (.*?)(?=^    \w|^\w|\Z)", docs, re.MULTILINE | re.DOTALL)
+    choices = [one for one in get_args(_hints(kind)[name]) if isinstance(one, str)] or None
+    does = " ".join(meaning.group(1).replace("``", "").split()) if meaning else ""
+    return {"name": name, "default": default, "choices": choices, "does": does}
 
 
 def definitions_text() -> str:
@@ -133,21 +112,3 @@ def definitions_text() -> str:
             choices = f" one of {', '.join(option['choices'])};" if option["choices"] else ""
             lines.append(f"    {option['name']}={option['default']}:{choices} {option['does']}")
     return "\n".join(lines)
-
-
-def _source(kind: type[CachePolicy]) -> str | None:
-    """Return the paper and the code in brackets behind the title of a policy's module; None without."""
-    found = re.match(r"[^\n]*?(\(.*?\))\.?\n", sys.modules[kind.__module__].__doc__ or "", flags=re.DOTALL)
-    return found.group(1).replace("\n", " ") if found else None
-
-
-def _definition(kind: type[CachePolicy], field: Any) -> dict[str, Any]:
-    """Return name, default, choices and meaning of an option, from the docstring of the class or one above."""
-    docs = "\n".join(inspect.getdoc(one) or "" for one in kind.__mro__[: kind.__mro__.index(CachePolicy)])
-    meaning = re.search(rf"^    {field.name}: (.*?)(?=^    \w|^\w|\Z)", docs, re.MULTILINE | re.DOTALL)
-    return {
-        "name": field.name,
-        "default": field.default,
-        "choices": list(_choices(_hints(kind)[field.name])) or None,
-        "does": " ".join(meaning.group(1).replace("``", "").split()) if meaning else "",
-    }

@@ -1,4 +1,4 @@
-"""The base class of cache policies: a policy is given the state before a step, and returns which positions to compute.
+"""The base class of cache policies: a policy decides which positions a step computes.
 
 A step computes some positions of the canvas, the *fresh* ones: their queries, keys, values and hidden states. Of all
 other positions the stored keys and values are used as they were. A *refresh* is a step in which all positions are
@@ -30,7 +30,7 @@ MEASURED = ("confidence", "entropy", "surveyed", "now", "before", "at_refresh", 
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """What a policy knows before a step.
+    """The state before a step.
 
     Attributes:
         number: of the step in its block, from 0.
@@ -38,17 +38,15 @@ class Moment:
         tokens: int64 [batch, position], the canvas.
         masked: bool [batch, position], where it is masked.
         real: bool [batch, position], False on padding.
-        commits: what was committed in each earlier step of this block, bool [batch, position] each.
-        scores: what `CachePolicy.measure` returned for each layer of a refresh; only for `CachePolicy.kept` of a policy
-            that measures.
+        commits: committed places of each earlier step of this block, bool [batch, position] each.
         confidence: float32 [batch, position], of the tokens that the step before has committed or could have; NaN
             elsewhere, None in the first step of a generation.
-        entropy: float32 [batch, position], of the distributions of those tokens in nats, like ``confidence``; None
-            unless the policy asks for it.
+        entropy: of the distributions of those tokens in nats, like ``confidence``; None unless the policy `judges`.
         surveyed: float32 [batch, position], the probability of the likeliest token of every mask in the first step of
-            the generation, NaN elsewhere; None unless the policy asks for it.
-        now, before, at_refresh: what `CachePolicy.watch` returned in the last step, in the one before it, and in the
-            last refresh of each row, [batch, layer, …]; None where there was no such step.
+            the generation, NaN elsewhere; None unless the policy `surveys`.
+        now, before, at_refresh: results of `CachePolicy.watch` in the last step, in the one before it, and in the last
+            refresh of each row, [batch, layer, …]; None where there was no such step.
+        scores: results of `CachePolicy.measure` for each layer of a refresh; only for `CachePolicy.kept`.
         values: norms of the stored values of each layer, float32 [batch, kv_head, position]; where there are scores.
         heads: number of layers, and of heads of keys in each.
         shift: whether the family reads a token one position to its left.
@@ -77,7 +75,7 @@ class Moment:
     width: int = 0
 
     def of_rows(self, rows: Sequence[int]) -> "Moment":
-        """Return the moment of some rows, without what was measured."""
+        """Return the moment of some rows, without measurements."""
         chosen = list(rows)
         tokens, masked, real = self.tokens[chosen], self.masked[chosen], self.real[chosen]
         commits = tuple(one[chosen] for one in self.commits)
@@ -86,12 +84,7 @@ class Moment:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What a step computes.
-
-    Attributes:
-        fresh: the positions that are computed; None for all of them.
-        open: where tokens may be committed, if masked; the fresh positions when None.
-    """
+    """The positions that a step computes, all when None; where it may commit tokens, the fresh positions when None."""
 
     fresh: Places | None = None
     open: Places | None = None
@@ -99,7 +92,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class CachePolicy(ABC):
-    """Decides what a step computes; subclasses are frozen dataclasses, whose fields are the options of the text form.
+    """Decides the work of a step; subclasses are frozen dataclasses, whose fields are the options of the text form.
 
     A subclass with a `name`, in a module of this package or in one that an installed package declares as an entry point
     of the group ``sinkscope.caches``, is found by `parse_cache` and ``--cache``.
@@ -134,27 +127,27 @@ class CachePolicy(ABC):
 
     @abstractmethod
     def plan(self, moment: Moment) -> Plan:
-        """Return what the next step of a block computes; not asked for its first one."""
+        """Return the plan of the next step of a block; not asked for its first one."""
 
     def kept(self, moment: Moment) -> Tensor | None:
         """Return which stored keys are read until the next refresh; called after each refresh.
 
         Returns:
-            int64 [batch, 1 or layer, 1 or kv_head, key], positions, each once; None for all. The block has to be among
-            them, padding not. A row that keeps fewer keys than others, the same number in every layer, ends in −1.
+            int64 [batch, 1 or layer, 1 or kv_head, key], positions, each once, the block among them, without padding; a
+            row with fewer keys than others ends in −1. None for all.
         """
         return None
 
     def measure(self, call: LayerCall, columns: Columns, moment: Moment) -> Tensor:
-        """Measure a layer in a refresh, [batch, …]: the column sums of each head, unless a policy says otherwise."""
+        """Measure a layer in a refresh, [batch, …]: by default the column sums of each head."""
         return columns.sums[:, :, 0]
 
     def watch(self, call: LayerCall, moment: Moment) -> Tensor:
-        """Return what is to be known of a layer before the next step is planned, [row, …]; see `watches`."""
+        """Return the measurement of a layer for the plan of the next step, [row, …]; see `watches`."""
         raise NotImplementedError
 
     def follow(self, so_far: Tensor | None, call: LayerCall, moment: Moment) -> Tensor:
-        """Return what all layers up to this one say, [row, …]; of the last layer it becomes `Moment.now`."""
+        """Return the measurements up to this layer, [row, …]; those of the last one become `Moment.now`."""
         found = self.watch(call, moment)[:, None]
         return found if so_far is None else torch.cat([so_far, found], dim=1)
 
@@ -169,7 +162,7 @@ class CachePolicy(ABC):
 
     @property
     def measures(self) -> bool:
-        """Whether `kept` needs what `measure` returns."""
+        """Whether `kept` needs the results of `measure`."""
         return False
 
     @property
@@ -180,9 +173,7 @@ class CachePolicy(ABC):
     def misfits(self, family: Family, settings: Any) -> Iterator[str]:
         """Yield why the policy does not go with a family or with the settings of its sampler."""
         if self.own_places and family.shift:
-            yield (
-                f"expected a family that reads a token at its own position, found {family.name}; use --cache dkv-decode"
-            )
+            yield f"expected a family that reads a token at its own position, found {family.name}; use dkv-decode"
         if self.rightward and getattr(settings, "block_order", "") == "right_to_left":
             yield "expected blocks from left to right, found right_to_left"
 
@@ -202,18 +193,13 @@ class CachePolicy(ABC):
         return f"{self.name}:{options}" if options else self.name
 
     def refuse(self, what: str) -> CallError:
-        """Return the error that says what does not fit."""
+        """Return the error of this policy."""
         return CallError(f"cache {self.text}: {what}")
 
 
 @dataclass(frozen=True)
 class LayeredPolicy(CachePolicy):
-    """Decides in every layer by itself what is computed, and keeps the outputs of attention and MLP of every layer for
-    the rest.
-
-    The residual stream of all positions is carried through the network; a position that a layer does not compute gets
-    that layer's stored outputs.
-    """
+    """Decides in every layer by itself which positions it computes; the others get the layer's stored outputs."""
 
     def plan(self, moment: Moment) -> Plan:
         return Plan()
@@ -228,9 +214,4 @@ class LayeredPolicy(CachePolicy):
 
     @abstractmethod
     def choose(self, values: Tensor, before: Tensor) -> Tensor:
-        """Return which positions of the answer these are, int64 [row, chosen].
-
-        Args:
-            values: of all positions of the answer, new, [row, position, width].
-            before: those that were stored.
-        """
+        """Return these positions, int64 [row, chosen], by the new and the stored values [row, position, width]."""

@@ -8,14 +8,12 @@ import torch
 from sinkscope.attention import Hider, Watcher, current_session, subscribed
 from sinkscope.decoding.caches.cached_reader import CachedReader
 from sinkscope.decoding.caches.elastic_cache import ElasticCache
-from sinkscope.decoding.caches.elastic_reader import ElasticReader, Nothing
-from sinkscope.decoding.caches.layered_reader import LayeredReader
+from sinkscope.decoding.caches.layered_reader import ElasticReader, LayeredReader, Nothing
 from sinkscope.decoding.caches.parsing import parse_cache
 from sinkscope.decoding.caches.policy import CachePolicy, LayeredPolicy
-from sinkscope.decoding.caches.whole_reader import WholeReader
-from sinkscope.decoding.canvas import Batch, Layout
+from sinkscope.decoding.canvas import Batch, Layout, WorkMeter
+from sinkscope.decoding.projection import WholeReader
 from sinkscope.decoding.settings import Settings
-from sinkscope.decoding.work import WorkMeter
 from sinkscope.models import Model
 
 
@@ -52,22 +50,19 @@ def check_model(model: Model, policy: CachePolicy) -> None:
         if not isinstance(one, Watcher):
             found = "hiding" if isinstance(one, Hider) else "keys put in front"
             raise policy.refuse(
-                f"expected a model in which nothing is hidden or put in front, because a step computes only some "
-                f"queries, found {found}; "
-                "hide without a cache (--cache none)"
+                f"expected a model in which nothing is hidden or put in front, as a step computes only some queries, "
+                f"found {found}; hide without a cache (--cache none)"
             )
         layered = isinstance(policy, LayeredPolicy | ElasticCache)
         if layered or policy.selects:
             why = "each of its layers computes other positions" if layered else "its queries read only some keys"
             raise policy.refuse(
-                f"expected a model that nothing watches, because {why}, found one that is recorded; record with a "
-                f"policy that computes "
-                "whole positions and reads all keys, such as --cache block"
+                f"expected a model that nothing watches, because {why}, found one that is recorded; use a policy that "
+                "computes whole positions and reads all keys, such as --cache block"
             )
     sink = getattr(model.network.model, "sink_token", None)
     if sink is not None and sink.variant.kind == "token" and sink.variant.position == "end":
         raise policy.refuse(
-            f"{model.card.name} has a sink token at the end, whose place follows from the whole canvas, of which a "
-            f"step computes only a "
-            "part; use --cache none"
+            f"{model.card.name} has a sink token at the end of the whole canvas, of which a step computes a part; use "
+            "--cache none"
         )

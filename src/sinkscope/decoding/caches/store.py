@@ -78,17 +78,13 @@ class KeyValueStore:
         if self._fresh is None:
             self._keys[layer_idx], self._values[layer_idx] = key, value
             return key, value
-        return self._write(self._keys[layer_idx], key, layer_idx), self._write(
-            self._values[layer_idx], value, layer_idx
-        )
+        read = self._write(self._keys[layer_idx], key, layer_idx)
+        return read, self._write(self._values[layer_idx], value, layer_idx)
 
     def _write(self, held: Tensor, new: Tensor, layer: int) -> Tensor:
         mine, fresh = self._mine, self._fresh
         if isinstance(fresh, slice):
-            if mine is None:
-                held[:, :, fresh] = new
-            else:
-                held[mine, :, fresh] = new
+            held[slice(None) if mine is None else mine, :, fresh] = new
         else:
             assert fresh is not None
             rows = torch.arange(len(held), device=held.device) if mine is None else mine
