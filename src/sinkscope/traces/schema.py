@@ -1,28 +1,127 @@
-"""The schema of a part: shapes and types from `axes.TRACE_AXES`, compared when a trace is opened; values, compared by
-`Trace.verify`.
+"""The schemas of traces: manifests as `pydantic` models, tensors by `axes.TRACE_AXES`; fields and tensors of later
+versions are allowed.
 """
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
 from sinkscope.axes import HEAD, KV_HEAD, LAYER, STEP, TRACE_AXES
 from sinkscope.errors import TraceError
 
 ROUNDING = 1e-2
 """How far below 0, and by which share above the queries of its canvas, a sum of attention may come out."""
-_TYPES = {
-    name: "I32" for name in TRACE_AXES if name.endswith("_key") or name in ("tokens", "written", "predicted", "lengths")
-} | {"masked": "U8"}
+_IDS = ("tokens", "written", "predicted", "lengths")
 _SUMS = ("column_sums", "column_sums_masked", "column_sums_prompt", "last_query", "newest_columns")
 DAMAGED = "the trace is damaged"
 
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
-def expected_type(name: str) -> str:
+
+class _Open(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+
+class PartEntry(_Open):
+    """A part, as a manifest lists it."""
+
+    file: Annotated[str, Field(pattern=r"^steps-\d{6}\.safetensors$")]
+    first_step: Count
+    steps: Positive
+    sha256: Sha256
+
+
+class ModelFields(_Open):
+    """The model that made a trace; that of any torch module has its name only."""
+
+    name: str | None = None
+    family: str | None = None
+    weight_hash: str | None = None
+    config_hash: str | None = None
+    mask_id: Count | None = None
+
+
+class SamplerFields(_Open):
+    """The settings of a sampler that are read."""
+
+    name: str | None = None
+    length: Count | None = None
+    steps: Count | None = None
+    block: Positive | None = None
+
+
+class About(_Open):
+    """Fields of both kinds of manifests."""
+
+    format: Literal[1]
+    model: ModelFields = ModelFields()
+    sampler: SamplerFields | None = None
+    mask_id: Count | None = None
+    eos_id: Count | None = None
+    special_ids: list[Count] | None = None
+    kv_heads: Count | None = None
+    hidden: list[dict[str, Any]] = []
+    device: str | None = None
+    dtype: str | None = None
+    versions: dict[str, str] = {}
+
+
+class TraceManifest(About):
+    """The manifest of a trace."""
+
+    complete: bool
+    causal: bool
+    layers: Annotated[list[str], Field(min_length=1)]
+    heads: Positive
+    parts: list[PartEntry]
+    level: Literal["columns", "top"] = "columns"
+    steps: Count = 0
+    command: str | None = None
+    prompt: str | None = None
+    text: str | None = None
+    prompt_length: Count = 0
+    prompts_asked: Count | None = None
+    vocabulary: dict[str, str] = {}
+    maps: list[Annotated[list[Count], Field(min_length=3, max_length=3)]] = []
+    axes: dict[str, list[str]] = {}
+    units: dict[str, str] = {}
+    stack: str | None = None
+    attends_to: str | None = None
+    attention: str | None = None
+
+
+class StatisticsManifest(About):
+    """The manifest of a folder of statistics, with what its tensors say of themselves."""
+
+    level: Literal["statistics"]
+    run: dict[str, Any]
+    expected: Count | None
+    prompts: Count = 0
+    causal: bool | None = None
+    followed: Literal["column_sums", "last_query", "newest_columns"] | None = None
+    layers: list[str] | None = None
+    heads: Positive | None = None
+
+
+class BundleFields(_Open):
+    """The bundle.json of a bundle."""
+
+    bundle: Literal[1]
+    precision: Literal["float32", "float16"]
+    files: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")], Sha256]
+    made_of: Sha256
+    largest_error: dict[str, float] = {}
+    checksum: Sha256
+
+
+def type_of(name: str) -> str:
     """Return the type of a tensor, as safetensors names it."""
-    return _TYPES.get(name, "F32")
+    return "U8" if name == "masked" else "I32" if name in _IDS or name.endswith("_key") else "F32"
 
 
 def check_shapes(
@@ -40,14 +139,13 @@ def check_shapes(
     sizes = {STEP: steps, LAYER: len(manifest["layers"]), HEAD: manifest["heads"]}
     if manifest.get("kv_heads"):
         sizes[KV_HEAD] = manifest["kv_heads"]
-    for name, shape in shapes.items():
-        axes = TRACE_AXES.get(name, ())
+    for name in shapes.keys() & TRACE_AXES.keys():
+        axes, shape = TRACE_AXES[name], shapes[name]
         expected = [sizes.get(axis, size) for axis, size in zip(axes, shape, strict=False)]
-        if axes and (len(axes) != len(shape) or list(shape) != expected or 0 in shape):
+        if len(axes) != len(shape) or list(shape) != expected or 0 in shape:
             wanted = " × ".join(f"{axis} {sizes[axis]}" if axis in sizes else axis for axis in axes)
-            found = " × ".join(map(str, shape)) or "a single number"
-            raise TraceError(f"{path}: {name}: expected {wanted}, found {found}; {DAMAGED}")
-        if axes and dtypes[name] not in (wanted := expected_type(name), "F16" if wanted == "F32" else wanted):
+            raise TraceError(f"{path}: {name}: expected {wanted}, found {list(shape)}; {DAMAGED}")
+        if dtypes[name] not in (wanted := type_of(name), "F16" if wanted == "F32" else wanted):
             raise TraceError(f"{path}: {name}: expected values of type {wanted}, found {dtypes[name]}; {DAMAGED}")
 
 
@@ -79,7 +177,7 @@ def check_values(path: Path, arrays: Mapping[str, np.ndarray], mask_id: int | No
 def _wrong_values(
     name: str, array: np.ndarray, lengths: np.ndarray | None, crossing: bool
 ) -> Iterator[tuple[np.ndarray, str]]:
-    """Yield the values of a tensor that cannot be, with what was expected in their place."""
+    """Yield the values of a tensor that cannot be, with the values expected in their place."""
     if name == "masked":
         yield array[array > 1], "0 or 1"
     elif array.dtype.kind in "iu":
