@@ -40,7 +40,10 @@ def _scale(name, factor):
         (lambda held: held["lengths"].fill(1), "lengths: expected the longest to be the [0-9]+ positions of tokens"),
         (lambda held: held["lengths"].__setitem__(0, 1), "expected NaN beyond the length of a canvas"),
         (lambda held: held.update(column_sums=held["column_sums"][:, :1]), "column_sums: expected step 8 × layer"),
-        (lambda held: held.update(tokens=held["tokens"].astype("f4")), "tokens: expected values of type I32, found F32"),
+        (
+            lambda held: held.update(tokens=held["tokens"].astype("f4")),
+            "tokens: expected values of type I32, found F32",
+        ),
     ],
 )
 def test_tensors_that_cannot_be_are_found_by_verify(recorded, tmp_path, tensors, message):
