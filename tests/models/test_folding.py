@@ -1,7 +1,5 @@
 import copy
 import json
-import shutil
-from importlib.resources import files
 
 import pytest
 import torch
@@ -13,7 +11,6 @@ from safetensors.torch import load_file, save_file
 
 import sinkscope
 from sinkscope.attention import Hider, Watcher, subscribed
-from sinkscope.commands.fold import Fold
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models import SinkToken, add_sink_token
 from sinkscope.models.folding import fold
@@ -118,15 +115,6 @@ def test_constants_that_change_are_rotated_anew(pair):
     assert torch.equal(again, network(tokens, use_cache=False).logits)
 
 
-def test_constants_rotated_without_gradients_meet_them_later(pair):
-    network = copy.deepcopy(pair[2].network)
-    tokens = torch.arange(4, 24)[None]
-    with torch.inference_mode():
-        network(tokens, use_cache=False)
-    network(tokens, use_cache=False).logits.logsumexp(-1).sum().backward()
-    assert network.model.embed_tokens.weight.grad is not None
-
-
 def test_the_stored_key_is_that_of_the_tokens_row_before_rotation(pair):
     variant, model, folded = pair
     stack, hidden = model.network.model, model.network.model.sink_token.embedding
@@ -150,20 +138,6 @@ def test_the_constants_are_fp32_and_the_rest_is_as_it_was(tmp_path):
         torch.equal(after[name], tensor) for name, tensor in before.items()
     )
     assert json.loads((tmp_path / "folded" / "config.json").read_text())["sink_token"]["folded"] is True
-
-
-def test_every_chat_template_is_copied(tmp_path):
-    folder = tmp_path / "model"
-    shutil.copytree(files("sinkscope") / "checkpoints" / "lab-sink-token", folder)
-    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    (folder / "additional_chat_templates").mkdir()
-    (folder / "additional_chat_templates" / "rag.jinja").write_text("{{ messages[0].content }} X")
-    fold(str(folder), tmp_path / "folded")
-    assert (
-        sinkscope.load(str(tmp_path / "folded")).tokenizer.chat_template
-        == sinkscope.load(str(folder)).tokenizer.chat_template
-    )
-    assert len(sinkscope.load(str(tmp_path / "folded")).tokenizer.chat_template) == 2
 
 
 def test_shards_are_folded_where_the_embedding_was(tmp_path):
@@ -228,41 +202,12 @@ def test_what_cannot_be_folded_is_refused(tmp_path, network, message):
     assert not (tmp_path / "folded").exists()
 
 
-@pytest.mark.parametrize("tensor", ["model.sink_token.embedding", "model.layers.1.self_attn.k_proj.weight"])
-def test_a_sink_token_of_nan_is_refused(tmp_path, tensor):
-    folder = save(with_sink(), tmp_path / "model")
-    weights = load_file(folder / "model.safetensors")
-    save_file(
-        weights | {tensor: weights[tensor] * float("nan")}, folder / "model.safetensors", metadata={"format": "pt"}
-    )
-    with pytest.raises(ModelError, match=f"{tensor}: expected finite numbers in float32, found NaN"):
-        fold(str(folder), tmp_path / "folded")
-    assert not (tmp_path / "folded").exists()
-
-
-def test_folding_twice_and_onto_something_is_refused(tmp_path):
-    folder = save(with_sink(), tmp_path / "model")
-    fold(str(folder), tmp_path / "folded")
-    with pytest.raises(CallError, match=r"found 'token \(folded\)'"):
-        fold(str(tmp_path / "folded"), tmp_path / "again")
-    with pytest.raises(CallError, match="expected a new or empty folder for the folded model, found something there"):
-        fold(str(folder), tmp_path / "folded")
-
-
 def test_constants_of_another_shape_are_refused(tmp_path):
     folder = save(with_sink(), tmp_path / "model")
     out = fold(str(folder), tmp_path / "folded")
     configure(out, sink_token=SinkToken(count=2, folded=True).as_config())
     with pytest.raises(sinkscope.errors.ModelError, match=r"keys \(3, 5, 1, 8\) instead of \(3, 5, 2, 8\)"):
         sinkscope.load(str(out))
-
-
-def test_the_command_folds(tmp_path, capsys):
-    folder = save(with_sink(), tmp_path / "model")
-    capsys.readouterr()
-    Fold(model=str(folder), out=tmp_path / "folded").run()
-    assert capsys.readouterr().out == f"{tmp_path / 'folded'}\n"
-    assert sinkscope.load(str(tmp_path / "folded")).card.sink_token == "token (folded)"
 
 
 def test_constants_that_would_not_be_finite_are_refused(tmp_path):

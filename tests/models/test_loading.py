@@ -84,13 +84,6 @@ def store_as_bfloat16(folder):
     network.save_pretrained(folder)
 
 
-def test_the_stored_dtype_is_kept(folder):
-    store_as_bfloat16(folder)
-    model = sinkscope.load(str(folder))
-    assert {parameter.dtype for parameter in model.network.parameters()} == {torch.bfloat16}
-    assert (model.card.stored_dtype, model.card.dtype) == ("bfloat16", "bfloat16")
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, "float32", torch.float16])
 def test_a_dtype_asked_for_is_given(folder, dtype):
     store_as_bfloat16(folder)
@@ -120,15 +113,6 @@ def test_is_causal_is_honoured(diffusion, autoregressive, causal):
     before, after = model.network(tokens).logits, model.network(changed).logits
     assert torch.equal(before[0, :-1], after[0, :-1]) is causal
     assert model.family.causal is causal
-
-
-@torch.no_grad()
-def test_is_causal_of_the_config_decides_not_the_weights(folder):
-    configure(folder, is_causal=True)
-    model = sinkscope.load(str(folder))
-    tokens = torch.tensor([[0, 40, 41, 42]])
-    assert model.family.name == "llama" and model.card.mask_id is None
-    assert torch.equal(model.network(tokens).logits[0, 0], model.network(torch.tensor([[0, 40, 41, 99]])).logits[0, 0])
 
 
 def test_the_generate_of_a_bidirectional_network_is_refused(diffusion, autoregressive):

@@ -1,5 +1,4 @@
 import copy
-import dataclasses
 import pickle
 import subprocess
 import sys
@@ -10,7 +9,6 @@ import transformers
 from closeness import assert_close, terms_of
 from dense_sink import body, dense_logits, trained, with_sink
 
-import sinkscope
 from sinkscope.attention import Hider, Watcher, subscribed
 from sinkscope.errors import AttentionError, CallError
 from sinkscope.models import SinkToken, add_sink_token
@@ -135,19 +133,6 @@ def test_a_left_padded_row_is_the_row_alone(causal, name):
 
 
 @torch.no_grad()
-@PADDED
-def test_a_right_padded_row_is_the_row_alone(causal, name):
-    """As a trainer's collator pads; a token at the end stands behind the last real one."""
-    network = with_sink(VARIANTS[name], causal=causal)
-    tokens, real = TOKENS.clone(), torch.ones_like(TOKENS)
-    tokens[0, 13:], real[0, 13:] = 1, 0
-    for told in ({"position_ids": torch.arange(21)[None]}, {}):
-        batch = network(tokens, attention_mask=real, use_cache=False, **told).logits
-        assert_close(batch[:1, :13], network(TOKENS[:1, :13], use_cache=False).logits, terms=TERMS)
-        assert_close(batch[1:2], network(TOKENS[1:2], use_cache=False).logits, terms=TERMS)
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("name", ["token", "token-4", "logit"])
 def test_a_padded_row_behind_a_cache_is_the_row_alone(name):
     network = with_sink(VARIANTS[name], causal=True)
@@ -178,16 +163,6 @@ def test_a_cache_holds_the_text_alone_and_changes_nothing(name):
 
 
 # Gradients
-
-
-@pytest.mark.parametrize("name", [name for name in VARIANTS if name not in ("none", "off-by-one")])
-def test_every_parameter_of_a_sink_learns(name):
-    network = with_sink(VARIANTS[name]).train()
-    network(TOKENS, use_cache=False).logits.logsumexp(-1).sum().backward()
-    own = {key: parameter for key, parameter in network.named_parameters() if "sink_" in key}
-    assert own
-    for key, parameter in own.items():
-        assert parameter.grad is not None and bool((parameter.grad.abs().amax(-1) > 0).all()), key
 
 
 def test_the_gradient_of_the_token_is_that_of_its_rows():
@@ -234,38 +209,6 @@ def test_columns_are_the_users_own_and_the_sinks_come_apart(name):
         assert sums.shape == (3, 5, 21) and sinks.shape == (3, 5, VARIANTS[name].count)  # type: ignore
         assert_close(sums.sum(-1) + sinks.sum(-1), 21.0, terms=3 * 21)
         assert bool((sinks > 0).all())
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["token", "token-end"])
-def test_watching_padded_rows_changes_nothing(name):
-    """At the end the token of each row stands at another position."""
-    network, watcher = with_sink(VARIANTS[name]), _Sums()
-    real = torch.ones_like(TOKENS)
-    real[0, :8] = 0
-    given = {"attention_mask": real, "position_ids": (real.cumsum(-1) - 1).clamp(min=0), "use_cache": False}
-    plain = network(TOKENS, **given).logits
-    with subscribed(network, watcher):
-        watched = network(TOKENS, **given).logits
-    assert_close(watched[real.bool()], plain[real.bool()], terms=TERMS)
-    received = torch.stack(
-        [sums.sum(-1) + sinks.sum(-1) for sums, sinks in zip(watcher.sums, watcher.sinks, strict=True)]
-    )
-    assert_close(received, torch.tensor([13.0, 21.0, 21.0])[None, :, None].expand(3, 3, 5), terms=3 * 21)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["token", "token-end", "logit"])
-def test_hiding_a_key_hides_that_key_of_the_users_text(name):
-    """As if the hidden key were padding in every layer: its column is empty, nobody else's place is shifted."""
-    network, watcher = with_sink(VARIANTS[name]), _Sums()
-    with subscribed(network, _Hide(6)), subscribed(network, watcher):
-        hidden = network(TOKENS, use_cache=False).logits
-    mask = torch.ones(1, 1, 21, 21, dtype=torch.bool)
-    mask[..., 6] = False
-    expected = network(TOKENS, attention_mask=mask, use_cache=False).logits
-    assert_close(hidden, expected, terms=TERMS)
-    assert all(bool((sums[..., 6] == 0).all()) and bool((sums[..., 5] > 0).all()) for sums in watcher.sums)
 
 
 @torch.no_grad()
@@ -365,13 +308,6 @@ def test_a_variant_that_does_not_fit_is_refused(make, message):
         make()
 
 
-def test_rotations_that_change_with_the_length_are_refused():
-    network = body()
-    network.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    with pytest.raises(CallError, match=r"expected rotations of type default, .* found 'dynamic'"):
-        add_sink_token(network)
-
-
 def test_an_id_in_use_is_refused_and_a_free_one_is_not():
     from sinkscope.lab.vocabulary import build_tokenizer
 
@@ -383,13 +319,3 @@ def test_an_id_in_use_is_refused_and_a_free_one_is_not():
     ):
         add_sink_token(body(), SinkToken(token_id=7), tokenizer=tokenizer)
     add_sink_token(body(), SinkToken(token_id=len(tokenizer)), tokenizer=tokenizer)
-
-
-def test_every_named_variant_tells_its_name():
-    assert [one.name for one in VARIANTS.values() if one is not None] == [name for name in VARIANTS if name != "none"]
-    assert dataclasses.replace(VARIANTS["token"], folded=True).name == "token (folded)"  # type: ignore
-    assert SinkToken(position="end", count=2).name == "position end, count 2"
-
-
-def test_sink_names_are_public():
-    assert sinkscope.SinkToken is SinkToken and sinkscope.add_sink_token is add_sink_token

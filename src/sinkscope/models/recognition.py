@@ -30,18 +30,16 @@ def recognise(config: Mapping[str, Any], where: str) -> Family:
         if not set(found) <= set(family.architectures):
             raise ModelError(
                 f"{where}/config.json: expected architectures {sorted(family.architectures)} for model_type "
-                f"{model_type!r}, "
-                f"found {found}; that network is another one, and sinkscope never runs remote code"
+                f"{model_type!r}, found {found}; that network is another one, and sinkscope never runs remote code"
             )
         return family
     names = ", ".join(name for family in published for name in family.model_types if name not in STOCK)
     code = " Its config.json names remote code (auto_map), which sinkscope never runs." if "auto_map" in config else ""
     raise ModelError(
         f"{where}/config.json: expected model_type {names}, {' or '.join(STOCK)} (causal), or one of these with "
-        "is_causal false "
-        f"and a mask_token_id; found model_type {model_type!r}, is_causal {config.get('is_causal', True)}, "
-        "architectures "
-        f"{found or None}.{_nearest(config)}{code} {OWN_NETWORK[0].upper()}{OWN_NETWORK[1:]}"
+        f"is_causal false and a mask_token_id; found model_type {model_type!r}, is_causal "
+        f"{config.get('is_causal', True)}, architectures {found or None}.{_nearest(config)}{code} "
+        f"{OWN_NETWORK[0].upper()}{OWN_NETWORK[1:]}"
     )
 
 
@@ -92,8 +90,7 @@ def _stock_family(config: Mapping[str, Any], where: str) -> Family:
     name = config.get(MARK, claiming[0] if claiming else None)
     if causal is not False or name not in known:
         raise ModelError(
-            f"{where}/config.json: expected {MARK} to be one of {', '.join(known)} in a bidirectional "
-            f"{model_type}, found {name!r}; "
-            f"found model_type {model_type!r}, is_causal {causal}"
+            f"{where}/config.json: expected {MARK} to be one of {', '.join(known)} in a bidirectional {model_type}, "
+            f"found {name!r} with model_type {model_type!r}, is_causal {causal}"
         )
     return FAMILIES[name]

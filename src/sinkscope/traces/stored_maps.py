@@ -1,7 +1,6 @@
 """Single attention maps beside a trace: ``map-STEP-LAYER-HEAD.safetensors``, each with one tensor [query, key]."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors import safe_open
