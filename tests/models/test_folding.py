@@ -4,7 +4,6 @@ import json
 import pytest
 import torch
 from closeness import assert_close, terms_of
-from damage import configure
 from dense_sink import body, save, with_sink
 from other_kernels import other_kernels
 from safetensors.torch import load_file, save_file
@@ -200,14 +199,6 @@ def test_what_cannot_be_folded_is_refused(tmp_path, network, message):
     with pytest.raises(CallError, match=message):
         fold(str(folder), tmp_path / "folded")
     assert not (tmp_path / "folded").exists()
-
-
-def test_constants_of_another_shape_are_refused(tmp_path):
-    folder = save(with_sink(), tmp_path / "model")
-    out = fold(str(folder), tmp_path / "folded")
-    configure(out, sink_token=SinkToken(count=2, folded=True).as_config())
-    with pytest.raises(sinkscope.errors.ModelError, match=r"keys \(3, 5, 1, 8\) instead of \(3, 5, 2, 8\)"):
-        sinkscope.load(str(out))
 
 
 def test_constants_that_would_not_be_finite_are_refused(tmp_path):

@@ -8,7 +8,6 @@ from closeness import assert_close, terms_of
 from dense_sink import body, trained, with_sink
 
 from sinkscope.attention import Watcher, subscribed
-from sinkscope.errors import CallError
 from sinkscope.interventions import HidePositions, HideSinkToken, HideTopSinks, RandomKeys, compose
 from sinkscope.models.sink_token import VARIANTS, add_sink_token, hidden_sink
 
@@ -95,10 +94,3 @@ def test_at_strength_zero_it_is_bit_identical(rule):
     expected = logits(network)
     with rule(network):
         assert torch.equal(logits(network), expected)
-
-
-def test_it_has_no_keys_to_choose_among():
-    with pytest.raises(
-        CallError, match=r"keys: expected none, as a sink token is no key of the canvas, found 'masked'"
-    ):
-        HideSinkToken(keys="masked")

@@ -85,16 +85,6 @@ def test_a_repository_without_safetensors(hub):
     assert not hub.fetched
 
 
-# Connections that are cut
-
-
-def test_a_cut_connection_goes_on_where_it_was(hub, diffusion, monkeypatch):
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 500)  # 10 MB; what is written at once
-    hub.cut_after = [1000, 2000]
-    assert sinkscope.load(NAME).card.weight_hash == diffusion.card.weight_hash
-    assert hub.fetched == [(WEIGHTS, None), (WEIGHTS, "bytes=1000-"), (WEIGHTS, "bytes=3000-")]
-
-
 # What a hub says
 
 

@@ -8,7 +8,6 @@ from safetensors.torch import load_file
 
 import sinkscope
 from sinkscope.errors import CallError
-from sinkscope.models import folders
 from sinkscope.models.fingerprints import hash_stored
 from sinkscope.models.loading import outline
 
@@ -93,15 +92,6 @@ def test_a_dtype_asked_for_is_given(folder, dtype):
     assert (model.card.stored_dtype, model.card.dtype) == ("bfloat16", str(wanted).removeprefix("torch."))
 
 
-def test_bundled_models_come_as_float32(folder, monkeypatch):
-    store_as_bfloat16(folder)
-    monkeypatch.setattr(folders, "bundled_folder", lambda name: folder)
-    model = sinkscope.load("lab-diffusion")
-    assert {parameter.dtype for parameter in model.network.parameters()} == {torch.float32}
-    assert (model.card.name, model.card.stored_dtype, model.card.dtype) == ("lab-diffusion", "bfloat16", "float32")
-    assert sinkscope.load("lab-diffusion", dtype="bfloat16").card.dtype == "bfloat16"
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("causal", [False, True])
 def test_is_causal_is_honoured(diffusion, autoregressive, causal):
@@ -121,8 +111,3 @@ def test_the_generate_of_a_bidirectional_network_is_refused(diffusion, autoregre
     assert autoregressive.network.generate(
         torch.tensor([[0, 40]]), max_new_tokens=2, do_sample=False, pad_token_id=1
     ).shape == (1, 4)
-
-
-def test_loading_says_nothing(folder, capfd):
-    sinkscope.load(str(folder))
-    assert capfd.readouterr() == ("", "")

@@ -72,6 +72,7 @@ def command(package, *arguments):
     return subprocess.run(called, capture_output=True, text=True, env=environment, cwd=package.parent)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_new_family_passes_every_check(package, folder):
     found = command(package, "check", folder, "--json")
     assert (found.returncode, found.stderr) == (0, "")

@@ -13,7 +13,6 @@ from sinkscope.figures.explorer import explore
 from sinkscope.recorder.attention_map import recompute_map
 from sinkscope.roles import Roles, Rules, roles_for
 from sinkscope.statistics import analyse
-from sinkscope.statistics.analysis import _same_model
 from sinkscope.traces import open_trace
 
 SETTINGS = {"length": 4, "steps": 4, "block": 4}
@@ -43,19 +42,6 @@ def test_their_traces_are_not_pooled(two):
     assert models[0].card.weight_hash == models[1].card.weight_hash
     with pytest.raises(CallError, match=r"expected traces of one model, found .*config.json"):
         analyse(traces, choice=False)
-
-
-def test_traces_of_an_older_version_name_no_config(two):
-    _, traces = two
-    del traces[1].manifest["model"]["config_hash"]
-    assert analyse(traces, choice=False).prompts == 2
-    assert _same_model(
-        _same_model(("a", "w", "c"), {"name": "a", "weight_hash": "w"}), {"weight_hash": "w", "config_hash": "c"}
-    )
-    with pytest.raises(CallError, match=r"expected traces of one model, found .*config\.json"):
-        _same_model(
-            _same_model(("a", "w", "c"), {"name": "a", "weight_hash": "w"}), {"weight_hash": "w", "config_hash": "d"}
-        )
 
 
 def test_roles_of_one_are_not_those_of_the_other(two):

@@ -202,7 +202,7 @@ def test_a_folder_of_drift_is_called_that_where_a_trace_is_expected(run, diffusi
     status, _, err = run("sinks", tmp_path / "d")
     assert (
         status == 1
-        and "expected a trace, found how far keys and values move between steps (drift.json); `sinkscope trace` makes"
+        and "expected a trace, found drift.json; `sinkscope trace` makes one without --keep drift"
         in err
     )
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from planted import within_binomial
 
-from sinkscope.sinks import main_sinks, movement_test, sinks_in
+from sinkscope.sinks import SinksIn, main_sinks, movement_test
 from sinkscope.sinks.drift import MainMoves
 from sinkscope.sinks.tracking import _Places
 
@@ -88,9 +88,9 @@ def test_moves_with_steps_shuffled_are_those_of_the_shuffled_trace():
     columns = rng.random((30, 2, 3, 9))
     selected = columns > 0.6
     main = main_sinks(columns, selected)
-    places = _Places(main, sinks_in(selected))
+    places = _Places(main, SinksIn(selected))
     for order in (np.arange(30), rng.permutation(30), np.arange(30)[::-1]):
-        expected = MainMoves.of(main[order], sinks_in(selected[order]))
+        expected = MainMoves.of(main[order], SinksIn(selected[order]))
         np.testing.assert_array_equal(places.moves(order), expected.moves)
     assert expected.swaps.sum() and expected.moves.sum()
     np.testing.assert_array_equal(_Places(main, None).moves(np.arange(30)), MainMoves.of(main).moves)

@@ -99,7 +99,7 @@ class _Writer:
         self.ends = torch.tensor([*model.card.ends, *self._end_of_turn()], device=self.canvas.device)
 
     def _end_of_turn(self) -> list[int]:
-        token = self.model.family.tokens.end_of_turn
+        token = self.model.family.end_of_turn
         return [] if token is None or token >= self.model.card.vocabulary else [token]
 
     def steps(self) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:

@@ -90,9 +90,7 @@ def note_loaded(network: nn.Module, weight_hash: str) -> None:
 
 def were_changed(network: nn.Module, weight_hash: str | None = None) -> bool:
     """Return whether weights of a loaded network, a copy of one or an adapter around one were replaced, added or
-    written into.
-
-    A change of the float type is none.
+    written into; a cast changes none.
 
     Args:
         weight_hash: of the files that they should be of; the weights of other files count as changed.

@@ -280,8 +280,9 @@ def _cast(network: Any, dtype: torch.dtype, files: Mapping[str, Path]) -> None:
     for name, parameter in sorted(network.named_parameters(), key=file_of):
         parameter.data = parameter.data.to(dtype)
         if not parameter.data.isfinite().all():
+            kind, file = str(dtype).removeprefix("torch."), file_of((name, parameter))
             raise ModelError(
-                f"{file_of((name, parameter))}: {name}: expected finite numbers in {str(dtype).removeprefix('torch.')}, "
+                f"{file}: {name}: expected finite numbers in {kind}, "
                 "found NaN or infinite ones; fetch the file again, or choose another dtype"
             )
     network.config.dtype = dtype

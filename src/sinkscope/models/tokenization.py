@@ -89,7 +89,7 @@ def _check_mask(tokenizer: Any, family: Family, config: Mapping[str, Any], folde
     """Raise an error where the tokenizer's mask token is not that of the config; a tokenizer without one gets the
     family's.
     """
-    mask, theirs, text = config.get("mask_token_id"), tokenizer.mask_token_id, family.tokens.mask_text
+    mask, theirs, text = config.get("mask_token_id"), tokenizer.mask_token_id, family.mask_text
     if mask is None or (family.causal and theirs is None):
         return
     if theirs is None and text in tokenizer.get_vocab():

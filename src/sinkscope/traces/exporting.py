@@ -2,11 +2,10 @@
 
 numpy     one ``.npz`` file: the tensors as they are, and ``manifest.json`` as bytes
 zarr      one group with dimension names, a chunk per 16 steps and layer; `xarray.open_zarr` reads it
-xarray    one NetCDF file for `xarray.open_dataset`; written from memory, so it is refused where a tensor is too large
+xarray    one NetCDF file for `xarray.open_dataset`, written from memory
 parquet   long form, one row per step × layer × head × position (see `parquet`)
 
-All but xarray are written part by part, whatever the length of the trace. A file appears under its name once it is
-whole.
+All but xarray are written part by part. A file appears under its name once it is whole.
 """
 
 import json

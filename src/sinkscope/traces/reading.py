@@ -23,11 +23,8 @@ class Trace:
     """One generation on disk. Tensors are attributes: ``trace.column_sums[step, layer, head]``; see `axes.TRACE_AXES`.
 
     Args:
-        folder: with a manifest.json.
-        verify: compares each file with its checksum when it is first read in this process.
-
-    Attributes:
-        folder, place: the folder as it was given, by which messages name it, and its absolute path.
+        folder: with a manifest.json; ``place`` is its absolute path.
+        verify: compares each file with its checksum when it is first read.
     """
 
     def __init__(self, folder: str | Path, verify: bool = True) -> None:
@@ -42,22 +39,19 @@ class Trace:
 
     def _repr_html_(self) -> str:
         """Return a summary for notebooks."""
-        manifest, model = self.manifest, self.manifest.get("model", {})
+        manifest = self.manifest
         kind = "autoregressive" if self.causal else "bidirectional"
         shape = f"{counted(len(self.layers), 'layer')} × {counted(self.heads, 'head')}"
+        prompt = f"{counted(manifest.get('prompt_length') or 0, 'token')}: {manifest.get('prompt')}"
         facts = {
-            "model": f"{model.get('name', '?')}, {kind}, {shape}",
+            "model": f"{manifest['model']['name']}, {kind}, {shape}",
             "steps": f"{self.steps}{'' if self.complete else ', incomplete: the generation was cut short'}",
-            "prompt": f"{counted(manifest.get('prompt_length') or 0, 'token')}: {manifest['prompt']}"
-            if manifest.get("prompt")
-            else None,
+            "prompt": prompt if manifest.get("prompt") else None,
             "answer": manifest.get("text"),
             "hidden": ", ".join(hidden_rules(manifest)) or None,
         }
-        tensors = [
-            (name, " × ".join(getattr(self, name).axes), " × ".join(map(str, getattr(self, name).shape)))
-            for name in self.tensors
-        ]
+        arrays = [getattr(self, name) for name in self.tensors]
+        tensors = [(one.name, " × ".join(one.axes), " × ".join(map(str, one.shape))) for one in arrays]
         return card(f"Trace {self.folder}", facts, ("tensor", "axes", "shape"), tensors, most=len(TRACE_AXES))
 
     def __getattr__(self, name: str) -> Any:
@@ -224,14 +218,7 @@ def trace_folders(path: Path) -> list[Path]:
 
 
 def open_traces(path: str | Path, *, verify: bool = True) -> list[Trace]:
-    """Return all traces at a path: one, or the numbered ones of a batch.
-
-    Args:
-        verify: as in `open_trace`.
-
-    Raises:
-        TraceError: there is none.
-    """
+    """Return all traces at a path: one, or the numbered ones of a batch; see `open_trace`."""
     folder = Path(path)
     folders = trace_folders(folder)
     return [Trace(one, verify) for one in folders] if folders else [Trace(folder, verify)]
@@ -243,10 +230,8 @@ def as_trace(trace: Any) -> Any:
 
 
 def open_trace(path: str | Path, *, verify: bool = True) -> Trace:
-    """Open one trace; only its manifest is read until it is indexed.
-
-    Args:
-        verify: compares each file with its checksum when it is first read in this process.
+    """Open one trace; only its manifest is read until it is indexed. ``verify`` compares each file with its checksum
+    when it is first read.
 
     Raises:
         TraceError: missing, damaged, or of another format version.
