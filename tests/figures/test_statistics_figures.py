@@ -1,8 +1,6 @@
 """Figures 3, 5, 9, 10 and norms from statistics: the same numbers as from the traces of the same prompts."""
 
 import csv
-import json
-import shutil
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from sinkscope.errors import CallError, TraceError
 from sinkscope.figures import draw_figure, draw_figures, open_statistics
 from sinkscope.figures.subject import subject_of
 from sinkscope.recorder.statistics_destination import merge_statistics
-from sinkscope.runs.files import with_checksum
 from sinkscope.statistics import PromptSettings, Summary
 from sinkscope.statistics.step import histogram_edges, quarters_of
 from sinkscope.traces.statistics_folder import StatisticsFolder
@@ -54,15 +51,6 @@ def statistics(sudden, tmp_path_factory):
 def rows(path):
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.reader(file))
-
-
-def test_statistics_whose_model_is_not_told_are_drawn(statistics, tmp_path):
-    shutil.copytree(statistics, tmp_path / "copy")
-    manifest = json.loads((tmp_path / "copy" / "manifest.json").read_text())
-    (tmp_path / "copy" / "manifest.json").write_text(
-        json.dumps(with_checksum({k: v for k, v in manifest.items() if k != "model"}))
-    )
-    assert {row[0] for row in draw_figure("3", tmp_path / "copy").rows} == {"a model without a name"}
 
 
 @pytest.mark.slow

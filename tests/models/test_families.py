@@ -2,16 +2,17 @@
 
 import dataclasses
 import math
+import sys
 
 import pytest
 import torch
 from closeness import assert_close, terms_of
-from tiny import EOS, LLADA_CONFIG, LLAMA_CONFIG, MASK, MMADA_CONFIG, TINY, save_tiny
+from tiny import EOS, LLADA_CONFIG, LLAMA_CONFIG, MMADA_CONFIG, TINY, save_tiny
 from tiny_tokenizers import LLADA_ADDED, SAVE, save_llada_tokenizer, save_llama_tokenizer
 
 import sinkscope
 from sinkscope.decoding.checking import check_model
-from sinkscope.errors import CallError, ModelError
+from sinkscope.errors import ModelError
 from sinkscope.models import FAMILIES, recognise
 from sinkscope.models.conversion import completed, convert_config
 from sinkscope.models.loading import build_config, network_class
@@ -104,6 +105,7 @@ def test_a_causal_qwen2_with_tied_embeddings(tmp_path):
         (LLADA_CONFIG | {"codebook_size": 8192}, MMADA),
         (TINY["dream"].config, DREAM),
         (LLAMA_CONFIG, LLAMA),
+        (TINY["llada_moe"].config, FAMILIES["llada_moe"]),
         (TINY["sdar"].config, SDAR),
         ({"model_type": "qwen3", "is_causal": False, "mask_token_id": 3, "sinkscope_family": "sdar"}, SDAR),
         ({"model_type": "qwen3"}, LLAMA),
@@ -228,9 +230,11 @@ def test_a_base_model_has_no_conversation(tmp_path):
         sinkscope.load(str(tmp_path)).chat(CHAT)
 
 
-def test_a_prompt_that_holds_masks_is_refused(tmp_path):
-    model = load_tiny("llada", tmp_path)
-    with pytest.raises(CallError, match="holds the mask token 60 at position 1"):
-        sinkscope.generate(model, torch.tensor([3, MASK]), length=4)
-    with pytest.raises(CallError, match="holds the mask token 60 at position 1"):
-        sinkscope.generate(model, "w3 <|mdm_mask|>", length=4)
+def test_two_families_of_one_name_are_refused(tmp_path, monkeypatch):
+    import sinkscope.models.families as families
+
+    (tmp_path / "again_family.py").write_text("from sinkscope.models.families.llada_family import FAMILY\n")
+    monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
+    with pytest.raises(ValueError, match=r"again_family\.py: expected a family of a new name, found another 'llada'"):
+        families.find_families(families.__path__)
+    sys.modules.pop("sinkscope.models.families.again_family", None)

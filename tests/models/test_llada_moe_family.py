@@ -17,8 +17,7 @@ import sinkscope
 from sinkscope.decoding import find_sampler, make_batch, settings_of
 from sinkscope.decoding.checking import check_model
 from sinkscope.errors import ModelError
-from sinkscope.models import FAMILIES, recognise
-from sinkscope.models.conversion import completed, convert_config
+from sinkscope.models import FAMILIES
 
 CASES = json.loads((Path(__file__).parent / "fixtures" / "llada_moe_tokens.json").read_text())
 MOE = FAMILIES["llada_moe"]
@@ -91,10 +90,3 @@ def test_a_missing_expert_is_named(tmp_path):
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"1 missing: model\.layers\.2\.mlp\.experts\.3\.up_proj\.weight \(24, 48\)"):
         sinkscope.load(str(folder))
-
-
-def test_it_is_told_from_llada_by_its_class():
-    assert recognise(LLADA_MOE_CONFIG, "here") is MOE
-    assert recognise(LLADA_MOE_CONFIG | {"model_type": "lladamoe"}, "here") is MOE
-    bare = {key: value for key, value in LLADA_MOE_CONFIG.items() if key != "mask_token_id"} | {"vocab_size": 157184}
-    assert convert_config(completed(bare, MOE), MOE, "here").mask_id == 156895

@@ -149,17 +149,6 @@ def test_a_trace_has_the_users_positions_and_the_sinks_apart(folders, name, tmp_
         assert trace.manifest["axes"]["sink_token_columns"] == ["step", "layer", "head", "sink"]
 
 
-def test_running_sums_of_a_causal_trace_count_the_sinks_too(folders, tmp_path, question):
-    model = sinkscope.load(str(folders["causal token-2"]))
-    with sinkscope.recording(model, out=tmp_path / "run"):
-        written = sinkscope.generate(model, question, length=5)
-    trace = sinkscope.open_trace(tmp_path / "run")
-    sums, sinks = torch.tensor(trace.column_sums[:]).nansum(-1), torch.tensor(trace.sink_token_columns[:]).sum(-1)
-    prompt = written.prompt_length
-    expected = (prompt + torch.arange(written.steps, dtype=torch.float32))[:, None, None].expand(sums.shape)
-    assert_close(sums + sinks, expected, terms=3 * (prompt + written.steps))
-
-
 def test_untrained_is_known_after_any_storage(tmp_path):
     from dense_sink import body
 

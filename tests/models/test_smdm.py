@@ -11,8 +11,6 @@ from safetensors.torch import load_file, save_file
 from smdm_weights import COLUMNS, KINDS, MASK, SHAPE, SINK, canvas, lit_gpt_weights
 
 import sinkscope
-from sinkscope.commands.convert import Convert
-from sinkscope.decoding.checking import check_model
 from sinkscope.errors import CallError, ModelError
 from sinkscope.lab.vocabulary import build_tokenizer
 from sinkscope.models import FAMILIES
@@ -60,11 +58,6 @@ def test_logits_are_those_of_the_published_code(converted):
     assert model.card.sink_token == (None if kind == "none" else kind)
     if kind == "token":
         assert model.network.config.sink_token["token_id"] == SINK
-
-
-def test_sinkscope_check_proves_it(converted):
-    failed = [one for one in check_model(sinkscope.load(str(converted[1]))) if not one.passed]
-    assert not failed
 
 
 @torch.no_grad()
@@ -187,18 +180,6 @@ def test_a_tokenizer_that_load_would_refuse_is_refused_before_anything_is_writte
             convert(file, tmp_path / "model", tokenizer=folder, heads=SHAPE.n_head)
         assert not (tmp_path / "model").exists()
     sinkscope.load(str(convert(plain, tmp_path / "model", tokenizer=taken, heads=SHAPE.n_head)))  # has no sink
-
-
-def test_the_command_converts(tmp_path, tokenizer, capsys):
-    torch.save(lit_gpt_weights("none"), tmp_path / "model.pth")
-    Convert(file=tmp_path / "model.pth", out=tmp_path / "model", tokenizer=tokenizer, heads=6).run()
-    printed = capsys.readouterr()
-    assert printed.out == f"{tmp_path / 'model'}\n"
-    missing = MASK - len(sinkscope.load(str(tmp_path / "model")).tokenizer)
-    assert (
-        printed.err
-        == f"{missing:,} of its tokens have no text in {tokenizer}: is it the tokenizer with which the model was trained?\n"
-    )
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,8 @@ def check_name(name: str) -> None:
     if is_bundled(name) or (name and Path(name).expanduser().exists()) or is_on_hub(name):
         return
     bare, address = name.lower().rstrip("/"), _ADDRESS.match(name)
-    near = [address[1]] if address else difflib.get_close_matches(bare, (*BUNDLED, *SPECIMENS), n=2)
+    near = difflib.get_close_matches(bare, BUNDLED, n=2) or difflib.get_close_matches(bare, SPECIMENS, n=2)
+    near = [address[1]] if address else near
     meant = f"did you mean {' or '.join(near)}? Expected" if near else "expected"
     raise CallError(
         f"no model {name!r}: {meant} a bundled name ({', '.join(BUNDLED)}, a specimen lab-nulls-KIND-NULLS-SEED), "

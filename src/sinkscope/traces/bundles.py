@@ -31,7 +31,6 @@ from sinkscope.runs.folder import new_folder
 from sinkscope.traces.format import BUNDLE, MANIFEST, hidden_rules, write_manifest, write_whole
 from sinkscope.traces.part_files import Part, write_part
 from sinkscope.traces.reading import Trace, open_trace
-from sinkscope.traces.schema import BundleFields
 from sinkscope.traces.stored_maps import MAP, stored_map
 
 CARD, PAGE = "README.md", "page.html"
@@ -120,6 +119,8 @@ def open_bundle(folder: str | Path) -> Trace:
 
 
 def _read_about(folder: Path) -> dict[str, Any]:
+    from sinkscope.traces.manifest_schema import BundleFields
+
     about = read_json_object(folder / BUNDLE, TraceError, CHANGED)
     validated(BundleFields, about, folder / BUNDLE, TraceError)
     compare_checksum(about, folder / BUNDLE, TraceError, CHANGED)

@@ -14,7 +14,7 @@ from sinkscope.notebook_card import card
 from sinkscope.runs.files import compare_checksum, read_json_object, validated
 from sinkscope.traces.format import ASIDE, DRIFT, FORMAT, MANIFEST, NAMELESS, PART_GLOB, attends_elsewhere, hidden_rules
 from sinkscope.traces.part_files import Part, read_part
-from sinkscope.traces.schema import DAMAGED, TraceManifest, check_shapes, check_values
+from sinkscope.traces.schema import DAMAGED, check_shapes, check_values
 from sinkscope.traces.top_columns import TOPPED, TopArray
 from sinkscope.traces.trace_array import TraceArray
 
@@ -158,6 +158,8 @@ def read_manifest(folder: Path, verify: bool = True) -> dict[str, Any]:
     Raises:
         TraceError: it is missing, damaged, of another format version, or that of something else.
     """
+    from sinkscope.traces.manifest_schema import TraceManifest
+
     path = folder / MANIFEST
     if not path.exists():
         raise TraceError(f"no trace at {folder}: {_lacking(folder)}{_waiting_in(folder)}")

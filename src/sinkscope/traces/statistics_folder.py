@@ -30,7 +30,6 @@ from sinkscope.runs.files import (
 )
 from sinkscope.runs.folder import CLAIM, difference_in_words, exclusive, first_difference, item_path, made_folder
 from sinkscope.traces.format import FORMAT, MANIFEST, NAMELESS, write_manifest, write_whole
-from sinkscope.traces.schema import StatisticsManifest
 
 STATISTICS, ITEMS, LOCK = "statistics.safetensors", "items", ".lock"
 RUN = "run"  # in the metadata of tensors: the sha256 of their run's identity
@@ -169,6 +168,8 @@ def read_statistics_manifest(folder: Path, verify: bool = True) -> dict[str, Any
     Raises:
         TraceError: it is missing, damaged, of another format, or that of a trace.
     """
+    from sinkscope.traces.manifest_schema import StatisticsManifest
+
     path = folder / MANIFEST
     manifest = read_json_object(path, TraceError, "expected the manifest of a folder of statistics")
     validated(StatisticsManifest, manifest, path, TraceError)

@@ -17,7 +17,7 @@ from sinkscope.runs.files import UNFINISHED, checksum_of, read_object, validated
 from sinkscope.runs.folder import CLAIM, made_folder, names_in
 from sinkscope.traces.format import ASIDE, BUNDLE, DRIFT, DTYPES, FORMAT, MANIFEST, PART, PART_GLOB, write_manifest
 from sinkscope.traces.part_files import write_part
-from sinkscope.traces.schema import TraceManifest, check_shapes
+from sinkscope.traces.schema import check_shapes
 
 STEPS_PER_PART = 16
 SECONDS_PER_PART = 2.0
@@ -179,6 +179,8 @@ class TraceWriter:
             "parts": [],
         }
         if not trusted:
+            from sinkscope.traces.manifest_schema import TraceManifest
+
             if (self.folder / MANIFEST).exists():
                 raise CallError(f"{folder} already holds a trace; choose another folder, or claim_folder(folder, True)")
             validated(TraceManifest, self.manifest, "manifest", CallError)
