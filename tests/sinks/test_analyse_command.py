@@ -111,17 +111,3 @@ def test_training_counts_are_read_and_checked(run, folders, tmp_path):
     status, _, err = run("analyse", folders, "--training-counts", "lab")
     assert status == 2
     assert "expected a trace of a lab model (lab-diffusion, " in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "expected at least one folder of traces, found none"),
-        (("FOLDER", "--unit", "mean", "--excess", "0.5"), "mean"),
-        (("FOLDER", "--tolerance", "-1"), "tolerance: expected a number of steps from 0 upwards, found -1"),
-    ],
-)
-def test_wrong_calls_are_refused(run, folders, arguments, message):
-    status, _, err = run("analyse", *(folders if one == "FOLDER" else one for one in arguments))
-    assert status == 2
-    assert message in err

@@ -130,25 +130,6 @@ def test_the_main_sink_is_the_strongest_ties_to_the_lower_position():
         assert found[step, layer, head] == expected
 
 
-def make_main(seed=0, steps=15, layers=2, heads=3):
-    rng = np.random.default_rng(seed)
-    main = rng.integers(0, 6, (steps, layers, heads))
-    return np.where(rng.random(main.shape) < 0.25, -1, main)
-
-
-def movement_of(main):
-    """Head movements of tracks whose main sinks are these."""
-    _, layers, heads = main.shape
-    planted = main[..., None] == np.arange(6)
-    columns = np.where(planted, np.float32(9), np.float32(0.1))
-    tracks = track(sinks_of(planted, columns))
-    np.testing.assert_array_equal(tracks.main, main)
-    assert [(head.layer, head.head) for head in tracks.heads] == [
-        (layer, head) for layer in range(layers) for head in range(heads)
-    ]
-    return tracks.heads
-
-
 def test_moves_and_swaps_are_told_by_whether_both_places_stay_sinks():
     rng = np.random.default_rng(3)
     columns = rng.random((40, 2, 3, 9)).astype(np.float32)
@@ -162,11 +143,3 @@ def test_moves_and_swaps_are_told_by_whether_both_places_stay_sinks():
         swaps = [(s, a, b) for s, a, b in changes if sink[s, a] and sink[s, b] and sink[s + 1, a] and sink[s + 1, b]]
         assert (one.moves, one.swaps) == (len(changes) - len(swaps), len(swaps))
         assert one.moves and one.swaps
-
-
-def test_drift_is_the_least_squares_slope():
-    main = make_main(seed=1)
-    for head in movement_of(main):
-        own = main[:, head.layer, head.head]
-        step = np.flatnonzero(own >= 0)
-        assert head.drift_per_step == pytest.approx(np.polyfit(step, own[step], 1)[0], abs=1e-9)

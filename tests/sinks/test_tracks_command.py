@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from planted import make_trace, sink_at
 
-from sinkscope.sinks import find_sinks
 from sinkscope.sinks.tracking import KIND_MEANINGS
 from sinkscope.traces import TraceWriter
 
@@ -46,18 +45,6 @@ def places():
     found[:, 0, 1] = np.repeat([2, 7, 20], [6, 8, 6])
     found[:, 1, 2] = np.repeat(np.arange(10, 20), 2)
     return found
-
-
-def test_only_where_no_column_can_be_a_sink_the_command_says_so(run, tmp_path, places):
-    """In cross-attention 20 queries may look at 6 keys; a key may have 10 of them."""
-    crossing = write(
-        tmp_path / "crossing", np.minimum(places, 5), width=6, queries=20 / 6, stack="decoder", attends_to="encoder"
-    )
-    status, out, err = run("sinks", crossing, "--excess", 6)
-    assert (status, err) == (0, "") and f"{len(find_sinks(crossing, excess=6.0))} sinks in 20 steps" in out
-    short = write(tmp_path / "short", np.minimum(places, 2), width=3)
-    status, _, err = run("sinks", short)
-    assert status == 0 and "no column of 3 tokens can exceed the others by 3; give a lower --excess" in err
 
 
 def test_the_heads_that_move_most_come_first_with_their_kinds_and_tokens(run, tmp_path, places):

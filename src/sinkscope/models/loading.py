@@ -5,7 +5,6 @@ reverse.
 """
 
 import hashlib
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,7 +32,6 @@ from sinkscope.models.weights import (
     kept_tensors,
     match_tensors,
     on_meta,
-    parameter_shapes,
     read_headers,
     stored_shapes,
     weight_files,
@@ -76,7 +74,10 @@ def load(
     tensors = read_headers(files)
     for file in files:
         compare_sealed(file, ModelError, "fetch the file again")
-    stored = _stored_dtype(plan.config, folder) or _widest(tensors)
+    stored = plan.config.get("dtype") or plan.config.get("torch_dtype") or _widest(tensors)
+    stored = str(stored).removeprefix("torch.")
+    if stored not in DTYPES.values():
+        raise ModelError(f"{folder}/config.json: dtype: expected float32, bfloat16, float16 or null, found {stored!r}")
     wanted = dtype or ("float32" if is_bundled(str(name)) else stored)
     wanted = wanted if isinstance(wanted, torch.dtype) else getattr(torch, wanted, None)
     if wanted not in (torch.float32, torch.bfloat16, torch.float16):
@@ -187,9 +188,8 @@ def describe(name: str) -> tuple[Family, Any, int]:
     """
     plan = read_plan(find_folder(name, weights=False))
     with quiet():
-        kind, asked = plan.network()
-        shapes = parameter_shapes(kind, asked)
-    return plan.family, asked, sum(math.prod(shape) for shape in shapes.values())
+        network = on_meta(*plan.network())
+    return plan.family, network.config, sum(parameter.numel() for parameter in network.parameters())
 
 
 def outline(name: str) -> Model:
@@ -213,15 +213,6 @@ def _widest(tensors: Mapping[str, StoredTensor]) -> str:
     """Return the float type that holds every tensor of a folder; a config.json need not name one (LLaDA's does not)."""
     found = {DTYPES[tensor.dtype] for tensor in tensors.values()}
     return found.pop() if len(found) == 1 else "float32"
-
-
-def _stored_dtype(config: Mapping[str, Any], folder: Path) -> str | None:
-    """Return the float type that config.json names; None where it names none."""
-    found = config.get("dtype") or config.get("torch_dtype")
-    name = str(found).removeprefix("torch.") if found else None
-    if name not in (None, *DTYPES.values()):
-        raise ModelError(f"{folder}/config.json: dtype: expected float32, bfloat16, float16 or null, found {found!r}")
-    return name
 
 
 def _network(

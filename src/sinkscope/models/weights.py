@@ -221,11 +221,6 @@ def match_tensors(
     return UsedTensors(files, len(stored), len(shapes), changed, kinds)
 
 
-def parameter_shapes(kind: Any, config: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every parameter by its name, tied ones once."""
-    return {name: tuple(parameter.shape) for name, parameter in on_meta(kind, config).named_parameters()}
-
-
 def on_meta(kind: Any, config: Any) -> Any:
     """Return a network without memory."""
     with torch.device("meta"):
