@@ -81,8 +81,7 @@ class Model:
     """A model that sinkscope can write with, watch and change.
 
     Attributes:
-        network: the transformers module; ``network(input_ids).logits`` are its logits, before any shift. It is typed
-            Any because its attributes depend on the family.
+        network: the transformers module; ``network(input_ids).logits`` are its logits, before any shift.
         tokenizer: a transformers tokenizer.
         family: the record of its family.
         card: what identifies it.

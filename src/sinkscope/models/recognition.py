@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from sinkscope.errors import ModelError
-from sinkscope.models.conversion import known_keys
 from sinkscope.models.families import FAMILIES
 from sinkscope.models.family import Family
 from sinkscope.models.folders import OWN_NETWORK
@@ -38,25 +37,9 @@ def recognise(config: Mapping[str, Any], where: str) -> Family:
     raise ModelError(
         f"{where}/config.json: expected model_type {names}, {' or '.join(STOCK)} (causal), or one of these with "
         f"is_causal false and a mask_token_id; found model_type {model_type!r}, is_causal "
-        f"{config.get('is_causal', True)}, architectures {found or None}.{_nearest(config)}{code} "
+        f"{config.get('is_causal', True)}, architectures {found or None}.{code} "
         f"{OWN_NETWORK[0].upper()}{OWN_NETWORK[1:]}"
     )
-
-
-def _nearest(config: Mapping[str, Any]) -> str:
-    """Return, as a sentence, the family whose config.json is most like one that nobody claims, and how it differs."""
-    differs = {}
-    for family in FAMILIES.values():
-        if (layout := family.layout) is not None:
-            sizes = {*layout.sizes} - layout.optional - {*layout.fallbacks} - {*layout.absent}
-            if sizes & set(config):
-                unknown, missing = sorted(set(config) - known_keys(layout)), sorted(sizes - set(config))
-                differs[family.name] = {"does not know": unknown, "needs": missing}
-    if not differs:
-        return ""
-    name = min(differs, key=lambda one: sum(map(len, differs[one].values())))
-    parts = [f"{says} {', '.join(keys[:6])}{' …' * (len(keys) > 6)}" for says, keys in differs[name].items() if keys]
-    return f" The nearest family is {name}{', which ' if parts else ''}{' and '.join(parts)}."
 
 
 def _stock_family(config: Mapping[str, Any], where: str) -> Family:
@@ -74,16 +57,11 @@ def _stock_family(config: Mapping[str, Any], where: str) -> Family:
         allowed += ["FullPrecisionLlama"]
     found = config.get("architectures") or []
     if not set(found) <= set(allowed):
-        why = "that network is another one"
-        if "auto_map" in config:
-            why = "a model that only remote code could run, and sinkscope never runs any"
         raise ModelError(
             f"{where}/config.json: architectures: expected {' or '.join(allowed)} for model_type {model_type!r}, "
-            f"found {found}; {why}"
+            f"found {found}; that network is another one, and sinkscope never runs remote code"
         )
-    claiming = [
-        family.name for family in FAMILIES.values() if family.causal == causal and model_type in family.model_types
-    ]
+    claiming = [one.name for one in FAMILIES.values() if one.causal == causal and model_type in one.model_types]
     if causal is True:
         return FAMILIES[claiming[0]]
     known = [family.name for family in FAMILIES.values() if not family.causal]
