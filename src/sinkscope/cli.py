@@ -43,7 +43,7 @@ def _message_and_status(error: Exception) -> tuple[str, int]:
 
 
 def _print_utf8() -> None:
-    """Print UTF-8 whatever the locale; on a terminal that shows less, replace what it cannot show."""
+    """Print UTF-8 whatever the locale; on a terminal that shows less, replace the rest."""
     for stream in (sys.stdout, sys.stderr):
         change: Any = getattr(stream, "reconfigure", None)  # a stream that stands in for another may have none
         if change is not None:

@@ -55,7 +55,7 @@ def find_folder(name: str, revision: str | None = None, weights: bool = True) ->
     small files are.
 
     Raises:
-        CallError: nothing by this name, or a revision of what is not on a hub.
+        CallError: nothing by this name, or a revision of a folder.
         ModelError: a repository that the hub does not provide.
     """
     if revision is not None and not is_on_hub(name):

@@ -137,8 +137,7 @@ class Model:
         return ids
 
     def tokenize(self, text: str, special: bool = True) -> list[int]:
-        """Return the token ids of a text, every word of which the tokenizer knows; ``special`` adds what it puts around
-        a text.
+        """Return the token ids of a text of known words; ``special`` adds the tokenizer's own tokens around it.
 
         Raises:
             CallError: an unknown word.

@@ -31,7 +31,7 @@ class Sinks:
         visible_query_mean: the column over the number of queries that may see the key (see `query_counts.query_means`);
             for causal models, whose early keys are seen by more queries, the fairer number.
         excess: over the mean of the other columns, in ``unit``.
-        threshold, unit: what was asked.
+        threshold, unit: as given.
         shape: (steps, layers, heads, positions) of the trace.
         selected_share: sinks over all step × layer × head × position within ``lengths``.
         columns: [step, layer, head, key], what movement is read from: column sums, or for autoregressive traces the

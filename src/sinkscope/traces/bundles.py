@@ -1,7 +1,7 @@
 """Bundles: a folder with all that a colleague needs to open a trace anywhere, and a checksum of each of its files.
 
 A bundle is a trace, so that every command reads it, with three files more: README.md (the model card in words),
-page.html (the explorer) and bundle.json (what it was made of, and the checksums). Values may be stored with 16 bits.
+page.html (the explorer) and bundle.json (its origin, and the checksums). Values may be stored with 16 bits.
 """
 
 import hashlib

@@ -147,8 +147,8 @@ class TraceWriter:
 
     Args:
         folder: an empty folder, see `claim_folder`.
-        manifest: what is known before the first step; format, axes and parts are added here.
-        reduce: what is kept of a step; None keeps all of it.
+        manifest: known before the first step; format, axes and parts are added here.
+        reduce: returns the arrays of a step that are kept; None keeps all.
         trusted: takes the manifest without a check and the steps without a copy, since a recorder writes into none of
             them again.
 

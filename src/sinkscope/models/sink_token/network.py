@@ -250,7 +250,7 @@ def add_sink_token(network: Any, variant: SinkToken | str = "token", *, tokenize
         if isinstance(module, SinkWeights | Gate):
             module.to(device=parameter.device, dtype=parameter.dtype)
         if isinstance(module, SinkWeights):
-            module.draw()  # again, as a default dtype of the caller's may have rounded what was drawn
+            module.draw()  # again, as a default dtype of the caller's may have rounded the values
     _draw_gates(network, wanted)
     return network
 

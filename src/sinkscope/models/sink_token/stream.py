@@ -21,9 +21,7 @@ from sinkscope.models.sink_token.variant import KEY, SinkToken
 
 @dataclass(frozen=True, eq=False)
 class _Rotated:
-    """Prefixes of folded constants that stand in front, with what they were made from: they are made again when that
-    has changed.
-    """
+    """Prefixes of folded constants in front, with their inputs: they are stale when these have changed."""
 
     constants: tuple[Tensor, ...]
     state: tuple[Any, ...]
