@@ -17,10 +17,8 @@ import sinkscope
 from sinkscope.decoding import find_sampler, make_batch, settings_of
 from sinkscope.decoding.checking import check_model
 from sinkscope.errors import ModelError
-from sinkscope.models import FAMILIES
 
 CASES = json.loads((Path(__file__).parent / "fixtures" / "llada_moe_tokens.json").read_text())
-MOE = FAMILIES["llada_moe"]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import transformers
 from closeness import assert_close, terms_of
 from dense_sink import body, dense_logits, trained, with_sink
 
-from sinkscope.attention import Hider, Watcher, subscribed
+from sinkscope.attention import Watcher, subscribed
 from sinkscope.errors import AttentionError, CallError
 from sinkscope.models import SinkToken, add_sink_token
 from sinkscope.models.sink_token import VARIANTS, hidden_sink
@@ -184,14 +184,6 @@ class _Sums(Watcher):
     def watch(self, call, columns):
         self.sums.append(columns.sums[:, :, 0])
         self.sinks.append(columns.prefix[:, :, 0])  # type: ignore
-
-
-class _Hide(Hider):
-    def __init__(self, position):
-        self.position = position
-
-    def hide(self, call):
-        return torch.arange(call.key.shape[2])[None, None] == self.position
 
 
 @torch.no_grad()

@@ -120,7 +120,7 @@ class SameWeights:
         self._first: list[Tensor] | None = None
 
     def check(self, what: str) -> None:
-        """Raise CallError where weights were changed, or cast, since the first call; ``what`` asks for the same ones."""
+        """Raise CallError where weights were changed, or cast, since the first call; ``what`` needs the same ones."""
         now = _sample(self._network)
         self._first = self._first or now
         same = (one.dtype == two.dtype and torch.equal(one, two) for one, two in zip(now, self._first, strict=False))
