@@ -37,6 +37,7 @@ READERS = {
     "run/training-state.safetensors": "train lab-sink-token --out {0}/run",
 }
 CASES = 6
+SLOW = ("corpus", "textrun", "watch", "found", "run")
 
 
 def damaged(content, source):
@@ -47,7 +48,9 @@ def damaged(content, source):
     return source.choice([flipped, flipped, content[:at], zeroed, content[:at] + content[max(0, at - 16) :]])
 
 
-@pytest.mark.parametrize("file", READERS)
+@pytest.mark.parametrize(
+    "file", [pytest.param(file, marks=[pytest.mark.slow] * (file.split("/")[0] in SLOW)) for file in READERS]
+)
 def test_other_bytes_are_an_error_or_change_nothing(whole, place, file):
     content, source = (place / file).read_bytes(), random.Random(f"bytes {file}")
     printed = None

@@ -96,7 +96,7 @@ def contents(path):
     return json.dumps(json.loads(content[8:end]), sort_keys=True).encode() + content[end:]
 
 
-SLOW = ("drift", "figures", "watch-training")
+SLOW = ("caches", "drift", "explore", "figures", "roles", "watch-training")
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in WORDS])
