@@ -36,15 +36,11 @@ TRACE_AXES: dict[str, tuple[str, ...]] = {
     "key_norms": (STEP, LAYER, KV_HEAD, POSITION),
     "hidden_norms": (STEP, LAYER, POSITION),
     "output_norms": (STEP, LAYER, HEAD, POSITION),
-    "top_column_sums": (STEP, LAYER, HEAD, RANK),
-    "top_column_sums_key": (STEP, LAYER, HEAD, RANK),
-    "rest_column_sums": (STEP, LAYER, HEAD),
-    "top_last_query": (STEP, LAYER, HEAD, RANK),
-    "top_last_query_key": (STEP, LAYER, HEAD, RANK),
-    "rest_last_query": (STEP, LAYER, HEAD),
-    "top_newest_columns": (STEP, LAYER, HEAD, RANK),
-    "top_newest_columns_key": (STEP, LAYER, HEAD, RANK),
-    "rest_newest_columns": (STEP, LAYER, HEAD),
+    **{
+        f"{kind}{name}{key}": (STEP, LAYER, HEAD, RANK)[: 3 if kind == "rest_" else 4]
+        for name in ("column_sums", "last_query", "newest_columns")
+        for kind, key in (("top_", ""), ("top_", "_key"), ("rest_", ""))
+    },
     "sink_token_columns": (STEP, LAYER, HEAD, SINK),
 }
 

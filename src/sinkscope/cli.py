@@ -2,10 +2,7 @@
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from sinkscope.commands.command import Command
+from typing import Any
 
 NO_MEMORY = "there is not enough memory; use a smaller batch, fewer or shorter prompts, or a machine with more"
 
@@ -18,7 +15,7 @@ def main() -> None:
         try:
             _run([one for one in sys.argv[1:] if one != "--debug"])
         finally:
-            sys.stdout.flush()  # so that an error of writing is raised here, where it can be reported
+            sys.stdout.flush()  # an error of writing is raised here, where it can be reported
     except KeyboardInterrupt:
         _fail("interrupted", 130, debug)
     except BrokenPipeError:  # the reader has closed the pipe
@@ -33,23 +30,20 @@ def _message_and_status(error: Exception) -> tuple[str, int]:
 
     if isinstance(error, SinkscopeError):
         return str(error), 2 if isinstance(error, CallError) else 1
-    if isinstance(error, MemoryError) or _is_torch_out_of_memory(error):
+    if isinstance(error, MemoryError):
         return NO_MEMORY, 1
+    if "torch" in sys.modules and isinstance(error, RuntimeError):
+        from sinkscope.models.devices import is_out_of_memory
+
+        if is_out_of_memory(error):
+            return NO_MEMORY, 1
     if isinstance(error, OSError):
         return f"{error.filename or 'standard output'}: {error.strerror or error}", 1
     return f"unexpected {type(error).__name__}: {error} (--debug shows where; please report it)", 1
 
 
-def _is_torch_out_of_memory(error: Exception) -> bool:
-    if "torch" not in sys.modules or not isinstance(error, RuntimeError):
-        return False
-    from sinkscope.models.devices import is_out_of_memory
-
-    return is_out_of_memory(error)
-
-
 def _print_utf8() -> None:
-    """Print UTF-8 whatever the locale; on a terminal that shows less, replace what it cannot show."""
+    """Print UTF-8 whatever the locale; on a terminal that shows less, replace the rest."""
     for stream in (sys.stdout, sys.stderr):
         change: Any = getattr(stream, "reconfigure", None)  # a stream that stands in for another may have none
         if change is not None:
@@ -70,17 +64,13 @@ def _run(arguments: list[str]) -> None:
 
         print(f"sinkscope {version('sinkscope')}")
     elif name in COMMANDS:
-        _parse(find_command(name), name, rest).run()
+        import tyro  # which reports flags that do not fit, and exits with status 2
+        from tyro.conf import DisallowNone, FlagCreatePairsOff
+
+        config = (FlagCreatePairsOff, DisallowNone)
+        tyro.cli(find_command(name), prog=f"sinkscope {name}", args=rest, config=config).run()
     else:
         raise CallError(f"no command {name!r}; expected one of {', '.join(COMMANDS)}")
-
-
-def _parse(command: "type[Command]", name: str, arguments: list[str]) -> "Command":
-    """Return a command with the values of its flags; tyro reports those that do not fit, and exits with status 2."""
-    import tyro
-    from tyro.conf import DisallowNone, FlagCreatePairsOff
-
-    return tyro.cli(command, prog=f"sinkscope {name}", args=arguments, config=(FlagCreatePairsOff, DisallowNone))
 
 
 def _overview() -> str:

@@ -12,7 +12,7 @@ SinkscopeError
 
 
 class SinkscopeError(Exception):
-    """Base of all; its message, one line, names what was expected, what was found and what to do."""
+    """Base of all; its message, one line, says: expected …, found …; do …."""
 
     def __str__(self) -> str:
         return " ".join(line.strip() for line in super().__str__().split("\n"))

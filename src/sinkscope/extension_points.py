@@ -29,9 +29,7 @@ def find_kinds(
     for module in pkgutil.iter_modules(import_module(package).__path__):
         yield from _kinds_in(import_module(f"{package}.{module.name}"), base, is_one)
     for point in entry_points(group=group):
-        where = f"the entry point {point.name} of {group}" + (
-            f" of the package {point.dist.name}" if point.dist else ""
-        )
+        where = f"the entry point {point.name} of {group}{f' of the package {point.dist.name}' if point.dist else ''}"
         try:
             loaded = point.load()
         except Exception as error:  # of a module that is not ours

@@ -8,11 +8,8 @@ from typing import Any
 
 @cache
 def public_names(file: str) -> dict[str, str]:
-    """Return the names that a stub exports, each with its module below the package, ``""`` for a subpackage.
-
-    Args:
-        file: the package's ``__init__.py``; the stub beside it holds lines such as ``from .loading import load as
-            load``, which type checkers read as an export.
+    """Return the names that the stub beside an ``__init__.py`` exports, each with its module below the package, ``""``
+    for a subpackage. Type checkers read ``from .loading import load as load`` as an export.
     """
     import ast
     from pathlib import Path
@@ -24,12 +21,7 @@ def public_names(file: str) -> dict[str, str]:
 
 
 def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the functions that a package with a stub calls ``__getattr__`` and ``__dir__``.
-
-    Args:
-        package: its ``__name__``.
-        file: its ``__file__``.
-    """
+    """Return the ``__getattr__`` and ``__dir__`` of a package with a stub, given its ``__name__`` and ``__file__``."""
 
     def get(name: str) -> Any:
         names = public_names(file)

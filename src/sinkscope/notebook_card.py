@@ -32,10 +32,7 @@ def card(
 
     Args:
         facts: name → value; those without a value are left out.
-        columns: of the table.
-        rows: of the table; those beyond ``most`` are counted only.
-        more: rows that were not even given.
-        most: rows of the table.
+        rows: of the table; those beyond ``most`` are counted only, with ``more`` that were not given.
     """
     parts = ['<div style="font-size:90%;line-height:1.45">', f"<b>{_text(title, 5 * MOST_LETTERS)}</b>"]
     for name, value in facts.items():

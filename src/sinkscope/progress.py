@@ -40,10 +40,8 @@ def show_progress(total: int, name: str, units: str, *, done: int = 0, shown: bo
     """Show on standard error how far some work has come while the body runs.
 
     Args:
-        total: number of pieces.
-        name: what is being worked on.
-        units: what the pieces are called: ``steps``.
-        done: pieces that were done before.
+        total: number of pieces; ``done`` of them were done before.
+        name: of the work; ``units`` names its pieces: ``steps``.
         shown: False shows nothing.
     """
     from tqdm import tqdm

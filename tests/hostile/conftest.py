@@ -1,26 +1,9 @@
-"""The specimens of the trial, and how many cases there are: all of them under ``make hostile``, a part in ``make test``."""
+"""The specimens of the trial."""
 
-import os
 import shutil
 
 import pytest
 from hostile import specimens, trial
-
-PART = 6
-"""Of so many cases, `make test` tries one."""
-FULL = os.environ.get("HOSTILE") == "full"
-
-
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if item.get_closest_marker("whole_trial") and not FULL:
-            item.add_marker(pytest.mark.skip(reason="part of `make hostile`"))
-
-
-@pytest.fixture(scope="session")
-def share():
-    """Return how many of a number of cases are tried here."""
-    return lambda whole: whole if FULL else max(1, whole // PART)
 
 
 @pytest.fixture(scope="session")
@@ -42,10 +25,4 @@ def small_recipes(monkeypatch):
 @pytest.fixture
 def place(whole, tmp_path):
     """A copy of the specimens to be damaged."""
-    shutil.copytree(whole, tmp_path / "place")
-    return tmp_path / "place"
-
-
-@pytest.fixture
-def tally():
-    return trial.Tally()
+    return shutil.copytree(whole, tmp_path / "place")

@@ -1,152 +1,123 @@
-"""kill −9 at 100 random moments: what is finished can be read, and the same command goes on to equal results.
+"""kill −9 at changes of the file system: the same command goes on to the same files, or finds them whole."""
 
-The processes are forked from this one, which has imported everything, so that the moments fall into the work.
-"""
-
+import builtins
+import io
 import json
 import os
-import random
+import re
 import shutil
 import signal
-import time
 
-import numpy as np
 import pytest
-from hostile import specimens, trial
+from hostile import trial
 
-from sinkscope.errors import SinkscopeError, TraceError
-from sinkscope.evaluation.results_folder import find_items
-from sinkscope.traces import open_trace, read_statistics
-from sinkscope.traces.statistics_folder import STATISTICS
-
-pytestmark = pytest.mark.slow
-KILLS = 25
-SHORT = ["--length", "32", "--steps", "32", "--block", "32"]
-LONG = ["--length", "192", "--steps", "192", "--block", "192"]
+CHANGES = ("rename", "replace", "mkdir", "unlink", "rmdir", "link", "symlink")
+SHORT = ("--length", "4", "--steps", "4", "--block", "4")
+SETTINGS = ("--length", "8", "--steps", "8", "--block", "8")
 WORDS = {
-    "trace": ["trace", "lab-diffusion", "--prompt", specimens.PROMPT, *LONG, "--overwrite"],
-    "statistics": ["trace", "lab-diffusion", "--prompts", "{prompts}", "--keep", "statistics", *SHORT],
-    "evaluate": ["evaluate", "lab-diffusion", "--limit", "8", "--batch", "2", "--shots", "0", *SHORT],
-    "train": ["train", "lab-sink-none", "--updates", "12"],
+    "trace": ("trace", "{whole}/model", "--prompt", "Tom has 7 apples", *SETTINGS, "--overwrite"),
+    "traces": ("trace", "{whole}/model", "--prompts", "{whole}/prompts.jsonl", *SETTINGS, "--overwrite"),
+    "drift": ("trace", "{whole}/model", "--prompt", "Tom has 7 apples", *SETTINGS, "--keep", "drift", "--overwrite"),
+    "statistics": ("trace", "{whole}/model", "--prompts", "{whole}/prompts.jsonl", *SETTINGS, "--keep", "statistics"),
+    "bundle": ("bundle", "{whole}/trace"),
+    "fold": ("fold", "{whole}/model"),
+    "convert": ("convert", "{whole}/lit/lit.safetensors", "--tokenizer", "{whole}/lit", "--heads", "2"),
+    "numpy": ("export", "{whole}/trace", "--to", "numpy"),
+    "parquet": ("export", "{whole}/trace", "--to", "parquet"),
+    "zarr": ("export", "{whole}/trace", "--to", "zarr"),
+    "figures": ("figures", "{whole}/trace", "--only", "3"),
+    "explore": ("explore", "{whole}/trace"),
+    "evaluate": ("evaluate", "{whole}/model", "--limit", "1", "--shots", "0", *SETTINGS),
+    "train": ("train", "lab-sink-token"),
+    "roles": ("roles", "{whole}/model", "--problems", "10", "--canvases", "1", *SHORT),
+    "caches": (
+        "compare-caches",
+        "{whole}/model",
+        "--policies",
+        "none@threshold=0.9",
+        "--limit",
+        "1",
+        "--shots",
+        "0",
+        *SHORT,
+    ),
+    "watch-training": ("watch-training", "{whole}/textrun", "--data", "{whole}/corpus", "--canvases", "2"),
 }
-WRITES = {"trace": "manifest.json", "statistics": "manifest.json", "evaluate": "run.json", "train": "recipe.json"}
+ASIDE = re.compile(r"lock|\.claim|\.writing")
+CACHED = 3
+"""Changes that a first command makes and a later one need not, such as a library's cache."""
+MOMENTS = 3
+"""How many changes of each command are tried, spread over all."""
 
 
-@pytest.fixture
-def small_recipes():
-    """The recipes as they are: a run of twelve updates takes seconds, so that a kill hits it."""
-
-
-def started(words):
+def run(words, errors, at=0, count=None):
+    """Run a command in a forked process, which is killed before its change number ``at``; return its exit status."""
     child = os.fork()
     if not child:
+        changes = [0]
+
+        def watched(function, changing=lambda *arguments: True):
+            def call(*arguments, **named):
+                if changing(*arguments):
+                    changes[0] += 1
+                    if count is not None:
+                        os.write(count, b".")
+                    if changes[0] == at:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                return function(*arguments, **named)
+
+            return call
+
+        for name in CHANGES:
+            setattr(os, name, watched(getattr(os, name)))
+        os.open = watched(os.open, lambda path, flags, *rest: flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        builtins.open = io.open = watched(open, lambda file, mode="r", *rest: bool({*mode} & {*"wax+"}))
         nothing = os.open(os.devnull, os.O_WRONLY)
-        trial.command(words, nothing, nothing)
-    return child
-
-
-def ended(child):
+        trial.command(words, nothing, os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def killed_after(words, seconds):
-    """Start a command and kill it; return whether it was at work until then."""
-    child = started(words)
-    time.sleep(seconds)
-    os.kill(child, signal.SIGKILL)
-    return ended(child) == -signal.SIGKILL
+def found_in(folder):
+    """Return the bytes of what was written, by name; only the names of what holds times, drawings or the number of a process.
+
+    What a killed process has left aside, under a name that no reader takes, does not count.
+    """
+    plain = {".safetensors", ".npz", ".parquet", ".csv", ".nc"}
+    names = [path for path in folder.rglob("*") if path.is_file() and not ASIDE.search(str(path.relative_to(folder)))]
+    return {str(path.relative_to(folder)): contents(path) if path.suffix in plain else b"" for path in names}
 
 
-def finish(words):
-    began = time.monotonic()
-    assert ended(started(words)) == 0, words
-    return time.monotonic() - began
+def contents(path):
+    """Return the bytes of a file; those of safetensors with a header in order, which the library writes in any."""
+    content = path.read_bytes()
+    if path.suffix != ".safetensors":
+        return content
+    end = 8 + int.from_bytes(content[:8], "little")
+    return json.dumps(json.loads(content[8:end]), sort_keys=True).encode() + content[end:]
 
 
-@pytest.mark.parametrize("kind", WORDS)
-def test_a_kill_loses_nothing_that_is_finished(whole, tmp_path, kind):
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"{specimens.PROMPT} {number}"}) + "\n" for number in range(8)))
-    words = [*(word.format(prompts=prompts) for word in WORDS[kind]), "--out"]
-    finish([*words, str(tmp_path / "whole")])
-    took, source, kills, begun, ends = finish([*words, str(tmp_path / "again")]), random.Random(kind), 0, 0, 0
-    expected = result(kind, tmp_path / "whole")
-    assert equal(result(kind, tmp_path / "again"), expected)
-    while kills < KILLS:
-        out = tmp_path / f"out-{kills}"
-        for _ in range(source.randint(1, 4)):
-            if kills == KILLS or not killed_after([*words, str(out)], took * source.uniform(0.02, 0.98)):
-                break
-            kills += 1
-            begun += (out / WRITES[kind]).exists()
-            check_readable(kind, out, expected)
-        finish([*words, str(out)])
-        ends += 1
-        assert equal(result(kind, out), expected), f"{kind}: other results after {kills} kills"
-        shutil.rmtree(out)
-    trial.log(
-        f"{kind}: {kills} kills, {begun} of them after the first file, {ends} runs gone on with to equal results; a run takes {took:.1f} s"
-    )
-    assert begun >= KILLS // 2
+SLOW = ("caches", "drift", "explore", "figures", "roles", "watch-training")
 
 
-def check_readable(kind, out, expected):
-    """Read what a killed run left; anything but one of our errors for what is not finished fails."""
-    if not (out / WRITES[kind]).exists():
-        return
-    if kind == "trace":
-        trace = open_trace(out)
-        trace.verify()
-        if not trace.steps:  # killed before the first part was written
-            assert not trace.complete
-            return
-        for name, array in expected.items():
-            found = getattr(trace, name)[:]
-            assert np.array_equal(
-                found, array[: trace.steps, ..., : found.shape[-1]], equal_nan=found.dtype.kind == "f"
-            ), name
-        assert not trace.complete or trace.steps == len(expected["tokens"])
-    elif kind == "statistics":
-        if not (out / STATISTICS).exists():  # killed before the first prompt was finished
-            with pytest.raises(TraceError, match="holds no complete prompt yet; run the command that began it again"):
-                read_statistics(out)
-            return
-        assert 1 <= read_statistics(out)[0]["prompts"] <= 8
-    elif kind == "evaluate":
-        for item in find_items(out):
-            assert json.loads(item.read_text())["checksum"]
-    elif (out / "model.safetensors").exists():
-        import sinkscope
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in WORDS])
+def test_the_same_command_goes_on_wherever_it_was_killed(kind, whole, tmp_path):
+    words, errors = [word.format(whole=whole) for word in WORDS[kind]], tmp_path / "errors"
 
-        try:
-            sinkscope.load(out)
-        except SinkscopeError as error:
-            assert trial.FOREIGN.search(str(error)) is None
+    def command(name):
+        return [*words, "--out", str(tmp_path / name / "made")]
 
-
-def result(kind, folder):
-    """Return what a run is for, as arrays or bytes by name."""
-    if kind == "trace":
-        trace = open_trace(folder)
-        assert trace.complete
-        return {
-            name: getattr(trace, name)[:] for name in ("tokens", "written", "confidence", "column_sums", "value_norms")
-        }
-    if kind == "statistics":
-        manifest, arrays, texts = read_statistics(folder)
-        assert manifest["complete"]
-        return {**arrays, "texts": np.array(json.dumps(texts))}
-    if kind == "evaluate":
-        (row,) = json.loads((folder / "results.json").read_text())["results"]
-        items = [json.loads(item.read_text()) for item in find_items(folder)]
-        for one in [row, *items]:
-            for name in ("seconds", "checksum"):
-                one.pop(name, None)
-        return {"row": np.array(json.dumps(row)), "items": np.array(json.dumps(items))}
-    return {"weights": np.array((folder / "model.safetensors").read_bytes())}
-
-
-def equal(found, expected):
-    return found.keys() == expected.keys() and all(
-        np.array_equal(found[name], expected[name], equal_nan=expected[name].dtype.kind == "f") for name in expected
-    )
+    count = os.memfd_create("count")
+    assert run(command("whole"), errors, count=count) == 0, errors.read_text()
+    expected, changes = found_in(tmp_path / "whole"), os.fstat(count).st_size
+    os.close(count)
+    assert expected and changes > 1
+    moments = sorted({1 + place * (changes - 1) // (MOMENTS - 1) for place in range(MOMENTS)})
+    for at in moments:
+        killed = run(command(str(at)), errors, at)
+        assert killed == -signal.SIGKILL or at > changes - CACHED, killed
+        before = found_in(tmp_path / str(at)) if (tmp_path / str(at)).exists() else {}
+        status = run(command(str(at)), errors)
+        told = f"{kind}, killed at change {at} of {changes}, which left {sorted(before)}: {errors.read_text()}"
+        assert status == 0 or (status == 2 and before == expected), told
+        assert found_in(tmp_path / str(at)) == expected, told
+        shutil.rmtree(tmp_path / str(at))

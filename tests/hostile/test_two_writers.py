@@ -1,70 +1,42 @@
-"""Two processes that write into one folder: the second is refused by name, and what stands there is one run's."""
+"""Two processes that write into one folder: the second is refused by name, and the folder holds one run's files."""
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
-from hostile import trial
+from hostile import specimens, trial
 
-from sinkscope.errors import CallError, SinkscopeError, TraceError, TrainingError
+from sinkscope.errors import CallError, TraceError, TrainingError
 from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.runs.folder import CLAIM, claimed_file, claimed_folder
 
-HOLD = """
-import sys, time
-from pathlib import Path
-from sinkscope.errors import SinkscopeError
-from sinkscope.runs.folder import claimed_folder
-with claimed_folder(Path(sys.argv[1]), SinkscopeError):
-    print("held", flush=True)
-    time.sleep(60)
-"""
+WORDS = {
+    "trace": ["{0}/model", "--prompt", "Q: Tom\nA:", "--length", "64", "--steps", "64", "--block", "64"],
+    "train": ["lab-sink-none", "--updates", "3"],
+    "export": ["{0}/trace", "--to", "zarr"],
+    "fold": ["{0}/model"],
+    "figures": ["{0}/trace", "--only", "3"],
+    "bundle": ["{0}/trace"],
+    "watch-training": ["{0}/textrun", "--data", "{0}/corpus", "--canvases", "2"],
+}
 
 
-@pytest.fixture
-def holder(tmp_path):
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "out")], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "held\n"
-    yield process
-    process.kill()
-    process.communicate()
-
-
-def test_the_second_writer_is_refused_by_name(tmp_path, holder):
-    message = rf"out: another run is writing into it \(process {holder.pid}\)"
-    with pytest.raises(SinkscopeError, match=message), claimed_folder(tmp_path / "out", SinkscopeError):
-        raise AssertionError("two writers")
-    assert os.listdir(tmp_path / "out") == [CLAIM]
-
-
-def test_a_kill_releases_the_lock(tmp_path, holder):
-    holder.send_signal(signal.SIGKILL)
-    holder.wait()
-    with claimed_folder(tmp_path / "out", SinkscopeError):
-        pass
-    assert os.listdir(tmp_path / "out") == []
-
-
-def test_what_was_made_and_is_empty_is_removed_after_an_error(tmp_path):
-    with pytest.raises(ZeroDivisionError), claimed_folder(tmp_path / "a/b/c", SinkscopeError):
-        raise ZeroDivisionError
-    assert os.listdir(tmp_path) == []
-    (tmp_path / "mine").mkdir()
-    with pytest.raises(ZeroDivisionError), claimed_folder(tmp_path / "mine", SinkscopeError):
-        raise ZeroDivisionError
-    assert os.listdir(tmp_path) == ["mine"]
-
-
-def test_a_file_is_claimed_beside_it(tmp_path):
-    with claimed_file(tmp_path / "x.npz", TraceError):
-        message = r"x\.npz: another run is writing into it \(this process\)"
-        with pytest.raises(TraceError, match=message), claimed_file(tmp_path / "x.npz", TraceError):
-            raise AssertionError("two writers")
-    assert os.listdir(tmp_path) == []
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WORDS)
+def test_two_commands_at_once(whole, tmp_path, name):
+    words = [name, *(word.format(whole) for word in WORDS[name]), "--out", str(tmp_path / "out")]
+    errors, runs = [tmp_path / "first", tmp_path / "second"], []
+    for path in errors:
+        path.touch()
+        runs.append(os.fork())
+        if not runs[-1]:
+            trial.command(words, os.open(os.devnull, os.O_WRONLY), os.open(path, os.O_WRONLY))
+    ends = [os.waitstatus_to_exitcode(os.waitpid(run, 0)[1]) for run in runs]
+    refused = [path.read_text() for path, status in zip(errors, ends, strict=True) if status]
+    assert 0 in ends, refused
+    for err in refused:
+        assert "another run is writing" in err or "already" in err or "something there" in err, err
+    assert not [path for path in tmp_path.rglob("*") if path.name.endswith((CLAIM, ".writing"))]
 
 
 @pytest.mark.parametrize(
@@ -75,88 +47,34 @@ def test_a_page_and_a_map_have_one_writer(whole, tmp_path, run, words):
     with claimed_file(path, TraceError):
         status, _, err = run(words[0], whole / "trace", *words[1:], path)
     assert status == 1 and f"{path}: another run is writing into it" in err and not path.exists()
-    assert run(words[0], whole / "trace", *words[1:], path)[0] == 0 and os.listdir(tmp_path) == [path.name]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["trace", "{model}", "--prompt", "Q: Tom\nA:", "--length", "64", "--steps", "64", "--block", "64"],
-        ["train", "lab-sink-none", "--updates", "3"],
-        ["export", "{trace}", "--to", "zarr"],
-        ["fold", "{model}"],
-        ["figures", "{trace}", "--only", "3"],
-        ["bundle", "{trace}"],
-        ["watch-training", "{textrun}", "--data", "{corpus}", "--canvases", "2"],
-    ],
-    ids=lambda words: words[0],
-)
-@pytest.mark.slow
-def test_two_commands_at_once(whole, tmp_path, words):
-    names = {name: whole / name for name in ("model", "trace", "textrun", "corpus")}
-    words = [*(word.format(**names) for word in words), "--out", str(tmp_path / "out")]
-    errors, runs = [tmp_path / "first", tmp_path / "second"], []
-    for path in errors:
-        path.touch()
-        runs.append(os.fork())
-        if not runs[-1]:
-            trial.command(words, os.open(os.devnull, os.O_WRONLY), os.open(path, os.O_WRONLY))
-    ends = [os.waitstatus_to_exitcode(os.waitpid(run, 0)[1]) for run in runs]
-    told = [path.read_text() for path in errors]
-    done = [status for status in ends if status == 0]
-    refused = [err for err, status in zip(told, ends, strict=True) if status]
-    assert done, refused
-    for err in refused:
-        assert "another run is writing" in err or "already" in err or "something there" in err, err
-    assert not [path for path in tmp_path.rglob("*") if path.name.endswith((CLAIM, ".writing"))]
 
 
 def test_training_into_a_folder_that_it_did_not_make(whole, tmp_path):
-    from hostile.specimens import RECIPE
-
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(CallError, match=r"holds files of something else \(config\.json …\)"):
-        train_checkpoint(RECIPE, tmp_path)
+        train_checkpoint(specimens.RECIPE, tmp_path)
     assert (tmp_path / "config.json").read_text() == "{}"
     out = tmp_path / "out"
-    train_checkpoint(RECIPE, out)
-    train_checkpoint(RECIPE, out)  # it is finished
-    foreign = (whole / "trace/steps-000000.safetensors").read_bytes()
-    (out / "model.safetensors").write_bytes(foreign)
-    with pytest.raises(
-        TrainingError, match=r"model\.safetensors: expected the bytes whose sha256 its recipe\.json gives, found others"
+    with (
+        claimed_folder(out, TraceError),
+        pytest.raises(TrainingError, match=r"another run is writing into it \(this process\)"),
     ):
-        train_checkpoint(RECIPE, out)
+        train_checkpoint(specimens.RECIPE, out)
+    train_checkpoint(specimens.RECIPE, out)
+    (out / "model.safetensors").write_bytes((whole / "trace/steps-000000.safetensors").read_bytes())
+    with pytest.raises(TrainingError, match=r"expected the bytes whose sha256 its recipe\.json gives, found others"):
+        train_checkpoint(specimens.RECIPE, out)
     recipe = json.loads((out / "recipe.json").read_text())
     for name in ("command", "weights_sha256", "checksum"):
         del recipe[name]
     (out / "recipe.json").write_text(json.dumps(recipe))  # as of a run that is not finished
     with pytest.raises(TrainingError, match=r"found model\.safetensors of another"):
-        train_checkpoint(RECIPE, out)
-
-
-def test_the_lock_is_taken_before_anything_is_made(tmp_path, holder):
-    before = time.time_ns()
-    with pytest.raises(TrainingError, match="another run is writing into it"):
-        from hostile.specimens import RECIPE
-
-        train_checkpoint(RECIPE, tmp_path / "out")
-    assert os.listdir(tmp_path / "out") == [CLAIM] and os.stat(tmp_path / "out" / CLAIM).st_mtime_ns < before
+        train_checkpoint(specimens.RECIPE, out)
 
 
 def test_statistics_have_one_lone_writer(whole, tmp_path, run, monkeypatch):
-    words = [
-        "trace",
-        whole / "model",
-        "--prompts",
-        whole / "prompts.jsonl",
-        "--keep",
-        "statistics",
-        "--length",
-        "4",
-        "--out",
-        tmp_path / "o",
-    ]
+    words = ["trace", whole / "model", "--prompts", whole / "prompts.jsonl", "--keep", "statistics", "--length", "4"]
+    words += ["--out", tmp_path / "o"]
     assert run(*words)[0] == 0
     with claimed_folder(tmp_path / "o", TraceError):
         for more in ([], ["--overwrite"]):
@@ -165,8 +83,38 @@ def test_statistics_have_one_lone_writer(whole, tmp_path, run, monkeypatch):
         monkeypatch.setenv("RANK", "1")
         monkeypatch.setenv("WORLD_SIZE", "2")
         status, out, err = run(*words)  # torchrun's processes add to one folder together
-        assert (status, out) == (
-            0,
-            "",
-        ) and "process 1 of 2 (RANK, WORLD_SIZE) did its prompts; another one still has some" in err
+        assert (status, out) == (0, "") and "process 1 of 2 (RANK, WORLD_SIZE) did its prompts" in err
     assert not (tmp_path / "o" / CLAIM).exists()
+
+
+ROLES = "--problems 10 --canvases 1 --length 4 --steps 4 --block 4"
+SHORT = "--limit 1 --shots 0 --length 4 --steps 4 --block 4"
+FOREIGN = [
+    (f"evaluate {{0}}/model {SHORT}", "found", "expected an empty folder, or one with an evaluation, found roles"),
+    (f"evaluate {{0}}/model {SHORT}", "mine", "expected an empty folder, or one with an evaluation, found something"),
+    (
+        f"compare-caches {{0}}/model --policies none@threshold=0.9 {SHORT}",
+        "results",
+        "expected an empty folder, or one with a comparison of caches, found an evaluation",
+    ),
+    (f"roles {{0}}/model {ROLES}", "results", "choose another folder"),
+    (f"roles {{0}}/model --shots 1 {ROLES}", "found", "another run: other prompts; choose another folder"),
+    ("explore {0}/trace", "trace", "trace holds files of something else (manifest.json …)"),
+    ("watch-training {0}/watch", "trace", "trace holds files of something else"),
+    ("watch-training {0}/watch", "mine", "mine holds files of something else"),
+    ("train lab-sink-token --sink-token gate", "run", "(sink_token 'token' → 'gate')"),
+]
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize(("words", "name", "says"), FOREIGN)
+def test_a_folder_of_something_else_is_left_as_it_was(place, words, name, says):
+    (place / "mine").mkdir()
+    (place / "mine/run.json").write_text(json.dumps({"scripts": {}}))
+    before = contents(place)
+    outcome = trial.run(*words.format(place).split(), "--out", place / name)
+    assert outcome.refused and says in outcome.err, outcome
+    assert contents(place) == before

@@ -1,10 +1,8 @@
-"""A server that speaks a model hub's protocol: listings, redirects to large files, ranges, refusals, and cut connections."""
+"""A server that speaks a model hub's protocol: listings, redirects to large files, and refusals."""
 
 import hashlib
 import json
 import re
-import socket
-import struct
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,14 +16,11 @@ class LocalHub:
 
     Attributes:
         asked: (method, path, range) of every request.
-        down: status that every answer has, None for a hub that works.
         refuse: path pattern → (status, X-Error-Code).
-        cut_after: bytes of a large file after which the connection is cut, one number for each of its next requests.
-        reset: a cut is a reset of the connection, no orderly end.
     """
 
     def __init__(self, folder):
-        self.folder, self.asked, self.down, self.refuse, self.cut_after, self.reset = folder, [], None, {}, [], False
+        self.folder, self.asked, self.refuse = folder, [], {}
 
     @property
     def fetched(self):
@@ -57,13 +52,11 @@ class _Answers(BaseHTTPRequestHandler):
     def do_GET(self):
         path = unquote(urlsplit(self.path).path)
         self.hub.asked.append((self.command, path, self.headers.get("Range")))
-        if self.hub.down is not None:
-            return self.answer(self.hub.down)
         for pattern, (status, code) in self.hub.refuse.items():
             if re.fullmatch(pattern, path):
                 return self.answer(status, headers={} if code is None else {"X-Error-Code": code})
         if path.startswith("/cdn/"):
-            return self.large(path.removeprefix("/cdn/"))
+            return self.answer(200, self.hub.files()[path.removeprefix("/cdn/")])
         found = re.fullmatch(r"(/api/models)?/lab/model(?:/(revision|tree|resolve)/([^/]+))?(?:/(.+))?", path)
         if found is None:  # without a token a hub does not say whether a repository is missing or private
             return self.answer(401, headers={"X-Error-Code": "RepoNotFound"})
@@ -105,32 +98,13 @@ class _Answers(BaseHTTPRequestHandler):
             {**linked, "X-Repo-Commit": COMMIT, "Location": f"http://localhost:{self.server.server_port}/cdn/{name}"},
         )
 
-    def large(self, name):
-        content = self.hub.files()[name]
-        start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").split("-")[0])
-        part, cut = content[start:], self.hub.cut_after.pop(0) if self.hub.cut_after else None
-        status = 206 if start else 200
-        ranges = {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"} if start else {}
-        if cut is None:
-            return self.answer(status, part, {"Accept-Ranges": "bytes", **ranges})
-        self.head(status, len(part), ranges)
-        self.wfile.write(part[:cut])
-        self.wfile.flush()
-        self.close_connection = True
-        if self.hub.reset:
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.connection.close()
-
     def answer(self, status, content=b"", headers=None):
-        self.head(status, len(content), headers or {})
-        if self.command == "GET":
-            self.wfile.write(content)
-
-    def head(self, status, length, headers):
         self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(length)}.items():
+        for name, value in {**(headers or {}), "Content-Length": str(len(content))}.items():
             self.send_header(name, value)
         self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
 
 
 def large(name):

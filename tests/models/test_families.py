@@ -1,22 +1,21 @@
 """Families: recognition, parameter counts and chat templates."""
 
 import dataclasses
-import math
+import sys
 
 import pytest
 import torch
 from closeness import assert_close, terms_of
-from damage import refusal
-from tiny import EOS, LLADA_CONFIG, LLAMA_CONFIG, MASK, MMADA_CONFIG, TINY, save_tiny
+from tiny import EOS, LLADA_CONFIG, LLAMA_CONFIG, MMADA_CONFIG, TINY, save_tiny
 from tiny_tokenizers import LLADA_ADDED, SAVE, save_llada_tokenizer, save_llama_tokenizer
 
 import sinkscope
 from sinkscope.decoding.checking import check_model
-from sinkscope.errors import CallError, ModelError
+from sinkscope.errors import ModelError
 from sinkscope.models import FAMILIES, recognise
 from sinkscope.models.conversion import completed, convert_config
 from sinkscope.models.loading import build_config, network_class
-from sinkscope.models.weights import parameter_shapes
+from sinkscope.models.weights import on_meta
 
 DREAM, LLADA, LLAMA, MMADA, SDAR = (FAMILIES[name] for name in ("dream", "llada", "llama", "mmada", "sdar"))
 
@@ -56,6 +55,13 @@ def test_every_end_of_an_answer_ends_it(tmp_path):
     assert sinkscope.generate(going_on, prompt, length=5).steps == 5
 
 
+def test_a_dream_conversation_in_the_published_form(tmp_path):
+    model = load_tiny("dream", tmp_path)
+    start = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\nhe<|im_end|>\n"
+    expected = model.tokenizer(f"{start}<|im_start|>assistant\n").input_ids
+    assert model.chat([{"role": "user", "content": "he"}]) == expected
+
+
 @torch.no_grad()
 def test_a_causal_qwen2_with_tied_embeddings(tmp_path):
     """One table for both ends, biases on queries, keys and values, as in Qwen2.5-0.5B."""
@@ -86,12 +92,6 @@ def test_a_causal_qwen2_with_tied_embeddings(tmp_path):
     assert [check for check in check_model(model) if not check.passed] == []
 
 
-def test_the_dtype_of_the_tensors_counts_where_the_config_is_silent(tmp_path):
-    model = load_tiny("llada", tmp_path)
-    assert "torch_dtype" not in LLADA_CONFIG and "dtype" not in LLADA_CONFIG
-    assert model.card.dtype == "float32"
-
-
 @pytest.mark.parametrize(
     ("config", "family"),
     [
@@ -104,6 +104,7 @@ def test_the_dtype_of_the_tensors_counts_where_the_config_is_silent(tmp_path):
         (LLADA_CONFIG | {"codebook_size": 8192}, MMADA),
         (TINY["dream"].config, DREAM),
         (LLAMA_CONFIG, LLAMA),
+        (TINY["llada_moe"].config, FAMILIES["llada_moe"]),
         (TINY["sdar"].config, SDAR),
         ({"model_type": "qwen3", "is_causal": False, "mask_token_id": 3, "sinkscope_family": "sdar"}, SDAR),
         ({"model_type": "qwen3"}, LLAMA),
@@ -123,75 +124,31 @@ def test_a_config_is_recognised(config, family):
     [
         (
             LLADA_CONFIG | {"architectures": ["LLaDAVModel"]},
-            r"expected architectures \['LLaDAModelLM'\].*found \['LLaDAVModel'\]",
+            r"expected architectures \['LLaDAModelLM'\].*'LLaDAVModel'",
         ),
-        (
-            TINY["dream"].config | {"architectures": ["DreamForCausalLM"]},
-            r"expected architectures \['DreamModel'\].*DreamForCausalLM",
-        ),
-        (
-            {"model_type": "rnd1"},
-            r"expected model_type Dream, llada2_moe, llada, lladamoe, mmada, sdar, .*llama or qwen2 or qwen3.*found model_type 'rnd1'",
-        ),
-        ({"model_type": "rnd1", "auto_map": {}}, r"names remote code \(auto_map\), which sinkscope never runs"),
-        (
-            {key: one for key, one in TINY["sdar"].config.items() if key != "head_dim"}
-            | {"model_type": "rnd1", "num_experts": 8},
-            "The nearest family is sdar, which does not know num_experts and needs head_dim",
-        ),
-        (LLADA_CONFIG | {"model_type": "rnd1"}, r"The nearest family is llada\. "),
         ({"architectures": ["X"]}, r"found model_type None, is_causal True, architectures \['X'\]"),
-        (
-            {"model_type": "llama", "is_causal": False, "sinkscope_family": "sedd"},
-            "sinkscope_family to be one of dream, llada2, llada, llada_moe, mmada, sdar, smdm.*'sedd'",
-        ),
-        ({"model_type": "llama", "is_causal": 0}, "model_type 'llama', is_causal 0"),
+        ({"model_type": "llama", "is_causal": False, "sinkscope_family": "sedd"}, "to be one of dream, .*'sedd'"),
     ],
-    ids=lambda value: value[:24] if isinstance(value, str) else "config",
 )
 def test_a_config_that_nobody_claims_is_refused(config, fragment):
     with pytest.raises(ModelError, match=fragment):
         recognise(config, "here")
 
 
-EIGHT = {
-    "d_model": 4096,
-    "n_layers": 32,
-    "n_heads": 32,
-    "n_kv_heads": 32,
-    "mlp_hidden_size": 12288,
-    "max_sequence_length": 4096,
-}
+def resized(name, *sizes, **more):
+    config = TINY[name].config
+    keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    if name in ("llada", "mmada"):
+        keys = ("d_model", "mlp_hidden_size", "n_layers", "n_heads", "n_kv_heads")
+    return config | dict(zip(keys, sizes, strict=True)) | more
+
+
 PUBLISHED_CONFIGS = {
-    "llada": LLADA_CONFIG | EIGHT | {"embedding_size": 126464, "vocab_size": 126464, "mask_token_id": 126336},
-    "mmada": MMADA_CONFIG | EIGHT | {"embedding_size": 134656, "vocab_size": 134656, "mask_token_id": 126336},
-    "dream": TINY["dream"].config
-    | {
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-    }
-    | {"vocab_size": 152064, "mask_token_id": 151666},
-    "sdar": TINY["sdar"].config
-    | {
-        "hidden_size": 2560,
-        "intermediate_size": 9728,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-    }
-    | {"head_dim": 128, "vocab_size": 151936, "mask_token_id": 151669},
-    "llama": LLAMA_CONFIG
-    | {
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-    }
-    | {"vocab_size": 128256},
+    "llada": resized("llada", 4096, 12288, 32, 32, 32, embedding_size=126464, vocab_size=126464, mask_token_id=126336),
+    "mmada": resized("mmada", 4096, 12288, 32, 32, 32, embedding_size=134656, vocab_size=134656, mask_token_id=126336),
+    "dream": resized("dream", 3584, 18944, 28, 28, 4, vocab_size=152064, mask_token_id=151666),
+    "sdar": resized("sdar", 2560, 9728, 36, 32, 8, head_dim=128, vocab_size=151936, mask_token_id=151669),
+    "llama": resized("llama", 4096, 14336, 32, 32, 8, vocab_size=128256),
 }
 
 
@@ -200,20 +157,8 @@ def test_parameters_of_the_published_checkpoints(name):
     """On the meta device: no number of them is ever allocated."""
     config, family = PUBLISHED_CONFIGS[name], KINDS[name]
     converted = convert_config(config, recognise(config, "here"), "here")
-    shapes = parameter_shapes(network_class(converted), build_config(converted))
-    expected = {
-        "llada": 8_015_581_184,
-        "mmada": 8_082_690_048,
-        "dream": 7_615_616_512,
-        "llama": 8_030_261_248,
-        "sdar": 4_411_424_256,
-    }[name]
-    assert sum(math.prod(shape) for shape in shapes.values()) == expected == family.shapes[0].parameters
-    assert (converted.fields["num_hidden_layers"], converted.fields["hidden_size"]) == (
-        family.shapes[0].layers,
-        family.shapes[0].hidden_size,
-    )
-    assert converted.fields["vocab_size"] == family.shapes[0].vocabulary
+    network = on_meta(network_class(converted), build_config(converted))
+    assert sum(parameter.numel() for parameter in network.parameters()) == family.shapes[0].parameters
     assert converted.full_precision_rotary == (name in ("llada", "mmada"))
 
 
@@ -230,13 +175,6 @@ def test_a_checkpoint_as_published_passes_every_check(name, tmp_path):
     assert ("llama3" in found["rotation frequencies recomputed"]) == (name == "llama")
 
 
-def test_the_larger_sdar_has_the_parameters_of_its_published_index():
-    config = PUBLISHED_CONFIGS["sdar"] | {"hidden_size": 4096, "intermediate_size": 12288}
-    converted = convert_config(config, SDAR, "here")
-    shapes = parameter_shapes(network_class(converted), build_config(converted))
-    assert sum(math.prod(shape) for shape in shapes.values()) == SDAR.shapes[1].parameters == 8_190_735_360
-
-
 def test_what_sdars_config_does_not_name_is_what_its_published_code_takes():
     """The hub's config.json has neither the length of a block nor the mask token; the mask is compared with the tokenizer's."""
     bare = {
@@ -247,22 +185,6 @@ def test_what_sdars_config_does_not_name_is_what_its_published_code_takes():
     converted = convert_config(completed(PUBLISHED_CONFIGS["sdar"] | {"block_size": 16}, SDAR), SDAR, "here")
     assert converted.fields["block_size"] == 16
     assert completed(LLADA_CONFIG, LLADA) == LLADA_CONFIG
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"block_size": 0}, "block_size: expected a whole number above 0, found 0"),
-        ({"head_dim": None}, "head_dim: expected a whole number above 0, found None"),
-        ({"use_sliding_window": True}, "use_sliding_window: expected False or None, found True"),
-        ({"num_experts": 128}, "num_experts: expected a key known for model_type 'sdar'"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling: expected None"),
-        ({"attention_bias": True}, "attention_bias: expected False, found True"),
-    ],
-)
-def test_an_sdar_that_is_another_network_is_refused(change, message):
-    with pytest.raises(ModelError, match=message):
-        convert_config(TINY["sdar"].config | change, SDAR, "here")
 
 
 # Special tokens and conversations
@@ -292,24 +214,6 @@ def test_a_conversation_in_the_published_form(name, newlines, tmp_path):
     assert model.chat([{"role": "w7", "content": "w1 w2"}]) == [56, 58, 7, 59, 1, 2, 61, 58, 62, 59]
 
 
-def test_a_dream_conversation_in_the_published_form(tmp_path):
-    model = load_tiny("dream", tmp_path)
-    expected = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\nhe<|im_end|>\n<|im_start|>assistant\n"
-    assert model.chat([{"role": "user", "content": "he"}]) == model.tokenizer(expected).input_ids
-    told = [{"role": "system", "content": "hh"}, {"role": "user", "content": "he"}]
-    assert model.tokenizer.decode(model.chat(told)).startswith(
-        "<|im_start|>system\nhh<|im_end|>\n<|im_start|>user\nhe<|im_end|>"
-    )
-
-
-def test_the_tokenizers_own_template_comes_first(tmp_path):
-    save_llada_tokenizer(
-        save_tiny("llada", tmp_path),
-        template="{% for message in messages %}w9 {{ message['content'] | trim }} {% endfor %}",
-    )
-    assert sinkscope.load(str(tmp_path)).chat(CHAT) == [9, 1, 2, 9, 3, 9, 4]
-
-
 def test_a_base_model_has_no_conversation(tmp_path):
     added = {56: "<|startoftext|>", 57: "<|endoftext|>", 60: "<|mdm_mask|>"}
     save_llada_tokenizer(save_tiny("llada", tmp_path), added)
@@ -320,25 +224,11 @@ def test_a_base_model_has_no_conversation(tmp_path):
         sinkscope.load(str(tmp_path)).chat(CHAT)
 
 
-def test_a_prompt_that_holds_masks_is_refused(tmp_path):
-    model = load_tiny("llada", tmp_path)
-    with pytest.raises(CallError, match="holds the mask token 60 at position 1"):
-        sinkscope.generate(model, torch.tensor([3, MASK]), length=4)
-    with pytest.raises(CallError, match="holds the mask token 60 at position 1"):
-        sinkscope.generate(model, "w3 <|mdm_mask|>", length=4)
+def test_two_families_of_one_name_are_refused(tmp_path, monkeypatch):
+    import sinkscope.models.families as families
 
-
-@pytest.mark.parametrize("name", list(KINDS))
-def test_a_canvas_beyond_the_maximum_is_refused(name, tmp_path):
-    model = load_tiny(name, tmp_path)
-    longest = model.card.max_positions
-    with pytest.raises(
-        CallError, match=rf"3 tokens and {longest} to write make {longest + 3}, .* was made for {longest}"
-    ):
-        sinkscope.generate(model, [3, 4, 5], length=longest)
-
-
-def test_a_checkpoint_of_another_family_is_refused(tmp_path):
-    """LLaDA's weights under MMaDA's name have other shapes."""
-    SAVE["llada"](save_tiny("llada", tmp_path, model_type="mmada", architectures=["MMadaModelLM"], embedding_size=80))
-    assert "model.transformer.ff_out.weight (64, 48) instead of (80, 48) in model.safetensors" in refusal(tmp_path)
+    (tmp_path / "again_family.py").write_text("from sinkscope.models.families.llada_family import FAMILY\n")
+    monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
+    with pytest.raises(ValueError, match=r"again_family\.py: expected a family of a new name, found another 'llada'"):
+        families.find_families(families.__path__)
+    sys.modules.pop("sinkscope.models.families.again_family", None)

@@ -1,19 +1,14 @@
 import copy
 import json
-import shutil
-from importlib.resources import files
 
 import pytest
 import torch
 from closeness import assert_close, terms_of
-from damage import configure
 from dense_sink import body, save, with_sink
-from other_kernels import other_kernels
 from safetensors.torch import load_file, save_file
 
 import sinkscope
 from sinkscope.attention import Hider, Watcher, subscribed
-from sinkscope.commands.fold import Fold
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models import SinkToken, add_sink_token
 from sinkscope.models.folding import fold
@@ -77,15 +72,6 @@ def test_they_agree_recorded_and_hidden(pair):
     assert (found[0][0] - logits(model)).abs().max() > 1e-2
 
 
-def test_they_write_the_same_under_guidance(pair, question, short):
-    _, model, folded = pair
-    settings = {"length": 8, "steps": 4, "block": 4, "guidance": 0.5}
-    written = sinkscope.generate(model, [question, short], **settings)
-    with other_kernels(folded.network):
-        found = sinkscope.generate(folded, [question, short], **settings)
-    assert all(torch.equal(mine.tokens, theirs.tokens) for mine, theirs in zip(found, written, strict=True))
-
-
 def test_a_folded_model_computes_no_row(pair):
     variant, _, folded = pair
     rows = []
@@ -118,15 +104,6 @@ def test_constants_that_change_are_rotated_anew(pair):
     assert torch.equal(again, network(tokens, use_cache=False).logits)
 
 
-def test_constants_rotated_without_gradients_meet_them_later(pair):
-    network = copy.deepcopy(pair[2].network)
-    tokens = torch.arange(4, 24)[None]
-    with torch.inference_mode():
-        network(tokens, use_cache=False)
-    network(tokens, use_cache=False).logits.logsumexp(-1).sum().backward()
-    assert network.model.embed_tokens.weight.grad is not None
-
-
 def test_the_stored_key_is_that_of_the_tokens_row_before_rotation(pair):
     variant, model, folded = pair
     stack, hidden = model.network.model, model.network.model.sink_token.embedding
@@ -150,20 +127,6 @@ def test_the_constants_are_fp32_and_the_rest_is_as_it_was(tmp_path):
         torch.equal(after[name], tensor) for name, tensor in before.items()
     )
     assert json.loads((tmp_path / "folded" / "config.json").read_text())["sink_token"]["folded"] is True
-
-
-def test_every_chat_template_is_copied(tmp_path):
-    folder = tmp_path / "model"
-    shutil.copytree(files("sinkscope") / "checkpoints" / "lab-sink-token", folder)
-    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    (folder / "additional_chat_templates").mkdir()
-    (folder / "additional_chat_templates" / "rag.jinja").write_text("{{ messages[0].content }} X")
-    fold(str(folder), tmp_path / "folded")
-    assert (
-        sinkscope.load(str(tmp_path / "folded")).tokenizer.chat_template
-        == sinkscope.load(str(folder)).tokenizer.chat_template
-    )
-    assert len(sinkscope.load(str(tmp_path / "folded")).tokenizer.chat_template) == 2
 
 
 def test_shards_are_folded_where_the_embedding_was(tmp_path):
@@ -191,17 +154,6 @@ def test_shards_are_folded_where_the_embedding_was(tmp_path):
     assert_close(logits(sinkscope.load(str(out))), logits(sinkscope.load(str(folder))), terms=TERMS)
 
 
-def test_a_folded_causal_model_writes_the_same(tmp_path, question):
-    folder = save(with_sink(SinkToken(count=2), causal=True), tmp_path / "model")
-    fold(str(folder), tmp_path / "folded")
-    mine, folded = (
-        sinkscope.generate(sinkscope.load(str(folder)), question, length=6),
-        sinkscope.load(str(tmp_path / "folded")),
-    )
-    with other_kernels(folded.network):
-        assert torch.equal(sinkscope.generate(folded, question, length=6).tokens, mine.tokens)
-
-
 @pytest.mark.parametrize(
     ("network", "message"),
     [
@@ -226,43 +178,6 @@ def test_what_cannot_be_folded_is_refused(tmp_path, network, message):
     with pytest.raises(CallError, match=message):
         fold(str(folder), tmp_path / "folded")
     assert not (tmp_path / "folded").exists()
-
-
-@pytest.mark.parametrize("tensor", ["model.sink_token.embedding", "model.layers.1.self_attn.k_proj.weight"])
-def test_a_sink_token_of_nan_is_refused(tmp_path, tensor):
-    folder = save(with_sink(), tmp_path / "model")
-    weights = load_file(folder / "model.safetensors")
-    save_file(
-        weights | {tensor: weights[tensor] * float("nan")}, folder / "model.safetensors", metadata={"format": "pt"}
-    )
-    with pytest.raises(ModelError, match=f"{tensor}: expected finite numbers in float32, found NaN"):
-        fold(str(folder), tmp_path / "folded")
-    assert not (tmp_path / "folded").exists()
-
-
-def test_folding_twice_and_onto_something_is_refused(tmp_path):
-    folder = save(with_sink(), tmp_path / "model")
-    fold(str(folder), tmp_path / "folded")
-    with pytest.raises(CallError, match=r"found 'token \(folded\)'"):
-        fold(str(tmp_path / "folded"), tmp_path / "again")
-    with pytest.raises(CallError, match="expected a new or empty folder for the folded model, found something there"):
-        fold(str(folder), tmp_path / "folded")
-
-
-def test_constants_of_another_shape_are_refused(tmp_path):
-    folder = save(with_sink(), tmp_path / "model")
-    out = fold(str(folder), tmp_path / "folded")
-    configure(out, sink_token=SinkToken(count=2, folded=True).as_config())
-    with pytest.raises(sinkscope.errors.ModelError, match=r"keys \(3, 5, 1, 8\) instead of \(3, 5, 2, 8\)"):
-        sinkscope.load(str(out))
-
-
-def test_the_command_folds(tmp_path, capsys):
-    folder = save(with_sink(), tmp_path / "model")
-    capsys.readouterr()
-    Fold(model=str(folder), out=tmp_path / "folded").run()
-    assert capsys.readouterr().out == f"{tmp_path / 'folded'}\n"
-    assert sinkscope.load(str(tmp_path / "folded")).card.sink_token == "token (folded)"
 
 
 def test_constants_that_would_not_be_finite_are_refused(tmp_path):

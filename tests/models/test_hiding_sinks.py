@@ -6,10 +6,8 @@ import pytest
 import torch
 from closeness import assert_close, terms_of
 from dense_sink import body, trained, with_sink
-from leaves_no_trace import check_leaves_no_trace
 
 from sinkscope.attention import Watcher, subscribed
-from sinkscope.errors import CallError
 from sinkscope.interventions import HidePositions, HideSinkToken, HideTopSinks, RandomKeys, compose
 from sinkscope.models.sink_token import VARIANTS, add_sink_token, hidden_sink
 
@@ -49,20 +47,6 @@ def test_without_its_sink_a_network_is_its_body(name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", NAMES)
-def test_what_is_removed_is_what_the_sink_received(name):
-    network, watcher = with_sink(VARIANTS[name]), Received()
-    with subscribed(network, watcher):
-        logits(network)
-    with HideSinkToken(layers=(1,))(network) as running, subscribed(network, hidden := Received()):
-        logits(network)
-    share = float(watcher.sinks[1].sum() / (watcher.sinks[1].sum() + watcher.text[1].sum()))
-    assert share > 1e-3
-    assert_close(running.effect.removed_share, share, terms=TERMS, dtype=torch.float32)
-    assert not hidden.sinks[1].any() and bool((hidden.sinks[0] > 0).all())
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("effect", ["mask", "zero"])
 @pytest.mark.parametrize("name", NAMES)
 def test_one_head_alone_loses_its_sink(name, effect):
@@ -73,18 +57,6 @@ def test_one_head_alone_loses_its_sink(name, effect):
     assert [bool(hidden.sinks[1][:, head].any()) for head in heads] == [head != 2 for head in heads]
     assert bool((hidden.sinks[0] > 0).all())
     assert running.effect.removed[0, 1].nonzero()[0].tolist() == [2] and running.effect.removed_share > 1e-3
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["token", "logit"])
-def test_zeroed_the_others_keep_what_they_had(name):
-    network, watcher = with_sink(VARIANTS[name]), Received()
-    with subscribed(network, watcher):
-        logits(network)
-    with HideSinkToken(layers=(0,), effect="zero")(network), subscribed(network, hidden := Received()):
-        logits(network)
-    assert_close(hidden.text[0], watcher.text[0], terms=TERMS)
-    assert not hidden.sinks[0].any()
 
 
 @torch.no_grad()
@@ -122,26 +94,3 @@ def test_at_strength_zero_it_is_bit_identical(rule):
     expected = logits(network)
     with rule(network):
         assert torch.equal(logits(network), expected)
-
-
-@pytest.mark.parametrize("name", ["token", "token-end", "logit"])
-def test_it_leaves_no_trace(name):
-    network = with_sink(VARIANTS[name])
-    check_leaves_no_trace(network, lambda: HideSinkToken()(network), TOKENS)
-
-
-@pytest.mark.parametrize("make", [body, lambda: add_sink_token(body(), "gate")], ids=["none", "gate"])
-def test_a_network_without_a_sink_is_refused(make):
-    network = make()
-    with (
-        HideSinkToken()(network),
-        pytest.raises(CallError, match=r"expected a sink token or a learned logit to hide, found none"),
-    ):
-        logits(network)
-
-
-def test_it_has_no_keys_to_choose_among():
-    with pytest.raises(
-        CallError, match=r"keys: expected none, as a sink token is no key of the canvas, found 'masked'"
-    ):
-        HideSinkToken(keys="masked")

@@ -1,10 +1,6 @@
 """`load("owner/name")` against a hub on this machine (local_hub.py)."""
 
-import json
-import subprocess
-import sys
 import time
-from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
@@ -12,11 +8,9 @@ import torch
 from damage import WEIGHTS, configure, refusal, shard
 from huggingface_hub import constants
 from local_hub import COMMIT, serve
-from processes import environment
 
 import sinkscope
 from sinkscope.errors import CallError
-from sinkscope.models import identify
 
 NAME = "lab/model"
 
@@ -76,21 +70,9 @@ def test_a_second_load_fetches_nothing_and_works_offline(hub, monkeypatch, capfd
     assert not hub.asked and not capfd.readouterr().err
 
 
-@pytest.mark.parametrize("status", [500, 503])
-def test_a_hub_that_is_down_leaves_the_cache(hub, status):
-    sinkscope.load(NAME)
-    hub.down = status
-    assert sinkscope.load(NAME).commit == COMMIT
-
-
 def test_a_wrong_model_is_refused_before_its_weights_are_fetched(hub):
     configure(hub.folder, attention_chunk_size=7)
     assert "attention_chunk_size" in refusal(NAME)
-    assert not hub.fetched
-
-
-def test_a_family_is_known_without_the_weights(hub):
-    assert identify(NAME)[0].name == "llada"
     assert not hub.fetched
 
 
@@ -103,45 +85,7 @@ def test_a_repository_without_safetensors(hub):
     assert not hub.fetched
 
 
-# Connections that are cut
-
-
-def test_a_cut_connection_goes_on_where_it_was(hub, diffusion, monkeypatch):
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 500)  # 10 MB; what is written at once
-    hub.cut_after = [1000, 2000]
-    assert sinkscope.load(NAME).card.weight_hash == diffusion.card.weight_hash
-    assert hub.fetched == [(WEIGHTS, None), (WEIGHTS, "bytes=1000-"), (WEIGHTS, "bytes=3000-")]
-
-
 # What a hub says
-
-
-def test_check_says_what_it_verified(hub, tmp_path):
-    """In a process of its own, with the variables that users set."""
-    variables = environment(HF_ENDPOINT=hub.address, HF_HUB_OFFLINE="0", HF_HUB_CACHE=str(tmp_path / "other"))
-    command = [sys.executable, "-m", "sinkscope", "check", NAME, "--json"]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = {one["name"]: one["found"] for one in json.loads(done.stdout)["checks"]}
-    assert found["files come from a hub"] == f"{NAME} at commit {COMMIT}"
-    assert f"fetching {WEIGHTS}" in done.stderr
-
-
-def test_a_connection_that_is_cut_for_good_keeps_finished_files(hub):
-    shard(hub.folder)
-    hub.cut_after = [None, *[0] * 20]
-    assert f"{NAME}: no such folder here, and it cannot be fetched" in refusal(NAME)
-    hub.cut_after = []
-    hub.asked.clear()
-    sinkscope.load(NAME)
-    assert len(hub.fetched) == 1, "a finished file was fetched again"
-
-
-def test_a_full_disk_is_known_before(hub, monkeypatch):
-    disk = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=1000))
-    monkeypatch.setattr("sinkscope.models.folders.shutil", disk)
-    assert f"in {hub.cache}, found 0.0 MB" in refusal(NAME)
-    assert not hub.fetched
 
 
 def test_what_the_hub_refuses_is_said_in_the_words_of_its_library(hub):

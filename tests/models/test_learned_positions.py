@@ -9,11 +9,8 @@ from other_kernels import other_kernels
 
 import sinkscope
 from sinkscope.decoding.checking import check_model
-from sinkscope.errors import CallError
 from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.recipes import RECIPES, Architecture
-from sinkscope.lab.starting_network import build_network
-from sinkscope.lab.vocabulary import build_tokenizer
 
 SHAPE = Architecture(
     layers=3, hidden_size=40, heads=5, kv_heads=5, intermediate_size=72, max_positions=64, positions="learned"
@@ -72,16 +69,3 @@ def test_it_writes_alone_in_a_batch_and_recorded(model, tmp_path):
     assert alone.tokens.tolist() == padded.tokens.tolist() == recorded.tokens.tolist()
     trace = sinkscope.open_trace(tmp_path / "run")
     assert_close(trace.column_sums[:].sum(axis=-1), float(trace.lengths[0]), terms=3 * int(trace.lengths[0]))
-
-
-def test_a_canvas_beyond_the_table_is_refused(model):
-    with pytest.raises(CallError, match=r"the canvas does not fit.*64"):
-        sinkscope.generate(model, PROMPT, length=48, steps=48, block=48)
-
-
-def test_rotary_recipes_stay_stock():
-    network = build_network(
-        dataclasses.replace(RECIPES["lab-diffusion"], architecture=dataclasses.replace(SHAPE, positions="rotary")),
-        build_tokenizer(),
-    )
-    assert type(network).__name__ == "LlamaForCausalLM"

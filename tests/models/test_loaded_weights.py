@@ -50,12 +50,6 @@ def test_a_trace_of_changed_weights_names_no_file(diffusion_folder, tmp_path, du
         assert card["parameters"] == sum(one.numel() for one in model.network.parameters())
 
 
-def test_a_copy_of_changed_weights_names_no_file(diffusion_folder):
-    model = sinkscope.load(diffusion_folder)
-    double(model.network)
-    assert weight_hash_of(copy.deepcopy(model)) == hash_memory(model.network) != model.card.weight_hash
-
-
 def test_the_network_of_other_files_is_told_as_such(diffusion_folder, tmp_path):
     model, other = sinkscope.load("lab-sink-token"), sinkscope.load("lab-diffusion")
     mixed = dataclasses.replace(other, network=copy.deepcopy(other).network)

@@ -8,7 +8,6 @@ from safetensors.torch import load_file
 
 import sinkscope
 from sinkscope.errors import CallError
-from sinkscope.models import folders
 from sinkscope.models.fingerprints import hash_stored
 from sinkscope.models.loading import outline
 
@@ -84,13 +83,6 @@ def store_as_bfloat16(folder):
     network.save_pretrained(folder)
 
 
-def test_the_stored_dtype_is_kept(folder):
-    store_as_bfloat16(folder)
-    model = sinkscope.load(str(folder))
-    assert {parameter.dtype for parameter in model.network.parameters()} == {torch.bfloat16}
-    assert (model.card.stored_dtype, model.card.dtype) == ("bfloat16", "bfloat16")
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, "float32", torch.float16])
 def test_a_dtype_asked_for_is_given(folder, dtype):
     store_as_bfloat16(folder)
@@ -98,15 +90,6 @@ def test_a_dtype_asked_for_is_given(folder, dtype):
     wanted = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     assert {parameter.dtype for parameter in model.network.parameters()} == {wanted}
     assert (model.card.stored_dtype, model.card.dtype) == ("bfloat16", str(wanted).removeprefix("torch."))
-
-
-def test_bundled_models_come_as_float32(folder, monkeypatch):
-    store_as_bfloat16(folder)
-    monkeypatch.setattr(folders, "bundled_folder", lambda name: folder)
-    model = sinkscope.load("lab-diffusion")
-    assert {parameter.dtype for parameter in model.network.parameters()} == {torch.float32}
-    assert (model.card.name, model.card.stored_dtype, model.card.dtype) == ("lab-diffusion", "bfloat16", "float32")
-    assert sinkscope.load("lab-diffusion", dtype="bfloat16").card.dtype == "bfloat16"
 
 
 @torch.no_grad()
@@ -122,23 +105,9 @@ def test_is_causal_is_honoured(diffusion, autoregressive, causal):
     assert model.family.causal is causal
 
 
-@torch.no_grad()
-def test_is_causal_of_the_config_decides_not_the_weights(folder):
-    configure(folder, is_causal=True)
-    model = sinkscope.load(str(folder))
-    tokens = torch.tensor([[0, 40, 41, 42]])
-    assert model.family.name == "llama" and model.card.mask_id is None
-    assert torch.equal(model.network(tokens).logits[0, 0], model.network(torch.tensor([[0, 40, 41, 99]])).logits[0, 0])
-
-
 def test_the_generate_of_a_bidirectional_network_is_refused(diffusion, autoregressive):
     with pytest.raises(CallError, match=r"both directions.*sinkscope\.generate"):
         diffusion.network.generate(torch.tensor([[0, 40]]), max_new_tokens=2)
     assert autoregressive.network.generate(
         torch.tensor([[0, 40]]), max_new_tokens=2, do_sample=False, pad_token_id=1
     ).shape == (1, 4)
-
-
-def test_loading_says_nothing(folder, capfd):
-    sinkscope.load(str(folder))
-    assert capfd.readouterr() == ("", "")

@@ -38,11 +38,10 @@ def say(model, tiny):
     return model.network(tiny.tokens, use_cache=False, **padding).logits[0].float().numpy()
 
 
-@pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("name", TINY)
-def test_logits_are_those_of_the_published_code(name, shards, tmp_path):
+def test_logits_are_those_of_the_published_code(name, tmp_path):
     tiny = TINY[name]
-    found, expected = say(load_tiny(name, tmp_path, shards), tiny), PUBLISHED[name]
+    found, expected = say(load_tiny(name, tmp_path, 1 + 2 * (name == "llada")), tiny), PUBLISHED[name]
     assert found.shape == expected.shape == (tiny.length, found.shape[1])
     assert_close(found[tiny.padding :], expected[tiny.padding :], terms=tiny.terms)
     assert np.abs(expected).max() > 1

@@ -52,17 +52,6 @@ def test_what_is_saved_is_loaded(folders, name):
     )
 
 
-def test_loading_a_sink_says_nothing(folders, capfd, caplog):
-    sinkscope.load(str(folders["token"]))
-    assert capfd.readouterr() == ("", "") and not caplog.records
-
-
-def test_a_qwen2_with_a_sink_loads(tmp_path):
-    folder = save(with_sink(kind="qwen2", causal=True), tmp_path / "model")
-    model = sinkscope.load(str(folder))
-    assert type(model.network).__name__ == "SinkQwen2ForCausalLM" and model.family.causal
-
-
 def test_transformers_alone_refuses_the_folder(folders):
     import transformers
 
@@ -107,13 +96,6 @@ def test_a_folder_that_does_not_fit_is_refused(tmp_path, changes, message):
         sinkscope.load(str(folder))
 
 
-def test_a_token_at_the_end_of_a_causal_folder_is_refused(tmp_path):
-    folder = save(with_sink(causal=True), tmp_path / "model")
-    configure(folder, sink_token=VARIANTS["token-end"].as_config())
-    with pytest.raises(ModelError, match="'token-end': expected a bidirectional network"):
-        sinkscope.load(str(folder))
-
-
 @pytest.mark.parametrize("name", ["token", "token-end", "logit", "gate", "causal token", "causal logit"])
 def test_sinkscope_check_proves_it(folders, name):
     failed = [one for one in check_model(sinkscope.load(str(folders[name]))) if not one.passed]
@@ -146,14 +128,6 @@ def test_a_causal_batch_is_written_as_its_rows_alone_and_without_a_cache(folders
         assert torch.equal(together.tokens, tokens[0])
 
 
-def test_transformers_own_generate_writes_the_same(folders, question):
-    model = sinkscope.load(str(folders["causal token"]))
-    tokens = torch.tensor([model.encode(question)])
-    with other_kernels(model.network), torch.no_grad():
-        written = model.network.generate(tokens, max_new_tokens=6, do_sample=False, pad_token_id=1)
-    assert torch.equal(written[0], sinkscope.generate(model, question, length=6).tokens)
-
-
 # Recording
 
 
@@ -173,29 +147,6 @@ def test_a_trace_has_the_users_positions_and_the_sinks_apart(folders, name, tmp_
         assert trace.tokens.shape == (4, length) and trace.value_norms.shape == (4, 3, 5, length)
         assert trace.manifest["model"]["sink_token"] == name
         assert trace.manifest["axes"]["sink_token_columns"] == ["step", "layer", "head", "sink"]
-
-
-def test_running_sums_of_a_causal_trace_count_the_sinks_too(folders, tmp_path, question):
-    model = sinkscope.load(str(folders["causal token-2"]))
-    with sinkscope.recording(model, out=tmp_path / "run"):
-        written = sinkscope.generate(model, question, length=5)
-    trace = sinkscope.open_trace(tmp_path / "run")
-    sums, sinks = torch.tensor(trace.column_sums[:]).nansum(-1), torch.tensor(trace.sink_token_columns[:]).sum(-1)
-    prompt = written.prompt_length
-    expected = (prompt + torch.arange(written.steps, dtype=torch.float32))[:, None, None].expand(sums.shape)
-    assert_close(sums + sinks, expected, terms=3 * (prompt + written.steps))
-
-
-def test_a_model_without_a_sink_records_none(diffusion, tmp_path, short):
-    with sinkscope.recording(diffusion, out=tmp_path / "run"):
-        sinkscope.generate(diffusion, short, **WRITTEN)
-    assert "sink_token_columns" not in sinkscope.open_trace(tmp_path / "run").parts[0].shapes
-
-
-def test_weights_of_the_token_are_where_its_config_says(folders):
-    stored = load_file(folders["token-2"] / "model.safetensors")
-    assert stored["model.sink_token.embedding"].shape == (2, 40)
-    assert not [key for key in load_file(folders["gate"] / "model.safetensors") if "sink_token." in key]
 
 
 def test_untrained_is_known_after_any_storage(tmp_path):

@@ -1,26 +1,21 @@
 """Paper 2's models: converted from lit-gpt's names, with the logits of the published code (see fixtures/README.md)."""
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from closeness import assert_close, terms_of
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import load_file, save_file
 from smdm_weights import COLUMNS, KINDS, MASK, SHAPE, SINK, canvas, lit_gpt_weights
 
 import sinkscope
-from sinkscope.commands.convert import Convert
-from sinkscope.decoding.checking import check_model
 from sinkscope.errors import CallError, ModelError
 from sinkscope.lab.vocabulary import build_tokenizer
 from sinkscope.models import FAMILIES
 from sinkscope.models.folding import fold
-from sinkscope.models.smdm import convert, convert_weights, read_tensors, split_fused
-from sinkscope.roles.conclusion import conclude
-from sinkscope.roles.verdict import Rules
+from sinkscope.models.smdm import convert, convert_weights, split_fused
 
 SMDM = FAMILIES["smdm"]
 
@@ -65,11 +60,6 @@ def test_logits_are_those_of_the_published_code(converted):
         assert model.network.config.sink_token["token_id"] == SINK
 
 
-def test_sinkscope_check_proves_it(converted):
-    failed = [one for one in check_model(sinkscope.load(str(converted[1]))) if not one.passed]
-    assert not failed
-
-
 @torch.no_grad()
 def test_folded_too(converted, tmp_path):
     kind, folder = converted
@@ -90,12 +80,6 @@ def test_a_converted_model_writes_and_never_the_mask(converted, tmp_path):
     trace = sinkscope.open_trace(tmp_path / "run")
     assert trace.column_sums.shape == (4, 3, 6, 12)
     assert trace.token_text(MASK) == f"<{MASK}>" and trace.token_text(7) == model.decode([7])
-
-
-def test_a_role_names_a_mask_without_a_text_by_its_number(converted):
-    model = sinkscope.load(str(converted[1]))
-    row = {"layer": 0, "head": 0, "sink": 1.0, "token": MASK}
-    assert conclude(model, (0, 0), [[row]], Rules()).token == f"<{MASK}>"
 
 
 @pytest.mark.parametrize("form", ["packed", "under the key model", "safetensors"])
@@ -166,14 +150,6 @@ class Harmful:
         return (print, ("this must never be printed",))
 
 
-SAFE = save({"lm_head.weight": torch.ones(3)})
-
-
-def test_safetensors_by_a_name_in_capitals(tmp_path):
-    (tmp_path / "MODEL.SAFETENSORS").write_bytes(SAFE)
-    assert [*read_tensors(tmp_path / "MODEL.SAFETENSORS")] == ["lm_head.weight"]
-
-
 def retold(folder, tokenizer, tmp_path, **changes):
     """The tokenizer with other tokens: text → id, and its mask."""
     core = json.loads((tokenizer / "tokenizer.json").read_text())
@@ -196,55 +172,14 @@ def test_a_tokenizer_that_load_would_refuse_is_refused_before_anything_is_writte
     torch.save(lit_gpt_weights("none"), plain)
     taken, masked = retold("taken", tokenizer, tmp_path, other=SINK), tmp_path / "masked"
     build_tokenizer().save_pretrained(masked)
-    messages = {
-        (
-            sink,
-            taken,
-        ): rf"sink\.pth, whose mask is token 32000, does not go with --tokenizer {taken}: .* token_id 32001, but .* 'other' there",
-        (
-            plain,
-            masked,
-        ): rf"plain\.pth, whose mask is token 32000, does not go with --tokenizer {masked}: .* expected token 32000, .* token 2",
-    }
-    for (file, folder), message in messages.items():
-        with pytest.raises(ModelError, match=message):
+    for file, folder, message in (
+        (sink, taken, r".* token_id 32001, but .* 'other' there"),
+        (plain, masked, ".* expected token 32000, .* token 2"),
+    ):
+        with pytest.raises(ModelError, match=f"{file.name} does not go with --tokenizer {folder}: {message}"):
             convert(file, tmp_path / "model", tokenizer=folder, heads=SHAPE.n_head)
         assert not (tmp_path / "model").exists()
     sinkscope.load(str(convert(plain, tmp_path / "model", tokenizer=taken, heads=SHAPE.n_head)))  # has no sink
-
-
-def test_weights_of_two_dtypes_are_loaded_in_the_wider_one(tmp_path, tokenizer):
-    weights = lit_gpt_weights("none")
-    weights["lm_head.weight"] = weights["lm_head.weight"].bfloat16()
-    torch.save(weights, tmp_path / "model.pth")
-    found = sinkscope.load(
-        str(convert(tmp_path / "model.pth", tmp_path / "model", tokenizer=tokenizer, heads=SHAPE.n_head))
-    )
-    assert found.card.dtype == "float32"
-    norm = weights["transformer.ln_f.weight"]
-    assert torch.equal(found.network.model.norm.weight, norm) and torch.equal(
-        found.network.lm_head.weight, weights["lm_head.weight"].float()
-    )
-
-
-def test_the_command_converts(tmp_path, tokenizer, capsys):
-    torch.save(lit_gpt_weights("none"), tmp_path / "model.pth")
-    Convert(file=tmp_path / "model.pth", out=tmp_path / "model", tokenizer=tokenizer, heads=6).run()
-    printed = capsys.readouterr()
-    assert printed.out == f"{tmp_path / 'model'}\n"
-    missing = MASK - len(sinkscope.load(str(tmp_path / "model")).tokenizer)
-    assert (
-        printed.err
-        == f"{missing:,} of its tokens have no text in {tokenizer}: is it the tokenizer with which the model was trained?\n"
-    )
-
-
-def test_a_tokenizer_of_all_tokens_is_not_noted(tmp_path, tokenizer, capsys):
-    torch.save(lit_gpt_weights("none"), tmp_path / "model.pth")
-    known = len(json.loads((tokenizer / "tokenizer.json").read_text())["model"]["vocab"])
-    whole = retold("whole", tokenizer, tmp_path, **{f"token{number}": number for number in range(known, MASK)})
-    Convert(file=tmp_path / "model.pth", out=tmp_path / "model", tokenizer=whole, heads=6).run()
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
@@ -260,14 +195,13 @@ def test_a_tokenizer_of_all_tokens_is_not_noted(tmp_path, tokenizer, capsys):
         ),
         (lambda: {"model": lit_gpt_weights("none"), "step": 7}, "expected tensors only, by name, found model, step"),
         (lambda: {"weights": Harmful()}, r"found GLOBAL \S*print, which could run code when read"),
-        (lambda: [torch.zeros(2)], "expected tensors only, by name, found list"),
         (
             lambda: changed(lambda w: w.pop("transformer.ln_f.weight")),
-            r"expected a tensor transformer\.ln_f\.weight, found none; it holds lm_head",
+            r"a tensor transformer\.ln_f\.weight, found none",
         ),
         (
             lambda: changed(lambda w: w.update({"transformer.ln_f.weight": torch.ones(3)})),
-            r"ln_f\.weight: expected shape \(24,\), found \(3,\)",
+            r"model\.norm\.weight \(3,\) instead of \(24,\)",
         ),
         (
             lambda: changed(lambda w: w.update({"transformer.h.0.attn.bias": torch.ones(3)})),
@@ -281,10 +215,6 @@ def test_a_tokenizer_of_all_tokens_is_not_noted(tmp_path, tokenizer, capsys):
             lambda: changed(lambda w: w.update({"transformer.h.0.attn.attn.weight": torch.ones(41, 24)})),
             r"expected the rows of 6 heads of 4 .* found 41",
         ),
-        (
-            lambda: lit_gpt_weights("token") | {n: w for n, w in lit_gpt_weights("gate").items() if "gate" in n},
-            "one for a sink in a model without a gate",
-        ),
     ],
 )
 def test_a_file_that_is_something_else_is_refused(content, message, tmp_path, tokenizer, capsys):
@@ -294,35 +224,9 @@ def test_a_file_that_is_something_else_is_refused(content, message, tmp_path, to
     assert not (tmp_path / "model").exists() and "never be printed" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("content", [b"junk, no model\n", b"", SAFE])
-def test_a_file_of_something_else(content, tmp_path):
-    """torch's own advice, to run the code in it, is not repeated."""
-    (tmp_path / "model.pth").write_bytes(content)
-    with pytest.raises(ModelError, match="expected a whole file of tensors only") as refused:
-        read_tensors(tmp_path / "model.pth")
-    assert "weights_only" not in str(refused.value)
-
-
-def test_a_call_that_does_not_fit_is_refused(tmp_path, tokenizer):
+def test_a_width_that_was_not_published_needs_its_heads(tmp_path, tokenizer):
     torch.save(lit_gpt_weights("none"), tmp_path / "model.pth")
     with pytest.raises(CallError, match=r"its width 24 is none of the published ones \(256, .*\); pass --heads"):
         convert(tmp_path / "model.pth", tmp_path / "model", tokenizer=tokenizer)
-    with pytest.raises(ModelError, match="expected the rows of 5 heads of 4"):
-        convert(tmp_path / "model.pth", tmp_path / "model", tokenizer=tokenizer, heads=5)
     with pytest.raises(CallError, match=r"--tokenizer .*: expected a folder with tokenizer\.json, found none"):
         convert(tmp_path / "model.pth", tmp_path / "model", tokenizer=tmp_path, heads=6)
-    with pytest.raises(CallError, match=r"expected a \.pth or \.safetensors file, found none"):
-        convert(tmp_path / "other.pth", tmp_path / "model", tokenizer=tokenizer)
-
-
-def test_all_files_of_the_tokenizer_are_copied(tmp_path, tokenizer):
-    torch.save(lit_gpt_weights("none"), tmp_path / "model.pth")
-    folder = tmp_path / "tokenizer"
-    shutil.copytree(tokenizer, folder)
-    (folder / "added_tokens.json").write_text("{}")
-    (folder / "additional_chat_templates").mkdir()
-    (folder / "additional_chat_templates" / "tool.jinja").write_text("x")
-    out = convert(tmp_path / "model.pth", tmp_path / "model", tokenizer=folder, heads=SHAPE.n_head)
-    assert {path.relative_to(folder) for path in folder.rglob("*")} <= {
-        path.relative_to(out) for path in out.rglob("*")
-    }

@@ -88,17 +88,6 @@ def test_the_table_has_every_part_and_the_point_that_was_asked_for(run, folders)
     assert not any("nan" in line for line in lines)
 
 
-def test_the_sweep_has_all_points_and_the_one_asked_for(run, folders):
-    status, out, _ = run("analyse", folders / "000000", "--excess", 4, "--json")
-    assert status == 0
-    at = {
-        (row["at"]["excess"], row["at"]["unit"])
-        for row in json.loads(out)["statistics"]
-        if row["name"] == "movement.drift"
-    }
-    assert at == {(e, u) for e in (1, 2, 3, 5, 8) for u in ("queries", "percent")} | {(4, "queries")}
-
-
 def test_two_sets_are_told_as_a_difference(run, folders):
     status, out, _ = run("analyse", folders, "--versus", folders, "--no-sweep", "--no-choice", "--json")
     document = json.loads(out)
@@ -115,17 +104,6 @@ def test_training_counts_are_read_and_checked(run, folders, tmp_path):
     status, out, _ = run("analyse", folders, "--training-counts", counts, "--no-sweep", "--no-choice", "--json")
     assert status == 0
     assert [row for row in json.loads(out)["statistics"] if row["name"] == "composition.frequency_correlation"]
-    manifest = folders / "000000" / "manifest.json"
-    content = {key: value for key, value in json.loads(manifest.read_text()).items() if key != "checksum"}
-    shutil.copytree(folders / "000000", tmp_path / "known")
-    (tmp_path / "known" / "manifest.json").write_text(
-        json.dumps({**content, "model": {**content.get("model", {}), "vocabulary": 40}})
-    )
-    for token, expected in ((39, 0), (40, 2)):
-        counts.write_text(json.dumps({str(token): 5, "99999": 1}))
-        status, _, err = run("analyse", tmp_path / "known", "--training-counts", counts, "--no-sweep", "--no-choice")
-        assert status == expected
-    assert "training: expected counts of the model's tokens, 0 to 39, found none of them" in err
     counts.write_text("[1, 2]")
     status, _, err = run("analyse", folders, "--training-counts", counts)
     assert status == 2
@@ -133,45 +111,3 @@ def test_training_counts_are_read_and_checked(run, folders, tmp_path):
     status, _, err = run("analyse", folders, "--training-counts", "lab")
     assert status == 2
     assert "expected a trace of a lab model (lab-diffusion, " in err
-
-
-def test_the_labs_corpus_is_known(run, folders, tmp_path, monkeypatch):
-    from sinkscope.commands import analyse
-    from sinkscope.lab.canvases import draw_canvases
-    from sinkscope.lab.recipes import RECIPES
-    from sinkscope.lab.vocabulary import build_tokenizer
-
-    monkeypatch.setattr(analyse, "LAB_BATCHES", 3)
-    shutil.copytree(folders / "000000", tmp_path / "t")
-    manifest = json.loads((tmp_path / "t" / "manifest.json").read_text())
-    del manifest["checksum"]
-    (tmp_path / "t" / "manifest.json").write_text(json.dumps({**manifest, "model": {"name": "lab-diffusion"}}))
-    status, out, _ = run("analyse", tmp_path / "t", "--training-counts", "lab", "--no-sweep", "--no-choice", "--json")
-    rows = {
-        row["at"].get("class"): row["value"]
-        for row in json.loads(out)["statistics"]
-        if row["name"].startswith("composition.times_t")
-    }
-    assert status == 0
-    assert rows["word"] > 0
-    recipe, tokenizer = RECIPES["lab-diffusion"], build_tokenizer()
-    drawn = np.concatenate(
-        [draw_canvases(recipe.canvases, tokenizer, recipe.seed, one).tokens.numpy().ravel() for one in range(3)]
-    )
-    counts = analyse._lab_counts(open_traces(tmp_path / "t")[0])
-    assert counts == {token: int((drawn == token).sum()) for token in np.unique(drawn).tolist()}
-    assert tokenizer.mask_token_id not in counts
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "expected at least one folder of traces, found none"),
-        (("FOLDER", "--unit", "mean", "--excess", "0.5"), "mean"),
-        (("FOLDER", "--tolerance", "-1"), "tolerance: expected a number of steps from 0 upwards, found -1"),
-    ],
-)
-def test_wrong_calls_are_refused(run, folders, arguments, message):
-    status, _, err = run("analyse", *(folders if one == "FOLDER" else one for one in arguments))
-    assert status == 2
-    assert message in err

@@ -13,14 +13,6 @@ def test_slopes_are_those_of_polyfit_over_the_steps_that_have_a_position():
         assert found[layer, head] == pytest.approx(np.polyfit(step, position[step, layer, head], 1)[0])
 
 
-def test_a_slope_needs_two_steps():
-    position = np.full((5, 3), np.nan)
-    position[2, 0] = 4
-    position[[1, 3], 1] = 2, 6
-    assert np.isnan(slopes(position)).tolist() == [True, False, True]
-    assert slopes(position)[1] == 2.0
-
-
 def test_the_nearest_mask_is_that_of_a_search_ties_to_the_left():
     rng = np.random.default_rng(1)
     masked = rng.random((6, 17)) < 0.2
@@ -60,13 +52,6 @@ def test_blocks_are_read_from_the_commits_also_in_another_order(order):
     blocks = blocks_of(written, first=5, block=4)
     assert blocks.tolist() == [order[0]] * 2 + [order[1]] * 2 + [order[2]] * 4  # the last two steps commit nothing
     assert block_edges(blocks, 5, 4).tolist() == [5 + 4 * (one + 1) - 1 for one in blocks]
-
-
-def test_before_the_first_commit_there_is_no_block():
-    written = np.full((3, 9), -1)
-    written[2, 7] = 1
-    assert blocks_of(written, 3, 3).tolist() == [-1, -1, 1]
-    assert np.isnan(block_edges(np.array([-1, 1]), 3, 3)).tolist() == [True, False]
 
 
 def test_the_slope_of_positions_that_come_back_is_0_without_rounding():

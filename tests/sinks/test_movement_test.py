@@ -1,4 +1,3 @@
-import itertools
 import json
 from dataclasses import asdict
 
@@ -6,7 +5,7 @@ import numpy as np
 import pytest
 from planted import within_binomial
 
-from sinkscope.sinks import main_sinks, movement_test, sinks_in
+from sinkscope.sinks import SinksIn, main_sinks, movement_test
 from sinkscope.sinks.drift import MainMoves
 from sinkscope.sinks.tracking import _Places
 
@@ -18,12 +17,6 @@ def drifting(seed, slope=0.7, noise=2.0):
     rng = np.random.default_rng(seed)
     position = 30 + slope * np.arange(STEPS)[:, None, None] + noise * rng.standard_normal((STEPS, LAYERS, HEADS))
     return np.where(rng.random(position.shape) < 0.1, -1, position.astype(int))
-
-
-def resident(seed):
-    """Main sinks that stay for eight steps, then stand elsewhere, in no direction."""
-    rng = np.random.default_rng(seed)
-    return np.repeat(rng.integers(0, 30, (STEPS // 8, LAYERS, HEADS)), 8, axis=0)
 
 
 def structureless(seed):
@@ -41,12 +34,6 @@ def test_a_planted_drift_is_found(slope):
     low, high = test.null_drift[1:]
     assert low < 0 < high
     assert abs(test.drift_per_step) > 1.3 * max(-low, high)
-
-
-def test_planted_residence_is_found():
-    test = movement_test(resident(0), shuffles=199)
-    assert test.p_moves == 1 / 200
-    assert test.moves_per_head < test.null_moves[1]
 
 
 def test_without_structure_false_alarms_stay_at_their_rate():
@@ -80,40 +67,12 @@ def test_blocks_are_twice_as_long_as_a_moving_sink_stays():
     assert movement_test(main[:, :, :1], shuffles=9).p_drift == 1
 
 
-def test_a_drift_in_shuffled_order_is_no_drift():
-    rng = np.random.default_rng(0)
-    p = [movement_test(drifting(seed)[rng.permutation(STEPS)], shuffles=39, seed=seed).p_drift for seed in range(40)]
-    assert np.mean(np.array(p) <= 0.05) <= 0.15
-
-
 def test_heads_are_shuffled_together():
     # Heads in lockstep: apart, their slopes would average out and the null would be far too narrow.
     one = structureless(3)[:, :1, :1]
     alone, many = (movement_test(np.repeat(one, heads, axis=2), shuffles=99) for heads in (1, 8))
     assert many.null_drift == pytest.approx(alone.null_drift)
     assert many.null_moves == pytest.approx(alone.null_moves)
-
-
-def test_observed_and_null_are_means_over_heads_that_have_a_slope():
-    main = drifting(1)
-    main[1:, 0, 0] = -1  # one step with a sink: no slope, not counted
-    test = movement_test(main, shuffles=19)
-    heads = [(layer, head) for layer in range(LAYERS) for head in range(HEADS) if (layer, head) != (0, 0)]
-    slopes, moves = [], []
-    for layer, head in heads:
-        own = main[:, layer, head]
-        step = np.flatnonzero(own >= 0)
-        slopes.append(np.polyfit(step, own[step], 1)[0])
-        moves.append(sum(a != b and a >= 0 and b >= 0 for a, b in itertools.pairwise(own)))
-    assert (test.heads, test.shuffles) == (5, 19)
-    assert test.drift_per_step == pytest.approx(np.mean(slopes))
-    assert test.moves_per_head == pytest.approx(np.mean(moves))
-
-
-def test_the_same_seed_gives_the_same_answer():
-    main = structureless(7)
-    assert movement_test(main, shuffles=50, seed=1) == movement_test(main, shuffles=50, seed=1)
-    assert movement_test(main, shuffles=50, seed=1).null_drift != movement_test(main, shuffles=50, seed=2).null_drift
 
 
 @pytest.mark.parametrize("main", [np.zeros((0, 2, 3), int), np.zeros((1, 2, 3), int), np.full((9, 2, 3), -1)])
@@ -129,9 +88,9 @@ def test_moves_with_steps_shuffled_are_those_of_the_shuffled_trace():
     columns = rng.random((30, 2, 3, 9))
     selected = columns > 0.6
     main = main_sinks(columns, selected)
-    places = _Places(main, sinks_in(selected))
+    places = _Places(main, SinksIn(selected))
     for order in (np.arange(30), rng.permutation(30), np.arange(30)[::-1]):
-        expected = MainMoves.of(main[order], sinks_in(selected[order]))
+        expected = MainMoves.of(main[order], SinksIn(selected[order]))
         np.testing.assert_array_equal(places.moves(order), expected.moves)
     assert expected.swaps.sum() and expected.moves.sum()
     np.testing.assert_array_equal(_Places(main, None).moves(np.arange(30)), MainMoves.of(main).moves)

@@ -6,7 +6,7 @@ from planted import make_trace, sink_at
 
 from sinkscope.sinks import is_sink, main_sinks
 from sinkscope.sinks.drift import MainMoves
-from sinkscope.sinks.tracking import sinks_in
+from sinkscope.sinks.tracking import SinksIn
 from sinkscope.statistics import Threshold, summarise
 from sinkscope.statistics.answer_queries import AnswerMain
 from sinkscope.statistics.statistic import values_of
@@ -49,7 +49,7 @@ def test_two_sinks_of_the_answers_queries_that_exchange_ranks_swap():
     dense = answer * (WIDTH / (WIDTH - PROMPT))
     for threshold in thresholds:
         selected = is_sink(dense, threshold.excess)
-        moved = MainMoves.of(main_sinks(dense, selected), sinks_in(selected))
+        moved = MainMoves.of(main_sinks(dense, selected), SinksIn(selected))
         counted = ~np.isnan(moved.drift)
         for name in ("moves", "swaps"):
             assert values[f"answer_queries.{name}_per_head", threshold.place] == getattr(moved, name)[counted].mean()

@@ -1,14 +1,12 @@
-"""A folder of statistics holds the tensors, the manifest and the prompts of one run."""
+"""A folder of statistics holds the prompts of one run, merged in order, however it was interrupted."""
 
-import json
+import itertools
 
 import numpy as np
 import pytest
-from safetensors import safe_open
-from safetensors.numpy import save_file
 
-from sinkscope.errors import TraceError
-from sinkscope.traces import read_statistics
+from sinkscope.errors import CallError, TraceError
+from sinkscope.traces import is_statistics, read_statistics
 from sinkscope.traces.statistics_folder import StatisticsFolder
 
 
@@ -16,75 +14,69 @@ def arrays_of(seed):
     return {"a": np.random.default_rng(seed).random(3), "n": np.array([seed])}
 
 
-def begin(folder, run=1, expected=5):
-    return StatisticsFolder(
-        folder, {"run": run}, lambda one, other: {name: one[name] + other[name] for name in one}, expected
-    )
+def merge(one, other):
+    return {name: one[name] * 2 + other[name] for name in one}  # depends on the order
 
 
-@pytest.mark.parametrize(
-    ("whose", "swapped", "said"),
-    [
-        (
-            "the same run",
-            ("statistics.safetensors",),
-            "expected the tensors whose sha256 its manifest gives, found others",
-        ),
-        ("another run", ("statistics.safetensors",), "expected the run that its manifest names, found another"),
-        ("another model", ("statistics.safetensors",), "expected the tensors whose sha256 its manifest gives"),
-        ("another model", ("manifest.json",), "expected the tensors whose sha256 its manifest gives"),
-        ("a longer run", ("statistics.safetensors",), "expected the 1 prompts that its manifest counts, found 2"),
-    ],
-)
-def test_tensors_of_another_run_are_refused(tmp_path, whose, swapped, said):
-    one, other = tmp_path / "one", tmp_path / "other"
-    begin(one, expected=1).commit(0, arrays_of(0), {"model": {"name": "A"}}, {})
-    prompts = 1 + (whose == "a longer run")
-    for index in range(prompts):
-        model = {"model": {"name": "AB"[whose == "another model"]}}
-        begin(other, 1 + (whose == "another run"), prompts).commit(index, arrays_of(index + 7), model, {})
-    for name in swapped:
-        (one / name).write_bytes((other / name).read_bytes())
-    with pytest.raises(TraceError, match=said + ".*the file belongs to another run; put its own back"):
-        read_statistics(one)
-    if whose != "another run" and swapped != ("manifest.json",):
-        with pytest.raises(TraceError, match=said):
-            begin(one, expected=3).fold()
+def begin(folder, run=1, expected=3):
+    return StatisticsFolder(folder, {"run": run}, merge, expected)
 
 
-def test_an_item_of_another_run_is_refused(tmp_path):
-    begin(tmp_path / "one").commit(1, arrays_of(1), {}, {})
-    begin(tmp_path / "other", run=2).commit(0, arrays_of(0), {}, {})
-    begin(tmp_path / "third", run=2).commit(1, arrays_of(0), {}, {})
-    item = "items/000001.safetensors"
-    (tmp_path / "one" / item).write_bytes((tmp_path / "third" / item).read_bytes())
-    with pytest.raises(
-        TraceError, match=r"000001.safetensors: expected the run that its manifest names, found another"
-    ):
-        begin(tmp_path / "one").commit(0, arrays_of(0), {}, {})
+def test_prompts_are_merged_in_the_order_of_their_numbers(tmp_path):
+    found = []
+    for number, order in enumerate(itertools.permutations(range(3))):
+        folder = tmp_path / str(number)
+        completed = [
+            begin(folder).commit(index, arrays_of(index), {"model": {"name": f"m{index}"}}, {str(index): "x"})
+            for index in order
+        ]
+        assert completed == [False, False, True] and not (folder / "items").exists() and is_statistics(folder)
+        assert all(begin(folder).done(index) for index in range(3))
+        manifest, arrays, texts = read_statistics(folder)
+        assert [manifest[key] for key in ("prompts", "complete", "expected")] == [3, True, 3]
+        assert manifest["model"] == {"name": "m0"} and texts == {0: "x", 1: "x", 2: "x"}
+        found.append((folder / "statistics.safetensors").read_bytes())
+        assert arrays["n"] == merge(merge(arrays_of(0), arrays_of(1)), arrays_of(2))["n"]
+    assert len({content[-24:] for content in found}) == 1
 
 
-def test_tensors_are_ahead_of_their_manifest_after_a_kill(tmp_path):
-    folder = begin(tmp_path / "s")
-    before = [(tmp_path / "s" / "manifest.json").read_bytes()]
-    for index in range(2):
-        folder.commit(index, arrays_of(index), {"model": {"name": "A"}}, {})
-        before.append((tmp_path / "s" / "manifest.json").read_bytes())
-    for content in before[:2]:
-        (tmp_path / "s" / "manifest.json").write_bytes(content)
-        manifest, arrays, _ = read_statistics(tmp_path / "s")
-        assert arrays["n"] == [1]
-        assert (manifest["prompts"], manifest["complete"], manifest["model"]) == (2, False, {"name": "A"})
-    begin(tmp_path / "s").fold()
-    assert (tmp_path / "s" / "manifest.json").read_bytes() == before[2]
+def test_a_prompt_that_waits_is_merged_by_the_next_run_and_items_of_a_kill_are_removed(tmp_path):
+    folder = begin(tmp_path)
+    folder.commit(0, arrays_of(0), {}, {})
+    merged = (tmp_path / "items" / "000000.safetensors", tmp_path / "statistics.safetensors")
+    folder.commit(2, arrays_of(2), {}, {})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StatisticsFolder, "fold", lambda _: False)  # killed between the item and the merge
+        folder.commit(1, arrays_of(1), {}, {})
+        merged[0].write_bytes((tmp_path / "items" / "000001.safetensors").read_bytes())
+    assert read_statistics(tmp_path)[0]["prompts"] == 1 and folder.done(1)
+    assert begin(tmp_path).fold() and read_statistics(tmp_path)[0]["complete"]
 
 
-def test_statistics_of_earlier_versions_are_read(tmp_path):
-    begin(tmp_path / "s").commit(0, arrays_of(0), {"model": {"name": "A"}}, {})
-    manifest = json.loads((tmp_path / "s" / "manifest.json").read_text())
-    del manifest["tensors"], manifest["checksum"]
-    (tmp_path / "s" / "manifest.json").write_text(json.dumps(manifest))
-    with safe_open(tmp_path / "s" / "statistics.safetensors", framework="np") as file:
-        metadata = {name: text for name, text in file.metadata().items() if name not in ("run", "sha256")}
-    save_file(arrays_of(0), tmp_path / "s" / "statistics.safetensors", metadata)
-    assert read_statistics(tmp_path / "s")[1]["n"] == [0]
+def test_a_folder_of_unknown_length_is_complete_when_it_is_closed(tmp_path):
+    folder = begin(tmp_path, expected=None)
+    with pytest.raises(TraceError, match="holds no complete prompt yet"):
+        read_statistics(tmp_path)
+    folder.commit(0, arrays_of(0), {}, {})
+    assert not read_statistics(tmp_path)[0]["complete"]
+    folder.close()
+    assert read_statistics(tmp_path)[0]["complete"]
+
+
+def test_files_and_settings_of_another_run_are_refused(tmp_path):
+    for run in (1, 2):
+        folder = begin(tmp_path / str(run), run)
+        for index in (0, 2):
+            folder.commit(index, arrays_of(index), {}, {})
+    with pytest.raises(CallError, match="holds statistics of another run: expected run 2, found 1"):
+        begin(tmp_path / "1", run=2)
+    for name in ("statistics.safetensors", "items/000002.safetensors"):
+        own = (tmp_path / "1" / name).read_bytes()
+        (tmp_path / "1" / name).write_bytes((tmp_path / "2" / name).read_bytes())
+        with pytest.raises(TraceError, match=f"{name}: expected the run that its manifest names, found another"):
+            begin(tmp_path / "1").commit(1, arrays_of(1), {}, {})
+        (tmp_path / "1" / name).write_bytes(own)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("x")
+    with pytest.raises(CallError, match=r"already holds files \(notes.txt"):
+        begin(tmp_path / "mine")

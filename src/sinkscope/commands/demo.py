@@ -123,7 +123,7 @@ def movement_of(trace: Any) -> dict[str, Any]:
     """Return the cells of one trace in the demo's table, by column; `CAPTION` explains them."""
     import numpy as np
 
-    from sinkscope.sinks import find_sinks, is_sink, main_sinks, movement_test, running_mean, sinks_in, track
+    from sinkscope.sinks import SinksIn, find_sinks, is_sink, main_sinks, movement_test, running_mean, track
 
     sinks = find_sinks(trace)
     tracks = track(sinks)
@@ -133,7 +133,7 @@ def movement_of(trace: Any) -> dict[str, Any]:
     if not trace.causal:
         columns = running_mean(sinks.columns)
         there = is_sink(columns)
-        averaged = f"{movement_test(main_sinks(columns, there), sinks_in(there), shuffles=1).moves_per_head:.2f}"
+        averaged = f"{movement_test(main_sinks(columns, there), SinksIn(there), shuffles=1).moves_per_head:.2f}"
     return {
         "sinks": len(sinks),
         "heads": test.heads,

@@ -2,7 +2,7 @@
 
 from .block_causal import block_length as block_length
 from .families import FAMILIES as FAMILIES
-from .family import Family as Family, PublishedShape as PublishedShape, SpecialTokens as SpecialTokens
+from .family import Family as Family, PublishedShape as PublishedShape
 from .folders import (
     BUNDLED as BUNDLED,
     SPECIMENS as SPECIMENS,

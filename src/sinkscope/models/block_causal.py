@@ -14,14 +14,10 @@ import torch
 from torch import Tensor, nn
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, Glm4MoeModel, Qwen3Config, Qwen3ForCausalLM, Qwen3Model
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
-from transformers.models.glm4_moe.modeling_glm4_moe import (
-    ALL_ATTENTION_FUNCTIONS,
-    Glm4MoeAttention,
-    apply_rotary_pos_emb,
-    eager_attention_forward,
-)
+from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeAttention, apply_rotary_pos_emb
 
 from sinkscope.attention.scores import mask_for
+from sinkscope.models.llama_variants import attend
 
 
 def block_causal_mask(real: Tensor, queries: int, block: int) -> Tensor:
@@ -138,14 +134,7 @@ class FusedAttention(Glm4MoeAttention):
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation or "eager", eager_attention_forward
-        )
-        dropout = self.attention_dropout if self.training else 0.0
-        output, weights = attend(
-            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
-        )
-        return self.o_proj(output.reshape(*hidden_states.shape[:-1], -1).contiguous()), weights
+        return attend(self, query, key, value, attention_mask, **kwargs)
 
 
 class BlockCausalMixtureModel(BlockCausal, Glm4MoeModel):

@@ -14,10 +14,8 @@ from typing import Any
 from sinkscope.errors import ModelError
 from sinkscope.models import any_causal
 from sinkscope.models.family import Family
-from sinkscope.models.layouts import BODIES, MARK, MARK_POSITIONS, MARK_ROTARY, STOCK, Layout
+from sinkscope.models.layouts import BODIES, MARK, MARK_POSITIONS, MARK_ROTARY, ROPE_TYPES, STOCK, Layout
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""The kinds of rotation that do not change with the length of the text, by transformers' names."""
 _ORIGINAL = "original_max_position_embeddings"
 
 
@@ -95,7 +93,10 @@ def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Con
         fields |= {"is_causal": False, "mask_token_id": mask_id, MARK: family.name, MARK_ROTARY: full_precision}
     eos = config.get("eos_token_id")
     eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
-    network = _network(layout, family, fields, full_precision)
+    network = family.network or f"transformers:{BODIES[layout.body][1]}"
+    if family.network is None and layout.body == "llama" and (full_precision or fields.get(MARK_POSITIONS)):
+        variant = "FullPrecisionLlama" if full_precision else "LearnedPositionsLlama"
+        network = f"sinkscope.models.llama_variants:{variant}"
     return Converted(layout, network, fields, full_precision, mask_id, eos_ids, unread)
 
 
@@ -112,19 +113,6 @@ def completed(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     layout = STOCK.get(str(config.get("model_type")), family.layout)
     absent = {} if layout is None else layout.absent
     return {**config, **{key: value for key, value in absent.items() if config.get(key) is None}}
-
-
-def _network(layout: Layout, family: Family, fields: Mapping[str, Any], full_precision_rotary: bool) -> str:
-    """Return where the class is that computes what a checkpoint's published code does, as ``module:Class``."""
-    if family.network is not None:
-        return family.network
-    if layout.body != "llama":
-        return f"transformers:{BODIES[layout.body][1]}"
-    if full_precision_rotary:
-        return "sinkscope.models.llama_variants:FullPrecisionLlama"
-    if fields.get(MARK_POSITIONS):
-        return "sinkscope.models.llama_variants:LearnedPositionsLlama"
-    return "transformers:LlamaForCausalLM"
 
 
 def known_keys(layout: Layout) -> set[str]:
@@ -154,7 +142,11 @@ def _unread_keys(config: Mapping[str, Any], layout: Layout, fields: Mapping[str,
     has = {**fields, "head_dim": dim, "rotary_dim": int(dim * fields.get("partial_rotary_factor", 1))}
     unread = [key for key in config if key not in known_keys(layout)]
     stock = layout in STOCK.values()
-    read = _read_by_transformers(layout) if stock and unread else set()
+    read: set[str] = set()
+    if stock and unread:
+        import transformers
+
+        read = {one.name for one in fields_of(getattr(transformers, BODIES[layout.body][0]))}
     for key in unread:
         found = config[key]
         if key in read if stock else found and has.get(key) != found:
@@ -162,12 +154,6 @@ def _unread_keys(config: Mapping[str, Any], layout: Layout, fields: Mapping[str,
     if wrong:
         raise ModelError(f"{file}: {'; '.join(wrong)}; sinkscope does not model that network")
     return tuple(unread)
-
-
-def _read_by_transformers(layout: Layout) -> set[str]:
-    import transformers
-
-    return {one.name for one in fields_of(getattr(transformers, BODIES[layout.body][0]))}
 
 
 def _rope(fields: dict[str, Any], file: str) -> dict[str, Any]:

@@ -34,9 +34,7 @@ def find_device(device: Any, flag: str = "device") -> torch.device:
 
 
 def own_device(device: str) -> str:
-    """Return a device; ``cuda`` under torchrun is the process's own, by LOCAL_RANK, as else all processes would share
-    the first.
-    """
+    """Return a device; ``cuda`` under torchrun is that of the process, by LOCAL_RANK."""
     local = os.environ.get("LOCAL_RANK")
     return f"cuda:{local}" if device == "cuda" and local is not None else device
 
@@ -53,10 +51,7 @@ def own_defaults() -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that memory did not suffice.
-
-    On a CPU torch raises a plain RuntimeError, and so it does for pinned memory.
-    """
+    """Return whether an error says that memory did not suffice: on a CPU torch raises a plain RuntimeError."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
         words in str(error) for words in _OUT_OF_MEMORY
     )

@@ -12,25 +12,6 @@ from sinkscope.models.layouts import Layout
 
 
 @dataclass(frozen=True)
-class SpecialTokens:
-    """Ids of the special tokens in the published checkpoints; None where there is none. A checkpoint's own config.json
-    decides.
-
-    Attributes:
-        mask, eos, pad, bos: ids.
-        end_of_turn: the token that ends a turn of a conversation.
-        mask_text: the text of the mask token in the tokenizer.
-    """
-
-    mask: int | None = None
-    eos: int | None = None
-    pad: int | None = None
-    bos: int | None = None
-    end_of_turn: int | None = None
-    mask_text: str | None = None
-
-
-@dataclass(frozen=True)
 class PublishedShape:
     """The size of a published checkpoint; `sinkscope check` compares a loaded model with it.
 
@@ -68,7 +49,8 @@ class Family:
         tokenizer_classes: names that its tokenizer_config.json may give to byte pairs in vocab.json and merges.txt.
             They are read by transformers' Qwen2Tokenizer; a class of such a name in the folder is never run.
         shift: whether the logits of a position predict the token after it, as in a causal model.
-        tokens: special tokens of the published checkpoints.
+        mask_text: the text of the mask token in the published tokenizers.
+        end_of_turn: the token that ends a turn of a conversation in the published checkpoints.
         chat_template: Jinja, used where the tokenizer has no template of its own.
         chat_tokens: control tokens that the template needs; a tokenizer without them belongs to a base model.
         shapes: sizes of the published checkpoints.
@@ -85,7 +67,8 @@ class Family:
     network: str | None = None
     tokenizer_classes: tuple[str, ...] = ()
     shift: bool = False
-    tokens: SpecialTokens = SpecialTokens()
+    mask_text: str | None = None
+    end_of_turn: int | None = None
     chat_template: str | None = None
     chat_tokens: tuple[str, ...] = ()
     shapes: tuple[PublishedShape, ...] = ()

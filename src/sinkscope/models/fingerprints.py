@@ -90,9 +90,7 @@ def note_loaded(network: nn.Module, weight_hash: str) -> None:
 
 def were_changed(network: nn.Module, weight_hash: str | None = None) -> bool:
     """Return whether weights of a loaded network, a copy of one or an adapter around one were replaced, added or
-    written into.
-
-    A change of the float type is none.
+    written into; a cast changes none.
 
     Args:
         weight_hash: of the files that they should be of; the weights of other files count as changed.
@@ -104,9 +102,8 @@ def were_changed(network: nn.Module, weight_hash: str | None = None) -> bool:
     if weight_hash not in (None, of_files):
         return True
     now = _sample(network)
-    return len(before) != len(now) or not all(
-        torch.equal(one.to(two.dtype), two) for one, two in zip(before, now, strict=True)
-    )
+    same = (torch.equal(one.to(two.dtype), two) for one, two in zip(before, now, strict=False))
+    return len(before) != len(now) or not all(same)
 
 
 @torch.no_grad()
@@ -123,16 +120,11 @@ class SameWeights:
         self._first: list[Tensor] | None = None
 
     def check(self, what: str) -> None:
-        """Raise CallError where weights were changed, or cast, since the first call.
-
-        Args:
-            what: what asks for the same weights, such as ``keep='statistics' counts prompts of one network``.
-        """
+        """Raise CallError where weights were changed, or cast, since the first call; ``what`` needs the same ones."""
         now = _sample(self._network)
         self._first = self._first or now
-        if len(now) != len(self._first) or not all(
-            one.dtype == two.dtype and torch.equal(one, two) for one, two in zip(now, self._first, strict=True)
-        ):
+        same = (one.dtype == two.dtype and torch.equal(one, two) for one, two in zip(now, self._first, strict=False))
+        if len(now) != len(self._first) or not all(same):
             raise CallError(
                 f"{what}: expected the weights of the first prompt, found others; record each into a folder of its own"
             )

@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from sinkscope.errors import CallError, ModelError, first_line
+from sinkscope.errors import CallError, ModelError
 from sinkscope.models.adapters import WEIGHTS as ADAPTER_WEIGHTS
 from sinkscope.models.adapters import base_name, is_adapter
 from sinkscope.models.any_causal import GGUF, read_gguf_config, sha256_of
@@ -46,8 +46,7 @@ def bundled_folder(name: str) -> Path:
         CallError: another name.
     """
     if not is_bundled(name):
-        near = difflib.get_close_matches(name, (*BUNDLED, *SPECIMENS), n=2) or BUNDLED
-        raise CallError(f"name: expected {' or '.join(near)}, or a specimen lab-nulls-KIND-NULLS-SEED, found {name!r}")
+        raise CallError(f"name: expected {', '.join(BUNDLED)} or lab-nulls-KIND-NULLS-SEED, found {name!r}")
     part = "checkpoints/specimens" if name in SPECIMENS else "checkpoints"
     return Path(str(resources.files("sinkscope") / part / name))
 
@@ -62,22 +61,19 @@ def find_folder(name: str, revision: str | None = None, weights: bool = True) ->
     small files are.
 
     Raises:
-        CallError: nothing by this name, or a revision of what is not on a hub.
+        CallError: nothing by this name, or a revision of a folder.
         ModelError: a repository that the hub does not provide.
     """
     if revision is not None and not is_on_hub(name):
         raise CallError(f"revision: expected a hub id owner/name beside it, found {name!r}; leave it out")
+    check_name(name)
     if is_bundled(name):
         return bundled_folder(name)
     if name == SMOLLM2:
-        if (file := smollm2_file()) is not None:
-            return file
-        return _smollm2_of_the_hub(weights)
-    folder = Path(name).expanduser()
-    if name and folder.exists():
-        return _one_file(folder)
-    check_name(name)
-    folder = fetch_small_files(name, revision)
+        return smollm2_file() or _smollm2_of_the_hub(weights)
+    if (path := Path(name).expanduser()).exists():
+        return _one_file(path)
+    folder = _fetch_small_files(name, revision)
     if weights:
         fetch_weights(name, folder)
     return folder
@@ -147,10 +143,10 @@ def is_on_hub(name: str) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Raise an error for a name that is neither bundled, nor a folder, nor of the form of a hub id; nothing is fetched.
+    """Check that a name is bundled, or a folder, or of the form of a hub id; nothing is fetched.
 
     Raises:
-        CallError: see above.
+        CallError: it is not.
     """
     if is_bundled(name) or name == SMOLLM2 or (name and Path(name).expanduser().exists()) or is_on_hub(name):
         return
@@ -180,12 +176,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_json_object(path, ModelError, "correct the file or fetch it again")
 
 
-def fetch_small_files(name: str, revision: str | None) -> Path:
-    """Return the folder of a repository in the cache, with everything but its weights; without a connection, what is
-    there.
-
-    Raises:
-        ModelError: what huggingface_hub says.
+def _fetch_small_files(name: str, revision: str | None) -> Path:
+    """Return the folder of a repository in the cache, with everything but its weights; without a connection, its files
+    in the cache.
     """
     import huggingface_hub
 
@@ -197,7 +190,7 @@ def fetch_small_files(name: str, revision: str | None) -> Path:
 
 
 def fetch_weights(name: str, folder: Path) -> None:
-    """Fetch the weights that a folder of `fetch_small_files` lacks, after a line that says how much that is.
+    """Fetch the weights that a folder in the cache lacks, after a line that says how much that is.
 
     Raises:
         ModelError: a repository without safetensors, too little space, or what huggingface_hub says.
@@ -212,8 +205,7 @@ def fetch_weights(name: str, folder: Path) -> None:
     with _hub_errors(name):
         files = huggingface_hub.HfApi().model_info(name, revision=commit, files_metadata=True).siblings or []
     sizes = {file.rfilename: file.size or 0 for file in files}
-    absent = [file for file in lacking if file not in sizes]
-    if absent:
+    if absent := [file for file in lacking if file not in sizes]:
         kinds = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack")
         held = sorted(file for file in sizes if file.endswith(kinds))
         raise ModelError(
@@ -241,9 +233,3 @@ def _hub_errors(name: str) -> Iterator[None]:
     except (errors.HfHubHTTPError, errors.HTTPError, errors.HFValidationError, OSError) as error:
         said = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(f"{name}: no such folder here, and it cannot be fetched: {said}") from error
-
-
-def reason_of(error: BaseException) -> str:
-    """Return an error's status, or the first line of its message."""
-    response = getattr(error, "response", None)
-    return f"status {response.status_code}" if response is not None else first_line(error)

@@ -20,11 +20,11 @@ from sinkscope.models.loading import load
 from sinkscope.models.sink_token.stream import constant_keys
 from sinkscope.models.sink_token.variant import KEY, SinkToken
 from sinkscope.models.tokenization import template_files
+from sinkscope.models.weights import INDEX, SINGLE
 from sinkscope.runs.files import sealed, write_whole
 from sinkscope.runs.folder import new_folder
 
 EMBEDDING, KEYS, VALUES = (f"model.sink_token.{name}" for name in ("embedding", "keys", "values"))
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @own_defaults()
@@ -39,6 +39,8 @@ def fold(name: str, out: Path) -> Path:
         CallError: the model has no trained sink token, or a folded one, or the folder holds something.
         ModelError: the model cannot be loaded.
     """
+    from safetensors.torch import load_file, save
+
     with new_folder(out, ModelError, "the folded model", "config.json") as place:
         folder = find_folder(name)
         network = load(folder, dtype=torch.float32).network
@@ -47,54 +49,32 @@ def fold(name: str, out: Path) -> Path:
             keys, values = constant_keys(network.model)
         constants = {KEYS: keys} | ({} if values is None else {VALUES: values})
         if not all(one.isfinite().all() for one in constants.values()):
-            raise ModelError(
-                f"{name}: expected finite keys and values of its sink tokens, found NaN or infinite ones; its "
-                "weights are too large"
-            )
-        _write(folder, place, dataclasses.replace(variant, folded=True), constants)
+            raise ModelError(f"{name}: expected finite keys and values of its sink tokens, found NaN or infinite ones")
+        index = json.loads((folder / INDEX).read_text()) if (folder / INDEX).exists() else None
+        home = SINGLE if index is None else index["weight_map"].pop(EMBEDDING)
+        weights = load_file(folder / home)
+        removed = weights.pop(EMBEDDING)
+        tensors = {key: tensor.contiguous() for key, tensor in (weights | constants).items()}
+        written = {home: sealed(save(tensors, metadata={"format": "pt"}))}
+        if index is not None:
+            index["weight_map"] |= dict.fromkeys(constants, home)
+            if "total_size" in index.get("metadata", {}):
+                index["metadata"]["total_size"] += sum(one.nbytes for one in constants.values()) - removed.nbytes
+            written[INDEX] = [f"{json.dumps(index, indent=2)}\n".encode()]
+        config = read_config(folder) | {KEY: dataclasses.replace(variant, folded=True).as_config()}
+        written["config.json"] = [f"{json.dumps(config, indent=2)}\n".encode()]
+        files = {path for path in folder.iterdir() if path.is_file() and path.name not in written}
+        for path in {*files, *template_files(folder)}:
+            copy = place / path.relative_to(folder)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copy(path, copy)
+        for file, pieces in written.items():
+            write_whole(place / file, pieces, ModelError, "make room or choose another folder")
     return out
 
 
-def _write(folder: Path, out: Path, variant: SinkToken, constants: dict[str, torch.Tensor]) -> None:
-    """Write the folded model.
-
-    Raises:
-        ModelError, OSError: no permission, no space.
-    """
-    from safetensors.torch import load_file, save
-
-    index = json.loads((folder / INDEX).read_text()) if (folder / INDEX).exists() else None
-    home = WEIGHTS if index is None else index["weight_map"].pop(EMBEDDING)
-    weights = load_file(folder / home)
-    removed = weights.pop(EMBEDDING)
-    content = save(
-        {name: tensor.contiguous() for name, tensor in (weights | constants).items()}, metadata={"format": "pt"}
-    )
-    written = {home: sealed(content)}
-    if index is not None:
-        index["weight_map"] |= dict.fromkeys(constants, home)
-        if "total_size" in index.get("metadata", {}):
-            index["metadata"]["total_size"] += sum(one.nbytes for one in constants.values()) - removed.nbytes
-        written[INDEX] = [f"{json.dumps(index, indent=2)}\n".encode()]
-    config = read_config(folder) | {KEY: variant.as_config()}
-    written["config.json"] = [f"{json.dumps(config, indent=2)}\n".encode()]
-    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name not in written]
-    for path in [*files, *(one for one in template_files(folder) if one not in files)]:
-        copy = out / path.relative_to(folder)
-        copy.parent.mkdir(exist_ok=True)
-        shutil.copy(path, copy)
-    for file, pieces in written.items():
-        write_whole(out / file, pieces, ModelError, "make room or choose another folder")
-
-
 def _foldable(network: Any, name: str) -> SinkToken:
-    """Return the variant of a network's sink.
-
-    Raises:
-        CallError: it cannot be folded.
-    """
-    stored = getattr(network.config, KEY, None)
-    if stored is None:
+    if getattr(network.config, KEY, None) is None:
         raise CallError(f"{name}: expected a model with a sink token, found one without; there is nothing to fold")
     sink = network.model.sink_token
     variant: SinkToken = sink.variant
@@ -104,7 +84,6 @@ def _foldable(network: Any, name: str) -> SinkToken:
     if not sink.trained:
         raise CallError(
             f"{name}: expected a trained sink token, found {variant.name!r} with its initial values of seed "
-            f"{variant.seed}; "
-            "train the model first (`sinkscope train`)"
+            f"{variant.seed}; train the model first (`sinkscope train`)"
         )
     return variant

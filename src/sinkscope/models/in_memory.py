@@ -21,10 +21,8 @@ def model_of(network: Any, tokenizer: Any = None, *, name: str = "network") -> M
     """Return a model around a network, whose weights are shared, not copied.
 
     Args:
-        network: a transformers Llama or Qwen2. A bidirectional one has ``is_causal`` False and a ``mask_token_id`` in
-            its config.
+        network: a transformers Llama or Qwen2; a bidirectional one has ``is_causal`` False and a ``mask_token_id``.
         tokenizer: gives tokens their texts; None where only token ids are used.
-        name: in messages and files.
 
     Raises:
         ModelError: its config belongs to no family, or it predicts no tokens.

@@ -5,7 +5,7 @@ Each key is handled, knowingly ignored, or held to the values that are modelled;
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 MARK = "sinkscope_family"
@@ -13,6 +13,9 @@ MARK = "sinkscope_family"
 MARK_ROTARY = "sinkscope_full_precision_rotary"
 MARK_POSITIONS = "sinkscope_learned_positions"
 """Key of config.json of a Llama with learned absolute positions instead of rotations."""
+
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""The kinds of rotation that do not change with the length of the text, by transformers' names."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,6 @@ class Layout:
         ignored: keys without effect on what a forward pass computes.
         full_precision_rotary: queries and keys are rotated in fp32 whatever the dtype, unless this key says otherwise.
         tensors: published name → transformers' name, ``{N}`` is the number of a layer; empty where they are the same.
-        bidirectional: whether its networks look both ways; None where the key ``is_causal`` decides.
     """
 
     body: Literal["llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe"]
@@ -63,7 +65,6 @@ class Layout:
     tokens: frozenset[str] = frozenset({"mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id"})
     full_precision_rotary: str | None = None
     tensors: Mapping[str, str] = field(default_factory=dict)
-    bidirectional: bool | None = None
 
 
 # What transformers writes into any config.json, and what speaks of training, storage or the library only.
@@ -159,34 +160,16 @@ _LLADA = Layout(
     ),
     full_precision_rotary="rope_full_precision",
     tensors=_LLADA_TENSORS,
-    bidirectional=True,
 )
 
-_MMADA = Layout(
-    body="llama",
-    sizes=_LLADA.sizes,
-    fallbacks=_LLADA.fallbacks,
-    numbers=_LLADA.numbers,
-    flags=_LLADA.flags,
+_MMADA = replace(
+    _LLADA,
     fixed={**_LLADA.fixed, "w_clip_vit": Fixed((False,), False)},
     ignored=_LLADA.ignored | MMADA_KEYS | {"pretrained_model_path", "tokenizer_path"},
-    full_precision_rotary=_LLADA.full_precision_rotary,
-    tensors=_LLADA_TENSORS,
-    bidirectional=True,
 )
 
-_STOCK_SIZES = {
-    name: name
-    for name in (
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "intermediate_size",
-        "vocab_size",
-        "max_position_embeddings",
-    )
-}
+_SIZES = "hidden_size num_hidden_layers num_attention_heads num_key_value_heads intermediate_size vocab_size"
+_STOCK_SIZES = {name: name for name in (*_SIZES.split(), "max_position_embeddings")}
 _FULL_ATTENTION: Mapping[str, Any] = {"layer_types": "full_attention"}
 _SLIDING = {"use_sliding_window": Fixed((False, None), False)}
 # Only used with use_sliding_window.
@@ -208,10 +191,8 @@ _DREAM = Layout(
     },
     repeated=_FULL_ATTENTION,
     ignored=_ALWAYS_IGNORED | _QWEN2_IGNORED,
-    bidirectional=True,
 )
 
-_STOCK = {"rms_norm_eps": "rms_norm_eps"}
 _STOCK_OPTIONAL = frozenset({"head_dim", "max_position_embeddings", "rms_norm_eps", "block_size"})
 _PASSED = frozenset({"hidden_act", MARK, MARK_ROTARY, "is_causal", "rope_theta", "rope_scaling", "rope_parameters"})
 
@@ -220,7 +201,7 @@ _LLAMA = Layout(
     sizes={**_STOCK_SIZES, "head_dim": "head_dim"},
     fallbacks={"num_key_value_heads": "num_attention_heads"},
     optional=_STOCK_OPTIONAL,
-    numbers=_STOCK,
+    numbers={"rms_norm_eps": "rms_norm_eps"},
     flags={"tie_word_embeddings": "tie_word_embeddings", "attention_bias": "attention_bias", "mlp_bias": "mlp_bias"},
     passed=_PASSED | {MARK_POSITIONS},
     # Masks and caches of transformers read a window from any config.
@@ -229,30 +210,19 @@ _LLAMA = Layout(
     ignored=_ALWAYS_IGNORED,
 )
 
-_QWEN2 = Layout(
+_QWEN2 = replace(
+    _LLAMA,
     body="qwen2",
-    sizes={**_STOCK_SIZES, "head_dim": "head_dim"},
-    fallbacks={"num_key_value_heads": "num_attention_heads"},
-    optional=_STOCK_OPTIONAL,
-    numbers=_STOCK,
     flags={"tie_word_embeddings": "tie_word_embeddings"},
     passed=_PASSED,
     fixed={**_NEVER, **_SLIDING, "attention_chunk_size": Fixed((None,), None)},
-    repeated=_FULL_ATTENTION,
     ignored=_ALWAYS_IGNORED | _QWEN2_IGNORED,
 )
-
-_QWEN3 = Layout(
+_QWEN3 = replace(
+    _QWEN2,
     body="qwen3",
-    sizes={**_STOCK_SIZES, "head_dim": "head_dim", "block_size": "block_size"},  # SDAR has blocks
-    fallbacks={"num_key_value_heads": "num_attention_heads"},
-    optional=_STOCK_OPTIONAL,
-    numbers=_STOCK,
+    sizes={**_LLAMA.sizes, "block_size": "block_size"},  # SDAR has blocks
     flags={"tie_word_embeddings": "tie_word_embeddings", "attention_bias": "attention_bias"},
-    passed=_PASSED,
-    fixed={**_NEVER, **_SLIDING, "attention_chunk_size": Fixed((None,), None)},
-    repeated=_FULL_ATTENTION,
-    ignored=_ALWAYS_IGNORED | _QWEN2_IGNORED,
 )
 
 PUBLISHED = {"llada": _LLADA, "mmada": _MMADA, "dream": _DREAM}

@@ -19,6 +19,18 @@ from transformers.models.llama.modeling_llama import (
 )
 
 
+def attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, Any]:
+    """Return what an attention module of transformers does with its rotated heads: output [batch, query, width]."""
+    function = ALL_ATTENTION_FUNCTIONS.get_interface(
+        module.config._attn_implementation or "eager", eager_attention_forward
+    )
+    dropout = module.attention_dropout if module.training else 0.0
+    output, weights = function(module, query, key, value, mask, dropout=dropout, scaling=module.scaling, **kwargs)
+    return module.o_proj(output.flatten(2).contiguous()), weights
+
+
 class FullPrecisionRotaryEmbedding(LlamaRotaryEmbedding):
     """Cosines and sines in fp32. transformers fills the buffers only of classes whose name ends like this one."""
 
@@ -49,14 +61,7 @@ class FullPrecisionAttention(LlamaAttention):
         query, key = (one.to(value.dtype) for one in rotated)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation or "eager", eager_attention_forward
-        )
-        dropout = self.attention_dropout if self.training else 0.0
-        output, weights = attend(
-            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
-        )
-        return self.o_proj(output.reshape(*hidden_states.shape[:-1], -1).contiguous()), weights
+        return attend(self, query, key, value, attention_mask, **kwargs)
 
 
 class FullPrecisionLlama(LlamaForCausalLM):

@@ -5,10 +5,9 @@ reverse.
 """
 
 import hashlib
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,6 @@ from sinkscope.models.weights import (
     kept_tensors,
     match_tensors,
     on_meta,
-    parameter_shapes,
     read_headers,
     stored_shapes,
     weight_files,
@@ -77,83 +75,118 @@ def load(
         ModelError: the folder holds no model, or its weights do not fit its config.json.
     """
     hub = is_on_hub(str(name))
-    folder = find_folder(str(name), revision, weights=not hub)
+    plan = read_plan(find_folder(str(name), revision, weights=False))
+    folder = plan.folder
     if device_map is None:
         device = find_device(device)
-    config, family, variant = read_identity(folder)
-    converted = convert_config(config, family, str(folder))
     if hub:
         fetch_weights(str(name), folder)
     whole = weight_folder(folder)
-    files = weight_files(whole)
-    of_gguf = whole.suffix == GGUF
+    files, of_gguf = weight_files(whole), whole.suffix == GGUF
     tensors = {} if of_gguf else read_headers(files)
     for file in [] if of_gguf else files:
         compare_sealed(file, ModelError, "fetch the file again")
-    stored = "gguf" if of_gguf else _stored_dtype(config, folder) or _widest(tensors)
+    stored = plan.config.get("dtype") or plan.config.get("torch_dtype") or _widest(tensors)
+    stored = "gguf" if of_gguf else str(stored).removeprefix("torch.")
+    if stored not in ("gguf", *DTYPES.values()):
+        raise ModelError(f"{folder}/config.json: dtype: expected float32, bfloat16, float16 or null, found {stored!r}")
     wanted = dtype or ("float32" if is_bundled(str(name)) or of_gguf else stored)
     wanted = wanted if isinstance(wanted, torch.dtype) else getattr(torch, wanted, None)
     if wanted not in (torch.float32, torch.bfloat16, torch.float16):
         raise CallError(f"dtype: expected float32, bfloat16 or float16, found {dtype!r}")
-    with quiet():
-        tokenizer = load_tokenizer(tokenizer_folder(folder), family, config)
-    if variant is not None:
-        check_token_id(tokenizer, variant, f"the tokenizer of {folder}", ModelError)
-    if converted.layout is None or of_gguf:
-        network, used = _stock_network(whole, converted, wanted, device_map), None
+    tokenizer = plan.tokenizer()
+    if plan.converted.layout is None or of_gguf:
+        network, used = _stock_network(plan, whole, wanted, device_map), None
     else:
-        network, used = _network(whole, config, converted, variant, tensors, wanted, device_map)
+        network, used = _network(plan, whole, tensors, wanted, device_map)
     if whole != folder:
-        if config.get(BASE_HASH) not in (None, _hash(files)):
+        if plan.config.get(BASE_HASH) not in (None, _hash(files)):
             raise ModelError(f"{folder}: expected the base that it was trained on, found other weights in {whole}")
         network, used = merge(network, folder), None
-        files += [folder / ADAPTER_WEIGHTS]
+        files = [*files, folder / ADAPTER_WEIGHTS]
     if device_map is None:
         network = network.to(device)
     network.eval()
-    if not family.causal:
+    if not plan.family.causal:
         network.generate = _refuse_generate
     of_files = {"weight_hash": _hash(files), "stored_dtype": stored, "dtype": str(wanted).removeprefix("torch.")}
-    model = assemble(str(name), folder, network, tokenizer, family, converted, variant, of_files)
+    model = assemble(str(name), plan, network, tokenizer, of_files)
     note_loaded(network, of_files["weight_hash"])
     return replace(model, tensors=used, commit=folder.name if hub else None)
 
 
-def assemble(
-    name: str,
-    folder: Path,
-    network: Any,
-    tokenizer: Any,
-    family: Family,
-    converted: Converted,
-    variant: SinkToken | None,
-    of_files: Mapping[str, str],
-) -> Model:
-    """Return the model of a network and a tokenizer; ``of_files`` is what its card says of the files of the weights.
+@dataclass(frozen=True)
+class Plan:
+    """A checkpoint folder as its config.json describes it, before any weight is read.
+
+    Attributes:
+        config: its config.json, without the sink, completed by what the published code takes.
+        variant: of its sink token.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    family: Family
+    variant: SinkToken | None
+    converted: Converted
+
+    def network(self) -> tuple[Any, Any]:
+        """Return the class of the network and its transformers config."""
+        config = build_config(self.converted, str(self.folder))
+        return with_sink(network_class(self.converted), config, self.variant)
+
+    def tokenizer(self) -> Any:
+        """Return the tokenizer of the folder.
+
+        Raises:
+            ModelError: it belongs to another model.
+        """
+        with quiet():
+            tokenizer = load_tokenizer(tokenizer_folder(self.folder), self.family, self.config)
+        if self.variant is not None:
+            check_token_id(tokenizer, self.variant, f"the tokenizer of {self.folder}", ModelError)
+        return tokenizer
+
+
+def read_plan(folder: Path) -> Plan:
+    """Read the config.json of a folder.
+
+    Raises:
+        ModelError: no family claims it, or it describes another network.
+    """
+    config, variant = split_config(in_stock_terms(read_config(folder), folder), str(folder))
+    family = recognise(config, str(folder))
+    config = completed(config, family)
+    return Plan(folder, config, family, variant, convert_config(config, family, str(folder)))
+
+
+def assemble(name: str, plan: Plan, network: Any, tokenizer: Any, of_files: Mapping[str, str]) -> Model:
+    """Return the model of a network and a tokenizer; ``of_files`` are the fields of its card about the weights' files.
 
     Raises:
         ModelError: the tokenizer ends answers with a token that the network does not have.
     """
-    eos_id = converted.eos_ids[0] if len(converted.eos_ids) == 1 else tokenizer.eos_token_id
-    if eos_id is not None and not 0 <= eos_id < network.config.vocab_size:
+    ends, rows = plan.converted.eos_ids, network.config.vocab_size
+    eos_id = ends[0] if len(ends) == 1 else tokenizer.eos_token_id
+    if eos_id is not None and not 0 <= eos_id < rows:
         raise ModelError(
-            f"{folder}/tokenizer_config.json: eos_token: expected one of the {network.config.vocab_size} tokens of the "
-            f"network, found {tokenizer.eos_token!r}, which is token {eos_id}; the tokenizer belongs to another model"
+            f"{plan.folder}/tokenizer_config.json: eos_token: expected one of the {rows} tokens of the network, found "
+            f"{tokenizer.eos_token!r}, which is token {eos_id}; the tokenizer belongs to another model"
         )
     card = ModelCard.of(
         network,
         **of_files,
-        config_hash=hash_stored(read_config(folder)),
+        config_hash=hash_stored(read_config(plan.folder)),
         name=name,
-        family=family.name,
-        mask_id=converted.mask_id,
+        family=plan.family.name,
+        mask_id=plan.converted.mask_id,
         eos_id=eos_id,
-        eos_ids=converted.eos_ids if len(converted.eos_ids) > 1 else (),
-        sink_token=None if variant is None else variant.name,
+        eos_ids=ends if len(ends) > 1 else (),
+        sink_token=None if plan.variant is None else plan.variant.name,
     )
-    sizes = {} if converted.layout is None else converted.layout.sizes
-    longest = next((key for key, one in sizes.items() if one == "max_position_embeddings"), "max_position_embeddings")
-    return Model(network, tokenizer, family, card, positions_key=longest, unread_keys=converted.unread_keys)
+    layout, longest = plan.converted.layout, "max_position_embeddings"
+    longest = longest if layout is None else next(key for key, one in layout.sizes.items() if one == longest)
+    return Model(network, tokenizer, plan.family, card, positions_key=longest, unread_keys=plan.converted.unread_keys)
 
 
 def identify(name: str) -> tuple[Family, SinkToken | None]:
@@ -163,8 +196,8 @@ def identify(name: str) -> tuple[Family, SinkToken | None]:
     Raises:
         CallError, ModelError: see `load`.
     """
-    _, family, variant = read_identity(find_folder(name, weights=False))
-    return family, variant
+    plan = read_plan(find_folder(name, weights=False))
+    return plan.family, plan.variant
 
 
 def describe(name: str) -> tuple[Family, Any, int]:
@@ -174,20 +207,15 @@ def describe(name: str) -> tuple[Family, Any, int]:
     Raises:
         CallError, ModelError: see `load`.
     """
-    folder = find_folder(name, weights=False)
-    config, family, variant = read_identity(folder)
-    converted = convert_config(config, family, str(folder))
+    plan = read_plan(find_folder(name, weights=False))
     with quiet():
-        kind, asked = with_sink(network_class(converted), build_config(converted, str(folder)), variant)
-        shapes = parameter_shapes(kind, asked)
-    return family, asked, sum(math.prod(shape) for shape in shapes.values())
+        network = on_meta(*plan.network())
+    return plan.family, network.config, sum(parameter.numel() for parameter in network.parameters())
 
 
 def outline(name: str) -> Model:
     """Return a model from its config.json and tokenizer alone: it encodes texts and knows its shape, but computes
     nothing.
-
-    Work is planned with it before a machine that can hold the weights is asked for.
 
     Args:
         name: as for `load`; of a hub id only the small files are fetched.
@@ -195,21 +223,11 @@ def outline(name: str) -> Model:
     Raises:
         CallError, ModelError: see `load`.
     """
-    folder = find_folder(name, weights=False)
-    config, family, variant = read_identity(folder)
-    converted = convert_config(config, family, str(folder))
+    plan = read_plan(find_folder(name, weights=False))
+    tokenizer = plan.tokenizer()
     with quiet():
-        tokenizer = load_tokenizer(tokenizer_folder(folder), family, config)
-        network = on_meta(*with_sink(network_class(converted), build_config(converted, str(folder)), variant))
-    of_files = {"weight_hash": "", "stored_dtype": "", "dtype": ""}
-    return assemble(name, folder, network, tokenizer, family, converted, variant, of_files)
-
-
-def read_identity(folder: Path) -> tuple[dict[str, Any], Family, SinkToken | None]:
-    """Return the config.json of a folder, its family and its sink token."""
-    config, variant = split_config(in_stock_terms(read_config(folder), folder), str(folder))
-    family = recognise(config, str(folder))
-    return completed(config, family), family, variant
+        network = on_meta(*plan.network())
+    return assemble(name, plan, network, tokenizer, {"weight_hash": "", "stored_dtype": "", "dtype": ""})
 
 
 def _widest(tensors: Mapping[str, StoredTensor]) -> str:
@@ -218,34 +236,20 @@ def _widest(tensors: Mapping[str, StoredTensor]) -> str:
     return found.pop() if len(found) == 1 else "float32"
 
 
-def _stored_dtype(config: Mapping[str, Any], folder: Path) -> str | None:
-    """Return the float type that config.json names; None where it names none."""
-    found = config.get("dtype") or config.get("torch_dtype")
-    name = str(found).removeprefix("torch.") if found else None
-    if name not in (None, *DTYPES.values()):
-        raise ModelError(f"{folder}/config.json: dtype: expected float32, bfloat16, float16 or null, found {found!r}")
-    return name
-
-
 def _network(
-    folder: Path,
-    config: Mapping[str, Any],
-    converted: Converted,
-    variant: SinkToken | None,
-    tensors: Mapping[str, StoredTensor],
-    dtype: torch.dtype,
-    device_map: Any,
+    plan: Plan, folder: Path, tensors: Mapping[str, StoredTensor], dtype: torch.dtype, device_map: Any
 ) -> tuple[Any, UsedTensors]:
     """Return the network with its weights, and which stored tensors went into it."""
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
-    layout, used = converted.layout, None
+    layout, used = plan.converted.layout, None
+    assert layout is not None
     try:
         with quiet(), torch.device("cpu"):  # whatever torch's default is, such as meta
-            kind, asked = with_sink(network_class(converted), build_config(converted, str(folder)), variant)
+            kind, asked = plan.network()
             shapes = {name: tuple(tensor.shape) for name, tensor in kept_tensors(on_meta(kind, asked)).items()}
-            used = match_tensors(tensors, shapes, layout, config["model_type"], folder)
+            used = match_tensors(tensors, shapes, layout, plan.config["model_type"], folder)
             network, report = kind.from_pretrained(
                 folder,
                 config=asked,
@@ -262,24 +266,22 @@ def _network(
         if device_map is not None and used is not None:  # the headers of the files say that the weights fit
             raise CallError(f"device_map: found {device_map!r}, which cannot be used ({first_line(error)})") from error
         raise ModelError(f"{folder}: its config.json and weights make no network ({error})") from error
-    left = {what: sorted(map(str, keys)) for what, keys in report.items() if what.endswith("_keys") and keys}
+    left = {kind: sorted(map(str, keys)) for kind, keys in report.items() if kind.endswith("_keys") and keys}
     if left:
         raise ModelError(f"{folder}: expected every stored tensor in its place, found {left}")
-    if hasattr(
-        network, "_weight_conversions"
-    ):  # so that save_pretrained writes names that go with the converted config
+    if hasattr(network, "_weight_conversions"):  # save_pretrained would write names that do not go with the config
         del network._weight_conversions
     if device_map is None:
         _cast(network, dtype, {rename_tensor(name, layout): tensor.file for name, tensor in tensors.items()})
     return network, used
 
 
-def _stock_network(path: Path, converted: Converted, dtype: torch.dtype, device_map: Any) -> Any:
+def _stock_network(plan: Plan, path: Path, dtype: torch.dtype, device_map: Any) -> Any:
     """Return a network as transformers itself reads it, from a folder or a GGUF file."""
     from safetensors import SafetensorError
 
     source = {"gguf_file": path.name} if path.suffix == GGUF else {"use_safetensors": True}
-    kind, asked = network_class(converted), build_config(converted, str(path))
+    kind, asked = plan.network()
     with quiet(), torch.device("cpu"), reading_gguf(path) if path.suffix == GGUF else nullcontext():
         try:
             network, report = kind.from_pretrained(
@@ -321,9 +323,9 @@ def _cast(network: Any, dtype: torch.dtype, files: Mapping[str, Path]) -> None:
     for name, parameter in sorted(network.named_parameters(), key=file_of):
         parameter.data = parameter.data.to(dtype)
         if not parameter.data.isfinite().all():
+            kind, file = str(dtype).removeprefix("torch."), file_of((name, parameter))
             raise ModelError(
-                f"{file_of((name, parameter))}: {name}: expected finite numbers in "
-                f"{str(dtype).removeprefix('torch.')}, "
+                f"{file}: {name}: expected finite numbers in {kind}, "
                 "found NaN or infinite ones; fetch the file again, or choose another dtype"
             )
     network.config.dtype = dtype
@@ -342,17 +344,6 @@ def build_config(converted: Converted, where: str) -> Any:
     if converted.layout is None:
         return config_of(converted.fields, where)
     return getattr(transformers, BODIES[converted.layout.body][0])(**converted.fields)
-
-
-def hash_of_files(name: str) -> str:
-    """Return `ModelCard.weight_hash` of a model without loading it.
-
-    Raises:
-        CallError, ModelError: as in `load`, where it is not there or has no weights.
-    """
-    folder = find_folder(name)
-    whole = weight_folder(folder)
-    return _hash([*weight_files(whole), *([folder / ADAPTER_WEIGHTS] if whole != folder else [])])
 
 
 def _hash(files: list[Path]) -> str:

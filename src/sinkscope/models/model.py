@@ -14,9 +14,6 @@ from sinkscope.errors import CallError, ModelError, first_line
 from sinkscope.models.family import Family
 from sinkscope.models.weights import UsedTensors
 
-MOST_IDS = 1 << 20
-"""How many token ids are looked at before a canvas that does not fit is refused."""
-
 UNBOUNDED = 1 << 20
 """The longest canvas of a network whose config names none, as of one without positions."""
 
@@ -60,9 +57,7 @@ class ModelCard:
 
     @classmethod
     def of(cls, network: Any, **known: Any) -> "ModelCard":
-        """Return the card of a transformers network, whose shape is read from it; ``known`` is what it does not say
-        itself.
-        """
+        """Return the card of a transformers network, whose shape is read from it; ``known`` are the other fields."""
         shape = network.config.get_text_config()
         heads = shape.num_attention_heads
         return cls(
@@ -91,8 +86,7 @@ class Model:
     """A model that sinkscope can write with, watch and change.
 
     Attributes:
-        network: the transformers module; ``network(input_ids).logits`` are its logits, before any shift. It is typed
-            Any because its attributes depend on the family.
+        network: the transformers module; ``network(input_ids).logits`` are its logits, before any shift.
         tokenizer: a transformers tokenizer.
         family: the record of its family.
         card: what identifies it.
@@ -124,13 +118,6 @@ class Model:
     def limit(self) -> str:
         """The longest canvas and the key that says so, for an error message."""
         return f"{self.card.name} was made for {self.card.max_positions} ({self.positions_key} in its config.json)"
-
-    @property
-    def most_ids(self) -> int:
-        """How many token ids of a caller's are looked at: many times what a canvas holds, so that a context may be cut
-        to fit.
-        """
-        return max(MOST_IDS, self.card.max_positions)
 
     def logits(self, tokens: torch.Tensor, keep: int | torch.Tensor, **arguments: Any) -> torch.Tensor:
         """Return the logits [batch, kept, vocabulary] at the last ``keep`` tokens of a canvas, or at given positions.
@@ -167,8 +154,7 @@ class Model:
         return ids
 
     def tokenize(self, text: str, special: bool = True) -> list[int]:
-        """Return the token ids of a text, every word of which the tokenizer knows; ``special`` adds what it puts around
-        a text.
+        """Return the token ids of a text of known words; ``special`` adds the tokenizer's own tokens around it.
 
         Raises:
             CallError: an unknown word.
@@ -186,21 +172,23 @@ class Model:
 
     def _refuse_unknown(self, prompt: str, ids: list[int], special: bool) -> None:
         """Raise an error that names the words of a text that the tokenizer does not know."""
-        unknown, own_text = _unknown_token(self.tokenizer)
+        unknown, own_text = getattr(self.tokenizer, "unk_token_id", None), None
+        core = getattr(getattr(self.tokenizer, "backend_tokenizer", None), "model", None)
+        if unknown is None and getattr(core, "unk_token", None) is not None:  # an ordinary word that stands for others
+            unknown, own_text = core.token_to_id(core.unk_token), core.unk_token
         if unknown is None or unknown not in ids:
             return
         pieces = self.tokenizer(prompt, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
         found = zip(pieces.input_ids, pieces.offset_mapping, strict=True)
         spans = [(a, b) for token, (a, b) in found if token == unknown and b > a]  # others are put around the text
         words = [word for a, b in spans if (word := prompt[a:b].strip() or prompt[a:b]) != own_text]
-        if not words:
-            return
-        unknown_words = ", ".join(repr(word) for word in list(dict.fromkeys(words))[:8])
-        raise CallError(
-            f"prompt: {self.card.name} does not know {unknown_words}; its vocabulary has {len(self.tokenizer)} words "
-            "(`sinkscope problems` prints prompts it knows; a published model, such as "
-            "GSAI-ML/LLaDA-8B-Instruct, takes any text)"
-        )
+        if words:
+            unknown_words = ", ".join(repr(word) for word in list(dict.fromkeys(words))[:8])
+            raise CallError(
+                f"prompt: {self.card.name} does not know {unknown_words}; its vocabulary has {len(self.tokenizer)} "
+                "words (`sinkscope problems` prints prompts it knows; a published model, such as "
+                "GSAI-ML/LLaDA-8B-Instruct, takes any text)"
+            )
 
     def decode(self, ids: Sequence[int] | torch.Tensor) -> str:
         """Return the text of token ids, without special tokens."""
@@ -236,7 +224,15 @@ class Model:
         """
         from jinja2 import TemplateError
 
-        template = None if getattr(self.tokenizer, "chat_template", None) else self._family_template(instead)
+        template = None
+        if not getattr(self.tokenizer, "chat_template", None):
+            template = self.family.chat_template
+            lacking = [token for token in self.family.chat_tokens if token not in self.tokenizer.get_vocab()]
+            if template is None or lacking:
+                base = f" (for {self.family.name}'s own template it lacks {', '.join(lacking)}: this is a base model)"
+                raise ModelError(
+                    f"{self.card.name}: its tokenizer has no chat template; {instead}{base if lacking else ''}"
+                )
         try:
             return self.tokenizer.apply_chat_template(
                 list(messages),
@@ -249,29 +245,6 @@ class Model:
             raise CallError(
                 f"messages: the chat template of {self.card.name} refuses them ({first_line(error)}); {instead}"
             ) from error
-
-    def _family_template(self, instead: str) -> str:
-        """Return the family's chat template, for a tokenizer that has none."""
-        lacking = [token for token in self.family.chat_tokens if token not in self.tokenizer.get_vocab()]
-        if self.family.chat_template is None or lacking:
-            base = f" (for {self.family.name}'s own template it lacks {', '.join(lacking)}: this is a base model)"
-            raise ModelError(
-                f"{self.card.name}: its tokenizer has no chat template; {instead}{base if lacking else ''}"
-            )
-        return self.family.chat_template
-
-
-def _unknown_token(tokenizer: Any) -> tuple[int | None, str | None]:
-    """Return the token that stands for unknown words, and its text where it is an ordinary word as well.
-
-    Where the settings of a tokenizer name none, its tokenizer.json may.
-    """
-    named = getattr(tokenizer, "unk_token_id", None)
-    if named is not None:
-        return named, None
-    core = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-    text = getattr(core, "unk_token", None)
-    return (None, None) if core is None or text is None else (core.token_to_id(text), text)
 
 
 def _whole_numbers(ids: Any) -> list[int]:

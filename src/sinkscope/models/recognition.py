@@ -35,8 +35,7 @@ def recognise(config: Mapping[str, Any], where: str) -> Family:
         if not set(found) <= set(family.architectures):
             raise ModelError(
                 f"{where}/config.json: expected architectures {sorted(family.architectures)} for model_type "
-                f"{model_type!r}, "
-                f"found {found}; that network is another one, and sinkscope never runs remote code"
+                f"{model_type!r}, found {found}; that network is another one, and sinkscope never runs remote code"
             )
         return family
     if is_any_causal(config):
@@ -45,9 +44,9 @@ def recognise(config: Mapping[str, Any], where: str) -> Family:
     code = " Its config.json names remote code (auto_map), which sinkscope never runs." if "auto_map" in config else ""
     raise ModelError(
         f"{where}/config.json: expected a causal model of transformers, model_type {names}, or "
-        f"{' or '.join(STOCK)} with is_causal false and a mask_token_id; found model_type {model_type!r}, is_causal {config.get('is_causal', True)}, "
-        "architectures "
-        f"{found or None}.{code} {OWN_NETWORK[0].upper()}{OWN_NETWORK[1:]}"
+        f"{' or '.join(STOCK)} with is_causal false and a mask_token_id; found model_type {model_type!r}, is_causal "
+        f"{config.get('is_causal', True)}, architectures {found or None}.{code} "
+        f"{OWN_NETWORK[0].upper()}{OWN_NETWORK[1:]}"
     )
 
 
@@ -100,24 +99,18 @@ def _stock_family(config: Mapping[str, Any], where: str) -> Family:
         allowed += ["FullPrecisionLlama"]
     found = config.get("architectures") or []
     if not set(found) <= set(allowed):
-        why = "that network is another one"
-        if "auto_map" in config:
-            why = "a model that only remote code could run, and sinkscope never runs any"
         raise ModelError(
             f"{where}/config.json: architectures: expected {' or '.join(allowed)} for model_type {model_type!r}, "
-            f"found {found}; {why}"
+            f"found {found}; that network is another one, and sinkscope never runs remote code"
         )
-    claiming = [
-        family.name for family in FAMILIES.values() if family.causal == causal and model_type in family.model_types
-    ]
+    claiming = [one.name for one in FAMILIES.values() if one.causal == causal and model_type in one.model_types]
     if causal is True:
         return FAMILIES[claiming[0]]
     known = [family.name for family in FAMILIES.values() if not family.causal]
     name = config.get(MARK, claiming[0] if claiming else None)
     if causal is not False or name not in known:
         raise ModelError(
-            f"{where}/config.json: expected {MARK} to be one of {', '.join(known)} in a bidirectional "
-            f"{model_type}, found {name!r}; "
-            f"found model_type {model_type!r}, is_causal {causal}"
+            f"{where}/config.json: expected {MARK} to be one of {', '.join(known)} in a bidirectional {model_type}, "
+            f"found {name!r} with model_type {model_type!r}, is_causal {causal}"
         )
     return FAMILIES[name]

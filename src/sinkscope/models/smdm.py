@@ -19,13 +19,12 @@ import torch
 from torch import Tensor
 
 from sinkscope.errors import CallError, ModelError
-from sinkscope.models.families import FAMILIES
 from sinkscope.models.folders import read_config
-from sinkscope.models.layouts import MARK
-from sinkscope.models.loading import quiet
-from sinkscope.models.sink_token import KEY, SinkToken, check_token_id, split_config
-from sinkscope.models.tokenization import ADDED, CORE, PIECES, SETTINGS, SPECIAL, load_tokenizer, template_files
-from sinkscope.models.weights import DTYPES
+from sinkscope.models.layouts import MARK, STOCK
+from sinkscope.models.loading import outline
+from sinkscope.models.sink_token import KEY, SinkToken
+from sinkscope.models.tokenization import ADDED, CORE, PIECES, SETTINGS, SPECIAL, template_files
+from sinkscope.models.weights import DTYPES, kept_tensors, match_tensors, read_headers, weight_files
 from sinkscope.runs.files import sealed, write_whole
 from sinkscope.runs.folder import new_folder
 
@@ -44,7 +43,8 @@ PLAIN = {
     "mlp.swiglu.w3.weight": "mlp.down_proj.weight",
 }
 """Tensors of a block that only get another name."""
-FUSED, PACKED = "attn.attn.weight", "mlp.swiglu.w12.weight"
+FUSED, PACKED, GATE = "attn.attn.weight", "mlp.swiglu.w12.weight", "mlp.swiglu.w1.weight"
+ROOM = "make room or choose another folder"
 TOKENIZER_FILES = (CORE, SETTINGS, SPECIAL, ADDED, PIECES)
 
 
@@ -61,67 +61,34 @@ def convert(file: Path, out: Path, *, tokenizer: Path, heads: int | None = None)
         CallError: arguments that do not fit.
         ModelError: the file does not hold exactly the tensors of such a model, or the tokenizer belongs to another one.
     """
+    from safetensors.torch import save
+
     if not (tokenizer / CORE).exists() and not (tokenizer / PIECES).exists():
         raise CallError(f"--tokenizer {tokenizer}: expected a folder with tokenizer.json, found none")
     with new_folder(out, ModelError, "the converted model", "config.json") as place:
         config, tensors = convert_weights(read_tensors(file), str(file), heads)
-        _check_tokenizer(tokenizer, config, file)
-        _write(place, config, tensors, tokenizer)
+        files = [tokenizer / name for name in TOKENIZER_FILES if (tokenizer / name).exists()]
+        for path in [*files, *template_files(tokenizer)]:
+            copy = place / path.relative_to(tokenizer)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copy(path, copy)
+        whole = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
+        write_whole(place / "model.safetensors", sealed(save(whole, {"format": "pt"})), ModelError, ROOM)
+        write_whole(place / "config.json", f"{json.dumps(config, indent=2)}\n".encode(), ModelError, ROOM)
+        try:
+            network = outline(str(place)).network
+        except ModelError as error:
+            raise ModelError(f"{file} does not go with --tokenizer {tokenizer}: {error}") from error
+        shapes = {name: tuple(tensor.shape) for name, tensor in kept_tensors(network).items()}
+        match_tensors(read_headers(weight_files(place)), shapes, STOCK["llama"], "paper 2's models", place)
     return out
-
-
-def _write(out: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], tokenizer: Path) -> None:
-    """Write the converted model.
-
-    Raises:
-        ModelError, OSError: no permission, no space.
-    """
-    from safetensors.torch import save
-
-    for path in _tokenizer_files(tokenizer):
-        copy = out / path.relative_to(tokenizer)
-        copy.parent.mkdir(exist_ok=True)
-        shutil.copy(path, copy)
-    content = sealed(
-        save({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, metadata={"format": "pt"})
-    )
-    for name, pieces in (
-        ("model.safetensors", content),
-        ("config.json", [f"{json.dumps(config, indent=2)}\n".encode()]),
-    ):
-        write_whole(out / name, pieces, ModelError, "make room or choose another folder")
-
-
-def _tokenizer_files(folder: Path) -> list[Path]:
-    """Return the files that a tokenizer is read from."""
-    return [*(folder / name for name in TOKENIZER_FILES if (folder / name).exists()), *template_files(folder)]
-
-
-def _check_tokenizer(folder: Path, config: Mapping[str, Any], file: Path) -> None:
-    """Raise an error, before anything is written, where the tokenizer uses the ids of the mask or of the sink for other
-    tokens.
-    """
-    body, variant = split_config(config, str(file))
-    try:
-        with quiet():
-            tokenizer = load_tokenizer(folder, FAMILIES["smdm"], body)
-        if variant is not None:
-            check_token_id(tokenizer, variant, "the tokenizer", ModelError)
-    except ModelError as error:
-        mask = config["mask_token_id"]
-        raise ModelError(
-            f"{file}, whose mask is token {mask}, does not go with --tokenizer {folder}: {error}"
-        ) from error
 
 
 def tokens_without_text(folder: Path) -> int:
     """Return how many tokens of a converted model its tokenizer lacks, besides the mask and the sink, which have no
     text.
     """
-    config = read_config(folder)
-    with quiet():
-        tokenizer = load_tokenizer(folder, FAMILIES["smdm"], split_config(config, str(folder))[0])
-    return max(0, config["mask_token_id"] - len(tokenizer))
+    return max(0, read_config(folder)["mask_token_id"] - len(outline(str(folder)).tokenizer))
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
@@ -148,14 +115,11 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         ) from error
     if isinstance(found, Mapping) and set(found) == {"model"}:
         found = found["model"]
-    if not isinstance(found, Mapping) or not all(isinstance(one, Tensor) for one in found.values()):
-        others = (
-            [name for name, one in found.items() if not isinstance(one, Tensor)] if isinstance(found, Mapping) else []
-        )
+    others = [name for name, one in found.items() if not isinstance(one, Tensor)] if isinstance(found, Mapping) else [0]
+    if others:
         raise ModelError(
-            f"{file}: expected tensors only, by name, found "
-            f"{', '.join(map(str, others[:4])) or type(found).__name__}; keep its "
-            "weights alone: torch.save({name: one for name, one in state.items() if torch.is_tensor(one)}, FILE)"
+            f"{file}: expected tensors only, by name, found {', '.join(map(str, others[:4]))}; keep its weights alone: "
+            "torch.save({name: one for name, one in state.items() if torch.is_tensor(one)}, FILE)"
         )
     return dict(found)
 
@@ -167,7 +131,7 @@ def convert_weights(
 
     Raises:
         CallError: the width is none of the published ones, and ``heads`` is missing.
-        ModelError: a tensor is missing, unknown, or of a shape that does not fit.
+        ModelError: a tensor is missing, unknown or not finite, or the fused ones do not fit the heads.
     """
     left = dict(weights)
     for name, tensor in weights.items():
@@ -176,31 +140,26 @@ def convert_weights(
             found = dtype if dtype not in DTYPES.values() else "NaN or infinite ones"
             raise ModelError(f"{where}: {name}: expected finite numbers of {', '.join(DTYPES.values())}, found {found}")
 
-    def take(name: str, *shape: int | None) -> Tensor:
-        tensor = left.pop(name, None)
-        if tensor is None:
-            raise ModelError(f"{where}: expected a tensor {name}, found none; it holds {_few(weights)} …")
-        fits = len(shape) == tensor.ndim and all(map(lambda asked, has: asked in (None, has), shape, tensor.shape))
-        if not fits:
-            asked = str(tuple("any" if size is None else size for size in shape)).replace("'", "")
-            raise ModelError(f"{where}: {name}: expected shape {asked}, found {tuple(tensor.shape)}")
-        return tensor
+    def take(name: str) -> Tensor:
+        if name not in left:
+            few = ", ".join(sorted(weights)[:3])
+            raise ModelError(f"{where}: expected a tensor {name}, found none; it holds {few} …")
+        return left.pop(name)
 
-    head = take("lm_head.weight", None, None)
+    head, table, norm = take("lm_head.weight"), take("transformer.wte.weight"), take("transformer.ln_f.weight")
     vocabulary, width = head.shape
-    table = take("transformer.wte.weight", None, width)
     extra = table.shape[0] - vocabulary
     layers = 1 + max((int(found[1]) for name in weights if (found := re.match(BLOCK, name))), default=-1)
     gated = "transformer.h.0.attn.gate.weight" in left
     if extra not in (1, 2) or (gated and extra == 2):
         raise ModelError(
-            f"{where}: expected an embedding with a row for the mask, and one for a sink in a model without a "
-            "gate, beyond the head's "
-            f"{vocabulary}, found {extra}"
+            f"{where}: expected an embedding with a row for the mask, and one for a sink in a model without a gate, "
+            f"beyond the head's {vocabulary}, found {extra}"
         )
     if heads is None and width not in HEADS:
-        published = ", ".join(map(str, HEADS))
-        raise CallError(f"{where}: its width {width} is none of the published ones ({published}); pass --heads")
+        raise CallError(
+            f"{where}: its width {width} is none of the published ones ({', '.join(map(str, HEADS))}); pass --heads"
+        )
     heads = heads or (8 if (width, layers) == (640, 16) else HEADS[width])
     size, fused_rows = width // heads, (weights.get(f"transformer.h.0.{FUSED}", head)).shape[0]
     groups = (fused_rows // size - heads) // 2
@@ -209,36 +168,27 @@ def convert_weights(
             f"{where}: {FUSED}: expected the rows of {heads} heads of {size} and their keys and values, found "
             f"{fused_rows}; see --heads"
         )
-    tensors = {"lm_head.weight": head, "model.embed_tokens.weight": table[: vocabulary + 1]}
-    tensors["model.norm.weight"] = take("transformer.ln_f.weight", width)
-    inner = 0
+    tensors = {"lm_head.weight": head, "model.embed_tokens.weight": table[: vocabulary + 1], "model.norm.weight": norm}
     for number in range(layers):
         theirs, ours = f"transformer.h.{number}.", f"model.layers.{number}."
-        queries, keys, values = split_fused(take(theirs + FUSED, fused_rows, width), heads, groups)
-        for name, tensor in (("q", queries), ("k", keys), ("v", values)):
+        for name, tensor in zip("qkv", split_fused(take(theirs + FUSED), heads, groups), strict=True):
             tensors[f"{ours}self_attn.{name}_proj.weight"] = tensor
-        if theirs + PACKED in left and theirs + "mlp.swiglu.w1.weight" not in left:
-            first, second = take(theirs + PACKED, None, width).chunk(2)
-            left |= {theirs + "mlp.swiglu.w1.weight": first, theirs + "mlp.swiglu.w2.weight": second}
-        inner = inner or left.get(theirs + "mlp.swiglu.w1.weight", head).shape[0]
-        shapes = {"norm": (width,), "w3": (width, inner), "w1": (inner, width), "w2": (inner, width)}
+        if theirs + PACKED in left and theirs + GATE not in left:
+            left[theirs + GATE], left[theirs + "mlp.swiglu.w2.weight"] = take(theirs + PACKED).chunk(2)
         for name, renamed in PLAIN.items():
             if name != "attn.gate.weight" or gated:
-                shape = next((shape for part, shape in shapes.items() if part in name), (width, width))
-                tensors[ours + renamed] = take(theirs + name, *shape)
+                tensors[ours + renamed] = take(theirs + name)
     if left:
-        raise ModelError(f"{where}: expected only the tensors of paper 2's models, found {_few(left)} beside them")
+        few = ", ".join(sorted(left)[:3])
+        raise ModelError(f"{where}: expected only the tensors of paper 2's models, found {few} beside them")
     variant = SinkToken(token_id=vocabulary + 1) if extra == 2 else SinkToken(kind="gate") if gated else None
     if extra == 2:
         tensors["model.sink_token.embedding"] = table[vocabulary + 1 :]
+    inner = tensors["model.layers.0.mlp.gate_proj.weight"].shape[0]
     shape = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers}
     shape |= {"num_attention_heads": heads, "num_key_value_heads": groups, "vocab_size": vocabulary + 1}
     widest = reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values()))
     return _config(shape, variant, str(widest).removeprefix("torch.")), tensors
-
-
-def _few(names: Mapping[str, Tensor]) -> str:
-    return ", ".join(sorted(names)[:3])
 
 
 def split_fused(fused: Tensor, heads: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -251,7 +201,6 @@ def split_fused(fused: Tensor, heads: int, groups: int) -> tuple[Tensor, Tensor,
 
 
 def _config(shape: Mapping[str, int], variant: SinkToken | None, dtype: str) -> dict[str, Any]:
-    """Return the config.json of a converted model."""
     prefix = "" if variant is None else "Sink"
     return {
         "architectures": [f"{prefix}MasklessHeadLlama"],

@@ -18,18 +18,9 @@ SPECIAL, ADDED, TEMPLATE = "special_tokens_map.json", "added_tokens.json", "chat
 TEMPLATES = "additional_chat_templates"
 _DATA_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes that do nothing but read tokenizer.json."""
-_BYTE_PAIR_CLASSES = {name for family in FAMILIES.values() for name in family.tokenizer_classes} | {
-    "Qwen2Tokenizer",
-    "Qwen2TokenizerFast",
-}
-_STOCK_CLASSES = (
-    *_DATA_CLASSES,
-    *_BYTE_PAIR_CLASSES,
-    "LlamaTokenizer",
-    "LlamaTokenizerFast",
-    "GPT2Tokenizer",
-    "GPT2TokenizerFast",
-)
+_QWEN2 = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
+_BYTE_PAIR_CLASSES = {*_QWEN2, *(name for family in FAMILIES.values() for name in family.tokenizer_classes)}
+_OTHERS = ("LlamaTokenizer", "LlamaTokenizerFast", "GPT2Tokenizer", "GPT2TokenizerFast")
 
 
 def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> Any:
@@ -52,7 +43,11 @@ def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> A
     settings = read_json_object(path, ModelError, "fetch the file again") if path.exists() else {}
     kind = settings.get("tokenizer_class")
     stock = config.get("model_type") in STOCK or family.name == NAME
-    safe = ("auto_map" not in settings or kind in _STOCK_CLASSES) if stock else kind in _DATA_CLASSES
+    safe = (
+        ("auto_map" not in settings or kind in (*_DATA_CLASSES, *_BYTE_PAIR_CLASSES, *_OTHERS))
+        if stock
+        else kind in _DATA_CLASSES
+    )
     if not safe and kind not in family.tokenizer_classes:
         raise ModelError(
             f"{path}: tokenizer_class: expected PreTrainedTokenizerFast for {family.name}, found {kind!r}; "
@@ -66,7 +61,14 @@ def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> A
         raise ModelError(
             f"{folder}: expected a tokenizer, found none that loads ({first_line(error)}); fetch its files again"
         ) from error
-    _check_ids(tokenizer, settings, folder)
+    added = {one["content"]: int(number) for number, one in (settings.get("added_tokens_decoder") or {}).items()}
+    by_file = {SETTINGS: added}
+    if (folder / ADDED).exists():
+        by_file[ADDED] = read_json_object(folder / ADDED, ModelError, "fetch the file again")
+    for name, ids in by_file.items():  # a gap in the numbering moves all tokens behind it
+        for text, number in ids.items():
+            if (found := tokenizer.convert_tokens_to_ids(text)) != number:
+                raise ModelError(f"{folder}/{name}: expected {text!r} to be token {number}, found {found}")
     _check_mask(tokenizer, family, config, folder)
     return tokenizer
 
@@ -94,50 +96,26 @@ def _build(folder: Path, kind: Any, stock: bool) -> Any:
     return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
 
 
-def _check_ids(tokenizer: Any, settings: Mapping[str, Any], folder: Path) -> None:
-    """Raise an error where an added token has another id than its file says: a gap in the numbering moves all tokens
-    behind it.
-    """
-    added = {one["content"]: int(number) for number, one in (settings.get("added_tokens_decoder") or {}).items()}
-    by_file = {SETTINGS: added}
-    if (folder / ADDED).exists():
-        by_file[ADDED] = read_json_object(folder / ADDED, ModelError, "fetch the file again")
-    for name, ids in by_file.items():
-        for text, number in ids.items():
-            if (found := tokenizer.convert_tokens_to_ids(text)) != number:
-                raise ModelError(f"{folder}/{name}: expected {text!r} to be token {number}, found {found}")
-
-
 def _check_mask(tokenizer: Any, family: Family, config: Mapping[str, Any], folder: Path) -> None:
     """Raise an error where the tokenizer's mask token is not that of the config; a tokenizer without one gets the
     family's.
     """
-    mask = config.get("mask_token_id")
-    for key in ("bos_token_id", "eos_token_id") if mask is not None and not family.causal else ():
-        if mask in (config[key] if isinstance(config.get(key), list) else [config.get(key)]):
-            raise ModelError(
-                f"{folder}/config.json: {key}: expected another token than the mask token {mask}, found the same"
-            )
-    if mask is None or (family.causal and tokenizer.mask_token_id is None):
+    mask, theirs, text = config.get("mask_token_id"), tokenizer.mask_token_id, family.mask_text
+    if mask is None or (family.causal and theirs is None):
         return
-    theirs = tokenizer.mask_token_id
-    if theirs is None and family.tokens.mask_text in tokenizer.get_vocab():
-        theirs = tokenizer.convert_tokens_to_ids(family.tokens.mask_text)
+    if theirs is None and text in tokenizer.get_vocab():
+        theirs = tokenizer.convert_tokens_to_ids(text)
         if theirs == mask:
-            tokenizer.mask_token = family.tokens.mask_text
-    if theirs is None and family.tokens.mask_text is None and mask not in tokenizer.get_vocab().values():
+            tokenizer.mask_token = text
+    if theirs is None and text is None and mask not in tokenizer.get_vocab().values():
         return  # a mask without a text: paper 2's models have an embedding for it, their tokenizer has no token
-    expected = f"{folder}/{SETTINGS}: mask_token: expected token {mask}, as mask_token_id in config.json says"
-    if theirs is None:
-        text = tokenizer.convert_ids_to_tokens(mask) if mask < len(tokenizer) else None
-        found = f"its token {mask} is {text!r}" if text is not None else f"it has {len(tokenizer)} tokens"
-        raise ModelError(f"{expected}, found none ({found}); name the mask token there")
     if theirs != mask:
+        held = tokenizer.convert_ids_to_tokens(mask if theirs is None else theirs)
+        has = f"none (its token {mask} is {held!r})" if theirs is None else f"{held!r}, token {theirs}"
         raise ModelError(
-            f"{expected}, found {tokenizer.convert_ids_to_tokens(theirs)!r}, token {theirs}; one of the two files "
-            "belongs to another model"
+            f"{folder}/{SETTINGS}: mask_token: expected token {mask}, as mask_token_id in config.json says, found {has}"
+            "; name it there, or bring the file of this model"
         )
-    if tokenizer.eos_token_id == mask:
-        raise ModelError(
-            f"{folder}/{SETTINGS}: eos_token: expected another token than the mask token {mask}, found the same"
-        )
+    ends = config.get("eos_token_id")
+    if mask in (config.get("bos_token_id"), tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])):
+        raise ModelError(f"{folder}: expected another end and beginning of texts than the mask token {mask}, found it")

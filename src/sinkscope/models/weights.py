@@ -5,25 +5,24 @@ Only headers of safetensors files are read here, so that a folder that does not 
 loaded.
 """
 
-import json
 import re
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from sinkscope.errors import ModelError
 from sinkscope.models.conversion import published_name, rename_tensor
 from sinkscope.models.layouts import Layout
+from sinkscope.runs.files import read_json_object
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _SHARD = re.compile(r"model-[0-9]+-of-[0-9]+\.safetensors")
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-LONGEST_CANVAS = 1 << 24
 POINTER = b"version https://git-lfs"
 """What `git clone` leaves of a large file where Git LFS is not installed begins with this."""
 
@@ -60,7 +59,7 @@ def weight_files(folder: Path) -> list[Path]:
     """Return the files that hold a folder's weights: those that its index names, else ``model.safetensors``.
 
     Raises:
-        ModelError: there are none, two sets of them, only pickles or only an adapter, or one is missing.
+        ModelError: there are none, two sets of them, only pickles, or one is missing.
     """
     if folder.is_file():
         return [folder]
@@ -70,8 +69,7 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / SINGLE).exists() and SINGLE not in names and (names or shards):
         second = INDEX if names else shards[0]
         raise ModelError(f"{folder}: found two sets of weights, {SINGLE} and those of {second}; remove one of them")
-    missing = [path.name for path in files if not path.is_file()]
-    if missing:
+    if missing := [path.name for path in files if not path.is_file()]:
         pickled = sorted(path.name for path in folder.iterdir() if path.suffix in {".bin", ".pt", ".pth", ".ckpt"})
         advice = f"; {pickled[0]} is a pickle, which can run code: convert it to safetensors first" if pickled else ""
         raise ModelError(f"{folder}: expected weights in {', '.join(missing)}, found {listing(folder)}{advice}")
@@ -84,8 +82,7 @@ def index_files(folder: Path) -> list[str]:
     Raises:
         ModelError: the index is damaged.
     """
-    index = folder / INDEX
-    return sorted(set(_weight_map(index).values())) if index.exists() else []
+    return sorted(set(_weight_map(folder / INDEX).values())) if (folder / INDEX).exists() else []
 
 
 def listing(folder: Path) -> str:
@@ -96,12 +93,7 @@ def listing(folder: Path) -> str:
 
 def _weight_map(index: Path) -> dict[str, str]:
     """Return file by tensor, as the index of a sharded checkpoint lists them."""
-    try:
-        names: dict[str, str] = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ModelError(
-            f"{index}: expected JSON with a weight_map, found other content; fetch the file again"
-        ) from error
+    names: dict[str, str] = read_json_object(index, ModelError, "fetch the file again").get("weight_map", {})
     outside = [file for file in names.values() if Path(file).name != file or not file.endswith(".safetensors")]
     if outside or not names:
         raise ModelError(f"{index}: weight_map: expected safetensors files of this folder, found {outside[:1]}")
@@ -121,32 +113,28 @@ def read_headers(files: list[Path]) -> dict[str, StoredTensor]:
                 raise ModelError(f"{file}: {name}: expected once, found it in {stored[name].file.name} as well")
             stored[name] = tensor
     index = files[0].parent / INDEX
-    promised = _weight_map(index) if index.exists() else {name: tensor.file.name for name, tensor in stored.items()}
-    for name in {**promised, **stored}:
-        held = stored[name].file.name if name in stored else None
-        if promised.get(name) != held:
+    held = {name: tensor.file.name for name, tensor in stored.items()}
+    promised = _weight_map(index) if index.exists() else held
+    for name in {**promised, **held}:
+        if promised.get(name) != held.get(name):
             raise ModelError(
-                f"{index}: {name}: expected in the file {held}, which holds it, found {promised.get(name)}"
+                f"{index}: {name}: expected in the file {held.get(name)}, which holds it, found {promised.get(name)}"
             )
     return stored
 
 
 def _read_header(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors that the header of a safetensors file lists."""
-    size = path.stat().st_size
+    with path.open("rb") as file:
+        pointer = file.read(len(POINTER)) == POINTER
+    if pointer:
+        raise ModelError(f"{path}: a pointer of Git LFS, whose content was not fetched: run `git lfs pull`")
     try:
-        with path.open("rb") as file:
-            first = file.read(8)
-            if first == POINTER[:8]:
-                raise ValueError("a pointer of Git LFS, whose content was not fetched: run `git lfs pull`")
-            length = struct.unpack("<Q", first)[0]
-            header = json.loads(file.read(min(length, size)))
-        header.pop("__metadata__", None)
-        tensors = {name: StoredTensor(path, one["dtype"], tuple(one["shape"])) for name, one in header.items()}
-        end = 8 + length + max((one["data_offsets"][1] for one in header.values()), default=0)
-        if end != size:
-            raise ValueError(f"{size} bytes instead of the {end} of its header")
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, struct.error) as error:
+        with safe_open(path, framework="np") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no dict
+            tensors = {
+                name: StoredTensor(path, one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()
+            }
+    except (SafetensorError, OSError) as error:
         raise ModelError(
             f"{path}: its weights cannot be read, the file is damaged or cut short ({error}); fetch the file again"
         ) from error
@@ -203,47 +191,32 @@ def match_tensors(
         ModelError: tensors are missing, unused, or of another shape; they are named as they are stored.
     """
     shapes = stored_shapes(shapes)
-    renamed = {rename_tensor(name, layout): name for name in stored}
-    missing = [name for name in shapes if name not in renamed]
-    unused = [theirs for ours, theirs in renamed.items() if ours not in shapes]
-    if len(renamed) != len(stored):
-        unused += sorted(set(stored) - set(renamed.values()))
-    wrong = [name for name in shapes if name in renamed and stored[renamed[name]].shape != shapes[name]]
-    theirs = [renamed[name] for name in wrong]
+    ours = {name: rename_tensor(name, layout) for name in stored}
+    held = {name: theirs for theirs, name in ours.items()}
+    unused = [name for name in sorted(stored) if ours[name] not in shapes or held[ours[name]] != name]
+    wrong = [held[name] for name in shapes if name in held and stored[held[name]].shape != shapes[name]]
     problems = {
-        "missing": [f"{published_name(name, layout)} {shapes[name]}" for name in missing],
-        "unused": [f"{name} {stored[name].shape} in {stored[name].file.name}" for name in sorted(unused)],
+        "missing": [f"{published_name(name, layout)} {shapes[name]}" for name in shapes if name not in held],
+        "unused": [f"{name} {stored[name].shape} in {stored[name].file.name}" for name in unused],
         "of another shape": [
-            f"{one} {stored[one].shape} instead of {shapes[name]} in {stored[one].file.name}"
-            for name, one in zip(wrong, theirs, strict=True)
+            f"{name} {stored[name].shape} instead of {shapes[ours[name]]} in {stored[name].file.name}" for name in wrong
         ],
     }
     found = "; ".join(f"{len(names)} {what}: {', '.join(names[:3])}" for what, names in problems.items() if names)
     if found:
-        head, key = (
-            "lm_head.weight",
-            next((theirs for theirs, ours in layout.flags.items() if ours == "tie_word_embeddings"), ""),
-        )
-        tied = head in renamed and head not in shapes and key
-        advice = (
+        key = next((theirs for theirs, name in layout.flags.items() if name == "tie_word_embeddings"), "")
+        tied = "lm_head.weight" in held and "lm_head.weight" not in shapes and key
+        says = (
             f"; {key} in config.json says that the embedding is its output layer: set it to false, or remove the tensor"
-            if tied
-            else ""
         )
         raise ModelError(
-            f"{folder}: expected exactly the weights of {model_type} in the shapes of config.json, found "
-            f"{found}{advice}"
+            f"{folder}: expected exactly the weights of {model_type} in the shapes of config.json, found {found}"
+            f"{says if tied else ''}"
         )
-    changed = sum(ours != theirs for ours, theirs in renamed.items())
+    changed = sum(name != theirs for theirs, name in ours.items())
     files = tuple(dict.fromkeys(tensor.file.name for tensor in stored.values()))
-    return UsedTensors(
-        files, len(stored), len(shapes), changed, tuple(sorted({DTYPES[tensor.dtype] for tensor in stored.values()}))
-    )
-
-
-def parameter_shapes(kind: Any, config: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every parameter by its name, tied ones once."""
-    return {name: tuple(parameter.shape) for name, parameter in on_meta(kind, config).named_parameters()}
+    kinds = tuple(sorted({DTYPES[tensor.dtype] for tensor in stored.values()}))
+    return UsedTensors(files, len(stored), len(shapes), changed, kinds)
 
 
 def on_meta(kind: Any, config: Any) -> Any:

@@ -17,11 +17,11 @@ from sinkscope.sinks.finding import Sinks, find_sinks
 from sinkscope.sinks.tracking import (
     HeadMovement,
     MovementTest,
+    SinksIn,
     Track,
     Tracks,
     main_sinks,
     movement_test,
-    sinks_in,
     track,
 )
 
@@ -30,6 +30,7 @@ __all__ = [
     "MovementTest",
     "SinkRates",
     "Sinks",
+    "SinksIn",
     "Track",
     "Tracks",
     "Unit",
@@ -44,7 +45,6 @@ __all__ = [
     "movement_test",
     "running_mean",
     "sink_rates",
-    "sinks_in",
     "track",
     "visible_query_mean",
 ]

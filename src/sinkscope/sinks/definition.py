@@ -40,11 +40,7 @@ def excess_of(columns: Float[np.ndarray, "*step layer head key"]) -> Float[np.nd
 
 
 def check_excess(excess: float, unit: str) -> None:
-    """Refuse thresholds that cannot mean what was asked.
-
-    Raises:
-        CallError: an unknown unit, a threshold below 0 or NaN, or ε ≥ 1 on means.
-    """
+    """Raise CallError for an unknown unit, a threshold below 0 or NaN, or ε ≥ 1 on means."""
     if unit not in UNITS or not 0 <= excess < np.inf:
         raise CallError(f"expected an excess from 0 upwards in {', '.join(UNITS)}, found {excess} in {unit}")
     if unit == "mean" and excess >= 1:

@@ -1,4 +1,4 @@
-"""Moves and drift of main sinks, in absolute positions and relative to the frontier of what is still masked.
+"""Moves and drift of main sinks, in absolute positions and relative to the frontier of the masks.
 
 A main sink changes place when it stands elsewhere than in the step before. Where both places are sinks in both steps,
 two sinks have only exchanged their rank: a swap. Any other change is a move: the old place stops being a sink, or the

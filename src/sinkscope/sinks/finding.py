@@ -12,14 +12,7 @@ from jaxtyping import Bool, Float, Int
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
 from sinkscope.notebook_card import MOST_ROWS, card
-from sinkscope.sinks.definition import (
-    Unit,
-    check_excess,
-    excess_of,
-    in_unit,
-    is_sink,
-    largest_excess,
-)
+from sinkscope.sinks.definition import Unit, check_excess, excess_of, in_unit, is_sink, largest_excess
 from sinkscope.sinks.followed_columns import Followed, Recorded
 from sinkscope.sinks.query_counts import query_means
 from sinkscope.traces.reading import as_trace, expect_steps
@@ -38,7 +31,7 @@ class Sinks:
         visible_query_mean: the column over the number of queries that may see the key (see `query_counts.query_means`);
             for causal models, whose early keys are seen by more queries, the fairer number.
         excess: over the mean of the other columns, in ``unit``.
-        threshold, unit: what was asked.
+        threshold, unit: as given.
         shape: (steps, layers, heads, positions) of the trace.
         selected_share: sinks over all step × layer × head × position within ``lengths``.
         columns: [step, layer, head, key], what movement is read from: column sums, or for autoregressive traces the
@@ -74,10 +67,8 @@ class Sinks:
         """
         found = Counter(zip(self.position.tolist(), self.token.tolist(), strict=True))
         sums: Counter[tuple[int, int]] = Counter()
-        for position, token, column in zip(
-            self.position.tolist(), self.token.tolist(), self.column_sum.tolist(), strict=True
-        ):
-            sums[position, token] += column
+        for position, token, column in zip(self.position, self.token, self.column_sum.tolist(), strict=True):
+            sums[int(position), int(token)] += column
         return [(*place, count, sums[place] / count) for place, count in found.most_common()]
 
     def _repr_html_(self) -> str:
@@ -98,20 +89,11 @@ class Sinks:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one plain record for each sink, as ``sinkscope sinks --json`` prints them."""
-        columns = {
-            "step": self.step,
-            "layer": self.layer,
-            "head": self.head,
-            "position": self.position,
-            "token": self.token,
-            "column_sum": self.column_sum.astype(float).round(4),
-            "excess": self.excess.astype(float).round(4),
-            "visible_query_mean": self.visible_query_mean.astype(float).round(4),
-        }
-        return [
-            dict(zip(columns, row, strict=True))
-            for row in zip(*(column.tolist() for column in columns.values()), strict=True)
-        ]
+        columns = {name: getattr(self, name) for name in ("step", "layer", "head", "position", "token")}
+        for name in ("column_sum", "excess", "visible_query_mean"):
+            columns[name] = getattr(self, name).astype(float).round(4)
+        rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+        return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def find_sinks(trace: Recorded | str | Path, excess: float = EXCESS, unit: Unit = "queries") -> Sinks:
@@ -159,9 +141,7 @@ def find_sinks(trace: Recorded | str | Path, excess: float = EXCESS, unit: Unit 
 
 
 def check_reach(excess: float, unit: Unit, totals: Float[np.ndarray, "step layer head"], keys: int) -> None:
-    """Raise an error for a threshold that no column of a trace can exceed.
-
-    Thresholds up to the usual one are taken for every trace: a short one, of a few tokens, has no sinks then.
+    """Check that a column of a trace can exceed a threshold; the usual one is taken for every trace.
 
     Args:
         totals: what the columns of a head add up to, in queries' worth.

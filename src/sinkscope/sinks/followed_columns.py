@@ -41,7 +41,7 @@ class Followed:
 
     @classmethod
     def of(cls, recorded: Recorded) -> "Followed":
-        """Return what is followed in a trace."""
+        """Return the tensor that is followed in a trace."""
         if recorded.causal:
             return cls("last_query")
         held = getattr(recorded, "tensors", ())
@@ -49,7 +49,7 @@ class Followed:
 
     @classmethod
     def named(cls, name: str | None, causal: bool) -> "Followed":
-        """Return what a manifest names; what it must have been where an older one names nothing."""
+        """Return the tensor that a manifest names; by the kind of model where it names none."""
         tensors: dict[str | None, FollowedTensor] = {"last_query": "last_query", "newest_columns": "newest_columns"}
         return cls(tensors.get(name, "last_query" if causal else "column_sums"))
 

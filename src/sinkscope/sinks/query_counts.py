@@ -36,8 +36,7 @@ def query_means(
     """Return columns over the number of queries that may see the key.
 
     In self-attention of causal models these are all from the key on, whatever window hides older keys, in block
-    diffusion all from the key's block on, else the queries of the step. Of an object of one's own, which does not tell
-    them, all tokens are.
+    diffusion all from the key's block on, else the queries of the step, or all tokens where only arrays are given.
     """
     crossing = attends_elsewhere(getattr(recorded, "manifest", None) or {})
     if not crossing and (recorded.causal or not isinstance(recorded, Trace)):

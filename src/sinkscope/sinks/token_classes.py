@@ -26,7 +26,7 @@ def class_of(text: str) -> str:
 
 
 def token_class(text: str | None, is_mask: bool, is_special: bool) -> str:
-    """Return one of `CLASSES`, by what is known of the token's id and then by how it reads; a token without a text is a
+    """Return one of `CLASSES`, first by its id, then by how it reads; a token without a text is a
     word.
     """
     if is_mask:

@@ -138,9 +138,8 @@ def main_sinks(
     """Return the position of the strongest sink, ties to the lower position; −1 where Eq. 3 does not hold."""
     if not columns.shape[-1]:
         return np.full(columns.shape[:-1], -1)
-    strongest = np.where(selected, np.maximum(columns, np.finfo(columns.dtype).min), -np.inf).argmax(
-        axis=-1
-    )  # whatever its column
+    lowest = np.finfo(columns.dtype).min  # so that a sink is chosen whatever its column
+    strongest = np.where(selected, np.maximum(columns, lowest), -np.inf).argmax(axis=-1)
     return np.where(selected.any(axis=-1), strongest, -1)
 
 
@@ -160,25 +159,17 @@ def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
     episodes = find_episodes(step, layer * heads + head, position, steps, tolerance)
     found = []
     columns = (episodes.head, episodes.position, episodes.first, episodes.last, episodes.kind, episodes.successor)
-    for row in zip(*(column.tolist() for column in columns), strict=True):
-        number, at, first, last, kind, successor = row
-        moved = successor >= 0
-        distance = int(episodes.position[successor]) - at if moved else None
-        found.append(
-            Track(number // heads, number % heads, at, first, last, KINDS[kind], successor if moved else None, distance)
-        )
+    for number, at, first, last, kind, successor in zip(*(column.tolist() for column in columns), strict=True):
+        following = successor if successor >= 0 else None
+        distance = None if following is None else int(episodes.position[following]) - at
+        found.append(Track(number // heads, number % heads, at, first, last, KINDS[kind], following, distance))
     main = fill_dips(main_sinks(sinks.columns, sinks.moving), tolerance)
-    is_sink = sinks_in(sinks.moving)
+    is_sink = SinksIn(sinks.moving)
     return Tracks(tuple(found), tuple(head_movement(main, is_sink)), main, sinks.source, is_sink)
 
 
-def sinks_in(selected: Bool[np.ndarray, "step layer head key"]) -> IsSink:
-    """Return a function that looks sinks up in an array."""
-    return _SinksIn(selected)
-
-
 @dataclass(frozen=True, eq=False)
-class _SinksIn:
+class SinksIn:
     """Looks sinks up in an array; an object and no inner function, so that tracks can be pickled."""
 
     selected: Bool[np.ndarray, "step layer head key"]
@@ -188,11 +179,7 @@ class _SinksIn:
 
 
 def check_tolerance(tolerance: int) -> None:
-    """Raise an error for a tolerance that is no number of steps.
-
-    Raises:
-        CallError: below 0.
-    """
+    """Raise CallError for a tolerance below 0."""
     if tolerance < 0:
         raise CallError(f"tolerance: expected a number of steps from 0 upwards, found {tolerance}")
 
@@ -279,46 +266,44 @@ def movement_test(
         is_sink: tells swaps from moves; without it every change of place is a move.
 
     Raises:
-        CallError: ``shuffles`` below 1, ``seed`` below 0, a position below −1, or main sinks beyond what ``is_sink``
-            knows.
+        CallError: ``shuffles`` below 1.
     """
     if shuffles < 1:
         raise CallError(f"shuffles: expected 1 or more, found {shuffles}")
     found = MainMoves.of(main, is_sink)
     counted = ~np.isnan(found.drift)
-    moves, swaps, drift, median, right = _means(found, counted)
+    moves = swaps = drift = median = right = 0.0
+    if counted.any():
+        means = (found.moves[counted].mean(), found.swaps[counted].mean(), found.drift[counted].mean())
+        moves, swaps, drift = map(float, means)
+        median, right = float(np.median(found.drift[counted])), float((found.drift[counted] > 0).mean())
     rng = np.random.default_rng(seed)
     null, block = np.array([(moves, drift)]), max(1, len(main))
     if len(main) > 1 and counted.any():
         block = min(block, int(np.ceil(2 * _stay(main))))
         places = _Places(main, is_sink)
-        null = np.array(
-            [
-                (
-                    places.moves(rng.permutation(len(main)))[counted].mean(),
-                    slopes(as_positions(main[_blocks_shuffled(len(main), block, rng)]))[counted].mean(),
-                )
-                for _ in range(shuffles)
-            ]
-        )
+        null = np.empty((shuffles, 2))
+        for row in null:
+            row[0] = places.moves(rng.permutation(len(main)))[counted].mean()
+            row[1] = slopes(as_positions(main[_blocks_shuffled(len(main), block, rng)]))[counted].mean()
 
     def spread(values: np.ndarray) -> tuple[float, float, float]:
         return float(values.mean()), *(float(value) for value in np.percentile(values, [2.5, 97.5]))  # type: ignore[return-value]
 
     return MovementTest(
-        moves,
-        swaps,
-        drift,
-        median,
-        right,
-        spread(null[:, 0]),
-        spread(null[:, 1]),
-        float((1 + (null[:, 0] <= moves).sum()) / (1 + len(null))),
-        float((1 + (np.abs(null[:, 1]) >= abs(drift) - 1e-12).sum()) / (1 + len(null))),
-        int(counted.sum()),
-        shuffles,
-        block,
-        len(main) / block,
+        moves_per_head=moves,
+        swaps_per_head=swaps,
+        drift_per_step=drift,
+        drift_median=median,
+        drift_right=right,
+        null_moves=spread(null[:, 0]),
+        null_drift=spread(null[:, 1]),
+        p_moves=float((1 + (null[:, 0] <= moves).sum()) / (1 + len(null))),
+        p_drift=float((1 + (np.abs(null[:, 1]) >= abs(drift) - 1e-12).sum()) / (1 + len(null))),
+        heads=int(counted.sum()),
+        shuffles=shuffles,
+        block_steps=block,
+        blocks=len(main) / block,
     )
 
 
@@ -379,20 +364,3 @@ def _blocks_shuffled(steps: int, block: int, rng: "np.random.Generator") -> Int[
     cuts = np.arange(rng.integers(block), steps, block)
     parts = np.split(np.arange(steps), cuts[cuts > 0])
     return np.concatenate([parts[part] for part in rng.permutation(len(parts))])
-
-
-def _means(found: MainMoves, counted: Bool[np.ndarray, "layer head"]) -> tuple[float, float, float, float, float]:
-    """Return moves, swaps and drift, median drift, and the share of heads that drift right, of the heads that are
-    counted.
-    """
-    if not counted.any():
-        return 0.0, 0.0, 0.0, 0.0, 0.0
-    drift = found.drift[counted]
-    means = (
-        found.moves[counted].mean(),
-        found.swaps[counted].mean(),
-        drift.mean(),
-        np.median(drift),
-        (drift > 0).mean(),
-    )
-    return tuple(float(one) for one in means)  # type: ignore[return-value]

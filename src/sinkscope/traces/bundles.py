@@ -1,12 +1,13 @@
 """Bundles: a folder with all that a colleague needs to open a trace anywhere, and a checksum of each of its files.
 
 A bundle is a trace, so that every command reads it, with three files more: README.md (the model card in words),
-page.html (the explorer) and bundle.json (what it was made of, and the checksums). Values may be stored with 16 bits.
+page.html (the explorer) and bundle.json (its origin, and the checksums). Values may be stored with 16 bits.
 """
 
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +24,7 @@ from sinkscope.runs.files import (
     markdown_cell,
     read_json_object,
     sha256_of,
+    validated,
     with_checksum,
 )
 from sinkscope.runs.folder import new_folder
@@ -74,9 +76,12 @@ def write_bundle(
         write_whole(place / CARD, _card(trace, precision, errors).encode())
         if page is not None:
             write_whole(place / PAGE, page.encode())
-        maps = [_copy_map(trace, tuple(one), place) for one in trace.manifest.get("maps") or ()]
-        manifest = {key: value for key, value in trace.manifest.items() if key != CHECKSUM}
-        write_manifest(place, {**manifest, "parts": entries})
+        maps = [MAP.format(*one) for one in trace.manifest.get("maps") or ()]
+        for name, one in zip(maps, trace.manifest.get("maps") or (), strict=True):
+            if stored_map(trace, *one) is None:
+                raise TraceError(f"{trace.folder}: expected {name}, which its manifest lists, found none")
+            shutil.copy(trace.place / name, place / name)
+        write_manifest(place, {**trace.manifest, "parts": entries})
         names = [MANIFEST, CARD, *([] if page is None else [PAGE]), *(entry["file"] for entry in entries), *maps]
         files = {name: sha256_of(place / name) for name in names}
         about = {
@@ -89,15 +94,6 @@ def write_bundle(
         }
         write_whole(place / BUNDLE, (json.dumps(with_checksum(about), indent=1) + "\n").encode())
     return folder
-
-
-def _copy_map(trace: Trace, place: tuple[int, int, int], folder: Path) -> str:
-    """Copy a stored map, checked, as it is; return the name of its file."""
-    name = MAP.format(*place)
-    if stored_map(trace, *place) is None:
-        raise TraceError(f"{trace.folder}: expected {name}, which its manifest lists, found none")
-    write_whole(folder / name, (trace.place / name).read_bytes())
-    return name
 
 
 def open_bundle(folder: str | Path) -> Trace:
@@ -123,10 +119,10 @@ def open_bundle(folder: str | Path) -> Trace:
 
 
 def _read_about(folder: Path) -> dict[str, Any]:
-    from sinkscope.traces.manifest_schema import BundleFields, validate
+    from sinkscope.traces.manifest_schema import BundleFields
 
     about = read_json_object(folder / BUNDLE, TraceError, CHANGED)
-    validate(about, BundleFields, folder / BUNDLE, TraceError)
+    validated(BundleFields, about, folder / BUNDLE, TraceError)
     compare_checksum(about, folder / BUNDLE, TraceError, CHANGED)
     return about
 
@@ -177,13 +173,12 @@ def _step(trace: Trace, part: Part, step: int, precision: Precision, errors: dic
 def _card(trace: Trace, precision: Precision, errors: Mapping[str, float]) -> str:
     """Return the model card and the provenance in words, as Markdown."""
     manifest, model = trace.manifest, trace.manifest.get("model", {})
-    sampler = manifest.get("sampler") or {}
     facts: dict[str, Any] = {
         "model": model.get("name"),
         "family": model.get("family"),
         "sha256 of its weights": model.get("weight_hash"),
         "shape": f"{counted(len(trace.layers), 'layer')} × {counted(trace.heads, 'head')}",
-        "sampler": ", ".join(f"{key} {value}" for key, value in sampler.items()),
+        "sampler": ", ".join(f"{key} {value}" for key, value in (manifest.get("sampler") or {}).items()),
         "steps": trace.steps,
         "hidden": ", ".join(hidden_rules(manifest)) or "nothing",
         "made on": f"{manifest.get('device')}, {manifest.get('dtype')}",
@@ -191,19 +186,23 @@ def _card(trace: Trace, precision: Precision, errors: Mapping[str, float]) -> st
         "command": manifest.get("command"),
         "values": precision if not errors else f"{precision}, rounded by at most {max(errors.values()):.2g}",
     }
-    cells = {
-        key: markdown_cell(" ".join(str(value).split())) for key, value in facts.items() if value not in (None, "")
-    }
-    rows = "\n".join(f"| {key} | {cell} |" for key, cell in cells.items())
-    return (
-        "# A recorded generation\n\n"
-        "Attention of a language model while it writes: column sums of every layer and head in every step.\n\n"
-        f"| | |\n|---|---|\n{rows}\n\n"
-        "`page.html`, where it is there, shows it in any browser, without network. `pip install sinkscope` reads the "
-        "rest:\n\n"
-        "    import sinkscope\n"
-        '    trace = sinkscope.traces.open_bundle("this folder")     # refuses a file that was changed\n'
-        "    sinks = sinkscope.find_sinks(trace)\n\n"
-        "Every command that takes a trace takes this folder (`sinkscope sinks FOLDER`). The files are safetensors; "
-        "their names, axes and units are in `manifest.json`, their checksums in `bundle.json`.\n"
+    rows = "\n".join(
+        f"| {key} | {markdown_cell(' '.join(str(value).split()))} |" for key, value in facts.items() if value
     )
+    return f"""# A recorded generation
+
+Attention of a language model while it writes: column sums of every layer and head in every step.
+
+| | |
+|---|---|
+{rows}
+
+`page.html`, where it is there, shows it in any browser, without network. `pip install sinkscope` reads the rest:
+
+    import sinkscope
+    trace = sinkscope.traces.open_bundle("this folder")     # refuses a file that was changed
+    sinks = sinkscope.find_sinks(trace)
+
+Every command that takes a trace takes this folder (`sinkscope sinks FOLDER`). The files are safetensors; their names,
+axes and units are in `manifest.json`, their checksums in `bundle.json`.
+"""

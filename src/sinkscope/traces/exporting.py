@@ -2,11 +2,10 @@
 
 numpy     one ``.npz`` file: the tensors as they are, and ``manifest.json`` as bytes
 zarr      one group with dimension names, a chunk per 16 steps and layer; `xarray.open_zarr` reads it
-xarray    one NetCDF file for `xarray.open_dataset`; written from memory, so it is refused where a tensor is too large
+xarray    one NetCDF file for `xarray.open_dataset`, written from memory
 parquet   long form, one row per step × layer × head × position (see `parquet`)
 
-All but xarray are written part by part, whatever the length of the trace. A file appears under its name once it is
-whole.
+All but xarray are written part by part. A file appears under its name once it is whole.
 """
 
 import json
@@ -23,6 +22,7 @@ from sinkscope.axes import KEY, POSITION, TRACE_AXES, TRACE_UNITS
 from sinkscope.errors import CallError, TraceError
 from sinkscope.runs.files import UNFINISHED
 from sinkscope.runs.folder import claimed_file
+from sinkscope.traces.format import ROOM
 from sinkscope.traces.parquet import write_parquet
 from sinkscope.traces.part_files import widen
 from sinkscope.traces.reading import Trace, expect_steps
@@ -35,15 +35,10 @@ LARGEST_NETCDF = 1 << 31  # bytes of one variable in NetCDF 3
 
 
 def export_trace(trace: Trace, target: Target, out: str | Path) -> Path:
-    """Write a trace in another format.
+    """Write a trace in another format, and return the path of the file, or for zarr the folder.
 
     Args:
-        target: ``xarray`` (NetCDF), ``zarr``, ``parquet`` or ``numpy``.
-        out: the file, or for zarr the folder; it must not exist. The usual suffix is added where the name does not end
-            in it.
-
-    Returns:
-        The path of the file or folder.
+        out: the path, which must not exist; the usual suffix is added where the name does not end in it.
 
     Raises:
         CallError: an unknown target, something at ``out`` already, or a package that is not installed.
@@ -58,14 +53,14 @@ def export_trace(trace: Trace, target: Target, out: str | Path) -> Path:
     with claimed_file(path, TraceError):
         if os.path.lexists(path):
             raise CallError(f"{path} is there already; choose another name or delete it")
-        # An absolute path, since libraries may take a relative one for an address, such as `c:x`.
+        # Absolute, since libraries may take a relative path for an address, such as `c:x`.
         beside = path.with_name(path.name + UNFINISHED).absolute()
         try:
             _remove(beside)
             _WRITERS[target](trace, beside)
             os.replace(beside, path)
         except OSError as error:
-            raise TraceError(f"{path} cannot be written ({error}); make room or choose another folder") from error
+            raise TraceError(f"{path} cannot be written ({error}); {ROOM}") from error
         finally:
             _remove(beside)
     return path
@@ -118,16 +113,13 @@ def axis_sizes(trace: Trace) -> dict[str, int]:
 
 
 def _attributes(trace: Trace) -> dict[str, Any]:
-    """Return the attributes of an exported group or file; nested values as JSON, because NetCDF has only text and
-    numbers.
-    """
-    manifest = trace.manifest
+    """Return the attributes of an exported group or file: text and numbers, as NetCDF has no others."""
     return {
         "layers": list(trace.layers),
-        "model": str(manifest.get("model", {}).get("name", "")),
+        "model": str(trace.manifest["model"]["name"]),
         "complete": int(trace.complete),
         "causal": int(trace.causal),
-        "manifest": json.dumps(manifest, ensure_ascii=False),
+        "manifest": json.dumps(trace.manifest, ensure_ascii=False),
     }
 
 
@@ -142,9 +134,8 @@ def _blocks(trace: Trace, name: str, width: int | None = None) -> Iterator[tuple
 
 def _write_numpy(trace: Trace, path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-        archive.writestr(
-            zipfile.ZipInfo("manifest.json"), json.dumps(trace.manifest, ensure_ascii=False)
-        )  # without a date
+        # ZipInfo is without a date.
+        archive.writestr(zipfile.ZipInfo("manifest.json"), json.dumps(trace.manifest, ensure_ascii=False))
         for name in trace.tensors:
             array = getattr(trace, name)
             header = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False, "shape": array.shape}

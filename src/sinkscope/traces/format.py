@@ -6,7 +6,8 @@ manifest.json          written first, replaced after each part and at the end: w
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ BUNDLE = "bundle.json"
 """Makes a trace a bundle, see `bundles`."""
 DRIFT = "drift.json"
 """What ``--keep drift`` writes instead of a trace."""
+ASIDE = ".replaced.writing"
+"""Where a trace waits that is to be replaced, until something is recorded in its place."""
+ROOM = "make room or choose another folder"
 PART = "steps-{:06d}.safetensors"
 PART_GLOB = "steps-??????.safetensors"
 DTYPES = {"F32": np.dtype(np.float32), "I32": np.dtype(np.int32), "F16": np.dtype(np.float16), "U8": np.dtype(np.uint8)}
@@ -59,22 +63,9 @@ def hidden_rules(manifest: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
-    """Write a file, whole or in pieces, so that a reader sees all of it or nothing.
-
-    Raises:
-        TraceError: no permission, no space.
-    """
-    files.write_whole(path, content, TraceError, "make room or choose another folder")
-
-
-def write_together(contents: Mapping[Path, bytes]) -> None:
-    """Write several files, all of them or none.
-
-    Raises:
-        TraceError: no permission, no space.
-    """
-    files.write_together(contents, TraceError, "make room or choose another folder")
+write_whole = partial(files.write_whole, failure=TraceError, advice=ROOM)
+write_together = partial(files.write_together, failure=TraceError, advice=ROOM)
+"""As in `runs.files`; they raise TraceError."""
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:

@@ -1,10 +1,9 @@
 """A trace as one long Parquet table: a row for each step × layer × head × position, written a step at a time.
 
-Values of the canvas (``token``, ``text``, ``masked``, ``written`` …) are repeated for every layer and head, values of a
-kv head for every query head that shares it, and what a head gives to sink tokens (a column for each) for every
-position. Units are in the metadata of the columns, the manifest in the metadata of the file. Positions beyond
-``lengths`` have no row, but those that a step writes behind its canvas (autoregressive models): they have no token and
-no columns yet.
+Values of the canvas are repeated for every layer and head, values of a kv head for every query head that shares it, the
+attention of sink tokens (a column for each) for every position. Units are in the metadata of the columns, the manifest
+in that of the file. Positions beyond ``lengths`` have no row, but those that a step writes behind its canvas
+(autoregressive models): they have no token and no columns yet.
 """
 
 import json

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,23 +21,14 @@ from safetensors import SafetensorError, safe_open
 from sinkscope.errors import TraceError
 from sinkscope.runs.files import compare_file
 from sinkscope.traces.format import DTYPES, write_whole
-from sinkscope.traces.schema import DAMAGED, check_values
+from sinkscope.traces.schema import DAMAGED, type_of
 
 WHOLE = 1 << 16
 """Smallest number of bytes of a step that is written by itself; smaller ones are stacked first."""
 ASIDE = 1 << 20
 """Smallest number of bytes of a piece that another thread hashes while it is written."""
 
-_FILL: dict[str, Any] = {
-    "tokens": -1,
-    "written": -1,
-    "predicted": -1,
-    "masked": 0,
-    "lengths": 0,
-    "top_column_sums_key": -1,
-    "top_last_query_key": -1,
-    "top_newest_columns_key": -1,
-}
+_FILL = {"F32": np.nan, "I32": -1, "U8": 0}
 
 
 def write_part(path: Path, steps: list[dict[str, np.ndarray]], metadata: dict[str, str]) -> str:
@@ -46,10 +38,7 @@ def write_part(path: Path, steps: list[dict[str, np.ndarray]], metadata: dict[st
         steps: at least one; all have the tensors of the first.
 
     Returns:
-        The checksum of the file: sha256, hexadecimal.
-
-    Raises:
-        TraceError: no permission, no space.
+        The sha256 of the file, hexadecimal.
     """
     tensors = {name: [step[name] for step in steps] for name in steps[0]}
     codes = {dtype: code for code, dtype in DTYPES.items()}
@@ -74,11 +63,11 @@ def write_part(path: Path, steps: list[dict[str, np.ndarray]], metadata: dict[st
 
 
 def widen(name: str, array: np.ndarray, width: int) -> np.ndarray:
-    """Return an array whose last axis is filled up to ``width`` with the value for "nothing" of that tensor."""
+    """Return an array whose last axis is filled up to ``width``: with NaN, −1 where it holds ids, 0 in `masked`."""
     if array.shape[-1] >= width:
         return array
     room = [(0, 0)] * (array.ndim - 1) + [(0, width - array.shape[-1])]
-    return np.pad(array, room, constant_values=_FILL.get(name, np.nan))
+    return np.pad(array, room, constant_values=_FILL[type_of(name)])
 
 
 def _widest(arrays: list[np.ndarray]) -> tuple[int, ...]:
@@ -114,8 +103,7 @@ class Part:
     Attributes:
         sha256: of the file, if the manifest lists it.
         verify: whether the file is compared with it when it is first read in this process.
-        generation: hash of the manifest and the first tokens, the same in all parts of a trace; empty in those of
-            earlier versions.
+        generation: hash of the manifest and the first tokens, the same in all parts of a trace; empty in a bundle.
     """
 
     path: Path
@@ -134,23 +122,19 @@ class Part:
             TraceError: the file has other bytes than were written.
         """
         if self.verify:
-            self.compare()
+            self._compared  # noqa: B018 - once
         with _open(self.path) as file:
             found = file.get_slice(name)[index]
         return found.astype(np.float32) if found.dtype == np.float16 else found
 
-    def compare(self) -> None:
-        """Compare the file with its checksum, if the manifest lists it; once in a process.
+    @cached_property
+    def _compared(self) -> None:
+        self.compare()
 
-        Raises:
-            TraceError: it has other bytes than were written.
-        """
+    def compare(self) -> None:
+        """Raise TraceError where the file has other bytes than its checksum, if the manifest lists it."""
         if self.sha256 is not None:
             compare_file(self.path, self.sha256, TraceError, "its manifest")
-
-    def check_values(self, mask_id: int | None, crossing: bool) -> None:
-        """Check the values of all tensors; see `schema.check_values`."""
-        check_values(self.path, {name: self.read(name, (slice(None),)) for name in self.shapes}, mask_id, crossing)
 
 
 def _open(path: Path) -> Any:
@@ -161,18 +145,13 @@ def _open(path: Path) -> Any:
 
 
 def read_part(path: Path) -> Part:
-    """Return the description of a part: its steps, and the shapes and types of its tensors.
-
-    Raises:
-        TraceError: a damaged file, or one that is no part of a trace.
-    """
+    """Return the description of a part: its steps, and the shapes and types of its tensors."""
     with _open(path) as file:
         metadata = file.metadata() or {}
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no dict
         shapes = {name: tuple(one.get_shape()) for name, one in slices.items()}
         dtypes = {name: one.get_dtype() for name, one in slices.items()}
-    try:
-        first_step, steps = int(metadata["first_step"]), int(metadata["steps"])
-    except (KeyError, ValueError) as error:
-        raise TraceError(f"{path}: expected a part of a trace with first_step and steps; {DAMAGED}") from error
-    return Part(path, first_step, steps, shapes, dtypes, generation=metadata.get("generation", ""))
+    if not {"first_step", "steps"} <= metadata.keys():
+        raise TraceError(f"{path}: expected a part of a trace with first_step and steps; {DAMAGED}")
+    first, steps = int(metadata["first_step"]), int(metadata["steps"])
+    return Part(path, first, steps, shapes, dtypes, generation=metadata.get("generation", ""))

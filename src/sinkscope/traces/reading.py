@@ -11,26 +11,20 @@ from sinkscope.axes import TRACE_AXES
 from sinkscope.counts import counted
 from sinkscope.errors import CallError, MissingTensorError, TraceError
 from sinkscope.notebook_card import card
-from sinkscope.runs.files import compare_checksum, read_json_object
-from sinkscope.traces.format import DRIFT, FORMAT, MANIFEST, NAMELESS, PART_GLOB, attends_elsewhere, hidden_rules
+from sinkscope.runs.files import compare_checksum, read_json_object, validated
+from sinkscope.traces.format import ASIDE, DRIFT, FORMAT, MANIFEST, NAMELESS, PART_GLOB, attends_elsewhere, hidden_rules
 from sinkscope.traces.part_files import Part, read_part
-from sinkscope.traces.schema import DAMAGED, check_shapes
+from sinkscope.traces.schema import DAMAGED, check_shapes, check_values
 from sinkscope.traces.top_columns import TOPPED, TopArray
 from sinkscope.traces.trace_array import TraceArray
-
-ASIDE = ".replaced.writing"
-"""Where a trace waits that is to be replaced, until the new one begins."""
 
 
 class Trace:
     """One generation on disk. Tensors are attributes: ``trace.column_sums[step, layer, head]``; see `axes.TRACE_AXES`.
 
     Args:
-        folder: with a manifest.json.
-        verify: compares each file with its checksum when it is first read in this process.
-
-    Attributes:
-        folder, place: the folder as it was given, by which messages name it, and its absolute path.
+        folder: with a manifest.json; ``place`` is its absolute path.
+        verify: compares each file with its checksum when it is first read.
     """
 
     def __init__(self, folder: str | Path, verify: bool = True) -> None:
@@ -45,22 +39,19 @@ class Trace:
 
     def _repr_html_(self) -> str:
         """Return a summary for notebooks."""
-        manifest, model = self.manifest, self.manifest.get("model", {})
+        manifest = self.manifest
         kind = "autoregressive" if self.causal else "bidirectional"
         shape = f"{counted(len(self.layers), 'layer')} × {counted(self.heads, 'head')}"
+        prompt = f"{counted(manifest.get('prompt_length') or 0, 'token')}: {manifest.get('prompt')}"
         facts = {
-            "model": f"{model.get('name', '?')}, {kind}, {shape}",
+            "model": f"{manifest['model']['name']}, {kind}, {shape}",
             "steps": f"{self.steps}{'' if self.complete else ', incomplete: the generation was cut short'}",
-            "prompt": f"{counted(manifest.get('prompt_length') or 0, 'token')}: {manifest['prompt']}"
-            if manifest.get("prompt")
-            else None,
+            "prompt": prompt if manifest.get("prompt") else None,
             "answer": manifest.get("text"),
             "hidden": ", ".join(hidden_rules(manifest)) or None,
         }
-        tensors = [
-            (name, " × ".join(getattr(self, name).axes), " × ".join(map(str, getattr(self, name).shape)))
-            for name in self.tensors
-        ]
+        arrays = [getattr(self, name) for name in self.tensors]
+        tensors = [(one.name, " × ".join(one.axes), " × ".join(map(str, one.shape))) for one in arrays]
         return card(f"Trace {self.folder}", facts, ("tensor", "axes", "shape"), tensors, most=len(TRACE_AXES))
 
     def __getattr__(self, name: str) -> Any:
@@ -76,15 +67,8 @@ class Trace:
     def __dir__(self) -> list[str]:
         names = {*super().__dir__()}
         with contextlib.suppress(TraceError):  # a damaged trace says so when it is read
-            names.update(self._readable)
+            names |= {*self.tensors} | {name for name in TOPPED if f"top_{name}" in self.tensors}
         return sorted(names)
-
-    @property
-    def _readable(self) -> tuple[str, ...]:
-        """Names of the tensors that can be read; those of which only the largest values were kept included."""
-        return tuple(
-            name for name in TRACE_AXES if name in self.tensors or (name in TOPPED and f"top_{name}" in self.tensors)
-        )
 
     @property
     def complete(self) -> bool:
@@ -130,7 +114,8 @@ class Trace:
         """
         for part in self.parts:
             part.compare()
-            part.check_values(self.manifest.get("mask_id"), attends_elsewhere(self.manifest))
+            arrays = {name: part.read(name, (slice(None),)) for name in part.shapes}
+            check_values(part.path, arrays, self.manifest.get("mask_id"), attends_elsewhere(self.manifest))
 
     @cached_property
     def tensors(self) -> tuple[str, ...]:
@@ -173,23 +158,19 @@ def read_manifest(folder: Path, verify: bool = True) -> dict[str, Any]:
     Raises:
         TraceError: it is missing, damaged, of another format version, or that of something else.
     """
-    from sinkscope.traces.manifest_schema import TraceManifest, validate
+    from sinkscope.traces.manifest_schema import TraceManifest
 
     path = folder / MANIFEST
     if not path.exists():
         raise TraceError(f"no trace at {folder}: {_lacking(folder)}{_waiting_in(folder)}")
     manifest = read_json_object(path, TraceError, DAMAGED)
     version = manifest.get("format")
-    if version != FORMAT or manifest.get("level") == "statistics":
+    if version != FORMAT:
         advice = "read it with the sinkscope that wrote it, or record again"
-        wrong = f": expected a trace of format {FORMAT}, found {version!r}; {advice}"
-        if str(version).startswith("sinkscope emergence"):
-            shown = f"`sinkscope watch-training {folder}` shows it"
-            wrong = f": expected a trace, found what a training showed of its sinks; {shown}"
-        elif version == FORMAT:
-            wrong = f" holds statistics, not a trace; `sinkscope sinks {folder}` shows them"
-        raise TraceError(f"{folder}{wrong}")
-    validate(manifest, TraceManifest, path, TraceError)
+        raise TraceError(f"{folder}: expected a trace of format {FORMAT}, found {version!r}; {advice}")
+    if manifest.get("level") == "statistics":
+        raise TraceError(f"{folder} holds statistics, not a trace; `sinkscope sinks {folder}` shows them")
+    validated(TraceManifest, manifest, path, TraceError)
     if verify:
         compare_checksum(manifest, path, TraceError)
     manifest["model"] = {"name": NAMELESS, **manifest.get("model", {})}
@@ -197,15 +178,13 @@ def read_manifest(folder: Path, verify: bool = True) -> dict[str, Any]:
 
 
 def _lacking(path: Path) -> str:
-    """Return what stands at a path without a manifest, and what to do."""
+    """Return the state of a path without a manifest, and what to do."""
     if not path.exists():
         return "the folder does not exist"
     if not path.is_dir():
-        folder = f"; pass its folder, {path.parent}" if path.name == MANIFEST or path.match(PART_GLOB) else ""
-        return f"expected a folder with {MANIFEST}, found a file{folder}"
+        return f"expected a folder with {MANIFEST}, found a file; pass its folder, {path.parent}"
     if (path / DRIFT).exists():
-        what = f"how far keys and values move between steps ({DRIFT})"
-        return f"expected a trace, found {what}; `sinkscope trace` makes one without --keep drift"
+        return f"expected a trace, found {DRIFT}; `sinkscope trace` makes one without --keep drift"
     return f"expected {MANIFEST} in it, found none; `sinkscope trace MODEL --out FOLDER` makes a trace in a new folder"
 
 
@@ -218,9 +197,8 @@ def expect_steps(trace: Any, purpose: str) -> None:
     """Raise TraceError for a trace without a whole step; ``purpose`` says why it is read."""
     if not trace.steps:
         folder = getattr(trace, "folder", None)
-        where, advice = "", ""
-        if folder is not None:
-            where, advice = f"{folder}: ", _waiting_in(folder) or "; record it again with --overwrite"
+        where = "" if folder is None else f"{folder}: "
+        advice = "" if folder is None else _waiting_in(folder) or "; record it again with --overwrite"
         raise TraceError(f"{where}the trace holds no whole step yet; there is nothing to {purpose}{advice}")
 
 
@@ -242,14 +220,7 @@ def trace_folders(path: Path) -> list[Path]:
 
 
 def open_traces(path: str | Path, *, verify: bool = True) -> list[Trace]:
-    """Return all traces at a path: one, or the numbered ones of a batch.
-
-    Args:
-        verify: as in `open_trace`.
-
-    Raises:
-        TraceError: there is none.
-    """
+    """Return all traces at a path: one, or the numbered ones of a batch; see `open_trace`."""
     folder = Path(path)
     folders = trace_folders(folder)
     return [Trace(one, verify) for one in folders] if folders else [Trace(folder, verify)]
@@ -261,10 +232,8 @@ def as_trace(trace: Any) -> Any:
 
 
 def open_trace(path: str | Path, *, verify: bool = True) -> Trace:
-    """Open one trace; only its manifest is read until it is indexed.
-
-    Args:
-        verify: compares each file with its checksum when it is first read in this process.
+    """Open one trace; only its manifest is read until it is indexed. ``verify`` compares each file with its checksum
+    when it is first read.
 
     Raises:
         TraceError: missing, damaged, or of another format version.

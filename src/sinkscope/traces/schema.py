@@ -13,16 +13,14 @@ from sinkscope.errors import TraceError
 
 ROUNDING = 1e-2
 """How far below 0, and by which share above the queries of its canvas, a sum of attention may come out."""
-_TYPES = {
-    name: "I32" for name in TRACE_AXES if name.endswith("_key") or name in ("tokens", "written", "predicted", "lengths")
-} | {"masked": "U8"}
+_IDS = ("tokens", "written", "predicted", "lengths")
 _SUMS = ("column_sums", "column_sums_masked", "column_sums_prompt", "last_query", "newest_columns")
 DAMAGED = "the trace is damaged"
 
 
-def expected_type(name: str) -> str:
+def type_of(name: str) -> str:
     """Return the type of a tensor, as safetensors names it."""
-    return _TYPES.get(name, "F32")
+    return "U8" if name == "masked" else "I32" if name in _IDS or name.endswith("_key") else "F32"
 
 
 def check_shapes(
@@ -40,14 +38,13 @@ def check_shapes(
     sizes = {STEP: steps, LAYER: len(manifest["layers"]), HEAD: manifest["heads"]}
     if manifest.get("kv_heads"):
         sizes[KV_HEAD] = manifest["kv_heads"]
-    for name, shape in shapes.items():
-        axes = TRACE_AXES.get(name, ())
+    for name in shapes.keys() & TRACE_AXES.keys():
+        axes, shape = TRACE_AXES[name], shapes[name]
         expected = [sizes.get(axis, size) for axis, size in zip(axes, shape, strict=False)]
-        if axes and (len(axes) != len(shape) or list(shape) != expected or 0 in shape):
+        if len(axes) != len(shape) or list(shape) != expected or 0 in shape:
             wanted = " × ".join(f"{axis} {sizes[axis]}" if axis in sizes else axis for axis in axes)
-            found = " × ".join(map(str, shape)) or "a single number"
-            raise TraceError(f"{path}: {name}: expected {wanted}, found {found}; {DAMAGED}")
-        if axes and dtypes[name] not in (wanted := expected_type(name), "F16" if wanted == "F32" else wanted):
+            raise TraceError(f"{path}: {name}: expected {wanted}, found {list(shape)}; {DAMAGED}")
+        if dtypes[name] not in (wanted := type_of(name), "F16" if wanted == "F32" else wanted):
             raise TraceError(f"{path}: {name}: expected values of type {wanted}, found {dtypes[name]}; {DAMAGED}")
 
 
@@ -79,7 +76,7 @@ def check_values(path: Path, arrays: Mapping[str, np.ndarray], mask_id: int | No
 def _wrong_values(
     name: str, array: np.ndarray, lengths: np.ndarray | None, crossing: bool
 ) -> Iterator[tuple[np.ndarray, str]]:
-    """Yield the values of a tensor that cannot be, with what was expected in their place."""
+    """Yield the values of a tensor that cannot be, with the values expected in their place."""
     if name == "masked":
         yield array[array > 1], "0 or 1"
     elif array.dtype.kind in "iu":

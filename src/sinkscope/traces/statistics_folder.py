@@ -1,8 +1,8 @@
 """A folder of statistics, to which any number of processes add prompts; they are merged in the order of their numbers.
 
-manifest.json               what made the statistics, how many prompts are merged, ``complete``, and the sha256 of the
-tensors statistics.safetensors      the prompts 0 … n−1, merged in this order; its metadata holds n
-items/000123.safetensors    prompts that wait for an earlier one
+manifest.json            the identity of the run, and how many prompts are expected
+statistics.safetensors   the prompts 0 … n−1, merged in this order; n and the model that they are of in its metadata
+items/000123.safetensors prompts that wait for an earlier one
 
 A prompt is committed by an atomic rename and merged under a lock, which the system releases when its holder dies. A run
 that was killed therefore continues with the same command, and the result does not depend on the number of processes.
@@ -20,20 +20,19 @@ from safetensors.numpy import save
 
 from sinkscope.errors import CallError, TraceError
 from sinkscope.runs.files import (
-    SHA256,
     UNFINISHED,
     checksum_of,
     compare_checksum,
     compare_sealed,
     read_json_object,
     sealed,
+    validated,
 )
 from sinkscope.runs.folder import CLAIM, difference_in_words, exclusive, first_difference, item_path, made_folder
 from sinkscope.traces.format import FORMAT, MANIFEST, NAMELESS, write_manifest, write_whole
 
 STATISTICS, ITEMS, LOCK = "statistics.safetensors", "items", ".lock"
-RUN = "run"  # in the metadata of tensors: the sha256 of what identifies their run
-FOREIGN = "the file belongs to another run; put its own back, or make the statistics again"
+RUN = "run"  # in the metadata of tensors: the sha256 of their run's identity
 Arrays = dict[str, np.ndarray]
 
 
@@ -64,14 +63,14 @@ class StatisticsFolder:
         with made_folder(folder, TraceError), made_folder(folder / ITEMS, TraceError):
             pass
         if not begun:
-            with exclusive(self.folder / LOCK, TraceError):
+            with exclusive(folder / LOCK, TraceError):
                 if not self._check():
-                    write_manifest(folder, self._manifest(0, {}, False, None))
+                    self._write_manifest()
 
     def _check(self) -> bool:
         """Return whether the same run has begun here; raise CallError where the folder holds anything else."""
         if (self.folder / MANIFEST).exists():
-            other = first_difference(read_statistics_manifest(self.folder).get("run", {}), self.identity)
+            other = first_difference(read_statistics_manifest(self.folder)["run"], self.identity)
             if other is not None:
                 change = difference_in_words(*other, "expected {name} {new!r}, found {old!r}")
                 advice = "choose another folder, or replace it: --overwrite"
@@ -84,23 +83,14 @@ class StatisticsFolder:
             )
         return False
 
-    def _manifest(self, prompts: int, about: dict[str, Any], complete: bool, tensors: str | None) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "level": "statistics",
-            "complete": complete,
-            "prompts": prompts,
-            "expected": self.expected,
-            "run": self.identity,
-            **({} if tensors is None else {"tensors": tensors}),
-            **about,
-        }
+    def _write_manifest(self) -> None:
+        about = {"format": FORMAT, "level": "statistics", "expected": self.expected, "run": self.identity}
+        write_manifest(self.folder, about)
 
     @property
     def prompts(self) -> int:
         """How many prompts are merged."""
-        path = self.folder / STATISTICS
-        return int(_read(path)[1]["prompts"]) if path.exists() else 0
+        return int(self._merged()[1]["prompts"])
 
     def done(self, index: int) -> bool:
         """Return whether a prompt is merged or waits to be."""
@@ -108,6 +98,11 @@ class StatisticsFolder:
 
     def _item(self, index: int) -> Path:
         return item_path(self.folder / ITEMS, index, ".safetensors")
+
+    def _merged(self) -> tuple[Arrays, dict[str, str]]:
+        path = self.folder / STATISTICS
+        none = {"prompts": "0", "about": "{}", "texts": "{}", RUN: checksum_of(self.identity)}
+        return _read(path, self.identity) if path.exists() else ({}, none)
 
     def commit(self, index: int, arrays: Arrays, about: dict[str, Any], texts: dict[str, str]) -> bool:
         """Add a prompt and merge what can be merged; return whether this call completed the folder.
@@ -120,6 +115,7 @@ class StatisticsFolder:
             TraceError: it cannot be written.
         """
         metadata = {
+            "prompts": "1",
             "about": json.dumps(about, ensure_ascii=False),
             "texts": json.dumps(texts, ensure_ascii=False),
             RUN: checksum_of(self.identity),
@@ -130,17 +126,11 @@ class StatisticsFolder:
     def fold(self) -> bool:
         """Merge the prompts that follow those merged so far; return whether this call completed the folder."""
         with exclusive(self.folder / LOCK, TraceError):
-            path = self.folder / STATISTICS
-            before = read_statistics_manifest(self.folder)
-            merged, metadata = _read(path) if path.exists() else ({}, {"prompts": "0", "about": "{}", "texts": "{}"})
-            if path.exists():
-                _compare_run(path, metadata, before)
-            metadata[RUN] = checksum_of(self.identity)
+            merged, metadata = self._merged()
             first = count = int(metadata["prompts"])
             texts = json.loads(metadata["texts"])
             while self._item(count).exists():
-                arrays, own = _read(self._item(count))
-                _compare_identity(self._item(count), own, self.identity)
+                arrays, own = _read(self._item(count), self.identity)
                 merged = self._merge(merged, arrays) if count else arrays
                 texts.update(json.loads(own["texts"]))
                 metadata["about"] = own["about"] if not count else metadata["about"]
@@ -148,23 +138,18 @@ class StatisticsFolder:
             if count > first:
                 text = json.dumps(dict(sorted(texts.items())), ensure_ascii=False, separators=(",", ":"))
                 metadata.update(prompts=str(count), texts=text)
-                write_whole(path, sealed(save(merged, metadata)))
-            for item in (self.folder / ITEMS).glob(
-                "*.safetensors"
-            ):  # also those that a kill left after they were merged
-                if int(item.stem) < count:
+                write_whole(self.folder / STATISTICS, sealed(save(merged, metadata)))
+            for item in (self.folder / ITEMS).glob("*.safetensors"):
+                if int(item.stem) < count:  # also one that a kill left after it was merged
                     item.unlink()
-            complete = count == self.expected
-            if count != before["prompts"] or complete != before["complete"]:
-                tensors = _read(path)[1].get(SHA256) if count else None
-                write_manifest(self.folder, self._manifest(count, json.loads(metadata["about"]), complete, tensors))
-            if complete:
+            if count == self.expected:
                 shutil.rmtree(self.folder / ITEMS, ignore_errors=True)
-            return complete and not before["complete"]
+            return first < count == self.expected
 
     def close(self) -> None:
         """Complete the folder: no more prompts will come."""
         self.expected = self.prompts
+        self._write_manifest()
         self.fold()
         (self.folder / LOCK).unlink(missing_ok=True)
 
@@ -183,11 +168,11 @@ def read_statistics_manifest(folder: Path, verify: bool = True) -> dict[str, Any
     Raises:
         TraceError: it is missing, damaged, of another format, or that of a trace.
     """
-    from sinkscope.traces.manifest_schema import StatisticsManifest, validate
+    from sinkscope.traces.manifest_schema import StatisticsManifest
 
     path = folder / MANIFEST
     manifest = read_json_object(path, TraceError, "expected the manifest of a folder of statistics")
-    validate(manifest, StatisticsManifest, path, TraceError)
+    validated(StatisticsManifest, manifest, path, TraceError)
     if verify:
         compare_checksum(manifest, path, TraceError)
     return manifest
@@ -195,6 +180,8 @@ def read_statistics_manifest(folder: Path, verify: bool = True) -> dict[str, Any
 
 def read_statistics(folder: str | Path, *, verify: bool = True) -> tuple[dict[str, Any], Arrays, dict[int, str]]:
     """Return the manifest, the merged arrays and the texts of tokens.
+
+    The manifest has ``prompts``, their number, ``complete``, and the keys of the first prompt's manifest.
 
     Args:
         verify: compares the files with their checksums.
@@ -207,44 +194,23 @@ def read_statistics(folder: str | Path, *, verify: bool = True) -> tuple[dict[st
     path = folder / STATISTICS
     if not path.exists():
         raise TraceError(f"{folder} holds no complete prompt yet; run the command that began it again")
-    arrays, metadata = _read(path, verify)
-    if verify:
-        _compare_run(path, metadata, manifest)
-    if (count := int(metadata["prompts"])) > manifest["prompts"]:  # a kill came between the tensors and their manifest
-        manifest = {**manifest, **json.loads(metadata["about"]), "prompts": count}
-    manifest = {**manifest, "model": {"name": NAMELESS, **manifest.get("model", {})}}
-    return manifest, arrays, {int(token): text for token, text in json.loads(metadata["texts"]).items()}
+    arrays, metadata = _read(path, manifest["run"], verify)
+    count, about = int(metadata["prompts"]), json.loads(metadata["about"])
+    found = {**manifest, "complete": count == manifest["expected"], "prompts": count, **about}
+    found["model"] = {"name": NAMELESS, **found.get("model", {})}
+    return found, arrays, {int(token): text for token, text in json.loads(metadata["texts"]).items()}
 
 
-def _compare_run(path: Path, metadata: dict[str, str], manifest: dict[str, Any]) -> None:
-    """Raise TraceError where tensors belong to another run than the manifest beside them.
-
-    A kill may come between the tensors and their manifest, which then counts fewer prompts than they do.
-    """
-    _compare_identity(path, metadata, manifest.get("run", {}))
-    count = int(metadata["prompts"])
-    behind = count > manifest["prompts"] and not manifest["complete"]
-    if count != manifest["prompts"] and not behind:
-        raise TraceError(
-            f"{path}: expected the {manifest['prompts']} prompts that its manifest counts, found {count}; {FOREIGN}"
-        )
-    if not behind and manifest.get("tensors", metadata.get(SHA256)) != metadata.get(SHA256):
-        raise TraceError(f"{path}: expected the tensors whose sha256 its manifest gives, found others; {FOREIGN}")
-
-
-def _compare_identity(path: Path, metadata: dict[str, str], identity: dict[str, Any]) -> None:
-    """Raise TraceError where a file says that it belongs to another run."""
-    if metadata.get(RUN, checksum_of(identity)) != checksum_of(identity):
-        raise TraceError(f"{path}: expected the run that its manifest names, found another; {FOREIGN}")
-
-
-def _read(path: Path, verify: bool = True) -> tuple[Arrays, dict[str, str]]:
-    """Return the arrays and the metadata of a file of statistics; an item is one prompt and does not say so."""
+def _read(path: Path, identity: dict[str, Any], verify: bool = True) -> tuple[Arrays, dict[str, str]]:
+    """Return the arrays and the metadata of a file of statistics, which must be of the run with this identity."""
     if verify:
         compare_sealed(path, TraceError)
     try:
         with safe_open(path, framework="np") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
-            return arrays, {"prompts": "1", **(file.metadata() or {})}
+            metadata = file.metadata() or {}
     except SafetensorError as error:
         raise TraceError(f"{path}: {error}; the file is damaged") from error
+    if metadata.get(RUN) != checksum_of(identity):
+        raise TraceError(f"{path}: expected the run that its manifest names, found another; put its own file back")
+    return arrays, metadata

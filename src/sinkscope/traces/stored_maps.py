@@ -1,10 +1,9 @@
 """Single attention maps beside a trace: ``map-STEP-LAYER-HEAD.safetensors``, each with one tensor [query, key]."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import save
 
 from sinkscope.errors import CallError, TraceError
@@ -42,9 +41,6 @@ def store_map(trace: Trace, step: int, layer: int, head: int, attention: np.ndar
 
     Args:
         attention: float32 [query, key].
-
-    Raises:
-        TraceError: it cannot be written.
     """
     path = trace.place / MAP.format(step, layer, head)
     place = {"step": str(step), "layer": str(layer), "head": str(head)}
@@ -67,11 +63,8 @@ def stored_map(trace: Trace, step: int, layer: int, head: int) -> np.ndarray | N
         return None
     if trace.verifies:
         compare_sealed(path, TraceError)
-    try:
-        with safe_open(path, framework="np") as file:
-            attention, metadata = file.get_tensor(TENSOR), file.metadata() or {}
-    except SafetensorError as error:
-        raise TraceError(f"{path}: {error}; the file is damaged") from error
+    with safe_open(path, framework="np") as file:
+        attention, metadata = file.get_tensor(TENSOR), file.metadata() or {}
     found = {name: metadata.get(name) for name in ("step", "layer", "head")}
     if found != {"step": str(step), "layer": str(layer), "head": str(head)}:
         raise TraceError(f"{path}: expected the map of its name, found that of {found}; delete the file")
@@ -80,21 +73,8 @@ def stored_map(trace: Trace, step: int, layer: int, head: int) -> np.ndarray | N
     return attention
 
 
-def check_map(name: str, attention: Any, trace: Trace, step: int, layer: int, head: int) -> None:
-    """Raise an error for a map that is not that of this step, layer and head, as far as the recorded columns tell.
-
-    A query's shares may add up to less than 1, where a sink takes part.
-
-    Raises:
-        CallError: the map is another one.
-    """
-    if contradiction := _contradiction(np.asarray(attention), trace, step, layer, head):
-        raise CallError(f"{name}: {contradiction}: not the map of step {step}, layer {layer}, head {head}")
-
-
 def _contradiction(attention: np.ndarray, trace: Trace, step: int, layer: int, head: int) -> str | None:
-    """Return what is wrong about a map of a step, layer and head of a trace."""
-    length = int(trace.lengths[step])
+    length = int(trace.lengths[step])  # a query's shares may add up to less than 1, where a sink takes part
     if attention.shape != (length, length):
         return f"expected {length} queries × {length} keys, found {list(attention.shape)}"
     if not ((attention >= -ROUNDING) & (attention <= 1 + ROUNDING)).all():
@@ -113,7 +93,7 @@ def column_difference(attention: np.ndarray, recorded: np.ndarray, tolerance: fl
 
     Args:
         attention: [query, key].
-        recorded: [key]; NaN at columns that were not kept, which cannot be compared.
+        recorded: [key]; NaN at columns that were not kept.
         tolerance: per unit of 1 + the column.
     """
     difference = np.nan_to_num(np.abs(attention.sum(axis=0) - recorded))

@@ -1,4 +1,4 @@
-"""Traces that keep only the largest columns: what is kept of a step, and how to read it as complete columns again."""
+"""Traces that keep only the largest columns: reducing a step to them, and reading them as complete columns again."""
 
 from typing import Any
 
@@ -13,10 +13,8 @@ KEPT = ("tokens", "masked", "written", "predicted", "confidence", "lengths", "si
 
 
 def keep_top(step: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
-    """Return what is kept of a step: the canvas, and each head's ``count`` largest columns, their positions and the
-    mean of the others.
-
-    Ties go to the lower position.
+    """Return the canvas of a step, and each head's ``count`` largest columns, their positions and the mean of the
+    others; ties go to the lower position.
     """
     kept = {name: step[name] for name in KEPT if name in step}
     for name in TOPPED:

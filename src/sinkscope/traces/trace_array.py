@@ -33,11 +33,6 @@ class LazyArray(ABC):
         """Number of axes."""
         return len(self.shape)
 
-    @property
-    def size(self) -> int:
-        """Number of values."""
-        return int(np.prod(self.shape))
-
     def __len__(self) -> int:
         return self.shape[0]
 
@@ -59,9 +54,6 @@ class LazyArray(ABC):
         if attribute in _REDUCTIONS:
             return getattr(self[:], attribute)
         raise AttributeError(f"{type(self).__name__} has no {attribute!r}; load the tensor first: trace.tensor[:]")
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *_REDUCTIONS})
 
 
 class TraceArray(LazyArray):
@@ -116,7 +108,7 @@ def full_index(index: Any, name: str, axes: tuple[str, ...]) -> tuple[Any, ...]:
     """Return an index as a tuple of at least one whole number or slice, without an ellipsis.
 
     Raises:
-        IndexError: more indices than axes, or an index of another type.
+        IndexError: another index.
     """
     index = index if isinstance(index, tuple) else (index,)
     if (at := next((number for number, one in enumerate(index) if one is Ellipsis), None)) is not None:

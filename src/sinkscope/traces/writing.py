@@ -1,6 +1,5 @@
 """Writes one trace in parts; a part is closed after 16 steps, 2 seconds or 64 MiB, whichever comes first."""
 
-import json
 import re
 import shutil
 import time
@@ -14,31 +13,25 @@ import numpy as np
 
 from sinkscope.axes import TRACE_AXES, TRACE_UNITS
 from sinkscope.errors import CallError, TraceError
-from sinkscope.runs.files import checksum_of
-from sinkscope.runs.folder import made_folder, names_in
-from sinkscope.traces.format import BUNDLE, DRIFT, DTYPES, FORMAT, MANIFEST, PART, PART_GLOB, write_manifest
+from sinkscope.runs.files import UNFINISHED, checksum_of, read_object, validated
+from sinkscope.runs.folder import CLAIM, made_folder, names_in
+from sinkscope.traces.format import ASIDE, BUNDLE, DRIFT, DTYPES, FORMAT, MANIFEST, PART, PART_GLOB, write_manifest
 from sinkscope.traces.part_files import write_part
-from sinkscope.traces.reading import ASIDE
 from sinkscope.traces.schema import check_shapes
 
 STEPS_PER_PART = 16
 SECONDS_PER_PART = 2.0
 BYTES_PER_PART = 64 << 20
+MOVING = f"{ASIDE}.moving"
+"""The name of `ASIDE` while files are moved there or back."""
+_RECORDED = re.compile(
+    r"((\.replaced\.writing(\.moving)?/)?(\d+/)?(manifest\.json|steps-\d+\.safetensors|map-[-\d]+\.safetensors"
+    r"|statistics\.safetensors|items/\d+\.safetensors|drift\.json|drift-by-layer\.(png|pdf|csv)|\.lock))"
+    r"(\.\d+\.writing)?"
+)
+"""Paths of the files that a recording writes."""
 
 Step = dict[str, np.ndarray]
-
-
-_FILES = (
-    r"manifest\.json|steps-\d+\.safetensors|map-[-\d]+\.safetensors|statistics\.safetensors|\d+\.safetensors|drift\.json"
-    r"|drift-by-layer\.(png|pdf|csv)"
-)
-MOVING = f"{ASIDE}.moving"
-"""The name of `ASIDE` while files are moved there or back; the others are beside it."""
-_FOLDER = re.compile(rf"\d+|items|{re.escape(ASIDE)}(\.moving)?")
-_RECORDED = re.compile(rf"({_FILES})(\.\d+\.writing)?|\.lock|\.claim")
-"""Names of the files that a recording writes."""
-_LEFT_BEHIND = re.compile(rf"({_FILES})\.\d+\.writing|\.lock|\.claim")
-"""Those of them that a killed process leaves before it has recorded anything."""
 
 
 def claim_folder(folder: str | Path, overwrite: bool | None = False) -> None:
@@ -58,19 +51,15 @@ def claim_folder(folder: str | Path, overwrite: bool | None = False) -> None:
 
 @dataclass
 class Room:
-    """An empty folder for a trace; what it held before comes back where nothing is recorded.
-
-    Attributes:
-        recorded: says at the end whether anything was.
-    """
+    """An empty folder for a trace; ``recorded`` says at the end whether anything was recorded."""
 
     recorded: Callable[[], bool] = lambda: False
 
 
 @contextmanager
 def room_in(folder: Path, overwrite: bool) -> Iterator[Room]:
-    """Make an empty folder for a trace, as `claim_folder` does; keep what it replaces aside until something is
-    recorded.
+    """Make an empty folder for a trace, as `claim_folder` does; the recording that it replaces waits aside, and comes
+    back where nothing is recorded.
 
     Raises:
         CallError, TraceError: see `claim_folder`.
@@ -84,7 +73,7 @@ def room_in(folder: Path, overwrite: bool) -> Iterator[Room]:
         if room.recorded():
             shutil.rmtree(folder / ASIDE, ignore_errors=True)
         else:
-            if _foreign_in(folder) is None:
+            if not _foreign_in(folder):
                 _delete(folder, keep=ASIDE)
             if replaces:
                 _bring_back(folder)
@@ -93,7 +82,8 @@ def room_in(folder: Path, overwrite: bool) -> Iterator[Room]:
 def _put_aside(folder: Path) -> None:
     """Move a recording aside; leave one there that a killed run has put aside, if nothing was recorded in its place."""
     if (folder / ASIDE).exists() and not (folder / MOVING).exists():
-        if not _has_recorded(folder):
+        recorded = (PART_GLOB, f"[0-9]*/{PART_GLOB}", DRIFT, "statistics.safetensors", "items/*.safetensors")
+        if not any(path for pattern in recorded for path in folder.glob(pattern)):
             _delete(folder, keep=ASIDE)
             return
         shutil.rmtree(folder / ASIDE)
@@ -114,14 +104,6 @@ def _move(source: Path, target: Path) -> None:
             (source / name).rename(target / name)
 
 
-def _has_recorded(folder: Path) -> bool:
-    """Return whether a folder holds a whole step, a prompt of statistics or a drift, beside a recording that was put
-    aside.
-    """
-    patterns = (PART_GLOB, f"[0-9]*/{PART_GLOB}", DRIFT, "statistics.safetensors", "items/*.safetensors")
-    return any(path for pattern in patterns for path in folder.glob(pattern))
-
-
 def _delete(folder: Path, keep: str = "") -> None:
     for path in (folder / name for name in names_in(folder) if name != keep):
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -130,39 +112,34 @@ def _delete(folder: Path, keep: str = "") -> None:
 def _holds_recording(folder: Path, overwrite: bool | None) -> bool:
     """Make the folder if there is none, and return whether it holds a recording that may be deleted."""
     with made_folder(folder, TraceError):
-        names = names_in(folder)
-    if not names:
+        pass
+    names = _files_in(folder)
+    ours = [name for name in names if name.endswith((MANIFEST, DRIFT, UNFINISHED, ".lock"))]
+    if foreign := _foreign_in(folder) or (names and not ours and names[0]):
+        raise CallError(f"{folder} already holds files ({foreign} …); choose another folder or delete this one")
+    if all(name.endswith((UNFINISHED, ".lock")) and not name.startswith(ASIDE) for name in names):
+        _delete(folder)  # a process that was killed has recorded nothing
         return False
-    if all((_FOLDER if path.is_dir() else _LEFT_BEHIND).fullmatch(path.name) for path in folder.rglob("*")):
-        _delete(folder)
-        return False
-    foreign = _foreign_in(folder)
-    if foreign or not any(map(_is_ours, [*folder.rglob(MANIFEST), *folder.rglob(DRIFT)])):
-        name = foreign.name if foreign else names[0]
-        raise CallError(f"{folder} already holds files ({name} …); choose another folder or delete this one")
     if not overwrite:
-        counted = any((folder / name).exists() for name in ("statistics.safetensors", "items"))
-        held = "statistics" if counted else "files of a recording of drift" if (folder / DRIFT).exists() else "a trace"
+        counted = any(name.startswith(("statistics", "items")) for name in names)
+        held = "statistics" if counted else "files of a recording of drift" if DRIFT in names else "a trace"
         advice = "" if overwrite is None else ", or replace it: overwrite=True, --overwrite"
         raise CallError(f"{folder} already holds {held}; choose another folder{advice}")
     return True
 
 
-def _is_ours(path: Path) -> bool:
-    """Return whether a manifest.json or drift.json is that of a recording; a damaged one may be."""
-    try:
-        found = json.loads(path.read_bytes())
-    except ValueError:
-        return True
-    return (
-        {"format", "lags", "sampler"} <= found.keys() if path.name == DRIFT else found.get("format", FORMAT) == FORMAT
-    )
+def _files_in(folder: Path) -> list[str]:
+    paths = (path for path in folder.rglob("*") if path.name != CLAIM and not path.is_dir())
+    return [path.relative_to(folder).as_posix() for path in paths]
 
 
-def _foreign_in(folder: Path) -> Path | None:
-    """Return a file or folder that no recording wrote, None where there is none."""
-    found = (one for one in folder.rglob("*") if not (_FOLDER if one.is_dir() else _RECORDED).fullmatch(one.name))
-    return next(found, None)
+def _foreign_in(folder: Path) -> str:
+    """Return the name of a file that no recording wrote; a damaged manifest may be one's."""
+    for name in _files_in(folder):
+        found = read_object(folder / name) if name.endswith((MANIFEST, DRIFT)) else None
+        if not _RECORDED.fullmatch(name) or (found is not None and found.get("format") != FORMAT):
+            return name
+    return ""
 
 
 class TraceWriter:
@@ -170,8 +147,8 @@ class TraceWriter:
 
     Args:
         folder: an empty folder, see `claim_folder`.
-        manifest: what is known before the first step; format, axes and parts are added here.
-        reduce: what is kept of a step; None keeps all of it.
+        manifest: known before the first step; format, axes and parts are added here.
+        reduce: returns the arrays of a step that are kept; None keeps all.
         trusted: takes the manifest without a check and the steps without a copy, since a recorder writes into none of
             them again.
 
@@ -202,11 +179,11 @@ class TraceWriter:
             "parts": [],
         }
         if not trusted:
-            from sinkscope.traces.manifest_schema import TraceManifest, validate
+            from sinkscope.traces.manifest_schema import TraceManifest
 
             if (self.folder / MANIFEST).exists():
                 raise CallError(f"{folder} already holds a trace; choose another folder, or claim_folder(folder, True)")
-            validate(self.manifest, TraceManifest, "manifest", CallError)
+            validated(TraceManifest, self.manifest, "manifest", CallError)
         self.held = 0
         self._steps: list[Step] = []
         self._opened = time.monotonic()

@@ -1,6 +1,6 @@
 """A2D: Llama, Qwen2 and Qwen3 that dllm trained on to diffuse, with transformers' own tensors and config keys."""
 
-from sinkscope.models.family import Family, SpecialTokens
+from sinkscope.models.family import Family
 
 FAMILY = Family(
     "a2d",
@@ -8,5 +8,5 @@ FAMILY = Family(
     sampler="a2d",
     model_types=(),
     source="ZHZisZZ/dllm, dllm/pipelines/a2d",
-    tokens=SpecialTokens(mask_text="<|mask|>"),
+    mask_text="<|mask|>",
 )

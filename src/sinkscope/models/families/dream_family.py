@@ -1,6 +1,6 @@
 """Dream, Dream-Coder and DiffuCoder: a Qwen2.5 that was trained on to diffuse; its logits predict the next token."""
 
-from sinkscope.models.family import Family, PublishedShape, SpecialTokens
+from sinkscope.models.family import Family, PublishedShape
 from sinkscope.models.layouts import PUBLISHED
 
 CHATML = (
@@ -19,7 +19,8 @@ FAMILY = Family(
     architectures=("DreamModel",),
     tokenizer_classes=("DreamTokenizer", "Qwen2Tokenizer", "Qwen2TokenizerFast"),
     shift=True,
-    tokens=SpecialTokens(mask=151666, eos=151643, pad=151643, end_of_turn=151645, mask_text="<|mask|>"),
+    mask_text="<|mask|>",
+    end_of_turn=151645,
     chat_template=CHATML,
     chat_tokens=("<|im_start|>", "<|im_end|>"),
     shapes=(

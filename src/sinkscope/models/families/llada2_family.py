@@ -2,7 +2,7 @@
 it.
 """
 
-from sinkscope.models.family import Family, SpecialTokens
+from sinkscope.models.family import Family
 from sinkscope.models.layouts import STOCK, Fixed, Layout
 
 QWEN3 = STOCK["qwen3"]
@@ -65,7 +65,6 @@ FAMILY = Family(
             f"{_LAYER}attention.dense.weight": f"{_LAYER}self_attn.o_proj.weight",
             f"{_LAYER}mlp.gate.expert_bias": f"{_LAYER}mlp.gate.e_score_correction_bias",
         },
-        bidirectional=True,
     ),
-    tokens=SpecialTokens(mask=156895, eos=156892, pad=156892, mask_text="<|mask|>"),
+    mask_text="<|mask|>",
 )

@@ -1,6 +1,6 @@
 """LLaDA: a bidirectional Llama whose config keys and tensors have names of their own."""
 
-from sinkscope.models.family import Family, PublishedShape, SpecialTokens
+from sinkscope.models.family import Family, PublishedShape
 from sinkscope.models.layouts import PUBLISHED
 
 HEADERS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
@@ -27,7 +27,8 @@ FAMILY = Family(
     source="ML-GSAI/LLaDA, generate.py",
     layout=PUBLISHED["llada"],
     architectures=("LLaDAModelLM",),
-    tokens=SpecialTokens(mask=126336, eos=126081, pad=126081, bos=126080, end_of_turn=126348, mask_text="<|mdm_mask|>"),
+    mask_text="<|mdm_mask|>",
+    end_of_turn=126348,
     chat_template=header_template("\n\n"),
     chat_tokens=HEADERS,
     shapes=(

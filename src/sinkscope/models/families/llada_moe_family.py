@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sinkscope.models.family import Family, SpecialTokens
+from sinkscope.models.family import Family
 from sinkscope.models.layouts import STOCK, Fixed, Layout
 
 QWEN3 = STOCK["qwen3"]
@@ -61,7 +61,6 @@ FAMILY = Family(
         | {"dense_intermediate_size", "output_router_logits", "router_aux_loss_coef"},
         given={"norm_topk_prob": False},
         absent={"mask_token_id": 156895},  # not in the published config.json; compared with the tokenizer's
-        bidirectional=True,
     ),
-    tokens=SpecialTokens(mask=156895, eos=156892, pad=156892, mask_text="<|mask|>"),
+    mask_text="<|mask|>",
 )

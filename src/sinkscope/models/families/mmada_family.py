@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sinkscope.models.families.llada_family import HEADERS, header_template
-from sinkscope.models.family import Family, PublishedShape, SpecialTokens
+from sinkscope.models.family import Family, PublishedShape
 from sinkscope.models.layouts import MMADA_KEYS, PUBLISHED
 
 VOCABULARY = 134656
@@ -27,7 +27,8 @@ FAMILY = Family(
     layout=PUBLISHED["mmada"],
     architectures=("LLaDAModelLM", "MMadaModelLM"),
     claims=has_image_codes,
-    tokens=SpecialTokens(mask=126336, eos=126081, pad=126081, bos=126080, end_of_turn=126348, mask_text="<|mdm_mask|>"),
+    mask_text="<|mdm_mask|>",
+    end_of_turn=126348,
     chat_template=header_template("\n"),
     chat_tokens=HEADERS,
     shapes=(

@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
-from sinkscope.models.family import Family, PublishedShape, SpecialTokens
+from sinkscope.models.family import Family, PublishedShape
 from sinkscope.models.layouts import STOCK, Fixed
 
 QWEN3 = STOCK["qwen3"]
-TOKENS = SpecialTokens(mask=151669, eos=151643, pad=151643, bos=151643, end_of_turn=151645, mask_text="<|MASK|>")
 
 FAMILY = Family(
     "sdar",
@@ -35,9 +34,9 @@ FAMILY = Family(
         # Of training, and of the way the weights were converted.
         ignored=QWEN3.ignored
         | {"debug", "ep_size", "fuse_cross_entropy", "micro_forward", "skip_checkpoint", "use_deepep"},
-        bidirectional=True,
     ),
-    tokens=TOKENS,
+    mask_text="<|MASK|>",
+    end_of_turn=151645,
     shapes=(
         PublishedShape(("JetLM/SDAR-4B-Chat",), 4_411_424_256, 36, 2560, vocabulary=151936),
         PublishedShape(("JetLM/SDAR-8B-Chat",), 8_190_735_360, 36, 4096, vocabulary=151936),

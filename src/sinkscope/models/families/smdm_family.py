@@ -2,7 +2,7 @@
 checkpoints.
 """
 
-from sinkscope.models.family import Family, SpecialTokens
+from sinkscope.models.family import Family
 
 FAMILY = Family(
     "smdm",
@@ -12,5 +12,4 @@ FAMILY = Family(
     source="skywalker0523/OneTokenIsEnough, lit_gpt/diffmodel_extratoken.py",
     architectures=("MasklessHeadLlama",),
     network="sinkscope.models.llama_variants:MasklessHeadLlama",
-    tokens=SpecialTokens(mask=32000, eos=2, bos=1),
 )

@@ -14,54 +14,37 @@ from torch import Tensor, nn
 from sinkscope.attention import NAME, current_session, register_interface
 from sinkscope.errors import AttentionError, CallError, ModelError
 from sinkscope.models.devices import own_defaults
-from sinkscope.models.layouts import MARK_POSITIONS
+from sinkscope.models.layouts import MARK_POSITIONS, ROPE_TYPES
 from sinkscope.models.sink_token.stream import SinkWeights, prefixes
-from sinkscope.models.sink_token.variant import KEY, SinkToken, read_variant
+from sinkscope.models.sink_token.variant import KEY, SinkToken, read_variant, variant_of
 
 PREFIX = "sink_"  # of model_type
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
-class _BeforeStack:
-    """A hook before the stack of layers: it passes the constant keys on, and moves the text's positions behind those in
-    front.
-    """
-
-    def __call__(
-        self, stack: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if stack.config._attn_implementation != NAME:
-            raise AttentionError(
-                f"expected a network with a sink to attend through {NAME!r}, found "
-                f"{stack.config._attn_implementation!r}, "
-                "which would leave its sink out; do not change its attention implementation"
-            )
-        variant: SinkToken = stack.sink_token.variant
-        if variant.kind != "token":
-            return args, {**kwargs, "sinkscope_prefixes": prefixes(stack, None)}
-        inputs = (
-            dict(
-                zip(
-                    ("input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds"),
-                    args,
-                    strict=False,
-                )
-            )
-            | kwargs
+def _before_stack(stack: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Pass the constant keys on, and move the text's positions behind those in front."""
+    if stack.config._attn_implementation != NAME:
+        raise AttentionError(
+            f"expected a network with a sink to attend through {NAME!r}, found {stack.config._attn_implementation!r}, "
+            "which would leave its sink out; do not change its attention implementation"
         )
-        positions = inputs["position_ids"] = _positions(inputs)
-        if variant.position == "front":
-            inputs["position_ids"] = positions + variant.count
-            first = positions.new_zeros(1)
-        else:
-            if inputs.get("past_key_values") is not None and int(inputs["past_key_values"].get_seq_length()):
-                raise AttentionError(
-                    "a sink token at the end moves with every token that is added; run without a cache "
-                    "(use_cache=False)"
-                )
-            real = _padding_mask(inputs)
-            first = (positions if real is None else positions.masked_fill(real == 0, -1)).amax(-1) + 1
-        return (), {**inputs, "sinkscope_prefixes": prefixes(stack, first)}
+    variant: SinkToken = stack.sink_token.variant
+    if variant.kind != "token":
+        return args, {**kwargs, "sinkscope_prefixes": prefixes(stack, None)}
+    names = ("input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds")
+    inputs = dict(zip(names, args, strict=False)) | kwargs
+    positions = inputs["position_ids"] = _positions(inputs)
+    if variant.position == "front":
+        inputs["position_ids"] = positions + variant.count
+        first = positions.new_zeros(1)
+    else:
+        if inputs.get("past_key_values") is not None and int(inputs["past_key_values"].get_seq_length()):
+            raise AttentionError(
+                "a sink token at the end moves with every token that is added; run without a cache (use_cache=False)"
+            )
+        real = _padding_mask(inputs)
+        first = (positions if real is None else positions.masked_fill(real == 0, -1)).amax(-1) + 1
+    return (), {**inputs, "sinkscope_prefixes": prefixes(stack, first)}
 
 
 def _positions(inputs: Mapping[str, Any]) -> Tensor:
@@ -86,21 +69,12 @@ def _padding_mask(inputs: Mapping[str, Any]) -> Tensor | None:
     return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
 
-class _BeforeAttention:
-    """A hook before an attention module: it keeps the module's input for the gate."""
-
-    def __call__(self, attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        attention.sink_gate.entering = args[0] if args else kwargs["hidden_states"]
+def _before_attention(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    attention.sink_gate.entering = args[0] if args else kwargs["hidden_states"]
 
 
-class _BeforeProjection:
-    """A hook before the output projection: it multiplies the output of attention by the gate."""
-
-    def __init__(self, gate: "Gate") -> None:
-        self.gate = gate
-
-    def __call__(self, projection: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (args[0] * self.gate(), *args[1:])
+def _before_projection(gate: "Gate", projection: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (args[0] * gate(), *args[1:])
 
 
 class Gate(nn.Linear):
@@ -120,13 +94,13 @@ def _install(network: Any, variant: SinkToken) -> None:
     register_interface()
     stack, config = network.model, network.config
     stack.sink_token = SinkWeights(variant, config)
-    stack.register_forward_pre_hook(_BeforeStack(), with_kwargs=True)
+    stack.register_forward_pre_hook(_before_stack, with_kwargs=True)
     if variant.kind == "gate":
         for layer in stack.layers:
             attention = layer.self_attn
             attention.sink_gate = Gate(config.hidden_size, attention.o_proj.in_features, bias=False)
-            attention.register_forward_pre_hook(_BeforeAttention(), with_kwargs=True)
-            attention.o_proj.register_forward_pre_hook(_BeforeProjection(attention.sink_gate))
+            attention.register_forward_pre_hook(_before_attention, with_kwargs=True)
+            attention.o_proj.register_forward_pre_hook(functools.partial(_before_projection, attention.sink_gate))
         _draw_gates(network, variant)
     network.set_attn_implementation(NAME)
 
@@ -135,16 +109,14 @@ def _check_body(config: Any, variant: SinkToken) -> None:
     """Raise an error where a network's positions or its direction of attention do not go with a variant."""
     if variant.kind == "token" and getattr(config, MARK_POSITIONS, False):
         raise CallError(
-            f"sink token {variant.name!r}: expected rotated positions, found learned ones, among which the token "
-            "has no place; "
-            "use logit, off-by-one or gate"
+            f"sink token {variant.name!r}: expected rotated positions, found learned ones, among which the token has "
+            "no place; use logit, off-by-one or gate"
         )
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") not in ROPE_TYPES:
         raise CallError(
             f"sink token {variant.name!r}: expected rotations of type {', '.join(ROPE_TYPES)}, found "
-            f"{rope['rope_type']!r}, "
-            "which change with the length of the text"
+            f"{rope['rope_type']!r}, which change with the length of the text"
         )
     if variant.position == "end" and getattr(config, "is_causal", True):
         raise CallError(
@@ -244,8 +216,6 @@ def add_sink_token(network: Any, variant: SinkToken | str = "token", *, tokenize
     """
     from transformers import LlamaForCausalLM, Qwen2ForCausalLM
 
-    from sinkscope.models.sink_token.variant import variant_of
-
     wanted = variant_of(variant) if isinstance(variant, str) else variant
     if wanted is None:
         return network
@@ -264,9 +234,7 @@ def add_sink_token(network: Any, variant: SinkToken | str = "token", *, tokenize
     if present is not None:
         raise CallError(f"sink token {wanted.name!r}: the network has {read_variant(present, 'config').name!r} already")
     if wanted.folded:
-        raise CallError(
-            "sink token: folded constants come from a trained token; add it unfolded, train, then `sinkscope fold`"
-        )
+        raise CallError("sink token: add it unfolded, train, then `sinkscope fold`")
     _check_body(network.config, wanted)
     check_token_id(tokenizer, wanted, "the tokenizer", CallError)
     parameter = next(network.parameters())
@@ -282,7 +250,7 @@ def add_sink_token(network: Any, variant: SinkToken | str = "token", *, tokenize
         if isinstance(module, SinkWeights | Gate):
             module.to(device=parameter.device, dtype=parameter.dtype)
         if isinstance(module, SinkWeights):
-            module.draw()  # again, as a default dtype of the caller's may have rounded what was drawn
+            module.draw()  # again, as a default dtype of the caller's may have rounded the values
     _draw_gates(network, wanted)
     return network
 

@@ -21,9 +21,7 @@ from sinkscope.models.sink_token.variant import KEY, SinkToken
 
 @dataclass(frozen=True, eq=False)
 class _Rotated:
-    """Prefixes of folded constants that stand in front, with what they were made from: they are made again when that
-    has changed.
-    """
+    """Prefixes of folded constants in front, with their inputs: they are stale when these have changed."""
 
     constants: tuple[Tensor, ...]
     state: tuple[Any, ...]
@@ -62,9 +60,7 @@ class SinkWeights(nn.Module):
 
         for parameter, values in zip(self.parameters(), self.initial_values(), strict=False):
             if not parameter.is_meta:
-                initialization.copy_(
-                    parameter, values.to(parameter)
-                )  # does not change a parameter that a checkpoint has filled
+                initialization.copy_(parameter, values.to(parameter))  # unless a checkpoint has filled it
 
     def initial_values(self) -> list[Tensor]:
         """Return the initial values of the learned parameters; none for a folded sink."""
@@ -149,16 +145,10 @@ def _kept(stack: Any, first: Tensor) -> list[Prefix]:
     """Return the prefixes of folded constants in front: the same list from call to call, until the constants change."""
     sink: SinkWeights = stack.sink_token
     constants = tuple(sink.parameters())
-    state = (
-        first.device,
-        *((one.data_ptr(), one.dtype, None if one.is_inference() else one._version) for one in constants),
-    )
+    versions = ((one.data_ptr(), one.dtype, None if one.is_inference() else one._version) for one in constants)
+    state = (first.device, *versions)
     kept = sink.rotated
-    if (
-        kept is None
-        or kept.state != state
-        or any(one is not other for one, other in zip(kept.constants, constants, strict=True))
-    ):
+    if kept is None or kept.state != state or [*map(id, kept.constants)] != [*map(id, constants)]:
         with torch.inference_mode(False), torch.no_grad():  # a later call may compute gradients with the same tensors
             made = _rotated(stack, torch.zeros(1, dtype=torch.int64, device=first.device))
         sink.rotated = kept = _Rotated(constants, state, made)
@@ -168,9 +158,7 @@ def _kept(stack: Any, first: Tensor) -> list[Prefix]:
 def _rotated(stack: Any, first: Tensor) -> list[Prefix]:
     """Return the prefixes of every layer, their keys rotated to the positions from ``first`` on."""
     variant: SinkToken = stack.sink_token.variant
-    with torch.autocast(
-        first.device.type, enabled=False
-    ):  # casting the weights costs more than it saves for so few rows
+    with torch.autocast(first.device.type, enabled=False):  # casting costs more than it saves for so few rows
         keys, values = constant_keys(stack)
     positions = first[:, None] + torch.arange(variant.count, device=first.device)
     rotated = rotate(keys, *stack.rotary_emb(keys, positions))

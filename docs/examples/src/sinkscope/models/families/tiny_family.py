@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from sinkscope.models.family import Family, SpecialTokens
+from sinkscope.models.family import Family
 from sinkscope.models.layouts import STOCK
 
 LLAMA = STOCK["llama"]
@@ -22,7 +22,6 @@ FAMILY = Family(
             "tokens.weight": "model.embed_tokens.weight",
             "blocks.{N}.query.weight": "model.layers.{N}.self_attn.q_proj.weight",
         },
-        bidirectional=True,
     ),
-    tokens=SpecialTokens(mask_text="<|mdm_mask|>"),
+    mask_text="<|mdm_mask|>",
 )
