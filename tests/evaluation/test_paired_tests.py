@@ -9,7 +9,6 @@ import scipy.optimize
 import scipy.special
 import scipy.stats
 
-from sinkscope.errors import CallError
 from sinkscope.evaluation.paired_tests import (
     LEAST,
     MARGIN,
@@ -39,12 +38,6 @@ def test_the_interval_is_wilsons(correct, n):
 def test_pass_at_k_is_the_share_of_draws_with_a_correct_one(n, correct, k):
     draws = list(itertools.combinations([True] * correct + [False] * (n - correct), k))
     assert pass_at_k(n, correct, k) == pytest.approx(sum(map(any, draws)) / len(draws))
-
-
-def test_pass_at_k_needs_k_answers():
-    for k in (0, 4):
-        with pytest.raises(CallError, match=f"pass@{k}: expected k from 1 to 3, the number of answers"):
-            pass_at_k(3, 1, k)
 
 
 def outcomes(lost, gained, both, neither):
@@ -152,11 +145,6 @@ def test_a_sink_unlike_its_controls_has_a_p_value_without_a_floor():
     assert 0 < against_controls(sink, controls).p_value < 1e-30
 
 
-def test_one_control_is_a_paired_difference():
-    changed, unchanged = outcomes(9, 4, 80, 30)
-    assert against_controls(changed, [unchanged]) == paired_difference(changed, unchanged)
-
-
 def test_nothing_different_still_has_an_interval():
     found, z = paired_difference([1, 0, 1], [1, 0, 1]), 1.959963984540054
     assert (found.mean, found.p_value, found.discordant) == (0, 1.0, 0)
@@ -244,29 +232,3 @@ def test_a_real_loss_and_a_real_robustness_are_found():
     kept = [paired_difference(*simulate(rng, 1319, 0.0, 0.01)).verdict for _ in range(50)]
     assert lost.count("degraded") >= 45
     assert kept.count("robust") >= 45
-
-
-def test_a_family_of_nulls_is_rejected_in_one_of_twenty_at_most():
-    rng = np.random.default_rng(3)
-    wrong = 0
-    for _ in range(100):
-        wrong += min(holm([paired_difference(*simulate(rng, 150, 0.0, 0.06)).p_value for _ in range(6)])) < 0.05
-    assert wrong / 100 <= 0.05 + 0.05
-
-
-def test_intervals_cover():
-    rng = np.random.default_rng(4)
-    found = [paired_difference(*simulate(rng, 300, 0.05, 0.04)) for _ in range(200)]
-    covered = sum(one.low <= -0.05 <= one.high for one in found) / 200
-    assert 0.91 <= covered <= 0.985
-
-
-def test_messages():
-    with pytest.raises(CallError, match="expected the same problems under all conditions, found 2 and 3"):
-        paired_difference([1, 0], [1, 0, 1])
-    with pytest.raises(CallError, match="expected the same problems under all conditions, found 0 and 0"):
-        paired_difference([], [])
-    with pytest.raises(CallError, match="expected the same problems under all conditions, found 2 and 2 and 1"):
-        against_controls([1, 0], [[1, 0], [1]])
-    with pytest.raises(CallError, match="expected the outcomes of at least one control, found none"):
-        against_controls([1], [])

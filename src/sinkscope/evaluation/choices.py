@@ -13,6 +13,7 @@ is asked token by token from the left.
 
 import ast
 import functools
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any, Literal
 from sinkscope.decoding import Likelihood, generate, log_likelihood
 from sinkscope.decoding.likelihood import check_likelihood, encode_pair
 from sinkscope.errors import CallError
+from sinkscope.evaluation.task import Score, Task
 from sinkscope.evaluation.task_data import Source, hash_rows
 from sinkscope.models import Family, Model
 
@@ -101,21 +103,11 @@ def _arc(row: Mapping[str, Any]) -> Question:
 
 def _hellaswag(row: Mapping[str, Any]) -> Question:
     def clean(text: str) -> str:
-        lines = text.strip().replace(" [title]", ". ").split("\n")
-        return "\n".join(map(_without_brackets, lines)).replace("  ", " ")
+        return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
 
     context = clean(f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}")
     endings = tuple(map(clean, row["endings"]))
     return Question(context, endings, _numbered(row["label"], 0, len(endings)))
-
-
-def _without_brackets(line: str) -> str:
-    """Return a line without its parts in brackets, each from the first ``[`` to the next ``]``."""
-    kept, at = [], 0
-    while (start := line.find("[", at)) >= 0 and (end := line.find("]", start)) >= 0:
-        kept.append(line[at:start])
-        at = end + 1
-    return "".join([*kept, line[at:]])
 
 
 def _piqa(row: Mapping[str, Any]) -> Question:
@@ -146,67 +138,68 @@ def _lambada(row: Mapping[str, Any]) -> Question:
 
 _TEXT, _LABEL = (str,), (str, int)
 _ARC = {"question": _TEXT, "choices": (dict,), "answerKey": _TEXT}
-BENCHMARKS: dict[str, Benchmark] = {
+_HELLASWAG = dict.fromkeys(("activity_label", "ctx_a", "ctx_b"), _TEXT) | {"endings": (list,), "label": _LABEL}
+_PIQA = {"goal": _TEXT, "sol1": _TEXT, "sol2": _TEXT, "label": _LABEL}
+_RACE = {"article": _TEXT, "problems": (str, list)}
+_SIQA = dict.fromkeys(("context", "question", "answerA", "answerB", "answerC"), _TEXT) | {"label": _LABEL}
+BENCHMARKS = {
     "arc_easy": Benchmark(("allenai/ai2_arc", "ARC-Easy"), "test", _ARC, _arc),
     "arc_challenge": Benchmark(("allenai/ai2_arc", "ARC-Challenge"), "test", _ARC, _arc),
-    "hellaswag": Benchmark(
-        ("Rowan/hellaswag", None),
-        "validation",
-        {"activity_label": _TEXT, "ctx_a": _TEXT, "ctx_b": _TEXT, "endings": (list,), "label": _LABEL},
-        _hellaswag,
-    ),
-    "piqa": Benchmark(
-        ("baber/piqa", None), "validation", {"goal": _TEXT, "sol1": _TEXT, "sol2": _TEXT, "label": _LABEL}, _piqa
-    ),
-    "race": Benchmark(
-        ("EleutherAI/race", "high"), "test", {"article": _TEXT, "problems": (str, list)}, _race, normed=False
-    ),
-    "social_iqa": Benchmark(
-        ("lighteval/siqa", None),
-        "validation",
-        {**dict.fromkeys(("context", "question", "answerA", "answerB", "answerC"), _TEXT), "label": _LABEL},
-        _social_iqa,
-        normed=False,
-    ),
+    "hellaswag": Benchmark(("Rowan/hellaswag", None), "validation", _HELLASWAG, _hellaswag),
+    "piqa": Benchmark(("baber/piqa", None), "validation", _PIQA, _piqa),
+    "race": Benchmark(("EleutherAI/race", "high"), "test", _RACE, _race, normed=False),
+    "social_iqa": Benchmark(("lighteval/siqa", None), "validation", _SIQA, _social_iqa, normed=False),
     "lambada": Benchmark(("cimec/lambada", None), "test", {"text": _TEXT}, _lambada, normed=False),
-    "lambada_openai": Benchmark(
-        ("EleutherAI/lambada_openai", "default"), "test", {"text": _TEXT}, _lambada, normed=False
-    ),
+    "lambada_openai": Benchmark(("EleutherAI/lambada_openai", "default"), "test", {"text": _TEXT}, _lambada, False),
 }
 
 
-def questions(name: str, data: Path | None) -> tuple[Callable[[], tuple[Question, ...]], Callable[[], str]]:
-    """Return two functions: one reads the questions of a benchmark, the other returns a hash of their rows.
+def likelihood_task(name: str, data: Path | None) -> Task:
+    """Return the task of a benchmark.
 
     Raises:
-        CallError: a row that is not of the benchmark's form (when they are read).
+        CallError: any shots, or, when they are read, rows that are not of the benchmark's form.
     """
     benchmark = BENCHMARKS[name]
     files = {benchmark.split: (f"{benchmark.split}.jsonl", f"{name}.jsonl")}
-    source = Source(
-        name, data, benchmark.hub, tuple(benchmark.fields), files, types=benchmark.fields, asked=benchmark.split
-    )
+    source = Source(name, data, benchmark.hub, benchmark.fields, files, benchmark.split)
     rows = functools.cache(lambda: source.rows(benchmark.split))
 
     @functools.cache
-    def read() -> tuple[Question, ...]:
+    def questions() -> tuple[Question, ...]:
         found = []
         for number, row in enumerate(rows(), 1):
-            where = f"{source.hub[0] if data is None else f'--data {name}={data}'}, row {number}"
             try:
-                question = benchmark.read(row)
+                found.append(benchmark.read(row))
             except (ValueError, LookupError, TypeError, SyntaxError) as error:
+                what = f"a row of {name} as on the hub ({benchmark.hub[0]})"
                 raise CallError(
-                    f"{where}: expected a row of {name} as on the hub ({benchmark.hub[0]}), found {str(row)[:80]} … "
-                    f"({error})"
+                    f"{source.where}, row {number}: expected {what}, found {str(row)[:80]} … ({error})"
                 ) from error
-            alone = len(question.choices) == 1 and benchmark.read is not _lambada
-            if alone or not all(one.strip() for one in (question.context, *question.choices)):
-                raise CallError(f"{where}: expected a context and choices that are not blank, found {question}")
-            found.append(question)
         return tuple(found)
 
-    return read, lambda: hash_rows(rows())
+    def prompt(question: Question, index: int, shots: int) -> str:
+        if shots:
+            raise CallError(f"shots: {name} is asked without any, found {shots}")
+        return question.context
+
+    def score(question: Question, asked: Asked) -> Score:
+        best, measures = judge(question, asked, benchmark.normed)
+        right = question.choices[question.gold]
+        read = question.choices[best] if len(question.choices) > 1 or measures["acc"] else None
+        return Score(measures["acc"], read, f"{read!r}, expected {right!r}", measures=measures)
+
+    return Task(
+        name,
+        0,
+        False,
+        questions,
+        prompt,
+        lambda question: question.choices[question.gold],
+        score,
+        fingerprint=lambda shots: hash_rows(rows()),
+        asks_likelihoods=True,
+    )
 
 
 def ask(model: Model, question: Question, settings: LikelihoodSettings, number: int, batch: int) -> Asked:
@@ -252,13 +245,9 @@ def settings_for(
         CallError: a setting of samplers, one of another type or out of bounds, or guidance for an autoregressive model.
     """
     names = LikelihoodSettings.__dataclass_fields__
-    for name in given:
-        if name not in names:
-            raise CallError(
-                f"{name}: tasks of likelihoods have the settings {', '.join(names)}; found {name}, which is a sampler's"
-            )
-    settings = {**({} if family.causal else defaults), **given}
-    found = LikelihoodSettings(**settings)
+    if beside := [name for name in given if name not in names]:
+        raise CallError(f"{beside[0]}: tasks of likelihoods have the settings {', '.join(names)}; leave it out")
+    found = LikelihoodSettings(**{**({} if family.causal else defaults), **given})
     check_likelihood(family, model, **asdict(found))
     return found
 

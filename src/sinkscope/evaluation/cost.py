@@ -7,11 +7,8 @@ the lengths of prompts and choices are typical values.
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
-
-from sinkscope.errors import CallError
-from sinkscope.evaluation.papers.paper import Part, Shape
 
 GIB = 2**30
 USABLE = 0.95
@@ -22,6 +19,11 @@ AT_MOST = (
     "Every policy is counted as plain sampling, parallel decoding as a call for each token. "
     "A cache computes fewer positions."
 )
+PROBLEMS = dict.fromkeys(("gsm8k", "gsm8k_cot", "gsm8k_two_pass", "lab-arith"), 1319)
+PROBLEMS |= dict.fromkeys(("humaneval", "humaneval_instruct", "lab-code"), 164)
+PROBLEMS |= {"arc_easy": 2376, "arc_challenge": 1172, "hellaswag": 10042, "piqa": 1838, "race": 1045}
+PROBLEMS |= {"social_iqa": 1954, "lambada": 5153, "lambada_openai": 5153, "lab-sums": 303}
+"""Number of problems of each task."""
 TEXT_TOKENS = {
     "gsm8k": (80, 155),
     "gsm8k_cot": (75, 75),
@@ -44,6 +46,62 @@ CHOICE_TOKENS = {
     "lambada_openai": (80, 1, 2),
 }
 """Typical tokens of a context, the number of choices, and typical tokens of a choice."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the cost of a forward call depends on.
+
+    Attributes:
+        causal: whether it writes one token a step, with a cache.
+        tied: whether the embedding is the projection onto the vocabulary too, counted once among the parameters.
+        head_dim: of a head; None where the heads share the hidden width.
+    """
+
+    layers: int
+    heads: int
+    kv_heads: int
+    hidden: int
+    ffn: int
+    vocabulary: int
+    parameters: int
+    causal: bool = False
+    tied: bool = False
+    head_dim: int | None = None
+
+    @property
+    def width(self) -> int:
+        """Width of all heads together."""
+        return self.heads * (self.head_dim or self.hidden // self.heads)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One piece of work: a task for one model, or the recorded generations behind the figures of a paper.
+
+    Attributes:
+        name: the command, the policy, or the tables or figures of the paper that need it.
+        model: name of the checkpoint.
+        task: name of the task.
+        rules: of hiding, ``none`` among them; recorded generations have only ``none``.
+        prompts: number of prompts.
+        shots: examples in each prompt.
+        settings: of the sampler, or of the likelihoods.
+        shape: of the checkpoint.
+        recorded: whether attention is written to disk.
+        folder: of the checkpoint; empty where it is loaded by its name.
+    """
+
+    name: str
+    model: str
+    task: str
+    rules: tuple[str, ...]
+    prompts: int
+    shots: int
+    settings: Mapping[str, Any] = field(hash=False)
+    shape: Shape
+    recorded: bool = False
+    folder: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,17 +136,9 @@ CARD = Card("a card of 24 GB", 24, 125.0, 1.5e12)
 
 
 def card_of(gpu: Gpu | None = None, tflops: float | None = None) -> Card:
-    """Return a card by its name, or `CARD`, at a speed of one's own where one is given.
-
-    Raises:
-        CallError: a speed that is not above 0.
-    """
+    """Return a card by its name, or `CARD`, at another speed where one is given."""
     card = CARD if gpu is None else CARDS[gpu]
-    if tflops is None:
-        return card
-    if not 0 < tflops < float("inf"):
-        raise CallError(f"tflops: expected a number above 0, found {tflops}")
-    return replace(card, tflops=tflops)
+    return card if tflops is None else replace(card, tflops=tflops)
 
 
 def assumptions(card: Card = CARD) -> list[str]:
@@ -140,43 +190,32 @@ class Cost:
 
 def estimate(part: Part, card: Card = CARD) -> Cost:
     """Return forward calls, time, memory and disk of a part."""
-    shape = part.shape
     if "method" in part.settings:
-        return _estimate_likelihoods(part, shape, card)
-    question, shot = TEXT_TOKENS[part.task]
-    prompt, length = question + part.shots * shot, part.settings["length"]
+        return _estimate_likelihoods(part, card)
+    shape, length, prompt = part.shape, part.settings["length"], text_tokens(part.task, part.shots)
     canvas = prompt + length
     steps = length if shape.causal or _parallel(part) else part.settings.get("steps", length)
-    passes = 2 if part.task == "gsm8k_two_pass" else 1
-    runs = part.prompts * len(part.rules) * passes
+    prompts = part.prompts * (2 if part.task == "gsm8k_two_pass" else 1)
     copies = 2 if part.settings.get("guidance") else 1  # canvases of one prompt in a call
     fitting = _largest_batch(shape, canvas, part, card) // copies
-    batch = max(1, fitting)
     if "block_steps" in part.settings:
         steps, flops = _behind_cache(shape, prompt, length, part.settings["block"], part.settings["block_steps"])
     elif shape.causal:
         flops = _flops(shape, prompt, 1) + sum(_flops(shape, 1, 1, at) for at in range(prompt, canvas))
     else:
         flops = copies * steps * _flops(shape, canvas, _committable(part))
-    reading = steps * 2 * shape.parameters / card.bytes_per_s / batch
-    seconds = (
-        passes
-        * part.prompts
-        * sum(_times_plain(rule, part.recorded) for rule in part.rules)
-        * max(flops / (card.tflops * 1e12), reading)
-    )
+    reading = steps * 2 * shape.parameters / card.bytes_per_s / max(1, fitting)
+    seconds = prompts * _times_plain(part) * max(flops / (card.tflops * 1e12), reading)
     a_step = 4 * canvas * (5 * shape.layers * shape.heads + 2 * shape.layers * shape.kv_heads)
-    disk = part.prompts * steps * a_step if part.recorded else runs * 12_000
+    disk = part.prompts * steps * a_step if part.recorded else prompts * len(part.rules) * 12_000
     memory = _memory(shape, canvas, part, copies)
-    calls = passes * part.prompts * steps * sum(map(_calls, part.rules))
-    return Cost(calls, seconds / 3600, memory / GIB, fitting, disk / GIB)
+    return Cost(prompts * steps * sum(map(_calls, part.rules)), seconds / 3600, memory / GIB, fitting, disk / GIB)
 
 
-def _times_plain(rule: str, recorded: bool) -> float:
-    """Return how many times a plain run an answer under a rule takes."""
-    if rule == "none":
-        return RECORDED if recorded else 1
-    return RECORDED + _calls(rule) - 1
+def _times_plain(part: Part) -> float:
+    """Return how many times a plain run the answers under all rules take."""
+    plain = RECORDED if part.recorded else 1
+    return sum(plain if rule == "none" else RECORDED + _calls(rule) - 1 for rule in part.rules)
 
 
 def _calls(rule: str) -> int:
@@ -188,30 +227,32 @@ def _behind_cache(shape: Shape, prompt: int, length: int, block: int, block_step
     """Return forward calls and operations of block diffusion: it reads the prompt, then each written block."""
     starts = range(prompt, prompt + length, block)
     denoised = sum(_flops(shape, block, block, at) for at in starts) * block_steps
-    return 1 + len(starts) * (block_steps + 1), _flops(shape, prompt, 0) + denoised + sum(
-        _flops(shape, block, 0, at) for at in starts
-    )
+    read = _flops(shape, prompt, 0) + sum(_flops(shape, block, 0, at) for at in starts)
+    return 1 + len(starts) * (block_steps + 1), denoised + read
 
 
-def _estimate_likelihoods(part: Part, shape: Shape, card: Card) -> Cost:
+def _estimate_likelihoods(part: Part, card: Card) -> Cost:
     """Return the cost of likelihoods: a call for each masked canvas, or choice of an autoregressive model."""
     from sinkscope.decoding.likelihood import GROUP, expected_masks
 
-    context, choices, length = CHOICE_TOKENS[part.task]
+    shape, (context, choices, length) = part.shape, CHOICE_TOKENS[part.task]
     canvases = length if part.settings["method"] == "chain_rule" else expected_masks(length, part.settings["samples"])
     canvases = 1 if shape.causal else canvases
     written = length if choices == 1 else 0
     forwards = part.prompts * (choices * canvases + written) * (2 if part.settings["guidance"] else 1)
     batches = part.prompts * (choices * math.ceil(canvases / GROUP) + written)
-    seconds = sum(_times_plain(rule, part.recorded) for rule in part.rules) * max(
+    seconds = _times_plain(part) * max(
         forwards * _flops(shape, context + length, length) / (card.tflops * 1e12),
         batches * 2 * shape.parameters / card.bytes_per_s,
     )
-    forwards = round(forwards * sum(map(_calls, part.rules)))
     block = replace(part, settings={"length": length})
-    memory = _memory(shape, context + length, block, GROUP)
-    batch = _largest_batch(shape, context + length, block, card)
-    return Cost(forwards, seconds / 3600, memory / GIB, batch, part.prompts * len(part.rules) * 12_000 / GIB)
+    return Cost(
+        round(forwards * sum(map(_calls, part.rules))),
+        seconds / 3600,
+        _memory(shape, context + length, block, GROUP) / GIB,
+        _largest_batch(shape, context + length, block, card),
+        part.prompts * len(part.rules) * 12_000 / GIB,
+    )
 
 
 def estimate_passes(
@@ -223,17 +264,12 @@ def estimate_passes(
         tokens: of a canvas; projected: those whose logits are needed.
         passes: canvases in all; calls: forward calls that they share; rows: canvases in one call at most.
     """
-    seconds = max(
-        passes * _flops(shape, tokens, projected) / (card.tflops * 1e12),
-        calls * 2 * shape.parameters / card.bytes_per_s,
-    )
-    part, whole = (
-        Part("", "", "", "", (), 0, 0, {"length": projected}, shape),
-        replace(shape, causal=False),
-    )  # no cache is kept
-    return Cost(
-        passes, seconds / 3600, _memory(whole, tokens, part, rows) / GIB, _largest_batch(whole, tokens, part, card), 0.0
-    )
+    computing = passes * _flops(shape, tokens, projected) / (card.tflops * 1e12)
+    seconds = max(computing, calls * 2 * shape.parameters / card.bytes_per_s)
+    whole = replace(shape, causal=False)  # no cache is kept
+    part = Part("", "", "", (), 0, 0, {"length": projected}, shape)
+    memory = _memory(whole, tokens, part, rows) / GIB
+    return Cost(passes, seconds / 3600, memory, _largest_batch(whole, tokens, part, card), 0.0)
 
 
 def text_tokens(task: str, shots: int) -> int:
@@ -277,25 +313,20 @@ def cost_document(parts: Sequence[Part], card: Card = CARD) -> dict[str, Any]:
         | asdict(cost)
         for part, cost in zip(parts, costs, strict=True)
     ]
-    total = {
-        "forwards": sum(cost.forwards for cost in costs),
-        "gpu_hours": sum(cost.gpu_hours for cost in costs),
-        "memory_gib": max((cost.memory_gib for cost in costs), default=0.0),
-        "disk_gib": sum(cost.disk_gib for cost in costs),
-    }
+    cheaper = any(part.settings.get("cache", "none") != "none" or _parallel(part) for part in parts)
     return {
         "parts": rows,
-        "total": total,
+        "total": {
+            "forwards": sum(cost.forwards for cost in costs),
+            "gpu_hours": sum(cost.gpu_hours for cost in costs),
+            "memory_gib": max((cost.memory_gib for cost in costs), default=0.0),
+            "disk_gib": sum(cost.disk_gib for cost in costs),
+        },
         "card": card.name,
         "card_gib": card.memory_gib,
         "card_suffices": all(cost.batch_on_card >= 1 for cost in costs),
-        "assumptions": [*assumptions(card), *([AT_MOST] if any(_kept(part) for part in parts) else [])],
+        "assumptions": [*assumptions(card), *([AT_MOST] if cheaper else [])],
     }
-
-
-def _kept(part: Part) -> bool:
-    """Return whether a part keeps keys, or commits by a threshold, so that it may cost less than is counted."""
-    return part.settings.get("cache", "none") != "none" or _parallel(part)
 
 
 def _parallel(part: Part) -> bool:
@@ -305,22 +336,16 @@ def _parallel(part: Part) -> bool:
 
 def cost_table(found: Mapping[str, Any]) -> str:
     """Return costs as a Markdown table with its sums."""
-    lines = [
-        f"| part | model | task | prompts | rules | forwards | GPU hours | memory, GiB | batch on {found['card_gib']} "
-        "GB | disk, GiB |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    head = ["part", "model", "task", "prompts", "rules", "forwards", "GPU hours", "memory, GiB"]
+    head += [f"batch on {found['card_gib']} GB", "disk, GiB"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in found["parts"]:
-        lines.append(
-            f"| {row['part']} | {row['model']} | {row['task']} | {row['prompts']} | {row['rules']} | "
-            f"{row['forwards']:,} "
-            f"| {row['gpu_hours']:.2f} | {row['memory_gib']:.2f} | {row['batch_on_card']} | {row['disk_gib']:.2f} |"
-        )
+        what = " | ".join(str(row[name]) for name in ("part", "model", "task", "prompts", "rules"))
+        cost = f"{row['forwards']:,} | {row['gpu_hours']:.2f} | {row['memory_gib']:.2f}"
+        lines.append(f"| {what} | {cost} | {row['batch_on_card']} | {row['disk_gib']:.2f} |")
     total = found["total"]
-    lines.append(
-        f"| all | | | | | {total['forwards']:,} | {total['gpu_hours']:.2f} | {total['memory_gib']:.2f} | | "
-        f"{total['disk_gib']:.2f} |"
-    )
+    cost = f"{total['forwards']:,} | {total['gpu_hours']:.2f} | {total['memory_gib']:.2f}"
+    lines.append(f"| all | | | | | {cost} | | {total['disk_gib']:.2f} |")
     most = min((row["batch_on_card"] for row in found["parts"]), default=0)
     enough = f"suffices for every part, with --batch {most} or less; each part's own limit is in its row"
     answer = enough if found["card_suffices"] else "does not suffice for the parts with a batch of 0"
