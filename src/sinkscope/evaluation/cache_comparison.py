@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from sinkscope.decoding import generate, make_batch, parse_cache, resolve_settings, settings_of
@@ -19,7 +18,6 @@ from sinkscope.evaluation.cache_arms import PARALLEL, Arm
 from sinkscope.evaluation.cache_tables import comparison_of
 from sinkscope.evaluation.choices import LikelihoodSettings
 from sinkscope.evaluation.memory_peak import peak_memory
-from sinkscope.evaluation.protocols import AUTO
 from sinkscope.evaluation.results_folder import locked, write_json
 from sinkscope.evaluation.running import Batch, describe_run, open_batches, work_through, written_text
 from sinkscope.evaluation.task_plans import Request, TaskPlan, make_plans
@@ -32,29 +30,14 @@ WORK = ("forwards", "rows", "projections", "attention", "mlp", "vocabulary", "to
 
 
 def compare_caches(
-    model: Model,
-    *,
-    tasks: Sequence[str],
-    arms: Sequence[Arm],
-    out: Path | str,
-    limit: int | None = None,
-    shots: int | None = None,
-    chat: bool = False,
-    protocol: str = AUTO,
-    data: Mapping[str, str | Path] = MappingProxyType({}),
-    batch: int = 16,
-    settings: Mapping[str, Any] = MappingProxyType({}),
-    allow_code_execution: bool = False,
-    progress: bool = True,
+    model: Model, *, arms: Sequence[Arm], out: Path | str, batch: int = 16, progress: bool = True, **asked: Any
 ) -> dict[str, Any]:
     """Compare cache policies on tasks, and return the document that is written to ``caches.json``.
 
     Args:
-        model: from `load`.
-        tasks, limit, shots, chat, protocol, data, batch, allow_code_execution, progress: as for `evaluate`.
         arms: from `read_arms`; plain sampling is among them, and everything is compared with it.
         out: folder for the items; new, empty, or of the same comparison. More arms or a larger limit go on in it.
-        settings: of the family's sampler, without those that an arm decides.
+        asked: fields of `Request` but rules, as for `evaluate`; settings without those that an arm decides.
 
     Raises:
         CallError: an argument that does not fit, another run in the folder, or another process at work in it.
@@ -62,12 +45,11 @@ def compare_caches(
     """
     expect_model(model, unhidden=True)
     expect_one_process("compare-caches")
-    plans = plan_comparison(
-        model, Request(tasks, ("none",), limit, shots, chat, protocol, data, settings, allow_code_execution), arms
-    )
+    request = Request(**asked)
+    plans = plan_comparison(model, request, arms)
     out, ways = Path(out), {arm.text: arm for arm in arms}
     with locked(out):
-        described = describe_run(model, batch, limit)
+        described = describe_run(model, batch, request.limit)
         batches = open_batches(out, model, plans, ways, {"compares": "caches", **described})
         order = [plan.task.name for plan in plans]
         batches.sort(key=lambda one: (order.index(one.plan.task.name), one.indices.start))  # the arms take turns

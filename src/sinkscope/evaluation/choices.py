@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from sinkscope.decoding import Likelihood, generate, log_likelihood
 from sinkscope.decoding.likelihood import check_likelihood, encode_pair
@@ -46,13 +46,7 @@ class LikelihoodSettings:
 
 @dataclass(frozen=True)
 class Question:
-    """One row of a benchmark: a context, the choices that may follow it, and which of them is right.
-
-    Attributes:
-        context: as the model reads it; a blank stands between it and a choice.
-        choices: without that blank.
-        gold: number of the right choice.
-    """
+    """One row of a benchmark: a context, the choices that may follow it behind a blank, the number of the right one."""
 
     context: str
     choices: tuple[str, ...]
@@ -61,27 +55,15 @@ class Question:
 
 @dataclass(frozen=True)
 class Asked:
-    """The answer of a model to one question.
-
-    Attributes:
-        likelihoods: one for each choice.
-        writes: whether the model writes the only choice itself; None where there are several.
-    """
+    """The answer of a model: a likelihood for each choice, or whether it writes an only choice itself."""
 
     likelihoods: tuple[Likelihood, ...]
     writes: bool | None
 
 
-@dataclass(frozen=True)
-class Benchmark:
-    """One benchmark: where its rows come from, and how they are read.
-
-    Attributes:
-        hub: repository and configuration of its data.
-        split: the split with the questions.
-        fields: fields of a row, with their types.
-        read: returns a row as a question.
-        normed: whether ``acc_norm`` is published beside ``acc``.
+class Benchmark(NamedTuple):
+    """One benchmark: the repository and configuration of its data, the split with the questions, and the types of a
+    row's fields; ``acc_norm`` is published beside ``acc`` where it is normed.
     """
 
     hub: tuple[str, str | None]

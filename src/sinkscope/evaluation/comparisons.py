@@ -28,12 +28,9 @@ class Contrast:
     """The difference between a rule that hides K keys and a control that hides as many others.
 
     Attributes:
-        control: rule of the control, its seed left out.
-        seeds: how many runs of the control were averaged.
+        control: its rule, without the seed, over whose runs outcomes and removed shares are averaged.
         difference: see `against_controls`.
         adjusted: p-value after Holm, over all contrasts of the table.
-        removed_share: share of all attention that the control took away, mean over its runs.
-        removed_share_committed: the same of the queries whose tokens were committed.
     """
 
     control: str
@@ -72,45 +69,32 @@ class Row:
 
 
 def compare(results: Sequence[Result]) -> list[Row]:
-    """Return a row for each result, in order; runs are paired over the problems that both have."""
-    return adjust(
-        [
-            Row(
-                result,
-                published_accuracy(result.model, result.task, result.hide),
-                _change(result, results),
-                None,
-                tuple(_contrasts(result, results)),
-            )
-            for result in results
-        ]
-    )
+    """Return a row for each result, in order; runs are paired over the problems that both have.
 
-
-def adjust(rows: Sequence[Row]) -> list[Row]:
-    """Return rows with the p-values of all their changes and contrasts adjusted together, after Holm."""
+    The p-values of all changes and contrasts are adjusted together, after Holm.
+    """
+    changes = {cell_of(one): _change(one, results) for one in results}  # a rule that is written in two ways counts once
+    contrasts = {cell_of(one): list(_contrasts(one, results)) for one in results}
+    words = {cell_of(one): one.hide.partition(":")[0] for one in results}
     adjusted: dict[str, float] = {}
-    cells = [cell_of(row.result) for row in rows]  # a rule that is written in two ways is tested once
     for control in (True, False):  # what is claimed of sinks does not depend on how many controls were run
         members = {
-            cell: row.change.p_value
-            for cell, row in zip(cells, rows, strict=True)
-            if row.change is not None and (takes_seed(row.result.hide.partition(":")[0]) is not None) is control
+            cell: change.p_value
+            for cell, change in changes.items()
+            if change is not None and (takes_seed(words[cell]) is not None) is control
         }
         adjusted |= zip(members, holm(list(members.values())), strict=True)
-    tests = {
-        (cell, one.control): one.difference.p_value
-        for cell, row in zip(cells, rows, strict=True)
-        for one in row.contrasts
-    }
-    against = dict(zip(tests, holm(list(tests.values())), strict=True))
+    tests = [(cell, one.control, one.difference.p_value) for cell, found in contrasts.items() for one in found]
+    against = {test[:2]: p for test, p in zip(tests, holm([test[2] for test in tests]), strict=True)}
     return [
-        replace(
-            row,
-            adjusted=adjusted.get(cell),
-            contrasts=tuple(replace(one, adjusted=against[cell, one.control]) for one in row.contrasts),
+        Row(
+            one,
+            published_accuracy(one.model, one.task, one.hide),
+            changes[cell],
+            adjusted.get(cell),
+            tuple(replace(contrast, adjusted=against[cell, contrast.control]) for contrast in contrasts[cell]),
         )
-        for cell, row in zip(cells, rows, strict=True)
+        for one, cell in ((one, cell_of(one)) for one in results)
     ]
 
 
@@ -122,12 +106,13 @@ def check_results(results: Sequence[Result]) -> Sequence[Result]:
     """
     found: dict[str, Result] = {}
     for number, one in enumerate(results):
-        other = found.setdefault(cell_of(one), one)
-        if other is not one and (other.hide == one.hide or other.outcomes != one.outcomes):
+        other = found.get(cell_of(one))
+        if other is not None and (other.hide == one.hide or other.outcomes != one.outcomes):
             raise CallError(
                 f"results[{number}]: expected each model, task and rule once, found {one.model}, {one.task}, "
                 f"{one.hide} twice; leave one of them out"
             )
+        found[cell_of(one)] = one
     return results
 
 

@@ -24,27 +24,12 @@ PROBLEMS |= dict.fromkeys(("humaneval", "humaneval_instruct", "lab-code"), 164)
 PROBLEMS |= {"arc_easy": 2376, "arc_challenge": 1172, "hellaswag": 10042, "piqa": 1838, "race": 1045}
 PROBLEMS |= {"social_iqa": 1954, "lambada": 5153, "lambada_openai": 5153, "lab-sums": 303}
 """Number of problems of each task."""
-TEXT_TOKENS = {
-    "gsm8k": (80, 155),
-    "gsm8k_cot": (75, 75),
-    "gsm8k_two_pass": (140, 0),
-    "humaneval": (150, 0),
-    "humaneval_instruct": (320, 0),
-    "lab-arith": (45, 44),
-    "lab-code": (35, 34),
-    "lab-sums": (24, 44),
-}
+TEXT_TOKENS = {"gsm8k": (80, 155), "gsm8k_cot": (75, 75), "gsm8k_two_pass": (140, 0)}
+TEXT_TOKENS |= {"humaneval": (150, 0), "humaneval_instruct": (320, 0)}
+TEXT_TOKENS |= {"lab-arith": (45, 44), "lab-code": (35, 34), "lab-sums": (24, 44)}
 """Typical tokens of a question, and of a shot."""
-CHOICE_TOKENS = {
-    "arc_easy": (30, 4, 5),
-    "arc_challenge": (35, 4, 7),
-    "hellaswag": (75, 4, 25),
-    "piqa": (25, 2, 20),
-    "race": (450, 4, 8),
-    "social_iqa": (35, 3, 6),
-    "lambada": (80, 1, 2),
-    "lambada_openai": (80, 1, 2),
-}
+CHOICE_TOKENS = {"arc_easy": (30, 4, 5), "arc_challenge": (35, 4, 7), "hellaswag": (75, 4, 25), "piqa": (25, 2, 20)}
+CHOICE_TOKENS |= {"race": (450, 4, 8), "social_iqa": (35, 3, 6), "lambada": (80, 1, 2), "lambada_openai": (80, 1, 2)}
 """Typical tokens of a context, the number of choices, and typical tokens of a choice."""
 
 
@@ -52,10 +37,8 @@ CHOICE_TOKENS = {
 class Shape:
     """What the cost of a forward call depends on.
 
-    Attributes:
-        causal: whether it writes one token a step, with a cache.
-        tied: whether the embedding is the projection onto the vocabulary too, counted once among the parameters.
-        head_dim: of a head; None where the heads share the hidden width.
+    A causal network writes one token a step, with a cache; tied embeddings are counted once among the parameters.
+    Without ``head_dim`` the heads share the hidden width.
     """
 
     layers: int
@@ -79,17 +62,8 @@ class Shape:
 class Part:
     """One piece of work: a task for one model, or the recorded generations behind the figures of a paper.
 
-    Attributes:
-        name: the command, the policy, or the tables or figures of the paper that need it.
-        model: name of the checkpoint.
-        task: name of the task.
-        rules: of hiding, ``none`` among them; recorded generations have only ``none``.
-        prompts: number of prompts.
-        shots: examples in each prompt.
-        settings: of the sampler, or of the likelihoods.
-        shape: of the checkpoint.
-        recorded: whether attention is written to disk.
-        folder: of the checkpoint; empty where it is loaded by its name.
+    ``name`` is the command, the policy, or the tables or figures of the paper that need it; ``settings`` are those of
+    the sampler, or of the likelihoods; ``folder`` holds the checkpoint, where it is not loaded by its name.
     """
 
     name: str
@@ -106,14 +80,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Card:
-    """A graphics card.
-
-    Attributes:
-        name: what tables call it.
-        memory_gib: its memory.
-        tflops: operations a second that forward calls reach in bf16, in 10¹².
-        bytes_per_s: how fast its memory is read.
-    """
+    """A graphics card: 10¹² operations a second that forward calls reach in bf16, and how fast its memory is read."""
 
     name: str
     memory_gib: int
@@ -145,27 +112,21 @@ def assumptions(card: Card = CARD) -> list[str]:
     """Return what an estimate for a card assumes, a sentence each."""
     return [
         f"{card.name}: {card.tflops:.4g} TFLOP/s reached in bf16 ({REACHED:.0%} of the peak, an A100's without --gpu), "
-        "weights "
-        f"read at {card.bytes_per_s / 1e12:g} TB/s at most; --tflops says otherwise.",
+        f"weights read at {card.bytes_per_s / 1e12:g} TB/s at most; --tflops says otherwise.",
         "A forward call of S tokens: 2 S (parameters − embeddings) + 4 S² × layers × width of the heads, and the "
-        "vocabulary where a token "
-        "can be committed.",
+        "vocabulary where a token can be committed.",
         "A diffusion model makes one call a step on the whole canvas; an autoregressive one reads the prompt once, "
-        "then writes to the end; "
-        "block diffusion reads the prompt and each block once more than it has steps; with guidance a call has two "
-        "canvases of a prompt.",
+        "then writes to the end; block diffusion reads the prompt and each block once more than it has steps; with "
+        "guidance a call has two canvases of a prompt.",
         f"As many prompts side by side as {card.name} takes (--batch): where reading the weights takes longest, fewer "
         "take longer.",
         "A likelihood: one call for each different masked canvas, two with guidance, 16 canvases side by side; an only "
-        "choice is written "
-        "too, token by token; contexts and choices of typical lengths.",
+        "choice is written too, token by token; contexts and choices of typical lengths.",
         f"Watching or hiding costs {RECORDED - 1:.0%}, a rule that looks at clean attention a call more. Prompts: "
-        "GSM8K 80 tokens and 155 "
-        "a shot (75 of gsm8k_cot), HumanEval 150 or 320.",
+        "GSM8K 80 tokens and 155 a shot (75 of gsm8k_cot), HumanEval 150 or 320.",
         "Memory: weights in 2 bytes, one layer's activations, 512 queries' attention in 4 bytes, three copies of the "
-        "logits, the cache of "
-        f"an autoregressive model; {1 - USABLE:.0%} kept free. Disk: three sums a key and four norms a token in 4 "
-        "bytes; 12 kB an answer.",
+        f"logits, the cache of an autoregressive model; {1 - USABLE:.0%} kept free. Disk: three sums a key and four "
+        "norms a token in 4 bytes; 12 kB an answer.",
     ]
 
 

@@ -57,14 +57,10 @@ def gsm8k(data: Path | None = None) -> Task:
 
 
 def gsm8k_cot(data: Path | None = None) -> Task:
-    """Return the task ``gsm8k_cot``: eight fixed shots, the first of them when fewer are asked for; strict-match
-    reads "The answer is …".
-
-    Args:
-        data: as for `gsm8k`; training rows are not needed.
+    """Return the task ``gsm8k_cot``: up to eight fixed shots; strict-match reads "The answer is …".
 
     Raises:
-        CallError, EvaluationError: see `Source.rows`; more than eight shots; shots without lm-eval.
+        CallError: see `Source.rows`; more than eight shots; shots without lm-eval.
     """
     test = _rows(data, "test")
 
@@ -87,11 +83,8 @@ def gsm8k_two_pass(data: Path | None = None) -> Task:
     is read beyond its EOS, and answers are compared by sympy. Here each pass writes 256 tokens, up to its EOS, and
     numbers are compared as lm-eval does.
 
-    Args:
-        data: as for `gsm8k`; training rows are not needed.
-
     Raises:
-        CallError, EvaluationError: see `Source.rows`; shots.
+        CallError: see `Source.rows`; shots.
     """
     test = _rows(data, "test")
 

@@ -18,26 +18,12 @@ FENCE = "```"
 
 
 def humaneval(data: Path | None = None) -> Task:
-    """Return the task ``humaneval``: the model continues the prompt.
-
-    Args:
-        data: a JSON-lines file, or a folder with ``HumanEval.jsonl``; the hub when None.
-
-    Raises:
-        CallError, EvaluationError: see `Source.rows`; any shots.
-    """
+    """Return the task ``humaneval``, whose prompts the model continues; ``data`` as in `Source`."""
     return _task("humaneval", data, lambda row: [row["prompt"]], fenced=False)
 
 
 def humaneval_instruct(data: Path | None = None) -> Task:
-    """Return the task ``humaneval_instruct``: a request; the answer begins with the prompt in a code block.
-
-    Args:
-        data: as for `humaneval`.
-
-    Raises:
-        CallError, EvaluationError: see `Source.rows`; any shots.
-    """
+    """Return the task ``humaneval_instruct``: a request; the answer begins with the prompt in a code block."""
 
     def turns(row: Row) -> list[str]:
         block = f"{FENCE}python\n{row['prompt']}\n"

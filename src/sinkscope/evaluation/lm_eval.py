@@ -50,12 +50,8 @@ class SinkscopeLM(TemplateLM):
     Args:
         pretrained: a bundled name, a folder, a hub id, or a loaded `Model`.
         hide: a rule; commas between its options are written as semicolons, since lm-eval splits arguments at commas.
-        device, dtype: for `load`; under torchrun, ``cuda`` is the device of each process.
-        batch_size: number of prompts, or masked canvases, in a batch.
-        max_batch_size: not used, as there are no automatic batches.
-        method: for likelihoods of diffusion models: ``monte_carlo`` or ``chain_rule``.
-        samples: number of masked canvases for ``monte_carlo``.
-        likelihood_guidance: for likelihoods; ``guidance`` is that of the sampler.
+        batch_size: number of prompts, or masked canvases, in a batch; there are no automatic ones.
+        method, samples, likelihood_guidance: for likelihoods of diffusion models, see `choices.LikelihoodSettings`.
         settings: of the family's sampler; they override a task's own, ``length`` its ``max_gen_toks``.
 
     Raises:

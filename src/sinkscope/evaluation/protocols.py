@@ -15,15 +15,11 @@ AUTO, NONE = "auto", "none"
 
 @dataclass(frozen=True)
 class Protocol:
-    """The published settings of one kind of checkpoint on one task.
+    """The published settings of one kind of checkpoint (see `variant_of`) on one task.
 
     Attributes:
-        family, variant: of the models it is for; see `variant_of`.
-        task: name of the task.
         name: distinguishes protocols for the same models and task; the first of them is the default.
-        shots: examples in the prompt.
         chat: whether the prompt goes through the chat template, each shot as a pair of turns.
-        settings: of the sampler.
         source: where it was published, and which settings are assumed.
         published: accuracy that the source reports, 0…1.
     """

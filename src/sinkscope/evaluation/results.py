@@ -36,18 +36,13 @@ class Result:
     """The result of one model on one task under one rule of hiding.
 
     Attributes:
-        model: name of the model, as it was given.
-        task: name of the task.
         hide: rule that hid keys; ``none`` is the unchanged model.
-        n: number of problems.
-        correct: problems answered correctly.
+        n, correct: problems, and those answered correctly.
         accuracy: ``correct / n``, 0…1.
         interval: Wilson's 95 % interval of the accuracy over problems; it holds for this one checkpoint.
         settings: of the sampler, with ``shots`` and ``batch``.
-        weight_hash: of the model, see `models.ModelCard`.
-        versions: of Python and the libraries.
-        device: the device of the run; accuracies differ between kinds of device.
-        dtype: of the weights in memory.
+        weight_hash, config_hash: of the model, see `models.ModelCard`; the second is empty in older results.
+        device: accuracies differ between kinds of device.
         protocol: name and source of the published settings; None where settings were given or are the lab's.
         measures: accuracy by every published measure of the task; empty for the lab's.
         removed_share: share of attention that the hidden keys would have had, of all attention of the heads, in the
@@ -60,7 +55,6 @@ class Result:
         outcomes: one character for each problem, in order: 1 correct, 0 not. Runs are compared problem by problem.
         not_enforced: protections of the sandbox that the system refused, see `sandbox.ProgramResult`.
         seconds: time for writing and scoring, summed over problems.
-        config_hash: of the model, see `models.ModelCard`; empty in older results.
     """
 
     model: str

@@ -83,7 +83,6 @@ def evaluate(
     the model's files, or of memory where the weights were changed after they were loaded.
 
     Args:
-        model: from `load`.
         tasks: of the lab or published, see `find_task`.
         out: folder for the items and ``results.json``; new, empty, or of the same run.
         hide: rules; ``none`` hides nothing.
@@ -92,11 +91,9 @@ def evaluate(
         chat: applies the chat template, with each shot as a pair of turns; a protocol may decide this itself.
         protocol: published settings for published tasks: ``auto``, ``none`` or a name, see `find_protocol`.
         data: local files of published tasks; the hub for the rest.
-        batch: number of prompts in a batch.
         settings: of the family's sampler; they override the protocol's. Without either, length 64 (256 or 512 for
             published tasks), and for diffusion as many steps, in blocks of 16 (32).
         allow_code_execution: needed for tasks that run programs a model wrote.
-        progress: shows how far it has come: a bar on a terminal and in a notebook, elsewhere a line every half minute.
         share: the part of the work to do, without collecting results; torchrun's share, or all of the work, when None.
 
     Returns:
@@ -104,8 +101,7 @@ def evaluate(
 
     Raises:
         CallError: an argument that does not fit, another run in the folder, or another process at work in it.
-        EvaluationError: the folder cannot be written, the sandbox does not work, or another process of the same run
-            died.
+        EvaluationError: the folder cannot be written, or another process of the same run died.
     """
     expect_model(model, unhidden=True)
     mine = share_of_process() if share is None else share

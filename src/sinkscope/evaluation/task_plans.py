@@ -51,17 +51,9 @@ class Request:
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """One task with everything that is resolved for it.
+    """One task with everything that is resolved for it: settings, problems, and their prompts as text and token ids.
 
-    Attributes:
-        task: the task.
-        sampler: resolved settings of the sampler, or of the likelihoods.
-        shots: solved problems in each prompt.
-        chat: whether prompts went through the chat template.
-        protocol: the published settings that are used, and what the call changed in them; None without any.
-        problems: the problems.
-        prompts: their prompts as text.
-        encoded: token ids.
+    ``protocol`` says which published settings are used, and what the call changed in them; None without any.
     """
 
     task: Task
@@ -91,9 +83,7 @@ def make_plans(model: Model, request: Request) -> tuple[list[TaskPlan], dict[str
     """Return a plan for each task, and the rules by their one text, see `canonical_rule`.
 
     Raises:
-        CallError: an argument, a data file or a rule that does not fit the model or the tasks.
-        EvaluationError: data that cannot be had.
-        ModelError: a chat is asked for, but the tokenizer has no template.
+        CallError, EvaluationError, ModelError: an argument, data or a rule that does not fit the model or the tasks.
     """
     check_request(request)
     rules = {canonical_rule(text): parse_rule(text) for text in request.hide}
@@ -152,8 +142,7 @@ def _plan(model: Model, task: Task, request: Request) -> TaskPlan:
 def resolve_task(
     family: Family, name: str, task: Task, request: Request
 ) -> tuple[Settings | LikelihoodSettings, int, bool, str | None]:
-    """Return the settings of a task for a model of this family and name, its shots, whether it is a chat, and the
-    protocol's line.
+    """Return settings, shots, whether it is a chat, and the protocol's line, for a model of this family and name.
 
     Raises:
         CallError: a setting or a protocol that does not fit.
@@ -201,16 +190,13 @@ def refuse_waiting(text: str, rule: Rule) -> None:
 
 def _check_steps(text: str, rule: Rule, count: int, task: str) -> None:
     """Raise CallError for a rule that is in force in no step of an answer of so many."""
-    parts = rule.parts if isinstance(rule, Composed) else (rule,)
-    limited = [part for part in parts if not part.idle]
-    if limited and not any(
-        part.steps is None or any(part.waits <= step < count for step in part.steps) for part in limited
+    parts = [part for part in (rule.parts if isinstance(rule, Composed) else (rule,)) if not part.idle]
+    if parts and not any(
+        part.steps is None or any(part.waits <= step < count for step in part.steps) for part in parts
     ):
-        waits = "; it needs the step before each" if all(part.waits for part in limited) else ""
-        raise CallError(
-            f"hide: {text} is in force in none of the steps 0 to {count - 1} of an answer to {task}{waits}; choose "
-            "other steps"
-        )
+        waits = "; it needs the step before each" if all(part.waits for part in parts) else ""
+        where = f"in none of the steps 0 to {count - 1} of an answer to {task}{waits}"
+        raise CallError(f"hide: {text} is in force {where}; choose other steps")
 
 
 def _resolve(family: Family, task: Task, settings: Mapping[str, Any]) -> Settings:
@@ -227,10 +213,5 @@ def _resolve(family: Family, task: Task, settings: Mapping[str, Any]) -> Setting
 def chat_text(
     model: Model, talk: list[Message], instead: str = "evaluate it on raw text, with --protocol none and without --chat"
 ) -> str:
-    """Return a conversation as text, up to where the assistant begins or continues; ``instead`` as in
-    `Model.chat_text`.
-
-    Raises:
-        ModelError, CallError: see `Model.chat`.
-    """
+    """Return a conversation as text, up to where the assistant begins or continues, as `Model.chat_text`."""
     return model.chat_text(talk, begun=talk[-1]["role"] == "assistant", instead=instead)
