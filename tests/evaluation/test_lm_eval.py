@@ -92,16 +92,6 @@ def test_answers_are_those_of_generate_in_the_same_batches(fixture, request, har
     assert any(expected)
 
 
-def test_model_arguments_override_the_tasks_own(diffusion, harness):
-    samples = harness(language_model(diffusion, batch_size="5", length=8, block=4, steps=4), "tiny_arith", limit=3)
-    written = sinkscope.generate(
-        diffusion, [row["prompt"] for row in problem_prompts("lab-arith", 3, 0)], length=8, block=4, steps=4
-    )
-    assert [sample["resps"][0][0] for sample in samples] == [
-        answer_until(diffusion, one.tokens[one.prompt_length :], []) for one in written
-    ]
-
-
 def test_chats_and_shots_as_turns(diffusion, harness):
     samples = harness(
         language_model(diffusion, length=4),
@@ -143,24 +133,14 @@ def humaneval_task(name, tmp_path, repeats, k):
 
     from sinkscope.evaluation.lm_eval import TASKS
 
-    row = {
-        "task_id": "HumanEval/0",
-        "prompt": "def f(x):\n",
-        "entry_point": "f",
-        "canonical_solution": "",
-        "test": "def check(g):\n    assert g(2) == 3\n",
-    }
+    row = {"task_id": "HumanEval/0", "prompt": "def f(x):\n", "entry_point": "f", "canonical_solution": ""}
     file = tmp_path / "HumanEval.jsonl"
-    file.write_text(json.dumps(row) + "\n")
+    file.write_text(json.dumps(row | {"test": "def check(g):\n    assert g(2) == 3\n"}) + "\n")
     config = load_yaml(TASKS / f"{name}.yaml", resolve_func=True)
-    config = {
-        **config,
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(file)}, "cache_dir": str(tmp_path / "c")},
-    }
-    config["repeats"] = repeats
-    config["metric_list"] = [{**config["metric_list"][0], "k": k}]
-    return ConfigurableTask(config=config)
+    data = {"data_files": {"test": str(file)}, "cache_dir": str(tmp_path / "c")}
+    metrics = [{**config["metric_list"][0], "k": k}]
+    mine = {"dataset_path": "json", "dataset_kwargs": data, "repeats": repeats, "metric_list": metrics}
+    return ConfigurableTask(config=config | mine)
 
 
 @pytest.mark.parametrize(
@@ -260,22 +240,20 @@ def test_what_a_rule_did_is_kept_in_lm_evals_results(diffusion, harness):
 
 @pytest.mark.parametrize("fixture", ["diffusion", "autoregressive"])
 def test_a_likelihood_of_hidden_keys_and_what_was_removed(fixture, request, caplog):
-    model, caplog_before = request.getfixturevalue(fixture), len(caplog.messages)
-    context, continuation = (
-        model.encode("Tom has 7 apples and buys"),
-        list(model.tokenizer(" 5 more", add_special_tokens=False).input_ids),
-    )
-    asked = [(None, context, continuation)]
-    arguments = {"method": "chain_rule", "batch_size": 2}
-    (plain,) = language_model(model, **arguments)._loglikelihood_tokens(asked, disable_tqdm=True)
-    (hidden,) = language_model(model, hide="top:1@current", **arguments)._loglikelihood_tokens(asked, disable_tqdm=True)
+    model, before = request.getfixturevalue(fixture), len(caplog.messages)
+    context = model.encode("Tom has 7 apples and buys")
+    continuation = list(model.tokenizer(" 5 more", add_special_tokens=False).input_ids)
+    found = []
+    for more in ({}, {"hide": "top:1@current"}):
+        lm = language_model(model, method="chain_rule", batch_size=2, **more)
+        found += lm._loglikelihood_tokens([(None, context, continuation)], disable_tqdm=True)
     with sinkscope.parse_rule("top:1@current")(model) as running:
         expected = sinkscope.log_likelihood(model, context, continuation, method="chain_rule", batch=2)
-    assert hidden[0] == expected.total != plain[0]
+    assert found[1][0] == expected.total != found[0][0]
     assert running.effect.removed_share > 0
     hits = f"; {running.effect.hit_rate:.0%} of the hidden keys were still in the current top K"
     said = f"top:1@current removed {100 * running.effect.removed_share:.2f} % of all attention{hits}"
-    assert caplog.messages[caplog_before:] == [said]
+    assert caplog.messages[before:] == [said]
 
 
 def test_the_command_line_knows_our_tasks_and_reports_in_one_line(monkeypatch, capsys):

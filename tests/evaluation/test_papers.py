@@ -41,19 +41,10 @@ def test_rules_have_controls_and_llamas_decide_by_the_last_row():
         paper1(controls=["magic"])
     with pytest.raises(CallError, match="paper1: no checkpoint 'gpt2'; expected some of Dream-org/"):
         paper1(["gpt2"])
-
-
-def test_settings_of_table_1_are_the_protocols():
     for part in paper1():
         if part.name == "Table 1":
             protocol = find_protocol(CHECKPOINTS[part.model].family, part.model, part.task)
-            assert (part.shots, part.settings) == (protocol.shots, protocol.settings)
-            assert part.prompts == PROBLEMS[part.task]
-    found = {(part.model, part.name, part.task): part for part in paper1(LAB, traces=2)}
-    arith, code = (found["lab-diffusion", "Table 1", task] for task in ("lab-arith", "lab-code"))
-    assert (arith.shots, code.shots, arith.settings) == (5, 7, {"length": 64, "steps": 64, "block": 16})
-    recorded = found["lab-autoregressive", "Figures, Table 2", "lab-arith"]
-    assert (recorded.shots, recorded.settings, recorded.rules, recorded.prompts) == (5, {"length": 64}, ("none",), 2)
+            assert (part.shots, part.settings, part.prompts) == (protocol.shots, protocol.settings, PROBLEMS[part.task])
 
 
 def test_all_of_paper_2_is_there():
@@ -75,14 +66,11 @@ def test_all_of_paper_2_is_there():
         ("Dream-org/Dream-v0-Instruct-7B", "gsm8k_cot", "none", (0.82, 0.01)),
         ("Dream-org/Dream-v0-Instruct-7B", "humaneval_instruct", "top:1", (0.64, 0.03)),
         ("/models/LLaDA-8B-Instruct/", "humaneval", "top:5", (0.39, 0.03)),
-        ("Gen-Verse/MMaDA-8B-MixCoT", "gsm8k", "top:10", (0.37, 0.01)),
         ("meta-llama/Llama-3.1-8B-Instruct", "gsm8k_cot", "top:1@last_row", (0.02, 0.0)),
         ("meta-llama/Llama-3.1-8B-Instruct", "gsm8k_cot", "none", (0.85, 0.01)),
         ("meta-llama/Llama-3.1-8B-Instruct", "gsm8k_cot", "top:1", None),
         ("GSAI-ML/LLaDA-8B-Instruct", "gsm8k", "top:1@last_row", None),
-        ("GSAI-ML/LLaDA-8B-Instruct", "gsm8k", "top:1@current", None),
         ("GSAI-ML/LLaDA-8B-Instruct", "gsm8k", "top:2", None),
-        ("GSAI-ML/LLaDA-8B-Instruct", "gsm8k", "random:1", None),
         ("GSAI-ML/LLaDA-8B-Instruct", "gsm8k_two_pass", "none", None),
         ("GSAI-ML/LLaDA-8B-Base", "gsm8k", "none", None),
         ("meta-llama/Llama-3.1-8B", "gsm8k_cot", "none", None),
@@ -232,6 +220,8 @@ def test_a_folder_of_another_kind_than_its_name_is_refused(name, given, found, f
     with pytest.raises(CallError, match=f"--models {re.escape(f'{name}={folders[given]}')}: .* found {found}"):
         work("paper2", parts, tmp_path / "out")
     assert not (tmp_path / "out").exists(), "what the others take is hours"
+    with pytest.raises(CallError, match="expected a folder for qwen2.5-0.5b, found none"):
+        work("paper2", paper2("published"), tmp_path / "out")
 
 
 @pytest.fixture
@@ -317,16 +307,3 @@ def test_table_2_counts_tokens(diffusion, tmp_path):
         dense[text] = dense.get(text, 0) + 1
     assert found == pytest.approx({text: count / sum(dense.values()) for text, count in dense.items()})
     assert list(found.values()) == sorted(found.values(), reverse=True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["paper1"], "expected --out FOLDER, or --dry-run"),
-        (["paper1", "--dry-run", "--models", "gpt2"], "paper1: no checkpoint 'gpt2'; expected some of "),
-        (["paper2", "--out", "x"], "expected a folder for qwen2.5-0.5b, found none"),
-    ],
-)
-def test_refusals(run, arguments, says):
-    status, out, err = run("reproduce", *arguments)
-    assert (status, out) == (2, "") and says in err.replace("\n", " ")

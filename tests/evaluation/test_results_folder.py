@@ -122,13 +122,6 @@ with locked(Path({str(tmp_path)!r})):
         pass
 
 
-def test_the_lock_goes_with_an_exception(tmp_path):
-    with pytest.raises(KeyError), locked(tmp_path):
-        raise KeyError
-    with locked(tmp_path):
-        pass
-
-
 def test_what_a_killed_start_leaves_behind_is_no_obstacle(tmp_path):
     (tmp_path / "lock.0-of-1").touch()
     (tmp_path / "run.json.4711.writing").write_text("{")

@@ -26,28 +26,27 @@ def test_a_line_separator_does_not_end_a_line(tmp_path):
 
 def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
     from sinkscope.commands.trace import read_prompts
-    from sinkscope.evaluation.task_data import _read_lines
     from sinkscope.lab.texts import read_texts
     from sinkscope.runs.files import read_json_object
 
     path = tmp_path / "a.jsonl"
     path.write_text('\ufeff{"prompt": "a", "answer": "d"}\n', encoding="utf-8")
     assert read_prompts(path) == ["a"] and read_texts(path).documents[0].prompt == "a"
-    assert read_json_object(path, CallError) == {"prompt": "a", "answer": "d"} == next(_read_lines("gsm8k", path))
+    assert read_json_object(path, CallError) == {"prompt": "a", "answer": "d"}
 
 
 def test_data_of_a_task_may_be_in_gzip(tmp_path):
     """As HumanEval is published."""
     from sinkscope.evaluation.humaneval import FILES, HUB
-    from sinkscope.evaluation.task_data import Source
+    from sinkscope.evaluation.task_data import Source, text_fields
 
     path, row = tmp_path / "HumanEval.jsonl.gz", {"task_id": "0", "prompt": "a"}
     path.write_bytes(gzip.compress((json.dumps(row) + "\n").encode()))
     for given in (path, tmp_path):
-        assert Source("humaneval", given, HUB, ("task_id", "prompt"), FILES).rows("test") == (row,)
+        assert Source("humaneval", given, HUB, text_fields("task_id", "prompt"), FILES).rows("test") == (row,)
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(CallError, match=r"HumanEval.jsonl.gz: cannot be read"):
-        Source("humaneval", path, HUB, ("task_id", "prompt"), FILES).rows("test")
+        Source("humaneval", path, HUB, text_fields("task_id", "prompt"), FILES).rows("test")
 
 
 def test_logits_that_are_not_finite_are_an_error_that_names_the_step(place):

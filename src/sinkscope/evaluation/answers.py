@@ -50,16 +50,10 @@ def reseeded(settings: Settings, by: int) -> Settings:
 
 
 def answer_until(model: Model, answer: torch.Tensor, stops: Sequence[str]) -> str:
-    """Return the text of an answer as lm-eval's tasks read it: unstripped, before the first EOS and the first of the
-    stop strings.
+    """Return the text of an answer, int64 [position], as lm-eval's tasks read it: before the first EOS or stop string.
 
     Leading white space is kept, because the completion of a program needs it. A stop string that is a special token of
     the tokenizer ends the answer as a token, since special tokens are left out of the text.
-
-    Args:
-        model: the model that wrote.
-        answer: int64 [position], without the prompt.
-        stops: strings.
     """
     known = model.tokenizer.get_added_vocab()
     ends = {known[stop] for stop in stops if stop in known} | {model.card.eos_id, *getattr(model.card, "eos_ids", ())}

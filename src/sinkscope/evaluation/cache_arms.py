@@ -13,12 +13,7 @@ PARALLEL = ("threshold", "factor")
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to write the answers.
-
-    Attributes:
-        cache: the policy as text, see `parse_cache`; ``none`` without.
-        threshold, factor: of parallel decoding; 0 is off.
-    """
+    """One way to write the answers: a policy as `parse_cache` reads it, and parallel decoding (0 is off)."""
 
     cache: str = "none"
     threshold: float = 0.0

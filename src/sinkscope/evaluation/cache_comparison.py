@@ -1,5 +1,4 @@
-"""`compare_caches` writes the answers to the same problems under several cache policies; after a kill the same call
-resumes.
+"""`compare_caches` answers the same problems under several cache policies; after a kill the same call resumes.
 
 The policies take turns at each batch, in one process, so that the machine's other work falls on all of them alike. The
 folder is one of `results_folder`, with a folder of items for each policy, and ``caches.json`` with what came of them.
@@ -65,11 +64,7 @@ def compare_caches(
 
 
 def plan_comparison(model: Model, request: Request, arms: Sequence[Arm]) -> list[TaskPlan]:
-    """Return the plan of each task, after every arm was checked with it.
-
-    Raises:
-        CallError: an arm that does not go with the model, a task or a canvas; a task without answers to write.
-    """
+    """Return the plan of each task; CallError for an arm that does not go with the model, a task or a canvas."""
     check_settings(request.settings)
     check_family(model.family)
     plans, _ = make_plans(model, request)
@@ -103,11 +98,7 @@ def check_family(family: Family) -> None:
 
 
 def settings_of_arm(model: Model, plan: TaskPlan, arm: Arm) -> Any:
-    """Return the settings with which an arm writes the answers of a task.
-
-    Raises:
-        CallError: they do not fit together.
-    """
+    """Return the settings with which an arm writes the answers of a task; CallError where they do not fit together."""
     return resolve_settings(model.family, **{**asdict(plan.sampler), **arm.settings})  # type: ignore[call-overload]
 
 

@@ -29,14 +29,7 @@ from sinkscope.models import Family, Model
 
 @dataclass(frozen=True)
 class LikelihoodSettings:
-    """Settings of likelihoods; see `log_likelihood`.
-
-    Attributes:
-        method: ``monte_carlo`` or ``chain_rule``; an autoregressive model is summed exactly.
-        samples: masked canvases of Monte Carlo (paper 2's code: 1024).
-        guidance: unsupervised classifier-free guidance; not for autoregressive models.
-        seed: of the masks; problem i has seed + i.
-    """
+    """Settings of likelihoods, see `log_likelihood`; problem i has seed + i."""
 
     method: Literal["monte_carlo", "chain_rule"] = "monte_carlo"
     samples: int = 128
@@ -137,11 +130,7 @@ BENCHMARKS = {
 
 
 def likelihood_task(name: str, data: Path | None) -> Task:
-    """Return the task of a benchmark.
-
-    Raises:
-        CallError: any shots, or, when they are read, rows that are not of the benchmark's form.
-    """
+    """Return the task of a benchmark."""
     benchmark = BENCHMARKS[name]
     files = {benchmark.split: (f"{benchmark.split}.jsonl", f"{name}.jsonl")}
     source = Source(name, data, benchmark.hub, benchmark.fields, files, benchmark.split)
@@ -220,11 +209,10 @@ def judge(question: Question, asked: Asked, normed: bool) -> tuple[int, dict[str
 def settings_for(
     given: Mapping[str, Any], defaults: Mapping[str, Any], family: Family, model: str
 ) -> LikelihoodSettings:
-    """Return the settings of a protocol (``defaults``), overridden by those of a call (``given``), for a model of
-    this family and name.
+    """Return the settings of a protocol (``defaults``), overridden by those of a call, for a model of this family.
 
     Raises:
-        CallError: a setting of samplers, one of another type or out of bounds, or guidance for an autoregressive model.
+        CallError: a setting of samplers, one out of bounds, or guidance for an autoregressive model.
     """
     names = LikelihoodSettings.__dataclass_fields__
     if beside := [name for name in given if name not in names]:
@@ -235,9 +223,5 @@ def settings_for(
 
 
 def count_tokens(model: Model, question: Question) -> int:
-    """Return the number of tokens of a question with its longest choice.
-
-    Raises:
-        CallError: a text that has no likelihood.
-    """
+    """Return the number of tokens of a question with its longest choice."""
     return max(sum(map(len, encode_pair(model, question.context, f" {choice}"))) for choice in question.choices)

@@ -99,11 +99,7 @@ def compare(results: Sequence[Result]) -> list[Row]:
 
 
 def check_results(results: Sequence[Result]) -> Sequence[Result]:
-    """Return results, each of which is there once.
-
-    Raises:
-        CallError: two results of the same model, task, rule and settings with other outcomes, or written the same.
-    """
+    """Return results; CallError for two of the same model, task, rule and settings, which would count as two tests."""
     found: dict[str, Result] = {}
     for number, one in enumerate(results):
         other = found.get(cell_of(one))

@@ -132,15 +132,7 @@ def assumptions(card: Card = CARD) -> list[str]:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a part.
-
-    Attributes:
-        forwards: forward calls, counted for each prompt.
-        gpu_hours: by `assumptions`.
-        memory_gib: with one prompt a batch.
-        batch_on_card: largest batch on the card; 0 where one prompt does not fit.
-        disk_gib: for results or traces.
-    """
+    """The cost of a part: forward calls of each prompt, memory with one prompt a batch, the largest batch on the card."""
 
     forwards: int
     gpu_hours: float

@@ -16,12 +16,7 @@ from sinkscope.models import FAMILIES, Family, describe
 
 
 def parts_of(name: str, request: Request) -> list[Part]:
-    """Return a part for each task of an evaluation of a checkpoint.
-
-    Raises:
-        CallError: a name, task, rule or setting that does not fit.
-        ModelError: a checkpoint that sinkscope does not load.
-    """
+    """Return a part for each task of an evaluation of a checkpoint."""
     check_request(request)
     rules = tuple(dict.fromkeys(map(canonical_rule, request.hide)))
     family, shape = family_and_shape(name)
@@ -35,11 +30,7 @@ def parts_of(name: str, request: Request) -> list[Part]:
 
 
 def family_and_shape(name: str) -> tuple[Family, Shape]:
-    """Return the family of a checkpoint and the shape of its network; those of paper 1 are known without a config.json.
-
-    Raises:
-        CallError, ModelError: a checkpoint that sinkscope does not load.
-    """
+    """Return the family of a checkpoint and the shape of its network; those of paper 1 are known without a config.json."""
     if name in CHECKPOINTS:
         return FAMILIES[CHECKPOINTS[name].family], CHECKPOINTS[name].shape
     family, config, parameters = describe(name)
@@ -50,12 +41,7 @@ def family_and_shape(name: str) -> tuple[Family, Shape]:
 
 
 def cost_of_comparison(name: str, request: Request, arms: Sequence[Arm], card: Card = CARD) -> dict[str, Any]:
-    """Return the costs of each task under each arm, as `cost_document` has them.
-
-    Raises:
-        CallError: a name, task, policy or setting that does not fit.
-        ModelError: a checkpoint that sinkscope does not load.
-    """
+    """Return the costs of each task under each arm, as `cost_document` has them."""
     check_settings(request.settings)
     family, _ = family_and_shape(name)
     check_family(family)

@@ -30,11 +30,7 @@ Turn = tuple[str, str]
 def gsm8k(data: Path | None = None) -> Task:
     """Return the task ``gsm8k``: five shots by default; strict-match reads the number after ``####``.
 
-    Args:
-        data: a file of test rows with ``train.jsonl`` beside it, or a folder with both; the hub when None.
-
-    Raises:
-        CallError, EvaluationError: see `Source.rows`; training rows are only read when shots are asked for.
+    ``data`` is a file of test rows with ``train.jsonl`` beside it, or a folder with both; the hub when None.
     """
     test, train = _rows(data, "test"), _rows(data, "train")
 
@@ -57,11 +53,7 @@ def gsm8k(data: Path | None = None) -> Task:
 
 
 def gsm8k_cot(data: Path | None = None) -> Task:
-    """Return the task ``gsm8k_cot``: up to eight fixed shots; strict-match reads "The answer is …".
-
-    Raises:
-        CallError: see `Source.rows`; more than eight shots; shots without lm-eval.
-    """
+    """Return the task ``gsm8k_cot``: up to eight fixed shots; strict-match reads "The answer is …"."""
     test = _rows(data, "test")
 
     def shown(index: int, shots: int) -> list[Turn]:

@@ -38,12 +38,8 @@ def run_in_jobs(
     """Submit the shares of an evaluation as jobs and wait until they end; the same call again does what is missing.
 
     Args:
-        model, device, dtype: for `load`.
-        arguments: of `evaluate`.
-        jobs: number of jobs.
         cluster: ``slurm`` or ``local``.
-        options: name=value, separated by commas, for submitit's ``update_parameters``; without ``timeout_min``:
-            `MINUTES`.
+        options: name=value, separated by commas, for submitit's ``update_parameters``.
 
     Raises:
         CallError: submitit is not installed, or refuses an option; or an argument that does not fit.

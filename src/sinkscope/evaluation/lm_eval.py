@@ -92,7 +92,6 @@ class SinkscopeLM(TemplateLM):
         of_likelihoods = {"method": method, "samples": samples, "guidance": likelihood_guidance}
         of_likelihoods["seed"] = settings.get("seed", 0)
         self.likelihood = asdict(settings_for(of_likelihoods, {}, family, self.model.card.name))
-        self._of_batch: list[dict[str, Any]] = []
         self._effects: list[dict[str, Any]] = []
         self._said_greedy = False
 
@@ -135,14 +134,14 @@ class SinkscopeLM(TemplateLM):
             indices[at : at + self.batch] for indices in groups.values() for at in range(0, len(indices), self.batch)
         ]
 
-        def write(indices: Sequence[int]) -> list[str]:
+        def write(indices: Sequence[int]) -> tuple[list[str], list[Any]]:
             settings, stops = asked_of[indices[0]]
             settings = reseeded(settings, indices[0])
             prompts = [self.model.encode(self.tok_encode(arguments[index][0])) for index in indices]
             with rule_in_force(self.rule, self.model) as effect:
                 generations = generate(self.model, prompts, **asdict(settings))
-                self._note(*(effect(row) for row in range(len(prompts))))
-            return [answer_until(self.model, one.tokens[one.prompt_length :], stops) for one in generations]
+                effects = [effect(row) for row in range(len(prompts))]
+            return [answer_until(self.model, one.tokens[one.prompt_length :], stops) for one in generations], effects
 
         answers = self._spread(batches, write, "generate_until", disable_tqdm)
         for request, answer in zip(requests, answers, strict=True):
@@ -180,58 +179,60 @@ class SinkscopeLM(TemplateLM):
     def _scores(self, pairs: Sequence[tuple[list[int], list[int]]], quiet: bool) -> list[tuple[float, bool]]:
         refuse_waiting(self.hide, self.rule)
         batches = [[index] for index in range(len(pairs))]
-        return self._spread(batches, lambda one: [self._score(*pairs[one[0]])], "likelihood", quiet)
+        return self._spread(batches, lambda one: self._score(*pairs[one[0]]), "likelihood", quiet)
 
-    def _score(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+    def _score(self, context: list[int], continuation: list[int]) -> tuple[list[tuple[float, bool]], list[Any]]:
         from sinkscope.decoding.likelihood import log_likelihood
 
         with rule_in_force(self.rule, self.model) as effect:
             found = log_likelihood(self.model, context, continuation, **self.likelihood, batch=self.batch)
-            self._note(effect(None))
+            removed = effect(None)
         if found.greedy is None and not self._said_greedy:
             self._said_greedy = True
             _log.warning(
                 "Monte Carlo does not say whether a text is the greedy one; measures of that need method=chain_rule"
             )
-        return found.total, bool(found.greedy)
-
-    def _note(self, *effects: dict[str, Any] | None) -> None:
-        self._of_batch += [effect for effect in effects if effect is not None]
+        return [(found.total, bool(found.greedy))], [removed]
 
     def _spread(
-        self, batches: list[list[int]], work: Callable[[Sequence[int]], list[Any]], name: str, quiet: bool
+        self,
+        batches: list[list[int]],
+        work: Callable[[Sequence[int]], tuple[list[Any], list[Any]]],
+        name: str,
+        quiet: bool,
     ) -> list[Any]:
         """Return the results by request. Each process does every ``count``-th batch, and all processes get all results.
+
+        Args:
+            work: returns the results of a batch, and the effects of the rule on them.
 
         Raises:
             SinkscopeError: a batch failed, here or in another process.
         """
-        found: dict[int, Any] = {}
-        effects: dict[int, list[dict[str, Any]]] = {}
+        done: dict[int, tuple[list[int], list[Any], list[Any]]] = {}
         failed: Exception | None = None
         mine = batches[self.share.index :: self.share.count]
         try:
             with show_progress(len(mine), name, "batches", shown=not quiet and not self.share.index) as bar:
                 for indices in mine:
-                    self._of_batch = []
-                    found.update(zip(indices, work(indices), strict=True))
-                    effects[indices[0]] = self._of_batch
+                    done[indices[0]] = (indices, *work(indices))
                     bar.advance()
         except Exception as error:
             failed = error
         if self.share.count > 1:
-            mine = (found, effects, None if failed is None else str(failed))
-            for other, of_other, message in _exchanged(mine, self.share.count):
-                found.update(other)
-                effects.update(of_other)
+            for other, message in _exchanged((done, failed and str(failed)), self.share.count):
+                done |= other
                 if message is not None and failed is None:
                     failed = SinkscopeError(f"another process failed: {message}")
         if failed is not None:
             raise failed
-        came = [effect for index in sorted(effects) for effect in effects[index]]
+        came = [effect for at in sorted(done) for effect in done[at][2] if effect is not None]
         self._effects += came
         if came and self.share.index == 0:
             _log.warning("%s removed %s", self.hide, _in_words(_means(came)))
+        found = {
+            index: one for indices, results, _ in done.values() for index, one in zip(indices, results, strict=True)
+        }
         return [found[index] for index in sorted(found)]
 
 

@@ -95,18 +95,17 @@ def paper1(
     limit: int | None = None,
     traces: int = 30,
 ) -> tuple[Part, ...]:
-    """Return the work behind every table and figure of paper 1, whose Table 2 counts 30 recorded generations a model.
+    """Return the work behind every table and figure of paper 1 on some of `CHECKPOINTS`.
 
     Args:
-        models: names of `CHECKPOINTS`.
         ks: how many sinks are hidden.
         seeds: of each control that draws at random.
         controls: some of `interventions.known_controls`; the paper has none.
         limit: problems of each task; all when None.
-        traces: recorded generations a model.
+        traces: recorded generations a model, 30 in the paper's Table 2.
 
     Raises:
-        CallError: a model or a control that is not one of these.
+        CallError: a model or a control that is not known.
     """
     from sinkscope.evaluation.protocols import find_protocol
 
@@ -168,14 +167,10 @@ ACCURACY = {
 def paper2(models: str, *, tasks: Sequence[str] = TASKS, limit: int | None = None) -> tuple[Part, ...]:
     """Return the work behind every cell of paper 2's Tables 1 and 2.
 
-    Args:
-        models: ``NAME=FOLDER`` separated by commas, names of `ACCURACY`; ``published`` is all of them without folders,
-            for a dry run.
-        tasks: some of `TASKS`.
-        limit: problems of each task; all when None.
+    ``models`` is NAME=FOLDER separated by commas, names of `ACCURACY`, or ``published``, all without folders.
 
     Raises:
-        CallError: a name that is not one of these, or twice.
+        CallError: a name that is not known, or twice.
     """
     from sinkscope.evaluation.protocols import PROTOCOLS
 

@@ -140,11 +140,9 @@ PROTOCOLS = tuple(Protocol(*kind, *row) for kind, rows in _PUBLISHED.items() for
 
 
 def variant_of(family: str, model: str) -> str:
-    """Return ``base``, ``instruct``, ``1.5`` or ``mixcot``, from the last part of a model's name; an empty text where
-    it names none.
+    """Return ``base``, ``instruct``, ``1.5`` or ``mixcot``, from the last part of a model's name, else an empty text.
 
-    Dream's code models have names of their own (``coder-base``, ``diffucoder-instruct``), because their settings are
-    others.
+    Dream's code models have other settings, and other names: ``coder-base``, ``diffucoder-instruct``.
     """
     name = model.rstrip("/").split("/")[-1].lower()
     coder = "diffucoder" if "diffucoder" in name else "coder" if "dream-coder" in name else ""
@@ -156,12 +154,7 @@ def variant_of(family: str, model: str) -> str:
 
 
 def find_protocol(family: str, model: str, task: str, wanted: str = AUTO) -> Protocol | None:
-    """Return the protocol of a model on a task; None for the lab's tasks, for models without one, and for ``none``.
-
-    Args:
-        family, model: of the card.
-        task: of `find_task`.
-        wanted: ``auto`` for the first one, ``none``, or a name.
+    """Return the protocol of a model on a task: of that name, with ``auto`` the first one, None where there is none.
 
     Raises:
         CallError: a name that is no protocol of this model for the task.

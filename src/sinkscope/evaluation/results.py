@@ -106,11 +106,7 @@ def summarise(items: Sequence[Mapping[str, Any]], **known: Any) -> Result:
 
 
 def collect(folder: Path, wanted: Sequence[tuple[str, str]]) -> list[Result]:
-    """Return the results of pairs of task and rule from the items in a folder, and write them to ``results.json``.
-
-    Raises:
-        EvaluationError: items are missing or damaged, or the folder's own files are.
-    """
+    """Return the results of pairs of task and rule from the items in a folder, and write them to ``results.json``."""
     run = read_object(folder / RUN)
     results, missing = [], 0
     for task, hide in wanted:
@@ -148,11 +144,7 @@ def collect(folder: Path, wanted: Sequence[tuple[str, str]]) -> list[Result]:
 
 
 def write_results(folder: Path, results: Sequence[Result]) -> None:
-    """Write ``results.json``, keeping what it holds of other tasks and rules on the same weights, dtype and device.
-
-    Raises:
-        EvaluationError: no permission, no space.
-    """
+    """Write ``results.json``, keeping what it holds of other tasks and rules on the same weights, dtype and device."""
     runs = {(result.weight_hash, result.dtype, result.device) for result in results}
     try:
         old = [result for result in read_results(folder) if (result.weight_hash, result.dtype, result.device) in runs]
@@ -162,11 +154,7 @@ def write_results(folder: Path, results: Sequence[Result]) -> None:
 
 
 def write_compressed(folder: Path, results: Sequence[Result]) -> None:
-    """Write ``results.json.gz`` and nothing else: the same bytes for the same results.
-
-    Raises:
-        EvaluationError: no permission, no space.
-    """
+    """Write ``results.json.gz`` and nothing else: the same bytes for the same results."""
     text = json.dumps(_stored(results), ensure_ascii=False, separators=(",", ":")).encode()
     folder.mkdir(parents=True, exist_ok=True)
     kept = "what was there before is kept: make room and write it again"

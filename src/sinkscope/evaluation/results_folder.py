@@ -201,11 +201,7 @@ def find_items(folder: Path) -> list[Path]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a file so that a reader sees all of it or nothing.
-
-    Raises:
-        EvaluationError: no permission, no space.
-    """
+    """Write a file so that a reader sees all of it or nothing."""
     kept = "what was done before is kept: make room and run the same command again"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode(), EvaluationError, kept)

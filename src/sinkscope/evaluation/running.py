@@ -132,11 +132,7 @@ def evaluate(
 def open_batches(
     out: Path, model: Model, plans: Sequence[TaskPlan], ways: Mapping[str, Any], described: Mapping[str, Any]
 ) -> list[Batch]:
-    """Claim a folder for a run, and return its batches by task, way and problems.
-
-    Args:
-        ways: by the text that names their folder.
-        described: from `describe_run`, and what else run.json is to say.
+    """Claim a folder for a run, and return its batches by task, way (by the text that names its folder) and problems.
 
     Raises:
         CallError: another run is there.

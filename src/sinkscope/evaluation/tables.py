@@ -27,12 +27,7 @@ NOTES = (
 
 
 def table(results: Sequence[Result]) -> dict[str, Any]:
-    """Return ``{"rows": [...], "remarks": [...]}``: every field of each result except its outcomes, and its
-    comparisons.
-
-    Raises:
-        CallError: two results of the same model, task, rule and settings.
-    """
+    """Return ``{"rows": [...], "remarks": [...]}``: each result without its outcomes, but with its comparisons."""
     return table_of(compare(arranged(check_results(results))))
 
 
@@ -64,11 +59,7 @@ def _difference(change: Difference, adjusted: float | None) -> dict[str, Any]:
 
 
 def write_table(results: Sequence[Result], form: Format = "markdown") -> str:
-    """Return a table as text, without a last line break.
-
-    Raises:
-        CallError: as `table`.
-    """
+    """Return a table as text, without a last line break."""
     return write_rows(compare(arranged(check_results(results))), form)
 
 

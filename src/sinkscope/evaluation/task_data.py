@@ -15,12 +15,10 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Source:
-    """Where a task's rows come from.
+    """Where a task's rows come from: ``--data KEY=PATH``, else the repository and configuration on the hub.
 
     Attributes:
-        key: name in ``--data KEY=PATH``.
         path: a JSON-lines file, or a folder with one of ``files``; None asks the hub.
-        hub: repository and configuration on the hub.
         fields: types of the fields that every row has.
         files: names to look for in a folder, by split.
         asked: the split whose rows are the problems; a given file holds this split.

@@ -51,11 +51,7 @@ PUBLISHED |= dict.fromkeys(("humaneval", "humaneval_instruct"), "humaneval") | {
 
 
 def find_task(name: str, data: Mapping[str, Path] | None = None) -> Task:
-    """Return a task by its name.
-
-    Args:
-        name: of `TASKS` or `PUBLISHED`.
-        data: local files of published tasks, by task or by the name of their data.
+    """Return a task of `TASKS` or `PUBLISHED`, with local files by task or by the name of their data.
 
     Raises:
         CallError: there is no such task.
@@ -75,11 +71,7 @@ def find_task(name: str, data: Mapping[str, Path] | None = None) -> Task:
 
 
 def read_data_flags(flags: Sequence[str]) -> dict[str, Path]:
-    """Return the paths of ``TASK=PATH`` each, as in ``--data``.
-
-    Raises:
-        CallError: no ``=``, a task without data, a task given twice.
-    """
+    """Return the paths of ``TASK=PATH`` each, as in ``--data``."""
     found: dict[str, Path] = {}
     for flag in flags:
         name, _, path = flag.partition("=")
