@@ -266,19 +266,6 @@ def test_what_is_read_of_two_passes_is_what_the_published_code_reads(text, read,
     assert (published[-1].replace(",", "").strip() if published else None) == read
 
 
-def test_a_rule_that_is_never_in_force_in_a_likelihood_is_an_error(model, tmp_path):
-    data = {"piqa": write_rows(tmp_path, "piqa")}
-    with pytest.raises(CallError, match="was never in force, and a likelihood has one step"):
-        evaluate(
-            model,
-            out=tmp_path / "out",
-            data=data,
-            hide=["top:1@current,steps=900"],
-            settings={"samples": 2},
-            **settled("piqa"),
-        )
-
-
 PIQA = {"goal": "Cut.", "sol1": "a", "sol2": "b", "label": 1}
 
 

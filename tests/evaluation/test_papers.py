@@ -262,22 +262,6 @@ def test_every_table_and_figure_of_paper_1_and_nothing_is_done_twice(lab, tmp_pa
     assert capsys.readouterr().err.count("recorded") == 1
 
 
-@pytest.mark.slow
-def test_paper_1_on_the_labs_models_with_hiding_controls_and_programs(tmp_path):
-    """The bundled checkpoints, every prompt in full, and the rules as they are; two problems, and half the length."""
-    parts = []
-    for part in paper1(LAB, limit=2, ks=(1,), seeds=1, traces=1):
-        steps = {"steps": 32} if "steps" in part.settings else {}
-        parts.append(dataclasses.replace(part, settings={**part.settings, "length": 32, **steps}))
-    work("paper1", parts, tmp_path, batch=2, allow_code_execution=True)
-    rows = json.loads((tmp_path / "table1.json").read_text())["rows"]
-    assert len(rows) == 16 and all((row["hide"] != "none") == ((row["removed_share"] or 0) > 0) for row in rows)
-    taken = {(row["model"], row["task"], row["hide"].split(":")[0]): row["removed_share"] for row in rows}
-    cells = [(model, task) for model in LAB for task in ("lab-arith", "lab-code")]  # noqa: F811
-    assert all(taken[*cell, "top"] > taken[*cell, "random"] for cell in cells)
-    assert sum(row["accuracy"] for row in rows if row["task"] == "lab-code") > 0  # programs were run
-
-
 def test_other_processes_of_torchrun_only_share_in_the_evaluations(lab, tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")

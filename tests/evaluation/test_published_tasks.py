@@ -141,15 +141,6 @@ def test_scores_are_lm_evals_on_the_same_answers(name, gsm8k_folder):
     assert right > 10
 
 
-def test_fewer_worked_examples_are_the_first_of_more(gsm8k_folder):
-    task = find_task("gsm8k_cot", {"gsm8k": gsm8k_folder})
-    problem = task.problems()[1]
-    assert task.prompt(problem, 1, 8).startswith(task.prompt(problem, 1, 2).removesuffix("Q: Question 1?\nA:"))
-    assert task.prompt(problem, 1, 0) == "Q: Question 1?\nA:"
-    with pytest.raises(CallError, match="shots: gsm8k_cot has 8 worked examples, found 9"):
-        task.prompt(problem, 1, 9)
-
-
 def test_shots_of_a_problem_do_not_depend_on_how_many_are_asked(gsm8k_folder):
     first, second = (find_task("gsm8k", {"gsm8k": gsm8k_folder}) for _ in range(2))
     late = second.problems()[4]

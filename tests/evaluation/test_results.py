@@ -116,12 +116,10 @@ def test_numbers_that_contradict_one_another_are_refused(tmp_path, change):
         read_results(broken(tmp_path / "wrong", results))
 
 
-@pytest.mark.parametrize(
-    "module", ["sinkscope.evaluation", "sinkscope.evaluation.results", "sinkscope.evaluation.sandbox"]
-)
-def test_the_figures_and_the_sandbox_load_no_torch(module):
-    code = f"import sys, {module}\nprint(sorted({{'torch', 'transformers', 'scipy', 'tokenizers'}} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+def test_the_figures_and_the_sandbox_load_no_torch():
+    code = "import sys, sinkscope.evaluation, sinkscope.evaluation.results, sinkscope.evaluation.sandbox\n"
+    code += "print({'torch', 'transformers', 'scipy', 'tokenizers'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
 def test_two_folders_with_the_same_result_are_named(tmp_path):
@@ -129,10 +127,7 @@ def test_two_folders_with_the_same_result_are_named(tmp_path):
     write_results(tmp_path / "b", [dataclasses.replace(RESULT, seconds=99.0)])
     write_results(tmp_path / "c", [dataclasses.replace(RESULT, device="other")])
     assert len(read_results(tmp_path / "a", tmp_path / "c")) == 2
-    with pytest.raises(
-        CallError,
-        match=f"b: {RESULT.task}, {RESULT.hide} of .* with the same settings is in .*a too; leave one folder out",
-    ):
+    with pytest.raises(CallError, match="with the same settings is in .*a too; leave one folder out"):
         read_results(tmp_path / "a", tmp_path / "b")
 
 

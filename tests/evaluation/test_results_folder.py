@@ -7,10 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from full_disk import room_for
 
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.evaluation.results_folder import ResultItems, claim, find_items, locked, state_of, write_json
+from sinkscope.evaluation.results_folder import ResultItems, claim, find_items, locked, state_of
 from sinkscope.runs.share import Share
 
 RUN = {"format": 1, "model": {"name": "a", "weight_hash": "f0"}, "sampler": {"length": 8, "seed": 0}, "limit": None}
@@ -64,18 +63,6 @@ def test_an_item_in_another_items_place_or_of_another_run_does_not_count(items, 
     assert items.read(4) is None
     items.commit(5, {"correct": True})
     assert ResultItems(tmp_path, "lab-arith", "none", "other").read(5) is None
-
-
-def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "a.json"
-    write_json(path, {"a": 1})
-
-    with room_for(0, monkeypatch), pytest.raises(EvaluationError) as error:
-        write_json(path, {"a": 2})
-    kept = "what was done before is kept: make room and run the same command again"
-    assert str(error.value) == f"{path} cannot be written (No space left on device); {kept}"
-    assert json.loads(path.read_text()) == {"a": 1}
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_same_run_goes_on(tmp_path):

@@ -1,11 +1,9 @@
 """The plan of an evaluation: protocols and what overrides them, conversations, defaults."""
 
-import copy
 import dataclasses
 
 import pytest
 
-from sinkscope.errors import CallError
 from sinkscope.evaluation import evaluate, task_plans
 from sinkscope.evaluation.protocols import Protocol
 from sinkscope.evaluation.task import Task
@@ -21,23 +19,6 @@ def test_a_conversation_ends_where_the_model_begins(diffusion):
     begun = chat_text(diffusion, TALK)
     assert begun.startswith(asked)
     assert begun.endswith("Tom has 7")
-
-
-def templated(model, template, family=None):
-    """The model with another chat template, or none."""
-    tokenizer = copy.deepcopy(model.tokenizer)
-    tokenizer.chat_template = template
-    return dataclasses.replace(model, tokenizer=tokenizer, family=family or model.family)
-
-
-def test_a_tokenizer_without_a_template_gets_the_familys(diffusion, monkeypatch):
-    monkeypatch.setattr(task_plans, "find_task", lambda name, data: talking(TASKS[name]))
-    family = dataclasses.replace(diffusion.family, chat_template="Tom has {{ messages[0]['content'] }}", chat_tokens=())
-    model = templated(diffusion, None, family)
-    (plan,), _ = make_plans(model, Request(["lab-arith"], limit=1, shots=0, chat=True, settings={"length": 8}))
-    talk = [{"role": "user", "content": plan.problems[0].question}]
-    assert plan.prompts[0] == f"Tom has {plan.problems[0].question}" == model.chat_text(talk)
-    assert plan.encoded[0] == model.chat(talk)
 
 
 def talking(task: Task) -> Task:
@@ -91,8 +72,3 @@ def test_defaults_of_published_tasks(fixture, request, tmp_path):
         assert (sampler.steps, sampler.block) == (512, 32)
     assert task_plans._resolve(model.family, find_task("gsm8k"), {}).length == 256
     assert task_plans._resolve(model.family, find_task("gsm8k"), {"length": 16}).length == 16
-
-
-def test_the_canvas_is_checked_for_every_task(diffusion):
-    with pytest.raises(CallError, match="the canvas does not fit"):
-        make_plans(diffusion, Request(["lab-arith"], limit=3, settings={"length": 240, "block": 16}))

@@ -90,7 +90,7 @@ def _work(items: Items) -> dict[str, int]:
 
 
 def _seconds(items: Items) -> float:
-    """Return what the answers took: on a CPU seconds of the processor, which other programs do not lengthen."""
+    """Return the time of the answers: on a CPU seconds of the processor, which other programs do not lengthen."""
     return sum(item["processor_seconds" if item.get("on_cpu", True) else "seconds"] for item in items)
 
 

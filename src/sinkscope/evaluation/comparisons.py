@@ -7,13 +7,9 @@ from sinkscope.counts import counted
 from sinkscope.errors import CallError
 from sinkscope.evaluation.paired_tests import Difference, against_controls, holm, paired_difference
 from sinkscope.evaluation.papers import published_accuracy
-from sinkscope.evaluation.results import Result, cell_of, rule_of
+from sinkscope.evaluation.results import Result, cell_of, hides_k, rule_of, takes_seed
 
 SEEDS = 3
-_RULES = {"none": None, "top": None, "ranks": False} | dict.fromkeys(
-    ("random", "mass", "rowmass", "persistent", "class"), True
-)
-"""What `takes_seed` returns for common rules, so that most tables load no torch; a test compares it with the rules."""
 _MATCHED = 1.5
 """Largest ratio between the attention that a rule and its control of equal mass take away."""
 _MATCHED_IN = {
@@ -77,7 +73,7 @@ def compare(results: Sequence[Result]) -> list[Row]:
     contrasts = {cell_of(one): list(_contrasts(one, results)) for one in results}
     words = {cell_of(one): one.hide.partition(":")[0] for one in results}
     adjusted: dict[str, float] = {}
-    for control in (True, False):  # what is claimed of sinks does not depend on how many controls were run
+    for control in (True, False):  # claims on sinks do not depend on how many controls were run
         members = {
             cell: change.p_value
             for cell, change in changes.items()
@@ -145,25 +141,6 @@ def _contrasts(result: Result, results: Sequence[Result]) -> Iterator[Contrast]:
 def _mean(shares: Sequence[float | None]) -> float | None:
     known = [share for share in shares if share is not None]
     return sum(known) / len(known) if known else None
-
-
-def takes_seed(word: str) -> bool | None:
-    """Return whether the control of a word draws at random, and so takes a seed; None where the word is no control."""
-    if word in _RULES:
-        return _RULES[word]
-    from sinkscope.interventions import known_controls  # here, as it loads torch
-
-    return known_controls().get(word)
-
-
-def hides_k(word: str) -> bool:
-    """Return whether a rule hides K keys of every head and is no control."""
-    if word in _RULES:
-        return word == "top"
-    from sinkscope.interventions import known_rules  # here, as it loads torch
-
-    kind = known_rules().get(word)
-    return kind is not None and not kind.control and kind.rule == f"{word}:K"
 
 
 def arranged(results: Sequence[Result]) -> list[Result]:

@@ -132,7 +132,7 @@ def assumptions(card: Card = CARD) -> list[str]:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a part: forward calls of each prompt, memory with one prompt a batch, the largest batch on the card."""
+    """The cost of a part: forward calls of each prompt, memory for one prompt, the largest batch on the card."""
 
     forwards: int
     gpu_hours: float

@@ -1,4 +1,4 @@
-"""What an evaluation, or a comparison of caches, would cost, from the config.json of a checkpoint alone."""
+"""The cost of an evaluation, or a comparison of caches, from the config.json of a checkpoint alone."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -30,7 +30,7 @@ def parts_of(name: str, request: Request) -> list[Part]:
 
 
 def family_and_shape(name: str) -> tuple[Family, Shape]:
-    """Return the family of a checkpoint and the shape of its network; those of paper 1 are known without a config.json."""
+    """Return the family of a checkpoint and the shape of its network; paper 1's are known without a config.json."""
     if name in CHECKPOINTS:
         return FAMILIES[CHECKPOINTS[name].family], CHECKPOINTS[name].shape
     family, config, parameters = describe(name)

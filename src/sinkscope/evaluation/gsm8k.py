@@ -182,7 +182,7 @@ def score_answer(gold: str, text: str, strict: re.Pattern[str] = HASHES) -> Scor
 
 
 def _extract(pattern: re.Pattern[str], text: str, place: int) -> str:
-    """Return what lm-eval's regex filter finds: the first group that is not empty, of the first or the last match."""
+    """Return the match of lm-eval's regex filter: the first group that is not empty, of the first or the last match."""
     matches = pattern.findall(text)
     if not matches:
         return INVALID

@@ -35,7 +35,7 @@ def run_in_jobs(
     cluster: str = "slurm",
     options: str = "",
 ) -> None:
-    """Submit the shares of an evaluation as jobs and wait until they end; the same call again does what is missing.
+    """Submit the shares of an evaluation as jobs and wait until they end; the same call again does the rest.
 
     Args:
         cluster: ``slurm`` or ``local``.
@@ -53,7 +53,7 @@ def run_in_jobs(
     from sinkscope.models.loading import outline
 
     asked = {name: value for name, value in arguments.items() if name in Request.__dataclass_fields__}
-    make_plans(outline(model), Request(**asked))  # refuses what no job could do, before one waits
+    make_plans(outline(model), Request(**asked))  # refuses a call that no job could do, before one waits
     folder = arguments["out"].absolute() / LOGS  # submitit takes a relative ~ for a home
     parameters = _read_options(options)
     if not any(name.endswith("timeout_min") for name in parameters):

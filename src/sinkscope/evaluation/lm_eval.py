@@ -7,7 +7,7 @@
 Under torchrun every process gets all requests and computes its share of the batches, which depend only on the order of
 the requests; then the processes exchange their answers. Prompts and batches therefore do not depend on the number of
 processes. lm-eval 0.4.13 does not read the entry point that we declare, so this module is run instead. It also provides
-the tasks ``sinkscope_humaneval`` and ``sinkscope_humaneval_instruct``, with pass@k in our sandbox. What a rule removed
+the tasks ``sinkscope_humaneval`` and ``sinkscope_humaneval_instruct``, with pass@k in our sandbox. The effect of a rule
 is in lm-eval's results, under ``config``.
 """
 

@@ -32,7 +32,7 @@ def peak_memory(device: torch.device) -> Iterator[Peak]:
         return
     try:
         with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)  # gives back what is free
+            ctypes.CDLL(None).malloc_trim(0)  # gives free memory back
         _RESET.write_text("5")  # the system's peak begins anew
     except OSError:
         yield found

@@ -82,7 +82,7 @@ def paired_difference(changed: Sequence[int], unchanged: Sequence[int]) -> Diffe
     """Return accuracy under one condition minus accuracy under another, of the same problems.
 
     The interval is Tango's score interval (1998), McNemar's exact test beside it. A bootstrap is too narrow where few
-    problems change: at a true loss of 2 points it would call up to 11 % of 48 problems degraded, this one at most 3.3 %.
+    change: at a true loss of 2 points it would call up to 11 % of 48 problems degraded, this one at most 3.3 %.
 
     Args:
         changed, unchanged: 1 where a problem was answered correctly, else 0, in the same order.

@@ -1,4 +1,4 @@
-"""What `sinkscope reproduce` knows of two papers: the work behind their tables and figures, and published numbers.
+"""Two papers for `sinkscope reproduce`: the work behind their tables and figures, and published numbers.
 
 Paper 1 is "Attention Sinks in Diffusion Language Models" (arXiv 2510.15731, Table 1 of version 2), paper 2 "One Token
 Is Enough" (arXiv 2601.19657, Tables 1 and 2). The checkpoints of paper 2 have no reliable names on the hub, so a run
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from sinkscope.errors import CallError
 from sinkscope.evaluation.cost import PROBLEMS, Part, Shape
-from sinkscope.evaluation.results import Result
+from sinkscope.evaluation.results import Result, takes_seed
 
 KS = (0, 1, 5, 10)
 TABLE_1 = {
@@ -128,8 +128,6 @@ def paper1(
 
 def rules_for(causal: bool, ks: Sequence[int], seeds: int, controls: Sequence[str]) -> tuple[str, ...]:
     """Return paper 1's rules, and the same with controls in place of the top sinks, seeded if they are random."""
-    from sinkscope.evaluation.comparisons import takes_seed
-
     decide, rules = "@last_row" if causal else "", ["none"]
     for k in ks:
         rules.append(f"top:{k}{decide}")

@@ -27,6 +27,10 @@ from sinkscope.runs.folder import COMPARISON, EVALUATION, ROLES, kind_of_run
 FORMAT = 1
 RULE = re.compile(r"([a-z]+):(\d+)(?:@(.*))?")
 """The text of a rule that hides K keys: word, K, options."""
+_RULES = {"none": None, "top": None, "ranks": False} | dict.fromkeys(
+    ("random", "mass", "rowmass", "persistent", "class"), True
+)
+"""The answers of `takes_seed` for common rules, so that most tables load no torch; a test compares it with the rules."""
 _SEED = re.compile(r"seed=(\d+)")
 AGAIN = "the file is damaged; the same `sinkscope evaluate` makes it again from its items"
 
@@ -144,7 +148,7 @@ def collect(folder: Path, wanted: Sequence[tuple[str, str]]) -> list[Result]:
 
 
 def write_results(folder: Path, results: Sequence[Result]) -> None:
-    """Write ``results.json``, keeping what it holds of other tasks and rules on the same weights, dtype and device."""
+    """Write ``results.json``, keeping its results of other tasks and rules on the same weights, dtype and device."""
     runs = {(result.weight_hash, result.dtype, result.device) for result in results}
     try:
         old = [result for result in read_results(folder) if (result.weight_hash, result.dtype, result.device) in runs]
@@ -205,6 +209,25 @@ def rule_of(result: Result) -> tuple[str, ...]:
     seeds = [seed[1] for seed in map(_SEED.fullmatch, options) if seed]
     kept = sorted(option for option in options if not _SEED.fullmatch(option))
     return (rule[1], str(int(rule[2])), str(int(seeds[0])) if seeds else "0", *kept)
+
+
+def takes_seed(word: str) -> bool | None:
+    """Return whether the control of a word draws at random, and so takes a seed; None where the word is no control."""
+    if word in _RULES:
+        return _RULES[word]
+    from sinkscope.interventions import known_controls  # here, as it loads torch
+
+    return known_controls().get(word)
+
+
+def hides_k(word: str) -> bool:
+    """Return whether a rule hides K keys of every head and is no control."""
+    if word in _RULES:
+        return word == "top"
+    from sinkscope.interventions import known_rules  # here, as it loads torch
+
+    kind = known_rules().get(word)
+    return kind is not None and not kind.control and kind.rule == f"{word}:K"
 
 
 def _read_folder(folder: Path) -> list[Result]:

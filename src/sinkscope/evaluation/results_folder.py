@@ -36,7 +36,7 @@ from sinkscope.runs.share import ALL, Share
 
 RUN, TASK, LOCK, RESULTS = "run.json", "task.json", "lock", "results.json"
 COMPRESSED = f"{RESULTS}.gz"
-CLAIM = f"{LOCK}.claim"  # held by those who are about to take a lock or to write what the run is
+CLAIM = f"{LOCK}.claim"  # held by those who are about to take a lock or to write run.json
 AMOUNTS = ("limit", "problems")  # how many problems are asked, which changes none of their answers
 _log = logging.getLogger(__name__)
 
@@ -54,9 +54,8 @@ def locked(folder: Path, share: Share = ALL) -> Iterator[None]:
     with made_folder(folder, EvaluationError), contextlib.ExitStack() as stack:
         strange = [name for name in sorted(os.listdir(folder)) if not name.startswith((LOCK, RUN, RESULTS))]
         if strange and not (folder / RUN).exists():
-            raise CallError(
-                f"{folder} holds files without the {RUN} of a run ({strange[0]} …); choose another folder or an empty one"
-            )
+            what = f"files without the {RUN} of a run ({strange[0]} …)"
+            raise CallError(f"{folder} holds {what}; choose another folder or an empty one")
         with exclusive(folder / CLAIM, EvaluationError):  # else two that start together would each find nobody
             mine = _lock_path(folder, share)
             own = stack.enter_context(open_lock(mine, EvaluationError))
@@ -97,7 +96,7 @@ def _is_held(path: Path) -> bool:
 
 
 def claim(folder: Path, contents: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Write the files that say what is evaluated, or compare them with those there; return their hashes.
+    """Write the descriptions of a run, or compare them with those there; return their hashes.
 
     All are compared before one is written. How many problems are asked may change from call to call.
 

@@ -159,7 +159,7 @@ def _announce(plans: Sequence[TaskPlan]) -> None:
 
 
 def describe_run(model: Model, batch: int, limit: int | None) -> dict[str, Any]:
-    """Return what run.json says: the model, the device, the versions of the libraries, and the amounts."""
+    """Return the contents of run.json: the model, the device, the versions of the libraries, and the amounts."""
     return {
         "format": ITEMS,
         "model": {**model.card.as_dict(), "weight_hash": weight_hash_of(model)},

@@ -91,8 +91,8 @@ def make_plans(model: Model, request: Request) -> tuple[list[TaskPlan], dict[str
     for task in tasks:
         if task.runs_programs and not request.allow_code_execution:
             raise CallError(
-                f"{task.name} runs programs that the model wrote, in a sandbox without network or your files, as far as "
-                "the system allows. Pass allow_code_execution=True (--allow-code-execution) to do so"
+                f"{task.name} runs programs that the model wrote, in a sandbox without network or your files, as far "
+                "as the system allows. Pass allow_code_execution=True (--allow-code-execution) to do so"
             )
     plans = [_plan(model, task, request) for task in tasks]
     for plan in plans:
