@@ -92,25 +92,6 @@ def test_answers_are_those_of_generate_in_the_same_batches(fixture, request, har
     assert any(expected)
 
 
-def test_chats_and_shots_as_turns(diffusion, harness):
-    samples = harness(
-        language_model(diffusion, length=4),
-        "tiny_arith",
-        limit=1,
-        num_fewshot=1,
-        apply_chat_template=True,
-        fewshot_as_multiturn=True,
-    )
-    context = samples[0]["arguments"][0][0]
-    rows = problem_prompts("lab-arith", 5, 0)
-    rendered = []
-    for shot in rows:
-        talk = [("user", shot["prompt"]), ("assistant", shot["answer"]), ("user", rows[0]["prompt"])]
-        messages = [{"role": role, "content": content} for role, content in talk]
-        rendered.append(diffusion.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-    assert context in rendered
-
-
 @pytest.mark.parametrize(
     ("text", "stops", "expected"),
     [
