@@ -185,6 +185,7 @@ def test_a_corrupted_item_is_redone_and_the_rest_kept(diffusion, tmp_path, answe
     assert evaluate(diffusion, out=tmp_path, **SMALL) == [second] and len(answers) == 3
 
 
+KILLED_ARGUMENTS = {**SMALL, "limit": 20, "batch": 2, "hide": ["top:1"]}
 KILLED = f"""{ALIKE}
 import sys, time
 import sinkscope
@@ -195,15 +196,14 @@ def slowly(*arguments, **settings):
     time.sleep(0.2)
     return plain(*arguments, **settings)
 running.generate = slowly
-evaluate(sinkscope.load(sys.argv[1]), out=Path(sys.argv[2]), **{ {**SMALL, "limit": 20, "batch": 2, "hide": ["top:1"]} })
+evaluate(sinkscope.load(sys.argv[1]), out=Path(sys.argv[2]), **{KILLED_ARGUMENTS})
 """
 
 
 @pytest.mark.slow
 def test_kill_9_then_the_same_command_is_an_uninterrupted_run(diffusion_folder, diffusion, tmp_path):
     """Also the effect of the rule, a sum of what kernels computed, to the bit."""
-    arguments = {**SMALL, "limit": 20, "batch": 2, "hide": ["top:1"]}
-    evaluate(diffusion, out=tmp_path / "whole", **arguments)
+    evaluate(diffusion, out=tmp_path / "whole", **KILLED_ARGUMENTS)
     folder = tmp_path / "killed"
     command = [sys.executable, "-c", KILLED, str(diffusion_folder), str(folder)]
     with subprocess.Popen(command, env=environment()) as process:
@@ -216,7 +216,7 @@ def test_kill_9_then_the_same_command_is_an_uninterrupted_run(diffusion_folder, 
     assert 3 <= done < 20
     with pytest.raises(EvaluationError, match=rf"is unfinished \({done} problems done\); run the same"):
         read_results(folder)
-    evaluate(diffusion, out=folder, **arguments)
+    evaluate(diffusion, out=folder, **KILLED_ARGUMENTS)
     assert contents(folder) == contents(tmp_path / "whole")
     assert len(contents(folder)) == 23
 

@@ -37,7 +37,7 @@ def test_rules_have_controls_and_llamas_decide_by_the_last_row():
     assert rules_for(True, [5], 1, ["random", "ranks"]) == (
         *("none", "top:5@last_row", "random:5@last_row,seed=0", "ranks:5@last_row"),
     )
-    with pytest.raises(CallError, match="controls: expected some of class, mass, .* found 'magic'"):
+    with pytest.raises(CallError, match=r"controls: expected some of class, mass, .* found 'magic'"):
         paper1(controls=["magic"])
     with pytest.raises(CallError, match="paper1: no checkpoint 'gpt2'; expected some of Dream-org/"):
         paper1(["gpt2"])
@@ -56,7 +56,7 @@ def test_all_of_paper_2_is_there():
     two = [part for part in parts if part.task == "gsm8k_two_pass"]
     assert all(("block" in part.settings) == part.model.startswith("scratch") for part in two)
     for models in ("scratch-1b=x", "scratch-472m", "scratch-472m=a,scratch-472m=b"):
-        with pytest.raises(CallError, match="--models: expected NAME=FOLDER once each, NAME of qwen2.5-0.5b, "):
+        with pytest.raises(CallError, match=r"--models: expected NAME=FOLDER once each, NAME of qwen2.5-0.5b, "):
             paper2(models)
 
 
@@ -220,7 +220,7 @@ def test_a_folder_of_another_kind_than_its_name_is_refused(name, given, found, f
     with pytest.raises(CallError, match=f"--models {re.escape(f'{name}={folders[given]}')}: .* found {found}"):
         work("paper2", parts, tmp_path / "out")
     assert not (tmp_path / "out").exists(), "what the others take is hours"
-    with pytest.raises(CallError, match="expected a folder for qwen2.5-0.5b, found none"):
+    with pytest.raises(CallError, match=r"expected a folder for qwen2.5-0.5b, found none"):
         work("paper2", paper2("published"), tmp_path / "out")
 
 

@@ -127,7 +127,7 @@ def test_two_folders_with_the_same_result_are_named(tmp_path):
     write_results(tmp_path / "b", [dataclasses.replace(RESULT, seconds=99.0)])
     write_results(tmp_path / "c", [dataclasses.replace(RESULT, device="other")])
     assert len(read_results(tmp_path / "a", tmp_path / "c")) == 2
-    with pytest.raises(CallError, match="with the same settings is in .*a too; leave one folder out"):
+    with pytest.raises(CallError, match=r"with the same settings is in .*a too; leave one folder out"):
         read_results(tmp_path / "a", tmp_path / "b")
 
 

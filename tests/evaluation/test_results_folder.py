@@ -102,8 +102,7 @@ with locked(Path({str(tmp_path)!r})):
         assert other.stdout.readline() == "locked\n"
         with pytest.raises(CallError) as error, locked(tmp_path):
             pass
-        expected = f"{tmp_path}: another process is evaluating into it (process {other.pid}); wait for it or choose another folder"
-        assert str(error.value) == expected
+        assert f"{tmp_path}: another process is evaluating into it (process {other.pid}); wait" in str(error.value)
         other.send_signal(signal.SIGKILL)
     with locked(tmp_path):
         pass
@@ -152,5 +151,7 @@ def test_a_file_system_without_locks_is_named_with_a_way_out(tmp_path, monkeypat
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(EvaluationError, match="cannot be locked .*choose a folder on a disk where files can be locked"):
+    with pytest.raises(
+        EvaluationError, match=r"cannot be locked .*choose a folder on a disk where files can be locked"
+    ):
         locked(tmp_path).__enter__()

@@ -162,7 +162,8 @@ def test_remarks():
         result("ranks:1", NONE[:100]),
         result("window:1+4", TOP[:100]),
     ]
-    few = "100 problems are too few for a verdict on these rules (in brackets how many would do): random:1 (242), ranks:1 (189)"
+    few = "100 problems are too few for a verdict on these rules (in brackets how many would do): "
+    few += "random:1 (242), ranks:1 (189)"
     assert remarks(compare(some)) == ["GSAI-ML/LLaDA-8B-Instruct, gsm8k: " + few]
     (alone,) = remarks(compare([result("none", NONE[:1]), result("window:1+4", TOP[:1])]))
     assert alone.startswith("GSAI-ML/LLaDA-8B-Instruct, gsm8k: 1 problem is too few for a verdict on these rules")
@@ -262,7 +263,8 @@ def test_controls_are_those_of_the_rules():
 def test_reading_and_planning_load_no_torch(command, tmp_path):
     write_results(tmp_path, RESULTS)
     arguments = {"table": [str(tmp_path)], "reproduce": ["paper1", "--dry-run"]}[command]
-    code = f"import sys; from sinkscope import cli; sys.argv[1:] = {[command, *arguments]}; cli.main(); assert 'torch' not in sys.modules"
+    code = f"import sys; from sinkscope import cli; sys.argv[1:] = {[command, *arguments]}; cli.main(); "
+    code += "assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "| gsm8k" in done.stdout

@@ -30,7 +30,7 @@ RULE = re.compile(r"([a-z]+):(\d+)(?:@(.*))?")
 _RULES = {"none": None, "top": None, "ranks": False} | dict.fromkeys(
     ("random", "mass", "rowmass", "persistent", "class"), True
 )
-"""The answers of `takes_seed` for common rules, so that most tables load no torch; a test compares it with the rules."""
+"""The answers of `takes_seed` for common rules, so that most tables load no torch; a test compares them."""
 _SEED = re.compile(r"seed=(\d+)")
 AGAIN = "the file is damaged; the same `sinkscope evaluate` makes it again from its items"
 
