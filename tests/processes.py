@@ -19,4 +19,5 @@ places.__enter__()
 def environment(**more):
     """Of a process that does not begin with `ALIKE`, too."""
     threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(__file__).parent), **threads, **more}
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": path, **threads, **more}

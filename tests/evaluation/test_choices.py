@@ -4,24 +4,19 @@ refusals."""
 import dataclasses
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import sinkscope
 from sinkscope.decoding import Likelihood
 from sinkscope.errors import CallError
 from sinkscope.evaluation import evaluate
-from sinkscope.evaluation.choices import BENCHMARKS, Asked, Question, _without_brackets, judge
-from sinkscope.evaluation.protocols import find_protocol
+from sinkscope.evaluation.choices import BENCHMARKS, Asked, Question, judge
 from sinkscope.evaluation.running import PASS_SEEDS
 from sinkscope.evaluation.tasks import find_task
-from sinkscope.interventions import Intervention, parse_rule, rules
+from sinkscope.interventions import parse_rule
 from sinkscope.lab.recipes import RECIPES, Architecture
 from sinkscope.lab.starting_network import build_network
 from sinkscope.lab.texts import read_texts, train_tokenizer
@@ -31,36 +26,24 @@ PROBLEMS = [
     {"question": "Why did he go?", "answer": "D", "options": ["a bus", "a car", "no", "to learn"]},
     {"question": "What is best for a title?", "answer": "A", "options": ["A boy", "A car", "A bed", "A school"]},
 ]
+ICE = {"text": ["ice", "a stone", "sand"], "label": ["A", "B", "C"]}
+HOT = {"text": ["snow", "the sun"], "label": ["1", "2"]}
+BAKING = {
+    "activity_label": "Baking",
+    "ctx_a": "[header] How to bake [title] Mix  it.",
+    "ctx_b": "then HE",
+    "label": "2",
+}
+HURT = {"context": "Anna fell.", "question": "How is she?", "answerA": "glad", "answerB": "hurt", "answerC": "rich"}
 ROWS = {
     "arc_easy": [
-        {
-            "question": "What melts?",
-            "choices": {"text": ["ice", "a stone", "sand"], "label": ["A", "B", "C"]},
-            "answerKey": "A",
-        },
-        {"question": "What is hot?", "choices": {"text": ["snow", "the sun"], "label": ["1", "2"]}, "answerKey": "2"},
+        {"question": "What melts?", "choices": ICE, "answerKey": "A"},
+        {"question": "What is hot?", "choices": HOT, "answerKey": "2"},
     ],
-    "hellaswag": [
-        {
-            "activity_label": "Baking",
-            "ctx_a": "[header] How to bake [title] Mix  it.",
-            "ctx_b": "then HE",
-            "endings": ["eats [step] it.", "  runs.", "sleeps  well.", "sings."],
-            "label": "2",
-        }
-    ],
+    "hellaswag": [BAKING | {"endings": ["eats [step] it.", "  runs.", "sleeps  well.", "sings."]}],
     "piqa": [{"goal": "Cut bread.", "sol1": "Use a knife.", "sol2": "Use a spoon.", "label": 0}],
     "race": [{"article": "A boy went to school.", "problems": str(PROBLEMS)}],
-    "social_iqa": [
-        {
-            "context": "Anna fell.",
-            "question": "How is she?",
-            "answerA": "glad",
-            "answerB": "hurt",
-            "answerC": "rich",
-            "label": "2",
-        }
-    ],
+    "social_iqa": [HURT | {"label": "2"}],
     "lambada": [{"text": "he sat on the chair"}, {"text": "the cat ate the fish"}],
 }
 ROWS["arc_challenge"], ROWS["lambada_openai"] = ROWS["arc_easy"], ROWS["lambada"]
@@ -95,24 +78,6 @@ def harness(name, row):
     import yaml
     from lm_eval.utils import apply_template
 
-    homes = {
-        "arc_easy": "arc",
-        "arc_challenge": "arc",
-        "social_iqa": "siqa",
-        "lambada": "lambada",
-        "lambada_openai": "lambada",
-    }
-    files = {"social_iqa": "siqa", "lambada": "lambada_standard"}
-
-    class Loader(yaml.SafeLoader):
-        pass
-
-    Loader.add_constructor("!function", lambda loader, node: node.value)
-    folder = Path(lm_eval.__file__).parent / "tasks" / homes.get(name, name)
-    config = yaml.load((folder / f"{files.get(name, name)}.yaml").read_text(), Loader)
-    if name == "arc_challenge":
-        assert config["include"] == "arc_easy.yaml"
-        return harness("arc_easy", row)
     if name == "race":
         from lm_eval.tasks.race import preprocess_race as race
 
@@ -126,19 +91,24 @@ def harness(name, row):
 
         made = utils.process_docs(Rows())  # type: ignore[arg-type]
         return made["query"], made["choices"], made["gold"]
-    text, target = apply_template(config["doc_to_text"], row), None
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_constructor("!function", lambda loader, node: node.value)
+    files = {"piqa": "piqa/piqa", "social_iqa": "siqa/siqa", "lambada": "lambada/lambada_standard"}
+    files["lambada_openai"] = "lambada/lambada_openai"
+    file = Path(lm_eval.__file__).parent / "tasks" / f"{files.get(name, 'arc/arc_easy')}.yaml"
+    config = yaml.load(file.read_text(), Loader)
+    text, benchmark = apply_template(config["doc_to_text"], row), BENCHMARKS[name]
     if name.startswith("lambada"):
-        benchmark = BENCHMARKS[name]
-        assert (
-            benchmark.hub == (config["dataset_path"], config["dataset_name"])
-            and benchmark.split == config["test_split"]
-        )
+        assert benchmark.hub == (config["dataset_path"], config["dataset_name"])
+        assert benchmark.split == config["test_split"]
         return text, [apply_template(config["doc_to_target"], row).removeprefix(" ")], 0
     if name == "piqa":
         return text, [row["sol1"], row["sol2"]], row[config["doc_to_target"]]
-    target = int(apply_template(config["doc_to_target"], row))
     choices = row["choices"]["text"] if name.startswith("arc") else [row["answerA"], row["answerB"], row["answerC"]]
-    return text, choices, target
+    return text, choices, int(apply_template(config["doc_to_target"], row))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::FutureWarning")
@@ -185,27 +155,16 @@ def test_items_hold_the_likelihoods_of_the_choices(name, model, tmp_path):
         )
 
 
-def test_an_error_that_is_not_known_is_null(model, tmp_path):
-    data = {"piqa": write_rows(tmp_path, "piqa")}
-    for _ in range(2):  # the second time from the items
-        evaluate(model, out=tmp_path / "out", data=data, settings={"samples": 1}, **settled("piqa"))
-    text = (tmp_path / "out/piqa/none/000000.json").read_text()
-    assert [one["standard_error"] for one in json.loads(text, parse_constant=pytest.fail)["likelihoods"]] == [
-        None,
-        None,
-    ]
-
-
 def test_a_rule_takes_attention_from_likelihoods(model, tmp_path):
-    data = {"piqa": write_rows(tmp_path, "piqa")}
-    plain, hidden = evaluate(model, out=tmp_path / "out", data=data, hide=["none", "top:2@current"], **settled("piqa"))
+    data, few = {"piqa": write_rows(tmp_path, "piqa")}, settled("piqa", settings={"samples": 8})
+    plain, hidden = evaluate(model, out=tmp_path / "out", data=data, hide=["none", "top:2@current"], **few)
     assert plain.removed_share is None and hidden.removed_share is not None and hidden.removed_share > 0.01
     one, other = (
         json.loads((next((tmp_path / "out" / "piqa").glob(f"{rule}*")) / "000000.json").read_text())
         for rule in ("none", "top")
     )
     assert one["likelihoods"] != other["likelihoods"]
-    again = evaluate(model, out=tmp_path / "out", data=data, hide=["none", "top:2@current"], **settled("piqa"))
+    again = evaluate(model, out=tmp_path / "out", data=data, hide=["none", "top:2@current"], **few)
     assert [result.outcomes for result in again] == [plain.outcomes, hidden.outcomes]
 
 
@@ -227,26 +186,15 @@ def test_lambada_is_written_by_confidence(model, tmp_path):
             place = int(chance.masked_fill(canvas[0] != model.card.mask_id, -1).argmax())
             canvas[0, place] = token[place]
         texts.append(model.decode(canvas[0].tolist()))
-    rows = [{"text": texts[0]}, {"text": f"{texts[1]} x"}] if " " in texts[0] else []
     (result,) = evaluate(model, out=tmp_path / "a", data=data, settings=settings, **settled("lambada"))
-    assert [one == other["text"] for one, other in zip(texts, ROWS["lambada"], strict=True)] == [
-        mark == "1" for mark in result.outcomes
-    ]
-    if rows:  # what the model itself writes counts as right
-        data = {"lambada": write_rows(tmp_path, "lambada", rows[:1])}
-        task = find_task("lambada", data)
-        if task.problems()[0].context == ROWS["lambada"][0]["text"].rsplit(" ", 1)[0]:
-            (own,) = evaluate(model, out=tmp_path / "b", data=data, settings=settings, **settled("lambada"))
-            assert own.outcomes == "1"
+    right = [one == other["text"] for one, other in zip(texts, ROWS["lambada"], strict=True)]
+    assert right == [mark == "1" for mark in result.outcomes]
 
 
 def read_until_the_end(model, generation):
-    prompt, answer = (
-        generation.tokens.tolist()[: generation.prompt_length],
-        generation.tokens.tolist()[generation.prompt_length :],
-    )
-    answer = answer[: answer.index(model.card.eos_id)] if model.card.eos_id in answer else answer
-    return model.decode([*prompt, *answer])
+    tokens, length = generation.tokens.tolist(), generation.prompt_length
+    answer = tokens[length:]
+    return model.decode([*tokens[:length], *answer[: (*answer, model.card.eos_id).index(model.card.eos_id)]])
 
 
 TWO_PASSES = [{"question": "How many?", "answer": "So\n#### 3"}, {"question": "And how many now?", "answer": "#### 12"}]
@@ -271,63 +219,33 @@ def test_a_rule_is_counted_in_both_passes(model, tmp_path):
     data = {"gsm8k": write_rows(tmp_path, "gsm8k", TWO_PASSES)}
     settings = {"length": 8, "steps": 4, "block": 8}
     evaluate(model, out=tmp_path / "out", data=data, hide=["top:1"], settings=settings, **settled("gsm8k_two_pass"))
-    (folder,) = (path.parent for path in (tmp_path / "out/gsm8k_two_pass").glob("top*/000000.json"))
     for index, row in enumerate(TWO_PASSES):
         with parse_rule("top:1")(model) as running:
             first = sinkscope.generate(model, f"Question: {row['question']}", **settings)
             alone = running.effect.removed_share
             sinkscope.generate(model, read_until_the_end(model, first), **settings)
-        found = json.loads((folder / f"{index:06d}.json").read_text())["effect"]
-        assert (
-            found["removed_share"]
-            == pytest.approx(running.effect.removed_share, rel=1e-4)
-            != pytest.approx(alone, rel=1e-3)
-        )
-        assert found["keys_per_head"] == running.effect.keys_per_head and found["hit_rate"] == pytest.approx(
-            running.effect.hit_rate
-        )
+        (path,) = (tmp_path / "out/gsm8k_two_pass").glob(f"top*/{index:06d}.json")
+        found = json.loads(path.read_text())["effect"]
+        assert found["removed_share"] == pytest.approx(running.effect.removed_share, rel=1e-4)
+        assert found["removed_share"] != pytest.approx(alone, rel=1e-3)
+        assert found["hit_rate"] == pytest.approx(running.effect.hit_rate)
 
 
 def test_two_passes_resumed_are_the_uninterrupted_ones(model, tmp_path):
     data = {"gsm8k": write_rows(tmp_path, "gsm8k", TWO_PASSES * 2)}
     settings = {"length": 8, "steps": 4, "block": 8, "temperature": 1.0}
+    folder = tmp_path / "out" / "gsm8k_two_pass" / "none"
 
-    def items():
-        found = [
-            json.loads(path.read_text())
-            for path in sorted((tmp_path / "out" / "gsm8k_two_pass" / "none").glob("0*.json"))
-        ]
-        return [{key: value for key, value in item.items() if key not in ("seconds", "checksum")} for item in found]
+    def tokens():
+        return [json.loads(path.read_text())["tokens"] for path in sorted(folder.glob("0*.json"))]
 
-    (whole,) = evaluate(model, out=tmp_path / "out", data=data, settings=settings, **settled("gsm8k_two_pass"))
-    before = items()
+    evaluate(model, out=tmp_path / "out", data=data, settings=settings, **settled("gsm8k_two_pass"))
+    before = tokens()
     for index in (1, 3):
-        (tmp_path / "out" / "gsm8k_two_pass" / "none" / f"{index:06d}.json").unlink()
-    (again,) = evaluate(model, out=tmp_path / "out", data=data, settings=settings, **settled("gsm8k_two_pass"))
-    assert items() == before and len(before) == 4 and again.outcomes == whole.outcomes
-    assert before[0]["tokens"] != before[2]["tokens"], "the same question, another seed"
-
-
-def test_a_number_of_the_first_pass_counts_when_the_second_is_empty(model, tmp_path, monkeypatch):
-    data = {"gsm8k": write_rows(tmp_path, "gsm8k", TWO_PASSES[1:])}
-    passes: list[int] = []
-    real: Any = sinkscope.generate
-
-    def writes(model, prompts, **settings):
-        passes.append(settings["seed"])
-        answer = model.tokenizer("So\n#### 12", add_special_tokens=False).input_ids if len(passes) == 1 else []
-        made = []
-        for one in real(model, prompts, **settings):
-            tokens = one.tokens.clone()
-            tokens[one.prompt_length :] = model.card.eos_id
-            tokens[one.prompt_length : one.prompt_length + len(answer)] = torch.tensor(answer, dtype=tokens.dtype)
-            made.append(dataclasses.replace(one, tokens=tokens, text=model.decode(answer)))
-        return made
-
-    monkeypatch.setattr("sinkscope.evaluation.running.generate", writes)
-    settings = {"length": 32, "steps": 1, "block": 32}
-    (result,) = evaluate(model, out=tmp_path / "out", data=data, settings=settings, **settled("gsm8k_two_pass"))
-    assert len(set(passes)) == 2 and result.outcomes == "1"
+        (folder / f"{index:06d}.json").unlink()
+    evaluate(model, out=tmp_path / "out", data=data, settings=settings, **settled("gsm8k_two_pass"))
+    assert tokens() == before and len(before) == 4
+    assert before[0] != before[2], "the same question, another seed"
 
 
 @pytest.mark.parametrize(
@@ -348,47 +266,6 @@ def test_what_is_read_of_two_passes_is_what_the_published_code_reads(text, read,
     assert (published[-1].replace(",", "").strip() if published else None) == read
 
 
-def test_models_of_paper_2_get_its_settings():
-    asked = [*BENCHMARKS, "gsm8k_two_pass"]
-    asked.remove("lambada_openai")  # not what the paper's scripts ask
-    assert find_protocol("smdm", "models/smdm-sink", "lambada_openai") is None
-    found = {task: find_protocol("smdm", "models/smdm-sink", task) for task in asked}
-    guidance = {task: one.settings.get("guidance") for task, one in found.items() if one}
-    assert guidance == {
-        **dict.fromkeys(("arc_easy", "arc_challenge", "social_iqa", "piqa"), 0.6),
-        **dict.fromkeys(("hellaswag", "race"), 0.7),
-        "lambada": 1.1,
-        "gsm8k_two_pass": None,
-    }
-    chain = {task for task, one in found.items() if one and one.settings.get("method") == "chain_rule"}
-    assert chain == {"piqa", "lambada"} and find_protocol("llada", "lab-diffusion", "piqa") is None
-
-
-@dataclass(frozen=True)
-class AskingForTheStepBefore(Intervention):
-    """A rule that somebody adds without saying that it `waits`."""
-
-    rule = "mine"
-
-    def choose(self, context):
-        seen = context.seen("previous", "local")
-        return None if seen is None else seen.columns > 1
-
-
-@pytest.mark.parametrize(
-    ("rule", "found"), [("mine", "asked for the step before"), ("top:1@current,steps=900", "was never in force")]
-)
-def test_a_rule_that_cannot_work_in_a_likelihood_is_an_error(rule, found, model, tmp_path, monkeypatch):
-    known = rules.known_rules() | {"mine": AskingForTheStepBefore}
-    monkeypatch.setattr(rules, "known_rules", lambda: known)
-    data = {"piqa": write_rows(tmp_path, "piqa")}
-    with pytest.raises(
-        CallError,
-        match=rf"hide: expected a rule for the one step of a likelihood, found that .*\) {found}; let it measure",
-    ):
-        evaluate(model, out=tmp_path / "out", data=data, hide=[rule], **settled("piqa"))
-
-
 PIQA = {"goal": "Cut.", "sol1": "a", "sol2": "b", "label": 1}
 
 
@@ -399,9 +276,6 @@ PIQA = {"goal": "Cut.", "sol1": "a", "sol2": "b", "label": 1}
         ("piqa", None, {"hide": ["top:1"]}, "top:1 decides by the step before, .* expected observe=current"),
         ("piqa", None, {"shots": 2}, "shots: piqa is asked without any, found 2"),
         ("piqa", [PIQA | {"label": 2}], {}, "row 1: expected a row of piqa as on the hub .* is not in range"),
-        ("piqa", [{"goal": "Cut.", "sol1": "a", "label": 0}], {}, "row 1: expected the fields goal, sol1, sol2, label"),
-        ("arc_easy", [ROWS["arc_easy"][0] | {"answerKey": "F"}], {}, "row 1: expected a row of arc_easy as on the hub"),
-        ("lambada", [{"text": "  sun"}], {}, "row 1: expected a context and choices that are not blank, found"),
         ("lambada", [{"text": "the sun " * 300 + "sets"}], {}, "problem 0 with its longest choice has .* tokens"),
     ],
 )
@@ -410,16 +284,3 @@ def test_what_does_not_fit_is_refused(name, rows, more, message, model, tmp_path
     with pytest.raises(CallError, match=message):
         evaluate(model, out=tmp_path / "out", data=data, **settled(name, **more))
     assert not (tmp_path / "out").exists()
-
-
-def test_block_diffusion_is_refused_before_a_folder_is_made(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("sinkscope.decoding.likelihood.block_length", lambda network: 4)
-    with pytest.raises(CallError, match="a likelihood of block diffusion is not published"):
-        evaluate(model, out=tmp_path / "out", data={"piqa": write_rows(tmp_path, "piqa")}, **settled("piqa"))
-    assert not (tmp_path / "out").exists()
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.text("[]a \n"))
-def test_what_stands_in_brackets_goes_as_in_lm_eval(text):
-    assert "\n".join(map(_without_brackets, text.split("\n"))) == re.sub(r"\[.*?\]", "", text)

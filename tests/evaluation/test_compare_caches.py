@@ -3,32 +3,22 @@ refusal."""
 
 import csv
 import json
-import shutil
+import re
 
 import pytest
 
 import sinkscope
-from sinkscope.counts import counted
-from sinkscope.errors import CallError, EvaluationError
+from sinkscope.errors import CallError
 from sinkscope.evaluation import cache_comparison
 from sinkscope.evaluation.cache_arms import PLAIN, Arm, read_arms
 from sinkscope.evaluation.cache_comparison import COMPARISON, compare_caches
-from sinkscope.evaluation.cache_tables import comparison_table, on_sinks
+from sinkscope.evaluation.cache_tables import on_sinks
 from sinkscope.evaluation.paired_tests import Difference, paired_difference
 from sinkscope.lab.prompts import few_shot_prompt, held_out
-from sinkscope.runs.files import with_checksum
 
 POLICIES = "fast-dllm-dual,none@threshold=0.3,block:keep=top,block:every=3,keep=no-sinks,budget=9,block:keep=no-sinks"
-ARMS = [
-    "none",
-    "fast-dllm-dual",
-    "none@threshold=0.3",
-    "block:keep=top,budget=4",
-    "block:keep=top,budget=7",
-    "block:every=3,keep=no-sinks,budget=9",
-    "block:keep=no-sinks,budget=4",
-    "block:keep=no-sinks,budget=7",
-]
+ARMS = ["none", "fast-dllm-dual", "none@threshold=0.3", "block:keep=top,budget=4", "block:keep=top,budget=7"]
+ARMS += ["block:every=3,keep=no-sinks,budget=9", "block:keep=no-sinks,budget=4", "block:keep=no-sinks,budget=7"]
 SMALL = {"tasks": ["lab-sums"], "limit": 5, "batch": 2, "settings": {"length": 8, "block": 4}, "progress": False}
 NOISY = ("seconds", "processor_seconds", "peak_memory", "checksum", "tokens_per_second", "speed_ratio")
 
@@ -45,29 +35,16 @@ def test_arms_are_read_from_text():
 
 
 @pytest.mark.parametrize(
-    ("text", "budgets", "message"),
+    ("text", "message"),
     [
-        ("", (), "policies: expected at least one, such as fast-dllm-dual, found none"),
-        ("fast", (), "no cache 'fast'; expected one of none, block"),
-        (
-            "fast-dllm-dual",
-            (4,),
-            "budget: expected a policy that leaves its budget open, such as block:keep=sinks, found fast-dllm-dual",
-        ),
-        ("block:keep=sinks", (), "expected a budget of keys; give --budget 16,64, or write block:keep=sinks,budget=64"),
-        (
-            "none@temperature=1",
-            (),
-            "expected threshold=… or factor=… up to 1 behind the @, each once, found 'temperature=1'",
-        ),
-        ("block@threshold=2", (), "found 'threshold=2'"),
-        ("block@threshold=x", (), "found 'threshold=x'"),
+        ("fast", "no cache 'fast'; expected one of none, block"),
+        ("block:keep=sinks", "expected a budget of keys; give --budget 16,64, or write block:keep=sinks,budget=64"),
+        ("none@temperature=1", "expected threshold=… or factor=… behind the @, found 'temperature=1'"),
     ],
 )
-def test_arms_that_make_no_sense_are_refused(text, budgets, message):
-    with pytest.raises(CallError) as error:
-        read_arms(text, budgets)
-    assert message in str(error.value)
+def test_arms_that_make_no_sense_are_refused(text, message):
+    with pytest.raises(CallError, match=re.escape(message)):
+        read_arms(text)
 
 
 @pytest.fixture(scope="module")
@@ -116,16 +93,13 @@ def test_rows_are_those_of_the_generations(whole, diffusion):
         assert row["canvas"] == [min(len(one.tokens) for one in written), max(len(one.tokens) for one in written)]
     assert len({json.dumps(one) for one in found.values()}) > 2
     plain, dual = document["rows"][:2]
-    assert plain["difference"] is None and dual["difference"]["n"] == 5 and dual["difference"]["p_holm"] == 1
-    assert (
-        dual["work_ratio"] == pytest.approx(plain["work"]["total"] / dual["work"]["total"]) and dual["work_ratio"] > 1
-    )
+    change = paired_difference(*([int(one) for one in row["outcomes"]] for row in (dual, plain)))
+    assert plain["difference"] is None and dual["difference"]["low"] == change.low
+    assert dual["work_ratio"] == pytest.approx(plain["work"]["total"] / dual["work"]["total"])
+    assert dual["work_ratio"] > 1
     assert dual["peak_memory"] is None or dual["peak_memory"] > 1 << 20
-    assert dual["tokens_per_second"] > 0
-    assert [(one["with"], one["without"], one["budget"]) for one in document["sinks"]] == [
-        (ARMS[3], ARMS[6], 4),
-        (ARMS[4], ARMS[7], 7),
-    ]
+    verdicts = [(one["with"], one["without"], one["budget"]) for one in document["sinks"]]
+    assert verdicts == [(ARMS[3], ARMS[6], 4), (ARMS[4], ARMS[7], 7)]
 
 
 def test_a_resumed_comparison_equals_an_uninterrupted_one(whole, diffusion, tmp_path, monkeypatch):
@@ -150,50 +124,6 @@ def test_a_resumed_comparison_equals_an_uninterrupted_one(whole, diffusion, tmp_
     assert quiet(again) == quiet(document) and items(tmp_path) == items(folder)
 
 
-def test_answers_of_unequal_lengths_are_refused(whole, diffusion, tmp_path):
-    """They fit alone, but not to each other."""
-    shutil.copytree(whole[1], tmp_path / "copy")
-    path = tmp_path / "copy" / "lab-sums" / "fast-dllm-dual" / "000001.json"
-    item = json.loads(path.read_text())
-    item |= {"tokens": item["tokens"][:-1], "canvas": item["canvas"] - 1}
-    path.write_text(json.dumps(with_checksum(item)))
-    with pytest.raises(EvaluationError) as error:
-        compare_caches(diffusion, arms=read_arms(POLICIES, [4, 7]), out=tmp_path / "copy", **SMALL)
-    assert "lab-sums, fast-dllm-dual: expected an answer to problem 1 as long as" in str(error.value)
-
-
-def test_finished_answers_are_not_written_again(whole, diffusion, monkeypatch):
-    def never(*arguments, **settings):
-        raise AssertionError("nothing is left to write")
-
-    monkeypatch.setattr(cache_comparison, "generate", never)
-    compare_caches(diffusion, arms=read_arms(POLICIES, [4, 7]), out=whole[1], **SMALL)
-
-
-def test_a_table_that_holds_less_than_before_says_what_it_leaves_out(whole, diffusion, tmp_path, caplog):
-    shutil.copytree(whole[1], tmp_path / "copy")
-    call = {"arms": [PLAIN], "out": tmp_path / "copy"}
-    compare_caches(diffusion, **call, **{**SMALL, "limit": 4})
-    (said,) = caplog.messages
-    begin = f"{tmp_path / 'copy' / COMPARISON} has fewer answers now, without some of lab-sums none (of 5), lab-sums fast-dllm-dual (of 5), "
-    assert said.startswith(begin) and said.endswith(
-        "; all are kept, and the call that asked for them counts them again"
-    )
-    caplog.clear()
-    compare_caches(diffusion, **call, **SMALL)
-    compare_caches(diffusion, arms=read_arms(POLICIES, [4, 7]), out=tmp_path / "copy", **SMALL)
-    assert not caplog.messages
-
-
-def test_counts_of_one_have_their_nouns_in_the_singular(whole):
-    row = {**whole[0]["rows"][0], "task": "t", "n": 1, "canvas": [31, 31]}
-    for shown, canvas in (("31 tokens", [31, 31]), ("30 to 31 tokens", [30, 31]), ("1 token", [1, 1])):
-        assert comparison_table({"rows": [{**row, "canvas": canvas}], "sinks": []}).startswith(
-            f"t: 1 problem, canvases of {shown}\n"
-        )
-    assert [counted(count, "move", ",") for count in (0, 1, 2000)] == ["0 moves", "1 move", "2,000 moves"]
-
-
 def test_other_settings_and_other_runs_are_refused(whole, diffusion, tmp_path):
     with pytest.raises(CallError, match="holds another run"):
         compare_caches(diffusion, arms=[PLAIN], out=whole[1], **{**SMALL, "settings": {"length": 8, "block": 8}})
@@ -205,124 +135,54 @@ def test_other_settings_and_other_runs_are_refused(whole, diffusion, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "low", "high", "verdict"),
-    [
-        (0.4, 0.3, 0.5, "keep"),
-        (-0.4, -0.5, -0.3, "filter"),
-        (0.0, -0.019, 0.019, "discount"),
-        (0.0, -0.03, 0.01, "undecided"),
-    ],
+    ("low", "high", "verdict"),
+    [(0.3, 0.5, "keep"), (-0.5, -0.3, "filter"), (-0.019, 0.019, "discount"), (-0.03, 0.01, "undecided")],
 )
-def test_the_verdict_on_sinks(change, low, high, verdict):
-    assert on_sinks(Difference(100, change, low, high, 0.5, 10)) == verdict
-
-
-def test_the_difference_is_paired(whole):
-    rows = {row["policy"]: row for row in whole[0]["rows"]}
-    change = paired_difference(*([int(one) for one in rows[name]["outcomes"]] for name in ("fast-dllm-dual", "none")))
-    assert (rows["fast-dllm-dual"]["difference"]["low"], rows["fast-dllm-dual"]["difference"]["high"]) == (
-        change.low,
-        change.high,
-    )
+def test_the_verdict_on_sinks(low, high, verdict):
+    assert on_sinks(Difference(100, (low + high) / 2, low, high, 0.5, 10)) == verdict
 
 
 FLAGS = ("--tasks", "lab-sums", "--limit", 3, "--length", 8, "--block", 4)
 
 
 def test_the_command_prints_a_table_and_draws_a_figure(run, diffusion_folder, tmp_path):
-    command = (
-        "compare-caches",
-        diffusion_folder,
-        "--out",
-        tmp_path / "c",
-        *FLAGS,
-        "--policies",
-        "fast-dllm-dual,block:keep=top",
-    )
-    status, out, err = run(*command, "--budget", 5)
+    policies = ("--policies", "fast-dllm-dual,block:keep=top", "--budget", 5)
+    command = ("compare-caches", diffusion_folder, "--out", tmp_path / "c", *FLAGS, *policies)
+    status, out, err = run(*command)
     assert status == 0, err
     assert "| plain sampling | 0.000" in out and "| `block:keep=top,budget=5` |" in out
     assert (tmp_path / "c" / "accuracy-against-work.pdf").read_bytes().startswith(b"%PDF")
-    assert (tmp_path / "c" / "accuracy-against-work.png").stat().st_size > 10_000
     rows = list(csv.DictReader((tmp_path / "c" / "accuracy-against-work.csv").read_text().splitlines()))
-    status, out, _ = run(*command, "--budget", 5, "--json")
-    document = json.loads(out)
-    assert (
-        [row["policy"] for row in rows]
-        == [row["policy"] for row in document["rows"]]
-        == ["none", "fast-dllm-dual", "block:keep=top,budget=5"]
-    )
-    assert [float(row["multiply_adds"]) for row in rows] == pytest.approx(
-        [row["work"]["total"] for row in document["rows"]]
-    )
+    mine = json.loads(run(*command, "--json")[1])["rows"]
+    names = ["none", "fast-dllm-dual", "block:keep=top,budget=5"]
+    assert [row["policy"] for row in rows] == [row["policy"] for row in mine] == names
+    assert [float(row["multiply_adds"]) for row in rows] == pytest.approx([row["work"]["total"] for row in mine])
 
 
 def test_a_dry_run_counts_every_policy(run, diffusion_folder):
-    status, out, err = run(
-        "compare-caches", diffusion_folder, *FLAGS, "--policies", "fast-dllm-dual", "--dry-run", "--json"
-    )
+    """A threshold that is never reached commits one token a call, whatever --steps says."""
+    command = ("compare-caches", diffusion_folder, *FLAGS, "--steps", 2, "--dry-run", "--json", "--policies")
+    status, out, err = run(*command, "fast-dllm-dual,fast-dllm-dual@threshold=0.9,none@factor=0.5")
     assert status == 0, err
     costs = json.loads(out)
-    assert [(part["part"], part["prompts"], part["forwards"]) for part in costs["parts"]] == [
-        ("none", 3, 24),
-        ("fast-dllm-dual", 3, 24),
-    ]
+    assert [part["forwards"] for part in costs["parts"]] == [3 * 2, 3 * 2, 3 * 8, 3 * 8]
     assert costs["assumptions"][-1].startswith("Every policy is counted as plain sampling")
-
-
-def test_a_dry_run_counts_parallel_decoding_at_its_most(run, diffusion_folder):
-    """A threshold that is never reached commits one token a call, whatever --steps says."""
-    few, arms = (*FLAGS, "--steps", 2), "fast-dllm-dual@threshold=0.9,none@factor=0.5"
-    status, out, err = run("compare-caches", diffusion_folder, *few, "--policies", arms, "--dry-run", "--json")
-    assert status == 0, err
-    assert [part["forwards"] for part in json.loads(out)["parts"]] == [3 * 2, 3 * 8, 3 * 8]
-    status, out, err = run("evaluate", diffusion_folder, *few, "--threshold", 0.9, "--dry-run", "--json")
-    assert status == 0 and [part["forwards"] for part in json.loads(out)["parts"]] == [3 * 8], err
-
-
-def test_a_dry_run_refuses_what_the_run_would_refuse(run, diffusion_folder):
-    status, out, err = run("compare-caches", diffusion_folder, *FLAGS, "--policies", "dkv-greedy", "--dry-run")
-    assert (status, out) == (2, "") and "expected commits in a random order" in err.replace("\n", " ")
-
-
-def test_numbers_of_points_at_one_place_stand_side_by_side():
-    from sinkscope.figures.accuracy_and_work import _labels
-
-    row = {"interval": [0.4, 0.9], "accuracy": 0.5}
-    rows = [{**row, "policy": name, "work": {"total": work}} for name, work in (("a", 100), ("b", 101), ("c", 1000))]
-    assert _labels(rows, ["a", "b", "c"]) == [((100, 50.0), "0, 1"), ((1000, 50.0), "2")]
-
-
-def test_a_dry_run_knows_the_published_protocol(run):
-    protocol = ("--protocol", "fast-dllm-512", "--tasks", "gsm8k")
-    status, out, err = run("compare-caches", "GSAI-ML/LLaDA-8B-Instruct", *protocol, "--dry-run", "--json")
-    assert status == 0, err
-    parts = json.loads(out)["parts"]
-    assert len(parts) == 6 and {part["forwards"] for part in parts} == {1319 * 512}
-    assert parts[-1]["part"] == "fast-dllm-dual@threshold=0.9"
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["--policies", "fast"], "no cache 'fast'"),
-        (["--policies", "block:keep=top", "--budget", "0"], "budget: expected numbers of keys from 1 upwards"),
         (["--policies", "block:keep=top", "--budget", "9999"], "expected a budget of keys up to"),
-        (["--cache", "block"], "cache: a comparison has it in its policies; write --policies block"),
-        (["--threshold", "0.9"], "threshold: a comparison has it in its policies; write --policies none@threshold=0.9"),
+        (["--policies", "dkv-greedy", "--dry-run"], "expected tokens to be committed in a random order"),
+        (["--cache", "block"], "cache: a comparison has it in its policies"),
         (["--guidance", "1"], "does not go with guidance 1.0"),
-        (
-            ["--tasks", "gsm8k_two_pass", "--shots", "0", "--data", "gsm8k={tmp}/gsm8k.jsonl"],
-            "expected a task whose answers are written in one pass",
-        ),
-        (["--batch", "0"], "batch: expected at least 1, found 0"),
+        (["--tasks", "lambada", "--data", "lambada={data}"], "expected a task whose answers are written in one pass"),
     ],
 )
 def test_bad_input_gets_one_message(run, diffusion_folder, tmp_path, arguments, says):
-    (tmp_path / "gsm8k.jsonl").write_text(
-        json.dumps({"question": "Q: Tom has 3 apples.", "answer": "3\n#### 3"}) + "\n"
-    )
-    given = [one.format(tmp=tmp_path) for one in arguments]
+    (tmp_path / "lambada.jsonl").write_text(json.dumps({"text": "Tom has 7 apples"}) + "\n")
+    given = [one.format(data=tmp_path / "lambada.jsonl") for one in arguments]
     task = () if "--tasks" in arguments else ("--tasks", "lab-sums")
     status, out, err = run("compare-caches", diffusion_folder, "--out", tmp_path / "c", "--limit", 2, *task, *given)
     assert says in err.replace("\n", " "), err
@@ -330,13 +190,6 @@ def test_bad_input_gets_one_message(run, diffusion_folder, tmp_path, arguments, 
 
 
 def test_an_autoregressive_model_is_refused(run, autoregressive_folder, tmp_path):
-    status, _, err = run(
-        "compare-caches", autoregressive_folder, "--out", tmp_path / "c", "--tasks", "lab-sums", "--limit", 2
-    )
+    command = ("compare-caches", autoregressive_folder, "--out", tmp_path / "c", "--tasks", "lab-sums", "--limit", 2)
+    status, _, err = run(*command)
     assert status == 2 and "has no setting" in err
-
-
-def test_torchrun_is_refused(diffusion, tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(CallError, match="caches are compared in one process"):
-        compare_caches(diffusion, arms=[PLAIN], out=tmp_path, **SMALL)

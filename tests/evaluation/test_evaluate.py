@@ -1,14 +1,11 @@
 """`evaluate` on tiny random models: prompts, kept items, resumption after a kill, and every refusal."""
 
-import dataclasses
 import json
-import logging
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,9 +14,10 @@ from processes import ALIKE, environment
 import sinkscope
 from sinkscope.decoding import Generation
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.evaluation import evaluate, read_results, running, task_plans
+from sinkscope.evaluation import evaluate, read_results, running
 from sinkscope.evaluation.comparisons import compare
-from sinkscope.interventions import HideTopSinks, split_rules
+from sinkscope.evaluation.results_folder import find_items
+from sinkscope.interventions import HideTopSinks
 from sinkscope.lab.prompts import few_shot_prompt, held_out
 
 SMALL = {"tasks": ["lab-arith"], "limit": 6, "shots": 1, "batch": 4, "settings": {"length": 8}, "progress": False}
@@ -107,29 +105,10 @@ def test_programs_are_run(diffusion, tmp_path, answers):
 def test_defaults(diffusion, autoregressive, tmp_path, answers):
     arguments = {"tasks": ["lab-arith"], "limit": 1, "shots": 0, "progress": False}
     (result,) = evaluate(diffusion, out=tmp_path / "d", **arguments)
-    assert {key: result.settings[key] for key in ("length", "steps", "block", "shots", "batch", "temperature")} == {
-        "length": 64,
-        "steps": 64,
-        "block": 16,
-        "shots": 0,
-        "batch": 16,
-        "temperature": 0.0,
-    }
+    expected = {"length": 64, "steps": 64, "block": 16, "shots": 0, "batch": 16, "temperature": 0.0}
+    assert {key: result.settings[key] for key in expected} == expected
     (result,) = evaluate(autoregressive, out=tmp_path / "a", **arguments)
     assert (result.settings["length"], "steps" in result.settings) == (64, False)
-    (result,) = evaluate(diffusion, out=tmp_path / "s", **arguments, settings={"length": 24, "block": 12, "steps": 4})
-    assert (result.settings["length"], result.settings["steps"], result.settings["block"]) == (24, 4, 12)
-
-
-def test_the_tasks_own_shots(diffusion, tmp_path, answers, monkeypatch):
-    monkeypatch.setattr(
-        task_plans, "make_batch", lambda *_: None
-    )  # these prompts are longer than the tiny model's canvas
-    monkeypatch.setattr(
-        running, "generate", lambda model, prompts, **_: [Generation(torch.tensor([1]), "", 1, 0) for _ in prompts]
-    )
-    (result,) = evaluate(diffusion, out=tmp_path, tasks=["lab-arith"], limit=1, progress=False)
-    assert result.settings["shots"] == 5
 
 
 def test_the_seed_of_a_problem_is_its_own(diffusion, tmp_path, monkeypatch):
@@ -150,94 +129,33 @@ def test_a_rule_is_on_while_its_batches_are_written_and_says_what_it_did(fixture
     model = request.getfixturevalue(fixture)
     unhidden, hidden = evaluate(model, out=tmp_path, **{**SMALL, "hide": ["none", rule, "none"]})
     assert (unhidden.hide, unhidden.removed_share, unhidden.hit_rate, hidden.hide) == ("none", None, None, rule)
-    items = {
-        text: [
-            json.loads(
-                (tmp_path / "lab-arith" / text.translate({58: "-", 64: "-", 61: "-"}) / f"{n:06d}.json").read_text()
-            )
-            for n in range(6)
-        ]
-        for text in ("none", rule)
-    }
-    assert all(item["effect"] is None for item in items["none"])
-    assert [item["tokens"] for item in items["none"]] != [item["tokens"] for item in items[rule]]
+    plain, items = (
+        [json.loads(path.read_text()) for path in sorted((tmp_path / "lab-arith").glob(name))]
+        for name in ("none/*.json", f"{rule[:3]}*/*.json")
+    )
+    assert all(item["effect"] is None for item in plain)
+    assert [item["tokens"] for item in plain] != [item["tokens"] for item in items]
     settings = {"length": 8} | ({"block": 8} if fixture == "diffusion" else {})
     shares = []
     for batch in ([0, 1, 2, 3], [4, 5]):
         with sinkscope.parse_rule(rule)(model) as running:
             generations = sinkscope.generate(
-                model, [items[rule][index]["prompt"] for index in batch], **settings, seed=batch[0]
+                model, [items[index]["prompt"] for index in batch], **settings, seed=batch[0]
             )
         for row, index in enumerate(batch):
-            assert items[rule][index]["tokens"] == generations[row].tokens[generations[row].prompt_length :].tolist()
-            assert items[rule][index]["effect"] == running.effect.of(row).as_dict()
+            assert items[index]["tokens"] == generations[row].tokens[generations[row].prompt_length :].tolist()
+            assert items[index]["effect"] == running.effect.of(row).as_dict()
             shares.append(running.effect.of(row).removed_share)
     assert hidden.removed_share == pytest.approx(sum(shares) / 6) and min(shares) > 0
 
 
-def test_rules_on_the_command_line():
-    assert split_rules("none, top:1@current,last_row,random:1@seed=2,top:5") == [
-        "none",
-        "top:1@current,last_row",
-        "random:1@seed=2",
-        "top:5",
-    ]
-    assert split_rules("top:1,none,top:1,") == ["top:1", "none"]
-
-
-SPELLED = [
-    "top:1",
-    "top:01",
-    "random:1",
-    "random:1@seed=00",
-    "above:3",
-    "above:3.0",
-    "top:1@layers=0",
-    "top:1@layers=0-0,local",
-]
-
-
 def test_a_rule_in_two_spellings_is_one_rule(diffusion, tmp_path):
-    results = evaluate(diffusion, out=tmp_path, **{**SMALL, "limit": 2, "hide": ["none", *SPELLED]})
+    spelled = "top:1 top:01 random:1 random:1@seed=00 above:3 above:3.0 top:1@layers=0 top:1@layers=0-0,local".split()
+    results = evaluate(diffusion, out=tmp_path, **{**SMALL, "limit": 2, "hide": ["none", *spelled]})
     assert [one.hide for one in results] == ["none", "top:1", "random:1@seed=0", "above:3", "top:1@layers=0"]
     folders = [path.name for path in (tmp_path / "lab-arith").iterdir() if path.is_dir()]
     assert sorted(folders) == ["above-3", "none", "random-1-seed-0", "top-1", "top-1-layers-0"]
     assert [contrast.control for row in compare(results) for contrast in row.contrasts] == ["random:1"]
-
-
-def test_items_that_an_earlier_version_stored_under_another_spelling_are_gone_on_with(
-    diffusion, tmp_path, answers, monkeypatch
-):
-    with monkeypatch.context() as earlier:
-        earlier.setattr(task_plans, "canonical_rule", str)
-        (before,) = evaluate(diffusion, out=tmp_path, **{**SMALL, "hide": ["top:01"]})
-    assert before.hide == "top:01"
-    asked = len(answers)
-    (after,) = evaluate(diffusion, out=tmp_path, **{**SMALL, "hide": ["top:01"]})
-    assert len(answers) == asked
-    assert after == dataclasses.replace(before, hide="top:1")
-    assert read_results(tmp_path) == [after]  # one row, not one for each spelling
-    (again,) = evaluate(diffusion, out=tmp_path, **{**SMALL, "hide": ["top:1"]})  # it had no items under this text
-    assert (again.outcomes, len(read_results(tmp_path))) == (after.outcomes, 1)
-
-
-def test_a_finished_run_asks_nothing_again(diffusion, tmp_path, answers):
-    first = evaluate(diffusion, out=tmp_path, **SMALL)
-    asked = len(answers)
-    assert evaluate(diffusion, out=tmp_path, **SMALL) == first
-    assert len(answers) == asked
-
-
-def test_a_missing_item_has_its_batch_written_again_and_the_rest_kept(diffusion, tmp_path, answers):
-    evaluate(diffusion, out=tmp_path, **{**SMALL, "limit": 10})
-    folder = tmp_path / "lab-arith" / "none"
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    (folder / "000005.json").unlink()
-    evaluate(diffusion, out=tmp_path, **{**SMALL, "limit": 10})
-    assert answers[3] == answers[1]
-    assert len(answers) == 4
-    after = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert [name for name in before if before[name] != after[name]] in ([], ["000005.json"])
 
 
 def test_a_larger_limit_goes_on_and_equals_a_run_that_had_it_from_the_first(diffusion, tmp_path):
@@ -251,39 +169,24 @@ def test_a_larger_limit_goes_on_and_equals_a_run_that_had_it_from_the_first(diff
     assert contents(tmp_path / "grown") == contents(tmp_path / "whole")
 
 
-def test_a_smaller_limit_sums_up_the_first_problems_and_keeps_the_others(diffusion, tmp_path, answers):
-    evaluate(diffusion, out=tmp_path, **{**SMALL, "limit": 10})
-    (result,) = evaluate(diffusion, out=tmp_path, **SMALL)
-    assert (result.outcomes, len(answers)) == ("100100", 3)
-    (result,) = evaluate(diffusion, out=tmp_path, **{**SMALL, "limit": 10})
-    assert (result.outcomes, len(answers)) == ("1001001001", 3)
-
-
-def test_a_corrupted_item_is_redone_and_reported(diffusion, tmp_path, answers, caplog):
+def test_a_corrupted_item_is_redone_and_the_rest_kept(diffusion, tmp_path, answers, caplog):
     (first,) = evaluate(diffusion, out=tmp_path, **SMALL)
-    path = tmp_path / "lab-arith" / "none" / "000001.json"
+    folder = tmp_path / "lab-arith" / "none"
+    path, before = folder / "000001.json", {one.name: one.read_bytes() for one in folder.iterdir()}
     path.write_text(path.read_text().replace("false", "true"))
     (tmp_path / "results.json").write_text("{")
-    with caplog.at_level(logging.WARNING):
-        (second,) = evaluate(diffusion, out=tmp_path, **SMALL)
+    (second,) = evaluate(diffusion, out=tmp_path, **SMALL)
     assert (second.outcomes, second.n) == (first.outcomes, 6) == ("100100", 6)
-    assert caplog.messages == [
-        f"{path} is damaged or of another run; it is kept as 000001.json.damaged and the problem is done again"
-    ]
+    assert len(answers) == 3 and answers[2] == answers[0]  # its batch was written again
+    after = {one.name: one.read_bytes() for one in folder.iterdir() if one.suffix == ".json"}
+    assert [name for name in before if before[name] != after[name]] in ([], ["000001.json"])
+    assert "is damaged or of another run; it is kept as 000001.json.damaged" in caplog.messages[0]
     assert read_results(tmp_path) == [second]
+    assert evaluate(diffusion, out=tmp_path, **SMALL) == [second] and len(answers) == 3
 
 
-def test_tasks_can_be_added_to_a_folder(diffusion, tmp_path, answers):
-    evaluate(diffusion, out=tmp_path, **SMALL)
-    evaluate(
-        diffusion, out=tmp_path, **{**SMALL, "tasks": ["lab-code", "lab-arith", "lab-code"]}, allow_code_execution=True
-    )
-    assert [result.task for result in read_results(tmp_path)] == ["lab-arith", "lab-code"]
-
-
-KILLED = (
-    ALIKE
-    + """
+KILLED_ARGUMENTS = {**SMALL, "limit": 20, "batch": 2, "hide": ["top:1"]}
+KILLED = f"""{ALIKE}
 import sys, time
 import sinkscope
 from pathlib import Path
@@ -293,58 +196,42 @@ def slowly(*arguments, **settings):
     time.sleep(0.2)
     return plain(*arguments, **settings)
 running.generate = slowly
-arguments = {"tasks": ["lab-arith"], "limit": 20, "shots": 1, "batch": 2, "settings": {"length": 8}, "hide": ["top:1"], "progress": False}
-evaluate(sinkscope.load(sys.argv[1]), out=Path(sys.argv[2]), **arguments)
+evaluate(sinkscope.load(sys.argv[1]), out=Path(sys.argv[2]), **{KILLED_ARGUMENTS})
 """
-)
 
 
 @pytest.mark.slow
 def test_kill_9_then_the_same_command_is_an_uninterrupted_run(diffusion_folder, diffusion, tmp_path):
     """Also the effect of the rule, a sum of what kernels computed, to the bit."""
-    arguments = {**SMALL, "limit": 20, "batch": 2, "hide": ["top:1"]}
-    evaluate(diffusion, out=tmp_path / "whole", **arguments)
+    evaluate(diffusion, out=tmp_path / "whole", **KILLED_ARGUMENTS)
     folder = tmp_path / "killed"
-    with subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(diffusion_folder), str(folder)], env=environment()
-    ) as process:
+    command = [sys.executable, "-c", KILLED, str(diffusion_folder), str(folder)]
+    with subprocess.Popen(command, env=environment()) as process:
         deadline = time.monotonic() + 120
-        while len(list(folder.glob("*/*/??????.json"))) < 3 and time.monotonic() < deadline and process.poll() is None:
+        while len(find_items(folder)) < 3 and time.monotonic() < deadline and process.poll() is None:
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
-    done = len(list(folder.glob("*/*/??????.json")))
+    done = len(find_items(folder))
     assert 3 <= done < 20
     with pytest.raises(EvaluationError, match=rf"is unfinished \({done} problems done\); run the same"):
         read_results(folder)
-    evaluate(diffusion, out=folder, **arguments)
+    evaluate(diffusion, out=folder, **KILLED_ARGUMENTS)
     assert contents(folder) == contents(tmp_path / "whole")
     assert len(contents(folder)) == 23
 
 
-def test_changed_settings_under_the_same_folder_are_refused(diffusion, tmp_path, answers):
-    evaluate(diffusion, out=tmp_path, **SMALL)
-    for change, where, named in (
-        ({"batch": 2}, tmp_path, "batch: 4 → 2"),
-        ({"shots": 0}, tmp_path / "lab-arith", "shots: 1 → 0"),
-        ({"settings": {"length": 8, "temperature": 0.5}}, tmp_path / "lab-arith", "sampler.temperature: 0.0 → 0.5"),
-    ):
-        with pytest.raises(CallError) as error:
-            evaluate(diffusion, out=tmp_path, **{**SMALL, **change})
-        assert (
-            str(error.value)
-            == f"{where} holds another run ({named}); choose another folder, or go on with its settings"
-        )
-
-
-def test_a_refused_call_writes_nothing(diffusion, tmp_path, answers):
+def test_changed_settings_under_the_same_folder_are_refused_and_nothing_is_written(diffusion, tmp_path, answers):
     evaluate(diffusion, out=tmp_path, **SMALL)
     before = contents(tmp_path)
-    for change in ({"shots": 0}, {"shots": 0, "tasks": ["lab-sums", "lab-arith"]}):
-        with pytest.raises(CallError, match=r"holds another run \(shots: 1 → 0\)"):
-            evaluate(diffusion, out=tmp_path, **{**SMALL, **change, "limit": 1})
-    assert contents(tmp_path) == before
-    assert not (tmp_path / "lab-sums").exists()
+    for change, named in (
+        ({"batch": 2}, "batch: 4 → 2"),
+        ({"shots": 0, "tasks": ["lab-sums", "lab-arith"], "limit": 1}, "shots: 1 → 0"),
+        ({"settings": {"length": 8, "temperature": 0.5}}, "sampler.temperature: 0.0 → 0.5"),
+    ):
+        with pytest.raises(CallError, match=rf"holds another run \({named}\); choose another folder"):
+            evaluate(diffusion, out=tmp_path, **{**SMALL, **change})
+    assert contents(tmp_path) == before and not (tmp_path / "lab-sums").exists()
 
 
 def test_weights_that_were_changed_in_memory_do_not_go_on(diffusion, tmp_path, answers):
@@ -363,21 +250,8 @@ def test_weights_that_were_changed_in_memory_do_not_go_on(diffusion, tmp_path, a
     evaluate(diffusion, out=tmp_path, **SMALL)
 
 
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        (
-            "chat template",
-            "the model's tokenizer, or its chat template, is not that with which it began; bring it back",
-        ),
-        ("vocabulary", "the model's tokenizer, or its chat template, is not that"),
-        (
-            "config",
-            r"the model's config\.json is not that with which it began; bring it back, or choose another place for the results",
-        ),
-    ],
-)
-def test_another_tokenizer_or_configuration_is_another_run(diffusion, diffusion_folder, tmp_path, what, message):
+@pytest.mark.parametrize("what", ["chat template", "vocabulary", "config"])
+def test_another_tokenizer_or_configuration_is_another_run(diffusion, diffusion_folder, tmp_path, what):
     """The files of the weights are the same, so is their hash; the prompts or the logits are not."""
     evaluate(diffusion, out=tmp_path / "out", **SMALL)
     other = tmp_path / "model"
@@ -393,28 +267,8 @@ def test_another_tokenizer_or_configuration_is_another_run(diffusion, diffusion_
         first, second = sorted(words, key=words.get)[-2:]
         words[first], words[second] = words[second], words[first]
         (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(CallError, match=message):
+    with pytest.raises(CallError, match=f"the model's {'config' if what == 'config' else 'tokenizer'}.* is not that"):
         evaluate(sinkscope.load(str(other)), out=tmp_path / "out", **SMALL)
-    shutil.copytree(diffusion_folder, tmp_path / "copy")
-    evaluate(sinkscope.load(str(tmp_path / "copy")), out=tmp_path / "out", **SMALL)
-
-
-def test_a_folder_of_an_earlier_version_goes_on(diffusion, tmp_path, answers):
-    evaluate(diffusion, out=tmp_path, **SMALL)
-    run = json.loads((tmp_path / "run.json").read_text())
-    for name in ("weights_sha256", "tokenizer_sha256", "config_sha256"):
-        del run[name]
-    (tmp_path / "run.json").write_text(json.dumps(run))
-    answers.clear()
-    evaluate(diffusion, out=tmp_path, **SMALL)
-    assert not answers
-
-
-def test_answers_that_end_before_a_rule_comes_into_force_lose_nothing(diffusion, tmp_path, answers):
-    (found,) = evaluate(
-        diffusion, out=tmp_path, **SMALL, hide=["top:1@steps=7"]
-    )  # these answers are written in no step at all
-    assert (found.n, found.removed_share, found.removed_share_committed, found.hit_rate) == (6, 0.0, None, None)
 
 
 def test_a_model_under_a_rule_is_refused(diffusion, tmp_path):
@@ -426,71 +280,33 @@ def test_a_model_under_a_rule_is_refused(diffusion, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_another_model_in_the_same_folder_is_refused(diffusion, autoregressive, tmp_path, answers):
-    evaluate(diffusion, out=tmp_path, **SMALL)
-    with pytest.raises(
-        CallError, match=r"holds another run \(model\.family: llada → llama; other weights; model\.parameters: "
-    ):
-        evaluate(autoregressive, out=tmp_path, **SMALL)
-
-
-REFUSED = {
-    "task": (
-        {"tasks": ["gsm9k"]},
-        "no task 'gsm9k': expected one of lab-arith, lab-code, lab-sums, gsm8k, gsm8k_cot, gsm8k_two_pass, humaneval, ",
-    ),
-    "no task": ({"tasks": []}, "tasks: expected a list of names, found []"),
-    "rule": ({"hide": ["none", "bottom:1"]}, "no rule 'bottom:1'"),
-    "as many keys as the canvas has": (
-        {"hide": ["top:500"]},
-        "hide: top:500 needs a canvas of at least 501 tokens; that of problem ",
-    ),
-    "twice as many": ({"hide": ["ranks:50"]}, "hide: ranks:50 needs a canvas of at least 101 tokens; that of problem "),
-    "later than the last step": (
-        {"hide": ["none", "top:1@steps=8"]},
-        "hide: top:1@steps=8 is in force in none of the steps 0 to 7 of an answer to lab-arith; it needs the step "
-        "before each",
-    ),
-    "before there is a step before": (
-        {"hide": ["top:1@steps=0"]},
-        "hide: top:1@steps=0 is in force in none of the steps 0 to 7 of",
-    ),
-    "later, whatever it looks at": (
-        {"hide": ["top:1@current,steps=9+8"]},
-        "hide: top:1@current,steps=9+8 is in force in none of the steps 0 to 7 of an answer to lab-arith; choose other "
-        "steps",
-    ),
-    "chat": (
-        {"chat": True},
-        "chat: expected a task with a conversation, found lab-arith, which has raw text only; leave chat out",
-    ),
-    "data": (
-        {"tasks": ["gsm8k"], "data": {"gsm8k": Path("/nowhere")}},
-        "--data gsm8k=/nowhere: expected a JSON-lines file or a folder",
-    ),
-    "text as rules": ({"hide": "none"}, "hide: expected a list of names, found 'none'"),
-    "limit": ({"limit": 0}, "limit: expected at least 1 problem, found 0"),
-    "batch": ({"batch": 0}, "batch: expected at least 1, found 0"),
-    "code": (
-        {"tasks": ["lab-code"]},
-        "lab-code runs programs that the model wrote; they run in a sandbox without network or your files, as far as "
-        "the system allows. "
-        "Pass allow_code_execution=True (--allow-code-execution) to do so",
-    ),
-    "setting": ({"settings": {"gen_length": 8}}, "llada has no setting 'gen_length'; here it is called length."),
-    "block": (
-        {"settings": {"length": 24}},
-        "length must be a multiple of block: 24 tokens do not split into blocks of 16",
-    ),
-    "canvas": ({"settings": {"length": 256}}, "the canvas does not fit: "),
-}
-
-
-@pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tasks": ["gsm9k"]}, "no task 'gsm9k': expected one of lab-arith, lab-code, lab-sums, gsm8k, "),
+        ({"hide": ["none", "bottom:1"]}, "no rule 'bottom:1'"),
+        ({"hide": ["top:500"]}, "hide: top:500 needs a canvas of at least 501 tokens; that of problem "),
+        (
+            {"hide": ["top:1@steps=8"]},
+            "top:1@steps=8 is in force in none of the steps 0 to 7 of an answer to lab-arith",
+        ),
+        ({"hide": ["top:1@steps=0"]}, "top:1@steps=0 is in force in none of the steps 0 to 7 of .* the step before"),
+        ({"chat": True}, "chat: expected a task with a conversation, found lab-arith"),
+        ({"tasks": ["gsm8k"], "data": {"gsm8k": "/nowhere"}}, "--data gsm8k=/nowhere: expected a file"),
+        ({"data": {"gsm8k": "x"}}, "data: no task that was asked has data 'gsm8k'"),
+        ({"limit": 0}, "limit: expected at least 1 problem, found 0"),
+        (
+            {"tasks": ["lab-code"]},
+            r"lab-code runs programs .* Pass allow_code_execution=True \(--allow-code-execution\)",
+        ),
+        ({"settings": {"gen_length": 8}}, "llada has no setting 'gen_length'; here it is called length"),
+        ({"settings": {"length": 24}}, "length must be a multiple of block: 24 tokens do not split into blocks of 16"),
+        ({"settings": {"length": 256}}, "the canvas does not fit: "),
+    ],
+)
 def test_refusals_leave_nothing_behind(diffusion, tmp_path, change, message):
-    with pytest.raises(CallError) as error:
+    with pytest.raises(CallError, match=message):
         evaluate(diffusion, out=tmp_path / "out", **{**SMALL, **change})
-    assert str(error.value).startswith(message)
     assert not (tmp_path / "out").exists()
 
 

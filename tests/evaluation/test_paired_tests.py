@@ -9,7 +9,6 @@ import scipy.optimize
 import scipy.special
 import scipy.stats
 
-from sinkscope.errors import CallError
 from sinkscope.evaluation.paired_tests import (
     LEAST,
     MARGIN,
@@ -41,17 +40,10 @@ def test_pass_at_k_is_the_share_of_draws_with_a_correct_one(n, correct, k):
     assert pass_at_k(n, correct, k) == pytest.approx(sum(map(any, draws)) / len(draws))
 
 
-def test_pass_at_k_needs_k_answers():
-    for k in (0, 4):
-        with pytest.raises(CallError, match=f"pass@{k}: expected k from 1 to 3, the number of answers"):
-            pass_at_k(3, 1, k)
-
-
 def outcomes(lost, gained, both, neither):
     """(changed, unchanged) with these numbers of pairs."""
-    return [0] * lost + [1] * gained + [1] * both + [0] * neither, [1] * lost + [0] * gained + [1] * both + [
-        0
-    ] * neither
+    rest = [1] * both + [0] * neither
+    return [0] * lost + [1] * gained + rest, [1] * lost + [0] * gained + rest
 
 
 def score(gained, lost, n, difference):
@@ -70,15 +62,7 @@ def score(gained, lost, n, difference):
     return (gained - lost - n * difference) / math.sqrt(n * (2 * q + difference - difference**2))
 
 
-CELLS = [
-    (9, 4, 80, 30),
-    (30, 2, 300, 168),
-    (1, 0, 20, 19),
-    (0, 3, 50, 7),
-    (40, 39, 1000, 240),
-    (5, 0, 43, 0),
-    (44, 0, 0, 4),
-]
+CELLS = [(9, 4, 80, 30), (1, 0, 20, 19), (0, 3, 50, 7), (40, 39, 1000, 240), (5, 0, 43, 0), (44, 0, 0, 4)]
 
 
 @pytest.mark.parametrize("cells", CELLS)
@@ -112,10 +96,7 @@ def test_several_controls_are_averaged_and_two_problems_added():
     assert (found.mean, found.discordant) == (pytest.approx(pairs.mean()), int((pairs != 0).sum()))
 
 
-@pytest.mark.parametrize(
-    ("n", "sink", "control"),
-    [(48, 0.97, 0.97), (164, 0.99, 0.99), (164, 0.5, 0.95), (512, 0.99, 0.99), (512, 0.05, 0.97)],
-)
+@pytest.mark.parametrize(("n", "sink", "control"), [(48, 0.97, 0.97), (164, 0.5, 0.95), (512, 0.05, 0.97)])
 def test_intervals_of_several_controls_cover(n, sink, control):
     rng, missed = np.random.default_rng(n), np.zeros(2)
     for _ in range(400):
@@ -138,23 +119,9 @@ def test_several_controls_are_tested_by_every_assignment_of_the_runs():
         assert against_controls(runs[0], runs[1:]).p_value == pytest.approx(min(1, 2 * min(tails)))
 
 
-@pytest.mark.parametrize(("n", "right"), [(164, 0.97), (164, 0.5), (512, 0.99)])
-def test_a_sink_that_is_like_its_controls_is_rarely_told_from_them(n, right):
-    """Each tail at most 2.5 %, with slack for 400 runs; a sign-flip test of the mean difference has 6 % in one tail."""
-    rng = np.random.default_rng(n)
-    found = [against_controls(one[0], one[1:]) for one in (rng.random((400, 4, n)) < right).astype(int).tolist()]
-    for side in (-1, 1):
-        assert sum(one.p_value < 0.05 and one.mean * side > 0 for one in found) / 400 <= 0.025 + 0.02
-
-
 def test_a_sink_unlike_its_controls_has_a_p_value_without_a_floor():
     sink, controls = [0] * 80 + [1] * 120, [[1] * 200, [1] * 200, [0] + [1] * 199]
     assert 0 < against_controls(sink, controls).p_value < 1e-30
-
-
-def test_one_control_is_a_paired_difference():
-    changed, unchanged = outcomes(9, 4, 80, 30)
-    assert against_controls(changed, [unchanged]) == paired_difference(changed, unchanged)
 
 
 def test_nothing_different_still_has_an_interval():
@@ -225,10 +192,7 @@ def simulate(rng, n, loss, spare):
     return list(changed + rest), list(unchanged + rest)
 
 
-@pytest.mark.parametrize(
-    ("n", "spare"),
-    [(48, 0.0), (48, 0.03), (96, 0.01), (164, 0.0), (164, 0.03), (200, 0.01), (500, 0.0), (500, 0.03), (1319, 0.02)],
-)
+@pytest.mark.parametrize(("n", "spare"), [(48, 0.0), (48, 0.03), (164, 0.03), (500, 0.0), (1319, 0.02)])
 def test_at_a_loss_of_two_points_a_verdict_is_rarely_wrong(n, spare):
     """The true loss is the margin itself: robust and degraded are both wrong, each at most 2.5 % (with slack for 400
     runs)."""
@@ -236,37 +200,3 @@ def test_at_a_loss_of_two_points_a_verdict_is_rarely_wrong(n, spare):
     verdicts = [paired_difference(*simulate(rng, n, MARGIN, spare)).verdict for _ in range(400)]
     assert verdicts.count("robust") / 400 <= 0.025 + 0.02
     assert verdicts.count("degraded") / 400 <= 0.025 + 0.02
-
-
-def test_a_real_loss_and_a_real_robustness_are_found():
-    rng = np.random.default_rng(2)
-    lost = [paired_difference(*simulate(rng, 500, 0.10, 0.02)).verdict for _ in range(50)]
-    kept = [paired_difference(*simulate(rng, 1319, 0.0, 0.01)).verdict for _ in range(50)]
-    assert lost.count("degraded") >= 45
-    assert kept.count("robust") >= 45
-
-
-def test_a_family_of_nulls_is_rejected_in_one_of_twenty_at_most():
-    rng = np.random.default_rng(3)
-    wrong = 0
-    for _ in range(100):
-        wrong += min(holm([paired_difference(*simulate(rng, 150, 0.0, 0.06)).p_value for _ in range(6)])) < 0.05
-    assert wrong / 100 <= 0.05 + 0.05
-
-
-def test_intervals_cover():
-    rng = np.random.default_rng(4)
-    found = [paired_difference(*simulate(rng, 300, 0.05, 0.04)) for _ in range(200)]
-    covered = sum(one.low <= -0.05 <= one.high for one in found) / 200
-    assert 0.91 <= covered <= 0.985
-
-
-def test_messages():
-    with pytest.raises(CallError, match="expected the same problems under all conditions, found 2 and 3"):
-        paired_difference([1, 0], [1, 0, 1])
-    with pytest.raises(CallError, match="expected the same problems under all conditions, found 0 and 0"):
-        paired_difference([], [])
-    with pytest.raises(CallError, match="expected the same problems under all conditions, found 2 and 2 and 1"):
-        against_controls([1, 0], [[1, 0], [1]])
-    with pytest.raises(CallError, match="expected the outcomes of at least one control, found none"):
-        against_controls([1], [])

@@ -3,9 +3,8 @@ import random
 
 import pytest
 
-from sinkscope.errors import CallError
 from sinkscope.lab.code_tasks import held_out_code_tasks, training_code_tasks
-from sinkscope.lab.prompts import SHOTS, few_shot_prompt, held_out, problem_prompt, problem_prompts
+from sinkscope.lab.prompts import SHOTS, few_shot_prompt, problem_prompt, problem_prompts
 from sinkscope.lab.vocabulary import build_tokenizer, question_text, render
 from sinkscope.lab.word_problems import held_out_problems, training_problems
 
@@ -55,32 +54,3 @@ def test_rows_for_the_command():
     assert rows == [{"prompt": few_shot_prompt(problems[i], i, 1), "answer": problems[i].result} for i in range(3)]
     assert problem_prompts("lab-arith", 2) == [problem_prompt("lab-arith", i, SHOTS["lab-arith"]) for i in range(2)]
     assert len(problem_prompts("lab-code")) == 164
-
-
-def test_a_row_of_code_brings_a_right_program_and_its_tests():
-    row = problem_prompt("lab-code", 5)
-    assert set(row) == {"prompt", "answer", "tests"}
-    exec(row["answer"] + "\n" + row["tests"], {})
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: held_out("gsm8k"), "no task 'gsm8k': expected one of lab-arith, lab-code, lab-sums"),
-        (
-            lambda: problem_prompts("lab-code", 165),
-            "count: expected 1 to 164, the held-out problems of lab-code, found 165",
-        ),
-        (
-            lambda: problem_prompts("lab-code", 0),
-            "count: expected 1 to 164, the held-out problems of lab-code, found 0",
-        ),
-        (lambda: problem_prompt("lab-arith", 1319), "lab-arith: expected a problem from 0 to 1318, found 1319"),
-        (lambda: problem_prompt("lab-arith", -1), "lab-arith: expected a problem from 0 to 1318, found -1"),
-        (lambda: problem_prompt("lab-arith", 0, -1), "shots: expected 0 or more, found -1"),
-    ],
-)
-def test_messages(call, message):
-    with pytest.raises(CallError) as error:
-        call()
-    assert str(error.value) == message

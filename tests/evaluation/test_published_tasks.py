@@ -11,29 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.evaluation.gsm8k import THE_ANSWER_IS, _normal, score_answer
+from sinkscope.evaluation.gsm8k import _normal
 from sinkscope.evaluation.tasks import find_task, read_data_flags
 
-NUMBERS = [
-    ("3 + 4 = <<3+4=7>>7", "7"),
-    ("a\nb", "1,234"),
-    ("10% of it", "$12.50"),
-    ("Below zero.", "-3"),
-    ("So.", "70000"),
-    ("x", "0.5"),
-]
-TEXTS = [
-    "3 + 4 = 7\n#### 7",
-    "#### 7.",
-    "#### 7\n\nThe next one is 8",
-    "The answer is 7.",
-    "the answer is 7",
-    "The answer is 1,234.",
-    "The answer is $12.50.",
-    "costs $12.50 #### 12.50",
-    "#### -3",
-    "-3.",
-    "#### 70,000",
+NUMBERS = [("3 + 4 = <<3+4=7>>7", "7"), ("a\nb", "1,234"), ("10% of it", "$12.50"), ("Below zero.", "-3")]
+NUMBERS += [("So.", "70000"), ("x", "0.5")]
+TEXTS = ["3 + 4 = 7\n#### 7", "#### 7.", "#### 7\n\nThe next one is 8", "The answer is 7.", "the answer is 7"]
+TEXTS += ["The answer is 1,234.", "The answer is $12.50.", "costs $12.50 #### 12.50", "#### -3", "-3.", "#### 70,000"]
+TEXTS += [
     "70000",
     "so 0.5 or .5",
     "####7",
@@ -114,18 +99,14 @@ def test_prompts_are_lm_evals(name, multiturn, gsm8k_folder):
     assert tuple(theirs.config.generation_kwargs["until"]) == ours.stops
     assert theirs.config.num_fewshot == ours.shots
     for index, (doc, problem) in enumerate(zip(theirs.test_docs(), ours.problems(), strict=True)):
-        for shots in (ours.shots,):
-            context = theirs.fewshot_context(
-                doc,
-                num_fewshot=shots,
-                apply_chat_template=multiturn,
-                fewshot_as_multiturn=True,
-                chat_template=(lambda talk, add_generation_prompt: talk) if multiturn else None,
-            )
-            assert ours.messages
-            assert context == (
-                ours.messages(problem, index, shots) if multiturn else ours.prompt(problem, index, shots)
-            )
+        context = theirs.fewshot_context(
+            doc,
+            num_fewshot=ours.shots,
+            apply_chat_template=multiturn,
+            fewshot_as_multiturn=True,
+            chat_template=(lambda talk, add_generation_prompt: talk) if multiturn else None,
+        )
+        assert context == (ours.messages if multiturn else ours.prompt)(problem, index, ours.shots)
 
 
 def harness_scores(task, text):
@@ -160,42 +141,11 @@ def test_scores_are_lm_evals_on_the_same_answers(name, gsm8k_folder):
     assert right > 10
 
 
-def test_a_score_says_what_was_read():
-    score = score_answer("So\n#### 1,234", "It is 5, no 1,234.", THE_ANSWER_IS)
-    assert (score.correct, score.read, score.reason) == (True, "1,234.", "1,234., expected 1234")
-    assert dict(score.measures) == {"strict-match": False, "flexible-extract": True}
-    assert score_answer("#### 1", "none").reason == "no number"
-
-
-def test_fewer_worked_examples_are_the_first_of_more(gsm8k_folder):
-    task = find_task("gsm8k_cot", {"gsm8k": gsm8k_folder})
-    problem = task.problems()[1]
-    assert task.prompt(problem, 1, 8).startswith(task.prompt(problem, 1, 2).removesuffix("Q: Question 1?\nA:"))
-    assert task.prompt(problem, 1, 0) == "Q: Question 1?\nA:"
-    with pytest.raises(CallError, match="shots: gsm8k_cot has 8 worked examples, found 9"):
-        task.prompt(problem, 1, 9)
-
-
-def test_worked_examples_without_lm_eval(gsm8k_folder, monkeypatch):
-    from sinkscope.evaluation.gsm8k import worked_examples
-
-    worked_examples.cache_clear()
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    task = find_task("gsm8k_cot", {"gsm8k": gsm8k_folder})
-    with pytest.raises(
-        CallError, match=r"read from lm-eval, which is not installed: pip install 'sinkscope\[eval\]', or --shots 0"
-    ):
-        task.prompt(task.problems()[0], 0, 8)
-    assert task.prompt(task.problems()[0], 0, 0).startswith("Q: ")
-
-
 def test_shots_of_a_problem_do_not_depend_on_how_many_are_asked(gsm8k_folder):
     first, second = (find_task("gsm8k", {"gsm8k": gsm8k_folder}) for _ in range(2))
     late = second.problems()[4]
     assert second.prompt(late, 4, 3) == [first.prompt(problem, i, 3) for i, problem in enumerate(first.problems())][4]
     assert first.fingerprint(0) != first.fingerprint(3)
-    with pytest.raises(CallError, match="shots: expected at most 23, the training rows of gsm8k, found 24"):
-        second.prompt(late, 4, 24)
 
 
 @pytest.mark.parametrize("name", ["humaneval", "humaneval_instruct"])
@@ -241,61 +191,37 @@ def test_programs_are_prompt_completion_and_tests(name, text, correct, humaneval
     assert score.read == HUMANEVAL[0]["prompt"] + (text.split("```")[0] if name == "humaneval_instruct" else text)
 
 
-def test_no_shots_for_humaneval(humaneval_file):
-    for name in ("humaneval", "humaneval_instruct"):
-        task = find_task(name, {"humaneval": humaneval_file})
-        with pytest.raises(CallError, match=f"shots: {name} is asked without examples, expected 0, found 2"):
-            task.prompt(task.problems()[0], 0, 2)
-
-
-def broken(tmp_path, content, name="test.jsonl"):
-    path = tmp_path / name
-    path.write_bytes(content)
-    return path
-
-
 @pytest.mark.parametrize(
     ("key", "content", "says"),
     [
-        ("gsm8k", json.dumps(HUMANEVAL[0]).encode(), "row 1: expected the fields question, answer, found {'task_id'"),
-        ("humaneval", b'{"question": "a", "answer": "#### 1"}\n', "row 1: expected the fields task_id, prompt"),
-        ("gsm8k", b'{"question": "a", "answer": "#### apples"}\n', "that ends in '#### NUMBER', found '#### apples'"),
-        ("gsm8k", b'{"question": "a"\n', "line 1: expected JSON, found"),
-        ("gsm8k", b"\n", "expected rows with question, answer, found none"),
+        ("gsm8k", HUMANEVAL[0], "row 1: expected the fields question, answer, found {'task_id'"),
+        ("humaneval", {"question": "a", "answer": "#### 1"}, "row 1: expected the fields task_id, prompt"),
+        ("gsm8k", {"question": "a", "answer": "#### apples"}, "that ends in '#### NUMBER', found '#### apples'"),
     ],
 )
 def test_a_wrong_data_file(tmp_path, key, content, says):
-    path = broken(tmp_path, content)
+    path = write_lines(tmp_path / "test.jsonl", [content])
     with pytest.raises(CallError) as error:
         find_task(key, {key: path}).problems()
-    assert says in str(error.value)
-    assert str(error.value).startswith(f"--data {key}={path}")
+    assert says in str(error.value) and str(error.value).startswith(f"--data {key}={path}")
 
 
 def test_data_that_is_not_there(tmp_path, gsm8k_folder):
-    with pytest.raises(
-        CallError,
-        match=r"nothing: expected a JSON-lines file or a folder, found nothing",
-    ):
+    with pytest.raises(CallError, match=r"nothing: expected a file, .* found none"):
         find_task("gsm8k", {"gsm8k": tmp_path / "nothing"}).problems()
     with pytest.raises(CallError, match=r"expected test.jsonl or gsm8k.jsonl in .*, found none$"):
         find_task("gsm8k", {"gsm8k": tmp_path}).problems()
-    alone = write_lines(tmp_path / "alone" / "rows.jsonl", [{"question": "a", "answer": "#### 1"}])
-    task = find_task("gsm8k", {"gsm8k": alone})
+    task = find_task("gsm8k", {"gsm8k": write_lines(tmp_path / "rows.jsonl", [{"question": "a", "answer": "#### 1"}])})
     assert task.prompt(task.problems()[0], 0, 0) == "Question: a\nAnswer:"
-    with pytest.raises(
-        CallError, match=r"expected train.jsonl in .*alone, found none; few-shot prompts are drawn from it, --shots 0"
-    ):
-        task.prompt(task.problems()[0], 0, 5)
+    both = find_task("gsm8k", {"gsm8k": gsm8k_folder / "train.jsonl"})  # problems that are shots, too
+    assert both.prompt(both.problems()[0], 0, 0) == "Question: Train 0?\nAnswer:"
+    for one in (task, both):
+        with pytest.raises(
+            CallError, match=r"expected train.jsonl in .*, beside the problems, .* --shots 0 does without"
+        ):
+            one.prompt(one.problems()[0], 0, 1)
     file = find_task("gsm8k", {"gsm8k": gsm8k_folder / "test.jsonl"})
     assert file.prompt(file.problems()[0], 0, 2).count("Question: Train") == 2
-    both = find_task("gsm8k", {"gsm8k": gsm8k_folder / "train.jsonl"})
-    assert both.prompt(both.problems()[0], 0, 0) == "Question: Train 0?\nAnswer:"
-    with pytest.raises(
-        CallError,
-        match=r"train.jsonl: expected the problems in another file than train.jsonl, .* --shots 0 does without",
-    ):
-        both.prompt(both.problems()[0], 0, 1)
 
 
 @pytest.fixture
@@ -334,16 +260,6 @@ def test_data_flags(tmp_path):
             read_data_flags([flag])
     with pytest.raises(CallError, match=r"--data: expected TASK=PATH once each, .* found 'gsm8k=b'"):
         read_data_flags(["gsm8k=a", "gsm8k=b"])
-
-
-def test_an_unknown_task():
-    with pytest.raises(CallError) as error:
-        find_task("gsm9k")
-    assert str(error.value) == (
-        "no task 'gsm9k': expected one of lab-arith, lab-code, lab-sums, gsm8k, gsm8k_cot, gsm8k_two_pass, humaneval, "
-        "humaneval_instruct, "
-        "arc_easy, arc_challenge, hellaswag, piqa, race, social_iqa, lambada, lambada_openai"
-    )
 
 
 @settings(max_examples=200, deadline=None)

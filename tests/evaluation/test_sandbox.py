@@ -1,11 +1,10 @@
 """Honest programs, and programs that end early."""
 
-import os
 import sys
 
 import pytest
 
-from sinkscope.errors import CallError, EvaluationError
+from sinkscope.errors import EvaluationError
 from sinkscope.evaluation import run_program
 
 
@@ -17,14 +16,6 @@ def test_an_honest_program_passes():
 def test_a_wrong_answer_fails_with_what_was_found():
     result = run_program("def f(x):\n    return x + 3\nassert f(4) == 8\n")
     assert (result.passed, result.reason) == (False, "AssertionError: assert f(4) == 8 does not hold")
-
-
-def test_a_umask_that_allows_nothing_does_not_keep_it_from_starting():
-    before = os.umask(0o777)
-    try:
-        assert run_program("open('a', 'w').write('1')\nassert open('a').read() == '1'").passed
-    finally:
-        os.umask(before)
 
 
 def test_the_standard_library_and_the_own_folder_can_be_used():
@@ -57,14 +48,9 @@ assert __name__ == "__main__"
     ("program", "reason"),
     [
         ("import sys\nsys.exit(0)\nassert False", "left before its end (SystemExit: 0)"),
-        ("raise SystemExit\nassert False", "left before its end (SystemExit)"),
         ("import os\nprint('all tests passed')\nos._exit(0)\nassert False", "left before its end (exit status 0)"),
-        ("exit()", "NameError: name 'exit' is not defined"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("x = (", "SyntaxError: '(' was never closed (<program>, line 1)"),
-        ("return 3", "SyntaxError: 'return' outside function (<program>, line 1)"),
-        ("x = '\0'", ""),
-        ("(" * 250 + ")" * 250, "SyntaxError: "),
         ("-" * 100_000 + "1", ""),
         ("import ctypes\nctypes.string_at(0)", "ended by signal 11 (SIGSEGV)"),
         ("def f(): f()\nf()", "RecursionError: maximum recursion depth exceeded"),
@@ -91,12 +77,6 @@ def test_a_program_that_does_not_come_to_its_end_has_not_passed(forgery):
     assert not run_program(forgery + "\nassert 4 == 8\n", timeout_s=1).passed
 
 
-def test_limits_in_which_nothing_runs_are_refused():
-    for limits in ({"timeout_s": 0}, {"timeout_s": float("nan")}, {"memory_mb": 3}):
-        with pytest.raises(CallError, match="timeout_s above 0 and memory_mb of at least 64"):
-            run_program("1", **limits)
-
-
 @pytest.mark.parametrize("python", ["/bin/true", "/bin/echo"])
 def test_a_sandbox_that_does_not_start_is_no_wrong_answer(monkeypatch, python):
     monkeypatch.setattr(sys, "executable", python)
@@ -104,10 +84,6 @@ def test_a_sandbox_that_does_not_start_is_no_wrong_answer(monkeypatch, python):
         EvaluationError, match="the sandbox did not start: it said nothing; programs cannot be run here"
     ):
         run_program("assert True")
-
-
-def test_a_program_may_begin_with_a_byte_order_mark():
-    assert run_program("\ufeffprint(3)").output == "3\n"
 
 
 def test_a_reason_is_one_line_that_commands_no_terminal():

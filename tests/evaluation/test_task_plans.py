@@ -1,14 +1,10 @@
 """The plan of an evaluation: protocols and what overrides them, conversations, defaults."""
 
-import copy
 import dataclasses
 
 import pytest
 
-from sinkscope.decoding.settings import LLaDASettings, Settings
-from sinkscope.errors import CallError, ModelError
 from sinkscope.evaluation import evaluate, task_plans
-from sinkscope.evaluation.answers import reseeded
 from sinkscope.evaluation.protocols import Protocol
 from sinkscope.evaluation.task import Task
 from sinkscope.evaluation.task_plans import Request, chat_text, make_plans
@@ -23,62 +19,6 @@ def test_a_conversation_ends_where_the_model_begins(diffusion):
     begun = chat_text(diffusion, TALK)
     assert begun.startswith(asked)
     assert begun.endswith("Tom has 7")
-
-
-def test_a_tokenizer_without_a_template(diffusion):
-    class Plain:
-        chat_template = None
-
-        def get_vocab(self):
-            return {}
-
-    with pytest.raises(
-        ModelError, match="its tokenizer has no chat template; evaluate it on raw text, with --protocol none"
-    ):
-        chat_text(dataclasses.replace(diffusion, tokenizer=Plain()), TALK)
-
-
-def templated(model, template, family=None):
-    """The model with another chat template, or none."""
-    tokenizer = copy.deepcopy(model.tokenizer)
-    tokenizer.chat_template = template
-    return dataclasses.replace(model, tokenizer=tokenizer, family=family or model.family)
-
-
-@pytest.mark.parametrize(
-    ("template", "kind", "message"),
-    [
-        (
-            "{{ raise_exception('no system') }}",
-            CallError,
-            r"refuses them \(no system\); evaluate it on raw text",
-        ),
-        ("{{ messages[0]['content'] }} xylophones", CallError, "does not know 'xylophones'"),
-    ],
-)
-def test_a_conversation_is_refused_as_by_the_model_itself(template, kind, message, diffusion, monkeypatch):
-    monkeypatch.setattr(task_plans, "find_task", lambda name, data: talking(TASKS[name]))
-    with pytest.raises(kind, match=message):
-        make_plans(
-            templated(diffusion, template), Request(["lab-arith"], limit=1, shots=0, chat=True, settings={"length": 8})
-        )
-
-
-def test_a_tokenizer_without_a_template_gets_the_familys(diffusion, monkeypatch):
-    monkeypatch.setattr(task_plans, "find_task", lambda name, data: talking(TASKS[name]))
-    family = dataclasses.replace(diffusion.family, chat_template="Tom has {{ messages[0]['content'] }}", chat_tokens=())
-    model = templated(diffusion, None, family)
-    (plan,), _ = make_plans(model, Request(["lab-arith"], limit=1, shots=0, chat=True, settings={"length": 8}))
-    talk = [{"role": "user", "content": plan.problems[0].question}]
-    assert plan.prompts[0] == f"Tom has {plan.problems[0].question}" == model.chat_text(talk)
-    assert plan.encoded[0] == model.chat(talk)
-
-
-def test_paths_of_data_may_be_text(diffusion, tmp_path):
-    message = rf"--data piqa={tmp_path / 'none'}: expected a JSON-lines file or a folder, found nothing"
-    for path in (tmp_path / "none", str(tmp_path / "none")):
-        with pytest.raises(CallError, match=message):
-            evaluate(diffusion, tasks=["piqa"], out=tmp_path / "out", data={"piqa": path}, progress=False)
 
 
 def talking(task: Task) -> Task:
@@ -123,28 +63,6 @@ def test_a_protocol_sets_shots_and_sampler_and_flags_override_it(diffusion, prot
     assert result.protocol == caplog.messages[0] == protocol.line()
 
 
-@pytest.mark.parametrize(
-    ("tasks", "given", "says"),
-    [
-        (
-            ["lab-sums"],
-            "lab-sums",
-            r"data: expected none, found a path for 'lab-sums'; leave it out",
-        ),
-        (["lab-sums"], "gsm8k", r"data: expected none, found a path for 'gsm8k'"),
-        (
-            ["piqa", "gsm8k_cot"],
-            "humaneval",
-            r"data: expected paths for piqa, gsm8k_cot, gsm8k, found a path for 'humaneval'",
-        ),
-    ],
-)
-def test_data_of_tasks_that_are_not_asked_are_refused(diffusion, tmp_path, tasks, given, says):
-    with pytest.raises(CallError, match=says):
-        evaluate(diffusion, tasks=tasks, data={given: "nope"}, out=tmp_path / "out", progress=False)
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize("fixture", ["diffusion", "autoregressive"])
 def test_defaults_of_published_tasks(fixture, request, tmp_path):
     model = request.getfixturevalue(fixture)
@@ -154,13 +72,3 @@ def test_defaults_of_published_tasks(fixture, request, tmp_path):
         assert (sampler.steps, sampler.block) == (512, 32)
     assert task_plans._resolve(model.family, find_task("gsm8k"), {}).length == 256
     assert task_plans._resolve(model.family, find_task("gsm8k"), {"length": 16}).length == 16
-
-
-def test_the_canvas_is_checked_for_every_task(diffusion):
-    with pytest.raises(CallError, match="the canvas does not fit"):
-        make_plans(diffusion, Request(["lab-arith"], limit=3, settings={"length": 240, "block": 16}))
-
-
-def test_a_sampler_without_a_seed_stays_as_it_is():
-    assert reseeded(LLaDASettings(seed=2), 3) == LLaDASettings(seed=5)
-    assert reseeded(Settings(7), 3) == Settings(7)

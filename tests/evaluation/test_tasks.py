@@ -1,16 +1,11 @@
 import pytest
 
-from sinkscope.evaluation.tasks import TASKS, first_answer, score_number, score_program
+from sinkscope.evaluation.tasks import TASKS, score_number, score_program
 from sinkscope.lab.code_tasks import held_out_code_tasks
 from sinkscope.lab.word_problems import held_out_problems
 
 PROBLEM = next(problem for problem in held_out_problems() if problem.result == "7")
 CODE = next(task for task in held_out_code_tasks() if task.template == "add")
-
-
-def test_only_the_first_answer_counts():
-    assert first_answer("#### 7\n\nQ: Again?\nA: #### 8") == "#### 7"
-    assert first_answer("a\n\nb\nQ: c") == "a\n\nb\nQ: c"
 
 
 @pytest.mark.parametrize(
@@ -48,10 +43,6 @@ def test_programs(text, correct):
     score = score_program(CODE, text)
     assert score.correct is correct
     assert score.read == text.split("\n\nQ:")[0]
-
-
-def test_a_right_program_passes_all_its_tests():
-    assert score_program(CODE, CODE.worked).reason == "ran to its end"
 
 
 @pytest.mark.parametrize("name", TASKS)

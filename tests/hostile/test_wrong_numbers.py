@@ -62,14 +62,14 @@ def test_a_corpus_that_changed_since_the_run_began(place):
 
 
 def test_every_map_behind_a_cache_of_blocks_has_the_columns_that_were_recorded(tmp_path):
-    from sinkscope.decoding import resolve_settings, step_count
+    from sinkscope.decoding import resolve_settings
     from sinkscope.recorder.attention_map import recompute_map
 
     model = sinkscope.load(save_sdar_tokenizer(save_tiny("sdar", tmp_path / "model")))
     with sinkscope.recording(model, out=tmp_path / "trace"):
         sinkscope.generate(model, [3, 14, 15, 9, 26, 5, 35, 8, 9], length=8, seed=3)
     trace = sinkscope.open_trace(tmp_path / "trace")
-    assert 8 < trace.steps <= step_count(resolve_settings(model.family, length=8))
+    assert 8 < trace.steps <= resolve_settings(model.family, length=8).most_calls
     for step in range(trace.steps):
         length = int(trace.lengths[step])
         found = recompute_map(model, trace, step, 1, 2)

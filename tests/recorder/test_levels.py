@@ -1,6 +1,7 @@
 """Levels of keeping: the largest columns read as whole ones again; statistics are those of the whole trace."""
 
 import json
+from contextlib import nullcontext
 import signal
 import subprocess
 import sys
@@ -287,16 +288,3 @@ def test_trace_keeps_the_maps_it_is_asked_for(run, diffusion, diffusion_folder, 
     )
     status, printed, _ = run("map", out, "--step", 1, "--layer", 2, "--head", 3, "--json")
     assert json.loads(printed)["source"] == "stored"
-
-
-@pytest.mark.parametrize("second", [{"steps": 4}, {"block": 12}, {"hide": True}])
-def test_statistics_of_two_settings_are_not_put_into_one_folder(diffusion, tmp_path, second):
-    first = {"length": 12, "steps": 8, "block": 6}
-    hiding = HideTopSinks(1)(diffusion) if second.pop("hide", False) else nullcontext()
-    said = "prompts of one setting: expected .* as for the first prompt, found .*; record each setting into a folder of its own"
-    with pytest.raises(CallError, match=said), sinkscope.recording(diffusion, out=tmp_path / "s", keep="statistics"):
-        sinkscope.generate(diffusion, SHORT, **first, seed=0)
-        sinkscope.generate(diffusion, [QUESTION, SHORT], **first, seed=5)
-        with hiding:
-            sinkscope.generate(diffusion, SHORT, **first | second)
-    assert read_statistics(tmp_path / "s")[0]["prompts"] == 3

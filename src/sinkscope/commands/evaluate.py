@@ -63,7 +63,7 @@ class Evaluate(TaskCommand):
         if self.jobs:
             run_in_jobs(self.model, self.device, self.dtype, arguments, self.jobs, self.cluster, self.job_options)
             texts = dict.fromkeys(map(canonical_rule, rules))
-            results = collect(out, [(task, text) for task in asked["tasks"] for text in texts], rules)
+            results = collect(out, [(task, text) for task in asked["tasks"] for text in texts])
         else:
             results = run_share(self.model, self.device, self.dtype, arguments)
         if results:

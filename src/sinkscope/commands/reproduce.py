@@ -1,5 +1,16 @@
-"""`reproduce`: makes a paper's tables and figures in one command."""
+"""`reproduce`: makes the tables and figures of a paper in one command, from `evaluation.papers`.
 
+table1.md, .tex, .csv, .json     paper 1: accuracy with sinks hidden, intervals, tests, controls, published numbers
+table2.md, .json, figures/       paper 1: the tokens that are sinks most often; from the recorded generations
+paper2.md                        paper 2: measured accuracies beside the published ones
+evaluations/, traces/            the results behind them; a later run goes on from these
+"""
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -7,8 +18,13 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional
 
 from sinkscope.commands.command import Command, Device, Dtype, Gpu, Json, Switch, TaskFiles, Tflops, default_is
-from sinkscope.commands.output import note, print_costs, print_json
-from sinkscope.errors import CallError
+from sinkscope.commands.output import note, print_costs, print_json, say
+from sinkscope.errors import CallError, EvaluationError
+
+TOP = 5
+"""Tokens in a row of Table 2."""
+EXCESS = 3.0
+"""ε of Eq. 3 in the figures and Table 2."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,37 +68,132 @@ class Reproduce(Command):
     json: Json = False
 
     def run(self) -> None:
-        from sinkscope.commands.reproduction import Options, reproduce
-        from sinkscope.evaluation.tasks import read_data_flags
+        from sinkscope.evaluation.papers import LAB, PUBLISHED, paper1, paper2
 
         if self.paper == "paper2":
             self.refuse("ks seeds controls traces", "for paper2")
-        parts, data = self._parts(), read_data_flags(self.data)
+            parts = paper2(self.models, limit=self.limit)
+        else:
+            models = {"published": PUBLISHED, "lab": LAB}.get(self.models) or _words(self.models)
+            ks, controls = list(map(int, _words(self.ks))), _words(self.controls.replace("none", ""))
+            parts = paper1(models, ks=ks, seeds=self.seeds, controls=controls, limit=self.limit, traces=self.traces)
         if self.dry_run:
-            print_costs(parts, self.gpu, self.tflops, self.json)
-            return
+            return print_costs(parts, self.gpu, self.tflops, self.json)
         if self.out is None:
             raise CallError("expected --out FOLDER, or --dry-run")
-        written = reproduce(
-            parts, Options(self.out, data, self.batch, self.device, self.dtype, self.allow_code_execution), note
-        )
-        if self.json:
-            print_json({"files": [str(path) for path in written]})
-        else:
-            for path in written:
-                print(path)
+        files = list(map(str, self.work(parts)))
+        return print_json({"files": files}) if self.json else say(*files, sep="\n")
 
-    def _parts(self) -> Any:
-        """Return the paper's work as the flags narrow it."""
-        from sinkscope.evaluation.papers.paper import Narrowing, find_paper
+    def work(self, parts: Sequence[Any]) -> list[Path]:
+        """Run the unfinished parts, model by model; return the files written, by the first process of torchrun."""
+        from sinkscope.evaluation import evaluate
+        from sinkscope.evaluation.papers import beside_paper2, check_folder
+        from sinkscope.evaluation.tables import write_table
+        from sinkscope.evaluation.task_plans import data_of
+        from sinkscope.evaluation.tasks import find_task, read_data_flags
+        from sinkscope.models import load
+        from sinkscope.models.devices import own_device
+        from sinkscope.runs.folder import claimed_folder
+        from sinkscope.runs.share import share_of_process
 
-        try:
-            ks = [int(k) for k in _words(self.ks)]
-        except ValueError as error:
-            raise CallError(f"--ks: expected whole numbers separated by commas, found {self.ks!r}") from error
-        controls = [] if self.controls.strip() == "none" else _words(self.controls)
-        asked = Narrowing(self.models, self.limit, ks, self.seeds, controls, self.traces)
-        return find_paper(self.paper).plan(asked)
+        first, data = share_of_process().index == 0, read_data_flags(self.data)
+        results: dict[str, list[Any]] = {}
+        traces: dict[str, list[Any]] = {}
+        for name, folder in {part.model: part.folder for part in parts}.items():  # before any is loaded
+            check_folder(name, folder) if self.paper == "paper2" else None
+        with claimed_folder(self.out, EvaluationError) if first else nullcontext():
+            for name in dict.fromkeys(part.model for part in parts):
+                mine, place = [part for part in parts if part.model == name], name.replace("/", "--")
+                model = load(mine[0].folder or name, dtype=self.dtype, device=own_device(self.device))
+                if (found := model.card.hidden_size) != mine[0].shape.hidden:
+                    note(f"{name}: its width is {found}, {mine[0].shape.hidden} in the paper; it is another checkpoint")
+                for part in mine:
+                    task = find_task(part.task, data)
+                    if part.recorded:
+                        traces |= {name: _record(model, part, task, self.out / "traces" / place)} if first else {}
+                    elif task.runs_programs and not self.allow_code_execution:
+                        note(f"{name}, {part.task}: left out; it runs programs, which needs --allow-code-execution")
+                    else:
+                        arguments = {"limit": part.prompts, "shots": part.shots, "settings": part.settings}
+                        results.setdefault(name, []).extend(
+                            evaluate(
+                                model,
+                                tasks=[part.task],
+                                out=self.out / "evaluations" / place / part.task,
+                                hide=part.rules,
+                                data=data_of(part.task, data),
+                                batch=self.batch,
+                                allow_code_execution=self.allow_code_execution,
+                                **arguments,
+                            )
+                        )
+            if not first:
+                return []
+            if self.paper == "paper2":
+                return _written({self.out / "paper2.md": beside_paper2(results)})
+            rows = [one for found in results.values() for one in found]
+            forms = {"md": "markdown", "tex": "latex", "csv": "csv", "json": "json"}
+            tables = (
+                {self.out / f"table1.{end}": write_table(rows, form) for end, form in forms.items()} if rows else {}
+            )
+            return [*_written(tables), *(_draw(traces, self.out) if traces else ())]
+
+
+def _record(model: Any, part: Any, task: Any, out: Path) -> list[Any]:
+    """Record a part, one folder a prompt, and return its traces; those of an equal run are kept."""
+    from sinkscope.decoding import described, generate, resolve_settings
+    from sinkscope.recorder import recording
+    from sinkscope.runs.files import read_object
+    from sinkscope.traces import open_trace
+
+    settings, traces = described(resolve_settings(model.family, **part.settings)), []
+    card = {name: getattr(model.card, name) for name in ("weight_hash", "config_hash", "dtype")}
+    for index, problem in enumerate(task.problems()[: part.prompts]):
+        folder, stamp = out / f"{index:06d}", out / f"{index:06d}.json"
+        wanted = {**card, "prompt": task.prompt(problem, index, part.shots), "settings": settings}
+        if read_object(stamp) != wanted:
+            if (folder / "manifest.json").exists():
+                shutil.rmtree(folder)  # an earlier run of this command wrote it, was cut short or had other settings
+            with recording(model, out=folder):
+                generate(model, wanted["prompt"], **settings)
+            _written({stamp: json.dumps(wanted)})
+            note(f"{part.model}: generation {index + 1} of {part.prompts} recorded")
+        traces.append(open_trace(folder))
+    return traces
+
+
+def _draw(traces: Mapping[str, list[Any]], out: Path) -> list[Path]:
+    """Draw the figures of paper 1, and write its Table 2."""
+    from sinkscope.figures import draw_figures
+
+    drawn = draw_figures([one[0] for one in traces.values()], out / "figures", excess=EXCESS, compare=True)
+    found = {name: sink_tokens(mine, EXCESS) for name, mine in traces.items()}
+    lines = [f"| model | generations | {' | '.join(f'{rank + 1}.' for rank in range(TOP))} |", "|---" * (TOP + 2) + "|"]
+    for name, tokens in found.items():
+        cells = [f"`{text!r}` {share:.3f}".replace("|", "\\|") for text, share in tokens.items()]
+        cells = [name, str(len(traces[name])), *[*cells, *["–"] * TOP][:TOP]]
+        lines.append(f"| {' | '.join(cells)} |")
+    tables = {"table2.json": json.dumps(found, ensure_ascii=False), "table2.md": "\n".join(lines)}
+    return [*drawn, *_written({out / name: text for name, text in tables.items()})]
+
+
+def sink_tokens(traces: Sequence[Any], excess: float) -> dict[str, float]:
+    """Return each token's share of all sinks over steps, layers, heads and traces, the most frequent token first."""
+    from sinkscope.sinks import find_sinks
+
+    tally: Counter[str] = Counter()
+    for trace in traces:
+        for token, count in Counter(find_sinks(trace, excess).token.tolist()).items():
+            tally[trace.token_text(token)] += count
+    return {text: count / tally.total() for text, count in tally.most_common()}
+
+
+def _written(texts: Mapping[Path, str]) -> list[Path]:
+    from sinkscope.runs.files import write_whole
+
+    for path, text in texts.items():
+        write_whole(path, f"{text}\n".encode(), EvaluationError, "make room and run the same command again")
+    return list(texts)
 
 
 def _words(text: str) -> list[str]:

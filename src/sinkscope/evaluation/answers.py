@@ -31,16 +31,13 @@ def rule_in_force(rule: Rule, model: Model) -> Iterator[Effects]:
         def effects(row: int | None, passes: int = 1) -> dict[str, Any] | None:
             if rule.idle:
                 return None
-            if row is None and (running.asked_previous or not running.effect.steps.any()):
-                found = "asked for the step before" if running.asked_previous else "was never in force"
-                raise CallError(
-                    f"hide: expected a rule for the one step of a likelihood, found that {rule} {found}; let it "
-                    "measure the running step, "
-                    "as observe=current does, and do not limit it to later steps"
-                )
             found = running.effect
             if row is not None:  # of each pass, whose prompts stand behind those of the pass before
-                found = Effect(*(values[row :: max(1, len(found.steps) // passes)] for values in vars(found).values()))
+                every = slice(row, None, max(1, len(found.steps) // passes))
+                found = Effect(*(values[every] for values in vars(found).values()))
+            elif running.asked_previous or not found.steps.any():
+                what = "asked for the step before" if running.asked_previous else "was never in force"
+                raise CallError(f"hide: {rule} {what}, and a likelihood has one step; observe=current hides in it")
             return found.as_dict()
 
         yield effects
@@ -53,16 +50,10 @@ def reseeded(settings: Settings, by: int) -> Settings:
 
 
 def answer_until(model: Model, answer: torch.Tensor, stops: Sequence[str]) -> str:
-    """Return the text of an answer as lm-eval's tasks read it: unstripped, before the first EOS and the first of the
-    stop strings.
+    """Return the text of an answer, int64 [position], as lm-eval's tasks read it: before the first EOS or stop string.
 
     Leading white space is kept, because the completion of a program needs it. A stop string that is a special token of
     the tokenizer ends the answer as a token, since special tokens are left out of the text.
-
-    Args:
-        model: the model that wrote.
-        answer: int64 [position], without the prompt.
-        stops: strings.
     """
     known = model.tokenizer.get_added_vocab()
     ends = {known[stop] for stop in stops if stop in known} | {model.card.eos_id, *getattr(model.card, "eos_ids", ())}

@@ -1,27 +1,21 @@
 """The arms of a comparison of caches: a policy, perhaps parallel, such as ``fast-dllm-dual@threshold=0.9``."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from sinkscope.decoding import known_caches, parse_cache
 from sinkscope.errors import CallError
 
-NOTHING = "none"
 PARALLEL = ("threshold", "factor")
 """Settings of a sampler that decode in parallel, which is no cache."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to write the answers.
+    """One way to write the answers: a policy as `parse_cache` reads it, and parallel decoding (0 is off)."""
 
-    Attributes:
-        cache: the policy as text, see `parse_cache`; ``none`` without.
-        threshold, factor: of parallel decoding; 0 is off.
-    """
-
-    cache: str = NOTHING
+    cache: str = "none"
     threshold: float = 0.0
     factor: float = 0.0
 
@@ -59,72 +53,39 @@ def read_arms(text: str, budgets: Sequence[int] = ()) -> list[Arm]:
         budgets: how many keys a policy reads whose text leaves this open; it stands for an arm a number.
 
     Raises:
-        CallError: a policy or an option that is not known, or budgets that no policy asks for.
+        CallError: a policy or an option that is not known, or no budget where one is needed.
     """
-    known, pieces = (NOTHING, *known_caches()), list[str]()
+    known, pieces = ("none", *known_caches()), list[str]()
     for piece in filter(None, map(str.strip, text.split(","))):
         if pieces and piece.partition(":")[0].partition("@")[0] not in known and "=" in piece:
             pieces[-1] += f",{piece}"
         else:
             pieces.append(piece)
-    if not pieces:
-        raise CallError("policies: expected at least one, such as fast-dllm-dual, found none")
-    arms, used = [PLAIN], False
+    arms = [PLAIN]
     for piece in pieces:
         cache, _, options = piece.partition("@")
-        opened = _is_open(cache)
-        used |= opened
+        opened = "keep=" in cache and "keep=all" not in cache and "budget=" not in cache
         if opened and not budgets:
             raise CallError(
                 f"policy {piece!r}: expected a budget of keys; give --budget 16,64, or write {cache},budget=64"
             )
-        for budget in budgets if opened and budgets else (None,):
-            whole = cache if budget is None else f"{cache}{',' if ':' in cache else ':'}budget={budget}"
-            policy = parse_cache(whole)
-            arms.append(Arm(NOTHING if policy is None else policy.text, **_parallel(piece, options)))
-    if budgets and not used:
-        raise CallError(
-            "budget: expected a policy that leaves its budget open, such as block:keep=sinks, found "
-            f"{', '.join(pieces)}"
-        )
+        for end in [f",budget={budget}" for budget in budgets] if opened else [""]:
+            policy = parse_cache(cache + end)
+            arms.append(Arm("none" if policy is None else policy.text, **_parallel(piece, options)))
     return list(dict.fromkeys(arms))
-
-
-def _is_open(cache: str) -> bool:
-    """Return whether a policy chooses keys and its text does not say how many."""
-    name, _, tail = cache.partition(":")
-    kind = known_caches().get(name)
-    options = [one.partition("=") for one in map(str.strip, tail.split(","))]
-    chosen = any(value != "all" for option, _, value in options if option == "keep")
-    if kind is None or not chosen or any(one[0] == "budget" for one in options):
-        return False
-    return any(one.name == "budget" for one in fields(kind))  # type: ignore[arg-type]
 
 
 def _parallel(piece: str, options: str) -> dict[str, float]:
     """Return the settings of parallel decoding behind the ``@`` of an arm."""
-    found: dict[str, float] = {}
+    found = {}
     for option in filter(None, map(str.strip, options.split(","))):
         name, _, value = option.partition("=")
-        try:
-            number = float(value)
-        except ValueError:
-            number = -1.0
-        if name not in PARALLEL or not 0 < number <= 1 or name in found:
-            raise CallError(
-                f"policy {piece!r}: expected threshold=… or factor=… up to 1 behind the @, each once, found {option!r}"
-            )
-        found[name] = number
+        if name not in PARALLEL:
+            raise CallError(f"policy {piece!r}: expected threshold=… or factor=… behind the @, found {option!r}")
+        found[name] = float(value)
     return found
 
 
 def read_budgets(text: str) -> list[int]:
-    """Return the budgets of a text, such as ``16,64``.
-
-    Raises:
-        CallError: something that is no number of keys.
-    """
-    pieces = [one for one in map(str.strip, text.split(",")) if one]
-    if not all(one.isdigit() and int(one) for one in pieces):
-        raise CallError(f"budget: expected numbers of keys from 1 upwards, separated by commas, found {text!r}")
-    return list(dict.fromkeys(map(int, pieces)))
+    """Return the budgets of a text, such as ``16,64``."""
+    return list(dict.fromkeys(int(one) for one in text.split(",") if one.strip()))

@@ -1,11 +1,10 @@
-"""What came of a comparison of caches: a row for each policy, verdicts on sinks, and the Markdown table. Rules were
-fixed beforehand.
+"""The outcome of a comparison of caches: a row a policy, verdicts on sinks, Markdown. Rules were fixed beforehand.
 
 A policy is *within a point* where the lower end of the 95 % interval of its accuracy minus plain sampling's, paired by
 problem, lies above −1 point. ``verdict`` is that of `paired_tests`, with a margin of 2 points.
 
-Whether sinks are to be read is told by two policies that differ in nothing else: ``keep=top`` (the largest columns,
-sinks among them) and ``keep=no-sinks`` (the largest columns that are no sinks), at an equal budget. The verdict, by the
+Two policies that differ in nothing else decide whether sinks are to be read: ``keep=top`` (the largest columns, sinks
+among them) and ``keep=no-sinks`` (the largest columns that are no sinks), at an equal budget. The verdict, by the
 interval of the first minus the second:
 
 keep        it lies above 0
@@ -50,12 +49,11 @@ def comparison_of(found: Mapping[tuple[str, Arm], Items]) -> dict[str, Any]:
 
 def _row(task: str, arm: Arm, items: Items, plain: Items) -> dict[str, Any]:
     """Return an arm beside plain sampling of the same problems."""
-    right = [int(item["correct"]) for item in items]
-    change = None if arm == PLAIN else paired_difference(right, [int(item["correct"]) for item in plain])
+    right = _right(items)
+    change = None if arm == PLAIN else paired_difference(right, _right(plain))
     pairs = [(item["tokens"], other["tokens"]) for item, other in zip(items, plain, strict=True)]
     work, before = _work(items), _work(plain)
     written, seconds = sum(len(one) for one, _ in pairs), _seconds(items)
-    peaks = [item["peak_memory"] for item in items if item["peak_memory"] is not None]
     return {
         "task": task,
         "policy": arm.text,
@@ -66,7 +64,9 @@ def _row(task: str, arm: Arm, items: Items, plain: Items) -> dict[str, Any]:
         "n": len(items),
         "accuracy": sum(right) / len(items),
         "interval": list(wilson_interval(sum(right), len(items))),
-        "difference": None if change is None else _document(change),
+        "difference": None
+        if change is None
+        else {**asdict(change), "p_holm": change.p_value, "verdict": change.verdict, "needed": change.needed},
         "within_a_point": None if change is None else change.low > -POINT,
         "same_tokens": sum(a == b for pair in pairs for a, b in zip(*pair, strict=True)) / written,
         "same_answers": sum(one == other for one, other in pairs) / len(pairs),
@@ -76,13 +76,13 @@ def _row(task: str, arm: Arm, items: Items, plain: Items) -> dict[str, Any]:
         "rows_ratio": before["rows"] / work["rows"],
         "speed_ratio": _seconds(plain) / seconds if seconds else None,
         "tokens_per_second": written / seconds if seconds else None,
-        "peak_memory": max(peaks) if peaks else None,
+        "peak_memory": max((item["peak_memory"] for item in items if item["peak_memory"] is not None), default=None),
         "outcomes": "".join(map(str, right)),
     }
 
 
-def _document(change: Difference) -> dict[str, Any]:
-    return {**asdict(change), "p_holm": change.p_value, "verdict": change.verdict, "needed": change.needed}
+def _right(items: Items) -> list[int]:
+    return [int(item["correct"]) for item in items]
 
 
 def _work(items: Items) -> dict[str, int]:
@@ -90,7 +90,7 @@ def _work(items: Items) -> dict[str, int]:
 
 
 def _seconds(items: Items) -> float:
-    """Return what the answers took: on a CPU seconds of the processor, which other programs do not lengthen."""
+    """Return the time of the answers: on a CPU seconds of the processor, which other programs do not lengthen."""
     return sum(item["processor_seconds" if item.get("on_cpu", True) else "seconds"] for item in items)
 
 
@@ -102,17 +102,9 @@ def _verdicts(found: Mapping[tuple[str, Arm], Items]) -> list[dict[str, Any]]:
             continue
         other = Arm(arm.cache.replace("keep=top", "keep=no-sinks"), arm.threshold, arm.factor)
         if (task, other) in found:
-            change = paired_difference(*([int(item["correct"]) for item in one] for one in (items, found[task, other])))
-            verdicts.append(
-                {
-                    "task": task,
-                    "with": arm.text,
-                    "without": other.text,
-                    "budget": arm.budget,
-                    **asdict(change),
-                    "verdict": on_sinks(change),
-                }
-            )
+            change = paired_difference(_right(items), _right(found[task, other]))
+            arms = {"task": task, "with": arm.text, "without": other.text, "budget": arm.budget}
+            verdicts.append({**arms, **asdict(change), "verdict": on_sinks(change)})
     for one, adjusted in zip(verdicts, holm([one["p_value"] for one in verdicts]), strict=True):
         one["p_holm"] = adjusted
     return verdicts
@@ -132,23 +124,8 @@ def points(change: Mapping[str, Any]) -> str:
     return f"{100 * change['mean']:+.1f} ({100 * change['low']:+.1f} … {100 * change['high']:+.1f})"
 
 
-HEAD = (
-    "policy",
-    "accuracy",
-    "difference",
-    "p",
-    "within a point",
-    "same tokens",
-    "same answers",
-    "multiply-adds",
-    "attention",
-    "projections",
-    "MLP",
-    "positions",
-    "forwards",
-    "tokens a second",
-    "memory, MiB",
-)
+HEAD = "policy,accuracy,difference,p,within a point,same tokens,same answers,multiply-adds".split(",")
+HEAD += ["attention", "projections", "MLP", "positions", "forwards", "tokens a second", "memory, MiB"]
 
 
 def comparison_table(document: Mapping[str, Any]) -> str:

@@ -13,28 +13,23 @@ is asked token by token from the left.
 
 import ast
 import functools
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from sinkscope.decoding import Likelihood, generate, log_likelihood
 from sinkscope.decoding.likelihood import check_likelihood, encode_pair
 from sinkscope.errors import CallError
+from sinkscope.evaluation.task import Score, Task
 from sinkscope.evaluation.task_data import Source, hash_rows
 from sinkscope.models import Family, Model
 
 
 @dataclass(frozen=True)
 class LikelihoodSettings:
-    """Settings of likelihoods; see `log_likelihood`.
-
-    Attributes:
-        method: ``monte_carlo`` or ``chain_rule``; an autoregressive model is summed exactly.
-        samples: masked canvases of Monte Carlo (paper 2's code: 1024).
-        guidance: unsupervised classifier-free guidance; not for autoregressive models.
-        seed: of the masks; problem i has seed + i.
-    """
+    """Settings of likelihoods, see `log_likelihood`; problem i has seed + i."""
 
     method: Literal["monte_carlo", "chain_rule"] = "monte_carlo"
     samples: int = 128
@@ -44,13 +39,7 @@ class LikelihoodSettings:
 
 @dataclass(frozen=True)
 class Question:
-    """One row of a benchmark: a context, the choices that may follow it, and which of them is right.
-
-    Attributes:
-        context: as the model reads it; a blank stands between it and a choice.
-        choices: without that blank.
-        gold: number of the right choice.
-    """
+    """One row of a benchmark: a context, the choices that may follow it behind a blank, the number of the right one."""
 
     context: str
     choices: tuple[str, ...]
@@ -59,27 +48,15 @@ class Question:
 
 @dataclass(frozen=True)
 class Asked:
-    """The answer of a model to one question.
-
-    Attributes:
-        likelihoods: one for each choice.
-        writes: whether the model writes the only choice itself; None where there are several.
-    """
+    """The answer of a model: a likelihood for each choice, or whether it writes an only choice itself."""
 
     likelihoods: tuple[Likelihood, ...]
     writes: bool | None
 
 
-@dataclass(frozen=True)
-class Benchmark:
-    """One benchmark: where its rows come from, and how they are read.
-
-    Attributes:
-        hub: repository and configuration of its data.
-        split: the split with the questions.
-        fields: fields of a row, with their types.
-        read: returns a row as a question.
-        normed: whether ``acc_norm`` is published beside ``acc``.
+class Benchmark(NamedTuple):
+    """One benchmark: the repository and configuration of its data, the split with the questions, and the types of a
+    row's fields; ``acc_norm`` is published beside ``acc`` where it is normed.
     """
 
     hub: tuple[str, str | None]
@@ -101,21 +78,11 @@ def _arc(row: Mapping[str, Any]) -> Question:
 
 def _hellaswag(row: Mapping[str, Any]) -> Question:
     def clean(text: str) -> str:
-        lines = text.strip().replace(" [title]", ". ").split("\n")
-        return "\n".join(map(_without_brackets, lines)).replace("  ", " ")
+        return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
 
     context = clean(f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}")
     endings = tuple(map(clean, row["endings"]))
     return Question(context, endings, _numbered(row["label"], 0, len(endings)))
-
-
-def _without_brackets(line: str) -> str:
-    """Return a line without its parts in brackets, each from the first ``[`` to the next ``]``."""
-    kept, at = [], 0
-    while (start := line.find("[", at)) >= 0 and (end := line.find("]", start)) >= 0:
-        kept.append(line[at:start])
-        at = end + 1
-    return "".join([*kept, line[at:]])
 
 
 def _piqa(row: Mapping[str, Any]) -> Question:
@@ -146,67 +113,64 @@ def _lambada(row: Mapping[str, Any]) -> Question:
 
 _TEXT, _LABEL = (str,), (str, int)
 _ARC = {"question": _TEXT, "choices": (dict,), "answerKey": _TEXT}
-BENCHMARKS: dict[str, Benchmark] = {
+_HELLASWAG = dict.fromkeys(("activity_label", "ctx_a", "ctx_b"), _TEXT) | {"endings": (list,), "label": _LABEL}
+_PIQA = {"goal": _TEXT, "sol1": _TEXT, "sol2": _TEXT, "label": _LABEL}
+_RACE = {"article": _TEXT, "problems": (str, list)}
+_SIQA = dict.fromkeys(("context", "question", "answerA", "answerB", "answerC"), _TEXT) | {"label": _LABEL}
+BENCHMARKS = {
     "arc_easy": Benchmark(("allenai/ai2_arc", "ARC-Easy"), "test", _ARC, _arc),
     "arc_challenge": Benchmark(("allenai/ai2_arc", "ARC-Challenge"), "test", _ARC, _arc),
-    "hellaswag": Benchmark(
-        ("Rowan/hellaswag", None),
-        "validation",
-        {"activity_label": _TEXT, "ctx_a": _TEXT, "ctx_b": _TEXT, "endings": (list,), "label": _LABEL},
-        _hellaswag,
-    ),
-    "piqa": Benchmark(
-        ("baber/piqa", None), "validation", {"goal": _TEXT, "sol1": _TEXT, "sol2": _TEXT, "label": _LABEL}, _piqa
-    ),
-    "race": Benchmark(
-        ("EleutherAI/race", "high"), "test", {"article": _TEXT, "problems": (str, list)}, _race, normed=False
-    ),
-    "social_iqa": Benchmark(
-        ("lighteval/siqa", None),
-        "validation",
-        {**dict.fromkeys(("context", "question", "answerA", "answerB", "answerC"), _TEXT), "label": _LABEL},
-        _social_iqa,
-        normed=False,
-    ),
+    "hellaswag": Benchmark(("Rowan/hellaswag", None), "validation", _HELLASWAG, _hellaswag),
+    "piqa": Benchmark(("baber/piqa", None), "validation", _PIQA, _piqa),
+    "race": Benchmark(("EleutherAI/race", "high"), "test", _RACE, _race, normed=False),
+    "social_iqa": Benchmark(("lighteval/siqa", None), "validation", _SIQA, _social_iqa, normed=False),
     "lambada": Benchmark(("cimec/lambada", None), "test", {"text": _TEXT}, _lambada, normed=False),
-    "lambada_openai": Benchmark(
-        ("EleutherAI/lambada_openai", "default"), "test", {"text": _TEXT}, _lambada, normed=False
-    ),
+    "lambada_openai": Benchmark(("EleutherAI/lambada_openai", "default"), "test", {"text": _TEXT}, _lambada, False),
 }
 
 
-def questions(name: str, data: Path | None) -> tuple[Callable[[], tuple[Question, ...]], Callable[[], str]]:
-    """Return two functions: one reads the questions of a benchmark, the other returns a hash of their rows.
-
-    Raises:
-        CallError: a row that is not of the benchmark's form (when they are read).
-    """
+def likelihood_task(name: str, data: Path | None) -> Task:
+    """Return the task of a benchmark."""
     benchmark = BENCHMARKS[name]
     files = {benchmark.split: (f"{benchmark.split}.jsonl", f"{name}.jsonl")}
-    source = Source(
-        name, data, benchmark.hub, tuple(benchmark.fields), files, types=benchmark.fields, asked=benchmark.split
-    )
+    source = Source(name, data, benchmark.hub, benchmark.fields, files, benchmark.split)
     rows = functools.cache(lambda: source.rows(benchmark.split))
 
     @functools.cache
-    def read() -> tuple[Question, ...]:
+    def questions() -> tuple[Question, ...]:
         found = []
         for number, row in enumerate(rows(), 1):
-            where = f"{source.hub[0] if data is None else f'--data {name}={data}'}, row {number}"
             try:
-                question = benchmark.read(row)
+                found.append(benchmark.read(row))
             except (ValueError, LookupError, TypeError, SyntaxError) as error:
+                what = f"a row of {name} as on the hub ({benchmark.hub[0]})"
                 raise CallError(
-                    f"{where}: expected a row of {name} as on the hub ({benchmark.hub[0]}), found {str(row)[:80]} … "
-                    f"({error})"
+                    f"{source.where}, row {number}: expected {what}, found {str(row)[:80]} … ({error})"
                 ) from error
-            alone = len(question.choices) == 1 and benchmark.read is not _lambada
-            if alone or not all(one.strip() for one in (question.context, *question.choices)):
-                raise CallError(f"{where}: expected a context and choices that are not blank, found {question}")
-            found.append(question)
         return tuple(found)
 
-    return read, lambda: hash_rows(rows())
+    def prompt(question: Question, index: int, shots: int) -> str:
+        if shots:
+            raise CallError(f"shots: {name} is asked without any, found {shots}")
+        return question.context
+
+    def score(question: Question, asked: Asked) -> Score:
+        best, measures = judge(question, asked, benchmark.normed)
+        right = question.choices[question.gold]
+        read = question.choices[best] if len(question.choices) > 1 or measures["acc"] else None
+        return Score(measures["acc"], read, f"{read!r}, expected {right!r}", measures=measures)
+
+    return Task(
+        name,
+        0,
+        False,
+        questions,
+        prompt,
+        lambda question: question.choices[question.gold],
+        score,
+        fingerprint=lambda shots: hash_rows(rows()),
+        asks_likelihoods=True,
+    )
 
 
 def ask(model: Model, question: Question, settings: LikelihoodSettings, number: int, batch: int) -> Asked:
@@ -245,28 +209,19 @@ def judge(question: Question, asked: Asked, normed: bool) -> tuple[int, dict[str
 def settings_for(
     given: Mapping[str, Any], defaults: Mapping[str, Any], family: Family, model: str
 ) -> LikelihoodSettings:
-    """Return the settings of a protocol (``defaults``), overridden by those of a call (``given``), for a model of
-    this family and name.
+    """Return the settings of a protocol (``defaults``), overridden by those of a call, for a model of this family.
 
     Raises:
-        CallError: a setting of samplers, one of another type or out of bounds, or guidance for an autoregressive model.
+        CallError: a setting of samplers, one out of bounds, or guidance for an autoregressive model.
     """
     names = LikelihoodSettings.__dataclass_fields__
-    for name in given:
-        if name not in names:
-            raise CallError(
-                f"{name}: tasks of likelihoods have the settings {', '.join(names)}; found {name}, which is a sampler's"
-            )
-    settings = {**({} if family.causal else defaults), **given}
-    found = LikelihoodSettings(**settings)
+    if beside := [name for name in given if name not in names]:
+        raise CallError(f"{beside[0]}: tasks of likelihoods have the settings {', '.join(names)}; leave it out")
+    found = LikelihoodSettings(**{**({} if family.causal else defaults), **given})
     check_likelihood(family, model, **asdict(found))
     return found
 
 
 def count_tokens(model: Model, question: Question) -> int:
-    """Return the number of tokens of a question with its longest choice.
-
-    Raises:
-        CallError: a text that has no likelihood.
-    """
+    """Return the number of tokens of a question with its longest choice."""
     return max(sum(map(len, encode_pair(model, question.context, f" {choice}"))) for choice in question.choices)

@@ -1,34 +1,15 @@
 """Each result compared with the unhidden run and with its controls, as frozen rows that tables print."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
 from sinkscope.evaluation.paired_tests import Difference, against_controls, holm, paired_difference
-from sinkscope.evaluation.papers.published import published_accuracy
-from sinkscope.evaluation.results import (
-    Result,
-    cell_of,
-    comparable_rule,
-    expect_agreement,
-    options_of,
-    rule_of,
-    seed_of,
-)
+from sinkscope.evaluation.papers import published_accuracy
+from sinkscope.evaluation.results import Result, cell_of, hides_k, rule_of, takes_seed
 
 SEEDS = 3
-_RULES = {
-    "none": None,
-    "top": None,
-    "random": True,
-    "ranks": False,
-    "mass": True,
-    "rowmass": True,
-    "persistent": True,
-    "class": True,
-}
-"""What `takes_seed` returns for common rules, so that most tables load no torch; a test compares it with the rules."""
 _MATCHED = 1.5
 """Largest ratio between the attention that a rule and its control of equal mass take away."""
 _MATCHED_IN = {
@@ -43,12 +24,9 @@ class Contrast:
     """The difference between a rule that hides K keys and a control that hides as many others.
 
     Attributes:
-        control: rule of the control, its seed left out.
-        seeds: how many runs of the control were averaged.
+        control: its rule, without the seed, over whose runs outcomes and removed shares are averaged.
         difference: see `against_controls`.
         adjusted: p-value after Holm, over all contrasts of the table.
-        removed_share: share of all attention that the control took away, mean over its runs.
-        removed_share_committed: the same of the queries whose tokens were committed.
     """
 
     control: str
@@ -57,6 +35,11 @@ class Contrast:
     adjusted: float
     removed_share: float | None
     removed_share_committed: float | None
+
+    @property
+    def word(self) -> str:
+        """The kind of the control."""
+        return self.control.partition(":")[0]
 
 
 @dataclass(frozen=True)
@@ -82,111 +65,77 @@ class Row:
 
 
 def compare(results: Sequence[Result]) -> list[Row]:
-    """Return a row for each result, in order; runs are paired over the problems that both have."""
-    rows = []
-    for result in results:
-        published = published_accuracy(result.model, result.task, comparable_rule(result.hide))
-        found = (
-            Contrast(control, seeds, one, 1.0, *removed) for control, seeds, one, removed in _contrasts(result, results)
-        )
-        rows.append(Row(result, published, _change(result, results), None, tuple(found)))
-    return adjust(rows)
+    """Return a row for each result, in order; runs are paired over the problems that both have.
 
-
-def adjust(rows: Sequence[Row]) -> list[Row]:
-    """Return rows with the p-values of all their changes and contrasts adjusted together, after Holm."""
+    The p-values of all changes and contrasts are adjusted together, after Holm.
+    """
+    changes = {cell_of(one): _change(one, results) for one in results}  # a rule that is written in two ways counts once
+    contrasts = {cell_of(one): list(_contrasts(one, results)) for one in results}
+    words = {cell_of(one): one.hide.partition(":")[0] for one in results}
     adjusted: dict[str, float] = {}
-    cells = [cell_of(row.result) for row in rows]  # a rule that is written in two ways is tested once
-    for family in (True, False):  # what is claimed of sinks does not depend on how many controls were run
+    for control in (True, False):  # claims on sinks do not depend on how many controls were run
         members = {
-            cell: row.change.p_value
-            for cell, row in zip(cells, rows, strict=True)
-            if row.change is not None and _is_control(row.result) is family
+            cell: change.p_value
+            for cell, change in changes.items()
+            if change is not None and (takes_seed(words[cell]) is not None) is control
         }
         adjusted |= zip(members, holm(list(members.values())), strict=True)
-    tests = {
-        (cell, one.control): one.difference.p_value
-        for cell, row in zip(cells, rows, strict=True)
-        for one in row.contrasts
-    }
-    against = dict(zip(tests, holm(list(tests.values())), strict=True))
+    tests = [(cell, one.control, one.difference.p_value) for cell, found in contrasts.items() for one in found]
+    against = {test[:2]: p for test, p in zip(tests, holm([test[2] for test in tests]), strict=True)}
     return [
-        replace(
-            row,
-            adjusted=adjusted.get(cell),
-            contrasts=tuple(replace(one, adjusted=against[cell, one.control]) for one in row.contrasts),
+        Row(
+            one,
+            published_accuracy(one.model, one.task, one.hide),
+            changes[cell],
+            adjusted.get(cell),
+            tuple(replace(contrast, adjusted=against[cell, contrast.control]) for contrast in contrasts[cell]),
         )
-        for cell, row in zip(cells, rows, strict=True)
+        for one, cell in ((one, cell_of(one)) for one in results)
     ]
 
 
 def check_results(results: Sequence[Result]) -> Sequence[Result]:
-    """Return results, each of which is there once.
-
-    Raises:
-        CallError: numbers that contradict one another, two results of the same model, task, rule and settings, or two
-            spellings of a rule whose outcomes differ.
-    """
-    found: dict[tuple[str, str], int] = {}
-    longest: dict[str, int] = {}
+    """Return results; CallError for two of the same model, task, rule and settings, which would count as two tests."""
+    found: dict[str, Result] = {}
     for number, one in enumerate(results):
-        where = f"results[{number}]"
-        expect_agreement(one, where, CallError)
-        cell = cell_of(replace(one, n=0))
-        earlier, same = found.setdefault((one.hide, cell_of(one)), number), longest.setdefault(cell, number)
-        if earlier != number or _contradict(one, results[same]):
-            than = f"other outcomes than {results[same].hide} in results[{same}]"
+        other = found.get(cell_of(one))
+        if other is not None and (other.hide == one.hide or other.outcomes != one.outcomes):
             raise CallError(
-                f"{where}: expected each model, task and rule once, found {one.model}, {one.task}, {one.hide} with "
-                f"{than if earlier == number else f'the settings of results[{earlier}]'}; leave one of them out"
+                f"results[{number}]: expected each model, task and rule once, found {one.model}, {one.task}, "
+                f"{one.hide} twice; leave one of them out"
             )
-        if one.n > results[same].n:
-            longest[cell] = number
+        found[cell_of(one)] = one
     return results
 
 
-def _contradict(one: Result, other: Result) -> bool:
-    """Return whether two results of one cell, perhaps of different lengths, differ over the problems that both have."""
-    if not (one.outcomes and other.outcomes):
-        return one.n == other.n and one.correct != other.correct
-    shortest = min(len(one.outcomes), len(other.outcomes))
-    return one.outcomes[:shortest] != other.outcomes[:shortest]
-
-
 def _change(result: Result, results: Sequence[Result]) -> Difference | None:
-    if result.hide == "none":
+    bases = [one for one in results if one.hide == "none" and _comparable(one, result)]
+    if result.hide == "none" or not bases:
         return None
-    base = max(
-        (one for one in results if one.hide == "none" and _comparable(one, result)), key=lambda one: one.n, default=None
-    )
-    return None if base is None else paired_difference(*_common([_outcomes(result), _outcomes(base)]))
+    return paired_difference(*_common([result, max(bases, key=lambda one: one.n)]))
 
 
-def _contrasts(
-    result: Result, results: Sequence[Result]
-) -> list[tuple[str, int, Difference, tuple[float | None, float | None]]]:
-    """Return name, number of seeds, difference and both removed shares for each kind of control."""
-    rule = rule_of(result)
-    if rule is None or not hides_k(rule[1]):
-        return []
-    kinds: dict[str, dict[int, Result]] = {}
+def _contrasts(result: Result, results: Sequence[Result]) -> Iterator[Contrast]:
+    """Yield the contrast with each kind of control, not adjusted yet."""
+    word, *rest = rule_of(result)
+    if not rest or not hides_k(word):
+        return
+    k, _, *options = rest
+    kinds: dict[str, dict[str, Result]] = {}
     for one in results:
-        other = rule_of(one)
-        if other is None or takes_seed(other[1]) is None or not _comparable(one, result):
+        kind, *other = rule_of(one)
+        # controls but random stand in for the top K
+        if takes_seed(kind) is None or (word != "top" and kind != "random") or not _comparable(one, result):
             continue
-        if rule[1] != "top" and other[1] != "random":
-            continue  # the other controls stand in for the top K
-        if other[2] == rule[2] and options_of(other[3]) == options_of(rule[3]):
-            runs = kinds.setdefault(other[1], {})
-            runs[seed_of(other[3])] = max(one, runs.get(seed_of(other[3]), one), key=lambda run: run.n)
-    found = []
+        if (other[0], other[2:]) == (k, options):
+            runs = kinds.setdefault(kind, {})
+            runs[other[1]] = max(one, runs.get(other[1], one), key=lambda run: run.n)
     for kind, by_seed in kinds.items():
         runs = list(by_seed.values())
-        sink, *controls = _common([_outcomes(result), *map(_outcomes, runs)])
-        removed = _mean([run.removed_share for run in runs]), _mean([run.removed_share_committed for run in runs])
-        name = f"{kind}:{rule[2]}" + (f"@{','.join(options_of(rule[3]))}" if options_of(rule[3]) else "")
-        found.append((name, len(runs), against_controls(sink, controls), removed))
-    return found
+        sink, *controls = _common([result, *runs])
+        name = f"{kind}:{k}" + (f"@{','.join(options)}" if options else "")
+        shares = _mean([run.removed_share for run in runs]), _mean([run.removed_share_committed for run in runs])
+        yield Contrast(name, len(runs), against_controls(sink, controls), 1.0, *shares)
 
 
 def _mean(shares: Sequence[float | None]) -> float | None:
@@ -194,71 +143,32 @@ def _mean(shares: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def takes_seed(word: str) -> bool | None:
-    """Return whether the control of a word draws at random, and so takes a seed; None where the word is no control."""
-    if word in _RULES:
-        return _RULES[word]
-    from sinkscope.interventions import known_controls  # here, as it loads torch
-
-    return known_controls().get(word)
-
-
-def hides_k(word: str) -> bool:
-    """Return whether a rule hides K keys of every head and is no control."""
-    if word in _RULES:
-        return word == "top"
-    from sinkscope.interventions import known_rules  # here, as it loads torch
-
-    kind = known_rules().get(word)
-    return kind is not None and not kind.control and kind.rule == f"{word}:K"
-
-
-def _is_control(result: Result) -> bool:
-    return takes_seed(result.hide.partition(":")[0]) is not None
-
-
 def arranged(results: Sequence[Result]) -> list[Result]:
     """Return results sorted by model, task, and rule with its controls, each in the order in which it first occurs."""
 
     def place(result: Result) -> tuple[str, ...]:
-        rule = rule_of(result)
-        return (
-            result.model,
-            result.task,
-            *((comparable_rule(result.hide),) if rule is None else (rule[2], *options_of(rule[3]))),
-        )
+        _, *rest = rule = rule_of(result)
+        return (result.model, result.task, *((rest[0], *rest[2:]) if rest else rule))
 
     places = list(map(place, results))
-    order = {
-        start: number
-        for number, start in enumerate(dict.fromkeys(one[:length] for one in places for length in (1, 2, len(one))))
-    }
+    starts = dict.fromkeys(one[:length] for one in places for length in (1, 2, len(one)))
+    order = {start: number for number, start in enumerate(starts)}
     keys = [tuple(order[one[:length]] for length in (1, 2, len(one))) for one in places]
     return [results[number] for number in sorted(range(len(results)), key=keys.__getitem__)]
 
 
 def _comparable(one: Result, other: Result) -> bool:
-    keys = (
-        "model",
-        "task",
-        "weight_hash",
-        "settings",
-        "dtype",
-        "device",
-    )  # the last two alone move accuracies by points
-    known = ("data", "config_hash")  # empty in older results
+    keys = "model task weight_hash settings dtype device".split()  # the last two alone move accuracies by points
     same = all(getattr(one, key) == getattr(other, key) for key in keys)
-    same = same and all(len({getattr(one, key), getattr(other, key)} - {""}) < 2 for key in known)
+    older = ("data", "config_hash")  # empty in older results
+    same = same and all(len({getattr(one, key), getattr(other, key)} - {""}) < 2 for key in older)
     return same and bool(one.outcomes and other.outcomes)
 
 
-def _outcomes(result: Result) -> list[int]:
-    return [int(outcome) for outcome in result.outcomes]
-
-
-def _common(outcomes: Sequence[list[int]]) -> list[list[int]]:
-    shortest = min(map(len, outcomes))
-    return [one[:shortest] for one in outcomes]
+def _common(results: Sequence[Result]) -> list[list[int]]:
+    """Return the outcomes of the problems that all results have."""
+    shortest = min(len(one.outcomes) for one in results)
+    return [list(map(int, one.outcomes[:shortest])) for one in results]
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
@@ -271,33 +181,25 @@ def remarks(rows: Sequence[Row]) -> list[str]:
         if change is not None and change.too_small:
             small.setdefault((result.model, result.task, change.n), []).append(f"{result.hide} ({change.needed})")
         elif result.hide != "none" and change is None:
-            said.append(
-                f"{where}: no unhidden run of the same weights, problems, settings, dtype and device to compare with"
-            )
-        for contrast in row.contrasts:
-            if contrast.seeds < SEEDS and takes_seed(contrast.control.partition(":")[0]):
-                said.append(f"{where}: {contrast.seeds} of at least {SEEDS} seeds of {contrast.control}")
-            matched = _MATCHED_IN.get(contrast.control.partition(":")[0])
-            if matched is None:
+            same = "weights, problems, settings, dtype and device"
+            said.append(f"{where}: no unhidden run of the same {same} to compare with")
+        for one in row.contrasts:
+            if one.seeds < SEEDS and takes_seed(one.word):
+                said.append(f"{where}: {one.seeds} of at least {SEEDS} seeds of {one.control}")
+            if one.word not in _MATCHED_IN:
                 continue
-            name, of_what = matched
-            mine, theirs = getattr(result, name), getattr(contrast, name)
+            name, of_what = _MATCHED_IN[one.word]
+            mine, theirs = getattr(result, name), getattr(one, name)
             if mine and theirs and not 1 / _MATCHED <= theirs / mine <= _MATCHED:
-                shares = (
-                    f"{contrast.control} took away {100 * theirs:.1f} % of the attention{of_what}, "
-                    f"the sinks' rule {100 * mine:.1f} %"
-                )
-                said.append(f"{where}: {shares}; they do not match in mass")
+                took = f"{one.control} took away {100 * theirs:.1f} % of the attention{of_what}"
+                said.append(f"{where}: {took}, the sinks' rule {100 * mine:.1f} %; they do not match in mass")
         for n in sorted({one.difference.n for one in row.contrasts} - {result.n}):
             some = ", ".join(one.control for one in row.contrasts if one.difference.n == n)
             said.append(f"{where}: set against {some} over the {counted(n, 'problem')} that both have")
-        if hides_k(result.hide.partition(":")[0]) and not any(
-            takes_seed(one.control.partition(":")[0]) for one in row.contrasts
-        ):
+        if hides_k(result.hide.partition(":")[0]) and not any(takes_seed(one.word) for one in row.contrasts):
             said.append(f"{where}: no random control with its K and options; hiding any keys may hurt as much")
     for (model, task, n), rules in small.items():
         few = f"{counted(n, 'problem')} {'is' if n == 1 else 'are'} too few"
-        said.append(
-            f"{model}, {task}: {few} for a verdict on these rules (in brackets how many would do): {', '.join(rules)}"
-        )
+        some = f"for a verdict on these rules (in brackets how many would do): {', '.join(rules)}"
+        said.append(f"{model}, {task}: {few} {some}")
     return said

@@ -9,7 +9,7 @@ from pathlib import Path
 from sinkscope.errors import CallError
 from sinkscope.evaluation.sandbox import ProgramResult, run_program
 from sinkscope.evaluation.task import Message, Score, Task
-from sinkscope.evaluation.task_data import Row, Source, hash_rows
+from sinkscope.evaluation.task_data import Row, Source, hash_rows, text_fields
 
 HUB = ("openai/openai_humaneval", None)
 FILES = {"test": ("HumanEval.jsonl", "humaneval.jsonl", "test.jsonl")}
@@ -18,66 +18,38 @@ FENCE = "```"
 
 
 def humaneval(data: Path | None = None) -> Task:
-    """Return the task ``humaneval``: the model continues the prompt.
-
-    Args:
-        data: a JSON-lines file, or a folder with ``HumanEval.jsonl``; the hub when None.
-
-    Raises:
-        CallError, EvaluationError: see `Source.rows`; any shots.
-    """
-
-    def prompt(row: Row, index: int, shots: int) -> str:
-        _refuse_shots("humaneval", shots)
-        return row["prompt"]
-
-    def messages(row: Row, index: int, shots: int) -> list[Message]:
-        return [{"role": "user", "content": prompt(row, index, shots)}]
-
-    return _task("humaneval", data, prompt, messages, fenced=False)
+    """Return the task ``humaneval``, whose prompts the model continues; ``data`` as in `Source`."""
+    return _task("humaneval", data, lambda row: [row["prompt"]], fenced=False)
 
 
 def humaneval_instruct(data: Path | None = None) -> Task:
-    """Return the task ``humaneval_instruct``: a request; the answer begins with the prompt in a code block.
+    """Return the task ``humaneval_instruct``: a request; the answer begins with the prompt in a code block."""
 
-    Args:
-        data: as for `humaneval`.
-
-    Raises:
-        CallError, EvaluationError: see `Source.rows`; any shots.
-    """
-
-    def messages(row: Row, index: int, shots: int) -> list[Message]:
-        _refuse_shots("humaneval_instruct", shots)
+    def turns(row: Row) -> list[str]:
         block = f"{FENCE}python\n{row['prompt']}\n"
         request = f"Write a solution to the following problem and make sure that it passes the tests:\n{block}{FENCE}\n"
-        return [
-            {"role": "user", "content": request},
-            {"role": "assistant", "content": f"Here is the completed function:\n{block}"},
-        ]
+        return [request, f"Here is the completed function:\n{block}"]
 
-    def prompt(row: Row, index: int, shots: int) -> str:
-        return "".join(message["content"] for message in messages(row, index, shots))
-
-    return _task("humaneval_instruct", data, prompt, messages, fenced=True)
+    return _task("humaneval_instruct", data, turns, fenced=True)
 
 
-def _refuse_shots(name: str, shots: int) -> None:
-    if shots:
-        raise CallError(f"shots: {name} is asked without examples, expected 0, found {shots}")
-
-
-def _task(name: str, data: Path | None, prompt, messages, *, fenced: bool) -> Task:
-    source = Source("humaneval", data, HUB, ("task_id", "prompt", "entry_point", "test"), FILES)
+def _task(name: str, data: Path | None, turns, *, fenced: bool) -> Task:
+    source = Source("humaneval", data, HUB, text_fields("task_id", "prompt", "entry_point", "test"), FILES)
     rows = functools.cache(lambda: source.rows("test"))
+
+    def messages(row: Row, index: int, shots: int) -> list[Message]:
+        if shots:
+            raise CallError(f"shots: {name} is asked without examples, expected 0, found {shots}")
+        return [{"role": role, "content": text} for role, text in zip(("user", "assistant"), turns(row), strict=False)]
+
     return Task(
         name,
         0,
-        runs_programs=True,
-        problems=rows,
-        prompt=prompt,
-        gold=_tests,
-        score=lambda row, text: score_completion(row, text, fenced=fenced),
+        True,
+        rows,
+        lambda row, index, shots: "".join(message["content"] for message in messages(row, index, shots)),
+        _tests,
+        lambda row, text: score_completion(row, text, fenced=fenced),
         messages=messages,
         stops=STOPS,
         fingerprint=lambda shots: hash_rows(rows()),
@@ -90,8 +62,7 @@ def _tests(row: Row) -> str:
 
 def score_completion(row: Row, text: str, *, fenced: bool) -> Score:
     """Score a completion: it passes where the row's tests hold. A fenced one counts up to the fence."""
-    completion = text.split(FENCE, 1)[0] if fenced else text
-    program = row["prompt"] + completion
+    program = row["prompt"] + (text.split(FENCE, 1)[0] if fenced else text)
     result = run_tests(row, program)
     return Score(result.passed, program, result.reason, result.not_enforced, {"pass@1": result.passed})
 

@@ -7,14 +7,14 @@
 Under torchrun every process gets all requests and computes its share of the batches, which depend only on the order of
 the requests; then the processes exchange their answers. Prompts and batches therefore do not depend on the number of
 processes. lm-eval 0.4.13 does not read the entry point that we declare, so this module is run instead. It also provides
-the tasks ``sinkscope_humaneval`` and ``sinkscope_humaneval_instruct``, with pass@k in our sandbox. What a rule removed
+the tasks ``sinkscope_humaneval`` and ``sinkscope_humaneval_instruct``, with pass@k in our sandbox. The effect of a rule
 is in lm-eval's results, under ``config``.
 """
 
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -29,7 +29,7 @@ from sinkscope.decoding import Settings, generate, resolve_settings, settings_of
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.evaluation.answers import answer_until, reseeded, rule_in_force
 from sinkscope.evaluation.choices import settings_for
-from sinkscope.evaluation.task_plans import chat_text
+from sinkscope.evaluation.task_plans import chat_text, refuse_waiting
 from sinkscope.interventions import parse_rule
 from sinkscope.models import Model, load
 from sinkscope.models.devices import own_device
@@ -39,7 +39,7 @@ from sinkscope.runs.share import share_of_process
 LENGTH = 256
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 TASKS = Path(__file__).parent / "lm_eval_tasks"
-PATIENCE = timedelta(days=14)  # seconds that the first process waits for the last
+PATIENCE = timedelta(days=14)  # that the first process waits for the last
 _log = logging.getLogger(__name__)
 
 
@@ -50,12 +50,8 @@ class SinkscopeLM(TemplateLM):
     Args:
         pretrained: a bundled name, a folder, a hub id, or a loaded `Model`.
         hide: a rule; commas between its options are written as semicolons, since lm-eval splits arguments at commas.
-        device, dtype: for `load`; under torchrun, ``cuda`` is the device of each process.
-        batch_size: number of prompts, or masked canvases, in a batch.
-        max_batch_size: not used, as there are no automatic batches.
-        method: for likelihoods of diffusion models: ``monte_carlo`` or ``chain_rule``.
-        samples: number of masked canvases for ``monte_carlo``.
-        likelihood_guidance: for likelihoods; ``guidance`` is that of the sampler.
+        batch_size: number of prompts, or masked canvases, in a batch; there are no automatic ones.
+        method, samples, likelihood_guidance: for likelihoods of diffusion models, see `choices.LikelihoodSettings`.
         settings: of the family's sampler; they override a task's own, ``length`` its ``max_gen_toks``.
 
     Raises:
@@ -77,34 +73,27 @@ class SinkscopeLM(TemplateLM):
         **settings: Any,
     ) -> None:
         super().__init__()
-        if not str(batch_size).isdigit() or int(batch_size) < 1:
-            raise CallError(f"batch_size: expected a whole number from 1 upwards, found {batch_size!r}")
-        if pretrained is None:
+        if not str(batch_size).isdigit():
             raise CallError(
-                "pretrained: expected a bundled name, a folder or a hub id, as in --model_args pretrained=NAME, found "
-                "none"
+                f"batch_size: expected a whole number, as there are no automatic batches, found {batch_size!r}"
             )
+        if pretrained is None:
+            raise CallError("pretrained: expected a model, as in --model_args pretrained=NAME, found none")
         self.share = share_of_process()
         device = own_device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
         self.model = pretrained if isinstance(pretrained, Model) else load(pretrained, dtype=dtype, device=device)
-        self.tokenizer = self.model.tokenizer
+        self.tokenizer, self._device = self.model.tokenizer, self.model.device
         self.hide = hide.replace(";", ",")
         self.rule = parse_rule(self.hide)
-        self.batch = int(batch_size)
-        self.settings = settings
-        kind = settings_of(self.model.family.sampler)
-        waiting = () if "length" in settings else kind.follows_length  # for the length of a task
-        resolve_settings(self.model.family, **{name: one for name, one in settings.items() if name not in waiting})
-        of_likelihoods = {
-            "method": method,
-            "samples": samples,
-            "guidance": likelihood_guidance,
-            "seed": settings.get("seed", 0),
-        }
-        self.likelihood = asdict(settings_for(of_likelihoods, {}, self.model.family, self.model.card.name))
-        self._device = self.model.device
-        self._of_batch: list[dict[str, Any]] = []
+        self.batch, self.settings = int(batch_size), settings
+        family = self.model.family
+        waiting = () if "length" in settings else settings_of(family.sampler).follows_length  # for the length of a task
+        resolve_settings(family, **{name: one for name, one in settings.items() if name not in waiting})
+        of_likelihoods = {"method": method, "samples": samples, "guidance": likelihood_guidance}
+        of_likelihoods["seed"] = settings.get("seed", 0)
+        self.likelihood = asdict(settings_for(of_likelihoods, {}, family, self.model.card.name))
         self._effects: list[dict[str, Any]] = []
+        self._said_greedy = False
 
     @property
     def eot_token_id(self) -> int:
@@ -145,30 +134,19 @@ class SinkscopeLM(TemplateLM):
             indices[at : at + self.batch] for indices in groups.values() for at in range(0, len(indices), self.batch)
         ]
 
-        def write(indices: Sequence[int]) -> list[str]:
+        def write(indices: Sequence[int]) -> tuple[list[str], list[Any]]:
             settings, stops = asked_of[indices[0]]
             settings = reseeded(settings, indices[0])
             prompts = [self.model.encode(self.tok_encode(arguments[index][0])) for index in indices]
             with rule_in_force(self.rule, self.model) as effect:
                 generations = generate(self.model, prompts, **asdict(settings))
-                self._note(*(effect(row) for row in range(len(prompts))))
-            return [answer_until(self.model, one.tokens[one.prompt_length :], stops) for one in generations]
+                effects = [effect(row) for row in range(len(prompts))]
+            return [answer_until(self.model, one.tokens[one.prompt_length :], stops) for one in generations], effects
 
         answers = self._spread(batches, write, "generate_until", disable_tqdm)
         for request, answer in zip(requests, answers, strict=True):
             self.cache_hook.add_partial("generate_until", request.args, answer)
         return answers
-
-    def _check_settings(self) -> None:
-        """Raise an error for settings that fit no task; those that hang on the length are checked with a task's own,
-        where none is given.
-
-        Raises:
-            CallError: such a setting.
-        """
-        family, kind = self.model.family, settings_of(self.model.family.sampler)
-        waiting = () if "length" in self.settings else kind.follows_length
-        resolve_settings(family, **{name: value for name, value in self.settings.items() if name not in waiting})
 
     def _settings(self, asked: dict[str, Any]) -> tuple[Settings, list[str]]:
         """Return a task's generation arguments as settings of the sampler, and its stop strings."""
@@ -180,108 +158,89 @@ class SinkscopeLM(TemplateLM):
         given = asked.pop("temperature", None)
         temperature = 0.0 if sampling is False or given is None else float(given)
         length = int(next((found for found in lengths if found is not None), LENGTH))
-        settings = resolve_settings(
-            self.model.family, **{"length": length, "temperature": temperature, **asked, **self.settings}
-        )
-        return settings, stops
+        asked |= {"length": length, "temperature": temperature, **self.settings}
+        return resolve_settings(self.model.family, **asked), stops
 
     def _loglikelihood_tokens(
         self, requests: list[Any], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        self._refuse_previous()
-        found = self._spread(
-            [[index] for index in range(len(requests))],
-            lambda one: [self._score(*requests[one[0]][1:])],
-            "likelihood",
-            disable_tqdm,
-        )
-        for request, (total, greedy) in zip(requests, found, strict=True):
-            self.cache_hook.add_partial("loglikelihood", request[0], (total, greedy))
+        found = self._scores([(context, continuation) for _, context, continuation in requests], disable_tqdm)
+        for request, one in zip(requests, found, strict=True):
+            self.cache_hook.add_partial("loglikelihood", request[0], one)
         return found
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        self._refuse_previous()
         texts = [self.tok_encode(request.args[0], add_special_tokens=False) for request in requests]
-        batches = [[index] for index in range(len(texts))]
-        found = self._spread(
-            batches, lambda one: [self._score([self.eot_token_id], texts[one[0]])[0]], "likelihood", disable_tqdm
-        )
+        found = [total for total, _ in self._scores([([self.eot_token_id], text) for text in texts], disable_tqdm)]
         for request, total in zip(requests, found, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
         return found
 
-    def _score(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+    def _scores(self, pairs: Sequence[tuple[list[int], list[int]]], quiet: bool) -> list[tuple[float, bool]]:
+        refuse_waiting(self.hide, self.rule)
+        batches = [[index] for index in range(len(pairs))]
+        return self._spread(batches, lambda one: self._score(*pairs[one[0]]), "likelihood", quiet)
+
+    def _score(self, context: list[int], continuation: list[int]) -> tuple[list[tuple[float, bool]], list[Any]]:
         from sinkscope.decoding.likelihood import log_likelihood
 
         with rule_in_force(self.rule, self.model) as effect:
             found = log_likelihood(self.model, context, continuation, **self.likelihood, batch=self.batch)
-            self._note(effect(None))
+            removed = effect(None)
         if found.greedy is None and not self._said_greedy:
             self._said_greedy = True
             _log.warning(
                 "Monte Carlo does not say whether a text is the greedy one; measures of that need method=chain_rule"
             )
-        return found.total, bool(found.greedy)
-
-    _said_greedy = False
-
-    def _refuse_previous(self) -> None:
-        """Raise CallError where the rule observes the step before, since a likelihood has one step."""
-        if self.rule.waits:
-            raise CallError(
-                f"hide: {self.hide} decides by the step before, and a likelihood has one step a text; "
-                f"expected observe=current, as in {self.hide.partition('@')[0]}@current"
-            )
-
-    def _note(self, *effects: dict[str, Any] | None) -> None:
-        self._of_batch += [effect for effect in effects if effect is not None]
+        return [(found.total, bool(found.greedy))], [removed]
 
     def _spread(
-        self, batches: list[list[int]], work: Callable[[Sequence[int]], list[Any]], name: str, quiet: bool
+        self,
+        batches: list[list[int]],
+        work: Callable[[Sequence[int]], tuple[list[Any], list[Any]]],
+        name: str,
+        quiet: bool,
     ) -> list[Any]:
         """Return the results by request. Each process does every ``count``-th batch, and all processes get all results.
+
+        Args:
+            work: returns the results of a batch, and the effects of the rule on them.
 
         Raises:
             SinkscopeError: a batch failed, here or in another process.
         """
-        found: dict[int, Any] = {}
-        effects: dict[int, list[dict[str, Any]]] = {}
+        done: dict[int, tuple[list[int], list[Any], list[Any]]] = {}
         failed: Exception | None = None
         mine = batches[self.share.index :: self.share.count]
         try:
             with show_progress(len(mine), name, "batches", shown=not quiet and not self.share.index) as bar:
                 for indices in mine:
-                    self._of_batch = []
-                    found.update(zip(indices, work(indices), strict=True))
-                    effects[indices[0]] = self._of_batch
+                    done[indices[0]] = (indices, *work(indices))
                     bar.advance()
         except Exception as error:
             failed = error
         if self.share.count > 1:
-            for other, of_other, message in _exchanged(
-                (found, effects, None if failed is None else str(failed)), self.share.count
-            ):
-                found.update(other)
-                effects.update(of_other)
+            for other, message in _exchanged((done, failed and str(failed)), self.share.count):
+                done |= other
                 if message is not None and failed is None:
                     failed = SinkscopeError(f"another process failed: {message}")
         if failed is not None:
             raise failed
-        came = [effect for index in sorted(effects) for effect in effects[index]]
+        came = [effect for at in sorted(done) for effect in done[at][2] if effect is not None]
         self._effects += came
         if came and self.share.index == 0:
-            means = _means(came)
-            hits = (
-                ""
-                if means["hit_rate"] is None
-                else f"; {means['hit_rate']:.0%} of the hidden keys were still in the current top K"
-            )
-            rows = means["removed_share_committed"]
-            committed = "" if rows is None else f" ({100 * rows:.2f} % at the positions being committed)"
-            _log.warning(
-                "%s removed %.2f %% of all attention%s%s", self.hide, 100 * means["removed_share"], committed, hits
-            )
+            _log.warning("%s removed %s", self.hide, _in_words(_means(came)))
+        found = {
+            index: one for indices, results, _ in done.values() for index, one in zip(indices, results, strict=True)
+        }
         return [found[index] for index in sorted(found)]
+
+
+def _in_words(means: dict[str, Any]) -> str:
+    rows, hits = means["removed_share_committed"], means["hit_rate"]
+    committed = "" if rows is None else f" ({100 * rows:.2f} % at the positions being committed)"
+    top = "" if hits is None else f"; {hits:.0%} of the hidden keys were still in the current top K"
+    return f"{100 * means['removed_share']:.2f} % of all attention{committed}{top}"
 
 
 def _means(effects: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -293,13 +252,13 @@ def _means(effects: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return means
 
 
-def _exchanged(mine: Any, count: int) -> Iterator[Any]:
-    """Exchange ``mine`` with all processes, and yield what each has, in order of rank."""
+def _exchanged(mine: Any, count: int) -> list[Any]:
+    """Exchange ``mine`` with all processes; return what each has, in order of rank."""
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo", timeout=PATIENCE)
     every: list[Any] = [None] * count
     torch.distributed.all_gather_object(every, mine)
-    yield from every
+    return every
 
 
 def main() -> None:

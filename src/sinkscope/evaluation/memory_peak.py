@@ -14,11 +14,7 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 @dataclass
 class Peak:
-    """The peak, once the work is done.
-
-    Attributes:
-        bytes: None where the system does not tell.
-    """
+    """The peak in bytes, once the work is done; None where the system does not tell."""
 
     bytes: int | None = None
 
@@ -34,27 +30,13 @@ def peak_memory(device: torch.device) -> Iterator[Peak]:
         torch.cuda.synchronize(device)
         found.bytes = torch.cuda.max_memory_allocated(device)
         return
-    known = _begin()
+    try:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)  # gives free memory back
+        _RESET.write_text("5")  # the system's peak begins anew
+    except OSError:
+        yield found
+        return
     yield found
-    if known:
-        found.bytes = _highest()
-
-
-def _begin() -> bool:
-    """Give back what is free and let the system's peak begin anew; return whether it does."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-    try:
-        _RESET.write_text("5")
-    except OSError:
-        return False
-    return True
-
-
-def _highest() -> int | None:
-    """Return the most memory that the process has held since `_begin`."""
-    try:
-        lines = _STATUS.read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
+    lines = _STATUS.read_text().splitlines()
+    found.bytes = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)

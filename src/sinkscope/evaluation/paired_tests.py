@@ -34,14 +34,9 @@ def wilson_interval(correct: int, n: int) -> tuple[float, float]:
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Return the unbiased estimate of how often one of k answers is correct, from n of which some are (Chen et al.
-    2021, eq. 1).
-
-    Raises:
-        CallError: k above n, or below 1.
-    """
-    if not 1 <= k <= n:
-        raise CallError(f"pass@{k}: expected k from 1 to {n}, the number of answers")
+    """Return the unbiased estimate of how often one of k ≤ n answers is correct (Chen et al. 2021, eq. 1)."""
+    if k > n:
+        raise CallError(f"pass@{k}: expected k up to {n}, the number of answers")
     return 1 - math.comb(n - correct, k) / math.comb(n, k)
 
 
@@ -86,10 +81,8 @@ class Difference:
 def paired_difference(changed: Sequence[int], unchanged: Sequence[int]) -> Difference:
     """Return accuracy under one condition minus accuracy under another, of the same problems.
 
-    The interval is Tango's score interval (1998), McNemar's exact test beside it. A bootstrap of so few values is too
-    narrow
-    where few problems change: at a true loss of 2 points it would call up to 11 % of 48 problems degraded, this one at
-        most 3.3 %.
+    The interval is Tango's score interval (1998), McNemar's exact test beside it. A bootstrap is too narrow where few
+    change: at a true loss of 2 points it would call up to 11 % of 48 problems degraded, this one at most 3.3 %.
 
     Args:
         changed, unchanged: 1 where a problem was answered correctly, else 0, in the same order.
@@ -108,19 +101,16 @@ def against_controls(sink: Sequence[int], controls: Sequence[Sequence[int]]) -> 
     differences.
 
     The unhidden run cancels: (sink − none) − mean(control − none) = sink − mean(control), problem by problem. The
-        interval is Agresti
-    and Min's (2005), whose cells are averaged over the seeds; a bootstrap misses in up to 17 % of runs on one side
-    where few problems change, this one in up to 5 %.
+    interval is Agresti and Min's (2005), whose cells are averaged over the seeds; a bootstrap misses in up to 17 % of
+    runs on one side where few problems change, this one in up to 5 %.
 
     Args:
         sink: outcomes with sinks hidden.
         controls: outcomes of the controls, one sequence a seed.
 
     Raises:
-        CallError: no control, or one of another length.
+        CallError: not as many of one as of the others.
     """
-    if not controls:
-        raise CallError("expected the outcomes of at least one control, found none")
     if len(controls) == 1:
         return paired_difference(sink, controls[0])
     one, *others = _runs([sink, *controls])

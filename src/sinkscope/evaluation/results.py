@@ -1,9 +1,7 @@
 """Results of evaluations: frozen records and their file. This module loads neither torch nor transformers."""
 
-import functools
 import gzip
 import json
-import logging
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +19,6 @@ from sinkscope.evaluation.results_folder import (
     ResultItems,
     find_items,
     hash_claim,
-    items_folder,
     write_json,
 )
 from sinkscope.runs.files import compare_checksum, parse_json, read_object, with_checksum, write_whole
@@ -30,11 +27,11 @@ from sinkscope.runs.folder import COMPARISON, EVALUATION, ROLES, kind_of_run
 FORMAT = 1
 RULE = re.compile(r"([a-z]+):(\d+)(?:@(.*))?")
 """The text of a rule that hides K keys: word, K, options."""
-_PLAIN = re.compile(r"[a-z-]+(:(0|[1-9]\d*))?(@([a-z_]+|seed=(0|[1-9]\d*))(,([a-z_]+|seed=(0|[1-9]\d*)))*)?")
-"""Texts of rules whose words and numbers can be compared as they stand."""
-_SEED = re.compile(r"seed=([0-9]{1,20})")
-_DEFAULTS = {"", "previous", "local", "columns", "head", "mask"}
-_log = logging.getLogger(__name__)
+_RULES = {"none": None, "top": None, "ranks": False} | dict.fromkeys(
+    ("random", "mass", "rowmass", "persistent", "class"), True
+)
+"""The answers of `takes_seed` for common rules, so that most tables load no torch; a test compares them."""
+_SEED = re.compile(r"seed=(\d+)")
 AGAIN = "the file is damaged; the same `sinkscope evaluate` makes it again from its items"
 
 
@@ -43,18 +40,13 @@ class Result:
     """The result of one model on one task under one rule of hiding.
 
     Attributes:
-        model: name of the model, as it was given.
-        task: name of the task.
         hide: rule that hid keys; ``none`` is the unchanged model.
-        n: number of problems.
-        correct: problems answered correctly.
+        n, correct: problems, and those answered correctly.
         accuracy: ``correct / n``, 0…1.
         interval: Wilson's 95 % interval of the accuracy over problems; it holds for this one checkpoint.
         settings: of the sampler, with ``shots`` and ``batch``.
-        weight_hash: of the model, see `models.ModelCard`.
-        versions: of Python and the libraries.
-        device: the device of the run; accuracies differ between kinds of device.
-        dtype: of the weights in memory.
+        weight_hash, config_hash: of the model, see `models.ModelCard`; the second is empty in older results.
+        device: accuracies differ between kinds of device.
         protocol: name and source of the published settings; None where settings were given or are the lab's.
         measures: accuracy by every published measure of the task; empty for the lab's.
         removed_share: share of attention that the hidden keys would have had, of all attention of the heads, in the
@@ -62,13 +54,11 @@ class Result:
             ``none``.
         removed_share_committed: the same of the queries whose tokens were committed in the step, mean over problems;
             None for ``none``, for likelihoods, and in older results.
-        hit_rate: share of the hidden keys that were still among the top, mean over problems; None where it is not
-            defined.
+        hit_rate: share of the hidden keys that were still among the top, mean over problems; None where undefined.
         data: hash of the task's problems and shots; it does not depend on the file; empty in older results.
         outcomes: one character for each problem, in order: 1 correct, 0 not. Runs are compared problem by problem.
         not_enforced: protections of the sandbox that the system refused, see `sandbox.ProgramResult`.
         seconds: time for writing and scoring, summed over problems.
-        config_hash: of the model, see `models.ModelCard`; empty in older results.
     """
 
     model: str
@@ -97,18 +87,21 @@ class Result:
 
 def summarise(items: Sequence[Mapping[str, Any]], **known: Any) -> Result:
     """Return the result of all items of a run, in order; ``known`` are the fields that are not computed from items."""
-    correct = sum(item["correct"] for item in items)
+
+    def mean(name: str) -> float | None:
+        found = [item["effect"][name] for item in items if (item.get("effect") or {}).get(name) is not None]
+        return sum(found) / len(found) if found else None
+
+    n, correct = len(items), sum(item["correct"] for item in items)
     return Result(
-        n=len(items),
+        n=n,
         correct=correct,
-        accuracy=correct / len(items),
-        interval=wilson_interval(correct, len(items)),
-        measures={
-            name: sum(item["measures"][name] for item in items) / len(items) for name in items[0].get("measures", {})
-        },
-        removed_share=_mean(items, "removed_share"),
-        removed_share_committed=_mean(items, "removed_share_committed"),
-        hit_rate=_mean(items, "hit_rate"),
+        accuracy=correct / n,
+        interval=wilson_interval(correct, n),
+        measures={name: sum(item["measures"][name] for item in items) / n for name in items[0].get("measures", {})},
+        removed_share=mean("removed_share"),
+        removed_share_committed=mean("removed_share_committed"),
+        hit_rate=mean("hit_rate"),
         outcomes="".join("01"[item["correct"]] for item in items),
         not_enforced=tuple(sorted({line for item in items for line in item["not_enforced"]})),
         seconds=round(sum(item["seconds"] for item in items), 3),
@@ -116,52 +109,36 @@ def summarise(items: Sequence[Mapping[str, Any]], **known: Any) -> Result:
     )
 
 
-def _mean(items: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    found = [item["effect"][name] for item in items if (item.get("effect") or {}).get(name) is not None]
-    return sum(found) / len(found) if found else None
-
-
-def stored_text(folder: Path, task: str, text: str, given: Iterable[str]) -> str:
-    """Return the text under which the items of a rule lie in a folder: its canonical one, or as it was given to an
-    earlier version.
-
-    Args:
-        folder: of an evaluation.
-        task: its name.
-        text: the canonical text of the rule.
-        given: rules as they were given this time, among them others.
-    """
-    from sinkscope.interventions.rules import canonical_rule  # here, as it loads torch
-
-    same = (one for one in given if canonical_rule(one) == text)
-    return next((one for one in (text, *same) if items_folder(folder, task, one).is_dir()), text)
-
-
-def collect(folder: Path, wanted: Sequence[tuple[str, str]], given: Iterable[str] = ()) -> list[Result]:
-    """Return the results of tasks and rules from the items in a folder, once all are done, and write them to
-    ``results.json``.
-
-    Args:
-        folder: of an evaluation.
-        wanted: pairs of task and rule.
-        given: rules as they were given, see `stored_text`.
-
-    Raises:
-        EvaluationError: items are missing or damaged, or the folder's own files are.
-    """
+def collect(folder: Path, wanted: Sequence[tuple[str, str]]) -> list[Result]:
+    """Return the results of pairs of task and rule from the items in a folder, and write them to ``results.json``."""
     run = read_object(folder / RUN)
     results, missing = [], 0
     for task, hide in wanted:
         asked = read_object(folder / task / TASK)
         if run is None or asked is None:
             raise EvaluationError(f"{folder} is damaged or not begun; run the same `sinkscope evaluate` again")
-        stored = ResultItems(folder, task, stored_text(folder, task, hide, given), hash_claim(run), hash_claim(asked))
-        count, batch = asked["problems"], run["batch"]
+        stored = ResultItems(folder, task, hide, hash_claim(run), hash_claim(asked))
+        count, batch, model = asked["problems"], run["batch"], run["model"]
         read = [stored.read(index, min(batch, count - index // batch * batch)) for index in range(count)]
         items = [item for item in read if item is not None]
         missing += count - len(items)
-        if not missing:
-            results.append(_from_items(items, run, asked, hide))
+        if missing:
+            continue
+        result = summarise(
+            items,
+            model=model["name"],
+            task=task,
+            hide=hide,
+            settings={**asked["sampler"], "shots": asked["shots"], "chat": asked["chat"], "batch": batch},
+            protocol=asked["protocol"],
+            data=asked["data"],
+            weight_hash=model["weight_hash"],
+            config_hash=model["config_hash"],
+            versions=run["versions"],
+            device=run["device"],
+            dtype=model["dtype"],
+        )
+        results.append(result)
     if missing:
         raise EvaluationError(
             f"{folder} is unfinished ({missing} problems missing); run the same `sinkscope evaluate` again"
@@ -170,54 +147,18 @@ def collect(folder: Path, wanted: Sequence[tuple[str, str]], given: Iterable[str
     return results
 
 
-def _from_items(
-    items: Sequence[Mapping[str, Any]], run: Mapping[str, Any], asked: Mapping[str, Any], hide: str
-) -> Result:
-    return summarise(
-        items,
-        model=run["model"]["name"],
-        task=asked["task"],
-        hide=hide,
-        settings={**asked["sampler"], "shots": asked["shots"], "chat": asked["chat"], "batch": run["batch"]},
-        protocol=asked["protocol"],
-        data=asked["data"],
-        weight_hash=run["model"]["weight_hash"],
-        config_hash=run["model"].get("config_hash", ""),
-        versions=run["versions"],
-        device=run["device"],
-        dtype=run["model"]["dtype"],
-    )
-
-
 def write_results(folder: Path, results: Sequence[Result]) -> None:
-    """Write ``results.json``, keeping what it holds of other tasks and rules on the same weights, dtype and device.
-
-    Raises:
-        EvaluationError: no permission, no space.
-    """
-    new = {(result.task, _hidden(result)): result for result in results}
+    """Write ``results.json``, keeping its results of other tasks and rules on the same weights, dtype and device."""
     runs = {(result.weight_hash, result.dtype, result.device) for result in results}
     try:
-        found = [result for result in read_results(folder) if (result.weight_hash, result.dtype, result.device) in runs]
-        old = {(result.task, _hidden(result)): result for result in found}
+        old = [result for result in read_results(folder) if (result.weight_hash, result.dtype, result.device) in runs]
     except (CallError, EvaluationError):
-        old = {}  # absent or damaged; every result can be made again from its items
-    for key, result in new.items():
-        if key in old and old[key].n > result.n:
-            _log.warning(
-                "%s: %s, %s: it has the first %d problems now, where it had %d; all are kept, and a larger --limit "
-                "counts them again",
-                *(folder / RESULTS, result.task, result.hide, result.n, old[key].n),
-            )
-    write_json(folder / RESULTS, _stored((old | new).values()))
+        old = []  # absent or damaged; every result can be made again from its items
+    write_json(folder / RESULTS, _stored({(one.task, rule_of(one)): one for one in (*old, *results)}.values()))
 
 
 def write_compressed(folder: Path, results: Sequence[Result]) -> None:
-    """Write ``results.json.gz`` and nothing else: the same bytes for the same results.
-
-    Raises:
-        EvaluationError: no permission, no space.
-    """
+    """Write ``results.json.gz`` and nothing else: the same bytes for the same results."""
     text = json.dumps(_stored(results), ensure_ascii=False, separators=(",", ":")).encode()
     folder.mkdir(parents=True, exist_ok=True)
     kept = "what was there before is kept: make room and write it again"
@@ -232,91 +173,74 @@ def read_results(*folders: Path | str) -> list[Result]:
     """Return the results of finished evaluations, folder by folder.
 
     Raises:
-        CallError: no folder given, no such folder, one that holds no evaluation, one given twice, or two with the same
-            result.
+        CallError: no folder given, no such folder, one that holds no evaluation, or two results of one cell.
         EvaluationError: an unfinished evaluation, a damaged file, or one of another version.
     """
     if not folders:
         raise CallError("expected at least one folder that `sinkscope evaluate` wrote, found none")
-    found: dict[Path, list[Result]] = {}
+    results, cells = [], dict[str, Path]()
     for path in map(Path, folders):
-        if (same := path.resolve()) in found:
-            raise CallError(f"results: expected each folder once, found {path} twice")
-        found[same] = _read_folder(path)
-    cells: dict[str, Path] = {}
-    for path, results in found.items():
-        for one in results:
-            if (other := cells.setdefault(cell_of(one), path)) != path:  # it would count as two tests
+        for one in _read_folder(path):
+            if (cell := cell_of(one)) in cells:  # it would count as two tests
                 raise CallError(
-                    f"{path}: {one.task}, {one.hide} of {one.model} with the same settings is in {other} too; "
+                    f"{path}: {one.task}, {one.hide} of {one.model} with the same settings is in {cells[cell]} too; "
                     "leave one folder out"
                 )
-    return [result for results in found.values() for result in results]
+            cells[cell] = path
+            results.append(one)
+    return results
 
 
 def cell_of(result: Result) -> str:
     """Return the key of the (model, task, rule) cell, the same for all spellings of a rule."""
-    run = [
-        result.model,
-        result.task,
-        result.n,
-        result.weight_hash,
-        result.config_hash,
-        dict(result.settings),
-        result.dtype,
-        result.device,
-        result.data,
-    ]
-    return json.dumps([_hidden(result), run], sort_keys=True, default=str)
+    names = "model task n weight_hash config_hash settings dtype device data".split()
+    return json.dumps([rule_of(result), [getattr(result, name) for name in names]], sort_keys=True, default=str)
 
 
-def _hidden(result: Result) -> tuple[Any, ...]:
-    """Return the rule of a result, the same for all its spellings."""
-    rule = rule_of(result)
-    return (rule[1], rule[2], *options_of(rule[3]), seed_of(rule[3])) if rule else (comparable_rule(result.hide),)
+def rule_of(result: Result) -> tuple[str, ...]:
+    """Return word, K, seed and options of a rule that hides K keys, else its text alone.
+
+    The options stand in a fixed order, and a seed of 0 is the seed of a rule without one.
+    """
+    rule = RULE.fullmatch(result.hide)
+    if rule is None:
+        return (result.hide,)
+    options = {option for option in (rule[3] or "").split(",") if option}
+    seeds = [seed[1] for seed in map(_SEED.fullmatch, options) if seed]
+    kept = sorted(option for option in options if not _SEED.fullmatch(option))
+    return (rule[1], str(int(rule[2])), str(int(seeds[0])) if seeds else "0", *kept)
 
 
-def rule_of(result: Result) -> re.Match[str] | None:
-    """Return word, K and options of the rule of a result; None where it does not hide K keys."""
-    return RULE.fullmatch(comparable_rule(result.hide))
+def takes_seed(word: str) -> bool | None:
+    """Return whether the control of a word draws at random, and so takes a seed; None where the word is no control."""
+    if word in _RULES:
+        return _RULES[word]
+    from sinkscope.interventions import known_controls  # here, as it loads torch
+
+    return known_controls().get(word)
 
 
-@functools.lru_cache(maxsize=1024)
-def comparable_rule(text: str) -> str:
-    """Return the canonical text of a rule; unchanged where no such rule is known here."""
-    if _PLAIN.fullmatch(text):
-        return text
-    from sinkscope.interventions.rules import canonical_rule  # here, as it loads torch
+def hides_k(word: str) -> bool:
+    """Return whether a rule hides K keys of every head and is no control."""
+    if word in _RULES:
+        return word == "top"
+    from sinkscope.interventions import known_rules  # here, as it loads torch
 
-    try:
-        return canonical_rule(text)
-    except CallError:  # of a package that is not installed here
-        return text
-
-
-def options_of(text: str | None) -> list[str]:
-    """Return a rule's options in a fixed order, without its seed and without defaults."""
-    return sorted({option for option in (text or "").split(",") if not _SEED.fullmatch(option)} - _DEFAULTS)
-
-
-def seed_of(text: str | None) -> int:
-    """Return the seed among a rule's options; 0 without one."""
-    seeds = filter(None, map(_SEED.fullmatch, (text or "").split(",")))
-    return next((int(seed[1]) for seed in seeds), 0)
+    kind = known_rules().get(word)
+    return kind is not None and not kind.control and kind.rule == f"{word}:K"
 
 
 def _read_folder(folder: Path) -> list[Result]:
     path, compressed = folder / RESULTS, folder / COMPRESSED
-    if not path.exists() and compressed.exists():
-        path = compressed
+    path = path if path.exists() or not compressed.exists() else compressed
     if not path.exists():
-        if not (folder / RUN).exists():
-            raise CallError(f"{folder}: expected a folder that `sinkscope evaluate` wrote, with {RESULTS}, found none")
         kind = kind_of_run(read_object(folder / RUN) or {"model": {}})
-        if kind != EVALUATION:
+        if not (folder / RUN).exists() or kind != EVALUATION:
             command = {COMPARISON: "compare-caches", ROLES: "roles"}.get(kind)
-            way_out = f"`sinkscope {command}` prints its table" if command else "name another folder"
-            raise CallError(f"{folder}: expected a folder that `sinkscope evaluate` wrote, found {kind}; {way_out}")
+            found = f"{kind}; `sinkscope {command}` prints its table" if command else "none"
+            raise CallError(
+                f"{folder}: expected a folder that `sinkscope evaluate` wrote, with {RESULTS}, found {found}"
+            )
         raise EvaluationError(
             f"{folder} is unfinished ({len(find_items(folder))} problems done); run the same `sinkscope evaluate` again"
         )
@@ -331,18 +255,9 @@ def _read_folder(folder: Path) -> list[Result]:
         compare_checksum(document, path, EvaluationError, AGAIN)
     except (OSError, EOFError, zlib.error, KeyError, TypeError, ValidationError) as error:
         raise EvaluationError(f"{path}: {error}; {AGAIN}") from error
-    for result in results:
-        expect_agreement(result, str(path), EvaluationError)
+    for one in results:
+        right = f"{one.correct} correct answers of {one.n}"
+        counted = not one.outcomes or (len(one.outcomes), one.outcomes.count("1")) == (one.n, one.correct)
+        if not counted or not 0 <= one.correct <= one.n or abs(one.accuracy - one.correct / one.n) > 1e-6:
+            raise EvaluationError(f"{path}: {one.task}, {one.hide}: expected outcomes and accuracy of {right}; {AGAIN}")
     return results
-
-
-def expect_agreement(result: Result, where: str, failure: type[CallError | EvaluationError]) -> None:
-    """Raise an error for a result whose numbers contradict one another."""
-    n, correct, outcomes = result.n, result.correct, result.outcomes
-    counted = not outcomes or (len(outcomes), outcomes.count("1")) == (n, correct)
-    if not (counted and 0 <= correct <= n and n > 0 and abs(result.accuracy - correct / n) < 1e-6):
-        raise failure(
-            f"{where}: {result.task}, {result.hide}: expected outcomes and an accuracy of {correct} correct answers of "
-            f"{n}, "
-            f"found {outcomes[:20]!r} and {result.accuracy}"
-        )

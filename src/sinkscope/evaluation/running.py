@@ -22,21 +22,12 @@ from sinkscope.counts import counted
 from sinkscope.decoding import Generation, generate
 from sinkscope.decoding.caches.parsing import parse_cache
 from sinkscope.decoding.caches.reader import check_model
-from sinkscope.errors import CallError, EvaluationError
+from sinkscope.errors import EvaluationError
 from sinkscope.evaluation.answers import answer_until, reseeded, rule_in_force
 from sinkscope.evaluation.choices import LikelihoodSettings, ask
 from sinkscope.evaluation.protocols import AUTO
-from sinkscope.evaluation.results import Result, collect, stored_text
-from sinkscope.evaluation.results_folder import (
-    RUN,
-    TASK,
-    ResultItems,
-    check_claims,
-    claim,
-    is_working,
-    locked,
-    started_at,
-)
+from sinkscope.evaluation.results import Result, collect
+from sinkscope.evaluation.results_folder import RUN, TASK, ResultItems, claim, locked, state_of
 from sinkscope.evaluation.sandbox import run_program
 from sinkscope.evaluation.task_plans import Request, TaskPlan, make_plans
 from sinkscope.models import Model, expect_model
@@ -46,7 +37,6 @@ from sinkscope.runs.share import Share, share_of_process
 
 STARTING_S = 1800.0  # seconds that another process may take to load its model
 POLL_S = 0.5
-LONGEST_RULE = 200  # bytes: it names a folder
 PASS_SEEDS = 1 << 30  # between the seeds of one pass and the next; torch on a CPU uses the lower 32 bits of a seed
 ITEMS = 2  # format of the items in a folder; format 1 had the limit among the settings
 _log = logging.getLogger(__name__)
@@ -60,6 +50,10 @@ class Batch:
     way: Any
     items: ResultItems
     indices: range
+
+    def missing(self) -> list[int]:
+        """Return the problems that are not committed."""
+        return [index for index in self.indices if self.items.read(index, len(self.indices)) is None]
 
 
 Write = Callable[[Model, Batch, Sequence[int]], Iterator[tuple[int, dict[str, Any]]]]
@@ -89,7 +83,6 @@ def evaluate(
     the model's files, or of memory where the weights were changed after they were loaded.
 
     Args:
-        model: from `load`.
         tasks: of the lab or published, see `find_task`.
         out: folder for the items and ``results.json``; new, empty, or of the same run.
         hide: rules; ``none`` hides nothing.
@@ -98,11 +91,9 @@ def evaluate(
         chat: applies the chat template, with each shot as a pair of turns; a protocol may decide this itself.
         protocol: published settings for published tasks: ``auto``, ``none`` or a name, see `find_protocol`.
         data: local files of published tasks; the hub for the rest.
-        batch: number of prompts in a batch.
         settings: of the family's sampler; they override the protocol's. Without either, length 64 (256 or 512 for
             published tasks), and for diffusion as many steps, in blocks of 16 (32).
         allow_code_execution: needed for tasks that run programs a model wrote.
-        progress: shows how far it has come: a bar on a terminal and in a notebook, elsewhere a line every half minute.
         share: the part of the work to do, without collecting results; torchrun's share, or all of the work, when None.
 
     Returns:
@@ -110,18 +101,12 @@ def evaluate(
 
     Raises:
         CallError: an argument that does not fit, another run in the folder, or another process at work in it.
-        EvaluationError: the folder cannot be written, the sandbox does not work, or another process of the same run
-            died.
+        EvaluationError: the folder cannot be written, or another process of the same run died.
     """
     expect_model(model, unhidden=True)
-    if batch < 1:
-        raise CallError(f"batch: expected at least 1, found {batch}")
     mine = share_of_process() if share is None else share
     request = Request(tasks, hide, limit, shots, chat, protocol, data, settings, allow_code_execution)
     plans, rules = make_plans(model, request)
-    for text in (*hide, *rules):
-        if len(text.encode()) > LONGEST_RULE:
-            raise CallError(f"rule {text[:60]!r} …: expected at most {LONGEST_RULE} bytes; write ranges as 0-9")
     for rule in rules.values():
         with rule(model):  # refuses what this model cannot do, or a cache beside it, before anything is made
             for plan in plans:
@@ -133,51 +118,34 @@ def evaluate(
     out = Path(out)
     with locked(out, mine):
         others = [Share(index, mine.count) for index in range(mine.count) if index != mine.index]
-        before = {other: _last_start(out, other) for other in others}
-        batches = open_batches(
-            out, model, plans, rules, batch, limit, stored=lambda task, text: stored_text(out, task, text, hide)
+        before = {other: state_of(out, other) for other in others}
+        batches = open_batches(out, model, plans, rules, describe_run(model, batch, limit))
+        work_through(
+            model, batches[mine.index :: mine.count], _work, progress and (mine.index == 0 or share is not None)
         )
-        shown = progress and (mine.index == 0 or share is not None)
-        work_through(model, batches[mine.index :: mine.count], _work, shown)
         if share is not None or mine.index > 0:
             return []
         _wait_for_others(out, before, batches)
-        return collect(out, [(plan.task.name, text) for plan in plans for text in rules], hide)
+        return collect(out, [(plan.task.name, text) for plan in plans for text in rules])
 
 
 def open_batches(
-    out: Path,
-    model: Model,
-    plans: Sequence[TaskPlan],
-    ways: Mapping[str, Any],
-    batch: int,
-    limit: int | None,
-    stored: Callable[[str, str], str] = lambda task, text: text,
-    more: Mapping[str, Any] = MappingProxyType({}),
+    out: Path, model: Model, plans: Sequence[TaskPlan], ways: Mapping[str, Any], described: Mapping[str, Any]
 ) -> list[Batch]:
-    """Claim a folder for a run, and return its batches by task, way and problems.
-
-    Args:
-        ways: by the text that names their folder.
-        stored: from a task and such a text to the name under which its items lie.
-        more: what the folder of a run says beside `describe_run`.
+    """Claim a folder for a run, and return its batches by task, way (by the text that names its folder) and problems.
 
     Raises:
         CallError: another run is there.
     """
-    described = {**more, **describe_run(model, batch, limit), **fingerprints(model)}
-    asked = {plan.task.name: plan.describe() for plan in plans}
-    check_claims({out / RUN: described} | {out / name / TASK: one for name, one in asked.items()})
-    run = claim(out / RUN, described)
-    batches = []
-    for plan in plans:
-        task, count = plan.task.name, len(plan.problems)
-        of_task = claim(out / task / TASK, asked[task])
+    asked = {f"{plan.task.name}/{TASK}": plan.describe() for plan in plans}
+    run, *of_tasks = claim(out, {RUN: {**described, **fingerprints(model)}, **asked}).values()
+    batches, size = [], described["batch"]
+    for plan, of_task in zip(plans, of_tasks, strict=True):
+        count = len(plan.problems)
         for text, way in ways.items():
-            items = ResultItems(out, task, stored(task, text), run, of_task)
-            batches += [
-                Batch(plan, way, items, range(start, min(start + batch, count))) for start in range(0, count, batch)
-            ]
+            items = ResultItems(out, plan.task.name, text, run, of_task)
+            starts = range(0, count, size)
+            batches += [Batch(plan, way, items, range(start, min(start + size, count))) for start in starts]
     return batches
 
 
@@ -191,7 +159,7 @@ def _announce(plans: Sequence[TaskPlan]) -> None:
 
 
 def describe_run(model: Model, batch: int, limit: int | None) -> dict[str, Any]:
-    """Return what run.json says: the model, the device, the versions of the libraries, and the amounts."""
+    """Return the contents of run.json: the model, the device, the versions of the libraries, and the amounts."""
     return {
         "format": ITEMS,
         "model": {**model.card.as_dict(), "weight_hash": weight_hash_of(model)},
@@ -205,9 +173,7 @@ def describe_run(model: Model, batch: int, limit: int | None) -> dict[str, Any]:
 
 def work_through(model: Model, batches: Sequence[Batch], write: Write, shown: bool) -> None:
     """Write the missing items of batches."""
-    missing = [
-        [index for index in batch.indices if batch.items.read(index, len(batch.indices)) is None] for batch in batches
-    ]
+    missing = [batch.missing() for batch in batches]
     total = sum(len(batch.indices) for batch in batches)
     done = total - sum(map(len, missing))
     with show_progress(total, model.card.name, "problems", done=done, shown=shown) as bar:
@@ -236,9 +202,7 @@ def _work(model: Model, batch: Batch, missing: Sequence[int]) -> Iterator[tuple[
     for index in missing:
         generation, problem = generations[index - start], plan.problems[index]
         began = time.monotonic()
-        answer = generation.tokens[generation.prompt_length :]
-        text = generation.text if plan.task.stops is None else answer_until(model, answer, plan.task.stops)
-        text = text if plan.task.passes == 1 else _read_so_far(model, generation)
+        text = written_text(model, plan, generation) if plan.task.passes == 1 else _read_so_far(model, generation)
         score = plan.task.score(problem, text)
         yield (
             index,
@@ -247,7 +211,7 @@ def _work(model: Model, batch: Batch, missing: Sequence[int]) -> Iterator[tuple[
                 "prompt": plan.prompts[index],
                 "gold": plan.task.gold(problem),
                 "text": text,
-                "tokens": answer.tolist(),
+                "tokens": generation.tokens[generation.prompt_length :].tolist(),
                 "steps": generation.steps,
                 **asdict(score),
                 "effect": effects[index - start],
@@ -256,14 +220,18 @@ def _work(model: Model, batch: Batch, missing: Sequence[int]) -> Iterator[tuple[
         )
 
 
+def written_text(model: Model, plan: TaskPlan, generation: Generation) -> str:
+    """Return the text of an answer, up to a stop string of the task."""
+    if plan.task.stops is None:
+        return generation.text
+    return answer_until(model, generation.tokens[generation.prompt_length :], plan.task.stops)
+
+
 def _read_so_far(model: Model, generation: Generation) -> str:
     """Return prompt and answer up to its end, as the prompt of the next pass."""
-    prompt, answer = (
-        generation.tokens[: generation.prompt_length],
-        generation.tokens[generation.prompt_length :].tolist(),
-    )
-    ends = [place for place, token in enumerate(answer) if token in model.card.ends]
-    return model.decode([*prompt.tolist(), *answer[: ends[0] if ends else None]])
+    tokens, length = generation.tokens.tolist(), generation.prompt_length
+    ends = (place for place in range(length, len(tokens)) if tokens[place] in model.card.ends)
+    return model.decode(tokens[: next(ends, None)])
 
 
 def _compare(
@@ -291,33 +259,21 @@ def _compare(
         )
 
 
-def _last_start(out: Path, other: Share) -> int | None:
-    """Return when an abandoned share was last started; None for one at work, or that was never started."""
-    last = started_at(out, other)  # before its lock is looked at: a start in between then counts as one during this run
-    return None if is_working(out, other) else last
-
-
-def _wait_for_others(out: Path, before: Mapping[Share, int | None], batches: Sequence[Batch]) -> None:
-    """Wait until the other shares are done; ``before`` says when each was last started, at the start of this process.
+def _wait_for_others(out: Path, before: Mapping[Share, tuple[bool, int]], batches: Sequence[Batch]) -> None:
+    """Wait until the other shares are done; ``before`` is the state of each at the start of this process.
 
     Raises:
         EvaluationError: a process ended with items missing.
     """
     started = time.monotonic()
-    others = list(before)
-    while others:
-        for other in list(others):
-            last = started_at(out, other)  # before its lock is looked at, as in `_last_start`
-            if is_working(out, other):
-                continue
-            theirs = batches[other.index :: other.count]
-            missing = sum(
-                not batch.items.is_done(index, len(batch.indices)) for batch in theirs for index in batch.indices
-            )
-            if not missing:
-                others.remove(other)
-            elif last != before[other] or time.monotonic() - started > STARTING_S:
+    for other, state in before.items():
+        while True:
+            held, _ = now = state_of(out, other)  # before the items are looked at
+            missing = 0 if held else sum(len(batch.missing()) for batch in batches[other.index :: other.count])
+            if not held and not missing:
+                break
+            # one that has not come yet is abandoned as it was at the start
+            if not held and (state[0] or now != state or time.monotonic() - started > STARTING_S):
                 what = f"process {other.index} of {other.count} ended with {counted(missing, 'problem')} missing"
                 raise EvaluationError(f"{out}: {what}; run the same command again; finished problems are kept")
-        if others:
             time.sleep(POLL_S)

@@ -27,12 +27,7 @@ NOTES = (
 
 
 def table(results: Sequence[Result]) -> dict[str, Any]:
-    """Return ``{"rows": [...], "remarks": [...]}``: every field of each result except its outcomes, and its
-    comparisons.
-
-    Raises:
-        CallError: a result with a field that cannot be, or two of the same model, task, rule and settings.
-    """
+    """Return ``{"rows": [...], "remarks": [...]}``: each result without its outcomes, but with its comparisons."""
     return table_of(compare(arranged(check_results(results))))
 
 
@@ -49,66 +44,41 @@ def _document(row: Row) -> dict[str, Any]:
         "not_enforced": list(row.result.not_enforced),
         "published": published,
         "published_error": error,
-        "change": _difference(row.change, row.adjusted),
+        "change": None if row.change is None else _difference(row.change, row.adjusted),
         "controls": [
-            {
-                "control": one.control,
-                "seeds": one.seeds,
-                "removed_share": one.removed_share,
-                "removed_share_committed": one.removed_share_committed,
-            }
+            {name: getattr(one, name) for name in ("control", "seeds", "removed_share", "removed_share_committed")}
             | _difference(one.difference, one.adjusted)
             for one in row.contrasts
         ],
     }
 
 
-def _difference(change: Difference | None, adjusted: float | None) -> Any:
-    if change is None:
-        return None
-    return asdict(change) | {
-        "p_holm": adjusted,
-        "verdict": change.verdict,
-        "needed": change.needed,
-        "too_small": change.too_small,
-    }
+def _difference(change: Difference, adjusted: float | None) -> dict[str, Any]:
+    derived = {name: getattr(change, name) for name in ("verdict", "needed", "too_small")}
+    return {**asdict(change), "p_holm": adjusted, **derived}
 
 
 def write_table(results: Sequence[Result], form: Format = "markdown") -> str:
-    """Return a table as text, without a last line break.
-
-    Raises:
-        CallError: an unknown form, or results as in `table`.
-    """
+    """Return a table as text, without a last line break."""
     return write_rows(compare(arranged(check_results(results))), form)
 
 
 def write_rows(rows: Sequence[Row], form: Format = "markdown") -> str:
-    """Return compared rows as a table in Markdown, LaTeX or CSV."""
-    writers: dict[str, Callable[[Sequence[Row]], str]] = {
-        "markdown": _markdown,
-        "latex": _latex,
-        "csv": _csv,
-        "json": lambda given: json_text(table_of(given)),
-    }
-    return writers[form](rows)
+    """Return compared rows as a table in Markdown, LaTeX, CSV or JSON."""
+    if form == "json":
+        return json_text(table_of(rows))
+    return {"markdown": _markdown, "latex": _latex, "csv": _csv}[form](rows)
 
 
 def _layout(rows: Sequence[Row], cell: Callable[[Row], str]) -> tuple[list[str], list[tuple[str, str, list[str]]]]:
     """Return paper 1's layout: the models, and for each task and rule a cell a model, "–" without a result."""
     models = list(dict.fromkeys(row.result.model for row in rows))
+    cells: dict[tuple[str, str], dict[str, list[str]]] = {}
     tasks = list(dict.fromkeys(row.result.task for row in rows))
-    places = sorted(
-        dict.fromkeys((row.result.task, row.result.hide) for row in rows), key=lambda place: tasks.index(place[0])
-    )
-    lines = []
-    for task, hide in places:
-        found = [
-            [row for row in rows if (row.result.model, row.result.task, row.result.hide) == (model, task, hide)]
-            for model in models
-        ]
-        lines.append((task, hide, ["; ".join(map(cell, one)) or "–" for one in found]))
-    return models, lines
+    for row in sorted(rows, key=lambda row: tasks.index(row.result.task)):
+        place = cells.setdefault((row.result.task, row.result.hide), {})
+        place.setdefault(row.result.model, []).append(cell(row))
+    return models, [(*place, ["; ".join(found.get(one, ["–"])) for one in models]) for place, found in cells.items()]
 
 
 def _markdown(rows: Sequence[Row]) -> str:
@@ -127,25 +97,12 @@ def _markdown_line(cells: Sequence[str]) -> str:
 
 
 def _cell(row: Row) -> str:
-    result = row.result
-    low, high = result.interval
+    low, high = row.result.interval
     paper = "" if row.published is None else f" [paper {row.published[0]:.2f} ± {row.published[1]:.2f}]"
-    return f"{result.accuracy:.3f} ({low:.3f}–{high:.3f}), n = {result.n}{paper}"
+    return f"{row.result.accuracy:.3f} ({low:.3f}–{high:.3f}), n = {row.result.n}{paper}"
 
 
-_COMPARED = (
-    "model",
-    "task",
-    "hidden",
-    "n",
-    "change",
-    "p",
-    "verdict",
-    "removed",
-    "at commits",
-    "hit rate",
-    "against controls",
-)
+_COMPARED = "model,task,hidden,n,change,p,verdict,removed,at commits,hit rate,against controls".split(",")
 
 
 def _comparison(row: Row) -> list[str]:
@@ -153,16 +110,10 @@ def _comparison(row: Row) -> list[str]:
     assert change is not None
     against = [f"{one.control} ×{one.seeds}: {_points(one.difference)}, p {_p(one.adjusted)}" for one in row.contrasts]
     verdict = change.verdict + (" (n too small)" if change.too_small else "")
-    shares = [_share(value) for value in (result.removed_share, result.removed_share_committed, result.hit_rate)]
+    shares = (result.removed_share, result.removed_share_committed, result.hit_rate)
     return [
-        result.model,
-        result.task,
-        result.hide,
-        str(change.n),
-        _points(change),
-        _p(row.adjusted),
-        verdict,
-        *shares,
+        *(result.model, result.task, result.hide, str(change.n), _points(change), _p(row.adjusted), verdict),
+        *("–" if share is None else f"{100 * share:.1f} %" for share in shares),
         "; ".join(against) or "–",
     ]
 
@@ -173,10 +124,6 @@ def _points(change: Difference) -> str:
 
 def _p(value: float | None) -> str:
     return "–" if value is None else "< 1e-12" if value < 1e-12 else f"{value:.2g}"
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
 
 
 def _latex(rows: Sequence[Row]) -> str:
@@ -191,60 +138,46 @@ def _latex(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, *(f"% {line}" for line in (*NOTES, *map(printable, remarks(rows))))])
 
 
+_MARKS = {"robust": r"$^{\circ}$", "degraded": r"$^{\downarrow}$", "undecided": "$^{?}$"}
+
+
 def _latex_cell(row: Row) -> str:
     low, high = row.result.interval
-    mark = (
-        ""
-        if row.change is None
-        else {"robust": r"$^{\circ}$", "degraded": r"$^{\downarrow}$", "undecided": "$^{?}$"}[row.change.verdict]
-    )
+    mark = "" if row.change is None else _MARKS[row.change.verdict]
     paper = "" if row.published is None else f" [{row.published[0]:.2f} $\\pm$ {row.published[1]:.2f}]"
     return f"{row.result.accuracy:.3f} ({low:.3f}--{high:.3f}){mark}{paper}"
 
 
 _IN_LATEX = {one: f"\\{one}" for one in "_&%#${}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
+    one: rf"\text{name}{{}}"
+    for one, name in {
+        "\\": "backslash",
+        "~": "asciitilde",
+        "^": "asciicircum",
+        "|": "bar",
+        "<": "less",
+        ">": "greater",
+    }.items()
 }
-_IN_LATEX |= {"|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}"}
 
 
 def _escaped(text: str) -> str:
     return "".join(_IN_LATEX.get(one, one) for one in printable(text))
 
 
-_FLAT = ("model", "task", "hide", "n", "correct", "accuracy")
-_MORE = (
-    "removed_share",
-    "removed_share_committed",
-    "hit_rate",
-    "weight_hash",
-    "config_hash",
-    "device",
-    "dtype",
-    "seconds",
-)
+_FLAT = "model task hide n correct accuracy".split()
+_MORE = "removed_share removed_share_committed hit_rate weight_hash config_hash device dtype seconds".split()
 
 
 def _csv(rows: Sequence[Row]) -> str:
     out = io.StringIO()
-    tests = [field.name for field in fields(Difference)]
-    header = [*_FLAT, "low", "high", "published", "published_error"]
-    header += [*(f"change_{name}" for name in tests), "change_p_holm", "verdict", "too_small", "controls", *_MORE]
+    tests = [*(field.name for field in fields(Difference)), "p_holm"]
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
+    header = [*_FLAT, "low", "high", "published", "published_error", *(f"change_{name}" for name in tests)]
+    writer.writerow([*header, "verdict", "too_small", "controls", *_MORE])
     for row in table_of(rows)["rows"]:
-        change = row["change"] or {}
-        writer.writerow(
-            [
-                *(row[name] for name in _FLAT),
-                *row["interval"],
-                row["published"],
-                row["published_error"],
-                *(change.get(name) for name in (*tests, "p_holm", "verdict", "too_small")),
-                json_text(row["controls"]) if row["controls"] else None,
-                *(row[name] for name in _MORE),
-            ]
-        )
+        change, controls = row["change"] or {}, row["controls"]
+        cells = [*(row[name] for name in _FLAT), *row["interval"], row["published"], row["published_error"]]
+        cells += [change.get(name) for name in (*tests, "verdict", "too_small")]
+        writer.writerow([*cells, json_text(controls) if controls else None, *(row[name] for name in _MORE)])
     return out.getvalue().rstrip("\n")

@@ -13,9 +13,7 @@ class Score:
     """The score of one answer.
 
     Attributes:
-        correct: whether the answer is right.
         read: the number that was read from the answer, or the program that was run; None where there was none.
-        reason: in one line.
         not_enforced: see `sandbox.ProgramResult`; empty for tasks that run nothing.
         measures: every published measure of the task, ``correct`` among them; empty for the lab's tasks.
     """
@@ -32,7 +30,6 @@ class Task:
     """A set of problems.
 
     Attributes:
-        name: as in ``--tasks``.
         shots: default number of solved problems in a prompt.
         runs_programs: whether scoring runs programs that a model wrote.
         problems: loads the problems, always the same ones in the same order.

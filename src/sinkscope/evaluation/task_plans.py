@@ -11,7 +11,7 @@ from sinkscope.decoding.likelihood import refuse_block_diffusion
 from sinkscope.errors import CallError
 from sinkscope.evaluation.answers import Rule
 from sinkscope.evaluation.choices import LikelihoodSettings, count_tokens, settings_for
-from sinkscope.evaluation.protocols import AUTO, PROTOCOLS, find_protocol
+from sinkscope.evaluation.protocols import AUTO, find_protocol
 from sinkscope.evaluation.task import Message, Task
 from sinkscope.evaluation.tasks import LIKELIHOODS, PUBLISHED, find_task
 from sinkscope.interventions import Composed, parse_rule
@@ -26,12 +26,7 @@ PUBLISHED_LENGTHS = {"gsm8k": 256, "gsm8k_cot": 256, "gsm8k_two_pass": 256, "hum
 
 def data_of(task: str, data: Mapping[str, str | Path]) -> dict[str, str | Path]:
     """Return the part of given local files that is a task's."""
-    return {name: data[name] for name in _names_of_data(task) if name in data}
-
-
-def _names_of_data(task: str) -> tuple[str, ...]:
-    """Return the names under which local files of a task may be given; none for the lab's tasks."""
-    return (task, PUBLISHED[task]) if task in PUBLISHED else ()
+    return {name: path for name, path in data.items() if name in {task, PUBLISHED.get(task)}}
 
 
 @dataclass(frozen=True)
@@ -56,17 +51,9 @@ class Request:
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """One task with everything that is resolved for it.
+    """One task with everything that is resolved for it: settings, problems, and their prompts as text and token ids.
 
-    Attributes:
-        task: the task.
-        sampler: resolved settings of the sampler, or of the likelihoods.
-        shots: solved problems in each prompt.
-        chat: whether prompts went through the chat template.
-        protocol: the published settings that are used, and what the call changed in them; None without any.
-        problems: the problems.
-        prompts: their prompts as text.
-        encoded: token ids.
+    ``protocol`` says which published settings are used, and what the call changed in them; None without any.
     """
 
     task: Task
@@ -96,50 +83,43 @@ def make_plans(model: Model, request: Request) -> tuple[list[TaskPlan], dict[str
     """Return a plan for each task, and the rules by their one text, see `canonical_rule`.
 
     Raises:
-        CallError: an argument, a data file or a rule that does not fit the model or the tasks.
-        EvaluationError: data that cannot be had.
-        ModelError: a chat is asked for, but the tokenizer has no template.
+        CallError, EvaluationError, ModelError: an argument, data or a rule that does not fit the model or the tasks.
     """
     check_request(request)
-    rules = {text: parse_rule(text) for text in dict.fromkeys(request.hide)}
+    rules = {canonical_rule(text): parse_rule(text) for text in request.hide}
     tasks = [find_task(name, request.files) for name in dict.fromkeys(request.tasks)]
     for task in tasks:
         if task.runs_programs and not request.allow_code_execution:
             raise CallError(
-                f"{task.name} runs programs that the model wrote; they run in a sandbox without network or your files, "
-                f"as far as the system allows. Pass allow_code_execution=True (--allow-code-execution) to do so"
+                f"{task.name} runs programs that the model wrote, in a sandbox without network or your files, as far "
+                "as the system allows. Pass allow_code_execution=True (--allow-code-execution) to do so"
             )
     plans = [_plan(model, task, request) for task in tasks]
     for plan in plans:
         if isinstance(plan.sampler, LikelihoodSettings):
-            _check_likelihoods(model, plan, rules)
-            continue
-        make_batch(model, [max(plan.encoded, key=len)], [None], plan.sampler.length)
-        written = 1 if model.family.causal else plan.sampler.length
+            canvases = _likelihood_canvases(model, plan, rules)
+        else:
+            make_batch(model, [max(plan.encoded, key=len)], [None], plan.sampler.length)
+            written = 1 if model.family.causal else plan.sampler.length
+            canvases = [len(ids) + written for ids in plan.encoded]
+            for text, rule in rules.items():
+                _check_steps(text, rule, plan.sampler.most_calls, plan.task.name)
         for text, rule in rules.items():
-            _check_canvases(text, rule, [len(ids) + written for ids in plan.encoded])
-            _check_steps(text, rule, plan.sampler.most_calls, plan.task.name)
-    return plans, {canonical_rule(text): rule for text, rule in rules.items()}
+            if min(canvases) < rule.least_tokens:
+                raise CallError(
+                    f"hide: {text} needs a canvas of at least {rule.least_tokens} tokens; that of problem "
+                    f"{canvases.index(min(canvases))} has {min(canvases)}: choose fewer keys"
+                )
+    return plans, rules
 
 
 def check_request(request: Request) -> None:
-    """Raise an error for tasks, rules or a limit that no model could work on.
-
-    Raises:
-        CallError: see above.
-    """
-    for name, names in (("tasks", request.tasks), ("hide", request.hide)):
-        if isinstance(names, str) or not len(names):
-            raise CallError(f"{name}: expected a list of names, found {names!r}")
-    asked = dict.fromkeys(one for task in request.tasks for one in _names_of_data(task))
+    """Raise CallError for tasks, data or a limit that no model could work on."""
+    if not request.tasks or not request.hide:
+        raise CallError("expected at least one task and one rule, found none")
     for name in request.data:
-        if name not in asked:
-            told = f"paths for {', '.join(asked)}" if asked else "none"
-            raise CallError(f"data: expected {told}, found a path for {name!r}; leave it out")
-    if request.protocol in {one.name for one in PROTOCOLS} and not {*request.tasks} & {*PUBLISHED}:
-        raise CallError(
-            f"protocol: {request.protocol} is not used by the tasks of the lab, which have none; leave it out"
-        )
+        if not any(data_of(task, {name: ""}) for task in request.tasks):
+            raise CallError(f"data: no task that was asked has data {name!r}; leave its path out")
     if request.limit is not None and request.limit < 1:
         raise CallError(f"limit: expected at least 1 problem, found {request.limit}")
 
@@ -147,15 +127,22 @@ def check_request(request: Request) -> None:
 def _plan(model: Model, task: Task, request: Request) -> TaskPlan:
     sampler, shots, chat, used = resolve_task(model.family, model.card.name, task, request)
     problems = task.problems()[: request.limit]
-    texts, encoded = _encode(model, task, problems, shots, chat)
+    if not chat:
+        texts = [task.prompt(problem, index, shots) for index, problem in enumerate(problems)]
+        return TaskPlan(task, sampler, shots, chat, used, problems, texts, [model.encode(text) for text in texts])
+    if task.messages is None:
+        raise CallError(
+            f"chat: expected a task with a conversation, found {task.name}, which has raw text only; leave chat out"
+        )
+    texts = [chat_text(model, task.messages(problem, index, shots)) for index, problem in enumerate(problems)]
+    encoded = [model.encode(model.tokenize(text, special=False)) for text in texts]
     return TaskPlan(task, sampler, shots, chat, used, problems, texts, encoded)
 
 
 def resolve_task(
     family: Family, name: str, task: Task, request: Request
 ) -> tuple[Settings | LikelihoodSettings, int, bool, str | None]:
-    """Return the settings of a task for a model of this family and name, its shots, whether it is a chat, and the
-    protocol's line.
+    """Return settings, shots, whether it is a chat, and the protocol's line, for a model of this family and name.
 
     Raises:
         CallError: a setting or a protocol that does not fit.
@@ -164,11 +151,7 @@ def resolve_task(
     settings = dict(request.settings)
     shots, chat, used = task.shots, request.chat, None
     if not task.asks_likelihoods and (beside := [one for one in OF_LIKELIHOODS if one in settings]):
-        raise CallError(
-            f"{beside[0]}: expected a task of likelihoods beside it, such as {LIKELIHOODS[0]}, found {task.name}, "
-            "whose answers are "
-            "written; leave it out"
-        )
+        raise CallError(f"{beside[0]}: {task.name} has no likelihoods, as {LIKELIHOODS[0]} does; leave it out")
     if task.asks_likelihoods:
         sampler = settings_for(settings, protocol.settings if protocol else {}, family, name)
     elif protocol is None:
@@ -184,44 +167,36 @@ def resolve_task(
     return sampler, shots if request.shots is None else request.shots, chat, used
 
 
-def _check_likelihoods(model: Model, plan: TaskPlan, rules: Mapping[str, Rule]) -> None:
+def _likelihood_canvases(model: Model, plan: TaskPlan, rules: Mapping[str, Rule]) -> list[int]:
+    """Return the tokens of each problem with its longest choice, where model and rules can have their likelihoods."""
     refuse_block_diffusion(model)
     lengths = [count_tokens(model, question) for question in plan.problems]
     if max(lengths) > model.card.max_positions:
-        longest = lengths.index(max(lengths))
-        raise CallError(
-            f"{plan.task.name}: problem {longest} with its longest choice has {max(lengths)} tokens, {model.limit}"
-        )
+        longest = f"problem {lengths.index(max(lengths))} with its longest choice has {max(lengths)} tokens"
+        raise CallError(f"{plan.task.name}: {longest}, {model.limit}")
     for text, rule in rules.items():
-        if rule.waits:
-            raise CallError(
-                f"hide: {text} decides by the step before, and a likelihood has one step a text; "
-                f"expected observe=current, as in {text.partition('@')[0]}@current"
-            )
-        _check_canvases(text, rule, lengths)
+        refuse_waiting(text, rule)
+    return lengths
+
+
+def refuse_waiting(text: str, rule: Rule) -> None:
+    """Raise CallError for a rule that observes the step before, since a likelihood has one step."""
+    if rule.waits:
+        raise CallError(
+            f"hide: {text} decides by the step before, and a likelihood has one step a text; "
+            f"expected observe=current, as in {text.partition('@')[0]}@current"
+        )
 
 
 def _check_steps(text: str, rule: Rule, count: int, task: str) -> None:
     """Raise CallError for a rule that is in force in no step of an answer of so many."""
-    parts = rule.parts if isinstance(rule, Composed) else (rule,)
-    limited = [part for part in parts if not part.idle]
-    if limited and not any(
-        part.steps is None or any(part.waits <= step < count for step in part.steps) for part in limited
+    parts = [part for part in (rule.parts if isinstance(rule, Composed) else (rule,)) if not part.idle]
+    if parts and not any(
+        part.steps is None or any(part.waits <= step < count for step in part.steps) for part in parts
     ):
-        waits = "; it needs the step before each" if all(part.waits for part in limited) else ""
-        raise CallError(
-            f"hide: {text} is in force in none of the steps 0 to {count - 1} of an answer to {task}{waits}; choose "
-            "other steps"
-        )
-
-
-def _check_canvases(text: str, rule: Rule, canvases: Sequence[int]) -> None:
-    """Raise CallError for a rule that needs longer canvases than the shortest."""
-    if min(canvases) < rule.least_tokens:
-        where = f"that of problem {canvases.index(min(canvases))} has {min(canvases)}"
-        raise CallError(
-            f"hide: {text} needs a canvas of at least {rule.least_tokens} tokens; {where}: choose fewer keys"
-        )
+        waits = "; it needs the step before each" if all(part.waits for part in parts) else ""
+        where = f"in none of the steps 0 to {count - 1} of an answer to {task}{waits}"
+        raise CallError(f"hide: {text} is in force {where}; choose other steps")
 
 
 def _resolve(family: Family, task: Task, settings: Mapping[str, Any]) -> Settings:
@@ -235,28 +210,8 @@ def _resolve(family: Family, task: Task, settings: Mapping[str, Any]) -> Setting
     return resolve_settings(family, **given)
 
 
-def _encode(
-    model: Model, task: Task, problems: Sequence[Any], shots: int, chat: bool
-) -> tuple[list[str], list[list[int]]]:
-    if not chat:
-        texts = [task.prompt(problem, index, shots) for index, problem in enumerate(problems)]
-        return texts, [model.encode(text) for text in texts]
-    if task.messages is None:
-        raise CallError(
-            f"chat: expected a task with a conversation, found {task.name}, which has raw text only; leave chat out"
-        )
-    talks = [task.messages(problem, index, shots) for index, problem in enumerate(problems)]
-    texts = [chat_text(model, talk) for talk in talks]
-    return texts, [model.encode(model.tokenize(text, special=False)) for text in texts]
-
-
 def chat_text(
     model: Model, talk: list[Message], instead: str = "evaluate it on raw text, with --protocol none and without --chat"
 ) -> str:
-    """Return a conversation as text, up to where the assistant begins or continues; ``instead`` as in
-    `Model.chat_text`.
-
-    Raises:
-        ModelError, CallError: see `Model.chat`.
-    """
+    """Return a conversation as text, up to where the assistant begins or continues, as `Model.chat_text`."""
     return model.chat_text(talk, begun=talk[-1]["role"] == "assistant", instead=instead)

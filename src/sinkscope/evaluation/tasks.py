@@ -39,32 +39,19 @@ def _lab_task(name: str, score: Callable[[Problem, str], Score], runs_programs: 
 
 
 TASKS = {
-    task.name: task
-    for task in (
-        _lab_task("lab-arith", score_number, False),
-        _lab_task("lab-code", score_program, True),
-        _lab_task("lab-sums", score_number, False),
-    )
+    "lab-arith": _lab_task("lab-arith", score_number, False),
+    "lab-code": _lab_task("lab-code", score_program, True),
+    "lab-sums": _lab_task("lab-sums", score_number, False),
 }
 
 LIKELIHOODS = ("arc_easy", "arc_challenge", "hellaswag", "piqa", "race", "social_iqa", "lambada", "lambada_openai")
-PUBLISHED = {
-    "gsm8k": "gsm8k",
-    "gsm8k_cot": "gsm8k",
-    "gsm8k_two_pass": "gsm8k",
-    "humaneval": "humaneval",
-    "humaneval_instruct": "humaneval",
-    **{name: name for name in LIKELIHOODS},
-}
+PUBLISHED = dict.fromkeys(("gsm8k", "gsm8k_cot", "gsm8k_two_pass"), "gsm8k")
+PUBLISHED |= dict.fromkeys(("humaneval", "humaneval_instruct"), "humaneval") | {name: name for name in LIKELIHOODS}
 """Published tasks, and the name of their data in ``--data``."""
 
 
 def find_task(name: str, data: Mapping[str, Path] | None = None) -> Task:
-    """Return a task by its name.
-
-    Args:
-        name: of `TASKS` or `PUBLISHED`.
-        data: local files of published tasks, by task or by the name of their data.
+    """Return a task of `TASKS` or `PUBLISHED`, with local files by task or by the name of their data.
 
     Raises:
         CallError: there is no such task.
@@ -73,57 +60,22 @@ def find_task(name: str, data: Mapping[str, Path] | None = None) -> Task:
         return TASKS[name]
     if name not in PUBLISHED:
         raise CallError(f"no task {name!r}: expected one of {', '.join([*TASKS, *PUBLISHED])}")
+    given = (data or {}).get(name, (data or {}).get(PUBLISHED[name]))
+    if name in LIKELIHOODS:
+        from sinkscope.evaluation.choices import likelihood_task
+
+        return likelihood_task(name, given)
     from sinkscope.evaluation import gsm8k, humaneval
 
-    given = data or {}
-    if name in LIKELIHOODS:
-        return _likelihood_task(name, given.get(name))
-    build = {
-        "gsm8k": gsm8k.gsm8k,
-        "gsm8k_cot": gsm8k.gsm8k_cot,
-        "gsm8k_two_pass": gsm8k.gsm8k_two_pass,
-        "humaneval": humaneval.humaneval,
-        "humaneval_instruct": humaneval.humaneval_instruct,
-    }
-    return build[name](given.get(name, given.get(PUBLISHED[name])))
-
-
-def _likelihood_task(name: str, data: Path | None) -> Task:
-    from sinkscope.evaluation.choices import BENCHMARKS, Asked, Question, judge, questions
-
-    rows, fingerprint = questions(name, data)
-
-    def score(question: Question, asked: Asked) -> Score:
-        best, measures = judge(question, asked, BENCHMARKS[name].normed)
-        read, right = (
-            question.choices[best] if len(question.choices) > 1 or measures["acc"] else None,
-            question.choices[question.gold],
-        )
-        return Score(measures["acc"], read, f"{read!r}, expected {right!r}", measures=measures)
-
-    def prompt(question: Question, index: int, shots: int) -> str:
-        if shots:
-            raise CallError(f"shots: {name} is asked without any, found {shots}")
-        return question.context
-
-    def gold(question: Question) -> str:
-        return question.choices[question.gold]
-
-    return Task(
-        name, 0, False, rows, prompt, gold, score, fingerprint=lambda shots: fingerprint(), asks_likelihoods=True
-    )
+    return getattr(gsm8k if name.startswith("gsm8k") else humaneval, name)(given)
 
 
 def read_data_flags(flags: Sequence[str]) -> dict[str, Path]:
-    """Return the paths of ``TASK=PATH`` each, as in ``--data``.
-
-    Raises:
-        CallError: no ``=``, a task without data of its own, a task given twice.
-    """
+    """Return the paths of ``TASK=PATH`` each, as in ``--data``."""
     found: dict[str, Path] = {}
     for flag in flags:
-        name, separator, path = flag.partition("=")
-        if not separator or not path or name not in PUBLISHED or name in found:
+        name, _, path = flag.partition("=")
+        if not path or name not in PUBLISHED or name in found:
             raise CallError(f"--data: expected TASK=PATH once each, TASK of {', '.join(PUBLISHED)}, found {flag!r}")
         found[name] = Path(path)
     return found

@@ -28,13 +28,7 @@ def complete_fenced(answers: Sequence[Sequence[str]], docs: Sequence[dict[str, s
 
 
 def pass_at_k(references: Sequence[str], predictions: Sequence[Sequence[str]], k: Sequence[int]) -> dict[str, float]:
-    """Return the unbiased pass@k of one problem's programs, for each k; log once what the sandbox cannot enforce here.
-
-    Args:
-        references: one `reference`.
-        predictions: the programs, one list.
-        k: at most as many as there are programs.
-    """
+    """Return the unbiased pass@k of one problem's programs, for each k; log once what the sandbox does not enforce."""
     (problem,), (programs,) = references, predictions
     row = json.loads(problem)
     results = [run_tests(row, program) for program in programs]

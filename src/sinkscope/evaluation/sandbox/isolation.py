@@ -34,9 +34,7 @@ PROTECTIONS = {
 _NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 _SPACES = _NEWNS | _NEWUTS | _NEWIPC | _NEWPID | _NEWNET
 _RDONLY, _NOSUID, _NODEV, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
-_LOCKED_FLAGS = (
-    1 | 2 | 4 | 8 | 1024 | 2048
-)  # what a remount must not take away: ro, nosuid, nodev, noexec, noatime, nodiratime
+_LOCKED_FLAGS = 1 | 2 | 4 | 8 | 1024 | 2048  # a remount keeps ro, nosuid, nodev, noexec, noatime, nodiratime
 
 
 class Isolation:
@@ -113,11 +111,8 @@ def namespaces() -> None:
         call_c("unshare", _SPACES)
     except OSError:
         call_c("unshare", _SPACES | _NEWUSER)
-        for name, text in (
-            ("setgroups", "deny"),
-            ("uid_map", f"{NOBODY} {user} 1"),
-            ("gid_map", f"{NOBODY} {group} 1"),
-        ):
+        maps = {"setgroups": "deny", "uid_map": f"{NOBODY} {user} 1", "gid_map": f"{NOBODY} {group} 1"}
+        for name, text in maps.items():
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
 
@@ -167,15 +162,8 @@ def own_root(box: str, outside: str) -> None:
 
 def visible_folders() -> list[str]:
     """Return the folders that the program may read: Python and the libraries of its modules; none inside another."""
-    wanted = {
-        sys.base_prefix,
-        sys.base_exec_prefix,
-        os.path.dirname(os.__file__),
-        "/usr",
-        "/lib",
-        "/lib64",
-        "/nix/store",
-    }
+    wanted = {sys.base_prefix, sys.base_exec_prefix, os.path.dirname(os.__file__)}
+    wanted |= {"/usr", "/lib", "/lib64", "/nix/store"}
     present = sorted(folder for folder in wanted if os.path.isdir(folder) and folder != "/")
     return [folder for folder in present if not any(folder.startswith(other + "/") for other in present)]
 
@@ -218,17 +206,13 @@ def landlock(folder: str) -> None:
     """Limit files by the kernel's allow-list: `visible_folders` to read, ``folder`` to change; needs no privilege."""
     version = call_c("syscall", 444, None, 0, 1)
     access = (1 << (13 + (version > 1) + (version > 2) + (version > 4))) - 1
-    attributes = struct.pack(
-        "QQQ", access, 3 if version > 3 else 0, 3 if version > 5 else 0
-    )  # files, TCP, signals and sockets outside
+    # files, TCP, signals and sockets outside
+    attributes = struct.pack("QQQ", access, 3 if version > 3 else 0, 3 if version > 5 else 0)
     rules = call_c("syscall", 444, ctypes.create_string_buffer(attributes, 24), 24, 0)
     devices = [path for path in DEVICES if os.path.exists(path)]
     read_only, device = 1 << 2 | 1 << 3, 1 << 1 | 1 << 2
-    for path, allowed in [
-        (folder, access),
-        *((path, read_only) for path in visible_folders()),
-        *((path, device) for path in devices),
-    ]:
+    allow = dict.fromkeys(visible_folders(), read_only) | dict.fromkeys(devices, device) | {folder: access}
+    for path, allowed in allow.items():
         descriptor = os.open(path, os.O_PATH)
         call_c("syscall", 445, rules, 1, ctypes.create_string_buffer(struct.pack("=Qi", allowed, descriptor)), 0)
         os.close(descriptor)

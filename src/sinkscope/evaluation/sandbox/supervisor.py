@@ -13,7 +13,6 @@ import sys
 import time
 import traceback
 import types
-from typing import Any
 
 from sinkscope.evaluation.sandbox.isolation import Isolation, die_with_parent
 
@@ -50,17 +49,13 @@ def main(box: str, memory_mb: str, cpu_s: str, clock_s: str, without: str) -> No
     refused = b""
     while not refused.endswith(b"\n"):
         refused += os.read(replies, 1) or b"the program's process has ended\n"
-    _print({"not_enforced": json.loads(refused)})
+    print(json.dumps({"not_enforced": json.loads(refused)}), flush=True)
     os.close(start)
     said, code = _listen(replies, worker, float(clock_s))
     passed = code == 0 and said.endswith(nonce.encode())
     reason = "ran to its end" if passed else _reason(said, code, cpu_s, clock_s)
-    _print({"passed": passed, "reason": reason, "output": os.pread(output, OUTPUT_BYTES, 0).decode(errors="replace")})
-
-
-def _print(line: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(line) + "\n")
-    sys.stdout.flush()
+    printed = os.pread(output, OUTPUT_BYTES, 0).decode(errors="replace")
+    print(json.dumps({"passed": passed, "reason": reason, "output": printed}), flush=True)
 
 
 def _listen(replies: int, worker: int, seconds: float) -> tuple[bytes, int | None]:
@@ -131,13 +126,10 @@ def _describe(error: BaseException, source: bytes) -> str:
     except BaseException:
         text = "?"
     if isinstance(error, AssertionError) and not text:
-        numbers = [line for frame, line in traceback.walk_tb(error.__traceback__) if _of_program(frame)]
+        frames = traceback.walk_tb(error.__traceback__)
+        numbers = [line for frame, line in frames if frame.f_code.co_filename == "<program>"]
         lines = source.decode(errors="replace").splitlines()
         text = f"{lines[numbers[-1] - 1].strip()} does not hold" if numbers else ""
     kind = type(error).__name__
     said = " ".join(f"{kind}: {text}".split())[:500] if text else kind
     return f"left before its end ({said})" if isinstance(error, SystemExit) else said
-
-
-def _of_program(frame: types.FrameType) -> bool:
-    return frame.f_code.co_filename == "<program>"

@@ -1,1 +1,0 @@
-"""The papers of `sinkscope reproduce`, one file each: the plan of the work, and the published numbers."""
