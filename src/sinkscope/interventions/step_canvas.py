@@ -1,8 +1,7 @@
-"""The canvas of one step as rules see it: tokens, padding, groups of keys, classes of tokens. Each is computed once per
-device.
-"""
+"""The canvas of one step as rules see it: tokens, padding, groups of keys, classes of tokens."""
 
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,23 +50,16 @@ class StepCanvas:
         """Return which positions are tokens, bool [batch, position]: False on padding, which stands on the left."""
         return self.once(
             ("real", device),
-            lambda: torch.arange(self.width, device=device) >= self.width - self._column(self.lengths, device),
+            lambda: torch.arange(self.width, device=device) >= self.width - _uploaded(self.lengths, device)[:, None],
         )
 
     def among(self, where: str | Collection[int], device: torch.device) -> Tensor:
-        """Return the positions of a group, or those with the given numbers (padding not counted): bool [batch,
-        position].
-
-        Raises:
-            CallError: no such group.
-        """
+        """Return the positions of a group, or those with the given numbers, without padding: bool [batch, position]."""
         named = where if isinstance(where, str) else tuple(where)
         return self.once((named, device), lambda: self._among(named, device))
 
     def readers(self, device: torch.device) -> Tensor | None:
-        """Return the queries from whose outputs a token may be committed, bool [batch, position]; None where none will
-        be.
-        """
+        """Return the queries whose outputs may be committed, bool [batch, position]; None where none will be."""
         found = self.context.readers
         return None if found is None else self.once(("readers", device), lambda: upload(found, device))
 
@@ -76,15 +68,11 @@ class StepCanvas:
         rows, device = self.context.rows, values.device
         if rows == tuple(range(self.rows)):
             return values
-        chosen = self.once(("rows", device), lambda: upload(torch.tensor(rows, dtype=torch.long, device="cpu"), device))
-        return values[chosen]
+        return values[self.once(("rows", device), lambda: _uploaded(rows, device))]
 
     def prompts(self, device: torch.device) -> Tensor:
         """Return the number of the prompt of each recorded row, int64 [row]."""
-        return self.once(
-            ("prompts", device),
-            lambda: upload(torch.tensor(self.context.prompts, dtype=torch.long, device="cpu"), device),
-        )
+        return self.once(("prompts", device), lambda: _uploaded(self.context.prompts, device))
 
     def _among(self, where: str | tuple[int, ...], device: torch.device) -> Tensor:
         real = self.real(device)
@@ -93,18 +81,16 @@ class StepCanvas:
             wanted = torch.zeros(self.width, dtype=torch.bool, device="cpu")
             wanted[[place for place in where if 0 <= place < self.width]] = True
             return real & upload(wanted, device)[position.clamp(min=0)]
-        if where not in GROUPS:
-            raise CallError(f"where: expected {' or '.join(GROUPS)}, or positions, found {where!r}")
         if where in ("masked", "unmasked"):
             masked = upload(self.context.masked, device)
             return real & (masked if where == "masked" else ~masked)
         lengths = self._prompt_lengths
-        in_prompt = position < self._column([lengths[row % len(lengths)] for row in range(self.rows)], device)
+        in_prompt = position < _uploaded([lengths[row % len(lengths)] for row in range(self.rows)], device)[:, None]
         return real & (in_prompt if where == "prompt" else ~in_prompt)
 
-    @staticmethod
-    def _column(numbers: list[int], device: torch.device) -> Tensor:
-        return upload(torch.tensor(numbers, dtype=torch.long, device="cpu"), device)[:, None]
+
+def _uploaded(numbers: Sequence[int], device: torch.device) -> Tensor:
+    return upload(torch.tensor(numbers, dtype=torch.long, device="cpu"), device)
 
 
 class TokenClasses:
@@ -116,6 +102,7 @@ class TokenClasses:
 
     def __init__(self, model: Model | None) -> None:
         self._model = model
+        self._by_tokenizer = partial(class_in, model)
         # With the function, so that no other gets its id.
         self._known: dict[Any, tuple[Callable[[int], str], dict[int, int]]] = {}
         self._names: dict[str, int] = {}
@@ -136,7 +123,7 @@ class TokenClasses:
         if classify is None:
             if self._model is None:
                 raise CallError("classify: expected a function, as a bare network has no tokenizer, found None")
-            classify = self._classify_by_tokenizer
+            classify = self._by_tokenizer
         name = classify if isinstance(classify, Hashable) else id(classify)
         numbers = canvas.once(("classes", name), lambda: self._numbered(canvas, name, classify))
         there = canvas.once(("classes", name, device), lambda: upload(numbers, device))
@@ -156,10 +143,6 @@ class TokenClasses:
             if token not in known:
                 known[token] = self._names.setdefault(classify(token), len(self._names))
         return torch.tensor([known[token] for token in unique.tolist()], device="cpu")[places]
-
-    def _classify_by_tokenizer(self, token: int) -> str:
-        assert self._model is not None
-        return class_in(self._model, token)
 
 
 def class_in(model: Model, token: int) -> str:

@@ -35,8 +35,6 @@ class Architecture:
 class Recipe:
     """All settings that determine the result of a training run.
 
-    Types, bounds and choices are checked before one is trained, and when one is read (`run_folder.recipe_from`).
-
     Attributes:
         objective: ``masked_diffusion`` trains a bidirectional network, ``next_token`` a causal one,
             ``shifted_diffusion`` a bidirectional one whose logits predict the token to their right.
