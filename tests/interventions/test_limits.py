@@ -22,8 +22,6 @@ from sinkscope.interventions import (
 )
 from sinkscope.sinks import excess_of, in_unit, is_sink
 
-POSITIONS = HidePositions((0, 3))
-
 
 def hidden_everywhere(seen, layers=3):
     return [[seen.hidden(step, layer) for layer in range(layers)] for step in range(len(seen.columns))]
@@ -93,31 +91,22 @@ def test_what_was_removed_from_some_heads_is_a_share_of_theirs(diffusion, run, q
     assert [tuple(place) for place in (~shares.isnan()).nonzero().tolist()] == sorted(heads)
 
 
-def test_layers_without_such_heads_run_stock_attention(diffusion, question, monkeypatch):
+def test_other_layers_run_stock_attention(diffusion, question, monkeypatch):
     from sinkscope.attention import call
 
     swept, compute = [], call.compute
     monkeypatch.setattr(call, "compute", lambda *args, **more: swept.append(1) or compute(*args, **more))
-    with HideTopSinks(1, heads={(1, 0), (1, 2)})(diffusion):
-        sinkscope.generate(diffusion, question, length=4)
-    assert len(swept) == 4, "one layer, four steps, one sweep each"
-
-
-def test_the_other_layers_run_stock_attention(diffusion, question, monkeypatch):
-    from sinkscope.attention import call
-
-    swept, compute = [], call.compute
-    monkeypatch.setattr(call, "compute", lambda *args, **more: swept.append(1) or compute(*args, **more))
-    with HideTopSinks(1, layers=(1,))(diffusion):
-        sinkscope.generate(diffusion, question, length=4)
-    assert len(swept) == 4, "one layer, four steps, one sweep each"
-    swept.clear()
+    for limit in ({"layers": (1,)}, {"heads": {(1, 0), (1, 2)}}):
+        with HideTopSinks(1, **limit)(diffusion):
+            sinkscope.generate(diffusion, question, length=4)
+        assert len(swept) == 4, "one layer, four steps, one sweep each"
+        swept.clear()
     with HideTopSinks(1, observe="current")(diffusion):
         sinkscope.generate(diffusion, question, length=4)
     assert len(swept) == 2 * 3 * 4
 
 
-@pytest.mark.parametrize("keys", ["masked", "unmasked", "prompt", "answer", range(2, 7)])
+@pytest.mark.parametrize("keys", ["masked", "answer", range(2, 7)])
 def test_the_top_is_taken_among_the_keys(diffusion, run, question, short, keys):
     """In a batch with left padding: positions and groups are those of each prompt."""
     _, seen, _ = run(diffusion, HideTopSinks(2, keys=keys), [question, short], length=8, block=4)
@@ -140,8 +129,7 @@ def test_the_top_is_taken_among_the_keys(diffusion, run, question, short, keys):
             assert torch.equal(seen.hidden(step, 1)[row], expected)
 
 
-@pytest.mark.parametrize("queries", ["masked", "prompt", range(3)])
-@pytest.mark.parametrize("effect", ["mask", "zero"])
+@pytest.mark.parametrize(("queries", "effect"), [("masked", "zero"), ("prompt", "mask"), (range(3), "mask")])
 def test_only_some_queries_lose_the_keys(diffusion, run, question, short, queries, effect):
     _, seen, running = run(diffusion, HidePositions((1,), queries=queries, effect=effect), [question, short], length=4)
     for step, columns in enumerate(seen.columns):
@@ -157,8 +145,7 @@ def test_only_some_queries_lose_the_keys(diffusion, run, question, short, querie
     assert 0 < running.effect.removed_share < 0.2
 
 
-@pytest.mark.parametrize("queries", ["masked", (6,)])
-@pytest.mark.parametrize("effect", ["mask", "zero"])
+@pytest.mark.parametrize(("queries", "effect"), [("masked", "mask"), ((6,), "zero")])
 def test_a_key_that_no_query_loses_is_not_hidden(diffusion, queries, effect):
     rule = HidePositions((2, 5), queries=queries, effect=effect)
     with rule(diffusion) as running, torch.no_grad():
@@ -179,14 +166,6 @@ def test_queries_behind_a_cache_are_positions_of_the_text(autoregressive, run, q
     ]
     assert lost[0] == [5] and lost[2] == [0], "the prompt's sixth query, then the new query at its place"
     assert not lost[1] and not lost[3]
-
-
-def test_positions_do_not_count_padding(diffusion, run, question, short):
-    _, seen, _ = run(diffusion, POSITIONS, [question, short], length=2)
-    padding = [seen.contexts[0].tokens.shape[1] - int(length) for length in seen.contexts[0].lengths]
-    assert max(padding) > 0
-    for row, pad in enumerate(padding):
-        assert all(head.nonzero().flatten().tolist() == [pad, pad + 3] for head in seen.hidden(0, 0)[row])
 
 
 @pytest.mark.parametrize(("sinks", "recent"), [(0, 1), (2, 4), (1, 9)])
@@ -220,15 +199,6 @@ def test_a_window_behind_a_cache_equals_one_call(autoregressive, question):
     assert_close(torch.cat(found, 1), expected, terms=terms_of(autoregressive.network, ids.shape[1]))
 
 
-def test_a_window_keeps_each_rows_own_first_tokens(diffusion, question, short):
-    with subscribed(diffusion.network, seen := Seen()), KeepWindow(2, 1)(diffusion):
-        sinkscope.generate(diffusion, [question, short], length=2)
-    for row, length in enumerate(seen.contexts[0].lengths.tolist()):
-        sums = seen.columns[0][0].sums[row, :, 0, -length:]
-        assert (sums[:, :2].sum(-1) > sums[:, 2:].amax(-1)).all()
-        assert sums[:, 2:].amax() <= 1 + 1e-5, "only its own query sees a key beyond the first"
-
-
 @pytest.mark.parametrize(("excess", "unit"), [(3.0, "queries"), (8.0, "percent"), (0.0, "queries")])
 def test_above_hides_what_eq_3_calls_a_sink(lab_diffusion, run, question, excess, unit):
     _, seen, running = run(lab_diffusion, HideSinksAbove(excess, unit=unit), question, length=6)
@@ -240,22 +210,6 @@ def test_above_hides_what_eq_3_calls_a_sink(lab_diffusion, run, question, excess
             near = torch.from_numpy(abs(excess_of(in_unit(columns.numpy(), unit)) - excess) < 1e-4)
             assert torch.equal(seen.hidden(step, layer) | near, torch.from_numpy(expected) | near)
     assert running.effect.removed_share > 0.05
-
-
-@pytest.mark.parametrize("wanted", [1.0, 2.5])
-def test_a_calibrated_threshold_hides_k_per_head_on_average(lab_diffusion, question, short, wanted):
-    def write():
-        return sinkscope.generate(lab_diffusion, [question, short], length=8, block=8)
-
-    rule = calibrate_excess(lab_diffusion, write, wanted, unit="queries")
-    with subscribed(lab_diffusion.network, seen := Seen()):
-        write()
-    counts = []
-    for step in range(7):
-        for row, length in enumerate(seen.contexts[step].lengths.tolist()):
-            columns = torch.stack([seen.columns[step][layer].sums[row, :, 0, -length:] for layer in range(6)])
-            counts.append(is_sink(columns.numpy(), rule.excess).sum(-1).mean())
-    assert sum(counts) / len(counts) == pytest.approx(wanted, rel=0.02)
 
 
 @pytest.mark.parametrize("kind", ["guidance", "rows that end"])
@@ -310,11 +264,9 @@ def test_a_threshold_for_some_heads_is_calibrated_on_these(lab_diffusion, questi
 
 
 def test_calibrating_needs_something_to_learn_from(lab_diffusion, question):
-    from sinkscope.errors import CallError
-
     with pytest.raises(CallError, match="expected it to write at least two steps"):
         calibrate_excess(lab_diffusion, lambda: None, 1)
-    with pytest.raises(CallError, match=r"so few that their excess is above 0, found 40; .* keys per head have one"):
+    with pytest.raises(CallError, match="so few that their excess is above 0, found 40"):
         calibrate_excess(lab_diffusion, lambda: sinkscope.generate(lab_diffusion, question, length=3), 40)
 
 
@@ -328,8 +280,6 @@ def test_dropping_the_past(diffusion, autoregressive, run, question):
     assert seen.hidden(1, 0)[0, 0].nonzero().flatten().tolist() == [0, 1, 2, 3]
     with pytest.raises(CallError, match="keep_first: expected 0 to count, 2, found 3"):
         drop_past(2, keep_first=3)
-    with pytest.raises(CallError, match="keep_first: expected 0 to count"):
-        drop_past(-1)
 
 
 @pytest.mark.parametrize("rules", ["all", "all but one", "together"])
