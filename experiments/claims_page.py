@@ -91,6 +91,11 @@ def full(documents: dict[str, dict[str, Any]]) -> str:
     )
 
 
+def command_of(name: str) -> str:
+    """Return the command that measures a claim."""
+    return f"python experiments/claims.py {name}"
+
+
 def anchor(title: str) -> str:
     """Return the anchor that GitHub makes of a heading."""
     return "".join(letter for letter in title.lower().replace(" ", "-") if letter.isalnum() or letter == "-")
@@ -103,7 +108,7 @@ def full_section(document: dict[str, Any]) -> str:
         f"## {document['title']}",
         "",
         f"{document['says']} ({document['source']}) Expected: {document['expected']}. **{document['verdict'].capitalize()}.**",
-        f"`{document['command']} --prompts {document['prompts']}`",
+        f"`{command_of(document['name'])} --prompts {document['prompts']}`",
         "",
         f"| part | {' | '.join('1 shot' if number == 1 else f'{number} shots' for number in shots)} | wanted | all |",
         f"|---|{'---|' * len(shots)}---|---|",
