@@ -69,11 +69,6 @@ def row(document: dict[str, Any]) -> str:
     return f"| {title} ({document['source']}) | {' | '.join(signs)} | {document['verdict']} | {what} |"
 
 
-def finding(document: dict[str, Any]) -> str:
-    """Return the row of docs/findings.md for one claim."""
-    return f"| [{document['title']}](../results/claims/README.md#{anchor(document['title'])}) | {document['verdict']} |"
-
-
 def wanted(part: dict[str, Any]) -> str:
     """Return where the claim wants a number."""
     return part["expected"].replace("above", ">").replace("below", "<")
