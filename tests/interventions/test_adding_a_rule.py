@@ -109,14 +109,6 @@ def test_the_keys_of_a_class_are_found_by_its_name(model, settings, question, sh
         assert where.tolist() == expected
 
 
-def test_a_class_that_is_not_there_has_no_keys_and_an_unknown_one_is_refused(model, settings, question):
-    with (rule := HideClass("absent", classify=str))(model) as running:
-        sinkscope.generate(model, question, **settings)
-    assert running.effect.removed_share == 0 and not any(where.any() for where, _, _ in rule.found)
-    with pytest.raises(CallError, match=r"name: expected mask or newline or .* or word, found 'comma'"):
-        written(model, HideClass("comma"), question, **settings)
-
-
 class _Abstract(Intervention):
     def choose(self, context):
         return None

@@ -108,30 +108,3 @@ def test_only_sinks_hides_what_eq_3_calls_a_sink(lab_diffusion, run, question):
             counts |= set(expected.sum(-1).flatten().tolist())
     assert len(counts) > 2 and max(counts) <= 4
     assert 0 < running.effect.keys_per_head < 4
-
-
-def test_measured_with_the_hiding_in_force_the_rule_flips_between_two_sets(diffusion, run, question):
-    """The duty cycle: on one canvas over and over, a hidden column sums to 0, so the next step spares it."""
-    ids = torch.tensor([diffusion.encode(question)])
-    seen = {}
-    for measured in ("local", "hidden"):
-        from dense_maps import Seen
-
-        from sinkscope.attention import subscribed
-
-        with (
-            subscribed(diffusion.network, seen.setdefault(measured, Seen())),
-            HideTopSinks(1, measured=measured)(diffusion) as running,
-        ):
-            for _ in range(8):
-                with torch.no_grad():
-                    diffusion.network(ids)
-        seen[f"{measured} hits"] = running.effect.hit_rate_by_head[0]
-    for step in range(2, 8):  # the first layer's queries and keys never change
-        kept, flipped = seen["local"].hidden, seen["hidden"].hidden
-        assert torch.equal(kept(step, 0), kept(step - 1, 0))
-        assert not (flipped(step, 0) & flipped(step - 1, 0)).any()
-        if step > 2:
-            assert torch.equal(flipped(step, 0), flipped(step - 2, 0))
-    assert (seen["local hits"] == 1).all()
-    assert seen["hidden hits"] == pytest.approx(4 / 7), "steps 1, 3, 5, 7 of seven"

@@ -138,15 +138,6 @@ def test_a_second_generation_begins_anew(model, settings, question, rule):
     assert running.effect.of(-1).removed_share == pytest.approx(once.removed_share)
 
 
-def test_a_generation_too_short_to_hide_in_counts_as_one(diffusion, question):
-    with HideTopSinks(1)(diffusion) as running:
-        assert running.effect.steps.shape[0] == 0
-        sinkscope.generate(diffusion, question, length=4, block=4, steps=1)
-        assert running.effect.of(0).removed_share == running.effect.of(0).keys_per_head == 0
-        sinkscope.generate(diffusion, question, length=4, block=4, steps=2)
-    assert running.effect.of(0).removed_share == 0 < running.effect.of(1).removed_share
-
-
 def test_two_contexts_at_once_hide_as_composed(diffusion, settings, question):
     settings = {"length": 8, "block": 4}
     one, other = HideTopSinks(1), HidePositions((4,))

@@ -270,18 +270,6 @@ def test_calibrating_needs_something_to_learn_from(lab_diffusion, question):
         calibrate_excess(lab_diffusion, lambda: sinkscope.generate(lab_diffusion, question, length=3), 40)
 
 
-def test_dropping_the_past(diffusion, autoregressive, run, question):
-    _, seen, _ = run(diffusion, drop_past(4, keep_first=1, hide_future_sinks=2), question, length=4)
-    masked = seen.contexts[1].masked[0]
-    hidden = seen.hidden(1, 0)[0]
-    assert all(head.nonzero().flatten().tolist()[:3] == [1, 2, 3] for head in hidden)
-    assert ((hidden & masked).sum(-1) == 2).all() and (hidden.sum(-1) == 5).all()
-    _, seen, _ = run(autoregressive, drop_past(4, hide_future_sinks=2), question, length=3)
-    assert seen.hidden(1, 0)[0, 0].nonzero().flatten().tolist() == [0, 1, 2, 3]
-    with pytest.raises(CallError, match="keep_first: expected 0 to count, 2, found 3"):
-        drop_past(2, keep_first=3)
-
-
 @pytest.mark.parametrize("rules", ["all", "all but one", "together"])
 def test_keys_that_every_query_keeps_are_not_counted_as_hidden(model, run, question, rules):
     """A query that would lose its last key keeps all; two rules may take it together."""
@@ -295,3 +283,12 @@ def test_keys_that_every_query_keeps_are_not_counted_as_hidden(model, run, quest
     else:
         assert (effect.keys_per_head, effect.hit_rate, effect.removed_share) == (0, None, 0)
         assert effect.hidden.sum() == effect.hits.sum() == 0 < effect.steps.sum()
+
+
+def test_dropping_the_past(diffusion, run, question):
+    _, seen, _ = run(diffusion, drop_past(4, keep_first=1, hide_future_sinks=2), question, length=4)
+    masked, hidden = seen.contexts[1].masked[0], seen.hidden(1, 0)[0]
+    assert all(head.nonzero().flatten().tolist()[:3] == [1, 2, 3] for head in hidden)
+    assert ((hidden & masked).sum(-1) == 2).all() and (hidden.sum(-1) == 5).all()
+    with pytest.raises(CallError, match="keep_first: expected 0 to count, 2, found 3"):
+        drop_past(2, keep_first=3)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sinkscope
-from sinkscope.errors import AttentionError, CallError
+from sinkscope.errors import CallError
 from sinkscope.interventions import (
     HidePositions,
     HideSinksAbove,
@@ -19,13 +19,12 @@ from sinkscope.interventions import (
     RandomKeys,
     SameClassKeys,
     compose,
-    known_controls,
     known_rules,
     parse_rule,
     split_rules,
 )
 from sinkscope.interventions.rules import canonical_rule, rule_text
-from sinkscope.statistics import Threshold, analyse
+from sinkscope.statistics import Threshold
 
 TEXTS = {
     "none": compose(),
@@ -204,33 +203,12 @@ def test_more_keys_than_the_canvas_holds_are_refused(model, question):
         assert parse_rule(text).least_tokens == least
 
 
-def test_a_threshold_that_no_column_of_a_trace_can_exceed_is_refused(diffusion, tmp_path):
-    with sinkscope.recording(diffusion, out=tmp_path / "trace"):
-        sinkscope.generate(diffusion, [4, 5, 6], length=2, steps=2, block=2)
-    trace = sinkscope.open_trace(tmp_path / "trace")
-    with pytest.raises(CallError, match=r"excess: 10 in queries can never hold: all steps have \d+ queries"):
-        analyse(trace, [Threshold(10.0)], choice=False)
-
-
 def test_classes_need_a_tokenizer_or_a_function(diffusion):
     ids = torch.arange(5, 15)[None]
     message = "classify: expected a function, as a bare network has no tokenizer"
     with pytest.raises(CallError, match=message), SameClassKeys(1)(diffusion.network), torch.no_grad():
         diffusion.network(ids)
         diffusion.network(ids)
-
-
-def test_a_batch_that_changes_within_a_generation_is_refused(diffusion):
-    from sinkscope.attention import StepContext
-
-    def context(rows):
-        tokens = torch.ones(rows, 4, dtype=torch.long)
-        return StepContext(tokens, torch.zeros_like(tokens, dtype=torch.bool), torch.full((rows,), 4), (), ())
-
-    with HideTopSinks(1)(diffusion) as running:
-        running.begin_step(context(2))
-        with pytest.raises(AttentionError, match="expected the batch of 2 rows that began it, found 3"):
-            running.begin_step(context(3))
 
 
 def test_a_trace_says_what_was_hidden(model, settings, question, short, tmp_path):
@@ -252,8 +230,3 @@ def test_a_trace_of_plain_calls_says_what_was_hidden_though_the_rule_has_left(di
         diffusion.network(input_ids=tokens, use_cache=False)
     (found,) = sinkscope.open_trace(tmp_path / "t").manifest["hidden"]
     assert found == {"rules": [repr(rule)], **running.effect.as_dict()} and found["removed_share"] > 0
-
-
-def test_controls_say_whether_they_draw_at_random():
-    ours = {"class": True, "mass": True, "persistent": True, "random": True, "ranks": False, "rowmass": True}
-    assert known_controls().items() >= ours.items()

@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 import transformers
 
-from sinkscope.lab import code_tasks, word_problems
+from sinkscope.lab import word_problems
 from sinkscope.lab.code_tasks import held_out_code_tasks, make_code_task, training_code_tasks
 from sinkscope.lab.vocabulary import BOS, SPECIAL_TOKENS, build_tokenizer, question_text, render
 from sinkscope.lab.word_problems import (
@@ -43,17 +43,14 @@ def test_the_held_out_sets_are_fixed(held_out, count, sha256):
 
 
 @pytest.mark.parametrize(
-    ("module", "held_out", "stream", "count"),
-    [
-        (word_problems, held_out_problems, training_problems, 10_000),
-        (code_tasks, held_out_code_tasks, training_code_tasks, 3000),
-    ],
+    ("held_out", "stream", "count"),
+    [(held_out_problems, training_problems, 10_000), (held_out_code_tasks, training_code_tasks, 3000)],
 )
-def test_no_held_out_question_is_trained_on(module, held_out, stream, count, monkeypatch):
+def test_no_held_out_question_is_trained_on(held_out, stream, count, monkeypatch):
     questions = [problem.question for problem in islice(stream(random.Random(0)), count)]
     assert questions == [problem.question for problem in islice(stream(random.Random(0)), count)]
     assert {problem.question for problem in held_out()}.isdisjoint(questions)
-    monkeypatch.setattr(module, "_held_out_questions", lambda: frozenset(questions[10:11]))
+    monkeypatch.setattr(word_problems, "questions_of", lambda problems: frozenset(questions[10:11]))
     fresh = [problem.question for problem in islice(stream(random.Random(0)), count)]
     assert questions[10] not in fresh and not {problem.question for problem in held_out()}.isdisjoint(fresh)
 

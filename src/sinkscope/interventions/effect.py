@@ -122,9 +122,7 @@ def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 
 class Tally:
-    """Sums of an `Effect` while they grow, on the device. A step's values are added all layers at once, as each
-    addition costs a launch.
-    """
+    """Sums of an `Effect` while they grow, on the device; a step adds all layers at once, as each addition launches."""
 
     def __init__(self, prompts: int) -> None:
         self._prompts = prompts

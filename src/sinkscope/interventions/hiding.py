@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -237,8 +237,8 @@ class Hiding(Hider):
         if len(limited) == len(chosen):
             return counted(torch.stack(limited).any(0).float())
         name = ("counted", id(call.membership), heads)  # kept beside, so that no other gets its id
-        everywhere = lambda: counted(torch.ones(heads, device=device, dtype=torch.float32))  # noqa: E731
-        return canvas.once(name, lambda: (call.membership, everywhere()))[1]
+        ones = partial(torch.ones, heads, device=device, dtype=torch.float32)
+        return canvas.once(name, lambda: (call.membership, counted(ones())))[1]
 
     def _count(self, call: LayerCall) -> Tally:
         self._layers, self._heads = max(self._layers, self._place(call) + 1), max(self._heads, call.query.shape[1])
@@ -271,7 +271,14 @@ class Hiding(Hider):
         spared = _spared(union, held, lost)
         if mine := [(part, keys[:, :, 0].expand(-1, heads, -1)) for part, keys, each_query in chosen if not each_query]:
             kept = ~spared.all(-1, keepdim=True)
-            together, top = self._find_top(call, mine, held, local)
+            together = reduce(torch.bitwise_or, [keys for _, keys in mine])
+            taken, top = together.sum(-1, keepdim=True), torch.zeros_like(together)  # among so many largest by its rule
+            bounds = [part.most for part, _ in mine]
+            most = None if None in bounds else sum(bound or 0 for bound in bounds)
+            for part, keys in mine:
+                values, scope = part.criterion(local, self._attention.causal)
+                ranks = spread(rank_of(pool(values, scope, call.key.shape[1]), held[:, None], most), heads)
+                top = top | (keys & (ranks < taken))
             counts["hits"] = (together & top & kept).sum(-1)
             counts["ranked"] = (together & kept).sum(-1)
         hidden = union.float().sum(-1).expand(-1, heads, -1) * ~spared
@@ -283,24 +290,6 @@ class Hiding(Hider):
             counts["hidden"] = hidden.sum(-1)
         recorded = {name: canvas.recorded(values) for name, values in counts.items()}
         self._count(call).add(self._place(call), canvas.prompts(device), **recorded)
-
-    def _find_top(
-        self, call: LayerCall, mine: list[tuple[Rule, Tensor]], held: Tensor, local: Observation
-    ) -> tuple[Tensor, Tensor]:
-        """Return the K keys that rules hide together in a head, and those among the K largest by their own rule.
-
-        Args:
-            mine: each rule with its keys, bool [batch, head, key].
-        """
-        together = reduce(torch.bitwise_or, [keys for _, keys in mine])
-        taken, top = together.sum(-1, keepdim=True), torch.zeros_like(together)
-        bounds = [part.most for part, _ in mine]
-        most = None if None in bounds else sum(bound or 0 for bound in bounds)
-        for part, keys in mine:
-            values, scope = part.criterion(local, self._attention.causal)
-            ranks = spread(rank_of(pool(values, scope, call.key.shape[1]), held[:, None], most), call.query.shape[1])
-            top = top | (keys & (ranks < taken))
-        return together, top
 
 
 def _allowed_in(rule: Rule, call: LayerCall, layer: int) -> bool:

@@ -65,9 +65,7 @@ class AttentionMemory:
         self._unhidden = watcher.found
 
     def keep(self, call: LayerCall, columns: Columns) -> Observation:
-        """Keep the attention of a layer that has run. Return it as the same queries and keys give it without the
-        hiding.
-        """
+        """Keep the attention of a layer that has run; return it as it is without the hiding."""
         local = columns.sums if columns.local is None else columns.local
         found = {
             "local": self._added_up(call, "local", local, columns.last_row),
@@ -108,11 +106,7 @@ class _UnhiddenWatcher(Watcher):
 
 
 class PromptDraws:
-    """Random numbers that belong to a prompt: they do not depend on what stands beside it in the batch.
-
-    Args:
-        context: the first step of the generation.
-    """
+    """Random numbers that belong to a prompt, whatever stands beside it in the batch of a generation's first step."""
 
     def __init__(self, context: StepContext) -> None:
         tokens, lengths = context.tokens.cpu(), context.lengths.tolist()
@@ -125,13 +119,12 @@ class PromptDraws:
 
     def draw(self, call: LayerCall, lengths: list[int], step: int, seed: int, groups: int) -> Tensor:
         """Return numbers from 0 to 1, [batch, group, key], for rows of so many tokens."""
-        drawn = torch.zeros(len(self._digests), groups, call.keys, device="cpu", dtype=torch.float32)
+        on_host: dict[str, Any] = {"device": "cpu", "dtype": torch.float32}
+        drawn = torch.zeros(len(self._digests), groups, call.keys, **on_host)
         for row, (digest, length) in enumerate(zip(self._digests, lengths, strict=True)):
             key = blake2b(digest + f"{seed} {step} {call.index}".encode(), digest_size=7).digest()
             source = torch.Generator("cpu").manual_seed(int.from_bytes(key, "big"))
-            drawn[row, :, call.keys - length :] = torch.rand(
-                groups, length, generator=source, device="cpu", dtype=torch.float32
-            )
+            drawn[row, :, call.keys - length :] = torch.rand(groups, length, generator=source, **on_host)
         return upload(drawn, call.key.device)
 
 
@@ -201,14 +194,13 @@ class RuleContext:
         rule, needed = type(self.rule).__name__, "unhidden_pass" if measured == "clean" else "observing"
         if not getattr(self.rule, needed):
             raise CallError(f"{rule} asks for {measured} attention, which was not measured; set its {needed} to True")
-        attention, keys = self.attention, self.call.keys
-        found = (
-            attention.previous(self.call, measured) if observe == "previous" else attention.current(self.call, measured)
-        )
+        keys = self.call.keys
+        look = self.attention.previous if observe == "previous" else self.attention.current
+        found = look(self.call, measured)
         if found is not None and found.keys > keys:
             raise CallError(
-                f"{self.call.name}: expected a canvas no shorter than in the step before, by which {rule} decides, "
-                f"found {keys} tokens behind {found.keys}; give each text its own with block, or decide by current"
+                f"{rule} decides by the step before, expected no shorter canvas than then, found {keys} tokens behind "
+                f"{found.keys}; give each text its own with block, or decide by current"
             )
         return None if found is None else found.widened(keys)
 
@@ -247,7 +239,7 @@ class RuleContext:
     def classes(self, classify: Callable[[int], str] | None) -> dict[int, Tensor]:
         """Return for the number of each class of tokens where they stand, bool [batch, key]; see `TokenClasses.places`.
 
-        The first layer that asks in a step waits for the canvas to reach the host, as Python computes the classes.
+        The first layer that asks in a step waits for the canvas to reach the host.
         """
         return self.token_classes.places(self.canvas, self.call.key.device, classify)
 

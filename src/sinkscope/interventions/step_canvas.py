@@ -21,8 +21,7 @@ class StepCanvas:
 
     Args:
         context: the step.
-        prompt_lengths: tokens of each prompt. A batch may have more rows than prompts (guidance); they repeat these
-            lengths.
+        prompt_lengths: tokens of each prompt; the rows of guidance, behind those of the prompts, repeat them.
     """
 
     def __init__(self, context: StepContext, prompt_lengths: tuple[int, ...]) -> None:
@@ -112,13 +111,8 @@ class TokenClasses:
     ) -> dict[int, Tensor]:
         """Return for the number of each class where its tokens stand, bool [batch, position].
 
-        Args:
-            canvas: of the running step.
-            device: where the result is needed.
-            classify: token id → name of its class; `class_in` when None.
-
         Raises:
-            CallError: no ``classify`` for a bare network.
+            CallError: no ``classify`` (token id → name of its class) for a bare network.
         """
         if classify is None:
             if self._model is None:
@@ -146,8 +140,6 @@ class TokenClasses:
 
 
 def class_in(model: Model, token: int) -> str:
-    """Return the class of a token, one of `sinks.token_classes.CLASSES`, by the model's mask token, special tokens and
-    texts.
-    """
+    """Return the class of a token, one of `sinks.token_classes.CLASSES`."""
     special = token in model.tokenizer.all_special_ids or not 0 <= token < len(model.tokenizer)
     return token_class(None if special else model.tokenizer.decode([token]), token == model.card.mask_id, special)

@@ -17,7 +17,7 @@ import torch
 
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import PROMPT, Canvases, CanvasMix
-from sinkscope.lab.vocabulary import BOS, EOS, MASK
+from sinkscope.lab.vocabulary import BOS, EOS, MASK, as_transformers
 from sinkscope.runs.files import numbered, parse_json, read_text
 
 HELD_OUT_EVERY = 20
@@ -84,31 +84,20 @@ def train_tokenizer(texts: Texts, vocabulary: int = VOCABULARY) -> Any:
 def train_tokenizer_on(texts: Iterable[str], vocabulary: int) -> Any:
     """Return a byte-level BPE tokenizer trained on texts, with the lab's special tokens; same texts, same tokenizer."""
     import tokenizers
-    import transformers
-    from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
 
     tokenizer = tokenizers.Tokenizer(models.BPE())
     cut = pre_tokenizers.Split(tokenizers.Regex(rf"\S{{{LONGEST_WORD}}}"), "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     tokenizer.decoder = decoders.ByteLevel()
-    special = [BOS, EOS, MASK]
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=special,
+        special_tokens=[BOS, EOS, MASK],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, 0)])
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=BOS,
-        eos_token=EOS,
-        pad_token=EOS,
-        mask_token=MASK,
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
-    )
+    return as_transformers(tokenizer)
 
 
 class TextCanvases:
