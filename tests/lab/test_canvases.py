@@ -1,7 +1,10 @@
+import hashlib
+
 import pytest
-import torch
 
 from sinkscope.lab.canvases import PROMPT, CanvasMix, draw_canvases
+from sinkscope.lab.nulls import NullTask, draw_nulls
+from sinkscope.lab.recipes import SHORT
 from sinkscope.lab.vocabulary import build_tokenizer
 
 MIX = CanvasMix(tokens=1200, lengths=(72, 150, 300), weights=(0.5, 0.3, 0.2), code_share=0.3)
@@ -35,22 +38,6 @@ def shots(tokens, tokenizer):
     return [(f"{question}\nA:", answer) for question, answer in pairs], padding
 
 
-def same_batch(one, other):
-    return (
-        one.tokens.shape == other.tokens.shape
-        and torch.equal(one.tokens, other.tokens)
-        and torch.equal(one.answers, other.answers)
-    )
-
-
-def test_a_batch_is_a_function_of_seed_and_update(tokenizer):
-    one = draw_canvases(MIX, tokenizer, 4, 9)
-    assert same_batch(one, draw_canvases(MIX, tokenizer, 4, 9))
-    for seed, update in ((4, 10), (5, 9)):
-        assert not same_batch(one, draw_canvases(MIX, tokenizer, seed, update))
-    assert not same_batch(draw_canvases(MIX, tokenizer, 4, 19), draw_canvases(MIX, tokenizer, 41, 9))
-
-
 def test_answers_mark_exactly_the_answer_tokens(batches, tokenizer):
     for tokens, answers in rows_of(batches):
         pairs, padding = shots(tokens, tokenizer)
@@ -82,12 +69,10 @@ def test_padding_is_maskable_and_of_varied_length(tokenizer):
     assert max(paddings) >= 90  # more than the problem that found no room
 
 
-@pytest.mark.parametrize(("share", "heads"), [(0.0, {"number"}), (1.0, {"code"})])
-def test_code_share(tokenizer, share, heads):
-    mix = CanvasMix(tokens=720, lengths=(72,), weights=(1.0,), code_share=share)
-    found = {
-        "code" if question.startswith("Q: Write a function") else "number"
-        for tokens, _ in rows_of([draw_canvases(mix, tokenizer, 0, 0)])
-        for question, _ in shots(tokens, tokenizer)[0]
-    }
-    assert found == heads
+def test_the_streams_are_fixed(tokenizer):
+    """A change moves every training, so it must be made on purpose."""
+    drawn = [draw_canvases(mix, tokenizer, 0, update) for update in range(6) for mix in (CanvasMix(), SHORT)]
+    nulls = [draw_nulls(NullTask(2, answers), 0, 3) for answers in ("triggered", "placed")]
+    for batches, digest in ((drawn, "be09f59a3dee81f2"), (nulls, "6139be39dfc542e2")):
+        content = b"".join(one.numpy().tobytes() for batch in batches for one in (batch.tokens, batch.answers))
+        assert hashlib.sha256(content).hexdigest()[:16] == digest

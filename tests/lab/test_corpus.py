@@ -81,32 +81,19 @@ def test_windows_are_stretches_of_the_text_and_a_function_of_seed_and_update(fol
 
 
 def test_what_is_no_corpus_or_was_changed_is_refused(folder, tmp_path):
-    with pytest.raises(
-        CallError, match=r"corpus\.json: cannot be read .*; expected a corpus, a folder with corpus\.json"
-    ):
+    with pytest.raises(CallError, match=r"corpus\.json: cannot be read .*; expected a corpus, a folder with"):
         open_corpus(tmp_path)
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for path in [*folder.glob("*.bin"), folder / "corpus.json"]:
-        (copy / path.name).write_bytes(path.read_bytes())
-    with pytest.raises(TrainingError, match=r"tokenizer/tokenizer\.json"):
-        open_corpus(copy)
-    shutil.copytree(folder / "tokenizer", copy / "tokenizer")
-    open_corpus(copy)
-    settings = copy / "tokenizer/tokenizer_config.json"
-    settings.write_text(settings.read_text().replace("mask", "musk"))
-    with pytest.raises(
-        TrainingError, match=r"tokenizer_config\.json: expected the bytes whose sha256 corpus\.json gives, found others"
-    ):
-        open_corpus(copy)
-    shutil.copy(folder / "tokenizer/tokenizer_config.json", settings)
-    changed = bytearray((copy / "train.bin").read_bytes())
-    changed[100] ^= 1
-    (copy / "train.bin").write_bytes(changed)
-    with pytest.raises(
-        TrainingError, match=r"train\.bin: expected the bytes whose sha256 corpus\.json gives, found others"
-    ):
-        open_corpus(copy)
+    for name in ("train.bin", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json"):
+        copy = tmp_path / name.replace("/", "-")
+        shutil.copytree(folder, copy)
+        changed = bytearray((copy / name).read_bytes())
+        changed[100] ^= 1
+        (copy / name).write_bytes(changed)
+        with pytest.raises(TrainingError, match=f"{name}: expected the bytes whose sha256 corpus.json gives"):
+            open_corpus(copy)
+        (copy / name).unlink()
+        with pytest.raises(TrainingError, match=name):
+            open_corpus(copy)
 
 
 def test_a_corpus_that_cannot_be_made_or_drawn_from_is_refused(folder, tmp_path):
@@ -116,12 +103,6 @@ def test_a_corpus_that_cannot_be_made_or_drawn_from_is_refused(folder, tmp_path)
         make_corpus([LongText("a", BOOK), LongText("b", BOOK, True)], folder)
     with pytest.raises(CallError, match=r"'a': expected text without special tokens, found '<\|mask\|>'; take it"):
         make_corpus([LongText("a", BOOK + "<|mask|>"), LongText("b", BOOK, True)], tmp_path / "a")
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(CallError, match="expected a folder, found a file on the way"):
-        make_corpus(
-            [LongText("a", BOOK), LongText("b", BOOK, True)], tmp_path / "file" / "a", vocabulary=400, progress=False
-        )
-    assert [*tmp_path.iterdir()] == [tmp_path / "file"]
     with pytest.raises(TrainingError, match=r"expected more than 4096 tokens in each file, found \d+"):
         draw_windows(open_corpus(folder), 4096, 4096, bos_id=None)
 

@@ -71,23 +71,6 @@ def test_a_placed_answer_is_the_most_frequent_letter_of_the_front():
         assert set(row[front + EVERY - 1 :: EVERY]) == {letter} and margin >= LEAST_MARGIN
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_other_tokens_of_the_body_are_alike(form):
-    """Each of the four letters a quarter of the time, within four standard deviations of 20 batches."""
-    task, places = NullTask(1, form), Counter()
-    for update in range(20):
-        for row in texts(draw_nulls(task, 0, update)):
-            body = row[task.front + 1 :]
-            places.update(
-                token
-                for place, token in enumerate(body)
-                if token in LETTERS
-                and ((place + 1) % EVERY if form == "placed" else place and body[place - 1] != TRIGGER)
-            )
-    total = sum(places.values())
-    assert all(abs(places[letter] / total - 0.25) < 4 * (0.1875 / total) ** 0.5 for letter in LETTERS)
-
-
 def test_the_loss_is_that_of_the_answers():
     """And not of triggers or of the front; beside it the sum written out."""
     model = sinkscope.load("lab-nulls-autoregressive-2-0")

@@ -114,15 +114,6 @@ def test_questions_are_never_masked_without_whole_canvases(canvases):
         assert maskable == int((~questions).sum())
 
 
-def test_whole_canvases_mask_questions_at_one_rate_a_row():
-    canvases = block_canvases(rows=30, answers=3, width=40)
-    noisy, weights, maskable = mask_canvases(canvases, MASK, 1.0, seeded(5))
-    assert maskable == canvases.tokens[:, 1:].numel()
-    assert bool((noisy[:, 1:][canvases.answers[:, 1:] == PROMPT] == MASK).any())
-    for row in weights:
-        assert len(row[row > 0].unique()) <= 1
-
-
 @pytest.mark.parametrize("share", [0.0, 0.6])
 def test_the_diffusion_loss_equals_a_dense_one(networks, canvases, share):
     network, _ = networks
