@@ -5,8 +5,6 @@ import re
 import sys
 from types import SimpleNamespace
 
-import pytest
-
 from sinkscope import progress
 from sinkscope.progress import in_notebook, show_progress
 
@@ -51,22 +49,3 @@ def test_a_notebook_gets_a_bar(monkeypatch, capsys):
     assert "5/5" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace()))
     assert not in_notebook()  # ipython in a terminal
-
-
-SHORT = ("--length", 4, "--block", 4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("trace", "{model}", "--prompt", "Q: Tom", "--length", 16, "--out", "{tmp}/t"), "of 16 steps"),
-        (("evaluate", "{model}", "--limit", 3, "--shots", 0, "--length", 8, "--out", "{tmp}/e"), "of 3 problems"),
-        (("roles", "{model}", "--problems", 10, "--canvases", 1, *SHORT, "--out", "{tmp}/r"), "of 10 prompts"),
-    ],
-)
-def test_commands_say_how_far_they_have_come(run, monkeypatch, diffusion_folder, tmp_path, arguments, said):
-    monkeypatch.setattr(progress, "SECONDS", 0.0)
-    places = {"model": diffusion_folder, "tmp": tmp_path}
-    status, _, err = run(*(one.format(**places) if isinstance(one, str) else one for one in arguments))
-    assert status == 0 and re.search(rf": \d+ {said}, 00:\d\d so far", err), err
