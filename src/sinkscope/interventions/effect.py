@@ -74,10 +74,8 @@ class Effect:
         """Return a summary for notebooks, with the heads that lost most."""
         steps, share, hits = self.steps.sum(0), self.removed_share_by_head, self.hit_rate_by_head
         order = np.argsort(-np.nan_to_num(share, nan=-1), axis=None, kind="stable")
-        heads = [
-            (layer, head) for layer, head in (divmod(int(at), share.shape[1]) for at in order) if steps[layer, head]
-        ]
-        rows = []
+        places = [divmod(int(at), share.shape[1]) for at in order]
+        heads, rows = [place for place in places if steps[place]], []
         for layer, head in heads[:MOST_ROWS]:
             hit = None if np.isnan(hits[layer, head]) else f"{hits[layer, head]:.1%}"
             rows.append((layer, head, f"{share[layer, head]:.1%}", hit))
@@ -89,9 +87,8 @@ class Effect:
             "of them still largest": None if hit_rate is None else f"{hit_rate:.1%}",
         }
         columns = ("layer", "head", "attention removed", "still largest")
-        return card(
-            f"Effect of hiding on {counted(len(self.steps), 'prompt')}", facts, columns, rows, len(heads) - len(rows)
-        )
+        title = f"Effect of hiding on {counted(len(self.steps), 'prompt')}"
+        return card(title, facts, columns, rows, len(heads) - len(rows))
 
     def of(self, prompt: int) -> "Effect":
         """Return the effect on one prompt; prompts are counted from the first that was written inside the context."""
@@ -101,11 +98,10 @@ class Effect:
         """Return the effect of a rule in words."""
         rows = self.removed_share_committed
         committed = "" if rows is None else f" ({rows:.1%} at the positions being committed)"
-        hits = (
-            "" if self.hit_rate is None else f"; {self.hit_rate:.0%} of the hidden keys were still in the current top K"
-        )
         keys = f"{self.keys_per_head:.3g} keys per head and step"
-        return f"{rule} took away {self.removed_share:.1%} of the attention{committed}, {keys}{hits}"
+        told = f"{rule} took away {self.removed_share:.1%} of the attention{committed}, {keys}"
+        rate = self.hit_rate
+        return told if rate is None else f"{told}; {rate:.0%} of the hidden keys were still in the current top K"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for manifests and results."""

@@ -216,14 +216,7 @@ class RuleContext:
         return None if readers is None else readers[:, -self.call.query.shape[2] :]
 
     def received_from(self, queries: Tensor) -> Tensor:
-        """Return the attention that each key receives from some queries, before anything is hidden; costs a sweep.
-
-        Args:
-            queries: bool [batch, query].
-
-        Returns:
-            [batch, head, key], in queries' worth.
-        """
+        """Return the attention [batch, head, key] from some queries, bool [batch, query], before hiding; costs a sweep."""
         queries = queries if queries.device == self.call.key.device else upload(queries, self.call.key.device)
         assert self.call.measure is not None
         return self.call.measure(queries.float()).sums[:, :, 0]
@@ -236,16 +229,12 @@ class RuleContext:
         """Return a group of keys, or the keys at positions of the canvas (padding not counted), bool [batch, key]."""
         return self.canvas.among(where, self.call.key.device)
 
-    def classes(self, classify: Callable[[int], str] | None) -> dict[int, Tensor]:
-        """Return for the number of each class of tokens where they stand, bool [batch, key]; see `TokenClasses.places`.
-
-        The first layer that asks in a step waits for the canvas to reach the host.
-        """
+    def classes(self, classify: Callable[[int], str] | None) -> dict[str, Tensor]:
+        """Return where the tokens of each class stand, bool [batch, key]; the first call in a step waits for a GPU."""
         return self.token_classes.places(self.canvas, self.call.key.device, classify)
 
     def of_class(self, name: str, classify: Callable[[int], str] | None = None) -> Tensor:
-        """Return where the tokens of a class stand, bool [batch, key], False on padding; all False where there are
-        none.
+        """Return where the tokens of a class stand, bool [batch, key], False on padding.
 
         Args:
             name: one of `sinks.token_classes.CLASSES`, or with ``classify`` a name that it returns.
@@ -257,5 +246,4 @@ class RuleContext:
         if classify is None and name not in CLASSES:
             raise CallError(f"name: expected {' or '.join(CLASSES)}, found {name!r}; for other classes give classify")
         places = self.classes(classify)
-        number = self.token_classes.number_of(name)
-        return self.real & places[number] if number in places else torch.zeros_like(self.real)
+        return self.real & places[name] if name in places else torch.zeros_like(self.real)

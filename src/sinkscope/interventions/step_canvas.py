@@ -108,8 +108,8 @@ class TokenClasses:
 
     def places(
         self, canvas: StepCanvas, device: torch.device, classify: Callable[[int], str] | None
-    ) -> dict[int, Tensor]:
-        """Return for the number of each class where its tokens stand, bool [batch, position].
+    ) -> dict[str, Tensor]:
+        """Return where the tokens of each class stand, bool [batch, position].
 
         Raises:
             CallError: no ``classify`` (token id → name of its class) for a bare network.
@@ -121,13 +121,10 @@ class TokenClasses:
         name = classify if isinstance(classify, Hashable) else id(classify)
         numbers = canvas.once(("classes", name), lambda: self._numbered(canvas, name, classify))
         there = canvas.once(("classes", name, device), lambda: upload(numbers, device))
+        names = list(self._names)
         return canvas.once(
-            ("of each class", name, device), lambda: {one: there == one for one in numbers.unique().tolist()}
+            ("of each class", name, device), lambda: {names[one]: there == one for one in numbers.unique().tolist()}
         )
-
-    def number_of(self, name: str) -> int | None:
-        """Return the number of a class in `places`; None where no token of it has occurred."""
-        return self._names.get(name)
 
     def _numbered(self, canvas: StepCanvas, name: Any, classify: Callable[[int], str]) -> Tensor:
         """Return the class of every token as a number, int64 [batch, position] on the host."""

@@ -1,7 +1,4 @@
-"""Small code tasks: a sentence asks for a Python function, and the answer is checked by running it.
-
-As in `word_problems`, there are a seeded, endless stream and a fixed held-out set: 164 tasks, as in HumanEval.
-"""
+"""Small code tasks: a sentence asks for a Python function, and the answer is checked by running it."""
 
 import functools
 import random
@@ -13,9 +10,8 @@ from sinkscope.lab.word_problems import Problem, endless, first_different
 HELD_OUT_SEED = 20251016
 HELD_OUT_COUNT = 164
 
-FUNCTIONS = (
-    "f g h solve compute apply run work make find get calc step count check value answer result change process".split()
-)
+_NAMES = "f g h solve compute apply run work make find get calc step count check value answer result change process"
+FUNCTIONS = _NAMES.split()
 ARGUMENTS = "x y z n m k a b p q".split()
 
 
