@@ -38,6 +38,8 @@ RULES = {
     "top, layer": HideTopSinks(2, scope="layer"),
     "top, zero": HideTopSinks(2, effect="zero"),
     "top, heads": HideTopSinks(2, heads={(0, 1), (2, 3), (2, 0)}),
+    "top, keys and queries": HideTopSinks(2, keys="answer", queries="prompt"),
+    "top, places": HideTopSinks(1, keys=range(2, 7), queries=range(12)),
     "above": HideSinksAbove(0.3),
     "positions": HidePositions((0, 3)),
     "window": KeepWindow(1, 5),

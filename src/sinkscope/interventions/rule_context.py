@@ -216,7 +216,7 @@ class RuleContext:
         return None if readers is None else readers[:, -self.call.query.shape[2] :]
 
     def received_from(self, queries: Tensor) -> Tensor:
-        """Return the attention [batch, head, key] from some queries, bool [batch, query], before hiding; costs a sweep."""
+        """Return what keys [batch, head, key] receive from queries, bool [batch, query], before hiding; costs a sweep."""
         queries = queries if queries.device == self.call.key.device else upload(queries, self.call.key.device)
         assert self.call.measure is not None
         return self.call.measure(queries.float()).sums[:, :, 0]
