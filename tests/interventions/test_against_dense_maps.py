@@ -88,12 +88,14 @@ def test_any_top_rule_equals_dense(model, run, question, rule):
     written = {"length": 6} if model.family.causal else {"length": 8, "block": 4, "steps": 6}
     _, seen, running = run(model, rule, question, **written)
     steps = check(model, rule, seen, len(model.encode(question)))
-    removed = torch.zeros(model.card.layers, model.card.heads)
+    removed, hidden = torch.zeros(2, model.card.layers, model.card.heads)
     for maps, columns in zip(steps, seen.columns, strict=True):
         for layer, found in columns.items():
             fresh = slice(-found.diagonal.shape[-1], None)
             removed[layer] += (maps.local[layer] * maps.taken[layer])[:, :, fresh].sum((0, 2, 3))
+            hidden[layer] += maps.taken[layer][0, :, fresh].any(1).sum(-1)
     close(torch.from_numpy(running.effect.removed[0]).float(), removed, model)
+    assert rule.queries is not None or running.effect.hidden[0].tolist() == hidden.tolist()
     forced = [step for step in range(len(steps)) if step in (rule.steps or range(rule.observe == "previous", 99))]
     for (layer, head), count in np.ndenumerate(running.effect.steps[0]):
         limited = layer in (rule.layers or range(3)) and (rule.heads is None or (layer, head) in rule.heads)

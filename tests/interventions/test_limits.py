@@ -1,6 +1,5 @@
 """Layers, steps, keys and queries; fixed positions, windows and thresholds, each against what it says."""
 
-
 import pytest
 import torch
 from closeness import assert_close, terms_of
