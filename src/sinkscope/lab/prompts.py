@@ -34,6 +34,8 @@ _TRAINING = {"lab-arith": training_problems, "lab-code": training_code_tasks}
 
 def few_shot_prompt(problem: Problem, index: int, shots: int) -> str:
     """Return the prompt for problem number ``index`` of its task. With fewer shots, a prompt has the first of them."""
+    if shots < 0:
+        raise CallError(f"shots: expected 0 or more, found {shots}")
     rng = random.Random(f"shots {problem.task} {index}")
     solved = islice(_TRAINING[problem.task](rng), shots)
     return "\n\n".join([*map(render, solved), question_text(problem)])
