@@ -24,7 +24,7 @@ EVALUATION, COMPARISON, ROLES = "an evaluation", "a comparison of caches", "role
 """The kinds of results that a folder with a run.json may hold."""
 
 Failure = type[SinkscopeError]
-_LOCKABLE = "choose a folder on a disk where files can be written and locked"
+_LOCKABLE = "choose a folder on a disk where files can be locked"
 
 
 @contextmanager
