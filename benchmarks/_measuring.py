@@ -62,6 +62,37 @@ def extra_memory(prepare: Callable[..., Callable[[], Any]], *arguments: Any) -> 
     return grown / 1024
 
 
+def random_model(
+    width: int, inner: int, layers: int, heads: int, positions: int, vocabulary: int = 0, dtype: str = "float32"
+) -> Any:
+    """A bidirectional Llama with random weights and the lab's tokenizer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from sinkscope.lab.vocabulary import build_tokenizer
+    from sinkscope.models import FAMILIES, Model, ModelCard
+
+    torch.manual_seed(0)
+    tokenizer = build_tokenizer()
+    vocabulary = vocabulary or len(tokenizer)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        max_position_embeddings=positions,
+        pad_token_id=None,
+    )
+    config.is_causal = False
+    network = LlamaForCausalLM(config).to(getattr(torch, dtype)).eval()
+    network.set_attn_implementation("sdpa")
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    shape = (layers, heads, heads, width, vocabulary, dtype, dtype, tokenizer.mask_token_id, None, positions)
+    card = ModelCard("random", "llada", "random", parameters, *shape)
+    return Model(network, tokenizer, FAMILIES["llada"], card)
+
+
 def flags(**defaults: Any) -> argparse.Namespace:
     """The command line: --json, and a flag for each default; lists are written with commas."""
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _measuring import extra_memory, flags, interleaved, show
+from _measuring import extra_memory, flags, interleaved, random_model, show
 
 WRITTEN = 64
 
@@ -36,39 +36,11 @@ class Shape:
 AXES = {"length": (128, 256, 512, 1024), "layers": (2, 4, 8, 16), "steps": (1, 2, 4, 8), "prompts": (1, 2, 4, 8)}
 
 
-def random_model(layers: int) -> Any:
-    """Width 256, 8 heads, the lab's tokenizer."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from sinkscope.lab.vocabulary import build_tokenizer
-    from sinkscope.models import FAMILIES, Model, ModelCard
-
-    torch.manual_seed(0)
-    tokenizer = build_tokenizer()
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=layers,
-        num_attention_heads=8,
-        max_position_embeddings=max(AXES["length"]),
-        pad_token_id=None,
-    )
-    config.is_causal = False
-    network = LlamaForCausalLM(config).eval()
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    card = ModelCard(
-        "random", "llada", "random", parameters, layers, 8, 8, 256, len(tokenizer), "float32", "float32",
-        tokenizer.mask_token_id, None, max(AXES["length"]),
-    )  # fmt: skip
-    return Model(network, tokenizer, FAMILIES["llada"], card)
-
-
 def runs_of(shape: Shape, keep: Any = "columns") -> dict[str, Callable[[], int]]:
     """A plain and a recorded generation; both return the bytes they left on disk."""
     import sinkscope
 
-    model = random_model(shape.layers)
+    model = random_model(256, 768, shape.layers, 8, max(AXES["length"]))
     prompt = torch.arange(shape.length - WRITTEN) % 400 + 4
     prompts = [prompt.roll(number) for number in range(shape.prompts)]
 
@@ -117,10 +89,10 @@ def measure(axis: str, value: int, given: Any) -> dict[str, Any]:
 
 def gsm8k(tflops: float) -> dict[str, Any]:
     """What all of GSM8K on LLaDA-8B would need, extrapolated from a forward call and a trace measured here."""
-    from recording_overhead import random_model as hundred_million
+    from recording_overhead import model_of as hundred_million
 
     questions, steps, canvas, layers, heads, width, parameters = 1319, 256, 1024 + 256, 32, 32, 4096, 8.0e9
-    model = hundred_million(max_positions=1024)
+    model = hundred_million()
     tokens = torch.full((1, 512), model.card.mask_id)
     taken = []
     with torch.no_grad():

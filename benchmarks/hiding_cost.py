@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from _measuring import flags, interleaved, ratio, show
-from recording_overhead import STEPS, plain, random_model
+from recording_overhead import STEPS, model_of, plain
 
 LENGTHS = (256, 512, 1024)
 REPEATS = 3
@@ -69,7 +69,7 @@ def sweeps(model: Any, rule: str) -> float:
 def main() -> None:
     given = flags(lengths=LENGTHS, rules=tuple(RULES), rounds=REPEATS)
     torch.set_num_threads(2)
-    model = random_model()
+    model = model_of()
     rules = {name: RULES[name] for name in given.rules}
     passes = {name: sweeps(model, rule) for name, rule in rules.items()}
     rows = []

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from _measuring import extra_memory, flags, interleaved, ratio, show
-from recording_overhead import random_model
+from recording_overhead import model_of
 
 LENGTHS = (256, 512, 1024, 2048)
 NEEDS = {"transformer_lens": "transformer_lens", "nnsight": "nnsight"}
@@ -144,7 +144,7 @@ def installed(kinds: tuple[str, ...]) -> list[str]:
 def prepare(kind: str, length: int) -> Callable[[], Any]:
     """For a fresh process: the model loaded, one small canvas behind it."""
     torch.set_num_threads(2)
-    model = random_model(max_positions=max(LENGTHS))
+    model = model_of(positions=max(LENGTHS))
     KINDS[kind](model, 64)()
     return KINDS[kind](model, length)
 
@@ -152,7 +152,7 @@ def prepare(kind: str, length: int) -> Callable[[], Any]:
 def main() -> None:
     given = flags(lengths=LENGTHS, kinds=tuple(KINDS), rounds=3, what=("time", "memory"))
     torch.set_num_threads(2)
-    model = random_model(max_positions=max(LENGTHS))
+    model = model_of(positions=max(LENGTHS))
     kinds, rows = installed(given.kinds), []
     for length in given.lengths:
         row: dict[str, Any] = {name: {"length": length, "kind": name} for name in kinds}

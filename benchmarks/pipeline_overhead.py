@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from _measuring import flags, show
-from recording_overhead import STEPS, random_model
+from recording_overhead import STEPS, model_of
 
 import sinkscope
 
@@ -57,7 +57,7 @@ def recorded(model: Any, run: Callable[..., Any]) -> Callable[[], None]:
 def main() -> None:
     given = flags(lengths=(256, 512), rounds=9, threads=2)
     torch.set_num_threads(given.threads)
-    model, rows = random_model(), []
+    model, rows = model_of(), []
     for length in given.lengths:
         plain = pipeline(model, length)
         runs: dict[str, Callable[[], Any]] = {"plain": plain, "recorded": recorded(model, plain)}

@@ -2,62 +2,27 @@
 
 A bidirectional Llama of about 100 M parameters with random weights, fp32 (or --dtype bfloat16), eight steps of LLaDA's sampler on a canvas
 of S tokens.
-With --kinds recorded,without_output_norms: what the output norms of a trace cost.
+With --kinds recorded,without_output_norms: what the output norms of a trace cost. With --kinds statistics: mergeable statistics.
 Extra memory is how far a run raises the peak of a fresh process that has the model loaded and has run one plain step.
 """
 
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from _measuring import extra_memory, flags, interleaved, ratio, show
+from _measuring import extra_memory, flags, interleaved, random_model, ratio, show
 
 LENGTHS = (256, 512, 1024)
 STEPS = 8
 REPEATS = 9
 
 
-def random_model(max_positions: int = 1024, dtype: str = "float32") -> Any:
-    """12 layers, width 768, 12 heads, the lab's tokenizer with its ids inside a vocabulary of 8,192."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from sinkscope.lab.vocabulary import build_tokenizer
-    from sinkscope.models import FAMILIES, Model, ModelCard
-
-    torch.manual_seed(0)
-    tokenizer = build_tokenizer()
-    config = LlamaConfig(
-        vocab_size=8192,
-        hidden_size=768,
-        intermediate_size=2048,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        max_position_embeddings=max_positions,
-        pad_token_id=None,
-    )
-    config.is_causal = False
-    network = LlamaForCausalLM(config).to(getattr(torch, dtype)).eval()
-    network.set_attn_implementation("sdpa")
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    card = ModelCard(
-        "random-100M",
-        "llada",
-        "random",
-        parameters,
-        12,
-        12,
-        12,
-        768,
-        8192,
-        dtype,
-        dtype,
-        tokenizer.mask_token_id,
-        tokenizer.eos_token_id,
-        max_positions,
-    )
-    return Model(network, tokenizer, FAMILIES["llada"], card)
+def model_of(dtype: str = "float32", positions: int = 1024) -> Any:
+    """About 100 M parameters: 12 layers, width 768, 12 heads, a vocabulary of 8,192."""
+    return random_model(768, 2048, 12, 12, positions, 8192, dtype)
 
 
 def plain(model: Any, length: int) -> Callable[[], None]:
@@ -113,18 +78,36 @@ def output_attentions(model: Any, length: int) -> Callable[[], None]:
     return run
 
 
+def statistics(model: Any, length: int) -> Callable[[], None]:
+    """The same into accumulators, folded into a folder of mergeable statistics; prints once how large it is."""
+    import sinkscope
+
+    run, sizes = plain(model, length), list[int]()
+
+    def count() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            with sinkscope.recording(model, out=Path(folder) / "statistics", keep="statistics"):
+                run()
+            if not sizes:
+                sizes.append(sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()))
+                print(f"statistics of {length} tokens: {sizes[0] / 1000:.1f} kB", file=sys.stderr)
+
+    return count
+
+
 KINDS = {
     "plain": plain,
     "recorded": recorded,
     "without_output_norms": without_output_norms,
     "output_attentions": output_attentions,
+    "statistics": statistics,
 }
 
 
 def prepare(kind: str, length: int, dtype: str) -> Callable[[], None]:
     """For a fresh process: the model loaded, one tiny canvas behind it."""
     torch.set_num_threads(2)
-    model = random_model(dtype=dtype)
+    model = model_of(dtype)
     plain(model, 80)()
     return KINDS[kind](model, length)
 
@@ -138,7 +121,7 @@ def main() -> None:
         dtype="float32",
     )
     torch.set_num_threads(2)
-    model = random_model(dtype=given.dtype)
+    model = model_of(given.dtype)
     rows = []
     for length in given.lengths:
         row: dict[str, Any] = {"length": length, "dtype": given.dtype, "parameters": model.card.parameters}

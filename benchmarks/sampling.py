@@ -7,52 +7,12 @@ The network is small (4 layers, width 512) beside its vocabulary, as the ratio o
 from typing import Any
 
 import torch
-from _measuring import flags, interleaved, ratio, show
+from _measuring import flags, interleaved, random_model, ratio, show
 
 VOCABULARY = 126_464
 SHAPES = ((192, 64), (448, 64), (448, 256))
 STEPS = 16
 REPEATS = 3
-
-
-def random_model() -> Any:
-    """4 layers, width 512, LLaDA's vocabulary size."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from sinkscope.lab.vocabulary import build_tokenizer
-    from sinkscope.models import FAMILIES, Model, ModelCard
-
-    torch.manual_seed(0)
-    tokenizer = build_tokenizer()
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=512,
-        intermediate_size=1536,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        max_position_embeddings=1024,
-        pad_token_id=None,
-    )
-    config.is_causal = False
-    network = LlamaForCausalLM(config).eval()
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    card = ModelCard(
-        "random",
-        "llada",
-        "random",
-        parameters,
-        4,
-        8,
-        8,
-        512,
-        VOCABULARY,
-        "float32",
-        "float32",
-        tokenizer.mask_token_id,
-        None,
-        1024,
-    )
-    return Model(network, tokenizer, FAMILIES["llada"], card)
 
 
 @torch.no_grad()
@@ -76,7 +36,7 @@ def main() -> None:
     import sinkscope
 
     torch.set_num_threads(2)
-    model = random_model()
+    model = random_model(512, 1536, 4, 8, 1024, VOCABULARY)
     rows = []
     for prompt_length, length in SHAPES:
         prompt = torch.arange(prompt_length) % 400 + 4

@@ -22,13 +22,11 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from _lab_runs import PROMPTS, RUNS, Run, analysis
-from _settings import Arguments
-from claims_page import RESULTS, shown
+from _lab_runs import RUNS, Run, analysis
+from claims_page import RESULTS, command_of, shown
 
 from sinkscope.statistics import THRESHOLDS, Threshold, definition_of
 from sinkscope.statistics.intervals import interval_of_means
@@ -94,19 +92,21 @@ class Part:
     """One thing a claim says.
 
     Attributes:
-        what: in words; short: in a few, for the page (a part that decides has them).
+        what: in words; short: in a few, for the page; a part without them has no say in the verdict.
         number: what is measured; minus: what is taken from it, prompt by prompt.
         wanted: ``above`` or ``below`` the bound.
-        decides: False for what stands beside the claim, without a say in its verdict.
     """
 
     what: str
     number: Number
     wanted: Literal["above", "below"]
     bound: float
-    minus: Number | None = None
-    decides: bool = True
     short: str = ""
+    minus: Number | None = None
+
+    @property
+    def decides(self) -> bool:
+        return bool(self.short)
 
 
 @dataclass(frozen=True)
@@ -228,14 +228,12 @@ def read_part(part: Part, prompts: int) -> dict[str, Any]:
     return result_of(part, found, definition_of(part.number.statistic).unit)
 
 
-def store(
-    claim: Claim, parts: Sequence[dict[str, Any]], runs: Sequence[Run], prompts: int, script: str
-) -> dict[str, Any]:
+def store(claim: Claim, parts: Sequence[dict[str, Any]], runs: Sequence[Run], prompts: int) -> dict[str, Any]:
     """Write a claim's result and print it."""
     verdict = verdict_of([part["verdict"] for part in parts if part["decides"]])
     document = {
         **{name: value for name, value in asdict(claim).items() if name != "parts"},
-        "command": f"python experiments/{script}",
+        "command": command_of(claim.name),
         "prompts": prompts,
         "runs": {run.name: run.command for run in runs},
         "parts": list(parts),
@@ -254,18 +252,8 @@ def store(
     return document
 
 
-def report(
-    claim: Claim, prompts: int, script: str, read: Callable[[Part, int], dict[str, Any]] = read_part
-) -> dict[str, Any]:
+def report(claim: Claim, prompts: int, read: Callable[[Part, int], dict[str, Any]] = read_part) -> dict[str, Any]:
     """Measure the parts of a claim, store and print them."""
-    names = {
-        name: None for part in claim.parts for one in (part.number, part.minus) if one is not None for name in [one.run]
-    }
-    return store(claim, [read(part, prompts) for part in claim.parts], [RUNS[name] for name in names], prompts, script)
-
-
-def tell(claim: Claim, script: str, read: Callable[[Part, int], dict[str, Any]] = read_part) -> None:
-    """Do the same from the command line: the main function of every script."""
-    parser = Arguments(claim.says)
-    parser.add_argument("--prompts", type=int, default=PROMPTS)
-    report(claim, parser.parse_args().prompts, Path(script).name, read)
+    numbers = [one for part in claim.parts for one in (part.number, part.minus) if one is not None]
+    runs = [RUNS[name] for name in dict.fromkeys(one.run for one in numbers)]
+    return store(claim, [read(part, prompts) for part in claim.parts], runs, prompts)

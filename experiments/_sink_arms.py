@@ -5,17 +5,18 @@ compared on the same held-out sums of the kinds they were trained on, without sh
 of a sum is the mean over the seeds that both arms have, so intervals hold for these seeds. The means of the seeds stand beside.
 """
 
+import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from _settings import commit, made_by
+from _settings import Arguments, commit, made_by
 
 import sinkscope
 from sinkscope.errors import CallError
@@ -74,6 +75,17 @@ def prompts(arm: Arm, count: int) -> list[str]:
 def settings(model: Any, steps: int = LENGTH) -> dict[str, Any]:
     """Return settings with one block, so that every step may write anywhere in the answer, as Dream's sampler does."""
     return {"length": LENGTH, "steps": steps} | ({"block": LENGTH} if model.family.sampler == "llada" else {})
+
+
+def arguments_of(description: str | None, measures: Iterable[str], problems: int) -> argparse.Namespace:
+    """Return the arguments of a script: what is measured, the folder of the arms, and where the result goes."""
+    parser = Arguments(description)
+    parser.add_argument("what", choices=list(measures))
+    parser.add_argument("arms", type=Path)
+    parser.add_argument("--problems", type=int, default=problems)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--work", type=Path, default=None, help="keeps what is done here, and goes on from there")
+    return parser.parse_args()
 
 
 def partner(name: str) -> str:

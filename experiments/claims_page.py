@@ -69,11 +69,6 @@ def row(document: dict[str, Any]) -> str:
     return f"| {title} ({document['source']}) | {' | '.join(signs)} | {document['verdict']} | {what} |"
 
 
-def finding(document: dict[str, Any]) -> str:
-    """Return the row of docs/findings.md for one claim."""
-    return f"| [{document['title']}](../results/claims/README.md#{anchor(document['title'])}) | {document['verdict']} |"
-
-
 def wanted(part: dict[str, Any]) -> str:
     """Return where the claim wants a number."""
     return part["expected"].replace("above", ">").replace("below", "<")
@@ -91,6 +86,11 @@ def full(documents: dict[str, dict[str, Any]]) -> str:
     )
 
 
+def command_of(name: str) -> str:
+    """Return the command that measures a claim."""
+    return f"python experiments/claims.py {name}"
+
+
 def anchor(title: str) -> str:
     """Return the anchor that GitHub makes of a heading."""
     return "".join(letter for letter in title.lower().replace(" ", "-") if letter.isalnum() or letter == "-")
@@ -103,7 +103,7 @@ def full_section(document: dict[str, Any]) -> str:
         f"## {document['title']}",
         "",
         f"{document['says']} ({document['source']}) Expected: {document['expected']}. **{document['verdict'].capitalize()}.**",
-        f"`{document['command']} --prompts {document['prompts']}`",
+        f"`{command_of(document['name'])} --prompts {document['prompts']}`",
         "",
         f"| part | {' | '.join('1 shot' if number == 1 else f'{number} shots' for number in shots)} | wanted | all |",
         f"|---|{'---|' * len(shots)}---|---|",

@@ -33,7 +33,11 @@ PROVENANCE = (
         "python experiments/hiding_arms.py --work DIR --out FILE --model lab-diffusion --rules …",
         "in the file",
     ),
-    ("by_role-0", "python experiments/hiding_by_role.py --roles ROLES --work DIR --out FILE", "in the file"),
+    (
+        "by_role-0",
+        "python experiments/hiding_arms.py --roles ROLES --work DIR --problems 144 --out FILE",
+        "in the file",
+    ),
     ("commit_order", "python experiments/commit_order.py --work DIR --out FILE --problems 192", "b18a0d2"),
     ("long_context", "python experiments/long_context.py --work DIR --out FILE --problems 192", "b18a0d2"),
     (

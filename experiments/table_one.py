@@ -3,7 +3,7 @@
 Claim     Hiding the top sink takes an autoregressive model from .85 to .02 on GSM8K and hardly touches diffusion models
           (arXiv 2510.15731, Table 1).
 Command   python experiments/table_one.py --out DIR [--minutes M] [--until ROUND] [--model NAME]; the same command goes on where it stopped.
-          Then: python experiments/table_one_page.py --add DIR/lab-diffusion DIR/lab-autoregressive
+          Then: python experiments/table_one.py --add DIR/lab-diffusion DIR/lab-autoregressive
 Cost      on one core with bf16 units, a problem under one rule: diffusion about 0.8 s, autoregressive about 0.15 s. All rounds: a day.
 Expected  As claimed.
 Found     See results/table-1.
@@ -12,19 +12,29 @@ Prompts have the tasks' own shots (196 to 325 tokens). Answers get 32 positions,
 answer among the 1,319 problems has 32 tokens, so none is cut short, and a run costs half of one with 64. All is bfloat16,
 as the checkpoints are stored.
 Rounds go from what is most worth knowing to what is less, and each only asks more problems or more rules of the same folders.
+
+``results/table-1/MODEL/results.json.gz`` holds the outcomes of a model, one character a problem; table.md and table.json are computed
+from them. ``--add`` takes outcomes from the folders of finished evaluations first, or none, and writes both.
 """
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from _settings import SETTINGS, Arguments, run_script, seeded
 
 import sinkscope
 from sinkscope.evaluation import evaluate
+from sinkscope.evaluation.comparisons import compare
+from sinkscope.evaluation.results import Result, read_results, write_compressed
+from sinkscope.evaluation.tables import table_of, write_rows
 
+FOLDER = Path(__file__).parents[1] / "results" / "table-1"
+Cell = tuple[str, str, str]
 BATCH = {"lab-diffusion": 8, "lab-autoregressive": 64}
 
 
@@ -77,15 +87,51 @@ def rounds() -> list[Round]:
     ]
 
 
+def add(folders: Sequence[Path], to: Path = FOLDER) -> None:
+    """Take outcomes from folders of evaluations into the compressed file of each model."""
+    found = {cell_of(one): one for one in (*with_outcomes(to), *read_results(*folders))}
+    for model in dict.fromkeys(one.model for one in found.values()):
+        write_compressed(to / model, [one for one in found.values() if one.model == model])
+
+
+def with_outcomes(folder: Path = FOLDER) -> list[Result]:
+    """Return the results of all cells that have outcomes."""
+    kept = sorted(path.parent for path in folder.glob("*/results.json.gz"))
+    return read_results(*kept) if kept else []
+
+
+def cell_of(result: Result) -> Cell:
+    return result.model, result.task, result.hide
+
+
+def documents(folder: Path = FOLDER) -> tuple[dict[str, Any], str]:
+    """Return table.json and table.md as they follow from the outcomes."""
+    rows = compare(with_outcomes(folder))
+    return table_of(rows), write_rows(rows) + "\n"
+
+
+def write(folder: Path = FOLDER) -> None:
+    """Write both files."""
+    document, text = documents(folder)
+    (folder / "table.json").write_text(json.dumps(document, ensure_ascii=False) + "\n")
+    (folder / "table.md").write_text(text)
+
+
 def main() -> None:
     parser = Arguments(__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--add", type=Path, nargs="*", default=None, metavar="FOLDER", help="of a finished evaluation")
     parser.add_argument("--minutes", type=float, default=None, help="no round is begun after so many")
     parser.add_argument("--until", type=int, default=None, help="rounds, from the first; all when not given")
     parser.add_argument(
         "--model", choices=list(SETTINGS), default=None, help="one model's rounds only; the other's may run beside"
     )
     arguments = parser.parse_args()
+    if arguments.out is None:
+        if arguments.add:
+            add(arguments.add)
+        write()
+        return
     began, models = time.monotonic(), {}
     for number, one in enumerate(rounds()[: arguments.until]):
         if arguments.minutes is not None and time.monotonic() - began > 60 * arguments.minutes:

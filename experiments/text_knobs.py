@@ -10,6 +10,11 @@ Rules     Every arm is one of the two recipes, its schedule included, cut off af
           or BOS instead of text, ``depth`` 3 layers (6), ``batch`` 1,024 tokens (2,048), and ``cosine``, whose rate falls to a tenth
           within these updates (20,000). ``sink-token`` and ``sink-zero`` have a sink token (paper 2), the latter with a value of zero.
           ``plain`` is ``cosine`` in the hands of transformers' Trainer: its loss, optimiser, schedule.
+Roles     What the sinks of a whole training do along it, and how they move while a text is written; 2 to 4 minutes for each update:
+          python experiments/text_knobs.py --roles-of RUN --at 3000 20000 --data CORPUS --out results/emergence/roles-autoregressive.json
+          RUN is a folder of `sinkscope train lab-text-autoregressive` or `lab-text-diffusion`. The rules are those of `sinkscope roles`,
+          on the same windows; even windows choose the heads, odd ones judge. Movement is that of main sinks while a diffusion model
+          writes 64 tokens behind 128 of a held-out window, one a step, beside the same with the steps shuffled.
 """
 
 import argparse
@@ -30,12 +35,14 @@ from sinkscope.emergence import HeldOut, hold_out
 from sinkscope.emergence.moment import measure
 from sinkscope.lab.corpus import Corpus, open_corpus
 from sinkscope.lab.recipes import RECIPES, Recipe
-from sinkscope.lab.snapshots import held_out_rows, network_at, open_run
+from sinkscope.lab.snapshots import TrainingRun, held_out_rows, network_at, open_run
 from sinkscope.lab.starting_network import build_network, choose_tokenizer
 from sinkscope.lab.training import source_of, train
 from sinkscope.models.in_memory import model_of
+from sinkscope.roles import ROLES, find_roles_on
 from sinkscope.sinks import movement_test
 
+TOLD = ("share", "norm_ratio", "kl.sink.zero", "kl.sink", "kl.rowmass", "kl.rowmass.zero", "kl.random")
 UPDATES = 2500
 WINDOWS = 24
 GENERATIONS, PROMPT, WRITTEN = 8, 128, 64
@@ -220,11 +227,47 @@ def run_arm(arm: str, seed: int, arguments: argparse.Namespace, corpus: Corpus) 
     return {"arm": arm, "seed": seed, **json.loads(kept.read_text())}
 
 
+def at_update(run: TrainingRun, update: int, corpus: Corpus) -> dict[str, Any]:
+    """Return the roles of all heads with a lasting sink after an update, and the movement of the main sinks."""
+    tokenizer = choose_tokenizer(run.recipe, corpus)
+    model = model_of(network_at(run, update, tokenizer), tokenizer, name=run.recipe.name)
+    rows, predictable = held_out_rows(run.recipe, tokenizer, corpus, WINDOWS)
+    mask_id = None if run.recipe.objective == "next_token" else tokenizer.mask_token_id
+    found = find_roles_on(model, [one.probe for one in hold_out(rows, predictable, mask_id=mask_id)])
+    heads = [
+        {
+            "layer": one.layer,
+            "head": one.head,
+            "role": one.role,
+            "reason": one.reason,
+            "token": one.token,
+            "removable": one.removable,
+            **{name: known.mean for name in TOLD if (known := one.measured.get(name)) is not None},
+        }
+        for one in found.heads
+    ]
+    counts = {role: found.count(role) for role in ROLES}
+    return {"update": update, "counts": counts, "heads": heads} | ({} if mask_id is None else movement(model, rows))
+
+
+def write_roles(given: argparse.Namespace, corpus: Corpus) -> None:
+    """Measure the roles of a run after the updates asked for, and write them."""
+    run, moments = open_run(given.roles_of), []
+    for update in given.at:
+        moments.append(at_update(run, update, corpus))
+        print(update, moments[-1]["counts"], flush=True)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    document = {**made_by(), "recipe": run.recipe.name, "windows": WINDOWS, "moments": moments}
+    given.out.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the arms asked for and write every arm of the folder that is finished."""
     parser = Arguments(__doc__)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--work", type=Path)
+    parser.add_argument("--roles-of", type=Path, metavar="RUN")
+    parser.add_argument("--at", type=int, nargs="*", default=[], metavar="UPDATE")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--arms", nargs="*", default=list(ARMS), choices=ARMS)
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
@@ -232,6 +275,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--eager", action="store_true", help="does not compile the layers")
     given = parser.parse_args(arguments)
     corpus = open_corpus(given.data)
+    if given.roles_of is not None:
+        write_roles(given, corpus)
+        return
+    if given.work is None:
+        parser.error("expected --work, or --roles-of")
     for seed in given.seeds:
         for arm in given.arms:
             print(json.dumps(run_arm(arm, seed, given, corpus)), flush=True)

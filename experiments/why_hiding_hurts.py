@@ -39,17 +39,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from _canvases import CHUNK, Chunk, Masks, Planned, Reader, Replaced, collect, make_chunk, read
-from _chosen_keys import (
+from _canvases import (
+    CHUNK,
     EXCESS,
     Choose,
+    Chunk,
+    Masks,
+    Planned,
+    Reader,
+    Replaced,
     at_top,
+    collect,
     contribution,
     excess,
     heads_only,
+    make_chunk,
     only,
     random_keys,
     ranked,
+    read,
     top,
     value_ratio,
     who,

@@ -31,7 +31,6 @@ install_import_hook(
     [f"sinkscope.{name}" for name in ("attention.dispatch", "attention.records", *CHECKED)], "beartype.beartype"
 )
 
-import odd_places
 import torch
 from random_models import TINY, save_random_model
 
@@ -64,13 +63,6 @@ def diffusion(diffusion_folder):
 def autoregressive(autoregressive_folder):
     """Random causal model with grouped queries: 3 layers, 6 heads, 2 kv heads, fp32."""
     return sinkscope.load(str(autoregressive_folder))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def places():
-    """Move weights to odd places in memory where the run asks for it (`make test-all`)."""
-    with odd_places.as_wanted():
-        yield
 
 
 QUESTION = "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:"

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -24,23 +25,14 @@ class BodyRaised(Exception):
 def check_leaves_no_trace(
     network: nn.Module, open_context: Callable[[], AbstractContextManager[Any]], input_ids: Tensor
 ) -> None:
-    """Run the network inside the context, once to the end and once into an exception, and compare its whole state.
-
-    Raises:
-        AssertionError: names what differs: hooks, attributes, methods of a class, parameters, buffers, configurations, logits.
-    """
+    """Run the network inside the context, once to the end and once into an exception, and compare its whole state."""
     before = _look(network, input_ids)
     with open_context():
         _logits(network, input_ids)
     _compare(before, _look(network, input_ids), "after the context")
-    try:
-        with open_context():
-            _logits(network, input_ids)
-            raise BodyRaised
-    except BodyRaised:
-        pass
-    else:
-        raise AssertionError("the context swallowed the exception of its body")
+    with pytest.raises(BodyRaised), open_context():
+        _logits(network, input_ids)
+        raise BodyRaised
     _compare(before, _look(network, input_ids), "after a context whose body raised")
 
 

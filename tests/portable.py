@@ -1,9 +1,4 @@
-"""Runs the numerical tests with the kernels of older processors, with two threads, and with weights at odd places: part
-of `make test-all`.
-
-torch, oneDNN and MKL can be held to the instructions of an older processor, sums are split among threads, and weights
-can lie where a file's header might leave them. Each setting is a run of pytest.
-"""
+"""Runs the numerical tests with the kernels of older processors and with two threads: part of `make test-all`."""
 
 import argparse
 import os
@@ -22,7 +17,6 @@ SETTINGS = {
     "onednn-avx2": {ONEDNN: "AVX2"},
     "default, two threads": {ATEN: "default", "OMP_NUM_THREADS": "2"},
     "mkl-compatible": {MKL: "COMPATIBLE"},  # MKL takes no notice of torch's capability
-    "odd places": {"SINKSCOPE_TEST_PLACES": "odd"},
 }
 
 

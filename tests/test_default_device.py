@@ -1,6 +1,5 @@
-"""torch's default device does not matter: a model runs on its own device."""
+"""What the caller has set for torch changes nothing: a default device, a default type, an autocast."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,109 +9,51 @@ import torch
 from random_models import TINY
 
 import sinkscope
-from sinkscope.decoding import log_likelihood
 from sinkscope.lab.recipes import RECIPES
 from sinkscope.lab.starting_network import build_network
 from sinkscope.lab.vocabulary import build_tokenizer
-from sinkscope.models import FAMILIES
-from sinkscope.models.folding import fold
 
-DREAM, MMADA = FAMILIES["dream"], FAMILIES["mmada"]
-
-RULES = ["none", "top:1", "top:1@current", "random:1", "mass:1", "persistent:1", "class:1", "window:2+5"]
 PROMPTS = ["Q: 1 + 2\nA:", "Q: 1 + 2 + 3\nA:"]
+ON_META = torch.device("meta")  # where nothing can be read
 
 
-def written(model, out, rule="none", **settings):
-    with sinkscope.recording(model, out=Path(out)), sinkscope.parse_rule(rule)(model):
-        answers = sinkscope.generate(model, PROMPTS, **settings)
-    return [answer.tokens.tolist() for answer in answers], sinkscope.open_traces(out)[1].column_sums[-1]
-
-
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ["top:1@current", "mass:1", "persistent:1", "class:1", "window:2+5"])
 def test_a_recorded_generation(diffusion, tmp_path, rule):
-    settings = {"length": 8, "steps": 4, "block": 8, "temperature": 0.5}
-    tokens, columns = written(diffusion, tmp_path / "here", rule, **settings)
-    with torch.device("meta"):  # where nothing can be read
-        other, there = written(diffusion, tmp_path / "there", rule, **settings)
+    def written(out):
+        with sinkscope.recording(diffusion, out=Path(out)), sinkscope.parse_rule(rule)(diffusion):
+            answers = sinkscope.generate(diffusion, PROMPTS, length=8, steps=4, block=8, temperature=0.5)
+        return [answer.tokens.tolist() for answer in answers], sinkscope.open_traces(out)[1].column_sums[-1]
+
+    tokens, columns = written(tmp_path / "here")
+    with ON_META:
+        other, there = written(tmp_path / "there")
     assert other == tokens
     assert np.array_equal(there, columns, equal_nan=True)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_an_autoregressive_generation(autoregressive, tmp_path, temperature):
-    tokens, _ = written(autoregressive, tmp_path / "here", "random:1", length=4, temperature=temperature)
-    with torch.device("meta"):
-        assert written(autoregressive, tmp_path / "there", "random:1", length=4, temperature=temperature)[0] == tokens
-
-
-@pytest.mark.parametrize("family", [DREAM, MMADA])
-def test_the_other_samplers(diffusion, family):
-    model = replace(diffusion, family=family, card=replace(diffusion.card, family=family.name))
-    expected = [
-        answer.tokens.tolist() for answer in sinkscope.generate(model, PROMPTS, length=8, steps=4, temperature=0.4)
-    ]
-    with torch.device("meta"):
-        assert [
-            answer.tokens.tolist() for answer in sinkscope.generate(model, PROMPTS, length=8, steps=4, temperature=0.4)
-        ] == expected
-
-
-@pytest.mark.parametrize("method", ["monte_carlo", "chain_rule"])
-def test_a_likelihood(diffusion, method):
-    expected = log_likelihood(diffusion, PROMPTS[0], " 3", method=method, samples=8)
-    with torch.device("meta"):
-        assert log_likelihood(diffusion, PROMPTS[0], " 3", method=method, samples=8) == expected
-
-
 def test_a_model_is_loaded_onto_its_own_device():
-    with torch.device("meta"):
+    with ON_META:
         model = sinkscope.load("lab-diffusion")
     assert {one.device.type for one in (*model.network.parameters(), *model.network.buffers())} == {"cpu"}
-    found, expected = (
-        sinkscope.generate(one, PROMPTS[0], length=8).text for one in (model, sinkscope.load("lab-diffusion"))
-    )
-    assert found == expected
 
 
 def test_the_roles_of_heads(diffusion):
     prompts = [f"Q: 1 + {number}\nA:" for number in range(10)]
     settings = {"canvases": 1, "length": 4, "steps": 4, "block": 4}
     expected = sinkscope.find_roles(diffusion, prompts, **settings)
-    with torch.device("meta"):
+    with ON_META:
         assert sinkscope.find_roles(diffusion, prompts, **settings).heads == expected.heads
 
 
-def test_drift_between_steps(diffusion, tmp_path):
-    for name, device in (("here", "cpu"), ("there", "meta")):
-        with torch.device(device), sinkscope.recording(diffusion, out=tmp_path / name, keep="drift"):
-            sinkscope.generate(diffusion, PROMPTS[0], length=8, steps=4, block=8)
-    here, there = (json.loads((tmp_path / name / "drift.json").read_text()) for name in ("here", "there"))
-    assert here == there
-
-
-def test_a_folded_sink_token(tmp_path):
-    expected = fold("lab-sink-token", tmp_path / "here")
-    with torch.device("meta"):
-        found = fold("lab-sink-token", tmp_path / "there")
-    assert (found / "model.safetensors").read_bytes() == (expected / "model.safetensors").read_bytes()
-
-
-@pytest.mark.parametrize("name", ["token-2", "logit", "gate"])
+@pytest.mark.parametrize("name", ["token-2", "gate"])
 def test_a_network_that_is_given_a_sink(name):
     found = []
-    for device, dtype in (
-        ("cpu", torch.float32),
-        ("meta", torch.float32),
-        ("cpu", torch.float64),
-        ("cpu", torch.bfloat16),
-    ):
+    for device, dtype in (("cpu", torch.float32), ("meta", torch.float32), ("cpu", torch.bfloat16)):
         network = build_network(replace(RECIPES["lab-diffusion"], architecture=TINY), build_tokenizer())
         torch.set_default_dtype(dtype)
         try:
             with torch.device(device):
                 sinkscope.add_sink_token(network, name)
-            assert name == "gate" or not network.model.sink_token.trained
         finally:
             torch.set_default_dtype(torch.float32)
         found.append({key: one for key, one in network.state_dict().items() if "sink" in key or "gate" in key})
@@ -121,32 +62,25 @@ def test_a_network_that_is_given_a_sink(name):
         assert all(torch.equal(one, other[key]) for key, one in found[0].items())
 
 
-CACHES = [
-    "fast-dllm-dual",
-    "fast-dllm-prefix",
-    "dllm-cache",
-    "dkv-decode",
-    "dkv-greedy",
-    "d2cache",
-    "elastic-cache",
-    "sparse-dllm",
-]
-CACHES += [
-    f"block:keep={keep},budget=4" for keep in ("random", "first", "norm", "top", "attended", "oracle", "no-sinks")
-]
-CACHES += [f"block:trigger={trigger}" for trigger in ("sink", "drift", "confidence", "entropy")]
-
-
-def settings_for(cache):
-    """Return settings that the cache does not refuse."""
-    own = {"dkv-greedy": {"block": 8, "remasking": "random"}, "elastic-cache": {"block": 8}}
-    return {"length": 8, "steps": 4, "block": 4, "cache": cache, **own.get(cache, {})}
-
-
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("cache", ["fast-dllm-dual", "d2cache", "block:keep=random,budget=4"])
 def test_generating_with_a_cache(diffusion, cache):
-    """The other default is one where nothing can be read."""
-    settings = settings_for(cache)
+    settings = {"length": 8, "steps": 4, "block": 4, "cache": cache}
     expected = [answer.tokens.tolist() for answer in sinkscope.generate(diffusion, PROMPTS, **settings)]
-    with torch.device("meta"):
+    with ON_META:
         assert [answer.tokens.tolist() for answer in sinkscope.generate(diffusion, PROMPTS, **settings)] == expected
+    with torch.autocast("cpu", torch.bfloat16):
+        answers = sinkscope.generate(diffusion, PROMPTS, **settings)
+    assert not any((answer.tokens == diffusion.card.mask_id).any() for answer in answers)
+
+
+@pytest.mark.parametrize("rule", ["none", "top:1@zero"])
+def test_a_recording_of_a_model_with_a_sink_token_under_autocast(rule, tmp_path):
+    model = sinkscope.load("lab-sink-token", dtype="float32")
+    columns = []
+    for autocast in (False, True):
+        out = tmp_path / str(autocast)
+        under = torch.autocast("cpu", torch.bfloat16, enabled=autocast)
+        with under, sinkscope.recording(model, out=out), sinkscope.parse_rule(rule)(model):
+            sinkscope.generate(model, PROMPTS[0], length=8, steps=1, block=8)
+        columns.append(torch.from_numpy(sinkscope.open_trace(out).column_sums[0]))
+    torch.testing.assert_close(columns[1], columns[0], rtol=0.1, atol=0.1)

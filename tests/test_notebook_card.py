@@ -1,6 +1,5 @@
-"""What notebooks show of a trace, its sinks and tracks, a generation, an effect and roles: small, as text, loading nothing."""
+"""The cards that notebooks show of traces, sinks, tracks, generations, effects and roles: small, as text, loading nothing."""
 
-import re
 from html.parser import HTMLParser
 
 import numpy as np
@@ -11,14 +10,7 @@ import sinkscope
 from sinkscope.notebook_card import MOST_ROWS, card, visible
 from sinkscope.traces import TraceWriter
 
-HOSTILE = [
-    "<script>alert(1)</script>",
-    "</td></table><img src=x onerror=alert(1)>",
-    "\x00\x1b[31m",
-    "\u202egnirts\u2066",
-    "a" * 5000,
-    "'\"&",
-]
+HOSTILE = ["<script>alert(1)</script>", "</td></table><img src=x onerror=alert(1)>", "\x00\x1b[31m", "\u202eg", "'\"&"]
 STEPS, LAYERS, HEADS, POSITIONS = 9, 3, 4, 20
 LARGEST = 20_000
 
@@ -28,22 +20,13 @@ class Shown(HTMLParser):
 
     def __init__(self, html):
         super().__init__()
-        self.text, self.active, self.open = "", [], []
+        self.text, self.active = "", []
         self.feed(html)
         self.close()
 
     def handle_starttag(self, tag, attrs):
-        if tag not in "div b br table thead tbody tr th td i bdi".split() or [
-            name for name, _ in attrs if name != "style"
-        ]:
+        if tag not in "div b br table thead tbody tr th td i bdi".split() or {name for name, _ in attrs} - {"style"}:
             self.active.append((tag, attrs))
-        if "url" in str(attrs):
-            self.active.append((tag, attrs))
-        if tag != "br":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
 
     def handle_data(self, data):
         self.text += data + " "
@@ -52,13 +35,16 @@ class Shown(HTMLParser):
 def shown(thing):
     html = thing._repr_html_()
     page = Shown(html)
-    assert page.active == [] and page.open == []
-    assert len(html) < LARGEST
+    assert page.active == [] and len(html) < LARGEST
     assert all(letter.isprintable() for letter in page.text), "no control character, no mark that turns the direction"
     return " ".join(page.text.split())
 
 
-def write(folder, texts, complete=True):
+@pytest.fixture(
+    scope="module", params=[["lab", "Is 1 < 2?", "top:1", "Yes.", " and"], HOSTILE], ids=["plain", "hostile"]
+)
+def trace(request, tmp_path_factory):
+    texts, folder = request.param, tmp_path_factory.mktemp("cards") / "t"
     columns = np.full((STEPS, LAYERS, HEADS, POSITIONS), 0.5, np.float32)
     columns[:4, 0, 1, 3] = columns[4:, 0, 1, 7] = columns[:, 2, 2, 5] = 9
     folder.mkdir()
@@ -76,55 +62,25 @@ def write(folder, texts, complete=True):
     for sums in columns:
         tokens = np.arange(POSITIONS, dtype=np.int32)
         writer.add({"tokens": tokens, "lengths": np.array(POSITIONS, np.int32), "column_sums": sums})
-    writer.close(complete=complete, text=texts[3])
+    writer.close(complete=True, text=texts[3])
     return sinkscope.open_trace(folder)
 
 
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("cards") / "t", ["lab", "Is 1 < 2?", "top:1", "Yes.", " and"])
-
-
-@pytest.fixture(scope="module")
-def hostile(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("cards") / "t", HOSTILE, complete=False)
-
-
-def test_a_trace(trace, hostile):
-    text = shown(trace)
-    assert text.startswith(
-        f"Trace {trace.folder} model : lab, bidirectional, 3 layers × 4 heads steps : 9 prompt : 6 tokens: Is 1 < 2?"
-    )
-    assert "answer : Yes. hidden : top:1" in text
-    assert "column_sums step × layer × head × key 9 × 3 × 4 × 20" in text
-    assert "incomplete: the generation was cut short" in shown(hostile)
-
-
-def test_sinks(trace, hostile):
-    text = shown(sinkscope.find_sinks(trace))
-    assert text.startswith(
-        "18 sinks in 9 steps, 3 layers × 4 heads threshold : more than 3 queries above the mean of the other columns (Eq. 3)"
-    )
-    assert "position token times a sink mean column 5 'lab' 9 9.0 7 'top:1' 5 9.0 3 'Yes.' 4 9.0" in text
-    assert "&lt;img src=x" in sinkscope.find_sinks(hostile)._repr_html_()
-
-
-def test_tracks(trace):
-    text = shown(sinkscope.track(sinkscope.find_sinks(trace)))
-    tracks = sinkscope.track(sinkscope.find_sinks(trace))
-    assert repr(tracks) == "Tracks(3 tracks: 1 static, 1 moved, 1 lasting; followed in column_sums)"
-    assert text.startswith(
-        "3 tracks, followed in column_sums; the heads that move most static : 1 (a sink in at least 95 % of the steps)"
-    )
-    assert text.endswith("layer head moves swaps drift steps with a sink 0 1 1 0 +0.67 9")
+def test_a_trace_its_sinks_and_tracks(trace):
+    sinks = sinkscope.find_sinks(trace)
+    trace_card, sinks_card, tracks_card = shown(trace), shown(sinks), shown(sinkscope.track(sinks))
+    if trace.manifest["model"]["name"] == "lab":
+        assert (
+            "lab, bidirectional, 3 layers × 4 heads steps : 9 prompt : 6 tokens: Is 1 < 2? answer : Yes." in trace_card
+        )
+        assert "position token times a sink mean column 5 'lab' 9 9.0 7 'top:1' 5 9.0 3 'Yes.' 4 9.0" in sinks_card
+        assert tracks_card.endswith("layer head moves swaps drift steps with a sink 0 1 1 0 +0.67 9")
 
 
 def test_a_generation(diffusion):
     answer = sinkscope.generate(diffusion, "Q: Tom has 7 apples.\nA:", length=8, steps=8, block=8)
-    text = shown(answer)
-    assert f"tokens : {answer.prompt_length} of the prompt, 8 written steps : 8" in text
-    hostile = sinkscope.Generation(torch.zeros(9, dtype=torch.int64), HOSTILE[1] * 100, 3, 4)
-    assert "onerror" in shown(hostile)
+    assert f"tokens : {answer.prompt_length} of the prompt, 8 written steps : 8" in shown(answer)
+    assert "onerror" in shown(sinkscope.Generation(torch.zeros(9, dtype=torch.int64), HOSTILE[1] * 100, 3, 4))
 
 
 def test_an_effect(diffusion):
@@ -134,15 +90,8 @@ def test_an_effect(diffusion):
     text = shown(effect)
     assert f"attention removed : {effect.removed_share:.1%} in 15 heads" in text and "and 5 more" in text
     layer, head = np.unravel_index(np.nanargmax(effect.removed_share_by_head), (3, 5))
-    assert (
-        f"still largest {layer} {head} {effect.removed_share_by_head.max():.1%} {effect.hit_rate_by_head[layer, head]:.1%}"
-        in text
-    )
-    from sinkscope.interventions import parse_rule
-
-    with parse_rule("none")(diffusion) as nothing:
-        pass
-    assert "0.0% in 0 heads" in shown(nothing.effect)
+    share, hits = effect.removed_share_by_head.max(), effect.hit_rate_by_head[layer, head]
+    assert f"still largest {layer} {head} {share:.1%} {hits:.1%}" in text
 
 
 def test_roles():
@@ -151,26 +100,18 @@ def test_roles():
     from sinkscope.roles.verdict import Estimate, Rules
 
     measured = {"share": Estimate(0.25, 0.2, 0.3), "kl.sink.zero": Estimate(None, None, None)}
+    told = [("broadcast", HOSTILE[0], False), ("idle", " and", True), ("undecided", None, None)]
     heads = tuple(
         HeadRole(1, head, role, "", 1.0, 0.0, token, measured, None, 1, removable)
-        for head, (role, token, removable) in enumerate(
-            [("broadcast", HOSTILE[0], False), ("idle", " and", True), ("undecided", None, None)]
-        )
+        for head, (role, token, removable) in enumerate(told)
     )
     text = shown(Roles("lab", "0123", 6, 6, Rules(), heads, 16, 8, {}))
-    assert text.startswith("Roles of the sinks of lab heads with a lasting sink : 3 of 36 roles : 1 idle")
     assert "1 1 idle ' and' 25.0% – yes" in text and text.index("1 1 idle") < text.index("1 0 broadcast")
 
 
 def test_a_card_stays_small_and_says_what_is_left_out():
     rows = [[number, "x" * 10_000, *HOSTILE] for number in range(10_000)]
     html = card("title " * 1000, {HOSTILE[0]: HOSTILE[4], "empty": None}, HOSTILE, rows, more=5)
-    assert len(html) < LARGEST
     page = Shown(html)
-    assert page.active == [] and f"and {10_000 - MOST_ROWS + 5:,} more" in page.text and "empty" not in page.text
-    assert Shown("<div><p onclick=y></p></div>").active, "the check sees what is active"
-
-
-def test_every_character_can_be_seen():
+    assert len(html) < LARGEST and page.active == [] and f"and {10_000 - MOST_ROWS + 5:,} more" in page.text
     assert visible("a\n\tb\x07\u202e漢") == "a↵⇥b��漢"
-    assert re.fullmatch(r"[^\x00-\x1f]*", visible("".join(map(chr, range(300)))))

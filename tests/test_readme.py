@@ -37,11 +37,3 @@ def test_the_readme_runs_from_top_to_bottom(tmp_path):
         words = line.split("  #")[0].split()
         out = run([sys.executable, "-m", *words], tmp_path)
         assert out.strip(), line
-
-
-def test_python_in_the_readme_is_ten_lines_or_fewer():
-    assert len([line for line in python_blocks(README)[0].splitlines() if line.strip()]) <= 10
-
-
-def test_the_readme_is_short():
-    assert len(README.splitlines()) < 120

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,15 +35,11 @@ def home(tmp_path):
 
 
 def test_the_example_trains_a_users_own_model(home):
-    import sys
-
     assert "(examples/train_with_a_sink_token.py)" in PAGE
     code = (DOCS / "examples" / "train_with_a_sink_token.py").read_text()
     assert code.count("range(100)") == 1
-    assert (
-        run([sys.executable, "-c", code.replace("range(100)", "range(3)").replace("tokens=2048", "tokens=128")], home)
-        == "token\n"
-    )
+    code = code.replace("range(100)", "range(3)").replace("tokens=2048", "tokens=128")
+    assert run([sys.executable, "-c", code], home) == "token\n"
     model = sinkscope.load(str(home / "my-sink-model"))
     assert not model.family.causal and model.family.shift and model.card.mask_id == model.tokenizer.mask_token_id
     before = sinkscope.load(str(home / "my-model")).network

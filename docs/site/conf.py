@@ -36,7 +36,7 @@ nb_execution_mode = "off"  # a test runs the notebook; its outputs are stored
 suppress_warnings = [
     "myst.header",  # pages may begin at any level
     "ref.python",  # two classes may have an attribute of one name
-    "toc.not_included",  # tests/test_site.py looks at the table of contents; two linked pages have no title to stand in it
+    "toc.not_included",  # two linked pages have no title to stand in the table of contents
 ]
 
 default_role = "literal"  # docstrings set names in single backticks

@@ -65,34 +65,6 @@ def test_books_before_1929_are_taken_and_every_so_many_held_out(clone, tmp_path,
         write(monkeypatch, tmp_path / "nowhere", "--out", tmp_path / "other")
 
 
-def test_what_was_made_is_compared_with_the_list_of_books(tmp_path):
-    ours = json.loads(books_corpus.LISTED.read_text())
-    assert len(ours["documents"]) == 711 and sum(one["held_out"] for one in ours["documents"]) == 17
-    assert [one["title"] for one in ours["documents"] if one["held_out"]] == [
-        json.loads(line)["title"] for line in EXCERPT.read_text().splitlines()
-    ]
-    path = tmp_path / "corpus.json"
-    path.write_text(json.dumps(ours))
-    assert books_corpus.compare(tmp_path) == "all 711 books are those of books.json, and so are the tokens"
-    path.write_text(json.dumps(ours | {"files": ours["files"] | {"train.bin": "0" * 64}}))
-    assert "the tokens are not (train.bin): another vocabulary or tokenizer" in books_corpus.compare(tmp_path)
-    changed = [ours["documents"][0] | {"sha256": "0" * 64}, *ours["documents"][1:]]
-    path.write_text(json.dumps(ours | {"documents": changed}))
-    assert (
-        books_corpus.compare(tmp_path)
-        == "1 books differ from books.json, among them Abbie Farwell Brown/The Christmas Angel"
-    )
-
-
-def test_the_excerpt_is_a_page_of_each_held_out_book(clone, tmp_path, monkeypatch):
-    write(monkeypatch, clone, "--excerpt", tmp_path / "pages.jsonl")
-    pages = [json.loads(line) for line in (tmp_path / "pages.jsonl").read_text().splitlines()]
-    assert [one["title"] for one in pages] == ["B/Ancient", "F/First"]
-    for page in pages:
-        assert page["prompt"].startswith(f"{page['title']} has page 10") and page["prompt"].endswith(".")
-        assert 1000 < len(page["prompt"]) <= books_corpus.PAGE
-
-
 def test_a_network_of_text_is_trained_on_the_excerpt_in_seconds(tmp_path, monkeypatch, capsys):
     pages = read_prompts(EXCERPT)
     assert len(pages) == 17 and all(1000 < len(page) <= books_corpus.PAGE for page in pages)

@@ -9,7 +9,7 @@ from dense_maps import replay
 
 import sinkscope
 from sinkscope.errors import CallError
-from sinkscope.interventions import HidePositions, HideTopSinks, compose
+from sinkscope.interventions import HidePositions, HideTopSinks
 
 
 @pytest.fixture(scope="module")
@@ -43,34 +43,12 @@ def test_reliance_equals_dense(diffusion, trace):
         assert found.order[rows].tolist() == expected
 
 
-def test_reliance_sees_what_the_run_itself_would(diffusion, trace):
-    """Positions that are hidden from the first step on: confidences are those of a call with them hidden."""
-    rule = HidePositions((3,))
-    found = reliance(diffusion, trace.tokens[:], rule)
-    with rule(diffusion), torch.no_grad():
-        canvas = torch.from_numpy(trace.tokens[2][None].astype(np.int64))
-        logits = diffusion.network(canvas).logits[0]
-    best = torch.softmax(logits, -1).max(-1)
-    rows = found.step == 2
-    assert_close(
-        found.confidence_hidden[rows], best.values[found.position[rows]], **probabilities_of(diffusion.network, canvas)
-    )
-    assert not np.allclose(found.confidence_hidden, found.confidence)
-    assert set(found.step) == set(range(6))
-
-
 def test_only_candidates_are_ordered(diffusion, trace):
     candidates = trace.masked[:] & (np.arange(trace.tokens[:].shape[1]) % 2 == 0)
     found = reliance(diffusion, trace.tokens[:], HidePositions((3,)), candidates.astype(bool))
     assert (found.position % 2 == 0).all()
     for step in set(found.step):
         assert sorted(found.order[found.step == step]) == list(range((found.step == step).sum()))
-
-
-def test_hiding_nothing_leaves_no_row(diffusion, trace):
-    found = reliance(diffusion, trace.tokens[:], compose())
-    assert len(found.step) == 0
-    assert np.isnan(found.correlations()["confidence"])
 
 
 def test_correlations_are_within_steps():
@@ -87,15 +65,6 @@ def test_correlations_are_within_steps():
     assert found["confidence"] == pytest.approx(-1) and found["order"] == pytest.approx(-1)
 
 
-def test_what_cannot_be_looked_at_is_refused(diffusion, autoregressive):
-    with pytest.raises(
-        CallError, match="has no mask token; confidence and order of commitment are those of a diffusion model"
-    ):
-        reliance(autoregressive, np.zeros((2, 3), int), compose())
-    with pytest.raises(CallError, match=r"canvases: expected token ids \[step, position\], .*, found \(3,\) of int64"):
-        reliance(diffusion, np.zeros(3, int), compose())
-
-
 @pytest.mark.parametrize("rule", ["none", "top:2"])
 def test_in_its_own_order_a_run_repeats_itself(diffusion, question, tmp_path, rule):
     with sinkscope.recording(diffusion, out=tmp_path / "t"), sinkscope.parse_rule(rule)(diffusion):
@@ -107,14 +76,6 @@ def test_in_its_own_order_a_run_repeats_itself(diffusion, question, tmp_path, ru
     assert found.tokens.tolist() == expected.tokens.tolist()
     assert (found.text, found.steps, found.prompt_length) == (expected.text, expected.steps, expected.prompt_length)
     assert (running.effect.removed_share > 0) == (rule != "none")
-
-
-def test_the_order_is_kept(diffusion, question, tmp_path):
-    first = len(diffusion.encode(question))
-    order = [[first + 3], [first, first + 2], [first + 1]]
-    with sinkscope.recording(diffusion, out=tmp_path / "t"):
-        write_in_order(diffusion, question, order)
-    assert order_of(sinkscope.open_trace(tmp_path / "t").written[:]) == order
 
 
 def test_a_bad_order_is_refused(diffusion, autoregressive, question):

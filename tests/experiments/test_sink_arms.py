@@ -1,9 +1,11 @@
 """The experiments on the sink token, run on models of a few updates; their counts are computed again here."""
 
 import dataclasses
+import importlib
 import json
 import sys
 
+import _sink_arms
 import numpy as np
 import pytest
 import torch
@@ -31,14 +33,17 @@ def run(monkeypatch, arms, tmp_path):
     """Runs an experiment; gives its JSON."""
 
     def run(name, *more):
-        import importlib
-
         module = importlib.import_module(name)
-        monkeypatch.setattr(sys, "argv", [f"{name}.py", str(arms), "--out", str(tmp_path / "result"), *more])
-        module.main()
+        what = [one for one in more[:1] if not one.startswith("-")]
+        given = [*what, str(arms), "--out", str(tmp_path / "result"), *more[len(what) :]]
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *given])
+        if what:
+            module.measure_all(_sink_arms.arguments_of(None, module.MEASURES, 1))
+        else:
+            module.main()
         assert (tmp_path / "result.md").read_text().startswith("# ")
         document = json.loads((tmp_path / "result.json").read_text())
-        assert document["arms"] == {"lab-sink-none": [0], "lab-sink-token": [0, 1]} or "content" in name
+        assert document["arms"] == {"lab-sink-none": [0], "lab-sink-token": [0, 1]} or "content" in more
         assert {"claim", "command", "commit", "wall_seconds"} <= set(document)
         return {(row["arm"], row["what"]): row for row in document["rows"]}, document
 
@@ -46,7 +51,7 @@ def run(monkeypatch, arms, tmp_path):
 
 
 def test_quality(run, arms):
-    rows, _ = run("sink_token_quality", "--problems", "6")
+    rows, _ = run("sink_token_answers", "quality", "--problems", "6")
     loss = rows["lab-sink-token", "validation loss"]
     logs = [
         json.loads((arms / f"lab-sink-token-{seed}" / "training.jsonl").read_text().splitlines()[-1]) for seed in (0, 1)
@@ -94,7 +99,7 @@ def test_movement(run):
 
 @torch.no_grad()
 def test_mixing(run, arms):
-    rows, _ = run("sink_token_mixing", "--problems", "5")
+    rows, _ = run("sink_token_states", "mixing", "--problems", "5")
     network = sinkscope.load(str(arms / "lab-sink-token-0"), dtype="float32").network
     hidden, norms = network.model.sink_token.embedding, []
     for layer in network.model.layers:
@@ -115,7 +120,7 @@ def test_mixing(run, arms):
 
 @torch.no_grad()
 def test_content(run, arms):
-    rows, document = run("sink_token_content", "--problems", "3")
+    rows, document = run("sink_token_states", "content", "--problems", "3")
     network = sinkscope.load(str(arms / "lab-sink-token-1"), dtype="float32").network
     logs = torch.log_softmax(network.lm_head(network.model.norm(network.model.sink_token.embedding)), -1)
     bits = float(-(logs.exp() * logs).sum() / np.log(2))
@@ -128,7 +133,7 @@ def test_content(run, arms):
 @torch.no_grad()
 @pytest.mark.parametrize("variant", ["token-2", "token-zero-value"])
 def test_rows_of_tokens_are_those_that_the_constant_keys_come_from(monkeypatch, variant):
-    from sink_token_content import rows_of_tokens
+    from sink_token_states import rows_of_tokens
 
     from sinkscope.models.sink_token.stream import constant_keys
 
@@ -141,16 +146,7 @@ def test_rows_of_tokens_are_those_that_the_constant_keys_come_from(monkeypatch, 
 
 
 def test_robustness(run):
-    rows, _ = run("sink_token_robustness", "--problems", "4")
+    rows, _ = run("sink_token_answers", "robustness", "--problems", "4")
     removed = rows["lab-sink-token", "attention removed, the token hidden"]["mean"]
     both = rows["lab-sink-token", "attention removed, the token and the top 1 hidden"]["mean"]
     assert 0 < removed < both < 1 and ("lab-sink-none", "attention removed, the token hidden") not in rows
-
-
-def test_a_folder_without_arms_is_refused(tmp_path, monkeypatch):
-    from _sink_arms import find_arms
-
-    from sinkscope.errors import CallError
-
-    with pytest.raises(CallError, match=r"expected folders of finished arms .*found none; see docs/sink-token.md"):
-        find_arms(tmp_path)

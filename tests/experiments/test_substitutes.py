@@ -1,24 +1,14 @@
 """`experiments/substitutes.py`: what it measures is what a plain loop finds, and its page is written from its results."""
 
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import substitutes
-import substitutes_page
 import torch
 from closeness import assert_close
 
 import sinkscope
-from sinkscope.lab.canvases import PROMPT
 from sinkscope.lab.nulls import NullTask, draw_nulls
-
-ROOT = Path(__file__).parents[2]
-
-
-def test_the_page_is_that_of_its_results():
-    assert substitutes_page.PAGE.read_text() == substitutes_page.page()
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +20,6 @@ def causal():
 def task(causal):
     canvases = draw_nulls(NullTask(2, "triggered", rows=4), -1, 0)
     return substitutes.make_task(causal, canvases, 18), canvases
-
-
-def test_what_an_autoregressive_model_predicts_is_the_next_token_of_an_answer(task):
-    found, canvases = task
-    for row, query in np.ndindex(*found.targets.shape):
-        last = query + 1 == found.targets.shape[1]
-        free = not last and query + 1 >= 18 and canvases.answers[row, query + 1] != PROMPT
-        assert found.targets[row, query] == (canvases.tokens[row, query + 1] if free else substitutes.NO_TARGET)
 
 
 def test_a_diffusion_model_predicts_what_is_masked():
@@ -108,19 +90,3 @@ def test_the_knee_is_where_the_interval_leaves_the_threshold(causal, task, monke
     costs[2] = 0.05
     assert substitutes.profile(causal, task[0], [1, 2, 3])["knee"] == 3
     assert substitutes.profile(causal, task[0], [1])["knee"] is None
-
-
-def test_the_numbers_of_the_documentation_are_those_of_the_results():
-    text = (ROOT / "docs" / "findings.md").read_text()
-    models = json.loads((ROOT / "results/substitutes/specimens.json").read_text())["models"]
-    for nulls in (1, 2, 4, 8):
-        mine = [one for one in models if (one["kind"], one["nulls"]) == ("autoregressive", nulls)]
-        assert ", ".join(str(one["knee"]) for one in mine) in text
-        costs = sorted(substitutes_page._cost(one, "top", nulls) for one in mine)
-        assert f"{costs[0]:.1f} … {costs[-1]:.1f}" in text
-    for name in ("lab-autoregressive", "lab-diffusion"):
-        (model,) = json.loads((ROOT / f"results/substitutes/{name}.json").read_text())["models"]
-        for rule in ("top", "rowmass"):
-            costs = {row["hidden"]: row["cost"]["all"]["mean"] for row in model["hidden"] if row["rule"] == rule}
-            cells = [f"{costs[k]:+.2f}" for k in (1, 2, 4, 8)]
-            assert f"| {' | '.join(cells)} |" in text

@@ -45,19 +45,35 @@ class Maps:
     taken: dict = field(default_factory=dict)  # bool, who lost what
 
 
-def top(seen, rule, kv_heads):
-    """The k largest of each head, bool [batch, head, 1, key]: by column or last row of a map, after the mean over who
-    shares a ranking.
+def top(seen, rule, kv_heads, candidates=None):
+    """The k largest of each head among candidates [batch, key], bool [batch, head, 1, key]: by column or last row of a
+    map, after the mean over who shares a ranking.
     """
     values = seen.sum(-2) if rule.decide == "columns" else seen[:, :, -1]
     heads = values.shape[1]
     groups = {"head": heads, "kv_head": kv_heads, "layer": 1}[rule.scope]
     values = values.unflatten(1, (groups, heads // groups)).mean(2).repeat_interleave(heads // groups, 1)
+    candidates = torch.ones_like(values[:, 0], dtype=torch.bool) if candidates is None else candidates
+    values = values.masked_fill(~candidates[:, None], -torch.inf)
     order = values.sort(dim=-1, descending=True, stable=True).indices[..., : rule.k]
-    return torch.zeros(values.shape, dtype=torch.bool).scatter(-1, order, True)[:, :, None]
+    return (torch.zeros(values.shape, dtype=torch.bool).scatter(-1, order, True) & candidates[:, None])[:, :, None]
 
 
-def replay(model, canvases, rule):
+def among(where, tokens, mask_id, prompt_length):
+    """Positions of a group, or with given numbers, bool [batch, position]."""
+    place = torch.arange(tokens.shape[1]).expand_as(tokens)
+    groups = {
+        "masked": tokens == (-1 if mask_id is None else mask_id),
+        "prompt": place < prompt_length,
+        None: place >= 0,
+    }
+    groups |= {"unmasked": ~groups["masked"], "answer": ~groups["prompt"]}
+    if where is None or isinstance(where, str):
+        return groups[where]
+    return torch.isin(place, torch.tensor(where))
+
+
+def replay(model, canvases, rule, prompt_length=0):
     """`Maps` of every step of a run whose canvases are known; behind a causal model's cache old queries keep what they
     lost then.
     """
@@ -65,19 +81,24 @@ def replay(model, canvases, rule):
     network.set_attn_implementation("dense_maps")
     steps, lost = [], {}
     for tokens in canvases:
-        maps, before = Maps(), steps[-1] if steps else None
+        maps, before, step = Maps(), steps[-1] if steps else None, len(steps)
+        keys, asking = (among(one, tokens, model.card.mask_id, prompt_length) for one in (rule.keys, rule.queries))
 
         def clean(layer, scores, maps=maps):
             maps.clean[layer] = torch.softmax(scores, -1)
             return maps.clean[layer]
 
-        def hiding(layer, scores, maps=maps, before=before):
+        def hiding(layer, scores, maps=maps, before=before, step=step, keys=keys, asking=asking):
             maps.local[layer] = torch.softmax(scores, -1)
             fresh = torch.zeros(scores.shape, dtype=torch.bool)
             source = before if rule.observe == "previous" else maps
-            if source is not None:
+            in_force = all(one in (which or {one}) for one, which in ((layer, rule.layers), (step, rule.steps)))
+            if source is not None and in_force:
                 measured = "local" if rule.observe == "current" and rule.measured == "hidden" else rule.measured
-                found = top(getattr(source, measured)[layer], rule, model.card.kv_heads)
+                seen = getattr(source, measured)[layer]
+                found = top(seen, rule, model.card.kv_heads, keys[:, : seen.shape[-1]])
+                heads = [rule.heads is None or (layer, head) in rule.heads for head in range(scores.shape[1])]
+                found = found & torch.tensor(heads)[:, None, None] & asking[:, None, :, None]
                 fresh |= torch.nn.functional.pad(found, (0, scores.shape[-1] - found.shape[-1]))
             old = lost.get(layer)
             if model.family.causal and old is not None:

@@ -13,8 +13,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
-    BertConfig,
-    BertForMaskedLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
@@ -24,7 +22,7 @@ from transformers import (
 import sinkscope
 from sinkscope.attention import foreign, query_heads, subscribed
 from sinkscope.errors import AttentionError, CallError
-from sinkscope.interventions import HidePositions, HideTopSinks, KeepWindow, RandomKeys
+from sinkscope.interventions import HidePositions, HideTopSinks, RandomKeys
 
 TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 IDS = torch.randint(5, 50, (2, 7), generator=torch.Generator().manual_seed(0))
@@ -112,29 +110,6 @@ def test_behind_a_window_the_step_before_hides_only_what_is_still_held():
     assert running.effect.keys_per_head == 2
 
 
-def test_running_sums_go_over_all_tokens_behind_a_window():
-    """The column rule ranks sums since the start; of the sliding layers only keys that are held can be chosen."""
-    seen, _ = written(gemma(), HideTopSinks(1))
-    for layer in range(3):
-        total = torch.zeros(2, 4, 0)
-        for step in range(3):
-            columns = seen.columns[step][layer]
-            fresh = (columns.sums if columns.local is None else columns.local)[:, :, 0]
-            total = torch.nn.functional.pad(total, (0, fresh.shape[-1] - total.shape[-1])) + fresh
-            held = total.clone()
-            held[..., : seen.calls[step + 1][layer].first_key] = -1
-            found = seen.hidden(step + 1, layer).nonzero()[:, 2]
-            assert torch.equal(found, held.argmax(-1).flatten())
-
-
-def test_a_window_rule_behind_a_sliding_window():
-    """Six tokens of the full layer; the sliding ones hold four, of which all are near."""
-    seen, _ = written(gemma(), KeepWindow(0, 6))
-    for step in (1, 2, 3):
-        assert seen.hidden(step, 1).nonzero()[:, 2].unique().tolist() == list(range(step + 1))
-        assert not seen.hidden(step, 0).any() and not seen.hidden(step, 2).any()
-
-
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
@@ -197,24 +172,6 @@ def test_a_foreign_network_remembers_the_step_before_and_draws():
         assert running.effect.steps.tolist() == [[[1] * 3] * 2] * 2
 
 
-def test_a_clean_look_at_a_foreign_network_is_refused():
-    network, rule = Foreign().eval(), HideTopSinks(1, measured="clean")
-    message = "expected a transformers model for an extra forward call without hiding"
-    with foreign(network), pytest.raises(AttentionError, match=message), rule(network), torch.no_grad():
-        network(IDS)
-
-
-def test_heads_of_a_network_that_shows_them_only_as_it_runs_are_refused():
-    network, rule = Foreign().eval(), HideTopSinks(1, heads={(0, 1)}, observe="current")
-    message = "heads: expected a network whose heads are known before it runs; limit the rule by layers="
-    with foreign(network), torch.no_grad():
-        with pytest.raises(CallError, match=message), rule(network):
-            network(IDS)
-        with HideTopSinks(1, layers=(0,), observe="current")(network) as running:
-            network(IDS)
-    assert running.effect.removed_share > 0
-
-
 def bart(decoder_layers=1):
     torch.manual_seed(0)
     shape = {
@@ -245,17 +202,6 @@ def test_the_heads_of_a_layer_are_known_before_it_runs(make):
         HidePositions((0,), heads={(1, 4)})(network),
     ):
         pass
-
-
-def test_heads_are_hidden_from_behind_a_sliding_window():
-    seen, running = written(gemma(), HideTopSinks(1, observe="current", decide="last_row", heads={(0, 3), (1, 2)}))
-    assert (running.effect.hidden.sum((0, 1)) > 0).tolist() == [False, False, True, True]
-    for step in (1, 2, 3):
-        for layer, heads in ((0, [3]), (1, [2])):
-            best = newest_row(seen.calls[step][layer]).argmax(-1)[:, heads]
-            assert seen.hidden(step, layer).nonzero()[:, 1:].tolist() == [
-                [heads[0], one] for one in best.flatten().tolist()
-            ]
 
 
 def test_of_an_encoder_and_a_decoder_each_has_steps_and_prompts_of_its_own():
@@ -297,31 +243,16 @@ def test_layers_of_a_decoder_are_those_of_its_trace(rule, tmp_path):
         assert lost[stack, stack].any(axis=(1, 2)).tolist() == [False, True]
 
 
-@pytest.mark.parametrize(
-    ("where", "message"),
-    [
-        ({"layers": (2,)}, r"the model has the layers 0…1, found 2"),
-        ({"heads": {(2, 0)}}, r"the model has the layers 0…1, found 2"),
-    ],
-)
-def test_a_layer_that_no_stack_has_is_refused(where, message):
-    """The decoder has two layers with four attention modules."""
-    with pytest.raises(CallError, match=message), HidePositions((0,), **where)(bart(decoder_layers=2)):
-        pass
-
-
 def test_cross_attention_of_as_many_keys_as_tokens_is_refused():
-    network, message = bart(), r"encoder_attn to attend to the 7 tokens .* found 7 keys of another stack"
+    network, message = bart(), r"encoder_attn attends to 7 keys of another stack, not to the 7 tokens"
     with pytest.raises(AttentionError, match=message), HidePositions((0,))(network), torch.no_grad():
         network(input_ids=IDS, decoder_input_ids=IDS)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("how", ["mask for each query", "embeddings", "encoder"])
+@pytest.mark.parametrize("how", ["mask for each query", "embeddings"])
 def test_an_unhidden_pass_needs_a_call_that_tokens_and_padding_describe(how):
-    bert = BertConfig(vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=16)
-    gpt2 = GPT2Config(vocab_size=50, n_positions=32, n_embd=24, n_layer=2, n_head=3, **TOKENS)
-    network = BertForMaskedLM(bert).eval() if how == "encoder" else GPT2LMHeadModel(gpt2).eval()
+    network = gpt2()
     given = {"attention_mask": torch.ones(2, 1, 7, 7, dtype=torch.bool)} if how == "mask for each query" else {}
     tokens = {"inputs_embeds": network.get_input_embeddings()(IDS)} if how == "embeddings" else {"input_ids": IDS}
     refused = pytest.raises(AttentionError, match=r"for an extra forward call without hiding[,;] found")
@@ -333,12 +264,8 @@ def test_an_unhidden_pass_needs_a_call_that_tokens_and_padding_describe(how):
 @pytest.mark.parametrize("observe", ["previous", "current"])
 def test_a_rule_does_not_decide_by_a_longer_canvas(observe):
     """It would hide nothing, without a word."""
-    network = GPT2LMHeadModel(
-        GPT2Config(vocab_size=50, n_positions=32, n_embd=24, n_layer=2, n_head=3, **TOKENS)
-    ).eval()
-    refused = pytest.raises(
-        CallError, match=r"no shorter than in the step before, by which HideTopSinks decides, found 4 tokens behind 7"
-    )
+    network = gpt2()
+    refused = pytest.raises(CallError, match="no shorter canvas than then, found 4 tokens behind 7")
     with refused if observe == "previous" else nullcontext(), HideTopSinks(1, observe=observe)(network) as running:
         network(IDS, use_cache=False)
         network(IDS[:, :4], use_cache=False)

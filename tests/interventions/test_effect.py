@@ -55,10 +55,3 @@ def test_the_hit_rate_leaves_out_what_each_query_loses_for_itself(diffusion, que
     alone, plain, both = effects
     assert alone.hit_rate is None and both.hit_rate == plain.hit_rate == 1
     assert (both.ranked == plain.ranked).all() and both.keys_per_head > plain.keys_per_head
-
-
-def test_a_window_has_no_hit_rate_where_a_step_has_one_query(autoregressive, question):
-    with KeepWindow(1, 2)(autoregressive) as running:
-        sinkscope.generate(autoregressive, question, length=4)
-    assert running.effect.hit_rate is None and running.effect.keys_per_head > 1
-    assert np.isnan(running.effect.hit_rate_by_head).all()

@@ -6,17 +6,15 @@ import json
 import pytest
 import torch
 from closeness import assert_close, terms_of
-from safetensors.torch import load_file, save_file
 
 import sinkscope
 from sinkscope.errors import TrainingError
-from sinkscope.lab.canvases import CanvasMix, draw_canvases
+from sinkscope.lab.canvases import draw_canvases
 from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.objectives import mask_canvases, masked_diffusion_loss
 from sinkscope.lab.recipes import ARMS, RECIPES, SHORT, Architecture
-from sinkscope.lab.run_folder import LOG, RECIPE, STATE
+from sinkscope.lab.run_folder import LOG
 from sinkscope.lab.starting_network import build_network
-from sinkscope.lab.training import train
 from sinkscope.lab.vocabulary import build_tokenizer
 from sinkscope.models.folding import fold
 from sinkscope.models.sink_token import VARIANTS
@@ -56,16 +54,6 @@ def test_all_arms_begin_with_the_same_body(name, tokenizer):
     assert all("sink_" in key for key in weights) and (weights or name == "off-by-one")
 
 
-def test_short_canvases_hold_easy_problems_that_fit(tokenizer):
-    for update in range(6):
-        batch = draw_canvases(SHORT, tokenizer, seed=0, update=update)
-        assert batch.tokens.shape[1] in (48, 96) and batch.tokens.numel() == 1536
-        assert bool((batch.answers >= 0).any(-1).all())
-        for row in batch.tokens:
-            text = tokenizer.decode(row, skip_special_tokens=True)
-            assert text.count(" = ") == text.count("Q:") and " * " not in text
-
-
 def test_a_logit_shift_reads_each_prediction_one_place_to_the_left(tokenizer):
     network = build_network(tiny("lab-shifted", start_from=None), tokenizer)
     canvases = draw_canvases(FEW, tokenizer, 0, 0)
@@ -82,17 +70,6 @@ def test_a_logit_shift_reads_each_prediction_one_place_to_the_left(tokenizer):
     )
 
 
-def test_a_shifted_model_is_not_asked_for_the_first_token_of_a_whole_canvas(tokenizer):
-    network = build_network(tiny("lab-shifted", start_from=None), tokenizer)
-    canvases = draw_canvases(FEW, tokenizer, 0, 0)
-    common = {"mask_id": tokenizer.mask_token_id, "whole_canvas_share": 1.0, "shift": True}
-    generator = torch.Generator().manual_seed(2)
-    found = masked_diffusion_loss(network, canvases, **common, generator=generator, first_stays=False)
-    assert torch.equal(
-        found, masked_diffusion_loss(network, canvases, **common, generator=torch.Generator().manual_seed(2))
-    )
-
-
 def test_the_shifted_arms_start_from_the_autoregressive_model(tokenizer):
     given = sinkscope.load("lab-autoregressive").network
     for name in ("lab-shifted", "lab-shifted-token"):
@@ -103,10 +80,7 @@ def test_the_shifted_arms_start_from_the_autoregressive_model(tokenizer):
 
 
 def test_weights_of_another_shape_are_no_start(tokenizer):
-    with pytest.raises(
-        TrainingError,
-        match=r"expected weights of model\.embed_tokens\.weight \(\d+, 24\) to start from, found \(\d+, 192\)",
-    ):
+    with pytest.raises(TrainingError, match=r"the weights of lab-autoregressive are no start for lab-shifted: "):
         build_network(tiny("lab-shifted"), tokenizer)
 
 
@@ -148,27 +122,6 @@ def test_under_autocast_gradients_are_as_near_to_fp32_as_those_of_a_token_in_the
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings(
-    "ignore:The .grad attribute of a Tensor that is not a leaf"
-)  # torch's own, while it compiles
-@pytest.mark.parametrize("variant", ["token", "token-end", "logit", "gate"])
-def test_compiling_changes_no_gradient(variant, tokenizer):
-    network = build_network(tiny(f"lab-sink-{variant}"), tokenizer)
-    canvases = draw_canvases(FEW, tokenizer, 0, 0)
-    found = []
-    for compiled in (False, True):
-        if compiled:
-            network.model.compile(dynamic=False, backend="aot_eager")
-        generator = torch.Generator().manual_seed(2)
-        loss = masked_diffusion_loss(
-            network, canvases, mask_id=tokenizer.mask_token_id, whole_canvas_share=0.0, generator=generator
-        )
-        found.append(torch.autograd.grad(loss, list(network.parameters())))
-    for plain, mine in zip(*found, strict=True):
-        assert_close(mine, plain, terms=3 * terms_of(network, 96) + 1536)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lab-sink-token", "lab-sink-logit", "lab-sink-gate", "lab-sink-token-end"])
 def test_an_arm_trains_into_a_folder_that_loads_and_writes(name, tmp_path, short):
     out = train_checkpoint(tiny(name, canvases=dataclasses.replace(FEW, tokens=768), log_every=1), tmp_path / "model")
@@ -180,44 +133,3 @@ def test_an_arm_trains_into_a_folder_that_loads_and_writes(name, tmp_path, short
     assert sinkscope.generate(model, short, length=8, steps=4, block=8).steps == 4
     if "token" in model.card.sink_token:  # type: ignore
         assert sinkscope.load(str(fold(str(out), tmp_path / "folded"))).card.sink_token.endswith("(folded)")  # type: ignore
-
-
-def test_a_run_resumed_with_another_variant_is_refused(tmp_path):
-    train(tiny("lab-sink-token", updates=2), tmp_path, progress=False)
-    with pytest.raises(
-        TrainingError, match=r"another recipe \(name 'lab-sink-token' → 'lab-sink-gate', sink_token 'token' → 'gate'\)"
-    ):
-        train(tiny("lab-sink-gate", updates=2), tmp_path, progress=False)
-
-
-@pytest.mark.slow
-def test_a_killed_run_with_a_sink_goes_on_to_the_same_weights(tmp_path, monkeypatch):
-    from sinkscope.lab import training
-
-    recipe = tiny("lab-sink-token-2", updates=8, save_every=3, log_every=1)
-    whole = train(recipe, tmp_path / "whole", progress=False)
-
-    def draw_or_stop(mix, tokenizer, seed, update):
-        if update == 7:
-            raise KeyboardInterrupt
-        return draw_canvases(mix, tokenizer, seed, update)
-
-    monkeypatch.setattr(training, "draw_canvases", draw_or_stop)
-    with pytest.raises(KeyboardInterrupt):
-        train(recipe, tmp_path / "cut", progress=False)
-    monkeypatch.undo()
-    resumed = train(recipe, tmp_path / "cut", progress=False)
-    for (name, mine), (_, theirs) in zip(resumed.named_parameters(), whole.named_parameters(), strict=True):
-        assert torch.equal(mine, theirs), name
-
-
-def test_a_folder_of_an_earlier_version_is_gone_on_with(tmp_path):
-    recipe = dataclasses.replace(tiny("lab-sink-none", updates=2), canvases=CanvasMix(192, (48,), (1.0,)))
-    train(recipe, tmp_path, progress=False)
-    stored = json.loads((tmp_path / RECIPE).read_text())
-    for key in ("sink_token", "start_from", "data", "checksum"):
-        del stored[key]
-    del stored["canvases"]["templates"]
-    (tmp_path / RECIPE).write_text(json.dumps(stored))
-    save_file(load_file(tmp_path / STATE), tmp_path / STATE, {"update": "2"})
-    train(recipe, tmp_path, progress=False)

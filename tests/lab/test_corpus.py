@@ -8,12 +8,9 @@ import torch
 import torch.nn.functional as F
 from closeness import assert_close, terms_of
 
-import sinkscope
-from sinkscope.commands.train import Train
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab import training
 from sinkscope.lab.canvases import PROMPT, Canvases, CanvasMix
-from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.corpus import LongText, draw_windows, make_corpus, open_corpus
 from sinkscope.lab.objectives import mask_canvases, masked_diffusion_loss
 from sinkscope.lab.recipes import RECIPES, Architecture
@@ -84,32 +81,19 @@ def test_windows_are_stretches_of_the_text_and_a_function_of_seed_and_update(fol
 
 
 def test_what_is_no_corpus_or_was_changed_is_refused(folder, tmp_path):
-    with pytest.raises(
-        CallError, match=r"corpus\.json: cannot be read .*; expected a corpus, a folder with corpus\.json"
-    ):
+    with pytest.raises(CallError, match=r"corpus\.json: cannot be read .*; expected a corpus, a folder with"):
         open_corpus(tmp_path)
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for path in [*folder.glob("*.bin"), folder / "corpus.json"]:
-        (copy / path.name).write_bytes(path.read_bytes())
-    with pytest.raises(TrainingError, match=r"tokenizer/tokenizer\.json"):
-        open_corpus(copy)
-    shutil.copytree(folder / "tokenizer", copy / "tokenizer")
-    open_corpus(copy)
-    settings = copy / "tokenizer/tokenizer_config.json"
-    settings.write_text(settings.read_text().replace("mask", "musk"))
-    with pytest.raises(
-        TrainingError, match=r"tokenizer_config\.json: expected the bytes whose sha256 corpus\.json gives, found others"
-    ):
-        open_corpus(copy)
-    shutil.copy(folder / "tokenizer/tokenizer_config.json", settings)
-    changed = bytearray((copy / "train.bin").read_bytes())
-    changed[100] ^= 1
-    (copy / "train.bin").write_bytes(changed)
-    with pytest.raises(
-        TrainingError, match=r"train\.bin: expected the bytes whose sha256 corpus\.json gives, found others"
-    ):
-        open_corpus(copy)
+    for name in ("train.bin", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json"):
+        copy = tmp_path / name.replace("/", "-")
+        shutil.copytree(folder, copy)
+        changed = bytearray((copy / name).read_bytes())
+        changed[100] ^= 1
+        (copy / name).write_bytes(changed)
+        with pytest.raises(TrainingError, match=f"{name}: expected the bytes whose sha256 corpus.json gives"):
+            open_corpus(copy)
+        (copy / name).unlink()
+        with pytest.raises(TrainingError, match=name):
+            open_corpus(copy)
 
 
 def test_a_corpus_that_cannot_be_made_or_drawn_from_is_refused(folder, tmp_path):
@@ -119,12 +103,6 @@ def test_a_corpus_that_cannot_be_made_or_drawn_from_is_refused(folder, tmp_path)
         make_corpus([LongText("a", BOOK), LongText("b", BOOK, True)], folder)
     with pytest.raises(CallError, match=r"'a': expected text without special tokens, found '<\|mask\|>'; take it"):
         make_corpus([LongText("a", BOOK + "<|mask|>"), LongText("b", BOOK, True)], tmp_path / "a")
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(CallError, match="expected a folder, found a file on the way"):
-        make_corpus(
-            [LongText("a", BOOK), LongText("b", BOOK, True)], tmp_path / "file" / "a", vocabulary=400, progress=False
-        )
-    assert [*tmp_path.iterdir()] == [tmp_path / "file"]
     with pytest.raises(TrainingError, match=r"expected more than 4096 tokens in each file, found \d+"):
         draw_windows(open_corpus(folder), 4096, 4096, bos_id=None)
 
@@ -132,14 +110,9 @@ def test_a_corpus_that_cannot_be_made_or_drawn_from_is_refused(folder, tmp_path)
 def test_a_recipe_for_text_needs_a_corpus_and_others_refuse_one(folder, tmp_path):
     with pytest.raises(CallError, match="lab-text-diffusion: expected a corpus folder as --data"):
         train(tiny("lab-text-diffusion"), tmp_path / "a")
-    with pytest.raises(
-        CallError, match="lab-diffusion: expected a file of text or nothing as --data, found a corpus folder"
-    ):
-        train(dataclasses.replace(RECIPES["lab-diffusion"], updates=1), tmp_path / "b", texts=open_corpus(folder))
-    with pytest.raises(CallError, match="lab-nulls-diffusion-1: expected no --data, because it draws its own canvases"):
-        train(
-            dataclasses.replace(RECIPES["lab-nulls-diffusion-1"], updates=1), tmp_path / "c", texts=open_corpus(folder)
-        )
+    for name, expected in (("lab-diffusion", "a file of text or nothing"), ("lab-nulls-diffusion-1", "nothing")):
+        with pytest.raises(CallError, match=f"{name}: expected {expected} as --data, found corpus sha256"):
+            train(dataclasses.replace(RECIPES[name], updates=1), tmp_path / "b", texts=open_corpus(folder))
 
 
 def test_flat_weights_are_the_plain_mean_over_masked_tokens_and_the_first_token_can_be_masked(folder):
@@ -194,21 +167,3 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_model_with_the_same_snapshot
     train(recipe, tmp_path / "cut", texts=corpus, progress=False)
     for file in (STATE, LOG, *(f"{SNAPSHOTS}/update-{update:06d}.safetensors" for update in (0, 3, 6))):
         assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "cut" / file).read_bytes(), file
-
-
-@pytest.mark.slow
-def test_the_command_trains_on_a_corpus_and_the_model_loads(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(RECIPES, "lab-text-diffusion", tiny("lab-text-diffusion", updates=2))
-    Train(recipe="lab-text-diffusion", out=tmp_path / "model", data=folder).run()
-    model = sinkscope.load(tmp_path / "model")
-    assert (
-        model.network.config.tie_word_embeddings
-        and model.network.lm_head.weight is model.network.model.embed_tokens.weight
-    )
-    answer = sinkscope.generate(model, "Chapter 7: the whale", length=8, steps=8, block=8)
-    assert (
-        len(answer.tokens) > 8
-        and json.loads((tmp_path / "model/recipe.json").read_text())["data"] == open_corpus(folder).fingerprint
-    )
-    with pytest.raises(TrainingError, match="holds a run of another recipe"):
-        train_checkpoint(tiny("lab-text-diffusion", updates=3), tmp_path / "model", texts=open_corpus(folder))

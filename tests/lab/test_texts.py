@@ -1,5 +1,4 @@
 import dataclasses
-import gzip
 import json
 import re
 
@@ -7,15 +6,12 @@ import pytest
 import torch
 
 import sinkscope
-from sinkscope.commands.train import Train
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import PROMPT, CanvasMix
 from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.recipes import RECIPES, Architecture
 from sinkscope.lab.run_folder import RECIPE
 from sinkscope.lab.texts import Document, TextCanvases, read_texts, train_tokenizer
-from sinkscope.lab.training import train
-from sinkscope.lab.vocabulary import build_tokenizer
 
 SMALL = Architecture(layers=2, hidden_size=24, heads=3, kv_heads=3, intermediate_size=40, max_positions=96)
 MIX = CanvasMix(tokens=192, lengths=(32, 48), weights=(0.5, 0.5))
@@ -50,10 +46,10 @@ def test_json_lines_have_texts_or_prompts_with_answers(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", '{"prompt": "x"}\n', r"a\.jsonl, line 1: expected one of"),
-        ("a.jsonl", '\n{"text": "x", "prompt": "y", "answer": "z"}', "line 2: expected one of .*, found"),
+        ("a.jsonl", '{"prompt": "x"}\n', r"a\.jsonl, line 1: expected .*, found"),
+        ("a.jsonl", '\n{"text": "x", "prompt": "y", "answer": "z"}', "line 2: expected .*, found"),
         ("a.jsonl", '\n{"text": "x"}\nnonsense', r"line 3: expected JSON"),
-        ("a.json", '[{"text": "x"}]', r"expected plain text or JSON lines; .* into a file whose name ends in \.jsonl"),
+        ("a.json", '[{"text": "x"}]', "expected plain text, or JSON lines in a file"),
         ("a.txt", " \n\n ", "expected text to train on, found none"),
         ("a.txt", b"\xff\xfe\x00", "cannot be read"),
     ],
@@ -106,21 +102,6 @@ def test_every_twentieth_document_is_held_out(poem):
     )
 
 
-def test_a_long_text_is_seen_from_anywhere():
-    from sinkscope.lab.texts import Texts
-
-    texts = Texts("long", (Document("", " ".join(map(str, range(1000)))),))
-    tokenizer = train_tokenizer(texts, vocabulary=270)
-    source = TextCanvases(texts, tokenizer, CanvasMix(tokens=64, lengths=(32,), weights=(1.0,)))
-    begins = {tokenizer.decode(row[1:6]) for update in range(20) for row in source.draw(0, update).tokens}
-    assert len(begins) > 30
-
-
-def test_a_tokenizer_that_does_not_know_the_text_is_refused(poem):
-    with pytest.raises(TrainingError, match=r"poem\.txt .*: expected words of the tokenizer, .* in 'Über 1 grüne"):
-        TextCanvases(read_texts(poem), build_tokenizer(), MIX)
-
-
 @pytest.mark.parametrize("special", ["<|mask|>", "<|eos|>", "<|bos|>"])
 def test_tokens_that_mean_something_to_a_training_are_refused_in_a_text(special):
     from sinkscope.lab.texts import Texts
@@ -129,19 +110,9 @@ def test_tokens_that_mean_something_to_a_training_are_refused_in_a_text(special)
         "odd", tuple(Document("", f"line {number} {special if number == 7 else ''} ends") for number in range(30))
     )
     with pytest.raises(
-        TrainingError,
-        match=rf"odd: expected words of the tokenizer, without special tokens, found '{re.escape(special)}' in 'line 7",
+        TrainingError, match=rf"odd: expected no special token, found '{re.escape(special)}' in 'line 7"
     ):
         TextCanvases(texts, train_tokenizer(texts, vocabulary=270), MIX)
-
-
-def test_json_lines_may_be_packed(tmp_path):
-    rows = "".join(json.dumps({"text": f"line {number}"}) + "\n" for number in range(3))
-    (tmp_path / "a.jsonl").write_text(rows)
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
-    plain, packed = (read_texts(tmp_path / name) for name in ("a.jsonl", "a.jsonl.gz"))
-    assert plain.documents == packed.documents and len(plain.documents) == 3
-    assert plain.fingerprint.split()[1] == packed.fingerprint.split()[1]
 
 
 @pytest.mark.slow
@@ -152,23 +123,6 @@ def test_a_recipe_trains_on_the_users_text(poem, tmp_path):
     written = sinkscope.generate(model, "Über 3", length=8, steps=4, block=8)
     assert model.decode(written.tokens[: written.prompt_length]) == "Über 3"
     assert json.loads((out / RECIPE).read_text())["data"] == read_texts(poem).fingerprint
-
-
-def test_a_run_on_other_text_is_refused(poem, tmp_path):
-    train(dataclasses.replace(TINY, updates=1), tmp_path / "run", texts=read_texts(poem), progress=False)
-    with pytest.raises(TrainingError, match=r"data 'poem\.txt sha256:\w+' → None"):
-        train(dataclasses.replace(TINY, updates=1), tmp_path / "run", progress=False)
-
-
-@pytest.mark.slow
-def test_the_command_takes_data_and_a_variant(poem, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(RECIPES, "lab-diffusion", dataclasses.replace(TINY, name="lab-diffusion", sink_token="none"))
-    Train(recipe="lab-diffusion", out=tmp_path / "model", updates=2, data=poem, sink_token="token-zero-value").run()
-    said = capsys.readouterr()
-    assert said.out.strip() == str(tmp_path / "model") and "shards" not in said.err
-    assert sinkscope.load(str(tmp_path / "model")).card.sink_token == "token-zero-value"
-    with pytest.raises(CallError, match="no variant 'tokens'"):
-        Train(recipe="lab-diffusion", out=tmp_path / "other", sink_token="tokens").run()
 
 
 def test_a_text_without_spaces_is_cut_for_its_tokenizer(tmp_path):

@@ -43,9 +43,7 @@ class RandomControl(SinkRule, ABC):
     seed: int = 0
 
     def random_ranks(self, context: RuleContext, ranking: Ranking, top: Tensor, most: int | None = None) -> Tensor:
-        """Return the keys outside ``top`` in random order, sinks by Eq. 3 last: int64 [batch, group, key], exact below
-        ``most``.
-        """
+        """Return the keys outside ``top`` in random order, sinks by Eq. 3 last: int64 [batch, group, key]."""
         drawn = context.draw(self.seed, top.shape[1])
         return rank_of(drawn + (~ranking.sinks).float(), ranking.candidates & ~top, most)
 
@@ -54,8 +52,7 @@ class RandomControl(SinkRule, ABC):
 class RandomKeys(RandomControl):
     """Control: where `HideTopSinks` hides k sinks, hides as many random keys, drawn anew in every layer, head and step.
 
-    Drawn from the visible keys that are no sinks; where there are not enough of those, also from sinks outside the top
-    k.
+    Drawn from the visible keys that are no sinks; where those are too few, also from sinks outside the top k.
     """
 
     rule = "random:K"
@@ -69,13 +66,11 @@ class RandomKeys(RandomControl):
 class MassMatchedKeys(RandomControl):
     """Control: hides random keys until they hold as much attention as the k sinks do, in the step that loses it.
 
-    The sinks are chosen by the step the rule goes by. What they and the random keys hold is measured in the running
-    step, before anything is hidden, which costs a second sweep. Measured in the step before, a key chosen for what it
-    held then would count for more than it takes away (five times, in the lab's autoregressive model with
-    ``decide="last_row"``).
-
-    Keys are taken in random order, the last one only where it brings the sum nearer. Limit: where the other keys hold
-    less than the sinks do, all of them are hidden and the match fails; `Effect.removed_share` shows it.
+    The sinks are chosen by the step the rule goes by; what keys hold is measured in the running step, before anything
+    is hidden, which costs a second sweep. (Measured in the step before, a key chosen for what it held then counts for
+    up to five times what it takes away.) Keys are taken in random order, the last one only where it brings the sum
+    nearer. Limit: where the other keys hold less than the sinks do, all of them are hidden and the match fails;
+    `Effect.removed_share` shows it.
     """
 
     rule = "mass:K"
@@ -96,18 +91,14 @@ class MassMatchedKeys(RandomControl):
 
 @dataclass(frozen=True)
 class RowMatchedKeys(RandomControl):
-    """Control: hides random keys that hold as much attention as the k sinks do, of the queries from which a token is
-    read.
+    """Control: hides random keys that hold as much attention as the k sinks do, of the queries that write.
 
     These are the queries from whose outputs a token may be committed in this step (`RuleContext.committing`), or the
-    ones that ``queries`` names. `MassMatchedKeys` matches over all queries, most of which write nothing. The sinks are
-    chosen by the step the rule goes by; what they and the random keys hold is measured in the running step, before
-    anything is hidden in the layer, which costs a second sweep.
-
-    Keys that hold no more than the sinks are taken in random order, sinks by Eq. 3 last, as long as the sum stays below
-    what the sinks hold; then the one key that brings it nearest. Limits: the sum goes over all queries that may be
-    committed, since which of them will be is known only after the step. Where the other keys hold less than the sinks
-    do, all of them are hidden and the match fails; `Effect.removed_share_committed` shows both.
+    ones that ``queries`` names; `MassMatchedKeys` matches over all queries. It is measured as there. Keys that hold no
+    more than the sinks are taken in random order, sinks by Eq. 3 last, as long as the sum stays below what the sinks
+    hold; then the one key that brings it nearest. Limits: which of the queries will be committed is known only after
+    the step, and where the other keys hold less than the sinks do, all of them are hidden;
+    `Effect.removed_share_committed` shows both.
     """
 
     rule = "rowmass:K"
@@ -118,18 +109,13 @@ class RowMatchedKeys(RandomControl):
 
     def choose(self, context: RuleContext) -> Tensor | None:
         if self.queries is None and context.committing is None:
-            raise CallError(
-                "rowmass: expected a step in which tokens are committed, as in sinkscope.generate, found a forward "
-                "call that commits none; name the queries with queries="
-            )
+            raise CallError("rowmass: this forward call commits no tokens; name the queries with queries=")
         return super().choose(context)
 
     def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
-        rows = (
-            context.committing
-            if self.queries is None
-            else context.among(self.queries)[:, -context.call.query.shape[2] :]
-        )
+        rows = context.committing
+        if self.queries is not None:
+            rows = context.among(self.queries)[:, -context.call.query.shape[2] :]
         assert rows is not None
         held = pool(context.received_from(rows), self.scope, context.call.key.shape[1])
         ranks = self.random_ranks(context, ranking, top)
@@ -149,20 +135,17 @@ class RowMatchedKeys(RandomControl):
 class PersistentRandomKeys(RandomControl):
     """Control: hides one random key for each of the k sinks, the same one as long as that sink stays in the top k.
 
-    It is drawn anew only if it becomes a sink itself. So it separates losing a key for long from losing one for a
-    single step.
+    It is drawn anew only if it becomes a sink itself. So losing a key for long is told from losing one for a step.
     """
 
     rule = "persistent:K"
 
     def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
         free = ranking.candidates & ~top & ~ranking.sinks
+        # sink position → its key, −1 for none
         stand_in = context.memory.get("stand_in", torch.zeros(*top.shape[:2], 0, dtype=torch.long, device=top.device))
-        stand_in = pad(
-            stand_in, (0, top.shape[-1] - stand_in.shape[-1]), value=-1
-        )  # sink position → its key, −1 for none
-        kept = top & (stand_in >= 0)
-        kept = kept & free.gather(-1, stand_in.clamp(min=0))
+        stand_in = pad(stand_in, (0, top.shape[-1] - stand_in.shape[-1]), value=-1)
+        kept = top & (stand_in >= 0) & free.gather(-1, stand_in.clamp(min=0))
         stand_in = stand_in.masked_fill(~kept, -1)
         taken = _marked(stand_in)
         needy = top & ~kept

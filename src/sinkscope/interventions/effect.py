@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from sinkscope.counts import counted
-from sinkscope.errors import CallError
 from sinkscope.notebook_card import MOST_ROWS, card
 
 
@@ -53,9 +52,7 @@ class Effect:
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of the hidden keys that were in the current top K; None where none was hidden, or each query lost its
-        own.
-        """
+        """Share of the hidden keys that were in the current top K; None where none is ranked."""
         return _share(self.hits.sum(), self.ranked.sum()) if self.ranked.sum() else None
 
     @property
@@ -76,12 +73,9 @@ class Effect:
     def _repr_html_(self) -> str:
         """Return a summary for notebooks, with the heads that lost most."""
         steps, share, hits = self.steps.sum(0), self.removed_share_by_head, self.hit_rate_by_head
-        order = [
-            divmod(int(at), share.shape[1])
-            for at in np.argsort(-np.nan_to_num(share, nan=-1), axis=None, kind="stable")
-        ]
-        heads = [(layer, head) for layer, head in order if steps[layer, head]]
-        rows = []
+        order = np.argsort(-np.nan_to_num(share, nan=-1), axis=None, kind="stable")
+        places = [divmod(int(at), share.shape[1]) for at in order]
+        heads, rows = [place for place in places if steps[place]], []
         for layer, head in heads[:MOST_ROWS]:
             hit = None if np.isnan(hits[layer, head]) else f"{hits[layer, head]:.1%}"
             rows.append((layer, head, f"{share[layer, head]:.1%}", hit))
@@ -93,31 +87,21 @@ class Effect:
             "of them still largest": None if hit_rate is None else f"{hit_rate:.1%}",
         }
         columns = ("layer", "head", "attention removed", "still largest")
-        return card(
-            f"Effect of hiding on {counted(len(self.steps), 'prompt')}", facts, columns, rows, len(heads) - len(rows)
-        )
+        title = f"Effect of hiding on {counted(len(self.steps), 'prompt')}"
+        return card(title, facts, columns, rows, len(heads) - len(rows))
 
     def of(self, prompt: int) -> "Effect":
-        """Return the effect on one prompt; prompts are counted from the first that was written inside the context.
-
-        Raises:
-            CallError: no such prompt.
-        """
-        count = len(self.steps)
-        if not -count <= prompt < count:
-            raise CallError(f"prompt: expected one of {count} that were written while a rule hid keys, found {prompt}")
-        one = slice(prompt, prompt + 1) if prompt >= 0 else slice(prompt, prompt + 1 or None)
-        return Effect(*(values[one] for values in vars(self).values()))
+        """Return the effect on one prompt; prompts are counted from the first that was written inside the context."""
+        return Effect(*(values[prompt][None] for values in vars(self).values()))
 
     def sentence(self, rule: str) -> str:
         """Return the effect of a rule in words."""
         rows = self.removed_share_committed
         committed = "" if rows is None else f" ({rows:.1%} at the positions being committed)"
-        hits = (
-            "" if self.hit_rate is None else f"; {self.hit_rate:.0%} of the hidden keys were still in the current top K"
-        )
         keys = f"{self.keys_per_head:.3g} keys per head and step"
-        return f"{rule} took away {self.removed_share:.1%} of the attention{committed}, {keys}{hits}"
+        told = f"{rule} took away {self.removed_share:.1%} of the attention{committed}, {keys}"
+        rate = self.hit_rate
+        return told if rate is None else f"{told}; {rate:.0%} of the hidden keys were still in the current top K"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for manifests and results."""
@@ -134,9 +118,7 @@ def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 
 class Tally:
-    """Sums of an `Effect` while they grow, on the device. A step's values are added all layers at once, as each
-    addition costs a launch.
-    """
+    """Sums of an `Effect` while they grow, on the device; a step adds all layers at once, as each addition launches."""
 
     def __init__(self, prompts: int) -> None:
         self._prompts = prompts
@@ -144,9 +126,7 @@ class Tally:
         self._waiting: dict[tuple[Any, ...], list[tuple[int, Tensor, Tensor]]] = {}
 
     def add(self, layer: int, prompts: Tensor, **values: Tensor) -> None:
-        """Add values [row, head] of one layer; ``prompts``, int64 [row] on the same device, says which prompt each row
-        writes.
-        """
+        """Add values [row, head] of one layer; ``prompts``, int64 [row], are the numbers of the rows' prompts."""
         for name, found in values.items():
             alike = self._waiting.setdefault((name, found.shape, found.dtype, found.device), [])
             if any(layer == known for known, _, _ in alike) or (alike and alike[0][1] is not prompts):
@@ -177,14 +157,11 @@ class Tally:
 
 
 def joined(effects: Sequence[Effect], layers: int, heads: int) -> Effect:
-    """Return the effects of several generations as one, their prompts one after the other."""
+    """Return the effects of several generations as one, with zeros for layers and heads that were first seen later."""
+
+    def widened(values: np.ndarray) -> np.ndarray:
+        return np.pad(values, [(0, 0), (0, layers - values.shape[1]), (0, heads - values.shape[2])])
+
     every = [Tally(0).effect(layers, heads), *effects]
     kinds = zip(*(vars(one).values() for one in every), strict=True)
-    return Effect(*(np.concatenate([_widened(one, layers, heads) for one in kind]) for kind in kinds))
-
-
-def _widened(values: np.ndarray, layers: int, heads: int) -> np.ndarray:
-    """Return values [prompt, layer, head] with zeros for layers and heads that were first seen later."""
-    return np.pad(
-        values, [(0, 0), *((0, size - found) for size, found in zip((layers, heads), values.shape[1:], strict=False))]
-    )
+    return Effect(*(np.concatenate([widened(one) for one in kind]) for kind in kinds))

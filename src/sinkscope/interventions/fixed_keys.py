@@ -16,8 +16,6 @@ from sinkscope.interventions.top_sinks import HideTopSinks
 class HidePositions(Intervention):
     """Hides fixed positions of the canvas from the first step on, whatever attention they receive.
 
-    ``HidePositions(range(n))`` drops the oldest n tokens and leaves the others where they are.
-
     Attributes:
         positions: from 0, left padding not counted; those beyond the canvas are not there yet.
     """
@@ -39,16 +37,12 @@ class HidePositions(Intervention):
 
 
 def drop_past(count: int, *, keep_first: int = 0, hide_future_sinks: int = 0) -> Composed:
-    """Return a rule that drops the oldest tokens, and if asked the sinks in the future too (paper 1, §5.3, long
-    context).
-
-    Dropped tokens keep their places: nobody sees them, and the others are not numbered anew.
+    """Return a rule that drops the oldest tokens, which keep their places (paper 1, §5.3, long context).
 
     Args:
         count: how many of the oldest tokens go, the first included.
         keep_first: how many of the very first stay all the same (an autoregressive model's sinks).
-        hide_future_sinks: how many of the top sinks among the masked positions of a diffusion model go too; an
-            autoregressive model has none.
+        hide_future_sinks: how many of the top sinks among the masked positions of a diffusion model go too.
 
     Raises:
         CallError: numbers below 0, or more first tokens kept than dropped.

@@ -31,9 +31,7 @@ from sinkscope.models import Model
 
 
 class _Chosen(NamedTuple):
-    """What a rule has chosen in a layer: keys [1 or batch, 1 or head, 1 or query, key], and whether each query loses
-    its own.
-    """
+    """What a rule has chosen in a layer: keys [1 or batch, 1 or head, 1 or query, key], maybe other ones by query."""
 
     rule: Rule
     keys: Tensor
@@ -88,19 +86,16 @@ class Hiding(Hider):
         return self._attention.asked_previous
 
     def attach(self, session: Session) -> None:
-        """Take note of the network's layers. `hiding` calls it once, with the session to which this is subscribed.
+        """Take note of the network's layers, and check the limits of the rules, once the session is subscribed to.
 
         Raises:
-            CallError: a rule is limited to layers or heads that the model does not have, or to heads of a network that
-                shows its heads only as it runs; or its ``most`` is no number.
+            CallError: a rule is limited to layers or heads that the model does not have, or does not show.
         """
         self.session = session
         for stack in session.stacks:
             self._places[stack.name] = self._layers
             self._layers += len(stack.layers)
         _check_limits(self.parts, session)
-
-    # Events of the session
 
     def begin_generation(self, start: GenerationStart) -> None:
         """Forget the generation before."""
@@ -128,9 +123,7 @@ class Hiding(Hider):
             self._attention.run_unhidden(self.session)
 
     def end_step(self, result: StepResult | None) -> None:
-        """Count what the committed queries lost. Forget the canvas: a layer that is called outside a step belongs to no
-        generation.
-        """
+        """Count what the committed queries lost, and forget the canvas."""
         canvas, self._canvas = self._canvas, None
         if canvas is not None and result is not None and result.readers is not None and self._tally is not None:
             for place, (in_force, lost) in self._in_step.items():
@@ -152,12 +145,12 @@ class Hiding(Hider):
         parts = [
             (at, part)
             for at, part in enumerate(self.parts)
-            if _allowed_in(part, call, layer) and _allowed(part.steps, self._step)
+            if _allowed_in(part, call, layer) and (part.steps is None or self._step in part.steps)
         ]
         if parts and (call.crossing or call.keys != canvas.width):
             raise AttentionError(
-                f"expected {call.name} to attend to the {canvas.width} tokens of the canvas, found {call.keys} keys"
-                f"{' of another stack' if call.crossing else ''}; limit the rule by layers= to other layers"
+                f"{call.name} attends to {call.keys} keys{' of another stack' if call.crossing else ''}, not to the "
+                f"{canvas.width} tokens of the canvas; limit the rule by layers= to other layers"
             )
         found, chosen = [], []
         assert self._draws is not None
@@ -228,32 +221,24 @@ class Hiding(Hider):
             self._head_masks[name] = upload(mask, device)
         return self._head_masks[name]
 
-    def _in_force(self, chosen: Sequence[_Chosen], call: LayerCall) -> Tensor | None:
-        """Return the heads of a layer in which any of some rules is in force, float [head]; None for all heads."""
-        masks = [self._heads_of(one.rule, call) for one in chosen]
-        limited = [mask for mask in masks if mask is not None]
-        return torch.stack(limited).any(0).float() if len(limited) == len(masks) else None
-
     def _counted(self, canvas: StepCanvas, call: LayerCall, chosen: Sequence[_Chosen]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the heads in which rules are in force, float [head], and the queries and steps to count, float [row,
-        head].
+        """Return the heads in which any rule is in force, float [head], and queries and steps, float [row, head].
 
         Layers in which rules are in force in all heads share them.
         """
-        membership, heads, device = call.membership, call.query.shape[1], call.key.device
+        heads, device = call.query.shape[1], call.key.device
 
         def counted(in_force: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             queries = canvas.recorded(_queries(call).sum(-1))[:, None]
             steps = in_force.expand(len(queries), -1)
             return in_force, queries * steps, steps
 
-        limited = self._in_force(chosen, call)
-        if limited is not None:
-            return counted(limited)
-        everywhere = partial(torch.ones, heads, device=device, dtype=torch.float32)
-        return canvas.once(("counted", id(membership), heads), lambda: (membership, counted(everywhere())))[1]
-
-    # The effect
+        limited = [mask for mask in (self._heads_of(one.rule, call) for one in chosen) if mask is not None]
+        if len(limited) == len(chosen):
+            return counted(torch.stack(limited).any(0).float())
+        name = ("counted", id(call.membership), heads)  # kept beside, so that no other gets its id
+        ones = partial(torch.ones, heads, device=device, dtype=torch.float32)
+        return canvas.once(name, lambda: (call.membership, counted(ones())))[1]
 
     def _count(self, call: LayerCall) -> Tally:
         self._layers, self._heads = max(self._layers, self._place(call) + 1), max(self._heads, call.query.shape[1])
@@ -274,18 +259,26 @@ class Hiding(Hider):
         self._in_step[self._place(call)] = (in_force, canvas.recorded(lost))
         counts = {"removed": lost.sum(-1)}
         each = any(one.keys.shape[2] > 1 for one in chosen)  # queries lose different keys
-        concern = [
-            None if one.rule.queries is None else _among_queries(canvas, one.rule.queries, call) for one in chosen
-        ]
-        unions = [
-            keys if own is None or not each else keys & own[:, None, :, None]
-            for (_, keys, _), own in zip(chosen, concern, strict=True)
-        ]
-        union = reduce(torch.bitwise_or, unions)
+        limits = [one.rule.queries for one in chosen]
+        concern = [None if where is None else _among_queries(canvas, where, call) for where in limits]
+        union = reduce(
+            torch.bitwise_or,
+            [
+                keys if own is None or not each else keys & own[:, None, :, None]
+                for (_, keys, _), own in zip(chosen, concern, strict=True)
+            ],
+        )
         spared = _spared(union, held, lost)
         if mine := [(part, keys[:, :, 0].expand(-1, heads, -1)) for part, keys, each_query in chosen if not each_query]:
             kept = ~spared.all(-1, keepdim=True)
-            together, top = self._find_top(call, mine, held, local)
+            together = reduce(torch.bitwise_or, [keys for _, keys in mine])
+            taken, top = together.sum(-1, keepdim=True), torch.zeros_like(together)  # among so many largest by its rule
+            bounds = [part.most for part, _ in mine]
+            most = None if None in bounds else sum(bound or 0 for bound in bounds)
+            for part, keys in mine:
+                values, scope = part.criterion(local, self._attention.causal)
+                ranks = spread(rank_of(pool(values, scope, call.key.shape[1]), held[:, None], most), heads)
+                top = top | (keys & (ranks < taken))
             counts["hits"] = (together & top & kept).sum(-1)
             counts["ranked"] = (together & kept).sum(-1)
         hidden = union.float().sum(-1).expand(-1, heads, -1) * ~spared
@@ -298,39 +291,13 @@ class Hiding(Hider):
         recorded = {name: canvas.recorded(values) for name, values in counts.items()}
         self._count(call).add(self._place(call), canvas.prompts(device), **recorded)
 
-    def _find_top(
-        self, call: LayerCall, mine: list[tuple[Rule, Tensor]], held: Tensor, local: Observation
-    ) -> tuple[Tensor, Tensor]:
-        """Return the keys that rules hide together from all queries, and those among the K largest of their rule's
-        criterion.
-
-        K is how many they hide together in a head.
-
-        Args:
-            mine: each rule with its keys, bool [batch, head, key].
-        """
-        together = mine[0][1]
-        for _, keys in mine[1:]:
-            together = together | keys
-        taken, top = together.sum(-1, keepdim=True), torch.zeros_like(together)
-        bounds = [part.most for part, _ in mine]
-        most = None if None in bounds else sum(bound or 0 for bound in bounds)
-        for part, keys in mine:
-            values, scope = part.criterion(local, self._attention.causal)
-            ranks = spread(rank_of(pool(values, scope, call.key.shape[1]), held[:, None], most), call.query.shape[1])
-            top = top | (keys & (ranks < taken))
-        return together, top
-
-
-def _allowed(numbers: Any, number: int) -> bool:
-    return numbers is None or number in numbers
-
 
 def _allowed_in(rule: Rule, call: LayerCall, layer: int) -> bool:
     """Return whether a rule may hide anything in a layer; layers that are counted are those of self-attention."""
     if call.crossing:
         return rule.layers is None and rule.heads is None
-    return _allowed(rule.layers, layer) and (rule.heads is None or any(mine == layer for mine, _ in rule.heads))
+    among = rule.layers is None or layer in rule.layers
+    return among and (rule.heads is None or any(mine == layer for mine, _ in rule.heads))
 
 
 def _among_queries(canvas: StepCanvas, where: str | Collection[int], call: LayerCall) -> Tensor:
@@ -344,8 +311,7 @@ def _held(call: LayerCall, real: Tensor) -> Tensor:
 
 
 def _spared(union: Tensor, held: Tensor, lost: Tensor) -> Tensor:
-    """Return the queries that keep all keys because they would lose the last one, bool [batch, head, 1 or query]; 1 for
-    all queries.
+    """Return the queries that keep all keys because they would lose the last one, bool [batch, head, 1 or query].
 
     Args:
         union: keys that any rule has chosen, bool [1 or batch, 1 or head, 1 or query, key].
@@ -375,14 +341,13 @@ def hiding(model: Model | nn.Module, parts: Sequence[Rule]) -> Iterator[Hiding]:
     running = Hiding(parts, model if isinstance(model, Model) else None)
     if not parts:
         yield running
-        return
-    with subscribed(network, running) as session:
-        running.attach(session)
-        yield running
+    else:
+        with subscribed(network, running) as session:
+            running.attach(session)
+            yield running
 
 
 def _check_limits(rules: Sequence[Rule], session: Session) -> None:
-    """Raise CallError for a rule that is limited to layers or heads that a network does not have, or does not show."""
     numbers = [stack.layer_numbers(alone=len(session.stacks) == 1) for stack in session.stacks]
     longest = max(len(set(stack.values())) for stack in numbers)
     for part in rules if longest else ():  # a foreign network shows its layers only as they run

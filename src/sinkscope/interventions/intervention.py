@@ -5,7 +5,7 @@ import functools
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -46,13 +46,9 @@ class Intervention(ABC):
     """
 
     rule: ClassVar[str] = ""
-    """How the rule is written as text, such as ``top:K``: its word, and a name for each argument; empty for a rule
-    without a text.
-    """
+    """How the rule is written, such as ``top:K``: a word, and a name for each argument; empty for no text."""
     observing: ClassVar[bool] = True
-    """Whether `choose` may ask for attention (`RuleContext.seen`). False saves a sweep in layers and steps where
-    nothing is hidden.
-    """
+    """Whether `choose` may ask for attention (`RuleContext.seen`). False saves a sweep where nothing is hidden."""
     control: ClassVar[bool] = False
     """Whether the rule hides other keys in place of the top K, for comparison; see `controls`."""
     takes_own: ClassVar[bool] = False
@@ -66,7 +62,7 @@ class Intervention(ABC):
     effect: Literal["mask", "zero"] = "mask"
 
     def __post_init__(self) -> None:
-        for name, hint in _hints(type(self)).items():
+        for name, hint in hints_of(type(self)).items():
             value = getattr(self, name)
             if isinstance(value, np.generic):
                 object.__setattr__(self, name, value := value.item())  # so that a rule has one text
@@ -76,9 +72,8 @@ class Intervention(ABC):
                 raise CallError(f"{name}: expected a whole number from 0 upwards, found {value!r}")
         for name in ("layers", "steps", "keys", "queries"):
             value: Any = getattr(self, name)
-            if value is None or (name in ("keys", "queries") and isinstance(value, str) and value in GROUPS):
-                continue
-            object.__setattr__(self, name, positions_of(name, value))
+            if value is not None and not (name in ("keys", "queries") and isinstance(value, str) and value in GROUPS):
+                object.__setattr__(self, name, positions_of(name, value))
         if self.heads is not None:
             heads = tuple(sorted({(int(layer), int(head)) for layer, head in self.heads}))
             if any(min(pair) < 0 or (self.layers and pair[0] not in self.layers) for pair in heads):
@@ -96,9 +91,7 @@ class Intervention(ABC):
 
     @property
     def most(self) -> int | None:
-        """The largest number of keys that a head can lose; None where it is not known beforehand. A smaller number is
-        an error.
-        """
+        """The largest number of keys that a head can lose; None where it is not known beforehand."""
         return None
 
     @property
@@ -113,9 +106,7 @@ class Intervention(ABC):
 
     @property
     def waits(self) -> bool:
-        """Whether the rule needs the step before, and so hides nothing where there is only one step, as in a
-        likelihood.
-        """
+        """Whether the rule needs the step before, so that it hides nothing in a likelihood, which has one step."""
         return False
 
     @property
@@ -124,48 +115,25 @@ class Intervention(ABC):
         return False
 
     def criterion(self, found: Observation, causal: bool) -> tuple[Tensor, Scope]:
-        """Return values [batch, head, key] that rank the keys, and which heads share a ranking; `Effect.hits` counts by
-        it.
-        """
+        """Return values [batch, head, key] that rank the keys for `Effect.hits`, and which heads share a ranking."""
         return (found.last_row if causal else found.columns), "head"
 
-    @classmethod
-    def read_arguments(cls, text: str) -> tuple[Any, ...]:
-        """Return the arguments behind the colon of a rule: one for each positional field, with ``+`` between them.
-
-        Raises:
-            ValueError: the text does not fit.
-        """
-        fields = [field.name for field in dataclasses.fields(cls) if field.init and not field.kw_only]
-        return tuple(_hints(cls)[name](part) for name, part in zip(fields, text.split("+"), strict=True))
-
     def check_reach(self, longest: int) -> None:
-        """Raise an error for a rule that can match nothing on any canvas of a model.
-
-        Args:
-            longest: tokens of the longest canvas.
-
-        Raises:
-            CallError: such a rule.
-        """
+        """Raise CallError for a rule that can match nothing on a canvas of ``longest`` tokens."""
         for name in ("keys", "queries"):
             numbers = getattr(self, name)
             if not isinstance(numbers, str | None) and min(numbers, default=0) >= longest:
                 expected = f"positions from 0 to {longest - 1}, where the longest canvas of the model ends"
                 raise CallError(f"{name}: expected {expected}, found {min(numbers)}")
 
-    @contextmanager
-    def __call__(self, model: Model | nn.Module) -> Iterator[Hiding]:
+    def __call__(self, model: Model | nn.Module) -> AbstractContextManager[Hiding]:
         """Hide while the body runs.
 
         Raises:
             CallError: no model, layers that it does not have, or a rule that can match nothing there.
             AttentionError: the model's attention cannot be changed.
         """
-        if isinstance(model, Model) and not self.idle:
-            self.check_reach(model.card.max_positions)
-        with hiding(model, () if self.idle else (self,)) as running:
-            yield running
+        return Composed((self,))(model)
 
 
 @dataclass(frozen=True)
@@ -210,7 +178,8 @@ def compose(*rules: Intervention | Composed) -> Composed:
 
 
 @functools.cache
-def _hints(kind: type[Intervention]) -> dict[str, Any]:
+def hints_of(kind: type[Intervention]) -> dict[str, Any]:
+    """Return the type of each field of a rule's class."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 

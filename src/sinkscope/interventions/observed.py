@@ -1,6 +1,4 @@
-"""Rules that rank keys by the attention they have received: of which step, measured how, decided by what, ranked by
-which heads.
-"""
+"""Rules that rank keys by the attention they have received."""
 
 from abc import ABC
 from dataclasses import dataclass
@@ -86,10 +84,9 @@ class Observed(Intervention, ABC):
         return Ranking(values, columns, candidates, sinks & known[:, None], known)
 
     def at_stake(self, context: RuleContext) -> Tensor:
-        """Return the attention that hiding each key takes away in the running step, [batch, group, key].
+        """Return the attention that hiding each key takes away in the running step, [batch, group, key]; a sweep more.
 
-        It is the key's column, or its entry in the newest query's row where only that query loses the key. Costs one
-        more sweep.
+        It is the key's column, or its entry in the newest query's row where only that query loses the key.
         """
         found = context.seen("current", self.measured)
         assert found is not None

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, ClassVar, Protocol
+from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,14 +12,11 @@ from torch.nn.functional import pad
 
 from sinkscope.attention import Columns, LayerCall, Session, StepContext, Watcher, upload
 from sinkscope.errors import CallError
-from sinkscope.interventions.ranking import Scope
 from sinkscope.interventions.step_canvas import StepCanvas, TokenClasses
 from sinkscope.sinks.token_classes import CLASSES
 
-OBSERVED = ("previous", "current")
-"""Steps whose attention a rule can ask for."""
-MEASURED = ("local", "hidden", "clean")
-"""Ways in which that attention is measured; see `Observed`."""
+WAYS = tuple(product(("previous", "current"), ("local", "hidden", "clean")))
+"""The step whose attention a rule can ask for, and how it is measured; see `Observed`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +35,8 @@ class Observation:
 
     def widened(self, keys: int) -> "Observation":
         """Return the same with zeros for keys that have been added since."""
-        return Observation(
-            pad(self.columns, (0, keys - self.keys)), pad(self.last_row, (0, keys - self.keys)), self.keys
-        )
+        wide = (0, keys - self.keys)
+        return Observation(pad(self.columns, wide), pad(self.last_row, wide), self.keys)
 
 
 class AttentionMemory:
@@ -68,34 +65,21 @@ class AttentionMemory:
         self._unhidden = watcher.found
 
     def keep(self, call: LayerCall, columns: Columns) -> Observation:
-        """Keep the attention of a layer that has run. Return it as the same queries and keys give it without the
-        hiding.
-        """
-        all_queries = call.groups.index("all")
+        """Keep the attention of a layer that has run; return it as it is without the hiding."""
         local = columns.sums if columns.local is None else columns.local
-        self._before[call.name] = {
-            "local": self._added_up(call, "local", Observation(local[:, :, all_queries], columns.last_row, call.keys)),
-            "hidden": self._added_up(
-                call, "hidden", Observation(columns.sums[:, :, all_queries], columns.last_row_in_force, call.keys)
-            ),
+        found = {
+            "local": self._added_up(call, "local", local, columns.last_row),
+            "hidden": self._added_up(call, "hidden", columns.sums, columns.last_row_in_force),
         }
-        return self._before[call.name]["local"]
+        self._before[call.name] = found
+        return found["local"]
 
     def previous(self, call: LayerCall, measured: str) -> Observation | None:
         """Return the attention of this layer in the step before; None in the first step."""
         self.asked_previous = True
-        return (
-            self._unhidden_before.get(call.name)
-            if measured == "clean"
-            else self._before.get(call.name, {}).get(measured)
-        )
-
-    def received_from(self, call: LayerCall, queries: Tensor) -> Tensor:
-        """Return the attention that keys receive from some queries of the running step, before anything is hidden:
-        [batch, head, key].
-        """
-        assert call.measure is not None
-        return call.measure(queries).sums[:, :, 0]
+        if measured == "clean":
+            return self._unhidden_before.get(call.name)
+        return self._before.get(call.name, {}).get(measured)
 
     def current(self, call: LayerCall, measured: str) -> Observation:
         """Return the attention of this layer in the running step, before anything is hidden in it."""
@@ -103,21 +87,17 @@ class AttentionMemory:
             return self._unhidden[call.name]
         assert call.measure is not None
         columns = call.measure()
-        return self._added_up(
-            call, "local", Observation(columns.sums[:, :, call.groups.index("all")], columns.last_row, call.keys)
-        )
+        return self._added_up(call, "local", columns.sums, columns.last_row)
 
-    def _added_up(self, call: LayerCall, measured: str, found: Observation) -> Observation:
+    def _added_up(self, call: LayerCall, measured: str, sums: Tensor, last_row: Tensor) -> Observation:
         """Return a causal model's running sums: behind a cache the columns of the steps before are added."""
-        before = self._before.get(call.name, {}).get(measured)
-        if not self.causal or before is None or call.query.shape[2] == call.keys:
-            return found
-        return Observation(found.columns + before.widened(found.keys).columns, found.last_row, found.keys)
+        columns, before = sums[:, :, call.groups.index("all")], self._before.get(call.name, {}).get(measured)
+        if self.causal and before is not None and call.query.shape[2] != call.keys:
+            columns = columns + before.widened(call.keys).columns
+        return Observation(columns, last_row, call.keys)
 
 
 class _UnhiddenWatcher(Watcher):
-    """Keeps what every layer shows in a forward call without hiding."""
-
     def __init__(self) -> None:
         self.found: dict[str, Observation] = {}
 
@@ -126,11 +106,7 @@ class _UnhiddenWatcher(Watcher):
 
 
 class PromptDraws:
-    """Random numbers that belong to a prompt: they do not depend on what stands beside it in the batch.
-
-    Args:
-        context: the first step of the generation.
-    """
+    """Random numbers that belong to a prompt, whatever stands beside it in the batch of a generation's first step."""
 
     def __init__(self, context: StepContext) -> None:
         tokens, lengths = context.tokens.cpu(), context.lengths.tolist()
@@ -143,42 +119,17 @@ class PromptDraws:
 
     def draw(self, call: LayerCall, lengths: list[int], step: int, seed: int, groups: int) -> Tensor:
         """Return numbers from 0 to 1, [batch, group, key], for rows of so many tokens."""
-        drawn = torch.zeros(len(self._digests), groups, call.keys, device="cpu", dtype=torch.float32)
+        on_host: dict[str, Any] = {"device": "cpu", "dtype": torch.float32}
+        drawn = torch.zeros(len(self._digests), groups, call.keys, **on_host)
         for row, (digest, length) in enumerate(zip(self._digests, lengths, strict=True)):
             key = blake2b(digest + f"{seed} {step} {call.index}".encode(), digest_size=7).digest()
             source = torch.Generator("cpu").manual_seed(int.from_bytes(key, "big"))
-            drawn[row, :, call.keys - length :] = torch.rand(
-                groups, length, generator=source, device="cpu", dtype=torch.float32
-            )
+            drawn[row, :, call.keys - length :] = torch.rand(groups, length, generator=source, **on_host)
         return upload(drawn, call.key.device)
 
 
-class Rule(Protocol):
-    """What a running rule is asked. `Intervention` is the base class that answers; see there."""
-
-    observing: ClassVar[bool]
-    takes_own: ClassVar[bool]
-
-    @property
-    def layers(self) -> Collection[int] | None: ...
-    @property
-    def steps(self) -> Collection[int] | None: ...
-    @property
-    def keys(self) -> str | Collection[int] | None: ...
-    @property
-    def queries(self) -> str | Collection[int] | None: ...
-    @property
-    def heads(self) -> Collection[tuple[int, int]] | None: ...
-    @property
-    def effect(self) -> str: ...
-    @property
-    def waits(self) -> bool: ...
-    @property
-    def unhidden_pass(self) -> bool: ...
-    @property
-    def most(self) -> int | None: ...
-    def choose(self, context: "RuleContext") -> Tensor | None: ...
-    def criterion(self, found: Observation, causal: bool) -> tuple[Tensor, Scope]: ...
+Rule = Any
+"""An `Intervention`, whose module imports this one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,27 +189,24 @@ class RuleContext:
         Raises:
             CallError: another word, attention that the rule says it does not need, or a canvas that has shrunk.
         """
-        if observe not in OBSERVED or measured not in MEASURED:
-            known = f"{' or '.join(OBSERVED)}, and {' or '.join(MEASURED)}"
-            raise CallError(f"expected attention of the step {known}, found {observe!r} and {measured!r}")
+        if (observe, measured) not in WAYS:
+            raise CallError(f"expected attention of {WAYS}, found {(observe, measured)}")
         rule, needed = type(self.rule).__name__, "unhidden_pass" if measured == "clean" else "observing"
         if not getattr(self.rule, needed):
             raise CallError(f"{rule} asks for {measured} attention, which was not measured; set its {needed} to True")
-        attention, keys = self.attention, self.call.keys
-        found = (
-            attention.previous(self.call, measured) if observe == "previous" else attention.current(self.call, measured)
-        )
+        keys = self.call.keys
+        look = self.attention.previous if observe == "previous" else self.attention.current
+        found = look(self.call, measured)
         if found is not None and found.keys > keys:
             raise CallError(
-                f"{self.call.name}: expected a canvas no shorter than in the step before, by which {rule} decides, "
-                f"found {keys} tokens behind {found.keys}; give each text its own with block, or decide by current"
+                f"{rule} decides by the step before, expected no shorter canvas than then, found {keys} tokens behind "
+                f"{found.keys}; give each text its own with block, or decide by current"
             )
         return None if found is None else found.widened(keys)
 
     @property
     def committing(self) -> Tensor | None:
-        """The queries from whose outputs a token may be committed in this step, bool [batch, query]; None where none
-        will be.
+        """Queries whose outputs may be committed in this step, bool [batch, query]; None where none will be.
 
         For a diffusion model with blocks they are the masked positions of the running block (one place to the left for
         a family with a logit shift), for an autoregressive model the newest query. Which of them will be committed is
@@ -268,19 +216,10 @@ class RuleContext:
         return None if readers is None else readers[:, -self.call.query.shape[2] :]
 
     def received_from(self, queries: Tensor) -> Tensor:
-        """Return the attention that each key receives in the running step from some queries alone, before anything is
-        hidden.
-
-        Costs one more sweep over the attention.
-
-        Args:
-            queries: bool [batch, query].
-
-        Returns:
-            [batch, head, key], in queries' worth.
-        """
+        """Return what keys [batch, head, key] receive from queries, bool [batch, query], before hiding; costs a sweep."""
         queries = queries if queries.device == self.call.key.device else upload(queries, self.call.key.device)
-        return self.attention.received_from(self.call, queries.float())
+        assert self.call.measure is not None
+        return self.call.measure(queries.float()).sums[:, :, 0]
 
     def draw(self, seed: int, groups: int) -> Tensor:
         """Return random numbers [batch, group, key]: a function of seed, prompt, step and layer alone."""
@@ -290,16 +229,12 @@ class RuleContext:
         """Return a group of keys, or the keys at positions of the canvas (padding not counted), bool [batch, key]."""
         return self.canvas.among(where, self.call.key.device)
 
-    def classes(self, classify: Callable[[int], str] | None) -> dict[int, Tensor]:
-        """Return for the number of each class of tokens where they stand, bool [batch, key]; see `TokenClasses.places`.
-
-        The first layer that asks in a step waits for the canvas to reach the host, as Python computes the classes.
-        """
+    def classes(self, classify: Callable[[int], str] | None) -> dict[str, Tensor]:
+        """Return where the tokens of each class stand, bool [batch, key]; the first call in a step waits for a GPU."""
         return self.token_classes.places(self.canvas, self.call.key.device, classify)
 
     def of_class(self, name: str, classify: Callable[[int], str] | None = None) -> Tensor:
-        """Return where the tokens of a class stand, bool [batch, key], False on padding; all False where there are
-        none.
+        """Return where the tokens of a class stand, bool [batch, key], False on padding.
 
         Args:
             name: one of `sinks.token_classes.CLASSES`, or with ``classify`` a name that it returns.
@@ -311,5 +246,4 @@ class RuleContext:
         if classify is None and name not in CLASSES:
             raise CallError(f"name: expected {' or '.join(CLASSES)}, found {name!r}; for other classes give classify")
         places = self.classes(classify)
-        number = self.token_classes.number_of(name)
-        return self.real & places[number] if number in places else torch.zeros_like(self.real)
+        return self.real & places[name] if name in places else torch.zeros_like(self.real)

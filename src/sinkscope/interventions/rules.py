@@ -6,20 +6,17 @@ installed package declares as entry points of the group ``sinkscope.intervention
 
 import dataclasses
 import functools
-import inspect
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 from sinkscope.errors import CallError
 from sinkscope.extension_points import find_kinds
-from sinkscope.interventions.intervention import Composed, Intervention, compose
+from sinkscope.interventions.intervention import Composed, Intervention, compose, hints_of
 from sinkscope.interventions.step_canvas import GROUPS
 
 ENTRY_POINTS = "sinkscope.interventions"
 NOTHING = "none"
-LISTS = ("layers", "steps", "keys", "queries", "heads")
 
 
 @functools.cache
@@ -32,7 +29,7 @@ def known_rules() -> Mapping[str, type[Intervention]]:
     expected = "an Intervention with a `rule`, or a module with some"
     found: dict[str, type[Intervention]] = {}
     for kind in find_kinds(
-        "sinkscope.interventions", Intervention, lambda kind: bool(vars(kind).get("rule")), ENTRY_POINTS, expected
+        ENTRY_POINTS, Intervention, lambda kind: bool(vars(kind).get("rule")), ENTRY_POINTS, expected
     ):
         word = kind.rule.partition(":")[0]
         if word in (NOTHING, *found):
@@ -43,7 +40,7 @@ def known_rules() -> Mapping[str, type[Intervention]]:
 
 def known_controls() -> dict[str, bool]:
     """Return for the word of every control whether it draws at random, and so takes a seed."""
-    return {word: "seed" in _options_of(kind) for word, kind in known_rules().items() if kind.control}
+    return {word: "seed" in hints_of(kind) for word, kind in known_rules().items() if kind.control}
 
 
 def parse_rule(text: str) -> Intervention | Composed:
@@ -66,22 +63,41 @@ def parse_rule(text: str) -> Intervention | Composed:
     if kind is None or (colon and ":" not in kind.rule):
         known = ", ".join([NOTHING, *(one.rule for one in known_rules().values())])
         raise CallError(f"no rule {text!r}; expected one of {known}, with options behind @ as in top:1@current")
+    hints, names = hints_of(kind), _arguments_of(kind)
     try:
-        given = kind.read_arguments(arguments) if ":" in kind.rule else ()
+        given = [hints[name](part) for name, part in zip(names, arguments.split("+") if names else [], strict=True)]
     except ValueError:
         raise CallError(f"rule {text!r}: expected {kind.rule}, found {arguments!r} behind the colon") from None
-    return kind(*given, **_read_options(text, kind, tail))
+    words, readers = dict[str, tuple[str, Any]](), dict[str, Any]()
+    for name in (field.name for field in dataclasses.fields(kind) if field.kw_only and field.init):
+        if get_origin(hints[name]) is Literal:
+            words |= {value: (name, value) for value in get_args(hints[name])}
+        elif hints[name] is bool:
+            words[name] = name, True
+        elif name in LISTS or hints[name] in (int, float):
+            readers[name] = LISTS.get(name, hints[name])
+    options: dict[str, Any] = {}
+    for piece in filter(None, map(str.strip, tail.split(","))):
+        name, equals, value = piece.partition("=")
+        if not (name in readers if equals else name in words):
+            known = ", ".join([*words, *(f"{one}=…" for one in readers)])
+            raise CallError(f"rule {text!r}: {kind.rule} has no option {piece!r}; expected some of {known}")
+        try:
+            name, chosen = (name, readers[name](value)) if equals else words[name]
+        except ValueError:
+            example = "5.1+0.5" if name == "heads" else "0-3+7" if name in LISTS else "2"
+            raise CallError(f"rule {text!r}: {name}: expected numbers such as {example}, found {value!r}") from None
+        if options.setdefault(name, chosen) != chosen:
+            raise CallError(f"rule {text!r}: {name} is given twice, as {options[name]} and as {chosen}; give one")
+    return kind(*given, **options)
 
 
 def split_rules(text: str) -> list[str]:
-    """Return rules separated by commas, each once and with its options: ``none,top:1@current,last_row`` has two.
-
-    A piece belongs to the options of the rule before it unless it begins a rule itself.
-    """
-    bare = {NOTHING, *(word for word, kind in known_rules().items() if ":" not in kind.rule)}
+    """Return the rules of a list, each once, with their options: ``none,top:1@current,last_row`` has two."""
     rules: list[str] = []
     for piece in filter(None, map(str.strip, text.split(","))):
-        if rules and "@" in rules[-1] and ":" not in piece and piece.partition("@")[0] not in bare:
+        begins = piece == NOTHING or ":" in piece or "@" in piece or piece in known_rules()
+        if rules and "@" in rules[-1] and not begins:
             rules[-1] += f",{piece}"
         else:
             rules.append(piece)
@@ -98,76 +114,50 @@ def canonical_rule(text: str) -> str:
         CallError: no such rule, see `parse_rule`.
     """
     rule = parse_rule(text)
-    if isinstance(rule, Composed):
-        return NOTHING
-    word, colon, _ = rule.rule.partition(":")
-    given = [field.name for field in dataclasses.fields(rule) if field.init and not field.kw_only] if colon else []
-    arguments = "+".join(_number_text(getattr(rule, name)) for name in given)
+    return NOTHING if isinstance(rule, Composed) else rule_text(rule)
+
+
+def rule_text(rule: Intervention) -> str:
+    """Return the text from which `parse_rule` makes a rule, of a class that has one."""
+    arguments = "+".join(_text_of(getattr(rule, name)) for name in _arguments_of(type(rule)))
     words, values = list[str](), list[str]()
-    everyones = {field.name for field in dataclasses.fields(Intervention)}
+    everyones = hints_of(Intervention)
     options = [field for field in dataclasses.fields(rule) if field.kw_only and field.init]
     for field in sorted(options, key=lambda one: one.name in everyones):
         name, value = field.name, getattr(rule, field.name)
         if value == field.default and name != "seed":
             continue
-        if isinstance(value, bool) or (isinstance(value, str) and name not in LISTS):
-            words.append(name if isinstance(value, bool) else value)
+        if isinstance(value, bool):
+            words.append(name)
+        elif isinstance(value, str) and name not in LISTS:
+            words.append(value)
         else:
-            values.append(f"{name}={_value_text(name, value)}")
-    behind = ",".join(words + values)
-    return f"{word}{colon}{arguments}@{behind}" if behind else f"{word}{colon}{arguments}"
+            values.append(f"{name}={_text_of(value)}")
+    word, colon, _ = rule.rule.partition(":")
+    return f"{word}{colon}{arguments}" + (f"@{','.join(words + values)}" if words or values else "")
 
 
-def _value_text(name: str, value: Any) -> str:
-    if name == "heads":
-        return "+".join(f"{layer}.{head}" for layer, head in value)
-    if name not in LISTS or isinstance(value, str):
-        return _number_text(value)
-    ranges: list[list[int]] = []
-    for number in value:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
+def _arguments_of(kind: type[Intervention]) -> list[str]:
+    """Return the fields whose values stand behind the colon, with ``+`` between them."""
+    return [field.name for field in dataclasses.fields(kind) if field.init and not field.kw_only]
+
+
+def _text_of(value: Any) -> str:
+    """Return a number without the ``+`` that parts numbers, ranges of places such as ``0-3+7``, or heads."""
+    if isinstance(value, float):
+        return str(value).removesuffix(".0").replace("e+", "e")
+    if not isinstance(value, tuple):
+        return str(value)
+    ranges: list[list[Any]] = []
+    for one in value:
+        if ranges and isinstance(one, int) and one == ranges[-1][1] + 1:
+            ranges[-1][1] = one
         else:
-            ranges.append([number, number])
-    return "+".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
-
-
-def _number_text(value: Any) -> str:
-    """Return a number without ``+``, which parts arguments."""
-    return str(value).removesuffix(".0").replace("e+", "e") if isinstance(value, float) else str(value)
-
-
-def _options_of(kind: type[Intervention]) -> dict[str, dataclasses.Field[Any]]:
-    """Return the fields of a rule's options, its own before those of its base classes."""
-    options = {field.name: field for field in dataclasses.fields(kind) if field.kw_only and field.init}
-    return {name: options[name] for base in kind.__mro__ for name in inspect.get_annotations(base) if name in options}
-
-
-def _read_options(text: str, kind: type[Intervention], tail: str) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    words: dict[str, tuple[str, Any]] = {}
-    readers: dict[str, Callable[[str], Any]] = {}
-    for name in _options_of(kind):
-        if get_origin(hints[name]) is Literal:
-            words |= {value: (name, value) for value in get_args(hints[name])}
-        elif hints[name] is bool:
-            words[name] = name, True
-        elif name in LISTS or hints[name] in (int, float):
-            readers[name] = _read_heads if name == "heads" else _read_places if name in LISTS else hints[name]
-    found: dict[str, Any] = {}
-    for piece in filter(None, map(str.strip, tail.split(","))):
-        name, equals, value = piece.partition("=")
-        if not (name in readers if equals else name in words):
-            known = ", ".join([*words, *(f"{one}=…" for one in readers)])
-            raise CallError(f"rule {text!r}: {kind.rule} has no option {piece!r}; expected some of {known}")
-        try:
-            name, chosen = (name, readers[name](value)) if equals else words[name]
-        except ValueError:
-            example = "5.1+0.5" if name == "heads" else "0-3+7" if name in LISTS else "2"
-            raise CallError(f"rule {text!r}: {name}: expected numbers such as {example}, found {value!r}") from None
-        if found.setdefault(name, chosen) != chosen:
-            raise CallError(f"rule {text!r}: {name} is given twice, as {found[name]} and as {chosen}; give one")
-    return found
+            ranges.append([one, one])
+    return "+".join(
+        f"{low[0]}.{low[1]}" if isinstance(low, tuple) else str(low) if low == high else f"{low}-{high}"
+        for low, high in ranges
+    )
 
 
 def _read_places(value: str) -> str | tuple[int, ...]:
@@ -183,7 +173,8 @@ def _read_places(value: str) -> str | tuple[int, ...]:
 
 
 def _read_heads(value: str) -> tuple[tuple[int, int], ...]:
-    heads = [re.fullmatch(r"([0-9]+)\.([0-9]+)", part) for part in value.split("+")]
-    if None in heads:
-        raise ValueError(value)
-    return tuple((int(one[1]), int(one[2])) for one in heads if one is not None)
+    pairs = [part.split(".") for part in value.split("+")]
+    return tuple((int(layer), int(head)) for layer, head in pairs)
+
+
+LISTS = {**dict.fromkeys(("layers", "steps", "keys", "queries"), _read_places), "heads": _read_heads}

@@ -40,13 +40,10 @@ class HideSinksAbove(Observed):
         super().__post_init__()
         if not self.excess >= 0:
             raise CallError(f"excess: expected a number from 0 upwards, found {self.excess}")
-        if self.decide == "last_row" and self.unit == "queries" and 1 <= self.excess < math.inf:
-            raise CallError(
-                f"excess {self.excess:g} of one query's row can never be reached, as a row adds up to 1; "
-                "use unit='percent' or decide='columns'"
-            )
-        if self.unit == "percent" and 100 <= self.excess < math.inf:
-            raise CallError(f"excess {self.excess:g} in percent can never hold, as all attention is 100")
+        most = 100 if self.unit == "percent" else 1 if self.decide == "last_row" else math.inf
+        if most <= self.excess < math.inf:
+            all_of_it = "all attention is 100 percent" if most == 100 else "a query's row adds up to 1"
+            raise CallError(f"excess {self.excess:g} can never be exceeded, as {all_of_it}")
 
     @property
     def idle(self) -> bool:
@@ -55,9 +52,7 @@ class HideSinksAbove(Observed):
     def check_reach(self, longest: int) -> None:
         super().check_reach(longest)
         if self.unit == "queries" and longest <= self.excess:
-            raise CallError(
-                f"excess {self.excess:g} in queries can never hold on this model, whose longest canvas has {longest}"
-            )
+            raise CallError(f"excess {self.excess:g} can never be exceeded on canvases of at most {longest} tokens")
 
     def choose(self, context: RuleContext) -> Tensor | None:
         ranking = self.rank(context)
@@ -105,10 +100,9 @@ class _ExcessCount(HideSinksAbove):
 def calibrate_excess(
     model: Model | nn.Module, run: Callable[[], Any], sinks_per_head: float, **options: Any
 ) -> HideSinksAbove:
-    """Return the rule whose ε lies below ``sinks_per_head`` keys on average, over steps, layers and heads of the rule,
-    unhidden.
+    """Return the rule whose ε ``sinks_per_head`` keys exceed on average, over steps, layers and heads of the rule.
 
-    What is recorded is counted: of guidance the half with the prompt, of a batch the rows that have not ended.
+    Only recorded rows count: of guidance the half with the prompt, of a batch the rows that have not ended.
 
     Args:
         model: from `load`, or a bare network.
@@ -129,10 +123,5 @@ def calibrate_excess(
     place = int((above - sinks_per_head).abs().argmin())
     excess = LOWEST + place / BINS_PER_UNIT
     if not sinks_per_head > 0 or excess < 0:
-        zero = int(-LOWEST * BINS_PER_UNIT)
-        most = float(above[zero]) if len(above) > zero else 0.0
-        raise CallError(
-            f"sinks_per_head: expected above 0, and so few that their excess is above 0, found {sinks_per_head:g}; "
-            f"{most:.2f} keys per head have one"
-        )
+        raise CallError(f"sinks_per_head: expected so few that their excess is above 0, found {sinks_per_head:g}")
     return replace(rule, excess=excess)

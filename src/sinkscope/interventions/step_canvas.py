@@ -1,8 +1,7 @@
-"""The canvas of one step as rules see it: tokens, padding, groups of keys, classes of tokens. Each is computed once per
-device.
-"""
+"""The canvas of one step as rules see it: tokens, padding, groups of keys, classes of tokens."""
 
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,8 +21,7 @@ class StepCanvas:
 
     Args:
         context: the step.
-        prompt_lengths: tokens of each prompt. A batch may have more rows than prompts (guidance); they repeat these
-            lengths.
+        prompt_lengths: tokens of each prompt; the rows of guidance, behind those of the prompts, repeat them.
     """
 
     def __init__(self, context: StepContext, prompt_lengths: tuple[int, ...]) -> None:
@@ -51,23 +49,16 @@ class StepCanvas:
         """Return which positions are tokens, bool [batch, position]: False on padding, which stands on the left."""
         return self.once(
             ("real", device),
-            lambda: torch.arange(self.width, device=device) >= self.width - self._column(self.lengths, device),
+            lambda: torch.arange(self.width, device=device) >= self.width - _uploaded(self.lengths, device)[:, None],
         )
 
     def among(self, where: str | Collection[int], device: torch.device) -> Tensor:
-        """Return the positions of a group, or those with the given numbers (padding not counted): bool [batch,
-        position].
-
-        Raises:
-            CallError: no such group.
-        """
+        """Return the positions of a group, or those with the given numbers, without padding: bool [batch, position]."""
         named = where if isinstance(where, str) else tuple(where)
         return self.once((named, device), lambda: self._among(named, device))
 
     def readers(self, device: torch.device) -> Tensor | None:
-        """Return the queries from whose outputs a token may be committed, bool [batch, position]; None where none will
-        be.
-        """
+        """Return the queries whose outputs may be committed, bool [batch, position]; None where none will be."""
         found = self.context.readers
         return None if found is None else self.once(("readers", device), lambda: upload(found, device))
 
@@ -76,15 +67,11 @@ class StepCanvas:
         rows, device = self.context.rows, values.device
         if rows == tuple(range(self.rows)):
             return values
-        chosen = self.once(("rows", device), lambda: upload(torch.tensor(rows, dtype=torch.long, device="cpu"), device))
-        return values[chosen]
+        return values[self.once(("rows", device), lambda: _uploaded(rows, device))]
 
     def prompts(self, device: torch.device) -> Tensor:
         """Return the number of the prompt of each recorded row, int64 [row]."""
-        return self.once(
-            ("prompts", device),
-            lambda: upload(torch.tensor(self.context.prompts, dtype=torch.long, device="cpu"), device),
-        )
+        return self.once(("prompts", device), lambda: _uploaded(self.context.prompts, device))
 
     def _among(self, where: str | tuple[int, ...], device: torch.device) -> Tensor:
         real = self.real(device)
@@ -93,18 +80,16 @@ class StepCanvas:
             wanted = torch.zeros(self.width, dtype=torch.bool, device="cpu")
             wanted[[place for place in where if 0 <= place < self.width]] = True
             return real & upload(wanted, device)[position.clamp(min=0)]
-        if where not in GROUPS:
-            raise CallError(f"where: expected {' or '.join(GROUPS)}, or positions, found {where!r}")
         if where in ("masked", "unmasked"):
             masked = upload(self.context.masked, device)
             return real & (masked if where == "masked" else ~masked)
         lengths = self._prompt_lengths
-        in_prompt = position < self._column([lengths[row % len(lengths)] for row in range(self.rows)], device)
+        in_prompt = position < _uploaded([lengths[row % len(lengths)] for row in range(self.rows)], device)[:, None]
         return real & (in_prompt if where == "prompt" else ~in_prompt)
 
-    @staticmethod
-    def _column(numbers: list[int], device: torch.device) -> Tensor:
-        return upload(torch.tensor(numbers, dtype=torch.long, device="cpu"), device)[:, None]
+
+def _uploaded(numbers: Sequence[int], device: torch.device) -> Tensor:
+    return upload(torch.tensor(numbers, dtype=torch.long, device="cpu"), device)
 
 
 class TokenClasses:
@@ -116,37 +101,30 @@ class TokenClasses:
 
     def __init__(self, model: Model | None) -> None:
         self._model = model
+        self._by_tokenizer = partial(class_in, model)
         # With the function, so that no other gets its id.
         self._known: dict[Any, tuple[Callable[[int], str], dict[int, int]]] = {}
         self._names: dict[str, int] = {}
 
     def places(
         self, canvas: StepCanvas, device: torch.device, classify: Callable[[int], str] | None
-    ) -> dict[int, Tensor]:
-        """Return for the number of each class where its tokens stand, bool [batch, position].
-
-        Args:
-            canvas: of the running step.
-            device: where the result is needed.
-            classify: token id → name of its class; `class_in` when None.
+    ) -> dict[str, Tensor]:
+        """Return where the tokens of each class stand, bool [batch, position].
 
         Raises:
-            CallError: no ``classify`` for a bare network.
+            CallError: no ``classify`` (token id → name of its class) for a bare network.
         """
         if classify is None:
             if self._model is None:
                 raise CallError("classify: expected a function, as a bare network has no tokenizer, found None")
-            classify = self._classify_by_tokenizer
+            classify = self._by_tokenizer
         name = classify if isinstance(classify, Hashable) else id(classify)
         numbers = canvas.once(("classes", name), lambda: self._numbered(canvas, name, classify))
         there = canvas.once(("classes", name, device), lambda: upload(numbers, device))
+        names = list(self._names)
         return canvas.once(
-            ("of each class", name, device), lambda: {one: there == one for one in numbers.unique().tolist()}
+            ("of each class", name, device), lambda: {names[one]: there == one for one in numbers.unique().tolist()}
         )
-
-    def number_of(self, name: str) -> int | None:
-        """Return the number of a class in `places`; None where no token of it has occurred."""
-        return self._names.get(name)
 
     def _numbered(self, canvas: StepCanvas, name: Any, classify: Callable[[int], str]) -> Tensor:
         """Return the class of every token as a number, int64 [batch, position] on the host."""
@@ -157,14 +135,8 @@ class TokenClasses:
                 known[token] = self._names.setdefault(classify(token), len(self._names))
         return torch.tensor([known[token] for token in unique.tolist()], device="cpu")[places]
 
-    def _classify_by_tokenizer(self, token: int) -> str:
-        assert self._model is not None
-        return class_in(self._model, token)
-
 
 def class_in(model: Model, token: int) -> str:
-    """Return the class of a token, one of `sinks.token_classes.CLASSES`, by the model's mask token, special tokens and
-    texts.
-    """
+    """Return the class of a token, one of `sinks.token_classes.CLASSES`."""
     special = token in model.tokenizer.all_special_ids or not 0 <= token < len(model.tokenizer)
     return token_class(None if special else model.tokenizer.decode([token]), token == model.card.mask_id, special)

@@ -13,7 +13,7 @@ import torch
 
 from sinkscope.lab.code_tasks import training_code_tasks
 from sinkscope.lab.vocabulary import question_text
-from sinkscope.lab.word_problems import Problem, training_problems
+from sinkscope.lab.word_problems import training_problems
 
 PROMPT = -1
 
@@ -65,12 +65,12 @@ def _fill_row(length: int, stream: Any, tokenizer: Any, rng: random.Random) -> t
     separator = tokenizer("\n\n", add_special_tokens=False).input_ids
     tokens: list[int] = [tokenizer.bos_token_id]
     answers: list[int] = [PROMPT]
-    spare = rng.randint(
-        0, min(128, length // 4)
-    )  # more EOS: in a generation that is longer than its answer, EOS follows
+    spare = rng.randint(0, min(128, length // 4))  # more EOS, as follows the answer in a longer generation
     count = 0
     while True:
-        question, answer = _pieces(next(stream), tokenizer)
+        problem = next(stream)
+        texts = question_text(problem), f" {problem.worked}"
+        question, answer = (tokenizer(text, add_special_tokens=False).input_ids for text in texts)
         needed = len(question) + len(answer) + (len(separator) if count else 0)
         if len(tokens) + needed + 1 + (spare if count else 0) > length:
             break
@@ -82,9 +82,3 @@ def _fill_row(length: int, stream: Any, tokenizer: Any, rng: random.Random) -> t
         count += 1
     padding = length - len(tokens)
     return tokens + [tokenizer.eos_token_id] * padding, answers + [count - 1] * padding
-
-
-def _pieces(problem: Problem, tokenizer: Any) -> tuple[list[int], list[int]]:
-    question = tokenizer(question_text(problem), add_special_tokens=False).input_ids
-    answer = tokenizer(" " + problem.worked, add_special_tokens=False).input_ids
-    return question, answer

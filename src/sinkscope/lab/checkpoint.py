@@ -44,9 +44,8 @@ def train_checkpoint(
     The weights are written last, by a rename, so a folder with weights is finished.
 
     Raises:
-        CallError: a value of the recipe is out of bounds, the folder holds files of something else, another process
-            writes into it, or a device cannot be used.
-        TrainingError: the folder holds a run of another recipe, or cannot be written.
+        CallError: a recipe out of bounds, a folder with something else, or a device that cannot be used.
+        TrainingError: the folder holds a run of another recipe, cannot be written, or another process writes into it.
         ModelError: the run is finished, and a file of its checkpoint beside the weights is missing or damaged.
     """
     find_device(device)

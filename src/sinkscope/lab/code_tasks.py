@@ -1,21 +1,17 @@
-"""Small code tasks: a sentence asks for a Python function, and the answer is checked by running it.
-
-As in `word_problems`, there are a seeded, endless stream and a fixed held-out set: 164 tasks, as in HumanEval.
-"""
+"""Small code tasks: a sentence asks for a Python function, and the answer is checked by running it."""
 
 import functools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sinkscope.lab.word_problems import Problem
+from sinkscope.lab.word_problems import Problem, endless, first_different
 
 HELD_OUT_SEED = 20251016
 HELD_OUT_COUNT = 164
 
-FUNCTIONS = (
-    "f g h solve compute apply run work make find get calc step count check value answer result change process".split()
-)
+_NAMES = "f g h solve compute apply run work make find get calc step count check value answer result change process"
+FUNCTIONS = _NAMES.split()
 ARGUMENTS = "x y z n m k a b p q".split()
 
 
@@ -72,23 +68,9 @@ def make_code_task(rng: random.Random) -> Problem:
 @functools.cache
 def held_out_code_tasks() -> tuple[Problem, ...]:
     """Return the fixed held-out set: 164 different tasks, always the same ones in the same order."""
-    rng = random.Random(HELD_OUT_SEED)
-    tasks: dict[str, Problem] = {}
-    while len(tasks) < HELD_OUT_COUNT:
-        task = make_code_task(rng)
-        tasks.setdefault(task.question, task)
-    return tuple(tasks.values())
-
-
-@functools.cache
-def _held_out_questions() -> frozenset[str]:
-    return frozenset(task.question for task in held_out_code_tasks())
+    return first_different(make_code_task, HELD_OUT_SEED, HELD_OUT_COUNT)
 
 
 def training_code_tasks(rng: random.Random) -> Iterator[Problem]:
     """Yield tasks without end, none of them with a held-out question."""
-    held_out = _held_out_questions()
-    while True:
-        task = make_code_task(rng)
-        if task.question not in held_out:
-            yield task
+    return endless(make_code_task, rng, held_out_code_tasks)

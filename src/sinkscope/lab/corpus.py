@@ -7,7 +7,7 @@ reads it.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,46 +82,41 @@ def make_corpus(
         progress: shows how far it has come.
 
     Raises:
-        CallError: the folder holds something, there is nothing to train on or to hold out, or a text holds a special
-            token or is no text.
+        CallError: the folder holds something, nothing to train on or to hold out, or a text with a special token.
         TrainingError: the folder cannot be written.
     """
+    from sinkscope.lab.texts import train_tokenizer_on
+
     texts = list(texts)
     if not any(text.held_out for text in texts) or all(text.held_out for text in texts):
         raise CallError(f"expected documents to train on and to hold out, found {len(texts)} documents of one kind")
     for text in texts:
         if special := next((token for token in (BOS, EOS, MASK) if token in text.text), None):
             raise CallError(f"{text.title!r}: expected text without special tokens, found {special!r}; take it out")
-    with new_folder(out, TrainingError, "a corpus", MANIFEST) as place:
-        _write(texts, place, vocabulary, source, progress)
-    return out
-
-
-def _write(texts: Sequence[LongText], place: Path, vocabulary: int, source: str, progress: bool) -> None:
-    from sinkscope.lab.texts import train_tokenizer_on
-
-    training = [text for text in texts if not text.held_out]
+    training, listed = [text for text in texts if not text.held_out], []
     share = TOKENIZER_SAMPLE // len(training)
-    tokenizer = train_tokenizer_on((text.text[:share] for text in training), vocabulary)
-    tokenizer.save_pretrained(place / TOKENIZER)
-    listed = []
     with (
+        new_folder(out, TrainingError, "a corpus", MANIFEST) as place,
         (place / TRAIN).open("wb") as train,
         (place / HELD_OUT).open("wb") as held_out,
         show_progress(len(texts), "corpus", "documents", shown=progress) as bar,
     ):
+        tokenizer = train_tokenizer_on((text.text[:share] for text in training), vocabulary)
+        tokenizer.save_pretrained(place / TOKENIZER)
         for text in texts:
             tokens = tokenizer(text.text, add_special_tokens=False, verbose=False).input_ids
-            data = np.asarray([*tokens, tokenizer.eos_token_id], dtype="<u2").tobytes()
-            (held_out if text.held_out else train).write(data)
+            file = held_out if text.held_out else train
+            file.write(np.asarray([*tokens, tokenizer.eos_token_id], dtype="<u2").tobytes())
             digest = hashlib.sha256(text.text.encode()).hexdigest()
             listed.append({"title": text.title, "held_out": text.held_out, "tokens": len(tokens), "sha256": digest})
             bar.advance()
-    files = {name: sha256_of(place / name) for name in (TRAIN, HELD_OUT, CORE, SETTINGS)}
-    manifest = {"format": 1, "source": source, "vocabulary": len(tokenizer), "files": files, "documents": listed}
-    (place / MANIFEST).write_text(
-        json.dumps(with_checksum(manifest), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+        train.flush()
+        held_out.flush()
+        files = {name: sha256_of(place / name) for name in (TRAIN, HELD_OUT, CORE, SETTINGS)}
+        manifest = {"format": 1, "source": source, "vocabulary": len(tokenizer), "files": files, "documents": listed}
+        written = json.dumps(with_checksum(manifest), indent=1, ensure_ascii=False) + "\n"
+        (place / MANIFEST).write_text(written, encoding="utf-8")
+    return out
 
 
 def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
@@ -134,13 +129,11 @@ def open_corpus(folder: str | Path, *, verify: bool = True) -> Corpus:
     folder = Path(folder)
     path = folder / MANIFEST
     manifest = read_json_object(path, CallError, f"expected a corpus, a folder with {MANIFEST}")
-    if not {"files", "vocabulary"} <= manifest.keys():
-        raise CallError(f"{path}: expected a corpus, found something else")
     files = manifest["files"]
     if verify:
         compare_checksum(manifest, path, TrainingError, ADVICE)
-        for name in (TRAIN, HELD_OUT, CORE, *({SETTINGS} & {*files})):  # earlier versions do not list the settings
-            compare_file(folder / name, files[name], TrainingError, MANIFEST, ADVICE)
+        for name, sha256 in files.items():
+            compare_file(folder / name, sha256, TrainingError, MANIFEST, ADVICE)
     digest = hashlib.sha256("".join(files[name] for name in sorted(files)).encode()).hexdigest()[:16]
     train, held_out = (np.memmap(folder / name, dtype="<u2", mode="r") for name in (TRAIN, HELD_OUT))
     return Corpus(f"corpus sha256:{digest}", folder, train, held_out, manifest["vocabulary"])

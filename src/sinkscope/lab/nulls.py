@@ -1,15 +1,12 @@
 """Letters and nulls: a task whose truth about sinks is known, for small specimens of both kinds of model.
 
 A canvas begins with letters, drawn alike, and some nulls ``_`` among them. Behind this front stands the body. Some of
-its tokens are
-answers: the letter that occurs most often so far. All others are letters drawn alike, which nobody can predict.
+its tokens are answers: the letter that occurs most often so far. All others are letters drawn alike, which nobody can
+predict. The autoregressive form marks the token before each answer with a trigger ``?``; the diffusion form has its
+answers at fixed places.
 
-The autoregressive form marks the token before each answer with a trigger ``?``. The diffusion form has its answers at
-fixed places.
-
-A head that counts letters for the answers has nothing to do in all other queries. What it reads of letters there only
-spoils their
-prediction, so its attention is best parked where no letter is: on a null, any of them. Masks hold no letter either.
+A head that counts letters for the answers has nothing to do in all other queries. Letters that it reads there only
+spoil their prediction, so its attention is best parked where no letter is: on any null. Masks hold no letter either.
 """
 
 from dataclasses import dataclass, replace
@@ -30,9 +27,7 @@ PROMPTS_STREAM = -2
 SPARE = 32
 """Canvases of which the first with a trigger becomes a prompt; one canvas in fifty has none."""
 TRIGGERS = 0.25
-"""In the autoregressive form, the share of places at which a trigger is drawn; it stands where the answer has the
-margin.
-"""
+"""In the autoregressive form, the share of places at which a trigger is drawn; it needs the margin too."""
 LEAST_MARGIN = 2
 """How much oftener the most frequent letter must occur than the next one."""
 
@@ -57,9 +52,7 @@ class NullTask:
 
 @cache
 def null_tokenizer() -> Any:
-    """Return the tokenizer of the task: one token for each letter, the null, the trigger and the mask, with blanks
-    between them.
-    """
+    """Return the tokenizer of the task, whose tokens stand between blanks."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -103,9 +96,7 @@ def draw_prompt(task: NullTask, number: int) -> dict[str, str]:
 
 
 def _lead(front: torch.Tensor, places: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Turn letters of the front, at random places, into one that is then ahead by the margin; return that letter [row,
-    1].
-    """
+    """Turn letters of the front, at random places, into one that is then ahead by the margin; return it, [row, 1]."""
     most = torch.randint(0, len(LETTERS), (len(front), 1), generator=generator)
     for at in places.T:
         counts = _counts(front)

@@ -39,13 +39,10 @@ def mask_canvases(
         groups[:, 0] = PROMPT
     slots = int(groups.max()) + 1
     if not slots:
-        raise TrainingError(
-            f"expected canvases with room for an answer, found none on {rows} of {length} tokens; choose longer ones"
-        )
+        raise TrainingError(f"expected room for an answer, found none on {rows} of {length} tokens; choose longer ones")
     count = rows * slots
-    t = (
-        torch.randperm(count, generator=generator) + torch.rand(count, generator=generator, dtype=torch.float32)
-    ) / count
+    t = torch.randperm(count, generator=generator) + torch.rand(count, generator=generator, dtype=torch.float32)
+    t = t / count
     rates = ((1 - LEAST_MASKED) * t + LEAST_MASKED).view(rows, slots)
     rate = rates.gather(1, groups.clamp(min=0))
     maskable = groups != PROMPT
@@ -66,13 +63,10 @@ def masked_diffusion_loss(
 ) -> torch.Tensor:
     """Return the cross-entropy on masked tokens, weighted by 1/p, per maskable token: a scalar in nats.
 
-    The canvases lie on the CPU, where their masks are drawn, wherever the network is.
-
-    With ``flat`` it is the plain mean over masked tokens, which does not bound a likelihood but is much less noisy.
-
-    With ``shift`` a token is predicted from the position to its left, as in a causal model. This is how a causal model
-    is adapted to diffusion (Dream, and paper 2's Qwen2.5 set-up). The first token of a canvas is then never masked,
-    whatever ``first_stays`` is.
+    The canvases lie on the CPU, where their masks are drawn, wherever the network is. With ``flat`` it is the plain
+    mean over masked tokens, which does not bound a likelihood but is much less noisy. With ``shift`` a token is
+    predicted from the position to its left, as a causal model is adapted to diffusion (Dream, paper 2's Qwen2.5); the
+    first token of a canvas is then never masked.
     """
     noisy, weights, maskable = mask_canvases(
         canvases, mask_id, whole_canvas_share, generator, first_stays=first_stays or shift
@@ -91,10 +85,9 @@ def masked_diffusion_loss(
 def next_token_loss(
     network: Any, canvases: Canvases, *, eos_id: int | None, only_answers: bool = False
 ) -> torch.Tensor:
-    """Return the cross-entropy of each token given those before it, over the whole canvas or its answers only: a scalar
-    in nats.
+    """Return the cross-entropy of each token given those before it, over a canvas or its answers only, in nats.
 
-    After a complete answer the target is EOS, even where another problem follows on the canvas, because a model that is
+    After a complete answer the target is EOS, even where another problem follows on the canvas, as a model that is
     asked one question should stop after its answer. Natural text has no answers; its ``eos_id`` is None.
     """
     targets = canvases.tokens[:, 1:].clone()

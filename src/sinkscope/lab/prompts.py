@@ -1,10 +1,8 @@
 r"""Few-shot prompts for the lab's held-out problems: solved training problems (shots), then the question.
 
 A prompt reads as a training canvas does, ``Q: …\nA: …\n\nQ: …\nA:``. Its shots depend only on the task and the number
-of the problem. With the number of shots in `SHOTS`, prompts are long enough for conclusions about hiding keys.
-lab-arith has 5 shots: 196 to 325 tokens, median 262, and 99.8 % of the 1,319 prompts have 200 to 320 (with 4 shots, 20
-% are shorter than 200). lab-code has 7
-shots: 247 to 306 tokens, median 275.
+of the problem. With the number of shots in `SHOTS`, prompts are long enough for conclusions about hiding keys: of
+lab-arith 196 to 325 tokens, median 262; of lab-code 247 to 306, median 275.
 """
 
 import random
@@ -27,7 +25,6 @@ SUMS = ("buy", "give", "find")
 
 @cache
 def _sums() -> tuple[Problem, ...]:
-    """Return the word problems of one step, which every model of the lab has learnt."""
     return tuple(problem for problem in held_out_problems() if problem.template in SUMS)
 
 
@@ -36,11 +33,7 @@ _TRAINING = {"lab-arith": training_problems, "lab-code": training_code_tasks}
 
 
 def few_shot_prompt(problem: Problem, index: int, shots: int) -> str:
-    """Return the prompt for problem number ``index`` of its task. With fewer shots, a prompt has the first of them.
-
-    Raises:
-        CallError: a negative number of shots.
-    """
+    """Return the prompt for problem number ``index`` of its task. With fewer shots, a prompt has the first of them."""
     if shots < 0:
         raise CallError(f"shots: expected 0 or more, found {shots}")
     rng = random.Random(f"shots {problem.task} {index}")
@@ -49,18 +42,12 @@ def few_shot_prompt(problem: Problem, index: int, shots: int) -> str:
 
 
 def task_of(model: str) -> str:
-    """Return the task from which a bundled model is asked where nothing is said: its own for a specimen, else
-    lab-arith.
-    """
+    """Return the default task of a bundled model: its own for a specimen, else lab-arith."""
     return model.rpartition("-")[0] if model.startswith(SPECIMEN) else "lab-arith"
 
 
 def answer_settings(model: str) -> dict[str, int]:
-    """Return the sampler's settings with which a bundled model is studied where nothing is said; none for any other
-    model.
-
-    The longest worked answer among the 1,319 problems has 32 tokens.
-    """
+    """Return the default settings of the sampler for a bundled model; the longest worked answer has 32 tokens."""
     if model.startswith(SPECIMEN):
         return {"length": 20} if "autoregressive" in model else {"length": 40, "steps": 20}
     if model == "lab-autoregressive":
@@ -102,16 +89,12 @@ def problem_prompts(
         ``prompt`` and ``answer`` of each: the number to find, or for lab-code a right program, with its ``tests``.
 
     Raises:
-        CallError: no such task, a count below 1 or above the number of its problems, or shots for a specimen.
+        CallError: no such task, or a count below 1 or above the number of its problems.
     """
-    if task.startswith(SPECIMEN):
-        if not 1 <= (count := 24 if count is None else count) <= MOST_OF_SPECIMEN:
-            raise CallError(f"count: expected 1 to {MOST_OF_SPECIMEN}, found {count}")
-        return [_of_specimen(task, index, shots) for index in range(count)]
-    problems = held_out(task)
-    count = len(problems) if count is None else count
-    if not 1 <= count <= len(problems):
-        raise CallError(f"count: expected 1 to {len(problems)}, the held-out problems of {task}, found {count}")
+    most = MOST_OF_SPECIMEN if task.startswith(SPECIMEN) else len(held_out(task))
+    count = (24 if task.startswith(SPECIMEN) else most) if count is None else count
+    if not 1 <= count <= most:
+        raise CallError(f"count: expected 1 to {most}, the held-out problems of {task}, found {count}")
     return [problem_prompt(task, index, shots) for index in range(count)]
 
 
@@ -121,11 +104,7 @@ def _of_specimen(task: str, index: int, shots: int | None) -> dict[str, str]:
 
     recipe = RECIPES.get(task)
     if recipe is None or recipe.nulls is None:
-        raise CallError(
-            f"no task {task!r}: expected {', '.join(name for name in RECIPES if name.startswith(SPECIMEN))}"
-        )
-    if shots:
-        raise CallError(f"shots: expected 0, as {task} has no solved problems to show, found {shots}")
-    if index < 0:
-        raise CallError(f"{task}: expected a problem from 0 upwards, found {index}")
+        raise CallError(f"no task {task!r}: expected {', '.join(one for one in RECIPES if one.startswith(SPECIMEN))}")
+    if shots or index < 0:
+        raise CallError(f"{task}: expected a problem from 0 upwards without shots, found {index} with {shots}")
     return draw_prompt(recipe.nulls, index)

@@ -35,8 +35,6 @@ class Architecture:
 class Recipe:
     """All settings that determine the result of a training run.
 
-    Types, bounds and choices are checked before one is trained, and when one is read (`run_folder.recipe_from`).
-
     Attributes:
         objective: ``masked_diffusion`` trains a bidirectional network, ``next_token`` a causal one,
             ``shifted_diffusion`` a bidirectional one whose logits predict the token to their right.
@@ -52,8 +50,7 @@ class Recipe:
         text: whether it trains on natural text, a corpus folder that ``sinkscope train --data`` names.
         nulls: the task of letters and nulls that a specimen trains on; None for everything else.
         first_token: the first token of a canvas of natural text: BOS, or text.
-        weighting: of a masked token's loss: 1/p, where p is the share of its canvas that is masked, or the same for
-            all.
+        weighting: of a masked token's loss: 1/p, where p is the masked share of its canvas, or the same for all.
         snapshots: updates after which the weights are also written to ``snapshots/``.
     """
 
@@ -92,9 +89,7 @@ ARMS = ("none", "token", "token-end", "token-2", "token-4", "token-zero-value", 
 
 
 def _arm(variant: str) -> Recipe:
-    """Return a recipe from scratch with a sink-token variant; all of them see the same batches and start from the same
-    weights.
-    """
+    """Return a recipe with a sink-token variant; all of them see the same batches and start from the same weights."""
     return Recipe(
         f"lab-sink-{variant}",
         "masked_diffusion",

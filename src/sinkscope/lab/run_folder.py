@@ -1,7 +1,7 @@
 """The files of a training run: its recipe, its log, its state after the last save, and snapshots of its weights.
 
 The state holds ``weight.NAME``, ``exp_avg.NAME``, ``exp_avg_sq.NAME`` and ``step.NAME`` for each parameter, and the
-number of the update. State and snapshots hold the checksum of their run's recipe too, which tells them from those of
+number of the update. State and snapshots hold the checksum of their run's recipe, which tells them from those of
 another run. Every file is written under another name and renamed, so that a kill leaves the previous one intact.
 """
 
@@ -22,6 +22,7 @@ from sinkscope.runs.files import (
     compare_sealed,
     read_json_object,
     sealed,
+    validated,
     with_checksum,
     write_whole,
 )
@@ -37,171 +38,137 @@ _ADDED_AT_THE_END = ("command", "torch", _FINISHED)
 
 
 def check_recipe(recipe: Recipe, out: Path) -> None:
-    """Raise an error for a recipe that cannot be trained, and where a folder holds another run, or files that no run
-    made.
+    """Raise an error for a recipe that cannot be trained into a folder.
 
     Raises:
-        CallError: a value of the recipe is out of bounds, or there is a file, or a folder with files of something else.
-        TrainingError: the folder holds a run of another recipe, or a recipe that is damaged.
+        CallError: a value of the recipe is out of bounds, or the folder holds files of something else.
+        TrainingError: it holds a run of another recipe, or damaged files of this one.
     """
-    mine, path = _plain(recipe), out / RECIPE
-    recipe_from(mine, "recipe", CallError)
-    if out.exists() and not out.is_dir():
-        raise CallError(f"{out}: expected a folder, found a file; choose another name")
+    mine = _plain(recipe)
+    validated(Recipe, mine, "recipe", CallError)
     names = [name for name in names_in(out) if not name.endswith(".writing")] if out.is_dir() else []
-    if names and RECIPE not in names:
-        raise CallError(f"{out} holds files of something else ({names[0]} …); choose another folder or an empty one")
     if not names:
         return
-    stored = read_recipe(path)
-    different = differences(_plain(recipe_from(stored, str(path))), mine)
+    if RECIPE not in names:
+        raise CallError(f"{out} holds files of something else ({names[0]} …); choose another folder or an empty one")
+    stored = read_recipe(out)
+    different = differences(_plain(recipe_from(stored, out)), mine)
     if changes := ", ".join(f"{name} {old!r} → {new!r}" for name, old, new in different):
         raise TrainingError(f"{out} holds a run of another recipe ({changes}); {ADVICE}")
-    if WEIGHTS in names and _FINISHED not in stored:
-        raise TrainingError(f"{out}: expected a run that is not finished, found {WEIGHTS} of another; {ADVICE}")
     if WEIGHTS in names:
+        if _FINISHED not in stored:
+            raise TrainingError(f"{out}: expected a run that is not finished, found {WEIGHTS} of another; {ADVICE}")
         check_finished(stored, out)
 
 
-def recipe_from(values: Mapping[str, Any], where: str, failure: type[Exception] = TrainingError) -> Recipe:
-    """Return the recipe that a ``recipe.json`` holds; fields that it lacks, as those of earlier versions do, have
-    defaults.
-
-    Raises:
-        failure: values that are none of a recipe.
-    """
-    from pydantic import TypeAdapter, ValidationError
-
-    try:
-        return TypeAdapter(Recipe).validate_python(values)
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        name = ".".join(map(str, wrong["loc"]))
-        raise failure(f"{where}: {name}: {wrong['msg']}, found {wrong['input']!r}") from error
+def recipe_from(stored: Mapping[str, Any], out: Path) -> Recipe:
+    """Return the recipe that ``recipe.json`` holds, beside what its end has added."""
+    return validated(Recipe, stored, out / RECIPE, TrainingError)
 
 
 def check_finished(stored: Mapping[str, Any], out: Path) -> None:
-    """Compare the weights of a finished run with what its recipe says of them; recipes of earlier versions say nothing.
-
-    Raises:
-        TrainingError: they are others.
-    """
+    """Compare the weights of a finished run with the sha256 in its recipe, where it has one."""
     if _FINISHED in stored:
         compare_file(out / WEIGHTS, stored[_FINISHED], TrainingError, f"its {RECIPE}", ADVICE)
 
 
-def saved_update(out: Path) -> int:
-    """Return the update from which a run that was killed resumes; 0 where it begins anew.
-
-    Raises:
-        TrainingError: its state is damaged.
-    """
-    from safetensors import safe_open
-
-    path = out / STATE
-    if not path.exists():
-        return 0
-    compare_sealed(path, TrainingError, _ANEW)
-    with safe_open(path, "pt") as state:
-        return int(state.metadata()["update"])
-
-
-def read_recipe(path: Path) -> dict[str, Any]:
+def read_recipe(out: Path) -> dict[str, Any]:
     """Return the recipe of a run, as it is stored.
 
     Raises:
         TrainingError: it cannot be read, or was changed.
     """
-    found = read_json_object(path, TrainingError, ADVICE)
-    compare_checksum(found, path, TrainingError, ADVICE)
+    found = read_json_object(out / RECIPE, TrainingError, ADVICE)
+    compare_checksum(found, out / RECIPE, TrainingError, ADVICE)
     return found
-
-
-def finish_recipe(out: Path, weights: str, **more: str) -> None:
-    """Add to the recipe of a run what its checkpoint is: the sha256 of the weights, and how they were made."""
-    write_object(out / RECIPE, with_checksum(read_recipe(out / RECIPE) | {**more, _FINISHED: weights}))
-
-
-def run_mark(out: Path) -> str:
-    """Return the checksum of the recipe of a run without what its end adds; its state and its snapshots hold it."""
-    stored = read_recipe(out / RECIPE)
-    return checksum_of({name: value for name, value in stored.items() if name not in _ADDED_AT_THE_END})
-
-
-def check_mark(found: str | None, path: Path, out: Path, advice: str) -> None:
-    """Raise TrainingError for the mark of a state or a snapshot of another run; files of earlier versions have none."""
-    if found not in (None, run_mark(out)):
-        where = out / RECIPE
-        raise TrainingError(f"{path}: expected weights of the run of {where}, found those of another run; {advice}")
 
 
 def write_recipe(recipe: Recipe, out: Path) -> None:
     """Write a resolved recipe into a folder that has none yet."""
     if not (out / RECIPE).exists():
-        write_object(out / RECIPE, with_checksum(_plain(recipe)))
+        _write_recipe(out, _plain(recipe))
+
+
+def finish_recipe(out: Path, weights: str, **more: str) -> None:
+    """Add to the recipe of a run the sha256 of its weights, and how they were made."""
+    _write_recipe(out, read_recipe(out) | {**more, _FINISHED: weights})
+
+
+def saved_update(out: Path) -> int:
+    """Return the update from which a run that was killed resumes; 0 where it begins anew."""
+    path = out / STATE
+    return int(compare_sealed(path, TrainingError, _ANEW)["update"]) if path.exists() else 0
+
+
+def compare_weights(path: Path, out: Path, advice: str) -> dict[str, str]:
+    """Compare a state, a snapshot or a checkpoint with its checksum and its run; return its metadata.
+
+    Raises:
+        TrainingError: it is damaged, or of the run of another recipe.
+    """
+    metadata = compare_sealed(path, TrainingError, advice)
+    if metadata.get("run") not in (None, _mark(out)):
+        where = out / RECIPE
+        raise TrainingError(f"{path}: expected weights of the run of {where}, found those of another run; {advice}")
+    return metadata
+
+
+def save_state(out: Path, network: Any, optimiser: torch.optim.Optimizer, update: int) -> None:
+    """Write the weights and the optimiser's moments after an update."""
+    tensors = {}
+    for name, parameter in network.named_parameters():
+        tensors[f"weight.{name}"] = parameter.detach().contiguous()
+        tensors |= {f"{kind}.{name}": value for kind, value in optimiser.state[parameter].items()}
+    _write_tensors(out / STATE, tensors, update, out)
+
+
+def load_state(out: Path, network: Any, optimiser: torch.optim.Optimizer) -> int:
+    """Set a network and its optimiser to the last saved state; return its number of updates, 0 where there is none."""
+    from safetensors.torch import load_file
+
+    if not (out / STATE).exists():
+        return 0
+    metadata = compare_weights(out / STATE, out, _ANEW)
+    stored = load_file(out / STATE)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            parameter.copy_(stored[f"weight.{name}"])
+            moments = {kind: stored[f"{kind}.{name}"] for kind in ("step", "exp_avg", "exp_avg_sq")}
+            optimiser.state[parameter] = {kind: one.to(parameter.device) for kind, one in moments.items()}
+    return int(metadata["update"])
+
+
+def save_snapshot(out: Path, network: Any, update: int) -> None:
+    """Write the weights after an update, in bf16, without the optimiser."""
+    (out / SNAPSHOTS).mkdir(exist_ok=True)
+    weights = {name: one.detach().to("cpu", torch.bfloat16).contiguous() for name, one in network.named_parameters()}
+    _write_tensors(out / SNAPSHOTS / f"update-{update:06d}.safetensors", weights, update, out)
+
+
+def cut_log(out: Path, update: int) -> None:
+    """Drop the rows of the log that are newer than the state from which a run resumes, and one that a kill has cut."""
+    if (out / LOG).exists():
+        lines = [line for line in (out / LOG).read_text().split("\n") if line.endswith("}")]
+        kept = [line + "\n" for line in lines if json.loads(line)["update"] <= update]
+        write_whole(out / LOG, "".join(kept).encode(), TrainingError, _ROOM)
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:
     return json.loads(json.dumps(asdict(recipe)))
 
 
-def save_state(out: Path, network: Any, optimiser: torch.optim.Optimizer, update: int) -> None:
-    """Write the weights and the optimiser's moments after an update."""
-    tensors = {f"weight.{name}": parameter.detach().contiguous() for name, parameter in network.named_parameters()}
-    for name, parameter in network.named_parameters():
-        for key, value in optimiser.state[parameter].items():
-            tensors[f"{key}.{name}"] = value
-    _write_tensors(out / STATE, tensors, update, out)
+def _mark(out: Path) -> str:
+    """Return the checksum of the recipe of a run without what its end adds."""
+    return checksum_of({name: value for name, value in read_recipe(out).items() if name not in _ADDED_AT_THE_END})
 
 
-def load_state(out: Path, network: Any, optimiser: torch.optim.Optimizer) -> int:
-    """Set a network and its optimiser to the last saved state; return its number of updates, 0 where there is none."""
-    from safetensors import safe_open
-
-    path = out / STATE
-    if not path.exists():
-        return 0
-    compare_sealed(path, TrainingError, _ANEW)
-    with safe_open(path, "pt") as state, torch.no_grad():
-        check_mark(state.metadata().get("run"), path, out, _ANEW)
-        for name, parameter in network.named_parameters():
-            kinds = ("weight", "step", "exp_avg", "exp_avg_sq")
-            tensors = {kind: state.get_tensor(f"{kind}.{name}") for kind in kinds}
-            for kind, tensor in tensors.items():
-                if kind != "step" and tensor.shape != parameter.shape:
-                    found, expected = tuple(tensor.shape), tuple(parameter.shape)
-                    raise TrainingError(f"{path}: {kind}.{name}: expected shape {expected}, found {found}; {_ANEW}")
-            parameter.copy_(tensors.pop("weight"))
-            optimiser.state[parameter] = {kind: tensor.to(parameter.device) for kind, tensor in tensors.items()}
-        return int(state.metadata()["update"])
-
-
-def save_snapshot(out: Path, network: Any, update: int) -> None:
-    """Write the weights after an update, in bf16, without the optimiser."""
-    (out / SNAPSHOTS).mkdir(exist_ok=True)
-    tensors = {
-        name: parameter.detach().to("cpu", torch.bfloat16).contiguous()
-        for name, parameter in network.named_parameters()
-    }
-    _write_tensors(out / SNAPSHOTS / f"update-{update:06d}.safetensors", tensors, update, out)
-
-
-def cut_log(out: Path, update: int) -> None:
-    """Drop the rows of the log that are newer than the state from which a run resumes, and one that a kill has cut."""
-    path = out / LOG
-    if path.exists():
-        lines = [line for line in path.read_text().split("\n") if line.endswith("}")]
-        kept = [line + "\n" for line in lines if json.loads(line)["update"] <= update]
-        write_whole(path, "".join(kept).encode(), TrainingError, _ROOM)
+def _write_recipe(out: Path, content: Mapping[str, Any]) -> None:
+    text = json.dumps(with_checksum(content), indent=2) + "\n"
+    write_whole(out / RECIPE, text.encode(), TrainingError, _ROOM)
 
 
 def _write_tensors(path: Path, tensors: dict[str, torch.Tensor], update: int, out: Path) -> None:
     from safetensors.torch import save
 
-    content = sealed(save(tensors, {"update": str(update), "run": run_mark(out)}))
+    content = sealed(save(tensors, {"update": str(update), "run": _mark(out)}))
     write_whole(path, content, TrainingError, _ROOM)
-
-
-def write_object(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON object under another name, and rename it."""
-    write_whole(path, f"{json.dumps(content, indent=2)}\n".encode(), TrainingError, _ROOM)

@@ -12,11 +12,19 @@ from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import PROMPT
 from sinkscope.lab.corpus import Corpus
 from sinkscope.lab.recipes import Recipe
-from sinkscope.lab.run_folder import RECIPE, SNAPSHOTS, WEIGHTS, check_finished, check_mark, read_recipe, recipe_from
+from sinkscope.lab.run_folder import (
+    RECIPE,
+    SNAPSHOTS,
+    WEIGHTS,
+    check_finished,
+    compare_weights,
+    read_recipe,
+    recipe_from,
+)
 from sinkscope.lab.starting_network import build_network
 from sinkscope.lab.texts import Texts
 from sinkscope.lab.training import source_of
-from sinkscope.runs.files import compare_sealed, compare_update, sha256_of
+from sinkscope.runs.files import compare_update, sha256_of
 
 _NAME = re.compile(r"update-([0-9]{6,9})\.safetensors")
 HELD_OUT = -1
@@ -38,9 +46,7 @@ class TrainingRun:
     weights: Mapping[int, Path]
 
     def checksums(self, update: int) -> tuple[str, ...]:
-        """Return the sha256 of the file of a snapshot; behind the last update also that of the snapshot beside the
-        checkpoint.
-        """
+        """Return the sha256 of a snapshot's file; of the last update also of the snapshot beside the checkpoint."""
         files = (self.weights[update], self.folder / SNAPSHOTS / f"update-{update:06d}.safetensors")
         return tuple(dict.fromkeys(sha256_of(file) for file in files if file.exists()))
 
@@ -54,11 +60,9 @@ def open_run(folder: str | Path) -> TrainingRun:
     """
     folder = Path(folder)
     if not (folder / RECIPE).exists():
-        raise CallError(
-            f"{folder}: expected the folder of a training run, with its {RECIPE}, as `sinkscope train` makes"
-        )
-    stored = read_recipe(folder / RECIPE)
-    recipe = recipe_from(stored, str(folder / RECIPE))
+        raise CallError(f"{folder}: expected the folder of a training run, with its {RECIPE}")
+    stored = read_recipe(folder)
+    recipe = recipe_from(stored, folder)
     paths = sorted((folder / SNAPSHOTS).glob("*.safetensors"))
     found = {int(match[1]): path for path in paths if (match := _NAME.fullmatch(path.name))}
     if (folder / WEIGHTS).exists():
@@ -70,17 +74,10 @@ def open_run(folder: str | Path) -> TrainingRun:
 
 
 def check_data(run: TrainingRun, texts: Texts | Corpus | None) -> None:
-    """Raise an error where a run was trained on other data than is given.
-
-    Raises:
-        CallError: it was.
-    """
-    trained, given = run.recipe.data, None if texts is None else texts.fingerprint
+    """Raise CallError where a run was trained on other data than is given."""
+    trained, given = run.recipe.data or "the data of the lab", texts.fingerprint if texts else "the data of the lab"
     if trained != given:
-        raise CallError(
-            f"{run.folder} was trained on {trained or 'the data of the lab'}, found {given or 'none'}; "
-            "pass the same as --data"
-        )
+        raise CallError(f"{run.folder} was trained on {trained}, found {given}; pass the same as --data")
 
 
 def network_at(run: TrainingRun, update: int, tokenizer: Any) -> Any:
@@ -89,16 +86,12 @@ def network_at(run: TrainingRun, update: int, tokenizer: Any) -> Any:
     Raises:
         TrainingError: the file was damaged, or is of another network.
     """
-    from safetensors import safe_open
     from safetensors.torch import load_file
 
     path = run.weights[update]
-    compare_sealed(path, TrainingError)
+    compare_weights(path, run.folder, "put back the snapshot of this run, or take it out")
     if path.name != WEIGHTS:
         compare_update(path, update, TrainingError)
-    with safe_open(path, "pt") as held:
-        mark = (held.metadata() or {}).get("run")
-    check_mark(mark, path, run.folder, "put back the snapshot of this run, or take it out")
     network = build_network(run.recipe, tokenizer)
     stored = {name: tensor.float() for name, tensor in load_file(path).items()}
     if run.recipe.architecture.tied:
@@ -116,7 +109,7 @@ def held_out_rows(
     """Return canvases that no training saw: the tokens of each, and where a token may be predicted.
 
     Raises:
-        TrainingError: the recipe trains on other data.
+        CallError: the recipe trains on other data.
     """
     draw = source_of(recipe, tokenizer, texts)
     tokens: list[np.ndarray] = []

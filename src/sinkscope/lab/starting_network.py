@@ -28,8 +28,7 @@ def choose_tokenizer(recipe: Recipe, texts: Texts | Corpus | None = None) -> Any
 
 
 def build_network(recipe: Recipe, tokenizer: Any) -> Any:
-    """Return the untrained network of a recipe: transformers' Llama, bidirectional for diffusion, with the sink token
-    of the recipe.
+    """Return the untrained network of a recipe: transformers' Llama, bidirectional for diffusion, with its sink token.
 
     Raises:
         TrainingError: the weights to start from have other shapes.
@@ -68,19 +67,14 @@ def build_network(recipe: Recipe, tokenizer: Any) -> Any:
     else:
         network = LlamaForCausalLM(config)
     if recipe.start_from is not None:
-        _start_from(recipe.start_from, network)
+        given = load(recipe.start_from, dtype=torch.float32).network.state_dict()
+        try:
+            network.load_state_dict(given)
+        except RuntimeError as error:
+            raise TrainingError(
+                f"the weights of {recipe.start_from} are no start for {recipe.name}: {error}"
+            ) from error
     variant = variant_of(recipe.sink_token)
     if variant is None:
         return network
     return add_sink_token(network, replace(variant, seed=recipe.seed))
-
-
-def _start_from(name: str, network: Any) -> None:
-    """Copy the weights of a model into a network of the same shape."""
-    given = load(name, dtype=torch.float32).network.state_dict()
-    expected, found = ({key: tuple(one.shape) for key, one in own.items()} for own in (network.state_dict(), given))
-    if found != expected:
-        key = next(key for key in {**expected, **found} if expected.get(key) != found.get(key))
-        shape = expected.get(key, "nothing")
-        raise TrainingError(f"expected weights of {key} {shape} to start from, found {found.get(key)} in {name}")
-    network.load_state_dict(given)

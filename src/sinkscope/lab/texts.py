@@ -17,15 +17,13 @@ import torch
 
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import PROMPT, Canvases, CanvasMix
-from sinkscope.lab.vocabulary import BOS, EOS, MASK
+from sinkscope.lab.vocabulary import BOS, EOS, MASK, as_transformers
 from sinkscope.runs.files import numbered, parse_json, read_text
 
 HELD_OUT_EVERY = 20
 VOCABULARY = 2048
 LONGEST_WORD = 200
-"""Letters without a space that are one word to a trained tokenizer; its time grows with the square of a word (a genome
-in one line).
-"""
+"""Letters without a space that make one word: the time of a tokenizer's training grows with its square (genomes)."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +58,7 @@ def read_texts(path: str | Path) -> Texts:
         text = read_text(path, CallError, "give a file of JSON lines")
         documents = [_document(line, f"{path}, line {number}") for number, line in numbered(text)]
     elif path.suffix == ".json":
-        raise CallError(
-            f'{path}: expected plain text or JSON lines; write one document a line, {{"text": "…"}} or '
-            '{"prompt": "…", "answer": "…"}, into a file whose name ends in .jsonl'
-        )
+        raise CallError(f"{path}: expected plain text, or JSON lines in a file whose name ends in .jsonl")
     else:
         text = read_text(path, CallError, "give a file of UTF-8 text")
         documents = [Document("", part.strip()) for part in re.split(r"\n\s*\n", text) if part.strip()]
@@ -73,54 +68,36 @@ def read_texts(path: str | Path) -> Texts:
 
 
 def _document(line: str, where: str) -> Document:
-    row = parse_json(line, where, CallError)
-    texts = {name: value for name, value in row.items() if isinstance(value, str)} if isinstance(row, dict) else {}
-    found = [
-        Document(texts.get(prompt, ""), texts[text])
-        for prompt, text in (("", "text"), ("prompt", "answer"))
-        if texts.get(text, "").strip() and (not prompt or prompt in texts)
-    ]
-    if len(found) != 1:
-        expected = 'one of {"text": "…"} and {"prompt": "…", "answer": "…"}'
-        raise CallError(f"{where}: expected {expected}, found {line[:60]!r}")
-    return found[0]
+    match parse_json(line, where, CallError):
+        case {"text": str(text), **rest} if text.strip() and not rest.get("answer"):
+            return Document("", text)
+        case {"prompt": str(prompt), "answer": str(text), **rest} if text.strip() and not rest.get("text"):
+            return Document(prompt, text)
+    raise CallError(f'{where}: expected {{"text": "…"}} or {{"prompt": "…", "answer": "…"}}, found {line[:60]!r}')
 
 
 def train_tokenizer(texts: Texts, vocabulary: int = VOCABULARY) -> Any:
-    """Return a byte-level BPE tokenizer trained on documents, with the lab's special tokens; the same for the same
-    documents.
-    """
+    """Return a tokenizer trained on documents, see `train_tokenizer_on`."""
     return train_tokenizer_on((document.prompt + document.text for document in texts.documents), vocabulary)
 
 
 def train_tokenizer_on(texts: Iterable[str], vocabulary: int) -> Any:
     """Return a byte-level BPE tokenizer trained on texts, with the lab's special tokens; same texts, same tokenizer."""
     import tokenizers
-    import transformers
-    from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
 
     tokenizer = tokenizers.Tokenizer(models.BPE())
     cut = pre_tokenizers.Split(tokenizers.Regex(rf"\S{{{LONGEST_WORD}}}"), "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     tokenizer.decoder = decoders.ByteLevel()
-    special = [BOS, EOS, MASK]
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=special,
+        special_tokens=[BOS, EOS, MASK],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, 0)])
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=BOS,
-        eos_token=EOS,
-        pad_token=EOS,
-        mask_token=MASK,
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
-    )
+    return as_transformers(tokenizer)
 
 
 class TextCanvases:
@@ -132,8 +109,7 @@ class TextCanvases:
         mix: lengths of the canvases.
 
     Raises:
-        TrainingError: special tokens or words that are not in the vocabulary stand in a text, or every prompt fills a
-            canvas.
+        TrainingError: a text holds special or unknown tokens, or every prompt fills a canvas.
     """
 
     def __init__(self, texts: Texts, tokenizer: Any, mix: CanvasMix) -> None:
@@ -145,21 +121,14 @@ class TextCanvases:
         own = {self._first, self._last, tokenizer.mask_token_id, tokenizer.unk_token_id} - {None}
         for document, (prompt, text) in zip(texts.documents, pieces, strict=True):
             if special := [token for token in prompt + text if token in own]:
-                token = tokenizer.convert_ids_to_tokens(special[0])
-                raise TrainingError(
-                    f"{texts.fingerprint}: expected words of the tokenizer, without special tokens, found {token!r} "
-                    f"in {(document.prompt + document.text)[:60]!r}; take it out, or train another recipe"
-                )
+                token, found = tokenizer.convert_ids_to_tokens(special[0]), (document.prompt + document.text)[:60]
+                raise TrainingError(f"{texts.fingerprint}: expected no special token, found {token!r} in {found!r}")
         few = len(pieces) < HELD_OUT_EVERY
         self._training = [one for number, one in enumerate(pieces) if few or number % HELD_OUT_EVERY]
         self._held_out = pieces if few else pieces[::HELD_OUT_EVERY]
         room = min(mix.lengths) - 2
-        for documents in (self._training, self._held_out):
-            if (shortest := min(len(prompt) for prompt, _ in documents)) > room:
-                raise TrainingError(
-                    f"{texts.fingerprint}: expected prompts with room for an answer on {min(mix.lengths)} tokens, "
-                    f"found none of fewer than {shortest} tokens; use shorter ones"
-                )
+        if any(min(len(prompt) for prompt, _ in each) > room for each in (self._training, self._held_out)):
+            raise TrainingError(f"{texts.fingerprint}: expected a prompt of at most {room} tokens, found longer ones")
 
     def draw(self, seed: int, update: int) -> Canvases:
         """Return batch number ``update``; of held-out documents where it is negative."""

@@ -1,5 +1,4 @@
-"""The training loop: AdamW, linear warm-up and cosine decay, bf16 autocast, gradient clipping, exact resumption after a
-kill.
+"""The training loop: AdamW, warm-up and cosine decay, bf16 autocast, gradient clipping, exact resumption.
 
 Every random draw of update n comes from a generator seeded with (seed, n), so the state of a run is its weights, the
 optimiser's moments and n; `run_folder` keeps them.
@@ -40,17 +39,14 @@ VALIDATION_BATCHES = 8
 
 
 def learning_rate(recipe: Recipe, update: int) -> float:
-    """Return the learning rate of an update: linear warm-up, then a cosine to ``final_share`` of the peak, where it
-    stays.
-    """
+    """Return the learning rate of an update: linear warm-up, then a cosine to ``final_share`` of the peak."""
     decay = recipe.decay_updates or recipe.updates
     warmup = max(1, round(recipe.warmup_share * decay))
     if update < warmup:
         return recipe.learning_rate * (update + 1) / warmup
     progress = min(1.0, (update - warmup) / max(1, decay - warmup))
-    return recipe.learning_rate * (
-        recipe.final_share + (1 - recipe.final_share) * 0.5 * (1 + math.cos(math.pi * progress))
-    )
+    cosine = 0.5 * (1 + math.cos(math.pi * progress))
+    return recipe.learning_rate * (recipe.final_share + (1 - recipe.final_share) * cosine)
 
 
 Watch = Callable[[Any, int], object]
@@ -80,28 +76,25 @@ def train(
     """
     find_device(device)
     out, recipe = Path(out), replace(recipe, data=None if texts is None else texts.fingerprint)
+    check_recipe(recipe, out)
     with torch.random.fork_rng(), own_defaults(), torch.enable_grad():
-        check_recipe(recipe, out)
-        tokenizer = choose_tokenizer(recipe, texts)
-        return _train(recipe, out, texts, tokenizer, device, progress, watch)
+        return _train(recipe, out, texts, device, progress, watch)
 
 
 def _train(
-    recipe: Recipe,
-    out: Path,
-    texts: Texts | Corpus | None,
-    tokenizer: Any,
-    device: str,
-    progress: bool,
-    watch: Watch | None,
+    recipe: Recipe, out: Path, texts: Texts | Corpus | None, device: str, progress: bool, watch: Watch | None
 ) -> Any:
+    tokenizer = choose_tokenizer(recipe, texts)
     draw = source_of(recipe, tokenizer, texts)
     network = build_network(recipe, tokenizer).to(device)
     out.mkdir(parents=True, exist_ok=True)
     write_recipe(recipe, out)  # after the network: a recipe that is refused leaves no file
-    optimiser = torch.optim.AdamW(
-        _parameter_groups(network, recipe.weight_decay), lr=recipe.learning_rate, betas=recipe.betas, fused=True
-    )
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [one for one in parameters if one.ndim >= 2], "weight_decay": recipe.weight_decay},
+        {"params": [one for one in parameters if one.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimiser = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas, fused=True)
     start = load_state(out, network, optimiser)
     cut_log(out, start)
     objective = _objective(recipe, network, tokenizer, device)
@@ -127,10 +120,9 @@ def _train(
             done = update + 1
             bar.advance()
             if done % recipe.log_every == 0 or done == recipe.updates:
-                row = {"update": done, "loss": loss.item(), "gradient_norm": float(norm), "learning_rate": rate}
+                row = _finite(done, loss, norm, recipe) | {"learning_rate": rate}
                 if done % recipe.validate_every == 0 or done == recipe.updates:
                     row["validation_loss"] = _validate(objective, draw)
-                _check_finite(row, recipe)
                 log.write(json.dumps(row) + "\n")
                 log.flush()
                 bar.advance(0, loss=f"{row['loss']:.3f}")
@@ -139,38 +131,27 @@ def _train(
             if watch is not None:
                 watch(network, done)
             if done % recipe.save_every == 0 or done == recipe.updates:
-                _check_finite({"update": done, "loss": loss.item(), "gradient_norm": float(norm)}, recipe)
+                _finite(done, loss, norm, recipe)
                 save_state(out, network, optimiser, done)
     return network
 
 
-def _check_finite(row: dict[str, Any], recipe: Recipe) -> None:
-    """Raise TrainingError for a loss or a gradient that is no finite number, from which no update leads back."""
+def _finite(update: int, loss: torch.Tensor, norm: torch.Tensor, recipe: Recipe) -> dict[str, Any]:
+    row = {"update": update, "loss": loss.item(), "gradient_norm": float(norm)}
     for name, value in row.items():
-        if not math.isfinite(value):
+        if not math.isfinite(value):  # no update leads back from it
             raise TrainingError(
-                f"{recipe.name}, update {row['update']}: expected a finite {name.replace('_', ' ')}, found {value}; "
+                f"{recipe.name}, update {update}: expected a finite {name.replace('_', ' ')}, found {value}; "
                 f"train with a lower learning_rate than {recipe.learning_rate} into another folder"
             )
-
-
-def _parameter_groups(network: Any, weight_decay: float) -> list[dict[str, Any]]:
-    """Return the parameters for the optimiser: matrices with weight decay, vectors without."""
-    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    return [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
+    return row
 
 
 def source_of(recipe: Recipe, tokenizer: Any, texts: Texts | Corpus | None) -> Callable[[int, int], Canvases]:
     """Return the function (seed, update) → batch: windows of a corpus, the user's documents, or the lab's problems."""
-    if recipe.nulls is not None and texts is not None:
-        raise CallError(f"{recipe.name}: expected no --data, because it draws its own canvases")
-    if recipe.text != isinstance(texts, Corpus):
-        expected = "a corpus folder" if recipe.text else "a file of text or nothing"
-        found = "none" if texts is None else "a file of text" if recipe.text else "a corpus folder"
-        raise CallError(f"{recipe.name}: expected {expected} as --data, found {found}; see `sinkscope train --help`")
+    if recipe.text != isinstance(texts, Corpus) or (recipe.nulls is not None and texts is not None):
+        expected = "a corpus folder" if recipe.text else "a file of text or nothing" if not recipe.nulls else "nothing"
+        raise CallError(f"{recipe.name}: expected {expected} as --data, found {texts and texts.fingerprint}")
     if recipe.nulls is not None:
         task = recipe.nulls
         return lambda seed, update: draw_nulls(task, seed, update)

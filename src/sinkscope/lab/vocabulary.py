@@ -25,26 +25,14 @@ def words() -> list[str]:
     """Return every token of the lab's texts and every printable ASCII character, sorted."""
     import tokenizers
 
-    lists = (
-        word_problems.NAMES,
-        word_problems.ITEMS,
-        word_problems.PLACES,
-        word_problems.DAYS,
-        code_tasks.FUNCTIONS,
-        code_tasks.ARGUMENTS,
-    )
-    texts = [f"{word} {word}" for group in lists for word in group]
+    of_problems = (*word_problems.NAMES, *word_problems.ITEMS, *word_problems.PLACES, *word_problems.DAYS)
+    letters = [one for one in string.printable if one.isprintable() and one != " "]
+    texts = [f"{word} {word}" for word in (*of_problems, *code_tasks.FUNCTIONS, *code_tasks.ARGUMENTS, *letters)]
     texts += [template.question for template in word_problems.TEMPLATES]
     texts += [f"{template.request} {template.body}" for template in code_tasks.CODE_TEMPLATES]
     rng = random.Random(0)
-    texts += [
-        render(task)
-        for make in (word_problems.make_problem, code_tasks.make_code_task)
-        for task in (make(rng) for _ in range(2000))
-    ]
-    texts += [
-        f"{character} {character}" for character in string.printable if character.isprintable() and character != " "
-    ]
+    for make in (word_problems.make_problem, code_tasks.make_code_task):
+        texts += [render(make(rng)) for _ in range(2000)]
     split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(_PIECES), "isolated")
     found = {"\n", SPACE, SPACE * 4}
     for text in texts:
@@ -56,29 +44,27 @@ def words() -> list[str]:
 def build_tokenizer() -> Any:
     """Return the tokenizer as a `transformers.PreTrainedTokenizerFast`, which `AutoTokenizer` reads from a folder."""
     import tokenizers
-    import transformers
-    from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+    from tokenizers import decoders, models, normalizers, pre_tokenizers
 
     vocabulary = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *words()])}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Replace(" ", SPACE)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(_PIECES), "isolated")
     tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse()])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", special_tokens=[(BOS, vocabulary[BOS])]
-    )
-    fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=BOS,
-        eos_token=EOS,
-        pad_token=EOS,
-        mask_token=MASK,
-        unk_token=UNKNOWN,
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
-    )
+    fast = as_transformers(tokenizer, unk_token=UNKNOWN)
     fast.chat_template = CHAT_TEMPLATE
     return fast
+
+
+def as_transformers(tokenizer: Any, **more: Any) -> Any:
+    """Return a tokenizer with the lab's special tokens as a `transformers.PreTrainedTokenizerFast`."""
+    from tokenizers import processors
+    from transformers import PreTrainedTokenizerFast
+
+    begins = [(BOS, tokenizer.token_to_id(BOS))]
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=begins)
+    special = {"bos_token": BOS, "eos_token": EOS, "pad_token": EOS, "mask_token": MASK, "padding_side": "left"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special, **more)
 
 
 def render(problem: word_problems.Problem) -> str:

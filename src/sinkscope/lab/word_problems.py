@@ -9,7 +9,7 @@ Held-out problems are only new *texts*: their numbers, names and templates all o
 import functools
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 HELD_OUT_SEED = 20251015
@@ -45,6 +45,9 @@ class Problem:
     worked: str
     result: str
     template: str
+
+
+Make = Callable[[random.Random], Problem]
 
 
 @dataclass(frozen=True)
@@ -121,9 +124,7 @@ _SYMBOLS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 
 
 def make_problem(rng: random.Random, templates: tuple[str, ...] = ()) -> Problem:
-    """Return a random problem, from ``templates`` if any are named; every number and intermediate result is from 1 to
-    12.
-    """
+    """Return a random problem, from ``templates`` if any are named; every number and result is from 1 to 12."""
     template = rng.choice([one for one in TEMPLATES if one.name in templates] if templates else TEMPLATES)
     letters = sorted({letter for operation in template.operations for letter in operation if letter.isalpha()})
     while True:
@@ -160,29 +161,38 @@ def _work_out(operations: tuple[str, ...], numbers: dict[str, int]) -> list[tupl
     return steps
 
 
-@functools.cache
-def held_out_problems() -> tuple[Problem, ...]:
-    """Return the fixed held-out set: 1,319 different problems, always the same ones in the same order."""
-    rng = random.Random(HELD_OUT_SEED)
-    problems: dict[str, Problem] = {}
-    while len(problems) < HELD_OUT_COUNT:
-        problem = make_problem(rng)
+def first_different(make: Make, seed: int, count: int) -> tuple[Problem, ...]:
+    """Return the first problems with different questions that a seed gives."""
+    rng, problems = random.Random(seed), dict[str, Problem]()
+    while len(problems) < count:
+        problem = make(rng)
         problems.setdefault(problem.question, problem)
     return tuple(problems.values())
 
 
+def endless(make: Make, rng: random.Random, held_out: Callable[[], Iterable[Problem]]) -> Iterator[Problem]:
+    """Yield problems without end, none of them with a held-out question."""
+    questions = questions_of(held_out)
+    while True:
+        if (problem := make(rng)).question not in questions:
+            yield problem
+
+
 @functools.cache
-def _held_out_questions() -> frozenset[str]:
-    return frozenset(problem.question for problem in held_out_problems())
+def questions_of(problems: Callable[[], Iterable[Problem]]) -> frozenset[str]:
+    """Return the questions of a set that is always the same."""
+    return frozenset(problem.question for problem in problems())
+
+
+@functools.cache
+def held_out_problems() -> tuple[Problem, ...]:
+    """Return the fixed held-out set: 1,319 different problems, always the same ones in the same order."""
+    return first_different(make_problem, HELD_OUT_SEED, HELD_OUT_COUNT)
 
 
 def training_problems(rng: random.Random, templates: tuple[str, ...] = ()) -> Iterator[Problem]:
     """Yield problems without end, none of them with a held-out question, from ``templates`` if any are named."""
-    held_out = _held_out_questions()
-    while True:
-        problem = make_problem(rng, templates)
-        if problem.question not in held_out:
-            yield problem
+    return endless(functools.partial(make_problem, templates=templates), rng, held_out_problems)
 
 
 def read_result(answer: str) -> str | None:

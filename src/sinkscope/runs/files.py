@@ -5,7 +5,6 @@ Functions take ``failure``, the class of the exception that they raise where a f
 """
 
 import contextlib
-import fnmatch
 import gzip
 import hashlib
 import json
@@ -16,7 +15,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from sinkscope.errors import SinkscopeError, first_line
 
@@ -30,15 +29,6 @@ _CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 Failure = type[SinkscopeError]
 
 
-def files_in(folder: Path, pattern: str) -> list[Path]:
-    """Return the paths in a folder whose names match a pattern such as ``*.json``, in order; none where there is no
-    folder.
-    """
-    if not folder.is_dir():
-        return []
-    return [folder / name for name in sorted(os.listdir(folder)) if fnmatch.fnmatchcase(name, pattern)]
-
-
 def read_text(path: Path, failure: Failure, advice: str = "") -> str:
     """Return the text of a UTF-8 file, plain or in gzip, without a byte order mark.
 
@@ -49,27 +39,17 @@ def read_text(path: Path, failure: Failure, advice: str = "") -> str:
         content = path.read_bytes()
         return (gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content).decode("utf-8-sig")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise failure(
-            _message(path, f"cannot be read ({getattr(error, 'strerror', None) or error})", advice)
-        ) from error
-
-
-def read_json(path: Path, failure: Failure, advice: str = "") -> Any:
-    """Return the JSON value in a file.
-
-    Raises:
-        failure: it cannot be read, or is no JSON.
-    """
-    return parse_json(read_text(path, failure, advice), str(path), failure, advice)
+        reason = getattr(error, "strerror", None) or error
+        raise failure(_message(path, f"cannot be read ({reason})", advice)) from error
 
 
 def read_json_object(path: Path, failure: Failure, advice: str = "") -> dict[str, Any]:
     """Return the JSON object in a file.
 
     Raises:
-        failure: as `read_json`, or another value.
+        failure: it cannot be read, or is no JSON object.
     """
-    found = read_json(path, failure, advice)
+    found = parse_json(read_text(path, failure, advice), str(path), failure, advice)
     if not isinstance(found, dict):
         raise failure(_message(path, f"expected a JSON object, found {shown(found)}", advice))
     return found
@@ -118,8 +98,7 @@ def validated(kind: Any, document: Any, where: Path | str, failure: Failure, adv
     """Return a JSON value as the dataclass (or other type) that describes it; the type is the schema.
 
     Raises:
-        failure: a field is missing, unknown to it, of another type, or out of its bounds; the message names the first
-            one.
+        failure: names the first field that is missing, unknown, of another type, or out of its bounds.
     """
     from pydantic import ValidationError
 
@@ -148,13 +127,7 @@ def _finite(value: Any) -> Any:
 
 
 def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview], failure: Failure, advice: str) -> None:
-    """Write a file, whole or in pieces, so that a reader sees all of it or nothing.
-
-    Two processes may write the same file at once: the one that ends last wins.
-
-    Raises:
-        failure: it cannot be written.
-    """
+    """Write a file, whole or in pieces, so that a reader sees all of it or nothing; of two writers the last wins."""
     write_together({path: content}, failure, advice)
 
 
@@ -235,39 +208,35 @@ def compare_sealed(path: Path, failure: Failure, advice: str = "") -> dict[str, 
     """
     try:
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(length, path.stat().st_size)))
+            header = _header(file)
             metadata = header.get("__metadata__", {})
             whole = SHA256 not in metadata or metadata[SHA256] == _digest(header, iter(lambda: file.read(_PIECE), b""))
     except OSError as error:
         raise failure(f"{path} cannot be read ({error.strerror or error})") from error
     except (ValueError, AttributeError) as error:
-        raise failure(
-            f"{path}: expected a safetensors file, found something else ({first_line(error)}); {advice or DAMAGED}"
-        ) from error
+        what = f"expected a safetensors file, found something else ({first_line(error)})"
+        raise failure(f"{path}: {what}; {advice or DAMAGED}") from error
     if not whole:
         raise failure(f"{path}: expected the tensors whose sha256 it holds, found others; {advice or DAMAGED}")
     return metadata
 
 
 def compare_update(path: Path, update: int, failure: Failure) -> None:
-    """Compare the update that a snapshot holds with the one of its name.
-
-    Raises:
-        failure: it holds another one, or has a checksum and holds none.
-    """
+    """Raise ``failure`` where a snapshot holds another update than its name says, or has a checksum and holds none."""
     with path.open("rb") as file:
-        held = json.loads(file.read(int.from_bytes(file.read(8), "little"))).get("__metadata__", {})
+        held = _header(file).get("__metadata__", {})
     found = str(held.get("update", "none" if SHA256 in held else update))
     if found != str(update):
         raise failure(f"{path}: expected update {update}, as its name says, found {found}; rename it back")
 
 
-def compare_file(path: Path, sha256: str, failure: Failure, whose: str, advice: str = "") -> None:
-    """Compare all bytes of a file with a sha256 that stands elsewhere.
+def _header(file: IO[bytes]) -> dict[str, Any]:
+    length = int.from_bytes(file.read(8), "little")
+    return json.loads(file.read(min(length, os.fstat(file.fileno()).st_size)))
 
-    Args:
-        whose: names what gives the checksum, such as ``its manifest``.
+
+def compare_file(path: Path, sha256: str, failure: Failure, whose: str, advice: str = "") -> None:
+    """Compare all bytes of a file with the sha256 that something else gives, such as ``its manifest``.
 
     Raises:
         failure: it cannot be read, or has other bytes than were written.

@@ -24,6 +24,7 @@ EVALUATION, COMPARISON, ROLES = "an evaluation", "a comparison of caches", "role
 """The kinds of results that a folder with a run.json may hold."""
 
 Failure = type[SinkscopeError]
+_LOCKABLE = "choose a folder on a disk where files can be locked"
 
 
 @contextmanager
@@ -42,9 +43,8 @@ def made_folder(folder: Path, failure: Failure, wanted: str = "") -> Iterator[No
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (NotADirectoryError, FileExistsError) as error:
-        raise CallError(
-            f"{wanted or folder}: expected a folder, found a file on the way; choose another name"
-        ) from error
+        what = f"{wanted or folder}: expected a folder, found a file on the way"
+        raise CallError(f"{what}; choose another name") from error
     except OSError as error:
         raise failure(f"{folder} cannot be made ({error.strerror or error}); choose another folder") from error
     try:
@@ -56,31 +56,31 @@ def made_folder(folder: Path, failure: Failure, wanted: str = "") -> Iterator[No
         raise
 
 
-@contextmanager
-def held(path: Path, name: str, failure: Failure, wait: bool = False) -> Iterator[None]:
-    """Hold the lock that is a file while the body runs, and remove it at the end.
-
-    Args:
-        name: what it protects, for the message.
-        wait: whether to wait for another holder.
-
-    Raises:
-        failure: another process holds it, or it cannot be made.
-    """
+def _acquire(path: Path, name: str, failure: Failure, blocking: bool) -> Any:
+    """Return the lock that is a file, acquired; ``name`` stands for what it protects in messages."""
     import filelock
 
-    path = path.absolute()  # the body may change the current folder
     lock = filelock.FileLock(path, thread_local=False, fallback_to_soft=False)
     try:
-        lock.acquire(blocking=wait)
+        lock.acquire(blocking=blocking)
     except filelock.Timeout as error:
         owner = path.read_text().strip() if path.exists() else ""
         who = "this process" if owner == str(os.getpid()) else f"process {owner or 'unknown'}"
         raise failure(f"{name}: another run is writing into it ({who}); wait for it or choose another name") from error
     except (OSError, NotImplementedError) as error:
-        raise failure(
-            f"{name} cannot be locked ({error}); choose a folder on a disk where files can be written and locked"
-        ) from error
+        raise failure(f"{name} cannot be locked ({error}); {_LOCKABLE}") from error
+    return lock
+
+
+@contextmanager
+def held(path: Path, name: str, failure: Failure) -> Iterator[None]:
+    """Hold the lock that is a file while the body runs, and remove it at the end.
+
+    Raises:
+        failure: another process holds it, or it cannot be made.
+    """
+    path = path.absolute()  # the body may change the current folder
+    lock = _acquire(path, name, failure, blocking=False)
     try:
         with contextlib.suppress(OSError):
             path.write_text(f"{os.getpid()}\n")
@@ -111,10 +111,8 @@ def claimed_file(path: Path, failure: Failure) -> Iterator[None]:
     Raises:
         failure: another process writes it, or its folder cannot be made or locked.
     """
-    with (
-        made_folder(path.parent, failure, str(path)),
-        held(path.with_name(f".{path.name}{CLAIM}"), str(path), failure),
-    ):
+    lock = path.with_name(f".{path.name}{CLAIM}")
+    with made_folder(path.parent, failure, str(path)), held(lock, str(path), failure):
         yield
 
 
@@ -136,27 +134,17 @@ def new_folder(folder: Path, failure: Failure, purpose: str, *last: str, among: 
         place = whole / f"files{UNFINISHED}"
         shutil.rmtree(place, ignore_errors=True)  # of a run that was killed
         there = [name for name in names_in(whole) if not among or name in among]
-        if there and among:
-            raise CallError(f"{folder / there[0]} is there already; choose another folder or delete it")
         if there:
-            raise CallError(
-                f"{folder}: expected a new or empty folder for {purpose}, found something there ({there[0]}); "
-                "choose another folder or delete it"
-            )
+            what = f"expected a new or empty folder for {purpose}, found something there ({there[0]})"
+            what = f"{folder / there[0]} is there already" if among else f"{folder}: {what}"
+            raise CallError(f"{what}; choose another folder or delete it")
         with _moving(place, whole, str(folder), failure, last):
             yield place
 
 
 @contextmanager
 def replaced_files(folder: Path, failure: Failure) -> Iterator[Path]:
-    """Give a place within a folder; the files written there take the places of earlier ones all together when the body
-    ends.
-
-    Where the body raises, the earlier ones stay as they are.
-
-    Raises:
-        failure: they cannot be written.
-    """
+    """Give a place for new files of a folder, which replace earlier ones together when the body ends, if it does."""
     whole = folder.absolute()
     with _moving(whole / f"files{UNFINISHED}", whole, str(folder), failure, ()):
         yield whole / f"files{UNFINISHED}"
@@ -172,9 +160,8 @@ def _moving(place: Path, whole: Path, name: str, failure: Failure, last: Collect
         for one in sorted(names_in(place), key=lambda one: one in last):
             (place / one).replace(whole / one)
     except OSError as error:
-        raise failure(
-            f"{name} cannot be written ({error.strerror or error}); make room or choose another folder"
-        ) from error
+        why = error.strerror or error
+        raise failure(f"{name} cannot be written ({why}); make room or choose another folder") from error
     except failure as error:
         raise failure(str(error).replace(str(place), name)) from error
     finally:
@@ -202,9 +189,7 @@ def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any], where: str =
 
 
 def difference_in_words(name: str, old: Any, new: Any, form: str) -> str:
-    """Return a difference between two runs in the form of a text for its name and both values; of a checksum, only its
-    name.
-    """
+    """Return a difference between two runs by a form for its name and both values; of a checksum, only its name."""
     checksum = re.fullmatch(r"(?:.*\.)?(\w+?)s?_(?:sha256|hash)", name)
     return f"other {checksum[1]}s" if checksum else form.format(name=name, old=old, new=new)
 
@@ -231,14 +216,7 @@ def exclusive(path: Path, failure: Failure) -> Iterator[None]:
     Raises:
         failure: it cannot be made or locked.
     """
-    import filelock
-
-    lock = filelock.FileLock(path.absolute(), fallback_to_soft=False)
-    try:
-        lock.acquire()
-    except (OSError, NotImplementedError) as error:
-        advice = "choose a folder on a disk where files can be locked"
-        raise failure(f"{path} cannot be locked ({error}); {advice}") from error
+    lock = _acquire(path.absolute(), str(path), failure, blocking=True)
     try:
         yield
     finally:
@@ -246,11 +224,7 @@ def exclusive(path: Path, failure: Failure) -> Iterator[None]:
 
 
 def open_lock(path: Path, failure: Failure) -> IO[str]:
-    """Open the file of a lock that the processes of one run share; it is made if need be.
-
-    Raises:
-        failure: it cannot be opened.
-    """
+    """Open the file of a lock that the processes of one run share; it is made if need be."""
     try:
         return path.open("a+")
     except OSError as error:
@@ -271,8 +245,7 @@ def lock(file: IO[str], how: int, failure: Failure) -> None:
     except BlockingIOError:
         raise
     except OSError as error:
-        advice = "choose a folder on a disk where files can be locked"
-        raise failure(f"{file.name} cannot be locked ({error.strerror}); {advice}") from error
+        raise failure(f"{file.name} cannot be locked ({error.strerror}); {_LOCKABLE}") from error
 
 
 def kind_of_run(run: Mapping[str, Any]) -> str:

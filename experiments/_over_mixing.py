@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _claims import MAIN, Claim, Number, Part, interval, result_of, tell, text_of
+from _claims import MAIN, Claim, Number, Part, interval, result_of, text_of
 from _lab_runs import RUNS, WORK, load, trace
 from _mixing import attention_variance, effective_rank, mean_cosine, perturbation_spread
 from torch import Tensor
@@ -120,18 +120,9 @@ def parts() -> tuple[Part, ...]:
         top, none, random = (number(name, rule) for rule in ("top:1@current", "none", "random:1@current"))
         for other, what in ((none, "nothing"), (random, "random key")):
             short = f"{name.removeprefix('effective ').removeprefix('mean ').removeprefix('perturbation ')}, minus {what.split()[0]}"
-            found.append(
-                Part(
-                    f"{name}: top sink hidden minus {what} hidden",
-                    top,
-                    wanted,
-                    0.0,
-                    other,
-                    decides,
-                    short if decides else "",
-                )
-            )
-    found += [Part(f"{name}: nothing hidden", number(name, "none"), "above", 0.0, decides=False) for name in UNITS]
+            told = f"{name}: top sink hidden minus {what} hidden"
+            found.append(Part(told, top, wanted, 0.0, short if decides else "", minus=other))
+    found += [Part(f"{name}: nothing hidden", number(name, "none"), "above", 0.0) for name in UNITS]
     return tuple(found)
 
 
@@ -159,6 +150,3 @@ CLAIM = Claim(
     "for hiding as such, not for how much attention is moved.",
     parts=parts(),
 )
-
-if __name__ == "__main__":
-    tell(CLAIM, __file__, read)

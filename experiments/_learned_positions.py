@@ -14,7 +14,7 @@ Cost      two trainings of about 13 minutes on one core (`sinkscope train lab-di
 import dataclasses
 from typing import Any
 
-from _claims import Claim, Number, Part, read_part, tell
+from _claims import Claim, Number, Part, read_part
 from _lab_runs import RUNS, WORK, Run
 
 from sinkscope.lab.checkpoint import train_checkpoint
@@ -38,8 +38,8 @@ def beside(what: str, statistic: str, wanted: Any, bound: float) -> tuple[Part, 
     """Return the same part for the rotary twin, and the difference; neither decides."""
     learned, rotary = (Number(name, statistic) for name in TWINS)
     return (
-        Part(f"rotary positions: {what}", rotary, wanted, bound, decides=False),
-        Part(f"learned minus rotary: {what}", learned, wanted, 0.0, minus=rotary, decides=False),
+        Part(f"rotary positions: {what}", rotary, wanted, bound),
+        Part(f"learned minus rotary: {what}", learned, wanted, 0.0, minus=rotary),
     )
 
 
@@ -83,6 +83,3 @@ CLAIM = Claim(
         *beside("attention that sinks receive", "concentration.share_on_sinks", "above", 0.5),
     ),
 )
-
-if __name__ == "__main__":
-    tell(CLAIM, __file__, read)
