@@ -13,7 +13,7 @@ from sinkscope.figures.explorer import explore
 from sinkscope.recorder.attention_map import recompute_map
 from sinkscope.roles import Roles, Rules, roles_for
 from sinkscope.statistics import analyse
-from sinkscope.statistics.analysis import _same_model
+from sinkscope.statistics.one_kind import same_model
 from sinkscope.traces import open_trace
 
 SETTINGS = {"length": 4, "steps": 4, "block": 4}
@@ -49,12 +49,12 @@ def test_traces_of_an_older_version_name_no_config(two):
     _, traces = two
     del traces[1].manifest["model"]["config_hash"]
     assert analyse(traces, choice=False).prompts == 2
-    assert _same_model(
-        _same_model(("a", "w", "c"), {"name": "a", "weight_hash": "w"}), {"weight_hash": "w", "config_hash": "c"}
+    assert same_model(
+        same_model(("a", "w", "c"), {"name": "a", "weight_hash": "w"}), {"weight_hash": "w", "config_hash": "c"}
     )
     with pytest.raises(CallError, match=r"expected traces of one model, found .*config\.json"):
-        _same_model(
-            _same_model(("a", "w", "c"), {"name": "a", "weight_hash": "w"}), {"weight_hash": "w", "config_hash": "d"}
+        same_model(
+            same_model(("a", "w", "c"), {"name": "a", "weight_hash": "w"}), {"weight_hash": "w", "config_hash": "d"}
         )
 
 
@@ -83,7 +83,7 @@ def test_a_map_is_not_computed_by_the_other(two):
         recompute_map(models[1], traces[0], step=1, layer=0, head=0)
 
 
-def test_a_model_in_another_float_type_is_the_same_model(folder):
+def test_a_model_in_another_float_type_is_thesame_model(folder):
     cards = [sinkscope.load(folder, dtype=dtype).card for dtype in ("float32", "bfloat16")]
     assert cards[0].config_hash == cards[1].config_hash != ""
 

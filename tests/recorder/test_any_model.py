@@ -408,7 +408,7 @@ def test_tokens_that_are_unknown_are_counted_as_such(tmp_path):
     with sinkscope.recording(network, out=tmp_path / "s", keep="statistics"), torch.no_grad():
         network(inputs_embeds=states)
     summary = Summary.from_arrays(read_statistics(tmp_path / "s")[1])
-    assert summary.token_tallies()["token"].tolist() == [-1]
+    assert summary.arrays["tokens.ids"].tolist() == [-1]
 
 
 def test_traces_of_an_encoder_and_a_decoder_can_be_read_for_sinks(tmp_path):

@@ -11,9 +11,9 @@ benchmarks/RESULTS.md.
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
-from sinkscope.statistics.averages import product, ratio
+from sinkscope.statistics.averages import product
 
 LEAST_PROMPTS = 5
 """Fewer prompts get no interval: five values can be drawn in only 126 ways."""
@@ -178,23 +178,3 @@ def _corrected(
         ends.append(drawn[lower, columns] + (place - lower) * (drawn[upper, columns] - drawn[lower, columns]))
     flat = drawn[count - 1, np.arange(drawn.shape[1])] - drawn[0] <= rounding
     return np.where(flat, mean, ends[0]), np.where(flat, mean, ends[1])
-
-
-def intervals_of_sums(
-    count: Int[np.ndarray, "*statistic"],
-    total: Float[np.ndarray, "*statistic"],
-    square: Float[np.ndarray, "*statistic"],
-) -> tuple[Float[np.ndarray, "*statistic"], Float[np.ndarray, "*statistic"], Float[np.ndarray, "*statistic"]]:
-    """Return mean, low and high from sums over prompts, by Student's t: for statistics that do not keep single prompts.
-
-    Args:
-        count, total, square: number, sum and sum of squares of the prompts that have a value. Fewer than five get no
-            interval (NaN).
-    """
-    from scipy.special import stdtrit
-
-    mean = ratio(total, count)
-    variance = ratio(square - count * np.nan_to_num(mean) ** 2, count - 1)
-    half = stdtrit(np.maximum(count - 1, 1), (1 + LEVEL) / 2) * np.sqrt(np.maximum(variance, 0) / np.maximum(count, 1))
-    half = np.where(count < LEAST_PROMPTS, np.nan, half)
-    return mean, mean - half, mean + half
