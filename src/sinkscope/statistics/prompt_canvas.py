@@ -135,9 +135,7 @@ class PromptCanvas:
 
     @property
     def token_ids(self) -> Int[np.ndarray, " token"]:
-        """The distinct tokens, in rising order; −1 among them where what went in were states and their tokens are
-        unknown.
-        """
+        """The distinct tokens, in rising order; −1 among them where the input were states and tokens are unknown."""
         return self._distinct[0]
 
     @property
@@ -153,11 +151,8 @@ class PromptCanvas:
     @cached_property
     def token_classes(self) -> Int[np.ndarray, " token"]:
         """Number in `token_classes.CLASSES` of each of `token_ids`."""
-        mask, special = self.settings.mask_id, self.settings.special_ids
-        names = [
-            token_class(self.vocabulary.get(token), token == mask, token in special)
-            for token in self.token_ids.tolist()
-        ]
+        mask, special, texts = self.settings.mask_id, self.settings.special_ids, self.vocabulary
+        names = [token_class(texts.get(one), one == mask, one in special) for one in self.token_ids.tolist()]
         return np.array([CLASSES.index(name) for name in names], dtype=np.int64)
 
 
