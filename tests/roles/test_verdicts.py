@@ -1,6 +1,7 @@
 """Verdicts on networks whose truth is known, because their weights were set by hand."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import _networks_by_hand
@@ -301,7 +302,7 @@ def test_roles_are_read_as_they_were_written(folder, tmp_path):
     with pytest.raises(CallError, match=r"the roles are of .* with weights .*, the trace is of weights 000000000000…"):
         roles_for("0" * 64, found)
     with pytest.raises(CallError, match=r"heads\.0\.role: expected what `sinkscope roles` writes"):
-        Roles.from_dict(found.as_dict() | {"heads": [found.heads[0].as_dict() | {"role": "king"}]})
+        Roles.from_dict(found.as_dict() | {"heads": [asdict(found.heads[0]) | {"role": "king"}]})
 
 
 def test_the_roles_in_the_results_are_those_of_the_bundled_weights_by_the_rules_of_today():
