@@ -88,7 +88,7 @@ def find_roles(
         "control": "keys that are no sinks",
         "measured": MEASURED,
         "canvases": canvases,
-        "seed": control_seed,
+        "control_seed": control_seed,
         "settings": {name: repr(value) for name, value in asdict(resolved).items()},
     }
     folder = None if out is None else Path(out)

@@ -118,6 +118,6 @@ def _to_the_left(places: np.ndarray, shift: int) -> np.ndarray:
 
 
 def predictions(model: Model, tokens: torch.Tensor, readers: torch.Tensor) -> torch.Tensor:
-    """Return log-probabilities float32 [row, reader, vocabulary] of canvases [row, position], read at one set of places."""
+    """Return log-probabilities float32 [row, reader, vocabulary] of canvases [row, position], all read alike."""
     states = model.network.model(input_ids=tokens, use_cache=False).last_hidden_state
     return model.network.lm_head(states[:, readers.to(states.device)]).float().log_softmax(-1)

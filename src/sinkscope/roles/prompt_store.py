@@ -17,25 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sinkscope.errors import CallError, EvaluationError
-from sinkscope.runs.files import (
-    CHECKSUM,
-    UNFINISHED,
-    checksum_of,
-    compare_checksum,
-    read_json_object,
-    with_checksum,
-    write_whole,
-)
-from sinkscope.runs.folder import (
-    FINGERPRINTS,
-    changed_fingerprint,
-    claimed_folder,
-    difference_in_words,
-    first_difference,
-    item_path,
-    names_in,
-)
+from sinkscope.errors import EvaluationError
+from sinkscope.runs.files import CHECKSUM, compare_checksum, read_json_object, with_checksum, write_whole
+from sinkscope.runs.folder import item_path, run_folder
 
 RUN = "run.json"
 ADVICE = "make room or choose another folder; the same command goes on"
@@ -86,33 +70,11 @@ class PromptStore:
 
 @contextmanager
 def open_store(folder: Path | None, identity: Mapping[str, Any]) -> Iterator[PromptStore]:
-    """Open or make a folder (None keeps nothing) for a run of this identity while the body runs.
-
-    Raises:
-        CallError: the folder holds another run or something else, or another process is at work in it.
-        EvaluationError: it cannot be written.
+    """Open or make a folder (None keeps nothing) for a run of this identity while the body runs; errors as those of
+    `run_folder`.
     """
     if folder is None:
         yield PromptStore(None)
         return
-    with claimed_folder(folder, EvaluationError):
-        names = [name for name in names_in(folder) if not name.endswith(UNFINISHED)]
-        if names and RUN not in names:
-            raise CallError(f"{folder} holds something else ({min(names)} …), no {RUN}; choose a new or empty folder")
-        run = with_checksum(identity)
-        if names:
-            theirs = read_json_object(folder / RUN, EvaluationError)
-            compare_checksum(theirs, folder / RUN, EvaluationError)
-            if (other := first_difference({**theirs, CHECKSUM: run[CHECKSUM]}, run)) is not None:
-                name = "control_seed" if other[0] == "seed" else other[0]  # settings.seed is the sampler's
-                words = difference_in_words(name, *other[1:], "its {name} is {old!r}, now it is {new!r}")
-                change = changed_fingerprint(theirs, run) if name in FINGERPRINTS else f"{words}; choose another folder"
-                raise CallError(f"{folder} holds the roles of another run: {change}")
-        else:
-            write_whole(folder / RUN, json.dumps(run, indent=1).encode(), EvaluationError, ADVICE)
-        try:
-            yield PromptStore(folder, checksum_of(run))
-        except BaseException:
-            if not names and names_in(folder) == [RUN]:  # nothing was measured
-                (folder / RUN).unlink()
-            raise
+    with run_folder(folder, RUN, identity, EvaluationError, "the roles of another run") as run:
+        yield PromptStore(folder, run)
