@@ -371,7 +371,7 @@ def test_train_watches_and_gives_the_same_weights(run, tmp_path):
     assert weights[0] == weights[1]
     assert open_emergence(tmp_path / "watched/watch").updates == (0, 1, 2)
     status, _, err = run("watch-training", tmp_path / "watched", "--canvases", "2", "--out", tmp_path / "out")
-    assert status == 0 and f"{tmp_path}/watched/watch holds what was measured while {tmp_path}/watched trained" in err
+    assert status == 0 and f"{tmp_path}/watched/watch was measured while {tmp_path}/watched trained" in err
 
 
 @pytest.mark.slow

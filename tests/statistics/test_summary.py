@@ -1,4 +1,4 @@
-"""Summaries of many prompts: the numbers of `analyse` from rows that were stored, counts against dense ones, merging."""
+"""Summaries of many prompts: the numbers of `analyse` from stored rows, counts against dense ones, merging."""
 
 import numpy as np
 import pytest
@@ -173,7 +173,7 @@ def test_tokens_are_tallied_as_sinks_and_on_the_canvas(prompts, summary, documen
     counts = document["counts"]
     tokens = np.concatenate([prompt.tokens.ravel() for prompt in prompts])
     sinks = np.concatenate([find_sinks(prompt).token for prompt in prompts])
-    assert [row["sinks"] for row in counts["tokens"]] == sorted((row["sinks"] for row in counts["tokens"]))[::-1]
+    assert [row["sinks"] for row in counts["tokens"]] == sorted(row["sinks"] for row in counts["tokens"])[::-1]
     for row in counts["tokens"]:
         assert row["sinks"] == (sinks == row["token"]).sum() > 0
         assert row["canvas"] == LAYERS * HEADS * (tokens == row["token"]).sum()

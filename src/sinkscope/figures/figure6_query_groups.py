@@ -41,7 +41,7 @@ class QueryGroups(Figure):
 
 
 def _why_none(subjects: Sequence[Subject]) -> str:
-    if all(one.prompt.canvas.causal for one in subjects):
+    if all(one.prompt.canvas.settings.causal for one in subjects):
         return "an autoregressive model has no masked queries"
     positions = [one.prompt.kept(GroupSinks).position[:, :2] for one in subjects]
     if not any((both >= 0).all(axis=1).any() for both in positions):

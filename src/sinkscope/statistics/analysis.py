@@ -103,7 +103,7 @@ class _Prompts:
                 self.tests[threshold].add(shares, draws, self.seed)
             self.agreements[threshold].add(Pattern.of(prompt, threshold))
         self.tokens.append(TokenShares.of(prompt))
-        if self.choice and not prompt.canvas.causal:
+        if self.choice and not prompt.canvas.settings.causal:
             self.placement.add(Choices.of(prompt))
         self.vocabulary |= prompt.canvas.vocabulary
         self.known_from.append(prompt.known_from)

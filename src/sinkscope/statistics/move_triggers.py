@@ -110,7 +110,7 @@ def trigger_shares(
 def shares_of(prompt: PromptSummary, threshold: Threshold) -> Float[np.ndarray, "trigger shift"] | None:
     """Return `trigger_shares` of a prompt; None where nothing moves, and where there are no commits to shift."""
     canvas = prompt.canvas
-    if canvas.causal or canvas.written is None:
+    if canvas.settings.causal or canvas.written is None:
         return None
     block, mask = canvas.settings.block, canvas.settings.mask_id
     again = canvas.written == mask  # masked again, not committed

@@ -76,7 +76,7 @@ class Choices:
             counts = np.bincount(step * width + main[places], minlength=len(steps) * width)
             chosen.append(counts.reshape(len(steps), width))
         classes = np.where(there, canvas.token_classes[indices], -1)
-        features = _features(classes, masked, canvas.lengths[steps], canvas.prompt_length)
+        features = _features(classes, masked, canvas.lengths[steps], canvas.settings.prompt_length)
         return cls(features.astype(np.float32), there, np.array(chosen, dtype=np.float32))
 
 

@@ -183,16 +183,6 @@ class PromptSummary:
         """Return a function that says of followed columns whether they are sinks."""
         return lambda step, layer, head, position: self.followed.contain(threshold, step, layer, head, position)
 
-    # Heads: two counts that differ for autoregressive models
-
-    def heads_with_sink(self, threshold: Threshold) -> int:
-        """Return how many heads have, in any step, a sink among the column sums of all queries."""
-        return int(self.has_sink(threshold).any(axis=0).sum())
-
-    def heads_with_main_sink(self, threshold: Threshold) -> int:
-        """Return how many heads have, in any step, a main sink: one among the followed columns."""
-        return int((self.main_at(threshold) >= 0).any(axis=0).sum())
-
 
 class PromptFeed:
     """Takes in the steps of one prompt, one after the other, and makes its summary.

@@ -82,8 +82,6 @@ class PromptCanvas:
 
     Attributes:
         tokens: −1 beyond ``lengths``, and where they are unknown.
-        masked: False beyond ``lengths``.
-        lengths: tokens of the canvas in each step.
         written: token committed in the step, −1 where none; None where not recorded.
         settings: what was known before the first step.
         vocabulary: {token: how it reads}, as far as known.
@@ -114,16 +112,6 @@ class PromptCanvas:
             settings,
             dict(vocabulary),
         )
-
-    @property
-    def causal(self) -> bool:
-        """Whether the model is autoregressive."""
-        return self.settings.causal
-
-    @property
-    def prompt_length(self) -> int:
-        """Tokens of the prompt; 0 where unknown."""
-        return self.settings.prompt_length
 
     @cached_property
     def _distinct(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -164,7 +164,7 @@ def values_of(prompt: PromptSummary, statistics: Sequence[Statistic] | None = No
     if kept is None:
         return values
     unknown = [*OF_ALL_COLUMNS]
-    if prompt.canvas.causal or prompt.canvas.settings.zeroed:
+    if prompt.canvas.settings.causal or prompt.canvas.settings.zeroed:
         unknown += OVER_QUERIES
     elif kept < MOST_OVER_THIRD:
         unknown += OVER_QUERIES[1:]

@@ -148,7 +148,7 @@ def add_trace(tiles: Tiles, number: int, one: ShownTrace) -> dict[str, Any]:
         "layers": layers,
         "heads": heads,
         "positions": positions,
-        "promptLength": prompt.canvas.prompt_length,
+        "promptLength": prompt.canvas.settings.prompt_length,
         "hidden": hidden_rules(manifest),
         "followed": quantities[0]["name"],
         "threshold": least_column_sum(one.excess, positions) if columns_add_up(manifest, trace) else 0,
