@@ -92,10 +92,10 @@ def test_heads_that_are_shuffled_in_every_prompt_agree_no_better_than_others_at_
     assert np.mean(means) == pytest.approx(0, abs=0.02)
 
 
-def test_one_prompt_alone_agrees_with_nobody():
-    collected = PromptAgreement()
-    collected.add(Pattern.of(profile(np.full((5, 2, 3), 4)), POINT))
+def test_one_prompt_alone_agrees_with_nobody_and_128_are_enough():
+    collected, pattern = PromptAgreement(), Pattern.of(profile(np.full((5, 2, 3), 4)), POINT)
+    collected.add(pattern)
     assert np.isnan(collected.result()["agreement.prompts_place"][:3]).all()
     for _ in range(MOST_PROMPTS + 3):
-        collected.add(Pattern.of(profile(np.full((5, 2, 3), 4)), POINT))
+        collected.add(pattern)
     assert len(collected.places) == MOST_PROMPTS

@@ -71,3 +71,21 @@ def test_where_all_queries_are_the_answers_its_numbers_are_those_of_all(toleranc
     for name in ("steps_with_sink", "moves_per_head", "swaps_per_head", "drift", "drift_median", "drift_right"):
         assert values[f"answer_queries.{name}", place] == values[f"movement.{name}", place]
     assert values["answer_queries.steps_with_sink", place] == (10 / 13 if not tolerance else 1)
+
+
+def test_drift_is_that_of_a_line_through_the_places_of_each_head():
+    """Head 0 of the answer's queries goes from 20 to 21 half-way, head 1 stays at 25, the prompt's queries always at 4."""
+    trace = planted()
+    trace.column_sums[:, 0, 1], trace.column_sums_prompt = (
+        trace.column_sums_prompt[:, 0, 1].copy(),
+        trace.column_sums_prompt,
+    )
+    trace.column_sums[:, 0, 1, 25] += WIDTH - PROMPT
+    dense = (trace.column_sums - trace.column_sums_prompt) * (WIDTH / (WIDTH - PROMPT))
+    slopes = [np.polyfit(np.arange(STEPS), dense[:, 0, head].argmax(-1), 1)[0] for head in range(2)]
+    values = values_of(summarise(trace, [Threshold(3.0)]))
+    place = (("excess", 3.0), ("unit", "queries"))
+    assert slopes == pytest.approx([36 / 286, 0], abs=1e-9)  # 6 × 6 over 2 × Σ t² around the middle
+    assert values["answer_queries.drift", place] == pytest.approx(np.mean(slopes))
+    assert values["answer_queries.drift_median", place] == pytest.approx(np.median(slopes))
+    assert values["answer_queries.drift_right", place] == 1 / 2

@@ -68,8 +68,8 @@ def test_moves_and_drift_are_those_of_tracks():
 
 
 def test_a_number_does_not_depend_on_how_many_thresholds_are_asked():
-    trace = make_trace(sink_at(3 + np.arange(STEPS) // 4 * 2, noise=8.0, strength=14.0))
-    many = [Threshold(0.04 * number) for number in range(1, 300)]  # some sinks exceed more than 255 of them
+    trace = make_trace(sink_at(3 + np.arange(6) // 2 * 2, noise=8.0, strength=14.0))
+    many = [Threshold(0.04 * number) for number in range(1, 280)]  # some sinks exceed more than 255 of them
     for point in (many[20], many[-1]):
         found, alone = (values_at(Movement(), summarise(trace, points), point) for points in (many, [point]))
         assert found == pytest.approx(alone, nan_ok=True)

@@ -58,12 +58,20 @@ class TrainingWatch:
         if (every is None) == (not updates):
             raise CallError(f"expected every or updates, found every={every} and {len(updates)} updates")
         self._model, self._canvases, self._out = model_of(network, name=name), canvases, Path(out)
-        self._every, self._updates = every, frozenset(updates)
-        self._roles, self._name, self._weights = roles, name, weights
+        self._every, self._updates, self._roles, self._weights = every, frozenset(updates), roles, weights
+        self._identity = {  # must be the same for a run to go on
+            "format": FORMAT,
+            "name": name,
+            "causal": self._model.family.causal,
+            "layers": self._model.card.layers,
+            "heads": self._model.card.heads,
+            "canvases": len(canvases),
+            "canvases_sha256": fingerprint(canvases),
+        }
         check_canvases(self._model, canvases)
         if roles:
             check_halves([one.probe for one in canvases])
-        check_watch(self._out, self._identity())  # before the training begins
+        check_watch(self._out, self._identity)  # before the training begins
 
     def __call__(self, update: int) -> bool:
         """Measure the network after so many updates if it is to be and has not been; return whether it was."""
@@ -71,7 +79,7 @@ class TrainingWatch:
         if not wanted:
             return False
         in_memory = None if self._weights else hash_memory(self._model.network)
-        with open_watch(self._out, self._identity()) as store:
+        with open_watch(self._out, self._identity) as store:
             about = store.about(update, self._weights)
             if about is not None and in_memory is not None and about.get(IN_MEMORY, in_memory) != in_memory:
                 warnings.warn(
@@ -101,15 +109,3 @@ class TrainingWatch:
                 watch(state.global_step)
 
         return Callback()
-
-    def _identity(self) -> dict[str, Any]:
-        """Return what must be the same for a run to go on, as plain values."""
-        return {
-            "format": FORMAT,
-            "name": self._name,
-            "causal": self._model.family.causal,
-            "layers": self._model.card.layers,
-            "heads": self._model.card.heads,
-            "canvases": len(self._canvases),
-            "canvases_sha256": fingerprint(self._canvases),
-        }
