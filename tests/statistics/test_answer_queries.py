@@ -74,7 +74,7 @@ def test_where_all_queries_are_the_answers_its_numbers_are_those_of_all(toleranc
 
 
 def test_drift_is_that_of_a_line_through_the_places_of_each_head():
-    """Head 0 of the answer's queries goes from 20 to 21 half-way, head 1 stays at 25, the prompt's queries always at 4."""
+    """Head 0 of the answer's queries goes from 20 to 21 half-way, head 1 stays at 25, the prompt's queries at 4."""
     trace = planted()
     trace.column_sums[:, 0, 1], trace.column_sums_prompt = (
         trace.column_sums_prompt[:, 0, 1].copy(),
