@@ -1,16 +1,17 @@
 """Files of finished prompts: what was measured is read back; what is damaged or misplaced is measured again."""
 
-import copy
 import dataclasses
 import json
 import shutil
 
 import _networks_by_hand
 import pytest
+import torch
 from _networks_by_hand import SETTINGS
 
-from sinkscope.errors import CallError
-from sinkscope.roles import find, find_roles
+from sinkscope.errors import CallError, EvaluationError
+from sinkscope.roles import find, find_roles, read_roles
+from sinkscope.roles.prompt_store import open_store
 from sinkscope.runs.files import with_checksum
 
 
@@ -22,15 +23,20 @@ def whole(tmp_path_factory):
     return model, prompts, folder / "found", find_roles(model, prompts, out=folder / "found", **SETTINGS)
 
 
-def test_finished_prompts_are_not_measured_again(whole, monkeypatch, caplog):
+def test_a_run_that_was_cut_off_goes_on_to_the_same_roles(whole, tmp_path, monkeypatch):
     model, prompts, folder, roles = whole
 
-    def never(*arguments, **settings):
-        raise AssertionError("nothing is left to measure")
+    def cut(number):
+        if number == 3:
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(find, "make_probes", never)
-    assert find_roles(model, prompts, out=folder, **SETTINGS) == roles
-    assert not caplog.messages
+    with pytest.raises(KeyboardInterrupt):
+        find_roles(model, prompts, out=tmp_path / "cut", on_prompt=cut, **SETTINGS)
+    done = []
+    again = find_roles(model, prompts, out=tmp_path / "cut", on_prompt=done.append, **SETTINGS)
+    assert again == roles == read_roles(tmp_path / "cut") == read_roles(folder) and len(done) == 10
+    monkeypatch.setattr(find, "make_probes", None)  # nothing is left to measure
+    assert find_roles(model, prompts, out=tmp_path / "cut", **SETTINGS) == roles
 
 
 def cut(path):
@@ -59,10 +65,23 @@ def test_a_file_that_is_damaged_or_of_another_place_is_measured_again(whole, dam
     assert (tmp_path / "found/judge/000003.json").read_bytes() == (folder / "judge/000003.json").read_bytes()
 
 
-def test_another_dtype_is_another_run(whole):
+def test_another_run_is_refused(whole, tmp_path):
     model, prompts, folder, _ = whole
     other = dataclasses.replace(model, card=dataclasses.replace(model.card, dtype="bfloat16"))
-    converted = dataclasses.replace(other, network=copy.deepcopy(model.network).bfloat16())  # whose hashes differ too
-    for one in (other, converted):
-        with pytest.raises(CallError, match="another run: its dtype is 'float32', now it is 'bfloat16'; choose"):
-            find_roles(one, prompts, out=folder, **SETTINGS)
+    with pytest.raises(CallError, match="another run: its dtype is 'float32', now it is 'bfloat16'; choose"):
+        find_roles(other, prompts, out=folder, **SETTINGS)
+    with pytest.raises(CallError, match="holds the roles of another run: other prompts; choose"):
+        find_roles(model, prompts[::-1], out=folder, **SETTINGS)
+    weight = next(model.network.parameters())
+    kept = weight.detach().clone()
+    with torch.no_grad():
+        weight[0] += 1
+        with pytest.raises(CallError, match="roles of another run: the weights in memory were changed"):
+            find_roles(model, prompts, out=folder, **SETTINGS)
+        weight.copy_(kept)
+    identity = json.loads((folder / "run.json").read_text())
+    with open_store(folder, identity), pytest.raises(EvaluationError, match="another run is writing into it"):
+        find_roles(model, prompts, out=folder, **SETTINGS)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CallError, match=r"holds something else \(file …\), no run.json; choose a new"):
+        find_roles(model, prompts, out=tmp_path, **SETTINGS)

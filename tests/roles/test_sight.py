@@ -28,27 +28,20 @@ def probe(model):
 
 
 def dense(model, probe):
-    """Maps [layer, head, query, key] and values behind W_O [layer, head, key, width], by transformers' own eager
-    attention.
-    """
-    network = copy.deepcopy(model.network)
+    """Maps [layer, head, query, key] and values behind W_O [layer, head, key, width], by eager attention."""
+    network, values = copy.deepcopy(model.network), []
     network.set_attn_implementation("eager")
-    values = []
     for layer in network.model.layers:
         layer.self_attn.v_proj.register_forward_hook(lambda module, given, out: values.append(out[0]))
+    tokens = torch.from_numpy(probe.tokens.astype(np.int64))[None]
     with torch.no_grad():
-        maps = network(
-            torch.from_numpy(probe.tokens.astype(np.int64))[None], output_attentions=True, use_cache=False
-        ).attentions
-    heads = maps[0].shape[1]
-    added = []
+        maps = network(tokens, output_attentions=True, use_cache=False).attentions
+    heads, added = maps[0].shape[1], []
     for layer, value in zip(network.model.layers, values, strict=True):
-        dim = layer.self_attn.head_dim
+        dim, weight = layer.self_attn.head_dim, layer.self_attn.o_proj.weight.detach()
         value = value.unflatten(-1, (-1, dim)).repeat_interleave(heads // (value.shape[-1] // dim), dim=-2)
-        weight = layer.self_attn.o_proj.weight.detach()
-        added.append(
-            torch.stack([value[:, head] @ weight[:, head * dim : (head + 1) * dim].T for head in range(heads)])
-        )
+        parts = weight.split(dim, dim=1)
+        added.append(torch.stack([value[:, head] @ parts[head].T for head in range(heads)]))
     return torch.stack([one[0] for one in maps]).numpy(), torch.stack(added).numpy()
 
 
@@ -118,23 +111,13 @@ def test_a_removal_in_one_head_is_that_of_a_map_without_the_keys(model, probe, z
     assert kl.min() > 1e-6
 
 
-def test_probes_are_canvases_of_the_generation(diffusion):
+def test_probes_are_canvases_of_the_generation(diffusion, autoregressive):
     probes = make_probes(diffusion, [PROMPT, PROMPT[::-1]], first=6, canvases=3, length=24, steps=24, block=12)
     assert [one.prompt for one in probes] == [6] * 3 + [7] * 3
-    mask = diffusion.card.mask_id
     for one in probes:
-        assert (
-            np.array_equal(one.readers, one.tokens == mask)
-            and one.committed.sum() == 1
-            and (one.committed <= one.readers).all()
-        )
+        assert np.array_equal(one.readers, one.tokens == diffusion.card.mask_id)
+        assert one.committed.sum() == 1 and (one.committed <= one.readers).all()
     assert [one.readers.sum() for one in probes[:3]] == [24 - one.step for one in probes[:3]]
-
-
-def test_a_causal_model_is_probed_where_it_predicts_its_answer(autoregressive):
     (probe,) = make_probes(autoregressive, [PROMPT], length=12)
-    assert (
-        not probe.readers[: len(PROMPT) - 1].any()
-        and probe.readers[len(PROMPT) - 1 : -1].all()
-        and not probe.readers[-1]
-    )
+    first = len(PROMPT) - 1
+    assert not probe.readers[:first].any() and probe.readers[first:-1].all() and not probe.readers[-1]

@@ -27,11 +27,6 @@ def test_agreement_of_heads_is_that_of_all_pairs():
     assert values["agreement.other_layers", ()] == pytest.approx(np.mean(other))
 
 
-def test_without_sinks_nobody_agrees():
-    values = values_at(Agreement(), profile(np.full((4, 2, 3), -1)), POINT)
-    assert np.isnan(list(values.values())).all()
-
-
 def test_a_pattern_is_the_share_of_steps_by_tenth_of_the_canvas_and_class():
     tokens = np.full(30, THE)
     tokens[3], tokens[8] = NEWLINE, DOT
@@ -85,25 +80,22 @@ def test_heads_that_keep_their_place_from_prompt_to_prompt_are_found():
 
 
 def test_heads_that_are_shuffled_in_every_prompt_agree_no_better_than_others_at_the_stated_rate():
-    found = []
-    for seed in range(200):
-        rng = np.random.default_rng(seed)
-        collected = PromptAgreement()
+    low, means = [], []
+    for seed in range(60):
+        rng, collected = np.random.default_rng(seed), PromptAgreement()
         base = rng.dirichlet(np.full(5, 0.3), 12)
-        for _ in range(8):
-            shuffled = base[rng.permutation(12)]
-            collected.places.append(shuffled)
-            collected.tokens.append(shuffled)
-        found.append(collected.result()["agreement.prompts_place_over_other_heads"])
-    low = np.array([one[1] for one in found])
-    assert within_binomial(int((low > 0).sum()), 200, rate=0.05)
-    assert np.mean([one[0] for one in found]) == pytest.approx(0, abs=0.01)
+        collected.places = collected.tokens = [base[rng.permutation(12)] for _ in range(8)]
+        found = collected.result()["agreement.prompts_place_over_other_heads"]
+        means.append(found[0])
+        low.append(found[1])
+    assert within_binomial(int((np.array(low) > 0).sum()), 60, rate=0.05)
+    assert np.mean(means) == pytest.approx(0, abs=0.02)
 
 
-def test_one_prompt_alone_agrees_with_nobody():
-    collected = PromptAgreement()
-    collected.add(Pattern.of(profile(np.full((5, 2, 3), 4)), POINT))
+def test_one_prompt_alone_agrees_with_nobody_and_128_are_enough():
+    collected, pattern = PromptAgreement(), Pattern.of(profile(np.full((5, 2, 3), 4)), POINT)
+    collected.add(pattern)
     assert np.isnan(collected.result()["agreement.prompts_place"][:3]).all()
     for _ in range(MOST_PROMPTS + 3):
-        collected.add(Pattern.of(profile(np.full((5, 2, 3), 4)), POINT))
+        collected.add(pattern)
     assert len(collected.places) == MOST_PROMPTS

@@ -1,9 +1,11 @@
+import warnings
+
 import numpy as np
 import pytest
 
+from sinkscope.statistics.averages import product
 from sinkscope.statistics.intervals import (
     LEAST_PROMPTS,
-    draws_of_prompts,
     interval_of_difference,
     interval_of_means,
     interval_of_pairs,
@@ -26,17 +28,6 @@ def test_the_interval_is_that_of_scipys_bca():
         assert found.low[number] == pytest.approx(theirs.low, abs=near)
         assert found.high[number] == pytest.approx(theirs.high, abs=near)
     assert found.high[0] - found.mean[0] > found.mean[0] - found.low[0]  # a skewed sample has a skewed interval
-
-
-def test_a_missing_value_leaves_its_prompt_out_of_that_mean():
-    values = np.random.default_rng(1).normal(size=(12, 2))
-    values[[2, 7], 1] = np.nan
-    found = interval_of_means(values)
-    alone = interval_of_means(values[~np.isnan(values[:, 1]), 1:])
-    assert found.prompts.tolist() == [12, 10]
-    assert found.mean[1] == pytest.approx(np.nanmean(values[:, 1]))
-    assert found.low[1] == pytest.approx(alone.low[0], abs=0.1)
-    assert found.low[0] < found.mean[0] < found.high[0]
 
 
 def test_few_prompts_get_no_interval_and_none_no_mean():
@@ -62,35 +53,29 @@ def test_the_same_seed_gives_the_same_interval_and_all_statistics_share_the_draw
     assert abs(interval_of_means(values, seed=5).low[0] - twice.low[0]) > 1e-6
 
 
-@pytest.mark.parametrize(("prompts", "least"), [(5, 0.88), (10, 0.92), (30, 0.93)])
+@pytest.mark.parametrize(("prompts", "least"), [(5, 0.88), (30, 0.93)])
 def test_coverage_is_near_what_is_stated(prompts, least):
-    rng = np.random.default_rng(6)
-    found = interval_of_means(rng.normal(1.0, 2.0, (prompts, 1000)))
-    covered = ((found.low <= 1.0) & (found.high >= 1.0)).mean()
-    assert least <= covered <= 0.98
+    found = interval_of_means(np.random.default_rng(6).normal(1.0, 2.0, (prompts, 500)))
+    assert least <= ((found.low <= 1.0) & (found.high >= 1.0)).mean() <= 0.98
 
 
 def test_pairs_are_weighted_and_never_a_prompt_with_itself():
-    rng = np.random.default_rng(7)
-    agreement = rng.random((7, 7))
+    agreement = np.random.default_rng(7).random((7, 7))
     agreement += agreement.T
     weight = 1.0 * (np.arange(7)[:, None] + np.arange(7) > 3)
     np.fill_diagonal(agreement, 1e9)
     mean, low, high = interval_of_pairs(agreement * weight, weight)
     pairs = [(i, j) for i in range(7) for j in range(7) if i != j and weight[i, j]]
-    assert mean == pytest.approx(np.mean([agreement[pair] for pair in pairs]))
-    assert low < mean < high < 3
-    drawn = draws_of_prompts(7, 2000, 0)
-    dense = []
-    for draw in drawn[:50]:
-        of = [(i, j) for i, j in pairs for _ in range(int(draw[i] * draw[j]))]
-        dense.append(np.mean([agreement[pair] for pair in of]))
-    assert min(dense) >= 0
-    assert low >= min(dense) - 1
+    assert mean == pytest.approx(np.mean([agreement[pair] for pair in pairs])) and low < mean < high < 3
     few = interval_of_pairs(agreement[:3, :3], np.ones((3, 3)))
     assert few[0] == pytest.approx(agreement[:3, :3][~np.eye(3, dtype=bool)].mean())
-    assert np.isnan(few[1:]).all()
-    assert np.isnan(interval_of_pairs(np.zeros((6, 6)), np.zeros((6, 6)))).all()
+    assert np.isnan(few[1:]).all() and np.isnan(interval_of_pairs(np.zeros((6, 6)), np.zeros((6, 6)))).all()
+
+
+def test_an_invalid_operation_that_blas_leaves_behind_warns_nobody():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.isnan(product(np.array([np.inf, 1.0]), np.array([0.0, 1.0])))
 
 
 def test_a_difference_of_paired_prompts_is_narrower_than_of_unpaired_ones():

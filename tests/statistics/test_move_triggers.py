@@ -3,7 +3,7 @@ import pytest
 from planted import make_trace, sink_at, values_at, within_binomial
 
 from sinkscope.statistics import Threshold, summarise
-from sinkscope.statistics.move_triggers import TRIGGERS, TriggerTest, shares_on, trigger_shares
+from sinkscope.statistics.move_triggers import TRIGGERS, TriggerTest, shares_of, trigger_shares
 from sinkscope.statistics.movement import Movement
 
 
@@ -42,11 +42,12 @@ def dense_shares(main, written, blocks, shift):
 
 
 @pytest.mark.parametrize("blocked", [True, False])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_all_shifts_are_those_counted_move_by_move(seed, blocked):
+    """A position may be committed more than once, as samplers that mask again do."""
     rng = np.random.default_rng(seed)
     main = rng.integers(-1, 12, (16, 2, 3))
-    written = commits(rng.permutation(12)[:12].tolist() + [-1] * 4, 16)
+    written = np.where(rng.random((16, 16)) < 0.1, 1, commits(rng.permutation(12).tolist() + [-1] * 4, 16, 16))
     blocks = np.sort(rng.integers(-1, 4, 16)) if blocked else None
     found = trigger_shares(main, written, blocks)
     assert found.shape == (len(TRIGGERS), 15)
@@ -55,60 +56,9 @@ def test_all_shifts_are_those_counted_move_by_move(seed, blocked):
     np.testing.assert_allclose(found[[0, 3, 4]].sum(axis=0), 1)  # own, block and neither share out all moves
 
 
-def test_a_position_may_be_committed_more_than_once():
-    rng = np.random.default_rng(4)
-    main, written = rng.integers(-1, 5, (16, 2, 3)), np.where(rng.random((16, 4)) < 0.3, 1, -1)
-    found = trigger_shares(main, written, None)
-    for shift in range(15):
-        np.testing.assert_allclose(found[:, shift], dense_shares(main, written, None, shift))
-
-
-def own_commit_moves(seed, steps=30):
-    """The sink jumps away in the step after its own token was committed, and nowhere else."""
-    rng = np.random.default_rng(seed)
-    written = commits([step if rng.random() < 0.5 else -1 for step in range(23)] + [-1] * 7, steps)
-    committed = np.flatnonzero((written >= 0).any(axis=0))
-    main = np.empty(steps, int)
-    at = iter(committed)
-    here = next(at)
-    for step in range(steps):
-        main[step] = here
-        if written[step, here] >= 0:
-            here = next(at, here)
-    return np.broadcast_to(main[:, None, None], (steps, 2, 2)), written
-
-
-def block_moves(seed, steps=30):
-    """The sink jumps when the block changes, to positions of the prompt, which are never committed."""
-    rng = np.random.default_rng(seed)
-    blocks = np.sort(rng.integers(0, 4, steps))
-    return (blocks * 2 + 1)[:, None, None] + np.zeros((1, 2, 2), int), commits([-1] * steps, steps), blocks
-
-
-def test_planted_triggers_are_recovered():
-    test = TriggerTest()
-    for seed in range(6):
-        main, written = own_commit_moves(seed)
-        shares = trigger_shares(main, written, None)
-        assert dict(zip(TRIGGERS, shares[:, 0], strict=True)) == pytest.approx(
-            {"own": 1, "left": 1, "entered": 0, "block": 0, "neither": 0}
-        )
-        test.add(shares, seed)
-    p = test.p_values()
-    assert p["own"] == p["left"] == p["neither"] == 1 / 1000
-    assert p["entered"] > 0.2
-    test = TriggerTest()
-    for seed in range(6):
-        shares = trigger_shares(*block_moves(seed))
-        assert shares[TRIGGERS.index("block"), 0] == 1
-        test.add(shares, seed)
-    assert test.p_values()["block"] == 1 / 1000
-    assert test.p_values()["own"] == 1
-
-
 def test_moves_that_know_nothing_of_the_commits_are_found_at_the_stated_rate():
     rejected, over = dict.fromkeys(TRIGGERS, 0), []
-    for seed in range(200):
+    for seed in range(100):
         test = TriggerTest(null=np.zeros((len(TRIGGERS), 199)))
         for one in range(5):
             rng = np.random.default_rng([seed, one])
@@ -123,26 +73,17 @@ def test_moves_that_know_nothing_of_the_commits_are_found_at_the_stated_rate():
         for name, p in test.p_values().items():
             rejected[name] += p <= 0.05
     for name, count in rejected.items():
-        assert within_binomial(count, 200), (name, rejected)
-    assert sum(rejected.values()) > 5  # nor blind
-    np.testing.assert_allclose(np.mean(over, axis=0), 0, atol=4 * np.std(over) / np.sqrt(1000))
+        assert within_binomial(count, 100), (name, rejected)
+    assert sum(rejected.values()) > 2  # nor blind
+    np.testing.assert_allclose(np.mean(over, axis=0), 0, atol=4 * np.std(over) / np.sqrt(500))
 
 
-def test_where_nothing_moves_there_is_no_trigger():
-    still = np.full((9, 1, 2), 4)
-    assert trigger_shares(still, commits(range(9), 9), None) is None
+def test_where_nothing_moves_there_is_no_trigger_and_the_last_commit_triggers_nothing():
+    assert trigger_shares(np.full((9, 1, 2), 4), commits(range(9), 9), None) is None
     assert TriggerTest().p_values() == dict.fromkeys(TRIGGERS, 1.0)
-
-
-def test_a_commit_in_the_last_step_triggers_nothing():
     main = np.array([1, 1, 2, 2])[:, None, None]
-    written = commits([-1, -1, -1, 2], 4)
-    shares = trigger_shares(main, written, None)
-    assert shares[TRIGGERS.index("own")].tolist() == [0, 0, 0]
-
-
-def test_a_sink_beyond_the_canvas_that_was_written_is_no_error():
-    main = np.array([1, 30, 2])[:, None, None]
+    assert trigger_shares(main, commits([-1, -1, -1, 2], 4), None)[TRIGGERS.index("own")].tolist() == [0, 0, 0]
+    main = np.array([1, 30, 2])[:, None, None]  # beyond the canvas that was written
     assert trigger_shares(main, commits([1, 5, 6], 3), None)[TRIGGERS.index("left"), 0] == 0.5
 
 
@@ -174,9 +115,10 @@ def test_blocks_begin_behind_the_prompt_or_stand_at_multiples(sampler, first):
     trace.manifest["sampler"] = sampler
     canvas = summarise(trace, [Threshold(3.0)]).canvas
     assert canvas.settings.first_block == first
-    main = np.arange(20)[:, None, None] % 7
     blocks = np.array([(10 + step - first) // 4 for step in range(20)])
-    assert shares_on(main, canvas) == pytest.approx(trigger_shares(main, canvas.written, blocks))
+    prompt = summarise(trace, [Threshold(3.0)])
+    expected = trigger_shares(prompt.main_at(Threshold(3.0)), canvas.written, blocks)
+    assert shares_of(prompt, Threshold(3.0)) == pytest.approx(expected)
     edges = first + 4 * (blocks + 1) - 1
     values = values_at(Movement(), summarise(trace, [Threshold(3.0)]), Threshold(3.0))
     expected = np.polyfit(np.arange(20), np.arange(20) % 7 - edges, 1)[0]

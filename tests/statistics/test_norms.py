@@ -45,8 +45,7 @@ def test_tokens_that_were_not_computed_are_left_out(number):
     assert values["norms.hidden_norm_auc", ()] == pytest.approx(np.mean(above), rel=1e-5)
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(("number", "kv_heads"), [(0, 1), (1, 2), (0, 4)])
 def test_means_effects_and_contributions_are_those_of_a_loop(number, kv_heads):
     columns = random_columns(0, steps=6, layers=2, heads=4)
     trace = make_trace(columns, **extras(columns, kv_heads=kv_heads))
@@ -85,17 +84,6 @@ def test_means_effects_and_contributions_are_those_of_a_loop(number, kv_heads):
     assert values["norms.contribution_over_attention", ()] == pytest.approx(sum(given) / sum(expected), rel=1e-5)
 
 
-def test_small_values_under_a_planted_sink_are_found():
-    columns = sink_at(np.full(8, 5))
-    trace = make_trace(columns, **extras(columns))
-    trace.value_norms[..., 5] = 0.05
-    values = values_at(Norms(), summarise(trace, THRESHOLDS), THRESHOLDS[0])
-    assert values["norms.value_norm_auc", ()] == 1
-    assert values["norms.value_norm_effect", ()] < -2
-    assert values["norms.contribution_over_attention", ()] < 0.15
-    assert 0.3 < values["norms.key_norm_auc", ()] < 0.7
-
-
 def test_ties_count_half():
     columns = sink_at(np.full(4, 5))
     trace = make_trace(columns, **extras(columns))
@@ -112,29 +100,6 @@ def test_what_was_not_recorded_and_what_has_no_sink_is_nothing():
     values = values_at(Norms(), summarise(make_trace(columns, **extras(columns)), THRESHOLDS), THRESHOLDS[0])
     assert np.isnan(values["norms.value_norm_effect", ()])
     assert np.isnan(values["norms.contribution", ()])
-
-
-def test_random_norms_show_no_effect_beyond_chance():
-    effects = []
-    for seed in range(60):
-        columns = random_columns(seed, steps=6, layers=1, heads=2)
-        trace = make_trace(columns, **extras(columns, seed=seed))
-        effects.append(values_at(Norms(), summarise(trace, THRESHOLDS), THRESHOLDS[0])["norms.value_norm_auc", ()])
-    assert np.mean(effects) == pytest.approx(0.5, abs=4 * np.std(effects) / np.sqrt(60))
-
-
-def test_norms_that_know_nothing_of_sinks_contribute_as_much_as_their_attention():
-    """A mean of the heads' own ratios would be 0.98 here, and its interval would leave out 1 in four of five sets of
-    prompts.
-    """
-    found = []
-    for seed in range(120):
-        columns = sink_at(np.full((6, 1, 2), 5), strength=14, noise=0.5, seed=seed)
-        trace = make_trace(columns, **extras(columns, seed=seed))
-        found.append(
-            values_at(Norms(), summarise(trace, THRESHOLDS), THRESHOLDS[0])["norms.contribution_over_attention", ()]
-        )
-    assert np.mean(found) == pytest.approx(1, abs=3 * np.std(found) / np.sqrt(120))
 
 
 @pytest.mark.filterwarnings("error")

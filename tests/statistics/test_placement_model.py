@@ -46,7 +46,7 @@ def test_the_fit_is_that_of_scipys_minimiser():
     assert dense_loss(fit_choices(*data, start=np.full(4, 9.0)), *data) == pytest.approx(theirs.fun, abs=1e-3)
 
 
-def prompts(place, count=8, steps=20, heads=4):
+def prompts(place, count=6, steps=20, heads=4):
     """Choice sets of prompts whose main sink is drawn by ``place(rng, canvas, masked)``."""
     model = PlacementModel()
     for seed in range(count):
@@ -84,23 +84,16 @@ def test_sinks_near_the_right_end_are_positional():
     assert abs(found["mask_state"]) < 0.1
 
 
-def test_sinks_on_masks_are_of_the_mask_state():
-    found = means(prompts(lambda rng, _, masked: one_of(rng, masked), steps=18))
-    assert found["mask_state"] > 0.2
-    assert found["mask_state"] > 4 * abs(found["class"])
-    assert found["mask_state"] > 4 * abs(found["position"])
-
-
 def test_sinks_anywhere_gain_nothing_on_held_out_prompts_at_the_stated_rate():
     rejected = dict.fromkeys(("all", "class", "position", "mask_state"), 0)
-    for seed in range(20):
+    for seed in range(10):
         model = PlacementModel()
         for one in range(6):
             trace = make_trace(random_columns(100 * seed + one, steps=8, layers=1, heads=3), seed=seed)
             model.add(Choices.of(summarise(trace, [POINT])))
         for name, gains in model.result(0).items():
             rejected[name] += interval_of_means(gains[:, None], resamples=400).low[0] > 0
-    assert max(rejected.values()) <= 3  # of 20, at 5 % (2.5 % on this side): P(more) < .002
+    assert max(rejected.values()) <= 2  # of 10, at 5 % (2.5 % on this side): P(more) < .002
 
 
 def test_choice_sets_hold_every_position_of_the_canvas_and_every_head():
@@ -121,13 +114,6 @@ def test_choice_sets_hold_every_position_of_the_canvas_and_every_head():
     assert np.abs(choices.features).max() <= 1
     uniform = bits_per_choice(np.zeros(len(BLOCKS)), choices, 0, np.ones(len(BLOCKS), bool))
     assert uniform == pytest.approx(np.log2(28))
-
-
-def test_prompts_of_different_lengths_go_together():
-    model = PlacementModel()
-    for width in (20, 30, 25):
-        model.add(Choices.of(summarise(make_trace(random_columns(width, width=width)), [POINT])))
-    assert np.isfinite(model.result(0)["all"]).all()
 
 
 def test_one_prompt_or_none_with_a_sink_is_no_evidence():

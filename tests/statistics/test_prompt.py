@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close
-from planted import extras, make_trace, random_columns, sink_at
+from planted import extras, make_trace, random_columns
 
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.sinks import excess_of, find_sinks, in_unit, is_sink, last_query_window, main_sinks, track
-from sinkscope.sinks.tracking import KINDS, fill_dips
-from sinkscope.statistics import THRESHOLDS, Threshold, summarise
+from sinkscope.sinks.tracking import KINDS
+from sinkscope.statistics import THRESHOLDS, PromptSettings, Threshold, feed_of, summarise
 from sinkscope.statistics.groups import GroupSinks
 from sinkscope.statistics.movement import HEAD_KINDS, track_kinds
 from sinkscope.statistics.norms import StepNorms
-from sinkscope.statistics.statistic import at_thresholds
+from sinkscope.statistics.statistic import recorded_steps, values_of
 from sinkscope.statistics.step import find_candidates
 
 
@@ -108,20 +108,8 @@ def test_every_array_of_a_summary_is_that_of_the_whole_trace(causal):
         np.testing.assert_allclose(sinks.column, followed[:, layer][step, head, key][order], rtol=1e-6)
         asked = np.array([0, 5, 11]), np.array([1, 0, 2]), np.array([3, 7, 11])
         np.testing.assert_array_equal(sinks.contains(*asked), is_sink(followed, 3.0)[:, layer][asked])
-    assert found.heads_with_sink(threshold) == selected.any(axis=(0, 3)).sum()
-    assert found.heads_with_main_sink(threshold) == is_sink(followed, 3.0).any(axis=(0, 3)).sum()
     tokens = find_sinks(trace).token
     assert found.sinks_by_token(threshold).tolist() == [(tokens == token).sum() for token in found.canvas.token_ids]
-
-
-def test_heads_with_a_sink_and_heads_with_a_main_sink_are_told_apart():
-    """Running sums keep a sink that the newest 16 queries no longer attend to."""
-    columns = sink_at(np.full(20, 3), layers=1, heads=2)
-    trace = make_trace(columns)
-    trace.causal, trace.last_query = True, np.full(columns.shape, 1 / 30, np.float32)
-    trace.last_query[:, :, 1, 5] = 0.9
-    found = summarise(trace, [Threshold(3.0)])
-    assert (found.heads_with_sink(Threshold(3.0)), found.heads_with_main_sink(Threshold(3.0))) == (2, 1)
 
 
 class Pieces:
@@ -150,38 +138,47 @@ def test_a_trace_is_read_a_few_steps_at_a_time_and_once(monkeypatch):
     np.testing.assert_array_equal(found.kept(StepNorms).of_sinks, expected.kept(StepNorms).of_sinks)
 
 
-def test_dips_of_the_main_sink_are_filled_up_to_the_tolerance():
-    main = np.array([4, -1, 4, -1, -1, 4, -1, 5, 5])[:, None, None]
-    assert fill_dips(main, 0)[:, 0, 0].tolist() == [4, -1, 4, -1, -1, 4, -1, 5, 5]
-    assert fill_dips(main, 1)[:, 0, 0].tolist() == [4, 4, 4, -1, -1, 4, -1, 5, 5]
-    assert fill_dips(main, 2)[:, 0, 0].tolist() == [4, 4, 4, 4, 4, 4, -1, 5, 5]
-    trace, threshold = make_trace(sink_at([3, 3, -1, 3, 3, -1, -1, 3, 3, 3], layers=1, heads=2)), Threshold(3.0)
-    assert (summarise(trace, [threshold], tolerance=1).main_at(threshold) == -1).sum() == 2 * 2
-    assert track_kinds(summarise(trace, [threshold], tolerance=2)).tracks.sum() == 2
-    assert track_kinds(summarise(trace, [threshold], tolerance=0)).tracks.sum() == 2 * 3
-
-
 def test_what_cannot_be_summarised_is_refused():
     trace = make_trace(random_columns(4))
     with pytest.raises(CallError, match="tolerance: expected a number of steps from 0 upwards, found -2"):
         summarise(trace, tolerance=-2)
     with pytest.raises(CallError, match="a mean is percent / 100"):
-        summarise(trace, [Threshold(0.5, "mean")])
-    found = summarise(trace, [Threshold(2.0)])
-    with pytest.raises(ValueError, match="not in tuple"):
-        found.counts(Threshold(3.0))
+        Threshold(0.5, "mean")
     trace.steps = 0
     with pytest.raises(SinkscopeError, match="no whole step yet; there is nothing to analyse"):
         summarise(trace)
 
 
-def test_a_sweep_tells_a_statistic_at_every_threshold():
-    prompt = SimpleNamespace(thresholds=THRESHOLDS)
-    found = at_thresholds(prompt, lambda _, threshold: {("name", (("layer", 2),)): threshold.excess})
-    assert len(found) == len(THRESHOLDS) == 10
-    assert found["name", (("excess", 5.0), ("unit", "percent"), ("layer", 2))] == 5.0
-    with pytest.raises(CallError, match="expected an excess from 0 upwards"):
-        Threshold(-1.0)
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_loop_may_fill_the_same_arrays_in_every_step(causal):
+    columns = random_columns(4)
+    more = {"last_query": (columns / columns.sum(axis=-1, keepdims=True)).astype(np.float32)} if causal else {}
+    trace = make_trace(columns, **extras(columns), **more)
+    trace.causal = causal
+    feed, buffers = feed_of(PromptSettings.of(causal, trace.manifest)), {}
+    for step in recorded_steps(trace):
+        for name, array in step.items():
+            buffers.setdefault(name, array.copy())[...] = array
+        feed.feed(buffers)
+    vocabulary = {int(token): text for token, text in trace.manifest["vocabulary"].items()}
+    found, expected = values_of(feed.finish(vocabulary)), values_of(summarise(trace))
+    assert found == pytest.approx(expected, abs=0, rel=0, nan_ok=True)
+
+
+def test_columns_that_cannot_be_are_refused_before_they_are_counted():
+    step = {"tokens": np.arange(5), "column_sums": np.ones((2, 3, 5)), "last_query": np.ones((2, 3, 5))}
+    feed = feed_of(PromptSettings(causal=True))
+    feed.feed(step)
+    for value in (np.nan, np.inf):
+        wrong = np.ones((2, 3, 5))
+        wrong[1, 2, 3] = value
+        with pytest.raises(CallError, match="column_sums: expected finite numbers"):
+            feed.feed(step | {"column_sums": wrong})
+    with pytest.raises(CallError, match=r"arrays: expected tokens .* of one canvas"):
+        feed.feed(step | {"tokens": np.arange(4)})
+    with pytest.raises(CallError, match="a canvas that grows, found 3 tokens behind a step of 5; record each text by"):
+        feed.feed({name: array[..., :3] for name, array in step.items()})
+    assert feed.steps == feed.finish().steps == 1
 
 
 def test_a_split_is_as_clear_as_the_weaker_of_its_two_keys():
@@ -204,12 +201,7 @@ def test_layers_are_looked_at_together_without_a_difference():
     assert list(followed.groups_of_layers()) == [(0, 4)]
     assert list(followed.groups_of_layers(1)) == [(0, 1), (1, 2), (2, 3), (3, 4)]
     assert list(followed.groups_of_layers(sum(counts[:3]))) == [(0, 3), (3, 4)]
-    together, alone = (
-        followed.of_layers(1, 4).episodes(threshold),
-        [followed.of_layer(layer).episodes(threshold) for layer in (1, 2, 3)],
-    )
-    assert together.kind.tolist() == [kind for one in alone for kind in one.kind.tolist()]
-    assert together.head.tolist() == [
-        3 * number + head for number, one in enumerate(alone) for head in one.head.tolist()
-    ]
-    assert together.first.tolist() == [first for one in alone for first in one.first.tolist()]
+    together = followed.of_layers(1, 4).episodes(threshold)
+    alone = [followed.of_layer(layer).episodes(threshold) for layer in (1, 2, 3)]
+    for name in ("kind", "first"):
+        assert getattr(together, name).tolist() == [one for each in alone for one in getattr(each, name).tolist()]

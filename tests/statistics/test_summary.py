@@ -1,429 +1,286 @@
-"""Statistics that merge: every count against a dense one, and merging in any order and grouping."""
+"""Summaries of many prompts: the numbers of `analyse` from stored rows, counts against dense ones, merging."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planted import make_trace, random_columns
+from planted import extras, make_trace, random_columns, sink_at
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.sinks import find_sinks, is_sink, last_query_window, main_sinks, track
 from sinkscope.sinks.token_classes import token_class
-from sinkscope.statistics import EPSILONS, PromptSettings, Summary, document_of, summarise
-from sinkscope.statistics.step import histogram_edges
+from sinkscope.statistics import (
+    EPSILONS,
+    PromptSettings,
+    Summary,
+    Threshold,
+    all_definitions,
+    analyse,
+    document_of,
+    summarise,
+)
+from sinkscope.statistics.groups import GroupSinks
+from sinkscope.statistics.step import PER_STEP, histogram_edges
 
-LAYERS, HEADS, KV_HEADS, LENGTH, STEPS = 2, 4, 2, 27, 9
-MASK = 50
+LAYERS, HEADS, WIDTH = 2, 3, 40
+ELSEWHERE = {f"agreement.prompts_{name}_over_other_heads" for name in ("place", "class")}
+ELSEWHERE |= {"composition.token", "composition.token_on_canvas"}
+"""What only `analyse` tells."""
+POINT = (("excess", 3.0), ("unit", "queries"))
+TEXTS = {2: "</s>", 3: "\n", 4: " ", 5: ".", 6: "7", 7: " the"}
 
 
-class Prompt:
-    """Random columns with planted sinks: `find_sinks` takes it for a trace."""
-
-    def __init__(self, seed, causal=False, steps=STEPS):
-        rng = np.random.default_rng(seed)
-        self.causal, self.steps, length = causal, steps, LENGTH
-        columns = rng.random((steps, LAYERS, HEADS, length)).astype(np.float32) * 0.5
-        for step in range(steps):
-            columns[step, 0, 0, 3] = 9
-            columns[step, 0, 1, min(5 + step // 2, 11)] = 8
-            columns[step, 1, 2, 7 if (step + seed) % 3 else 2] = 70 + 30 * (step == 2)
-        lengths = np.full(steps, length)
+def traces(causal=False, prompts=6):
+    for seed in range(prompts):
+        columns = random_columns(seed, steps=12 + seed, width=WIDTH, sharpness=0.2).astype(np.float32)
+        columns[:, 0, 1] = 1  # a head without a sink
+        columns[3, 1, 2, 5] = 90
+        more = {"prompt_length": 14, "seed": seed, "order": "random", "commit_every": 1 + seed % 2}
+        trace = make_trace(columns, **more, **extras(columns, seed=seed))
+        trace.column_sums_prompt = (columns - trace.column_sums_masked) * np.float32(0.6)
         if causal:
-            lengths = np.arange(length - steps, length) + 1
-            columns[np.broadcast_to((np.arange(length) >= lengths[:, None])[:, None, None], columns.shape)] = np.nan
-        self.lengths, self.column_sums = lengths, columns
-        rows = rng.random(columns.shape).astype(np.float32) / length
-        for step in range(steps):
-            rows[step, 0, 1, 2 if step < 5 else 4] = 0.95
-        self.last_query = np.where(np.isnan(columns), np.nan, rows)
-        self.tokens = rng.integers(0, 12, (steps, length)).astype(np.int32)
-        self.masked = (rng.random((steps, length)) < 0.5).astype(np.uint8)
-        self.prompt_length = 9
-        self.masked[:, : self.prompt_length] = 0
-        parts = rng.dirichlet(np.ones(3), columns.shape).astype(np.float32)  # of masked, prompt and written queries
-        self.column_sums_masked, self.column_sums_prompt = columns * parts[..., 0], columns * parts[..., 1]
-        self.value_norms, self.key_norms = rng.random((2, steps, LAYERS, KV_HEADS, length)).astype(np.float32) + 1
-        self.hidden_norms = rng.random((steps, LAYERS, length)).astype(np.float32) + 1
-
-    def step(self, number):
-        names = ["tokens", "masked", "column_sums", "value_norms", "key_norms", "hidden_norms"]
-        names += ["last_query"] if self.causal else ["column_sums_masked", "column_sums_prompt"]
-        return {name: getattr(self, name)[number][..., : self.lengths[number]] for name in names}
-
-    def statistics(self):
-        feed = Summary.feed(PromptSettings(self.causal, self.prompt_length))
-        for number in range(self.steps):
-            feed.feed(self.step(number))
-        return Summary.of(feed.finish())
+            trace.causal, trace.last_query = True, (columns / np.float32(WIDTH)).astype(np.float32)
+            del trace.column_sums_masked, trace.column_sums_prompt
+        yield trace
 
 
-def whole(*prompts):
-    first, *others = [prompt.statistics() for prompt in prompts]
+def counted(trace, without=()):
+    """A prompt as a recorder gives it, a step at a time."""
+    feed = Summary.feed(PromptSettings.of(trace.causal, trace.manifest))
+    names = [name for name in PER_STEP if hasattr(trace, name) and name not in without]
+    for step in range(trace.steps):
+        feed.feed({name: getattr(trace, name)[step] for name in names})
+    return Summary.of(feed.finish({int(token): text for token, text in trace.manifest["vocabulary"].items()}))
+
+
+def merged(summaries):
+    first, *others = summaries
     for one in others:
         first.merge(one)
     return first
 
 
+def by_place(document):
+    return {(row["name"], tuple(row["at"].items())): row for row in document["statistics"]}
+
+
+def rows_of(summary):
+    return by_place(document_of(summary))
+
+
 @pytest.fixture(scope="module", params=[False, True], ids=["diffusion", "autoregressive"])
 def prompts(request):
-    return [Prompt(seed, request.param, steps) for seed, steps in ((0, 9), (1, 7), (2, 12))]
+    return list(traces(request.param))
 
 
 @pytest.fixture(scope="module")
-def merged(prompts):
-    return whole(*prompts)
+def parts(prompts):
+    """A prompt's summary each, as files hold it."""
+    return [counted(prompt).to_arrays() for prompt in prompts]
 
 
-def columns_of(prompts):
-    """[layer, column] of all steps and heads, without what is not there."""
-    return [
-        np.concatenate([p.column_sums[:, layer][~np.isnan(p.column_sums[:, layer])] for p in prompts])
-        for layer in range(LAYERS)
-    ]
+@pytest.fixture(scope="module")
+def summary(parts):
+    return merged(map(Summary.from_arrays, parts))
 
 
-def test_counts_are_those_of_find_sinks(prompts, merged):
-    counts = document_of(merged)["counts"]
-    assert counts["prompts"] == 3
-    assert counts["steps"] == 28
+@pytest.fixture(scope="module")
+def document(summary):
+    return document_of(summary, TEXTS, mask_id=1)
+
+
+def test_every_number_and_interval_is_that_of_the_analysis_of_whole_traces(prompts, summary, document):
+    rows, found = by_place(document), analyse(prompts, choice=False)
+    for one in found.statistics:
+        if one.name in ELSEWHERE:
+            continue
+        row, expected = rows.pop((one.name, tuple(one.place.items()))), one.as_dict()
+        if one.name.startswith("agreement.prompts"):  # sums over prompts, not their rows
+            expected |= {"low": None, "high": None}
+        assert row.keys() == expected.keys()
+        for name in row.keys() - {"name", "at"}:
+            assert row[name] == (expected[name] and pytest.approx(expected[name], rel=1e-6, abs=1e-7)), one
+    assert {name for name, _ in rows} == ({"triggers.share", "triggers.over_chance"} if summary.causal else set())
+
+
+def test_nothing_is_left_out_but_what_the_docs_say(summary, document):
+    told = {row["name"] for row in document["statistics"]} | {"triggers.share", "triggers.over_chance"}
+    names = {name.removesuffix("_over_steps").removesuffix("_in") for name in told}
+    if summary.causal:
+        names |= {name for name in all_definitions() if name.startswith("answer_queries.")}
+    choices = {f"choice.{one}" for one in ("all", "class", "position", "mask_state")}
+    trained = {"composition.times_training", "composition.frequency_correlation"}
+    assert all_definitions().keys() - names == ELSEWHERE | choices | trained
+
+
+def test_numbers_by_prompt_have_the_interval_of_their_rows(prompts, parts, document):
+    alone = np.array([len(find_sinks(prompt)) / (LAYERS * HEADS * prompt.steps) for prompt in prompts])
+    found = document["means"]["by_prompt"]
+    assert found["sinks_per_head"]["mean"] == pytest.approx(alone.mean()) and found["sinks_per_head"]["prompts"] == 6
+    low, high = found["sinks_per_head"]["interval"]
+    assert alone.min() < low < alone.mean() < high < alone.max()
+    few = document_of(merged(map(Summary.from_arrays, parts[:4])))
+    assert few["means"]["by_prompt"]["sinks_per_head"]["interval"] is None
+    strong = [prompt.column_sums.max(-1)[is_sink(prompt.column_sums).any(-1)].mean() for prompt in prompts]
+    assert found["main_sink_column_sum"]["mean"] == pytest.approx(np.mean(strong), rel=1e-6)
+    gini = {row["value"] for row in document["statistics"] if row["name"] == "concentration.gini"}
+    assert gini == {found["gini"]["mean"]}
+
+
+def test_counts_are_those_of_whole_traces(prompts, summary, document):
+    counts, edges = document["counts"], np.append(histogram_edges(), np.inf)
+    columns = np.concatenate([prompt.column_sums.ravel() for prompt in prompts])
+    assert (counts["prompts"], counts["steps"]) == (6, sum(prompt.steps for prompt in prompts))
     assert counts["sinks"] == sum(len(find_sinks(prompt)) for prompt in prompts) > 0
-    assert counts["columns"] == sum((~np.isnan(prompt.column_sums)).sum() for prompt in prompts)
-
-
-def test_epsilon_curves_are_eq_3_at_every_threshold_and_in_both_units(prompts, merged):
-    above = document_of(merged)["counts"]["above_epsilon"]
+    assert counts["columns"] == columns.size and summary.positions == WIDTH
+    assert counts["column_sums"] == np.histogram(columns, edges)[0].tolist() and (columns > 64).sum() == 6
     for unit in ("queries", "percent"):
-        dense = [sum(int(is_sink(prompt.column_sums, float(e), unit).sum()) for prompt in prompts) for e in EPSILONS]
-        assert above[unit] == dense
-    curve = document_of(merged)["means"]["epsilon_curve"]
-    assert curve["epsilon"][12] == 3
-    assert curve["not_sinks_queries"][12] == pytest.approx(
-        1 - above["queries"][12] / document_of(merged)["counts"]["columns"]
-    )
+        above = [sum(int(is_sink(prompt.column_sums, float(e), unit).sum()) for prompt in prompts) for e in EPSILONS]
+        assert counts["above_epsilon"][unit] == above
+        curve = document["means"]["epsilon_curve"][f"not_sinks_{unit}"]
+        assert curve == pytest.approx(1 - np.array(above) / columns.size)
+    per_head = sum(np.bincount(is_sink(p.column_sums[:, 0]).sum(-1).ravel(), minlength=33) for p in prompts)
+    assert counts["heads_by_number_of_sinks"][0] == per_head.tolist()
 
 
-def test_the_histogram_counts_every_column_once_in_its_bin(prompts, merged):
-    edges = np.append(histogram_edges(), np.inf)
-    for layer, columns in enumerate(columns_of(prompts)):
-        np.testing.assert_array_equal(merged.arrays["histogram.columns"][layer], np.histogram(columns, edges)[0])
-    assert merged.arrays["histogram.columns"][1, 256:].sum() == sum(
-        prompt.steps for prompt in prompts
-    )  # those of 70 and 100
-
-
-def test_moves_and_drift_are_those_of_the_tracks(prompts, merged):
-    expected = [track(find_sinks(prompt)).heads for prompt in prompts]
-    moves, swaps = (
-        np.array([[getattr(head, name) for head in heads] for heads in expected]).reshape(3, LAYERS, HEADS)
-        for name in ("moves", "swaps")
-    )
-    np.testing.assert_array_equal(merged.arrays["moves.moves"], moves.sum(axis=0))
-    np.testing.assert_array_equal(merged.arrays["moves.swaps"], swaps.sum(axis=0))
-    assert (moves + swaps).sum() > 0
-    for layer in range(LAYERS):
-        for head in range(HEADS):
-            drifts = [heads[layer * HEADS + head].drift_per_step for heads in expected]
-            drifts = [drift for drift in drifts if drift is not None]
-            assert merged.arrays["moves.drifts"][layer, head] == len(drifts)
-            assert merged.arrays["moves.drift"][layer, head] == pytest.approx(sum(drifts), abs=1e-9)
-
-
-def main_of(prompt):
-    columns = last_query_window(prompt.last_query) if prompt.causal else prompt.column_sums
-    return main_sinks(columns, is_sink(columns))
-
-
-def test_distances_of_moves(prompts, merged):
-    signed = absolute = pairs = moves = swaps = 0
+def test_moves_distances_and_drift_are_those_of_main_sinks(prompts, summary, document):
+    heads = [np.array(track(find_sinks(prompt)).heads, object).reshape(LAYERS, HEADS) for prompt in prompts]
+    drifts = [[one.drift_per_step for one in of_head] for of_head in zip(*(one.ravel() for one in heads), strict=True)]
+    moves, swaps = (sum(getattr(one, name) for by_head in heads for one in by_head.flat) for name in ("moves", "swaps"))
+    pairs = distance = 0
     for prompt in prompts:
         columns = last_query_window(prompt.last_query) if prompt.causal else prompt.column_sums
-        sink = is_sink(columns)
-        main = main_sinks(columns, sink)
+        main, sink = main_sinks(columns, is_sink(columns)), is_sink(columns)
         for step, layer, head in np.ndindex(*np.subtract(main.shape, (1, 0, 0))):
-            before, after = main[step, layer, head], main[step + 1, layer, head]
+            before, after = main[step : step + 2, layer, head]
             pairs += before >= 0 and after >= 0
-            if before < 0 or after < 0 or before == after:
-                continue
-            if sink[step, layer, head, after] and sink[step + 1, layer, head, before]:
-                swaps += 1
-            else:
-                moves, signed, absolute = moves + 1, signed + after - before, absolute + abs(after - before)
-    names = ("pairs", "moves", "swaps", "distance", "absolute_distance")
-    assert tuple(merged.arrays[f"moves.{name}"].sum() for name in names) == (pairs, moves, swaps, signed, absolute)
-    counts = document_of(merged)["counts"]
-    assert (counts["moves"], counts["swaps"]) == (moves, swaps)
+            if (
+                before >= 0
+                and after >= 0
+                and not (sink[step, layer, head, after] and sink[step + 1, layer, head, before])
+            ):
+                distance += abs(after - before)
+    counts, found = document["counts"], summary.by_head
+    assert (counts["moves"], counts["swaps"], counts["steps_in_a_row_with_sink"]) == (moves, swaps, pairs)
+    travelled = np.nansum(found["distance_per_move"] * summary.arrays["moves.moves"])
+    assert travelled == pytest.approx(distance) and (moves > 0 or summary.causal)
+    known = [[one for one in of_head if one is not None] for of_head in drifts]
+    expected = [np.mean(one) if one else np.nan for one in known]
+    np.testing.assert_allclose(found["drift_per_step"].ravel(), expected, atol=1e-9)
 
 
-def test_tokens_are_tallied_as_sinks_and_on_the_canvas(prompts, merged):
-    found = merged.token_tallies()
-    for token, sinks, main, canvas in zip(*(values.tolist() for values in found.values()), strict=True):
-        assert sinks == sum(int((find_sinks(prompt).token == token).sum()) for prompt in prompts)
-        here = [[prompt.tokens[step][: prompt.lengths[step]] for step in range(prompt.steps)] for prompt in prompts]
-        assert canvas == LAYERS * HEADS * sum(int((tokens == token).sum()) for steps in here for tokens in steps)
-        stood = [
-            prompt.tokens[step, at]
-            for prompt in prompts
-            for step, *_, at in np.argwhere(main_of(prompt)[..., None] == np.arange(LENGTH))
-        ]
-        assert main == sum(int(one == token) for one in stood)
-    assert (np.diff(found["sinks"]) <= 0).all()
-
-
-def test_classes_add_up_to_all_sinks(prompts, merged):
-    texts = {0: "\n", 1: " ", 2: "7", 3: ".", 4: " Tom", 5: "<|im_start|>"}
-    counts = document_of(merged, texts, mask_id=6, special=(7,))["counts"]
+def test_tokens_are_tallied_as_sinks_and_on_the_canvas(prompts, summary, document):
+    counts = document["counts"]
+    tokens = np.concatenate([prompt.tokens.ravel() for prompt in prompts])
+    sinks = np.concatenate([find_sinks(prompt).token for prompt in prompts])
+    assert [row["sinks"] for row in counts["tokens"]] == sorted(row["sinks"] for row in counts["tokens"])[::-1]
+    for row in counts["tokens"]:
+        assert row["sinks"] == (sinks == row["token"]).sum() > 0
+        assert row["canvas"] == LAYERS * HEADS * (tokens == row["token"]).sum()
+        assert row["class"] == token_class(TEXTS.get(row["token"]), row["token"] == 1, False)
+        assert counts["classes"]["mask"]["sinks"] == (sinks == 1).sum()
     assert sum(one["sinks"] for one in counts["classes"].values()) == counts["sinks"]
-    by_token = dict(zip(*(merged.token_tallies()[name].tolist() for name in ("token", "sinks")), strict=True))
+    main = summary.arrays["strength.steps_with_sink"].sum()
+    assert summary.causal or sum(one["main_sinks"] for one in counts["classes"].values()) == main
+
+
+def test_strengths_and_norms_of_heads_are_those_of_all_columns(prompts, summary, document):
+    columns = np.concatenate([prompt.column_sums for prompt in prompts])
+    sinks, found = is_sink(columns), summary.by_head
+    share = columns / columns.sum(-1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        entropy = -np.nansum(share * np.log(share), axis=-1) / np.log(WIDTH)
+        strongest = np.where(sinks.any(-1), columns.max(-1), 0).sum(0) / sinks.any(-1).sum(0)
     expected = {
-        "newline": [0],
-        "white space": [1],
-        "digit": [2],
-        "punctuation": [3],
-        "special": [5, 7],
-        "mask": [6],
-        "word": [4, 8, 9, 10, 11],
+        "sinks": sinks.sum(-1).mean(0),
+        "largest": columns.max(-1).mean(0),
+        "sink_share": (share * sinks).sum(-1).mean(0),
+        "entropy": entropy.mean(0),
+        "steps_with_sink": sinks.any(-1).mean(0),
+        "main_sink_column_sum": strongest,
     }
-    assert {name: one["sinks"] for name, one in counts["classes"].items()} == {
-        name: sum(by_token[token] for token in tokens) for name, tokens in expected.items()
-    }
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+    norms = document["means"]["norms_by_layer"]
+    for kind in ("value", "key", "hidden"):
+        values = np.concatenate([getattr(prompt, f"{kind}_norms") for prompt in prompts])
+        values = np.broadcast_to(values[:, :, None] if values.ndim == 3 else values, columns.shape)
+        for layer in range(LAYERS):
+            mine, others = values[:, layer][sinks[:, layer]], values[:, layer][~sinks[:, layer]]
+            pooled = (len(mine) * mine.var() + len(others) * others.var()) / (len(mine) + len(others))
+            effect = (mine.mean() - others.mean()) / pooled**0.5
+            told = [norms[f"{kind}_{name}"][layer] for name in ("sinks", "others", "effect_size")]
+            assert told == pytest.approx([mine.mean(), others.mean(), effect], rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("\n\n", "newline"),
-        ("  ", "white space"),
-        (" 12", "digit"),
-        (" +", "punctuation"),
-        (" a1", "word"),
-        ("<|endoftext|>", "special"),
-        (None, "word"),
-        ("", "word"),
-    ],
-)
-def test_classes_of_tokens(text, kind):
-    assert token_class(text, False, False) == kind
-    assert token_class(text, True, True) == "mask"
-    assert token_class(text, False, True) == "special"
+def test_groups_are_compared_by_their_strongest_keys(prompts, summary):
+    alone = [summarise(trace, [Threshold(3.0)]).kept(GroupSinks).position for trace in prompts]
+    masked, others = (np.concatenate([one[:, at] for one in alone]) for at in (0, slice(1, None)))
+    for number, ending in enumerate(("", "_prompt", "_written")):
+        both = (masked >= 0) & (others[:, number] >= 0)
+        split = both & (masked != others[:, number])
+        with np.errstate(invalid="ignore"):  # none can be compared in an autoregressive model
+            np.testing.assert_array_equal(summary.by_head[f"split{ending}"], split.sum(0) / both.sum(0))
 
 
-def test_strengths_and_concentration_of_every_head(prompts, merged):
-    found = merged.by_head
-    for layer in range(LAYERS):
-        for head in range(HEADS):
-            rows = [
-                p.column_sums[step, layer, head, : p.lengths[step]].astype(float)
-                for p in prompts
-                for step in range(p.steps)
-            ]
-            sinks = [is_sink(row[None, None].astype(np.float32))[0, 0] for row in rows]
-            shares = [row / row.sum() for row in rows]
-            gini = [np.abs(row[:, None] - row).sum() / (2 * len(row) * row.sum()) for row in rows]
-            expected = {
-                "sinks": np.mean([one.sum() for one in sinks]),
-                "largest": np.mean([row.max() for row in rows]),
-                "sink_share": np.mean([share[one].sum() for share, one in zip(shares, sinks, strict=True)]),
-                "entropy": np.mean([-(share * np.log(share)).sum() / np.log(len(share)) for share in shares]),
-                "gini": np.mean(gini),
-                "steps_with_sink": np.mean([one.any() for one in sinks]),
-            }
-            for name, value in expected.items():
-                assert found[name][layer, head] == pytest.approx(value, rel=2e-5, abs=1e-6), name
-            counts = np.bincount([one.sum() for one in sinks], minlength=33)
-            if (layer, head) == (0, 3):
-                assert counts[0] == len(rows)
-    per_head = sum(np.bincount(is_sink(p.column_sums[:, 0]).sum(-1).ravel(), minlength=33) for p in prompts)
-    np.testing.assert_array_equal(merged.arrays["strength.per_head"][0], per_head)
+@settings(max_examples=2, deadline=None)
+@given(order=st.permutations(range(6)), cut=st.integers(1, 5))
+def test_counts_merge_in_any_order_and_all_else_in_any_grouping(parts, order, cut):
+    forward = merged(map(Summary.from_arrays, parts)).to_arrays()
+    halves = [merged(map(Summary.from_arrays, half)) for half in (parts[:cut], parts[cut:])]
+    shuffled = merged(Summary.from_arrays(parts[at]) for at in order).to_arrays()
+    for name, array in merged(halves).to_arrays().items():
+        np.testing.assert_allclose(array, forward[name], rtol=1e-12, atol=1e-9, err_msg=name)
+        if not name.startswith("rows"):
+            np.testing.assert_allclose(shuffled[name], forward[name], rtol=1e-12, atol=1e-9, err_msg=name)
 
 
-def test_norms_of_sinks_and_of_others(prompts, merged):
-    found = document_of(merged)["means"]["norms_by_layer"]
-    for layer in range(LAYERS):
-        numbers = {kind: ([], []) for kind in ("value", "key", "hidden", "contribution")}
-        for prompt in prompts:
-            for step in range(prompt.steps):
-                for head in range(HEADS):
-                    for position in range(prompt.lengths[step]):
-                        column = prompt.column_sums[step, layer, head]
-                        other = not is_sink(column[None, None])[0, 0, position]
-                        value = prompt.value_norms[step, layer, head // 2, position]
-                        numbers["value"][other].append(value)
-                        numbers["key"][other].append(prompt.key_norms[step, layer, head // 2, position])
-                        numbers["hidden"][other].append(prompt.hidden_norms[step, layer, position])
-                        numbers["contribution"][other].append(value * column[position])
-        for kind, (sinks, others) in numbers.items():
-            assert found[f"{kind}_sinks"][layer] == pytest.approx(np.mean(sinks), rel=1e-5)
-            assert found[f"{kind}_others"][layer] == pytest.approx(np.mean(others), rel=1e-5)
-            pooled = (len(sinks) * np.var(sinks) + len(others) * np.var(others)) / (len(sinks) + len(others))
-            assert found[f"{kind}_effect_size"][layer] == pytest.approx(
-                (np.mean(sinks) - np.mean(others)) / pooled**0.5, rel=1e-3
-            )
+def test_rows_are_merged_by_name(parts):
+    one, other = map(Summary.from_arrays, parts[:2])
+    extra = ("new.number", (("layer", 1),))
+    other.rows.columns[extra], other.rows.rows[0] = len(other.rows.columns), np.append(other.rows.rows[0], 2.5)
+    one.merge(other)
+    keys, values = Summary.from_arrays(one.to_arrays()).rows.whole()
+    assert values[1, keys.index(extra)] == 2.5 and np.isnan(values[0, keys.index(extra)])
 
 
-def test_groups_split_where_their_strongest_keys_differ():
-    prompt = Prompt(4)
-    prompt.masked[:] = 0
-    for step, masks in enumerate(
-        (7, 8, 9, 11, 12)
-    ):  # of 18 that are not the prompt's: too few, then too few written ones
-        prompt.masked[step, LENGTH - masks :] = 1
-    compared, split = dict.fromkeys(("", "_prompt", "_written"), 0), dict.fromkeys(("", "_prompt", "_written"), 0)
-    for step in range(STEPS):
-        masks, masked, of_prompt = (
-            prompt.masked[step].sum(),
-            prompt.column_sums_masked[step],
-            prompt.column_sums_prompt[step],
-        )
-        unmasked = prompt.column_sums[step] - masked
-        others = {
-            "": (LENGTH - masks, unmasked),
-            "_prompt": (9, of_prompt),
-            "_written": (LENGTH - masks - 9, unmasked - of_prompt),
-        }
-        for name, (queries, columns) in others.items():
-            if masks >= 8 and queries >= 8:
-                compared[name] += 1
-                split[name] += masked.argmax(-1) != columns.argmax(-1)
-    arrays = prompt.statistics().arrays
-    assert compared == {"": 4, "_prompt": 4, "_written": 2}
-    for name in compared:
-        assert (arrays[f"groups.compared{name}"] == compared[name]).all()
-        np.testing.assert_array_equal(arrays[f"groups.split{name}"], split[name])
-
-
-def test_prompts_are_the_unit_of_the_intervals(prompts, merged):
-    from scipy.stats import t
-
-    assert document_of(merged)["means"]["by_prompt"]["sinks_per_head"]["interval"] is None  # three prompts
-    prompts = [*prompts, *(Prompt(seed, merged.causal) for seed in (11, 12, 13))]
-    alone = np.array([len(find_sinks(prompt)) / (LAYERS * HEADS * prompt.steps) for prompt in prompts])
-    found = document_of(whole(*prompts))["means"]["by_prompt"]["sinks_per_head"]
-    half = t.ppf(0.975, 5) * alone.std(ddof=1) / np.sqrt(6)
-    assert found["mean"] == pytest.approx(alone.mean())
-    assert found["interval"] == pytest.approx([alone.mean() - half, alone.mean() + half], abs=1e-9)
-    assert found["prompts"] == 6
-
-
-# Merging
-
-
-def assert_same(one, other, exact=False):
-    mine, theirs = one.to_arrays(), other.to_arrays()
-    assert mine.keys() == theirs.keys()
-    for name, array in mine.items():
-        assert array.dtype == theirs[name].dtype
-        if exact or array.dtype.kind == "i":
-            np.testing.assert_array_equal(array, theirs[name], err_msg=name)
-        else:
-            np.testing.assert_allclose(array, theirs[name], rtol=1e-12, atol=1e-9, err_msg=name)
-
-
-@settings(max_examples=12, deadline=None)
-@given(seeds=st.lists(st.integers(0, 6), min_size=3, max_size=5), data=st.data())
-@pytest.mark.slow
-def test_merging_is_commutative_and_associative(seeds, data):
-    order = data.draw(st.permutations(range(len(seeds))))
-    cut = data.draw(st.integers(1, len(seeds) - 1))
-    forward = whole(*(Prompt(seed, steps=4) for seed in seeds))
-    shuffled = [Prompt(seeds[at], steps=4) for at in order]
-    grouped = whole(*shuffled[:cut])
-    grouped.merge(whole(*shuffled[cut:]))
-    assert_same(forward, grouped)
-
-
-@settings(max_examples=8, deadline=None)
-@given(one=st.integers(0, 9), other=st.integers(0, 9))
-def test_two_prompts_merge_the_same_to_the_bit_in_either_order(one, other):
-    assert_same(
-        whole(Prompt(one, steps=3), Prompt(other, steps=3)),
-        whole(Prompt(other, steps=3), Prompt(one, steps=3)),
-        exact=True,
-    )
-
-
-def test_merging_with_nothing_changes_nothing(merged, prompts):
-    for pair in (
-        (Summary(LAYERS, HEADS, causal=merged.causal), merged),
-        (whole(*prompts), Summary(LAYERS, HEADS, causal=merged.causal)),
-    ):
-        empty_first, added = pair
-        empty_first.merge(added)
-        assert_same(empty_first, whole(*prompts), exact=True)
-
-
-def test_arrays_give_the_same_back(merged):
-    again = Summary.from_arrays(merged.to_arrays())
-    assert_same(again, merged, exact=True)
-    assert (again.excess, again.causal) == (3.0, merged.causal)
-    assert document_of(again) == document_of(merged)
-
-
-def test_under_ten_megabytes_with_every_token_of_an_8b_vocabulary():
-    feed = Summary.feed(PromptSettings())
-    step = {"column_sums": np.ones((32, 32, 2)), "tokens": np.zeros(2, np.int64)}
-    feed.feed(step)
-    large, vocabulary = Summary.of(feed.finish()), 126_464
-    large.arrays["tokens.ids"], large.arrays["tokens.counts"] = (
-        np.arange(vocabulary, dtype=np.int32),
-        np.ones((vocabulary, 3), np.int64),
-    )
-    assert sum(array.nbytes for array in large.to_arrays().values()) < 7e6
-
-
-def test_arrays_of_another_version_are_refused(merged):
-    """Such as those from before moves and swaps were told apart."""
-    for lacking in ("moves.swaps", "profiles.keys"):
-        arrays = {name: array for name, array in merged.to_arrays().items() if name != lacking}
+def test_what_may_not_be_pooled_and_other_versions_are_refused():
+    trace = next(traces())
+    plain = counted(trace)
+    for more in ({"tolerance": 5}, {"training": {7: 3}}):
+        with pytest.raises(SinkscopeError, match="expected statistics with the same layers, heads, excess"):
+            plain.merge(Summary.of(summarise(trace, Summary.thresholds(), **more)))
+    with pytest.raises(SinkscopeError, match="expected statistics with the same"):
+        plain.merge(Summary.of(summarise(trace, Summary.thresholds(2.5)), 2.5))
+    for lacking in ("settings", "rows.values"):
+        arrays = {name: array for name, array in plain.to_arrays().items() if name != lacking}
         with pytest.raises(SinkscopeError, match="expected statistics of this version, found others"):
             Summary.from_arrays(arrays)
 
 
-def test_a_statistic_that_only_some_prompts_have_is_merged_by_its_name(prompts):
-    one, other = prompts[0].statistics(), prompts[1].statistics()
-    alone = dict(zip(one.keys, one.values, strict=True))
-    extra = ("new.number", (("layer", 1),))
-    other.keys, other.values = (*other.keys, extra), np.concatenate([other.values, [[1, 2.5, 6.25]]])
-    one.merge(other)
-    found = dict(zip(one.keys, one.values, strict=True))
-    assert found[extra].tolist() == [1, 2.5, 6.25]
-    key = ("concentration.entropy", ())
-    np.testing.assert_array_equal(found[key], alone[key] + dict(zip(other.keys, other.values, strict=True))[key])
+def test_agreement_between_prompts_of_planted_sinks():
+    """One head at 5 in every prompt; the other in a place of its own each time: half the pairs of a head agree."""
+    found = []
+    for prompt in range(4):
+        position = np.stack([np.full(8, 5), np.full(8, 10 * prompt + 2)], axis=1)[:, None]
+        columns = sink_at(position, width=40)
+        found.append(counted(make_trace(columns, seed=prompt, **extras(columns))))
+    assert rows_of(found[0])["agreement.prompts_place", POINT]["value"] is None  # one prompt, no pair
+    row = rows_of(merged(found))["agreement.prompts_place", POINT]
+    assert (row["value"], row["low"], row["prompts"]) == (0.5, None, 4)
 
 
-def test_an_empty_one_has_no_means():
-    found = document_of(Summary(LAYERS, HEADS))
-    assert found["counts"]["sinks"] == 0
-    assert found["means"]["by_prompt"]["entropy"] == {"mean": None, "interval": None, "prompts": 0}
+def test_planted_triggers_are_found_against_shifted_commits():
+    """The sink stands where the last token was committed: every move enters a position that has just been written."""
+    columns = sink_at(np.concatenate([[3], 10 + np.arange(17)]), strength=15)
+    rows = rows_of(merged(counted(make_trace(columns, **extras(columns), seed=seed)) for seed in range(5)))
+    own = rows["triggers.over_chance", (*POINT, ("trigger", "own"))]
+    assert own["p"] == 1 / 1000 and own["low"] > 0
+    assert rows["triggers.share", (*POINT, ("trigger", "own"))]["value"] == 1
+    assert rows["triggers.over_chance", (*POINT, ("trigger", "block"))]["p"] == 1
 
 
-def test_another_shape_or_threshold_is_refused(merged):
-    with pytest.raises(SinkscopeError, match="expected statistics with the same layers, heads, excess, causal"):
-        merged.merge(Summary(LAYERS, HEADS, excess=2, causal=merged.causal))
-
-
-def test_another_tolerance_or_training_corpus_is_refused():
-    trace = make_trace(random_columns(0))
-    plain = Summary.of(summarise(trace, Summary.thresholds()))
-    for more, numbers in (
-        ({"tolerance": 5}, r"5, 0\)"),
-        ({"training": {7: 3}}, r"0, [1-9]\d*\)"),
-        ({"training": {7: 4}}, r"0, [1-9]\d*\)"),
-    ):
-        other = Summary.of(summarise(trace, Summary.thresholds(), **more))
-        for one in (other, Summary.from_arrays(other.to_arrays())):
-            with pytest.raises(SinkscopeError, match=rf"expected .* tolerance, corpus .* found \(.*{numbers}"):
-                plain.merge(one)
-        other.merge(Summary.from_arrays(other.to_arrays()))
-    assert plain.prompts == 1 and plain.to_arrays()["settings"].shape == (4,)  # as in files of earlier versions
-
-
-def test_arrays_of_a_summary_are_copies(merged):
-    columns = merged.columns
-    for array in merged.to_arrays().values():
-        array[...] = 0
-    assert merged.columns == columns > 0 and merged.values.any()
-
-
-def test_other_arrays_are_refused():
-    with pytest.raises(SinkscopeError, match="expected statistics of this version, found others"):
-        Summary.from_arrays({"settings": np.array([2.0, 4, 3, 0])})
+def test_without_commits_there_are_no_triggers():
+    found = counted(next(traces()), without=["written"])
+    row = rows_of(found)["triggers.over_chance", (*POINT, ("trigger", "own"))]
+    assert (row["value"], row["low"], row["prompts"], "p" in row) == (None, None, 0, False)

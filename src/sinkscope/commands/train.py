@@ -112,7 +112,7 @@ def _check_watched(folder: Path, every: int, done: int) -> None:
     """Raise CallError where a training has passed updates that its watch should have measured."""
     from sinkscope.emergence.storage import measured_updates
 
-    if missing := sorted({*range(0, done + 1, every)} - measured_updates(folder)):
+    if missing := sorted({*range(0, done + 1, every)} - measured_updates(folder).keys()):
         raise CallError(
             f"--watch {every}: {folder.parent} is at update {done}, and {folder} lacks update {missing[0]}; train into "
             "another folder, or measure snapshots, which recipes on text keep: sinkscope watch-training"

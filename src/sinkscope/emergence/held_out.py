@@ -6,16 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Int
 
 from sinkscope.errors import CallError
 from sinkscope.roles import Probe
 
 FIRST_READ = 64
-"""Queries of an autoregressive model that are not judged: the first ones see few keys, which take much of each by
-themselves.
-"""
+"""Queries of an autoregressive model that are not judged: the first ones see few keys, which take much of each."""
 MASKED = 0.5
 """Share of the tokens of a canvas that are masked for a diffusion model."""
 
@@ -43,15 +40,12 @@ def hold_out(
     shift: bool = False,
     seed: int = 0,
 ) -> list[HeldOut]:
-    """Return canvases with their readers, for a diffusion model with half of what it may predict masked, at least one
-    token.
+    """Return canvases with their readers: for a diffusion model with half of what it may predict masked.
 
     Args:
         tokens: token ids of each canvas: lists, arrays or tensors.
-        predictable: where a token may be predicted, a truth value for each position of each canvas; everywhere when
-            None.
-        mask_id: None for an autoregressive model, whose queries from the 64th on (or the last three quarters) are
-            judged.
+        predictable: whether a token may be predicted, for each position of each canvas; everywhere when None.
+        mask_id: None for an autoregressive model, of which queries from the 64th on, or the last three quarters, read.
         shift: whether a masked token is read one place to its left.
         seed: of the masks.
 
@@ -61,7 +55,7 @@ def hold_out(
     found = []
     free_places = predictable if predictable is not None else [np.ones(len(canvas), bool) for canvas in tokens]
     for number, (canvas, free) in enumerate(zip(tokens, free_places, strict=True)):
-        canvas, free = _as_array(canvas).astype(np.int64), _as_array(free).astype(bool)
+        canvas, free = np.array(canvas, np.int64), np.array(free, bool)
         if mask_id is not None and (canvas == mask_id).any():
             at = int((canvas == mask_id).argmax())
             raise CallError(f"canvas {number}: expected no masks, found the mask token {mask_id} at position {at}")
@@ -79,19 +73,13 @@ def hold_out(
                 f"canvas {number} has {len(canvas)} tokens and nothing to predict; expected longer canvases"
             )
         readers = np.append(chosen[1:], False) if mask_id is None or shift else chosen
-        queries = _ranges(np.flatnonzero(readers)) if mask_id is None or shift else "masked"
+        queries = "masked"
+        if mask_id is None or shift:
+            places = np.flatnonzero(readers)
+            runs = np.split(places, np.flatnonzero(np.diff(places) > 1) + 1)
+            queries = "+".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
         found.append(HeldOut(Probe(number, 0, seen, readers, readers), canvas[chosen], queries))
     return found
-
-
-def _as_array(values: Any) -> np.ndarray:
-    return np.array(values.detach().cpu() if isinstance(values, torch.Tensor) else values)
-
-
-def _ranges(places: Int[np.ndarray, " reader"]) -> str:
-    """Return positions in order as text: each run of them as its ends."""
-    runs = np.split(places, np.flatnonzero(np.diff(places) > 1) + 1)
-    return "+".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def fingerprint(canvases: Sequence[HeldOut]) -> str:

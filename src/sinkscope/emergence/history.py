@@ -19,17 +19,13 @@ class Moment:
     """One moment. The *top key* of a head is the key with the largest column on a canvas.
 
     Attributes:
-        loss: mean cross-entropy of the readers, in nats.
-        loss_without_top: the same with the top key hidden from the readers, in all heads at once.
-        loss_without_rowmass: the same with random keys hidden that hold as much of the readers' attention.
-        place: of the top key. share: of the readers' attention that it takes.
-        first_share: of the readers' attention that the first token takes.
-        masks_share: of the readers' attention that masks take.
-        value_ratio: value norm of the top key over the median of its canvas; output_ratio: the same behind the output
+        loss: mean cross-entropy of the readers, in nats; without the top key in all heads (``_top``), or without random
+            keys that hold as much of the readers' attention (``_rowmass``).
+        place: of the top key. share: of the readers' attention that it takes, and the first token, and masks.
+        value_ratio: value norm of the top key over the median of its canvas; output_ratio: behind the output
             projection.
         sinks: keys that are sinks by Eq. 3, at ε = 3.
-        role: index in `ROLES` of what the head's sink does, `NO_ROLE` where it has no lasting one; None where it was
-            not asked for.
+        role: index in `ROLES` of the head's role, `NO_ROLE` without a lasting sink; None where it was not measured.
     """
 
     loss: Float[np.ndarray, " canvas"]
@@ -52,13 +48,7 @@ ARRAYS = tuple(field.name for field in fields(Moment))
 
 @dataclass(frozen=True)
 class Emergence:
-    """The moments of one training.
-
-    Attributes:
-        manifest: what was measured: name, causal, layers, heads, canvases (their fingerprint) and number.
-        updates: of the moments, rising.
-        moments: in the same order.
-    """
+    """The moments of one training by rising updates; ``manifest``: name, causal, layers, heads, canvases."""
 
     manifest: Mapping[str, Any]
     updates: tuple[int, ...]
@@ -93,9 +83,7 @@ class Emergence:
 
     @property
     def stayed(self) -> Float[np.ndarray, "moment layer head"]:
-        """Return the share of canvases on which the top key stands where it stood at the moment before; NaN at the
-        first one.
-        """
+        """Return the share of canvases on which the top key stands where it stood a moment before; NaN at first."""
         places = self.stacked("place")
         same = (places[1:] == places[:-1]).mean(1)
         return np.concatenate([np.full((1, *same.shape[1:]), np.nan), same])

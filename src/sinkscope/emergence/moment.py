@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
 
 from sinkscope.emergence.held_out import HeldOut
 from sinkscope.emergence.history import NO_ROLE, Moment
@@ -14,7 +13,7 @@ from sinkscope.interventions import parse_rule
 from sinkscope.models import Model, expect_model
 from sinkscope.models.devices import own_defaults
 from sinkscope.models.in_memory import IN_MEMORY
-from sinkscope.roles import ROLES, Probe, find_roles_on
+from sinkscope.roles import ROLES, find_roles_on
 from sinkscope.roles.probes import check_probe, predictions
 from sinkscope.roles.sight import look, sinks_of
 from sinkscope.roles.verdict import Rules
@@ -47,7 +46,11 @@ def measure(
                 rows.append(_of_canvas(model, one))
                 if on_canvas is not None:
                     on_canvas(number)
-            found = _roles(model, [one.probe for one in canvases]) if roles else None
+            found = None
+            if roles:
+                found = np.full((model.card.layers, model.card.heads), NO_ROLE, np.int8)
+                for one in find_roles_on(model, [one.probe for one in canvases]).heads:
+                    found[one.layer, one.head] = ROLES.index(one.role)
     finally:
         for part, training in modes.items():
             part.training = training
@@ -55,23 +58,16 @@ def measure(
 
 
 def check_canvases(model: Model, canvases: Sequence[HeldOut]) -> None:
-    """Raise an error for canvases on which a network does not predict what they ask for.
-
-    Raises:
-        CallError: a canvas that is too long for it, or for another kind of network.
-    """
-    mask, causal = model.card.mask_id, model.family.causal
-    shifts = (
-        (model.family.shift,) if model.card.weight_hash != IN_MEMORY else (False, True)
-    )  # which memory does not say
+    """Raise CallError for canvases that are too long for a network, or made for another kind."""
+    mask, causal, known = model.card.mask_id, model.family.causal, model.card.weight_hash != IN_MEMORY
+    shifts = (model.family.shift,) if known else (False, True)  # which memory does not say
     for number, one in enumerate(canvases):
         check_probe(model, one.probe, f"canvas {number}")
         if any(_holds(one, one.targets, 1) if causal else _holds(one, mask, int(shift)) for shift in shifts):
             continue
-        needed = "mask_id=None" if causal else f"mask_id={mask}" + (f", shift={shifts[0]}" if len(shifts) == 1 else "")
-        found = (
-            f"of shift={not shifts[0]}" if not causal and _holds(one, mask, int(not shifts[0])) else "with other masks"
-        )
+        needed = "mask_id=None" if causal else f"mask_id={mask}" + (f", shift={shifts[0]}" if known else "")
+        other = not causal and _holds(one, mask, int(not shifts[0]))
+        found = f"of shift={not shifts[0]}" if other else "with other masks"
         kind = "an autoregressive model" if causal else "a diffusion model"
         expected = f"canvas {number}: expected one of hold_out(…, {needed}), because {model.card.name} is {kind}"
         raise CallError(f"{expected}, found one {found}")
@@ -84,50 +80,31 @@ def _holds(one: HeldOut, tokens: Any, right: int) -> bool:
 
 
 def _of_canvas(model: Model, one: HeldOut) -> dict[str, Any]:
-    sight = look(model, one.probe)
+    sight, masks = look(model, one.probe), one.probe.tokens == model.card.mask_id
     main = sight.order[..., :1]
-
-    def at_main(values: np.ndarray) -> np.ndarray:
-        return np.take_along_axis(values, main, -1)[..., 0]
-
-    def over_median(norms: np.ndarray) -> np.ndarray:
-        median = np.median(norms, axis=-1)
-        return np.divide(at_main(norms), median, out=np.full(median.shape, np.nan), where=median > 0)
-
-    masks = one.probe.tokens == model.card.mask_id
+    tokens = torch.from_numpy(one.probe.tokens.astype(np.int64)).to(model.device)[None]
+    wanted = torch.from_numpy(one.targets).to(sight.log_probabilities.device)[:, None]
     if not torch.isfinite(sight.log_probabilities).all():
         raise ModelError(
             f"{model.card.name}: expected finite log-probabilities, found others; the training has diverged"
         )
-    losses = {"loss": _loss(sight.log_probabilities, one.targets)}
+    losses = {"loss": float(-sight.log_probabilities.gather(-1, wanted).mean())}
     for rule in ("top", "rowmass"):
         with parse_rule(f"{rule}:1@current,queries={one.queries}")(model):
-            losses[f"loss_without_{rule}"] = _loss(_said(model, one.probe), one.targets)
+            said = predictions(model, tokens, torch.from_numpy(one.probe.readers))[0]
+            losses[f"loss_without_{rule}"] = float(-said.gather(-1, wanted).mean())
+
+    def over_median(norms: np.ndarray) -> np.ndarray:
+        median, at_main = np.median(norms, axis=-1), np.take_along_axis(norms, main, -1)[..., 0]
+        return np.divide(at_main, median, out=np.full(median.shape, np.nan), where=median > 0).astype(np.float32)
+
     return {
         **{name: np.float32(loss) for name, loss in losses.items()},
         "place": main[..., 0].astype(np.int32),
-        "share": at_main(sight.reader_rows).astype(np.float32),
+        "share": np.take_along_axis(sight.reader_rows, main, -1)[..., 0].astype(np.float32),
         "first_share": sight.reader_rows[..., 0].astype(np.float32),
         "masks_share": sight.reader_rows[..., masks].sum(-1).astype(np.float32),
-        "value_ratio": over_median(sight.value_norms).astype(np.float32),
-        "output_ratio": over_median(sight.output_norms).astype(np.float32),
+        "value_ratio": over_median(sight.value_norms),
+        "output_ratio": over_median(sight.output_norms),
         "sinks": sinks_of(sight, Rules().excess).sum(-1).astype(np.int32),
     }
-
-
-def _said(model: Model, probe: Probe) -> torch.Tensor:
-    """Return the log-probabilities of the readers, [reader, vocabulary]."""
-    tokens = torch.from_numpy(probe.tokens.astype(np.int64)).to(model.device)[None]
-    return predictions(model, tokens, torch.from_numpy(probe.readers))[0]
-
-
-def _loss(said: torch.Tensor, targets: np.ndarray) -> float:
-    wanted = torch.from_numpy(targets).to(said.device)
-    return float(-said.gather(-1, wanted[:, None]).mean())
-
-
-def _roles(model: Model, probes: Sequence[Probe]) -> Int[np.ndarray, "layer head"]:
-    found = np.full((model.card.layers, model.card.heads), NO_ROLE, np.int8)
-    for one in find_roles_on(model, probes).heads:
-        found[one.layer, one.head] = ROLES.index(one.role)
-    return found

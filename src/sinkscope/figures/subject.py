@@ -177,7 +177,7 @@ class Subject:
     @property
     def prompt_length(self) -> int:
         """Number of tokens of the prompt; 0 where the trace does not say."""
-        return self.prompt.canvas.prompt_length
+        return self.prompt.canvas.settings.prompt_length
 
     @cached_property
     def written(self) -> Int[np.ndarray, "commit 3"]:

@@ -10,6 +10,7 @@ from sinkscope.roles.head_roles import HeadRole
 from sinkscope.roles.removal import MOST_HIDDEN
 from sinkscope.roles.verdict import Estimate, Rules, decide
 from sinkscope.statistics.intervals import interval_of_means
+from sinkscope.statistics.prompt_rows import known
 
 MATCHED_OVER = "kl.rowmass.zero over kl.sink.zero"
 """How much more the control changes than the sink where both lose what they add, prompt by prompt."""
@@ -25,20 +26,13 @@ def conclude(
     for row in rows:
         if "kl.sink.zero" in row:
             row[MATCHED_OVER] = row["kl.rowmass.zero"] - row["kl.sink.zero"]
-    measured = estimates(mine)
-    nothing = Estimate(None, None, None)
-    role, reason = decide(
-        lasting,
-        measured.get("kl.sink.zero", nothing),
-        measured.get("kl.rowmass.zero", nothing),
-        measured.get(MATCHED_OVER, nothing),
-        measured.get("norm_ratio", nothing),
-        measured.get("evenness", nothing),
-        measured.get("taken.sink", nothing),
-        rules,
-    )
-    place = measured.get("place", nothing).mean
-    token, removable = _most_frequent(model, rows), _removable(measured, rules)
+    measured, nothing = estimates(mine), Estimate(None, None, None)
+    names = ("kl.sink.zero", "kl.rowmass.zero", MATCHED_OVER, "norm_ratio", "evenness", "taken.sink")
+    role, reason = decide(lasting, *(measured.get(name, nothing) for name in names), rules)
+    hidden, removable = measured.get("kl.sink", nothing), None
+    if hidden.low is not None and hidden.high is not None and not hidden.low <= rules.changed <= hidden.high:
+        removable = hidden.high < rules.changed
+    place, token = measured.get("place", nothing).mean, _most_frequent(model, rows)
     return HeadRole(*head, role, reason, lasting, place, token, measured, *count_to_hide(measured, rules), removable)
 
 
@@ -56,28 +50,12 @@ def estimates(by_prompt: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Est
             if values:
                 table[number, column] = np.mean(values)
     means = interval_of_means(table)
-    return {
-        name: Estimate(
-            *(None if np.isnan(one[column]) else float(one[column]) for one in (means.mean, means.low, means.high))
-        )
-        for column, name in enumerate(names)
-    }
-
-
-def _removable(measured: Mapping[str, Estimate], rules: Rules) -> bool | None:
-    found = measured.get("kl.sink")
-    if found is None or found.low is None or found.high is None or found.low <= rules.changed <= found.high:
-        return None
-    return found.high < rules.changed
+    numbers = zip(means.mean.tolist(), means.low.tolist(), means.high.tolist(), strict=True)
+    return {name: Estimate(*map(known, one)) for name, one in zip(names, numbers, strict=True)}
 
 
 def count_to_hide(measured: Mapping[str, Estimate], rules: Rules) -> tuple[int | None, int]:
-    """Return how many of a head's largest columns must be hidden before the predictions change.
-
-    Returns:
-        The least number that was tried and is shown to change them (None where none is), and the least number that may:
-        one more than the largest that is shown, as are all tried below it, to change nothing.
-    """
+    """Return ``substitutes`` and ``substitutes_at_least`` of a `HeadRole`."""
     at_least, unchanged = 1, True
     for many in (1, *MOST_HIDDEN):
         found = measured.get("kl.sink" if many == 1 else f"kl.top.{many}")

@@ -3,8 +3,8 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ LEAST = 2 * LEAST_PROMPTS
 """Prompts that a verdict needs: half of them choose, half of them judge."""
 MEASURED = 3
 """Changes with what is measured of a prompt, so that a folder of an earlier version is not gone on with."""
-Measure = Callable[[list[Probe]], list[dict[str, Any]]]
+Rows = list[dict[str, Any]]
+Measure = Callable[[list[Probe]], Rows]
 
 
 @own_defaults()
@@ -69,9 +70,8 @@ def find_roles(
     expect_model(model, unwatched=True)
     if len(prompts) < LEAST:
         raise CallError(f"expected at least {LEAST} prompts, half to choose and half to judge, found {len(prompts)}")
-    _check_rules(rules, model)
-    resolved = resolve_settings(model.family, **settings)  # what does not fit is refused before anything is made
-    rules = rules or Rules()
+    rules = _rules(rules, model)
+    resolved = resolve_settings(model.family, **settings)
     texts = [one if isinstance(one, str) else str(model.encode(one)) for one in prompts]
     for number, text in enumerate(texts):
         if (first := texts.index(text)) != number:
@@ -88,76 +88,67 @@ def find_roles(
         "control": "keys that are no sinks",
         "measured": MEASURED,
         "canvases": canvases,
-        "seed": control_seed,
+        "control_seed": control_seed,
         "settings": {name: repr(value) for name, value in asdict(resolved).items()},
     }
     folder = None if out is None else Path(out)
+    canvases = 1 if model.family.causal else canvases
     with open_store(folder, identity) as store:
-        found = _Run(model, prompts, store, rules, canvases, rows, control_seed, on_prompt, resolved).find()
+        found = _Run(model, prompts, resolved, store, rules, canvases, rows, control_seed, on_prompt).find()
         if folder is not None:
             found.save(folder)
         return found
 
 
-def _check_rules(rules: Rules | None, model: Model) -> None:
-    """Raise CallError for rules by which no head of a model could have a sink."""
+def _rules(rules: Rules | None, model: Model) -> Rules:
     most = model.card.max_positions
-    if rules is not None and rules.excess >= most:
+    if rules is not None and rules.excess >= most:  # no head could have a sink
         raise CallError(f"rules.excess: expected less than {most}, the longest canvas, found {rules.excess:g}")
+    return rules or Rules()
 
 
+@dataclass
 class _Run:
-    """One search: its prompts, and what could not be measured."""
+    """One search, and what could not be measured."""
 
-    def __init__(
-        self,
-        model: Model,
-        prompts: Sequence[Any],
-        store: PromptStore,
-        rules: Rules,
-        canvases: int,
-        rows: int,
-        seed: int,
-        on_prompt: Callable[[int], object] | None,
-        settings: Settings,
-    ) -> None:
-        self.model, self.prompts, self.store, self.rules, self.seed = model, prompts, store, rules, seed
-        self.canvases, self.rows = 1 if model.family.causal else canvases, rows
-        self.on_prompt, self.settings = on_prompt, settings
-        self.failed: dict[int, str] = {}
-        self.probes: dict[int, list[Probe]] = {}
+    model: Model
+    prompts: Sequence[Any]
+    settings: Settings
+    store: PromptStore
+    rules: Rules
+    canvases: int
+    rows: int
+    seed: int
+    on_prompt: Callable[[int], object] | None
+    failed: dict[int, str] = field(default_factory=dict)
+    probes: dict[int, list[Probe]] = field(default_factory=dict)
 
     def find(self) -> Roles:
-        model, rules, count, card = self.model, self.rules, len(self.prompts), self.model.card
-        chosen = self._each(
-            range(0, count, 2), "choose", (), lambda probes: [sinks_by_head(model, probe, rules) for probe in probes]
-        )
-        heads, layers, per_layer = _lasting([canvas for prompt in chosen.values() for canvas in prompt], rules)
+        model, count, measured = self.model, len(self.prompts), (self.model, self.rules, self.rows, self.seed)
+        chosen = self._each(range(0, count, 2), "choose", (), lambda probes: _sinks(model, probes, self.rules))
+        heads, layers, per_layer = _lasting((canvas for prompt in chosen.values() for canvas in prompt), self.rules)
+        judged = self._each(range(1, count, 2), "judge", heads, lambda probes: _judge(probes, heads, *measured))
+        found = tuple(conclude(model, head, [*judged.values()], self.rules) for head in heads)
+        removable, together = [(one.layer, one.head) for one in found if one.removable], None
+        if len(removable) > 1:
 
-        def judge(probes: list[Probe]) -> list[dict[str, Any]]:
-            rows = [measure_heads(model, probe, heads, rules, self.rows, self.seed) for probe in probes]
-            return [row for one in rows for row in one]
+            def hide(probes: list[Probe]) -> Rows:
+                return [measure_together(model, probe, removable, *measured[1:]) for probe in probes]
 
-        judged = self._each(range(1, count, 2), "judge", heads, judge)
-        found = tuple(conclude(model, head, [*judged.values()], rules) for head in heads)
-        together = self._together([(one.layer, one.head) for one in found if one.removable], judged)
-        settings = {**asdict(self.settings), "canvases": self.canvases}
-        lengths = [
-            len(model.encode(prompt)) + self.settings.length
-            for at, prompt in enumerate(self.prompts)
-            if at not in self.failed
-        ]
+            costs = [self._measured(number, "together", removable, hide) for number in judged]
+            together = Together(tuple(removable), estimates([one for one in costs if one is not None]))
+        asked = [model.encode(prompt) for at, prompt in enumerate(self.prompts) if at not in self.failed]
+        lengths = [len(one) + self.settings.length for one in asked]
         return Roles(
-            *(card.name, weight_hash_of(model), layers, per_layer, rules, found, count, len(judged), self.failed),
-            settings=settings,
+            *(model.card.name, weight_hash_of(model), layers, per_layer, self.rules, found, count, len(judged)),
+            self.failed,
+            settings={**asdict(self.settings), "canvases": self.canvases},
             together=together,
             canvas_tokens=(min(lengths), max(lengths)),
-            config_hash=card.config_hash,
+            config_hash=model.card.config_hash,
         )
 
-    def _each(
-        self, numbers: Sequence[int], kind: str, heads: Heads, measure: Measure
-    ) -> dict[int, list[dict[str, Any]]]:
+    def _each(self, numbers: Sequence[int], kind: str, heads: Heads, measure: Measure) -> dict[int, Rows]:
         """Return the rows of every prompt that could be measured, of which there must be enough."""
         found = {}
         for number in numbers:
@@ -174,12 +165,15 @@ class _Run:
             )
         return found
 
-    def _measured(self, number: int, kind: str, heads: Heads, measure: Measure) -> list[dict[str, Any]] | None:
+    def _measured(self, number: int, kind: str, heads: Heads, measure: Measure) -> Rows | None:
         rows = self.store.read(kind, number, heads)
         if rows is not None:
             return rows
         try:
-            rows = measure(self._probes_of(number))
+            if number not in self.probes:
+                asked, settings = [self.prompts[number]], asdict(self.settings)
+                self.probes[number] = make_probes(self.model, asked, number, self.canvases, **settings)
+            rows = measure(self.probes[number])
         except (SinkscopeError, RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 raise EvaluationError(
@@ -188,28 +182,22 @@ class _Run:
                 ) from error
             self.failed[number] = str(error)  # one prompt's failure must not lose the others
             return None
-        self.store.write(kind, number, heads, len(self._probes_of(number)), rows)
+        self.store.write(kind, number, heads, len(self.probes[number]), rows)
         return rows
 
-    def _probes_of(self, number: int) -> list[Probe]:
-        if number not in self.probes:
-            self.probes[number] = make_probes(
-                self.model, [self.prompts[number]], number, self.canvases, **asdict(self.settings)
-            )
-        return self.probes[number]
 
-    def _together(self, heads: Heads, judged: Mapping[int, Sequence[Any]]) -> Together | None:
-        """Return the cost of hiding the sinks of several heads at once on the prompts that judged; None for fewer than
-        two.
-        """
-        if len(heads) < 2:
-            return None
+def _sinks(model: Model, probes: Iterable[Probe], rules: Rules) -> Rows:
+    return [sinks_by_head(model, probe, rules) for probe in probes]
 
-        def measure(probes: list[Probe]) -> list[dict[str, Any]]:
-            return [measure_together(self.model, probe, heads, self.rules, self.rows, self.seed) for probe in probes]
 
-        rows = [self._measured(number, "together", heads, measure) for number in judged]
-        return Together(tuple(heads), estimates([one for one in rows if one is not None]))
+def _judge(probes: Iterable[Probe], heads: Heads, model: Model, rules: Rules, rows: int, seed: int) -> Rows:
+    return [row for probe in probes for row in measure_heads(model, probe, heads, rules, rows, seed)]
+
+
+def _lasting(canvases: Iterable[Mapping[str, Any]], rules: Rules) -> tuple[list[tuple[int, int]], int, int]:
+    """Return the heads that have a sink on enough canvases, and the number of layers and of heads in each."""
+    lasting = np.mean([np.array(canvas["sink"]) for canvas in canvases], axis=0)
+    return [(int(layer), int(head)) for layer, head in np.argwhere(lasting >= rules.lasting)], *lasting.shape
 
 
 @own_defaults()
@@ -225,22 +213,17 @@ def find_roles_on(
             read.
     """
     expect_model(model, unwatched=True)
-    _check_rules(rules, model)
+    rules = _rules(rules, model)
     for number, probe in enumerate(probes):
         check_probe(model, probe, f"probe {number}")
-    rules = rules or Rules()
-    prompts = {
-        number: [probe for probe in probes if probe.prompt == number]
-        for number in sorted({probe.prompt for probe in probes})
-    }
     check_halves(probes)
-    seen = [sinks_by_head(model, probe, rules) for number, mine in prompts.items() if number % 2 == 0 for probe in mine]
-    heads, layers, per_layer = _lasting(seen, rules)
-    judging = [mine for number, mine in prompts.items() if number % 2]
-    judged = [
-        [row for probe in mine for row in measure_heads(model, probe, heads, rules, rows, control_seed)]
-        for mine in judging
-    ]
+    prompts: dict[int, list[Probe]] = {number: [] for number in sorted({probe.prompt for probe in probes})}
+    for probe in probes:
+        prompts[probe.prompt].append(probe)
+    choosing = (probe for number, mine in prompts.items() if number % 2 == 0 for probe in mine)
+    heads, layers, per_layer = _lasting(_sinks(model, choosing, rules), rules)
+    judging = (mine for number, mine in prompts.items() if number % 2)
+    judged = [_judge(mine, heads, model, rules, rows, control_seed) for mine in judging]
     found = tuple(conclude(model, head, judged, rules) for head in heads)
     lengths = [len(probe.tokens) for probe in probes]
     known = (model.card.name, weight_hash_of(model), layers, per_layer, rules, found, len(prompts), len(judged), {})
@@ -258,12 +241,6 @@ def check_halves(probes: Sequence[Probe]) -> None:
         )
 
 
-def _lasting(canvases: Sequence[Mapping[str, Any]], rules: Rules) -> tuple[list[tuple[int, int]], int, int]:
-    """Return the heads that have a sink on enough canvases, and the number of layers and of heads in each."""
-    lasting = np.mean([np.array(canvas["sink"]) for canvas in canvases], axis=0)
-    return [(int(layer), int(head)) for layer, head in np.argwhere(lasting >= rules.lasting)], *lasting.shape
-
-
 def cost_of_roles(
     family: Family,
     layers: int,
@@ -278,22 +255,16 @@ def cost_of_roles(
     Returns:
         ``generation``: calls that write the answers. ``rows``: canvases from which a sink is taken; they share calls.
         ``forwards``: all calls. ``passes``: all canvases that are read, beside the writing.
-
-    Raises:
-        CallError: a number below 1, or settings that do not fit.
     """
-    steps = resolve_settings(family, **settings).most_calls
+    generation = prompts * resolve_settings(family, **settings).most_calls
     canvases = 1 if family.causal else canvases
-    heads, judged = layers * heads_in_layer, prompts // 2
+    heads, judged = layers * heads_in_layer, prompts // 2 * canvases
     kinds = heads * (REMOVALS + len(MOST_HIDDEN))
-    # The sinks taken together are looked at again.
-    removed, looked = judged * canvases * kinds, (prompts + judged) * canvases
-    batches = judged * canvases * (math.ceil(kinds / rows) + 1)
-    removed += 2 * judged * canvases
+    removed, looked = judged * (kinds + 2), prompts * canvases + judged  # the sinks taken together are looked at again
     return {
         "heads": heads,
-        "generation": prompts * steps,
+        "generation": generation,
         "rows": removed,
         "passes": removed + looked,
-        "forwards": prompts * steps + looked + batches,
+        "forwards": generation + looked + judged * (math.ceil(kinds / rows) + 1),
     }

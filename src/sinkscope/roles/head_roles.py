@@ -25,19 +25,17 @@ class HeadRole:
     Attributes:
         role: the verdict; reason: which rule decided, in words.
         lasting: share of the judged canvases in which the head has a sink by Eq. 3.
-        place: mean position of the sink over the length of the canvas; token: the token that it is most often, by its
-            text.
+        place: mean position of the sink over the length of the canvas; token: text of the token that it is most often.
         measured: {name: estimate over the judged prompts}. ``share``: its column over all attention.
             ``committed_share``: of the queries whose token is committed. ``norm_ratio``: its output norm over the
-            median. ``evenness``: see `Sight`. ``kl.RULE`` and ``kept.RULE``: what happens without it (`removals`).
-            ``to_substitutes``, ``to_text``, ``to_itself``, ``to_sink_token`` (the network's own): where its attention
-            goes, in shares that add up to 1.
-        substitutes: how many of the largest columns must be hidden before the predictions change, of 1, 2, 3, 4, 6 and
-            8: the least that are shown to change them; None where none are.
-        substitutes_at_least: the least number that may change them: one more than are shown to change nothing. It is 9
-            where eight are shown to change nothing; with None and a smaller number the intervals leave it open.
-        removable: whether hiding the sink, its attention going elsewhere, leaves the predictions as they are; None
-            where the interval holds both.
+            median. ``evenness``: see `Sight`. ``kl.RULE`` and ``kept.RULE``: see `removals_of`. ``to_substitutes``,
+            ``to_text``, ``to_itself``, ``to_sink_token`` (the network's own): where its attention goes without it, in
+            shares that add up to 1.
+        substitutes: the least number of largest columns, of 1, 2, 3, 4, 6 and 8, that are shown to change the
+            predictions when hidden; None where none are.
+        substitutes_at_least: the least number that may change them, one more than are shown to change nothing (at most
+            9).
+        removable: whether the predictions stay as they are when the sink is hidden; None where the interval holds both.
     """
 
     layer: int
@@ -54,26 +52,17 @@ class HeadRole:
 
     @property
     def to_hide(self) -> str:
-        """How many keys must be hidden, as tables show it: ``2``, ``2–3``, ``> 8``, or ``≥ 3`` and ``?`` where it is
-        open.
-        """
+        """How many keys must be hidden, for tables: ``2``, ``2–3``, ``> 8``; ``≥ 3`` and ``?`` where it is open."""
         least, most = self.substitutes_at_least, self.substitutes
         if most is None:
             return "?" if least == 1 else f"> {least - 1}" if least > MOST_TRIED else f"≥ {least}"
         return str(most) if least >= most else f"{least}–{most}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self) | {"measured": {name: asdict(one) for name, one in self.measured.items()}}
-
 
 @dataclass(frozen=True)
 class Together:
-    """What happens when the sinks of several heads are hidden at once, on the prompts that judged them.
-
-    Attributes:
-        heads: those whose sink can be hidden in its head alone.
-        measured: {``kl.sink``, ``kept.sink``, ``kl.rowmass``, ``kept.rowmass``: estimate}, as of single heads.
+    """What hiding the sinks of all heads that can lose theirs alone does at once, on the prompts that judged them:
+    {``kl.sink``, ``kept.sink``, ``kl.rowmass``, ``kept.rowmass``: estimate}.
     """
 
     heads: tuple[tuple[int, int], ...]
@@ -88,11 +77,10 @@ class Roles:
         heads: every head that has a lasting sink on the prompts that choose.
         prompts, judged: how many prompts there were, and how many of them judged.
         failed: {prompt: why} of prompts that could not be measured.
-        settings: of the sampler, and ``canvases``, on which each prompt was asked; empty where they are not known.
-        together: what hiding all removable sinks at once costs; None where fewer than two are, or it was not measured.
-        source: where the prompts came from, ``task`` with ``shots`` or ``file``; empty where it is not known.
-        canvas_tokens: tokens of the shortest and of the longest canvas, room for the whole answer included; None where
-            not known.
+        settings: of the sampler, and ``canvases`` of each prompt; empty where they are not known, as source may be.
+        together: None where fewer than two sinks are removable, or it was not measured.
+        source: where the prompts came from, ``task`` with ``shots`` or ``file``.
+        canvas_tokens: tokens of the shortest and the longest canvas with the whole answer; None where not known.
         config_hash: of the model, see `models.ModelCard`; empty where it is not known.
     """
 
@@ -116,12 +104,7 @@ class Roles:
         return next((one for one in self.heads if (one.layer, one.head) == (layer, head)), None)
 
     def doubt(self, manifests: Sequence[Mapping[str, Any]]) -> str | None:
-        """Return a sentence if canvases of this model's traces are shorter or longer than those of the roles; else
-        None.
-
-        Args:
-            manifests: of the traces; those of other weights do not count.
-        """
+        """Return a sentence if traces of this model have shorter or longer canvases than the roles; else None."""
         if self.canvas_tokens is None:
             return None
         least, most = self.canvas_tokens
@@ -130,9 +113,10 @@ class Roles:
         found = [prompt + answer for prompt, answer in lengths if isinstance(prompt, int) and isinstance(answer, int)]
         if not (others := [length for length in found if not least <= length <= most]):
             return None
+        theirs, ours = (" to ".join(map(str, sorted({*ends}))) for ends in ((least, most), (min(others), max(others))))
         return (
-            f"the roles were found on canvases of {_range({least, most})} tokens{self.from_where}; {len(others)} of "
-            f"{len(mine)} traces have {_range({min(others), max(others)})}, where a sink may do something else"
+            f"the roles were found on canvases of {theirs} tokens{self.from_where}; {len(others)} of "
+            f"{len(mine)} traces have {ours}, where a sink may do something else"
         )
 
     def are_of(self, model: Mapping[str, Any]) -> bool:
@@ -148,9 +132,7 @@ class Roles:
         return f" ({self.source['task']}, {self.source.get('shots', 0)} shots)" if "task" in self.source else ""
 
     def by_head(self) -> list[dict[str, Any]]:
-        """Return layer, head, role, whether it is removable and how many keys must be hidden, of every head, as plain
-        values.
-        """
+        """Return role, removability and the number of keys that must be hidden, of every head, as plain values."""
         names = ("layer", "head", "role", "removable", "substitutes", "substitutes_at_least")
         return [{name: getattr(one, name) for name in names} for one in self.heads]
 
@@ -174,11 +156,8 @@ class Roles:
 
     def in_lines(self) -> str:
         """Return a line for each role with its heads."""
-        lines = []
-        for role in ROLES:
-            if mine := [f"{one.layer}.{one.head}" for one in self.heads if one.role == role]:
-                lines.append(f"  {role}: {', '.join(mine)}")
-        return "\n".join(lines)
+        heads = {role: [f"{one.layer}.{one.head}" for one in self.heads if one.role == role] for role in ROLES}
+        return "\n".join(f"  {role}: {', '.join(mine)}" for role, mine in heads.items() if mine)
 
     def count(self, role: Role) -> int:
         """Return how many heads have a role."""
@@ -186,22 +165,7 @@ class Roles:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, as ``sinkscope roles --json`` prints them."""
-        return {
-            "model": self.model,
-            "weight_hash": self.weight_hash,
-            "config_hash": self.config_hash,
-            "layers": self.layers,
-            "heads_in_layer": self.heads_in_layer,
-            "rules": asdict(self.rules),
-            "prompts": self.prompts,
-            "judged": self.judged,
-            "failed": {str(number): why for number, why in self.failed.items()},
-            "settings": dict(self.settings),
-            "source": dict(self.source),
-            "canvas_tokens": None if self.canvas_tokens is None else list(self.canvas_tokens),
-            "heads": [one.as_dict() for one in self.heads],
-            "together": None if self.together is None else _as_dict(self.together),
-        }
+        return json.loads(json.dumps(asdict(self)))
 
     def save(self, folder: str | Path) -> Path:
         """Write ``roles.json`` into a folder, new or not, for `read_roles`, and return its path.
@@ -233,11 +197,6 @@ class Roles:
             raise CallError(f"{where}: expected what `sinkscope roles` writes, found another value") from error
 
 
-def _as_dict(together: Together) -> dict[str, Any]:
-    measured = {name: asdict(one) for name, one in together.measured.items()}
-    return {"heads": [list(pair) for pair in together.heads], "measured": measured}
-
-
 def read_roles(path: str | Path) -> Roles:
     """Read the roles that ``sinkscope roles`` wrote.
 
@@ -253,10 +212,6 @@ def read_roles(path: str | Path) -> Roles:
     values = read_json_object(file, CallError, "expected what `sinkscope roles` writes")
     compare_checksum(values, file, CallError)
     return Roles.from_dict(values)
-
-
-def _range(ends: set[int]) -> str:
-    return " to ".join(map(str, sorted(ends)))
 
 
 def roles_for(weight_hash: str | None, given: Roles | None, config_hash: str | None = None) -> Roles | None:

@@ -30,14 +30,10 @@ def measure_heads(
         for one in removals_of(sight, sinks[layer, head], layer, head, seed + probe.prompt)
     ]
     kl, kept = divergences(model, probe, sight.log_probabilities, removals, rows)
-    found: dict[tuple[int, int], dict[str, Any]] = {}
-    for layer, head in heads:
-        found[layer, head] = {
-            "prompt": probe.prompt,
-            "layer": layer,
-            "head": head,
-            "sink": bool(sinks[layer, head].any()),
-        }
+    found: dict[tuple[int, int], dict[str, Any]] = {
+        (layer, head): {"prompt": probe.prompt, "layer": layer, "head": head, "sink": (layer, head) in with_sink}
+        for layer, head in heads
+    }
     for one, divergence, share in zip(removals, kl.tolist(), kept.tolist(), strict=True):
         row = found[one.layer, one.head]
         row[f"kl.{one.name}"], row[f"kept.{one.name}"] = divergence, share
@@ -77,9 +73,7 @@ def described_head(
 def measure_together(
     model: Model, probe: Probe, heads: Sequence[tuple[int, int]], rules: Rules, rows: int, seed: int
 ) -> dict[str, float]:
-    """Return what becomes of the predictions on one canvas when the sinks of several heads are hidden at once;
-    `removals_of` as in one.
-    """
+    """Return what becomes of the predictions on one canvas when the sinks of several heads are hidden at once."""
     sight = look(model, probe)
     sinks = sinks_of(sight, rules.excess)
     by_name: dict[str, list[Removal]] = {"sink": [], "rowmass": []}

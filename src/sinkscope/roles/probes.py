@@ -32,8 +32,7 @@ class Probe:
         readers: the queries from which the compared predictions are read: those of masked tokens, one place to the left
             for a family with a logit shift; for an autoregressive model those that predict its answer.
         committed: those readers whose prediction is committed in this step; all of them for an autoregressive model.
-        block: tokens of the blocks in which block diffusion wrote it; None for those of the checkpoint, and for other
-            models.
+        block: tokens of the blocks in which block diffusion wrote it; None for the checkpoint's, and other models.
     """
 
     prompt: int
@@ -45,9 +44,7 @@ class Probe:
 
 
 def check_probe(model: Model, probe: Probe, where: str) -> None:
-    """Raise CallError for a probe that is too long for a network, or in blocks that it does not know; ``where`` names
-    it.
-    """
+    """Raise CallError for a probe that is too long for a network, or in blocks that it does not know."""
     if len(probe.tokens) > model.card.max_positions:
         raise CallError(f"{where}: {model.limit}, found one of {len(probe.tokens)}")
     if probe.block is not None and block_length(model.network) is None:
@@ -70,21 +67,17 @@ def make_probes(
     """
     found = []
     for number, prompt in enumerate(prompts, first):
-        if model.family.causal:
-            found.append(_causal_probe(model, prompt, number, settings))
-        else:
+        if not model.family.causal:
             found += _probes(model, prompt, number, canvases, settings)
+            continue
+        written = generate(model, prompt, **settings)
+        tokens = written.tokens.numpy()
+        readers = np.zeros(len(tokens), bool)
+        readers[written.prompt_length - 1 : -1] = True
+        if not readers.any():
+            raise CallError(f"prompt {number}: {model.card.name} wrote nothing; there is no prediction to compare")
+        found.append(Probe(number, written.steps - 1, tokens, readers, readers))
     return found
-
-
-def _causal_probe(model: Model, prompt: Any, number: int, settings: dict[str, Any]) -> Probe:
-    written = generate(model, prompt, **settings)
-    tokens = written.tokens.numpy()
-    readers = np.zeros(len(tokens), bool)
-    readers[written.prompt_length - 1 : -1] = True
-    if not readers.any():
-        raise CallError(f"prompt {number}: {model.card.name} wrote nothing; there is no prediction to compare")
-    return Probe(number, written.steps - 1, tokens, readers, readers)
 
 
 def _probes(model: Model, prompt: Any, number: int, canvases: int, settings: dict[str, Any]) -> list[Probe]:
@@ -125,9 +118,7 @@ def _to_the_left(places: np.ndarray, shift: int) -> np.ndarray:
 
 
 def predictions(model: Model, tokens: torch.Tensor, readers: torch.Tensor) -> torch.Tensor:
-    """Return log-probabilities float32 [row, reader, vocabulary] of canvases [row, position], all read at the same
-    places.
-    """
+    """Return log-probabilities float32 [row, reader, vocabulary] of canvases [row, position], all read alike."""
     if model.family.causal:
         return model.logits(tokens, readers, use_cache=False).float().log_softmax(-1)
     states = model.network.model(input_ids=tokens, use_cache=False).last_hidden_state

@@ -1,5 +1,4 @@
-"""The folder of a run: one JSON file for each prompt that is done, written whole, so that a killed run loses one
-prompt.
+"""The folder of a run: one JSON file for each prompt that is done, so that a killed run loses one prompt.
 
 run.json             what decides the results; another run is refused
 choose/000000.json   of a prompt that chooses heads, which of them have a sink on each canvas
@@ -18,39 +17,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sinkscope.errors import CallError, EvaluationError
-from sinkscope.runs.files import (
-    CHECKSUM,
-    UNFINISHED,
-    checksum_of,
-    compare_checksum,
-    read_json_object,
-    with_checksum,
-    write_whole,
-)
-from sinkscope.runs.folder import (
-    FINGERPRINTS,
-    changed_fingerprint,
-    claimed_folder,
-    difference_in_words,
-    first_difference,
-    item_path,
-    names_in,
-)
+from sinkscope.errors import EvaluationError
+from sinkscope.runs.files import CHECKSUM, compare_checksum, read_json_object, with_checksum, write_whole
+from sinkscope.runs.folder import item_path, run_folder
 
-RUN, LOCK = "run.json", "lock"  # the latter in folders of earlier versions
+RUN = "run.json"
 ADVICE = "make room or choose another folder; the same command goes on"
-DAMAGED = "the file was damaged or changed; choose another folder"
 Heads = Sequence[tuple[int, int]]
 _log = logging.getLogger(__name__)
 
 
 class PromptStore:
-    """What is kept of each prompt; nothing is where there is no folder.
-
-    Args:
-        folder: of the run.
-        run: hash of what decides the results.
+    """Keeps the rows of each prompt in the folder of a run, nothing without one; ``run`` is the hash of what decides
+    the results.
     """
 
     def __init__(self, folder: Path | None, run: str = "") -> None:
@@ -91,50 +70,11 @@ class PromptStore:
 
 @contextmanager
 def open_store(folder: Path | None, identity: Mapping[str, Any]) -> Iterator[PromptStore]:
-    """Open or make a folder while the body runs.
-
-    Args:
-        folder: None keeps nothing.
-        identity: what must be the same for a run to go on, as plain values.
-
-    Raises:
-        CallError: the folder holds another run or something else, or another process is at work in it.
-        EvaluationError: it cannot be written.
+    """Open or make a folder (None keeps nothing) for a run of this identity while the body runs; errors as those of
+    `run_folder`.
     """
     if folder is None:
         yield PromptStore(None)
         return
-    with claimed_folder(folder, EvaluationError):
-        names = [name for name in names_in(folder) if not name.endswith(UNFINISHED) and name != LOCK]
-        if names and RUN not in names:
-            raise CallError(f"{folder} holds something else ({min(names)} …), no {RUN}; choose a new or empty folder")
-        if names:
-            identity = _compare(folder, identity)
-        else:
-            write_whole(folder / RUN, json.dumps(with_checksum(identity), indent=1).encode(), EvaluationError, ADVICE)
-        try:
-            yield PromptStore(folder, checksum_of(with_checksum(identity)))
-        except BaseException:
-            if not names and names_in(folder) == [RUN]:  # nothing was measured
-                (folder / RUN).unlink()
-            raise
-
-
-def _compare(folder: Path, identity: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the identity of a run as its folder keeps it; folders of earlier versions lack some fingerprints.
-
-    Raises:
-        CallError: it is another run.
-    """
-    theirs = read_json_object(folder / RUN, EvaluationError, DAMAGED)
-    compare_checksum(theirs, folder / RUN, EvaluationError, DAMAGED)
-    theirs.pop(CHECKSUM, None)
-    mine = {name: value for name, value in identity.items() if name in theirs or name not in FINGERPRINTS}
-    other = first_difference(theirs, mine)
-    if other is None:
-        return mine
-    name, old, new = other
-    name = "control_seed" if name == "seed" else name  # as it is given; settings.seed is the sampler's
-    words = difference_in_words(name, old, new, "its {name} is {old!r}, now it is {new!r}")
-    change = changed_fingerprint(theirs, mine) if name in FINGERPRINTS else f"{words}; choose another folder"
-    raise CallError(f"{folder} holds the roles of another run: {change}")
+    with run_folder(folder, RUN, identity, EvaluationError, "the roles of another run") as run:
+        yield PromptStore(folder, run)

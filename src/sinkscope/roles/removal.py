@@ -1,6 +1,4 @@
-"""Chooses keys to hide in single heads and measures how predictions change. Many removals share a forward call, one to
-a row.
-"""
+"""Hides keys in single heads and measures how predictions change; many removals share a forward call, one to a row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,12 +24,8 @@ MOST_HIDDEN = (2, 3, 4, 6, 8)
 
 @dataclass(frozen=True, eq=False)
 class Removal:
-    """Keys taken from one head.
-
-    Attributes:
-        name: of the rule, such as ``sink`` or ``rowmass``.
-        keys: bool [key].
-        zeroed: their attention is lost with what they add (0 behind the softmax), instead of going to the other keys.
+    """Keys taken from one head by a rule such as ``sink``; ``zeroed``: their attention is lost with what they add (0
+    behind the softmax), instead of going to the other keys.
     """
 
     name: str

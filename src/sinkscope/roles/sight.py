@@ -1,6 +1,4 @@
-"""What a head does on one canvas with nothing hidden: its sinks, what they take, what they add, and where attention
-would go.
-"""
+"""One canvas with nothing hidden: the sinks of each head, what they take and add, and where attention would go."""
 
 from dataclasses import dataclass
 
@@ -13,6 +11,7 @@ from sinkscope.attention import Columns, LayerCall, OutputProjections, Watcher, 
 from sinkscope.errors import AttentionError
 from sinkscope.models import Model
 from sinkscope.roles.probes import Probe, as_written, predictions
+from sinkscope.sinks import is_sink
 
 BLOCK = 512
 """Queries of which one layer's attention is held at a time."""
@@ -142,6 +141,4 @@ def look(model: Model, probe: Probe) -> Sight:
 
 def sinks_of(sight: Sight, excess: float) -> Bool[np.ndarray, "layer head key"]:
     """Return which keys are sinks by Eq. 3."""
-    from sinkscope.sinks import is_sink
-
     return is_sink(sight.columns, excess)

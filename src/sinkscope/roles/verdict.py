@@ -81,12 +81,10 @@ def decide(
     """Return the role of a head's sink, and the reason in words.
 
     Args:
-        lasting: share of the judged canvases in which the head has a sink.
         zeroed: KL divergence without what the sink adds.
         matched: the same without what other keys add that hold as much of the readers' attention.
         matched_over: ``matched`` minus ``zeroed``, prompt by prompt.
         norm_ratio: output norm of the sink over the median of its canvas.
-        evenness: see `Sight`.
         taken: share of the attention of the queries that predict that is on the sink.
     """
     faint = taken.high is not None and taken.high < rules.faint

@@ -4,6 +4,7 @@ A lock is a file that the system locks for its holder and releases when the hold
 """
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sinkscope.errors import CallError, SinkscopeError
-from sinkscope.runs.files import UNFINISHED
+from sinkscope.runs.files import CHECKSUM, UNFINISHED, compare_checksum, read_json_object, with_checksum, write_whole
 
 CLAIM = ".claim"
 """Name of the lock in a folder that is being written."""
@@ -207,6 +208,43 @@ def changed_fingerprint(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> s
     what = "config.json" if name == CONFIG else "tokenizer, or its chat template,"
     how = "is not that with which it began; bring it back, or choose another place for the results"
     return None if name is None else f"the model's {what} {how}"
+
+
+@contextmanager
+def run_folder(folder: Path, name: str, identity: Mapping[str, Any], failure: Failure, what: str) -> Iterator[str]:
+    """Claim the folder of a run while the body runs, a new one or that of the same run, and give the sha256 of its
+    identity.
+
+    Args:
+        name: of the file that holds the identity; it goes where the body raises before there is another file.
+        identity: what must be the same for a run to go on, as plain values.
+        what: another run, in messages.
+
+    Raises:
+        CallError: the folder holds another run or something else.
+        failure: it cannot be written, or another process writes into it.
+    """
+    with claimed_folder(folder, failure):
+        path, run = folder / name, with_checksum(identity)
+        names = [one for one in names_in(folder) if not one.endswith(UNFINISHED)]
+        if names and name not in names:
+            raise CallError(f"{folder} holds something else ({min(names)} …), no {name}; choose a new or empty folder")
+        if names:
+            theirs = read_json_object(path, failure)
+            compare_checksum(theirs, path, failure)
+            if (other := first_difference({**theirs, CHECKSUM: run[CHECKSUM]}, run)) is not None:
+                words = difference_in_words(*other, "its {name} is {old!r}, now it is {new!r}")
+                change = changed_fingerprint(theirs, run) if other[0] in FINGERPRINTS else None
+                raise CallError(f"{folder} holds {what}: {change or f'{words}; choose another folder'}")
+        else:
+            advice = "make room or choose another folder; the same command goes on"
+            write_whole(path, json.dumps(run, indent=1).encode() + b"\n", failure, advice)
+        try:
+            yield run[CHECKSUM]
+        except BaseException:
+            if not names and names_in(folder) == [name]:
+                path.unlink()
+            raise
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """Statistics of sinks: one summary of each prompt, and every number that is read from it, defined once."""
 
-from sinkscope.statistics.analysis import Analysis, Estimate, analyse, compare
+from sinkscope.statistics.analysis import Analysis, analyse, compare
 from sinkscope.statistics.prompt import PromptFeed, PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptCanvas, PromptSettings
+from sinkscope.statistics.prompt_rows import Estimate
 from sinkscope.statistics.statistic import (
     Definition,
     Statistic,
@@ -13,8 +14,7 @@ from sinkscope.statistics.statistic import (
     summarise,
 )
 from sinkscope.statistics.step import RecordedStep
-from sinkscope.statistics.summary import Summary
-from sinkscope.statistics.summary_document import document_of
+from sinkscope.statistics.summary import Summary, document_of
 from sinkscope.statistics.thresholds import EPSILONS, THRESHOLDS, Threshold
 
 __all__ = [

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from sinkscope.sinks.token_classes import CLASSES
 from sinkscope.statistics.averages import product, quotient
@@ -20,56 +20,37 @@ SAME = "LLaDA's patterns are consistent (§4.2)"
 
 
 class Agreement(Statistic):
-    """Whether the main sinks of two heads stand at one position; agreement between prompts is told by
-    `PromptAgreement`.
-    """
+    """Whether the main sinks of two heads stand at one position; between prompts see `PromptAgreement`."""
 
     order = 3
     definitions: ClassVar = {
-        "agreement.same_layer": Definition(
-            "two heads of a layer have their main sink at one position", "probability", FEW
-        ),
-        "agreement.other_layers": Definition(
-            "two heads of different layers have their main sink at one position", "probability", FEW
-        ),
-        "agreement.prompts_place": Definition(
-            "main sinks of one head in two prompts stand in the same tenth of the canvas; percentile interval over "
-            "prompts",
-            "probability",
-            SAME,
-        ),
-        "agreement.prompts_place_over_other_heads": Definition(
-            "that minus the same for two different heads", "probability", SAME
-        ),
-        "agreement.prompts_class": Definition(
-            "main sinks of one head in two prompts stand on the same class of token; percentile interval over prompts",
-            "probability",
-            SAME,
-        ),
-        "agreement.prompts_class_over_other_heads": Definition(
-            "that minus the same for two different heads", "probability", SAME
-        ),
+        f"agreement.{name}_layer{'s' * (name == 'other')}": Definition(
+            f"two heads of {which} have their main sink at one position", "probability", FEW
+        )
+        for name, which in (("same", "a layer"), ("other", "different layers"))
     }
+    for _name, _where in (
+        ("place", "stand in the same tenth of the canvas"),
+        ("class", "stand on the same class of token"),
+    ):
+        _text = f"main sinks of one head in two prompts {_where}; percentile interval over prompts"
+        definitions[f"agreement.prompts_{_name}"] = Definition(_text, "probability", SAME)
+        definitions[f"agreement.prompts_{_name}_over_other_heads"] = Definition(
+            "that minus the same for two different heads", "probability", SAME
+        )
 
     def values(self, prompt: PromptSummary) -> Values:
-        return at_thresholds(prompt, lambda prompt, threshold: heads_agreement(prompt.main_at(threshold)))
+        return at_thresholds(prompt, _heads_agreement)
 
 
-def heads_agreement(main: Int[np.ndarray, "step layer head"]) -> Values:
-    """Return the probability that the main sinks of two different heads stand at one position in one step, within and
-    across layers.
-
-    Args:
-        main: positions, −1 where Eq. 3 does not hold.
-    """
+def _heads_agreement(prompt: PromptSummary, threshold: Threshold) -> Values:
+    """Return the probability that the main sinks of two different heads stand at one position in one step."""
+    main = prompt.main_at(threshold)
     steps, layers, _ = main.shape
-    width = int(main.max()) + 1
-    if width < 1:
-        return {("agreement.same_layer", ()): float("nan"), ("agreement.other_layers", ()): float("nan")}
+    width = max(int(main.max()) + 1, 1)
     step, layer, _ = places = np.nonzero(main >= 0)
-    count = np.bincount((step * layers + layer) * width + main[places], minlength=steps * layers * width).reshape(
-        steps, layers, width
-    )
+    place = (step * layers + layer) * width + main[places]
+    count = np.bincount(place, minlength=steps * layers * width).reshape(steps, layers, width)
     same, all_pairs = _pairs(count.sum(axis=-1)), _pairs(count.sum(axis=(1, 2)))
     agree, agree_all = _pairs(count).sum(axis=-1), _pairs(count.sum(axis=1)).sum(axis=-1)
     return {
@@ -84,11 +65,8 @@ def _pairs(count: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """Where the main sink of each head stands in one prompt, as shares of the steps that have one; 0 throughout
-    without.
-
-    Attributes:
-        place: by tenth of the canvas; token: by class of token, as in `token_classes.CLASSES`.
+    """Where the main sink of each head stands in one prompt, as shares of the steps that have one (0 without): by tenth
+    of the canvas, and by class of token as in `token_classes.CLASSES`.
     """
 
     place: Float[np.ndarray, "layer head tenth"]
@@ -103,17 +81,12 @@ class Pattern:
         tenth = np.minimum(position * TENTHS // np.maximum(canvas.lengths[step], 1), TENTHS - 1)
         indices = canvas.token_indices
         kinds = canvas.token_classes[indices[step, np.minimum(position, indices.shape[1] - 1)]]
-        number = layer * prompt.heads + head
-        shape = (prompt.layers, prompt.heads)
-        return cls(_by_head(number, tenth, shape, TENTHS), _by_head(number, kinds, shape, len(CLASSES)))
-
-
-def _by_head(
-    head: np.ndarray, kind: np.ndarray, shape: tuple[int, int], kinds: int
-) -> Float[np.ndarray, "layer head kind"]:
-    heads = shape[0] * shape[1]
-    counts = np.bincount(head * kinds + kind, minlength=heads * kinds).reshape(*shape, kinds)
-    return (counts / np.maximum(counts.sum(axis=-1, keepdims=True), 1)).astype(np.float32)
+        heads, shares = prompt.layers * prompt.heads, []
+        for kind, many in ((tenth, TENTHS), (kinds, len(CLASSES))):
+            counts = np.bincount((layer * prompt.heads + head) * many + kind, minlength=heads * many)
+            counts = counts.reshape(prompt.layers, prompt.heads, many)
+            shares.append((counts / np.maximum(counts.sum(axis=-1, keepdims=True), 1)).astype(np.float32))
+        return cls(*shares)
 
 
 @dataclass(eq=False)
@@ -140,24 +113,17 @@ class PromptAgreement:
         for name, patterns in (("place", self.places), ("class", self.tokens)):
             own, weight, over, over_weight = head_agreement(np.array(patterns))
             having = sum(bool(one.any()) for one in patterns)
-            found[f"agreement.prompts_{name}"] = (*interval_of_pairs(own * weight, weight, seed=seed), having)
-            found[f"agreement.prompts_{name}_over_other_heads"] = (
-                *interval_of_pairs(over * over_weight, over_weight, seed=seed),
-                having,
-            )
+            for ending, one, pairs in (("", own, weight), ("_over_other_heads", over, over_weight)):
+                estimate = interval_of_pairs(one * pairs, pairs, seed=seed)
+                found[f"agreement.prompts_{name}{ending}"] = (*estimate, having)
         return found
 
 
 def head_agreement(
     patterns: Float[np.ndarray, "prompt head kind"],
 ) -> tuple[Float[np.ndarray, "prompt prompt"], ...]:
-    """Return, for every pair of prompts, what one can say of their heads.
-
-    These are: agreement of a head with itself; heads that have a sink in both, which are its weight; its excess over
-    other heads; and the weight of that, which is 0 where no two different heads have one.
-
-    Args:
-        patterns: of all heads of all layers.
+    """Return for every pair of prompts the agreement of a head with itself; the heads that have a sink in both, which
+    are its weight; its excess over other heads; and the weight of that, 0 where no two different heads have one.
     """
     prompts, _, _ = patterns.shape
     patterns = patterns.astype(np.float64)

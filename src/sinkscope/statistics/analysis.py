@@ -1,8 +1,7 @@
 """The analysis of a set of traces: every statistic at every threshold, as a mean over prompts with its interval."""
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,15 @@ from sinkscope.errors import CallError
 from sinkscope.sinks.finding import Recorded
 from sinkscope.statistics.agreement import Pattern, PromptAgreement
 from sinkscope.statistics.composition import TokenShares, leading_tokens
-from sinkscope.statistics.intervals import LEVEL, Means, interval_of_difference, interval_of_means
+from sinkscope.statistics.intervals import LEVEL, interval_of_difference
 from sinkscope.statistics.move_triggers import TriggerTest, draws_of, shares_of
-from sinkscope.statistics.one_kind import Kind, same_kind
+from sinkscope.statistics.one_kind import Kind, same_kind, same_model
 from sinkscope.statistics.placement_model import Choices, PlacementModel
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptSettings
+from sinkscope.statistics.prompt_rows import Estimate, PromptRows, estimates, estimates_of, known
 from sinkscope.statistics.statistic import (
-    Definition,
     Key,
-    Values,
     definition_of,
     has_every_sink,
     held,
@@ -37,44 +35,6 @@ from sinkscope.traces.reading import Trace, as_trace
 
 MOST_TOLD = 12
 """Places that a message names."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """One number: a mean over prompts.
-
-    Attributes:
-        name: of a statistic, with an ending where it is told by layer or by third of the steps.
-        place: where it holds, such as {"excess": 3.0, "unit": "queries", "layer": 2}.
-        value, low, high: None where no prompt has a value, or where there are fewer than five for an interval.
-        prompts: how many have a value.
-        p: of the test against shifted commits (triggers only).
-    """
-
-    name: str
-    place: Mapping[str, Any]
-    value: float | None
-    low: float | None
-    high: float | None
-    prompts: int
-    p: float | None = None
-
-    @property
-    def definition(self) -> Definition:
-        """What it is, its unit, and which claim it answers."""
-        return definition_of(self.name)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, no NaN."""
-        row = {
-            "name": self.name,
-            "at": dict(self.place),
-            "value": self.value,
-            "low": self.low,
-            "high": self.high,
-            "prompts": self.prompts,
-        }
-        return row if self.p is None else {**row, "p": self.p}
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,63 +63,24 @@ class Analysis:
         ``find("movement.drift", excess=3.0, unit="queries")``
 
         Raises:
-            CallError: no statistic of that name, or it is told at no such place.
+            CallError: no statistic of that name, or none at such a place.
         """
         of_name = [one for one in self.statistics if one.name == name]
         if not of_name:
             names = ", ".join(dict.fromkeys(one.name for one in self.statistics))
             raise CallError(f"no statistic {name!r}; there are {names}")
         for key, value in place.items():
-            told = list(dict.fromkeys(one.place.get(key) for one in of_name))
-            if value not in told:
-                raise CallError(f"{key}: expected one at which {name} is given, {told[:MOST_TOLD]}, found {value!r}")
+            there = list(dict.fromkeys(one.place.get(key) for one in of_name))
+            if value not in there:
+                raise CallError(f"{key}: expected one at which {name} is given, {there[:MOST_TOLD]}, found {value!r}")
         return [one for one in of_name if all(one.place.get(key) == value for key, value in place.items())]
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, definitions once."""
         definitions = {name: vars(definition_of(name)) for name in dict.fromkeys(one.name for one in self.statistics)}
-        return {
-            "prompts": self.prompts,
-            "layers": self.layers,
-            "heads": self.heads,
-            "tolerance": self.tolerance,
-            "level": LEVEL,
-            "definitions": definitions,
-            "statistics": [one.as_dict() for one in self.statistics],
-        }
-
-
-@dataclass(eq=False)
-class PromptTable:
-    """Collects the numbers of prompts: one row a prompt, 8 bytes a number; small also for thousands.
-
-    Attributes:
-        columns: {key: its number}, in the order in which they came.
-    """
-
-    columns: dict[Key, int] = field(default_factory=dict)
-    rows: list[np.ndarray] = field(default_factory=list)
-
-    def add(self, values: Values) -> None:
-        """Take in one prompt's numbers."""
-        numbers = [self.columns.setdefault(key, len(self.columns)) for key in values]
-        row = np.full(len(self.columns), np.nan)
-        row[numbers] = list(values.values())
-        self.rows.append(row)
-
-    def whole(self, late: Mapping[Key, np.ndarray] | None = None) -> tuple[tuple[Key, ...], np.ndarray]:
-        """Return the keys, and [prompt, key], NaN where a prompt has no such number.
-
-        Args:
-            late: columns that only all prompts together give, by key; a shorter one lacks the last prompts.
-        """
-        late = late or {}
-        found = np.full((len(self.rows), len(self.columns) + len(late)), np.nan)
-        for number, row in enumerate(self.rows):
-            found[number, : len(row)] = row
-        for number, column in enumerate(late.values()):
-            found[: len(column), len(self.columns) + number] = column
-        return (*self.columns, *late), found
+        sizes = {name: getattr(self, name) for name in ("prompts", "layers", "heads", "tolerance")}
+        statistics = [one.as_dict() for one in self.statistics]
+        return {**sizes, "level": LEVEL, "definitions": definitions, "statistics": statistics}
 
 
 class _Prompts:
@@ -167,28 +88,27 @@ class _Prompts:
 
     def __init__(self, thresholds: Sequence[Threshold], choice: bool, seed: int) -> None:
         self.thresholds, self.choice, self.seed = tuple(thresholds), choice, seed
-        self.table = PromptTable()
+        self.rows, self.placement = PromptRows(), PlacementModel()
         self.tests = {threshold: TriggerTest() for threshold in thresholds}
         self.agreements = {threshold: PromptAgreement() for threshold in thresholds}
-        self.placement = PlacementModel()
         self.tokens: list[TokenShares] = []
         self.vocabulary: dict[int, str] = {}
         self.known_from: list[tuple[float, float]] = []
 
     def add(self, prompt: PromptSummary) -> None:
-        self.table.add(values_of(prompt))
+        self.rows.add(values_of(prompt))
         draws = draws_of(prompt.canvas)
         for threshold in self.thresholds:
             if (shares := shares_of(prompt, threshold)) is not None:
                 self.tests[threshold].add(shares, draws, self.seed)
             self.agreements[threshold].add(Pattern.of(prompt, threshold))
         self.tokens.append(TokenShares.of(prompt))
-        if self.choice and not prompt.canvas.causal:
+        if self.choice and not prompt.canvas.settings.causal:
             self.placement.add(Choices.of(prompt))
         self.vocabulary |= prompt.canvas.vocabulary
         self.known_from.append(prompt.known_from)
 
-    def result(self) -> tuple[tuple[Key, ...], np.ndarray, list[Estimate]]:
+    def result(self) -> tuple[tuple[Key, ...], np.ndarray, tuple[Estimate, ...]]:
         late: dict[Key, np.ndarray] = {}
         for number, threshold in enumerate(self.thresholds):
             for token, (of_sinks, of_canvas) in leading_tokens(self.tokens, number).items():
@@ -196,33 +116,17 @@ class _Prompts:
                 late["composition.token", place] = of_sinks
                 late["composition.token_on_canvas", place] = of_canvas
             if self.placement.prompts:
-                late |= {
-                    (f"choice.{name}", threshold.place): gains for name, gains in self.placement.result(number).items()
-                }
-        keys, whole = self.table.whole(late)
+                gains = self.placement.result(number)
+                late |= {(f"choice.{name}", threshold.place): one for name, one in gains.items()}
+        keys, whole = self.rows.whole(late)
         for column, (name, where) in enumerate(keys):
             if not has_every_sink(self.known_from, short_name(name), dict(where)):
                 whole[:, column] = np.nan
-        statistics = [*self._tested(_estimates(keys, interval_of_means(whole, seed=self.seed))), *self._agreements()]
-        statistics.sort(key=lambda one: order_of(one.name))
-        return keys, whole, statistics
-
-    def _tested(self, estimates: Iterable[Estimate]) -> Iterator[Estimate]:
-        p_values = {threshold: test.p_values() for threshold, test in self.tests.items()}
-        for one in estimates:
-            if one.name != "triggers.over_chance" or one.value is None:
-                yield one
-                continue
-            threshold, trigger = Threshold(one.place["excess"], one.place["unit"]), one.place["trigger"]
-            low, high = one.low, one.high
-            if low is not None and high is not None:
-                low, high = self.tests[threshold].widened(trigger, low, high)
-            yield replace(one, low=low, high=high, p=p_values[threshold][trigger])
-
-    def _agreements(self) -> Iterator[Estimate]:
-        for threshold, one in self.agreements.items():
-            for name, (mean, low, high, prompts) in one.result(self.seed).items():
-                yield Estimate(name, dict(threshold.place), _plain(mean), _plain(low), _plain(high), prompts)
+        found = list(estimates(keys, whole, self.tests, self.seed))
+        for threshold, agreement in self.agreements.items():
+            for name, (*numbers, prompts) in agreement.result(self.seed).items():
+                found.append(Estimate(name, dict(threshold.place), *map(known, numbers), prompts))
+        return keys, whole, tuple(sorted(found, key=lambda one: order_of(one.name)))
 
 
 def analyse(
@@ -238,15 +142,15 @@ def analyse(
 
     Args:
         traces: one a prompt, open ones or their paths; the prompt is the unit of evidence.
-        thresholds: of Eq. 3, at which everything is told; one that stands twice counts once.
+        thresholds: of Eq. 3; one that stands twice counts once.
         tolerance: steps without a sink that a track and a main sink survive.
         training: how often each token id stands in the training corpus.
         choice: fits the placement model, by far the longest part with many prompts.
         seed: of the resampled prompts and the shifted commits.
 
     Raises:
-        CallError: no trace, one given twice, traces of different models or kinds (see `one_kind`), or thresholds or a
-            seed that cannot be.
+        CallError: no trace, one given twice, traces of different models or kinds (see `one_kind`), or thresholds that
+            cannot be.
         SinkscopeError: a trace without a whole step.
     """
     thresholds = tuple(dict.fromkeys(thresholds))
@@ -269,16 +173,18 @@ def analyse(
             raise CallError(f"expected traces of one model, {sizes}. Analyse each model by itself")
         shape = found
         manifest = held(trace, "manifest") or {}
-        _refuse_other_tokens(training, manifest)
-        weights = _same_model(weights, manifest.get("model") or {})
-        kind = same_kind(kind, manifest)
+        model = manifest.get("model") or {}
+        size = model.get("vocabulary")
+        if training and isinstance(size, int) and min(training) >= size:
+            raise CallError(f"training: expected counts of the model's tokens, 0 to {size - 1}, found none of them")
+        weights, kind = same_model(weights, model), same_kind(kind, manifest)
         texts.append(manifest.get("prompt"))
         prompts.add(prompt)
     if shape is None:
         raise CallError("expected at least one trace, found none")
     keys, whole, statistics = prompts.result()
     corpus = PromptSettings(training=training).corpus
-    return Analysis(tuple(statistics), len(whole), *shape, tolerance, tuple(texts), keys, whole, corpus)
+    return Analysis(statistics, len(whole), *shape, tolerance, tuple(texts), keys, whole, corpus)
 
 
 def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Estimate, ...]:
@@ -288,20 +194,15 @@ def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Estimate,
     Where both hold the same prompts in the same order the prompts are paired, which makes the interval narrower.
 
     Raises:
-        CallError: they were made with different tolerances or training corpora, or at no threshold in common, or the
-            seed is below 0.
+        CallError: they were made with different tolerances or training corpora, or at no threshold in common.
     """
     same_corpus = first.corpus == second.corpus or not (first.corpus and second.corpus)
     if first.tolerance != second.tolerance or not same_corpus:
         raise CallError("expected two analyses of one tolerance and with the same training=; analyse one of them again")
-    points = [  # the curve over ε has every threshold in every analysis
-        {
-            (at["excess"], at["unit"])
-            for name, place in one.keys
-            if "excess" in (at := dict(place)) and not name.startswith("epsilon.")
-        }
-        for one in (first, second)
-    ]
+    points = []
+    for one in (first, second):  # the curve over ε has every threshold in every analysis
+        places = [dict(place) for name, place in one.keys if not name.startswith("epsilon.")]
+        points.append({(at["excess"], at["unit"]) for at in places if "excess" in at})
     if all(points) and not points[0] & points[1]:
         told = " and ".join(", ".join(f"{excess:g} {unit}" for excess, unit in sorted(one)) for one in points)
         raise CallError(f"expected two analyses with a threshold in common, found {told}; analyse one of them again")
@@ -309,44 +210,15 @@ def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Estimate,
     both = [key for key in numbers[0] if key in numbers[1]]
     ours, theirs = (one.values[:, [at[key] for key in both]] for one, at in zip((first, second), numbers, strict=True))
     paired = first.prompt_texts == second.prompt_texts and None not in first.prompt_texts
-    means = interval_of_difference(ours, theirs, paired, seed)
-    return tuple(_estimates(both, means))
-
-
-def _estimates(keys: Sequence[Key], means: Means) -> Iterator[Estimate]:
-    columns = (one.tolist() for one in (means.mean, means.low, means.high, means.prompts))
-    for (name, place), mean, low, high, prompts in zip(keys, *columns, strict=True):
-        yield Estimate(name, dict(place), _plain(mean), _plain(low), _plain(high), prompts)
+    return tuple(estimates_of(both, interval_of_difference(ours, theirs, paired, seed)))
 
 
 def _refuse_again(trace: Any, taken: dict[Path | str, Path]) -> None:
     """Refuse a trace that was taken in before, which would make intervals too narrow; note its path and checksums."""
     if not isinstance(trace, Trace):
         return
-    known = {trace.folder.resolve(), *copies_share(trace)}
-    if (other := next((taken[one] for one in known if one in taken), None)) is not None:
+    marks = {trace.folder.resolve(), *copies_share(trace)}
+    if (other := next((taken[one] for one in marks if one in taken), None)) is not None:
         again = f"the values of {other} in {trace.folder} too: a copy, a bundle, or the same prompt"
         raise CallError(f"traces: expected each trace once, as it is one prompt, found {again}; leave one out")
-    taken.update(dict.fromkeys(known, trace.folder))
-
-
-def _refuse_other_tokens(training: Mapping[int, int] | None, manifest: Mapping[str, Any]) -> None:
-    size = (manifest.get("model") or {}).get("vocabulary")
-    if training and isinstance(size, int) and min(training) >= size:
-        raise CallError(f"training: expected counts of the model's tokens, 0 to {size - 1}, found none of them")
-
-
-def _same_model(first: tuple[Any, Any, Any] | None, model: Mapping[str, Any]) -> tuple[Any, Any, Any] | None:
-    """Return name, weight hash and config hash of the model, the first that says; raise an error for another one."""
-    found = (model.get("name"), model.get("weight_hash"), model.get("config_hash"))
-    if found[1] is None:
-        return first
-    for at, what in ((1, "weights"), (2, "config.json")):
-        if first is not None and first[at] and found[at] and first[at] != found[at]:
-            models = " and ".join(f"{one[0]} ({what} {str(one[at])[:12]}…)" for one in (first, found))
-            raise CallError(f"expected traces of one model, found {models}. Analyse each model by itself")
-    return found if first is None or found[2] else first
-
-
-def _plain(number: float) -> float | None:
-    return None if math.isnan(number) else float(number)
+    taken.update(dict.fromkeys(marks, trace.folder))

@@ -16,7 +16,7 @@ from sinkscope.sinks.drift import MainMoves
 from sinkscope.sinks.tracking import fill_dips
 from sinkscope.statistics.averages import mean
 from sinkscope.statistics.followed import FollowedSinks, StepSinks
-from sinkscope.statistics.movement import DRIFT
+from sinkscope.statistics.movement import DRIFT, drift_values
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
 from sinkscope.statistics.step import RecordedStep, find_candidates
@@ -25,11 +25,8 @@ from sinkscope.statistics.thresholds import Threshold
 
 @dataclass(frozen=True, eq=False)
 class AnswerMain:
-    """What the answer's queries attend to most in each head.
-
-    Attributes:
-        position: of the largest column; queries, percent: how far it exceeds the mean of the others.
-        sinks: the `StepSinks` of all columns of the answer's queries, in an array of objects.
+    """What the answer's queries attend to most in each head: the largest column's position and by how much it exceeds
+    the mean of the others, and the `StepSinks` of all their columns, in an array of objects.
     """
 
     position: Int[np.ndarray, "*step layer head"]
@@ -78,13 +75,14 @@ class AnswerQueries(Statistic):
         prompt = step.group_sums.get("prompt")
         if prompt is None or step.causal or step.length <= step.prompt_length:
             return None
-        sums = (step.columns.sums - prompt) * (step.length / _answer_queries(step, prompt))[:, None, None]
+        in_prompt = np.arange(step.length) < step.prompt_length
+        queries = np.maximum(step.queries - step.queries_of(in_prompt, prompt), 1).astype(np.float32)  # the answer's
+        sums = (step.columns.sums - prompt) * (step.length / queries)[:, None, None]
         top = sums.argmax(axis=-1)[..., None]
         excess, percent = excess_of(sums), excess_of(in_unit(sums, "percent"))
         sinks = np.empty((), object)
         sinks[()] = StepSinks.of(find_candidates(sums, excess, percent, step.columns.candidates.thresholds), len(sums))
-        queries, shares = (np.take_along_axis(one, top, axis=-1)[..., 0] for one in (excess, percent))
-        return AnswerMain(top[..., 0], queries, shares, sinks)
+        return AnswerMain(top[..., 0], *(np.take_along_axis(one, top, -1)[..., 0] for one in (excess, percent)), sinks)
 
     def values(self, prompt: PromptSummary) -> Values:
         if AnswerMain not in prompt.kept_records:
@@ -100,29 +98,18 @@ class AnswerQueries(Statistic):
                 main, lambda step, layer, head, key: followed.contain(threshold, step, layer, head, key)
             )
             of_all = MainMoves.of(prompt.main_at(threshold))
-            counted = ~np.isnan(moved.drift)
             return {
                 ("answer_queries.steps_with_sink", ()): float((main >= 0).mean()),
-                ("answer_queries.moves_per_head", ()): per_head(moved, moved.moves),
-                ("answer_queries.swaps_per_head", ()): per_head(moved, moved.swaps),
-                ("answer_queries.changes_per_head", ()): per_head(moved, moved.moves + moved.swaps),
-                ("answer_queries.changes_of_all", ()): per_head(of_all, of_all.moves),
-                ("answer_queries.drift", ()): mean(moved.drift),
-                ("answer_queries.drift_median", ()): float(np.median(moved.drift[counted]))
-                if counted.any()
-                else float("nan"),
-                ("answer_queries.drift_right", ()): mean(np.where(counted, moved.drift > 0, np.nan)),
+                ("answer_queries.moves_per_head", ()): _per_head(moved, moved.moves),
+                ("answer_queries.swaps_per_head", ()): _per_head(moved, moved.swaps),
+                ("answer_queries.changes_per_head", ()): _per_head(moved, moved.moves + moved.swaps),
+                ("answer_queries.changes_of_all", ()): _per_head(of_all, of_all.moves),
+                **drift_values("answer_queries", moved),
             }
 
         return at_thresholds(prompt, values_at)
 
 
-def _answer_queries(step: RecordedStep, prompt: Float[np.ndarray, "layer head key"]) -> Float[np.ndarray, " layer"]:
-    """Return how many of the answer's queries each layer has."""
-    in_prompt = np.arange(step.length) < step.prompt_length
-    return np.maximum(step.queries - step.queries_of(in_prompt, prompt), 1).astype(np.float32)
-
-
-def per_head(found: MainMoves, counts: Int[np.ndarray, "layer head"]) -> float:
+def _per_head(found: MainMoves, counts: Int[np.ndarray, "layer head"]) -> float:
     """Return a count's mean over the heads that have a main sink in at least two steps; NaN where none has."""
     return mean(np.where(np.isnan(found.drift), np.nan, counts))

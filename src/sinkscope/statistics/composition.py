@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from sinkscope.sinks.token_classes import CLASSES
+from sinkscope.statistics.averages import quotient
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
 from sinkscope.statistics.thresholds import Threshold
@@ -54,14 +55,15 @@ def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
         trained = np.array([training.get(token, 0) for token in canvas.token_ids.tolist()], dtype=np.float64)
         corpus = np.bincount(classes, weights=trained, minlength=len(CLASSES)) / max(1, sum(training.values()))
     values: Values = {}
-    any_sink = sinks.sum() > 0
+    if not sinks.any():
+        of_sinks = np.full(len(CLASSES), np.nan)
     for number, name in enumerate(CLASSES):
         at = (("class", name),)
-        values["composition.share_of_sinks", at] = float(of_sinks[number]) if any_sink else float("nan")
+        values["composition.share_of_sinks", at] = float(of_sinks[number])
         values["composition.share_of_canvas", at] = float(of_canvas[number])
-        values["composition.times_expected", at] = _ratio(of_sinks[number], expected[number], any_sink)
+        values["composition.times_expected", at] = quotient(of_sinks[number], expected[number])
         if corpus is not None:
-            values["composition.times_training", at] = _ratio(of_sinks[number], corpus[number], any_sink)
+            values["composition.times_training", at] = quotient(of_sinks[number], corpus[number])
     if trained is not None:
         each, but_mask = sinks / np.maximum(counts, 1), canvas.token_ids != canvas.settings.mask_id
         values["composition.frequency_correlation", ()] = _rank_correlation(each, trained, but_mask)
@@ -84,13 +86,7 @@ def expected_shares(prompt: PromptSummary, threshold: Threshold) -> Float[np.nda
 
 @dataclass(frozen=True, eq=False)
 class TokenShares:
-    """The tokens of one prompt.
-
-    Attributes:
-        ids: the tokens of its canvas.
-        of_sinks: share of the sinks, 0 throughout without sinks.
-        of_canvas: share of the canvas.
-    """
+    """The tokens of one prompt's canvas, with their shares of the sinks (0 without sinks) and of the canvas."""
 
     ids: Int[np.ndarray, " token"]
     of_sinks: Float[np.ndarray, "threshold token"]
@@ -125,16 +121,10 @@ def leading_tokens(prompts: Sequence[TokenShares], number: int) -> dict[int, tup
     return found
 
 
-def _ratio(part: float, expected: float, defined: bool) -> float:
-    return float(part / expected) if defined and expected > 0 else float("nan")
-
-
 def _rank_correlation(
     first: Float[np.ndarray, " token"], second: Float[np.ndarray, " token"], where: Bool[np.ndarray, " token"]
 ) -> float:
-    """Return Spearman's correlation over the distinct tokens of the canvas; NaN with fewer than three or without
-    variation.
-    """
+    """Return Spearman's correlation; NaN with fewer than three tokens or without variation."""
     from scipy.stats import rankdata
 
     if where.sum() < 3 or np.ptp(first[where]) == 0 or np.ptp(second[where]) == 0:

@@ -23,11 +23,10 @@ class Evenness:
     """How evenly the attention of each head is spread over the keys, in one step or in all.
 
     Attributes:
-        entropy: of the columns, over that of equal columns: 0 where one has all (as the only token of a canvas does), 1
-            where all are equal (as all are 0 where a rule has taken all attention away).
+        entropy: of the columns, over that of equal columns: 0 where one has all, 1 where all are equal (or 0).
         gini: Gini coefficient: 0 where all columns are equal, 1 − 1/S where one has all.
-        over_third: 1 where any key's mean α exceeds 0.3, else 0 (Gu et al., ICLR 2025). In causal models only keys
-            count that 64 queries can see; NaN where there is none.
+        over_third: 1 where any key's mean α exceeds 0.3, else 0 (Gu et al., ICLR 2025); in causal models any key that
+            64 queries see, NaN where there is none.
         first_over_third: the same of the first token alone, however many queries see it.
     """
 
@@ -46,33 +45,18 @@ class Evenness:
             alpha, unknown = visible_query_mean(columns, causal=True), np.full_like(of_any, np.nan)
             keys = rated_keys(step.length, causal=True)
             of_any, of_first = alpha[..., :keys].max(axis=-1) if keys else unknown, alpha[..., 0]
-        return cls(_entropy(columns, total), _gini(columns, total), _over(of_any), _over(of_first))
-
-
-def _over(alpha: Float[np.ndarray, "layer head"]) -> Float[np.ndarray, "layer head"]:
-    """Return 1 where a mean α exceeds 0.3, 0 where not, NaN where it is not known."""
-    return np.where(np.isnan(alpha), alpha, alpha > GU_THRESHOLD).astype(np.float32)
-
-
-def _entropy(
-    columns: Float[np.ndarray, "layer head key"], total: Float[np.ndarray, "layer head"]
-) -> Float[np.ndarray, "layer head"]:
-    some = total[..., None] > 0
-    share = np.divide(
-        columns, total[..., None], out=np.full(columns.shape, 1 / columns.shape[-1], np.float32), where=some
-    )
-    logs = np.log(np.maximum(share, np.finfo(np.float32).tiny))
-    return -np.einsum("lhk,lhk->lh", share, logs) / np.log(max(columns.shape[-1], 2))
-
-
-def _gini(
-    columns: Float[np.ndarray, "layer head key"], total: Float[np.ndarray, "layer head"]
-) -> Float[np.ndarray, "layer head"]:
-    """Return 2 Σ i·c₍ᵢ₎ / (n Σ c) − (n+1)/n over the sorted columns."""
-    count = columns.shape[-1]
-    ranked = product(np.sort(columns, axis=-1), np.arange(1, count + 1, dtype=np.float32))
-    of_equal = np.full(total.shape, (count + 1) / 2, np.float32)
-    return 2 * np.divide(ranked, total, out=of_equal, where=total > 0) / count - (count + 1) / count
+        over, first_over = (
+            np.where(np.isnan(one), one, one > GU_THRESHOLD).astype(np.float32) for one in (of_any, of_first)
+        )
+        count, some = columns.shape[-1], total[..., None] > 0
+        share = np.divide(columns, total[..., None], out=np.full(columns.shape, 1 / count, np.float32), where=some)
+        logs = np.log(np.maximum(share, np.finfo(np.float32).tiny))
+        entropy = -np.einsum("lhk,lhk->lh", share, logs) / np.log(max(count, 2))
+        # Gini: 2 Σ i·c₍ᵢ₎ / (n Σ c) − (n+1)/n over the sorted columns.
+        ranked = product(np.sort(columns, axis=-1), np.arange(1, count + 1, dtype=np.float32))
+        of_equal = np.full(total.shape, (count + 1) / 2, np.float32)
+        gini = 2 * np.divide(ranked, total, out=of_equal, where=total > 0) / count - (count + 1) / count
+        return cls(entropy, gini, over, first_over)
 
 
 class Concentration(Statistic):
@@ -119,8 +103,8 @@ def evenness_values(prompt: PromptSummary) -> Values:
     """Return what needs no ε: entropy, Gini coefficient and the rates of Gu et al."""
     values: Values = {}
     found = prompt.kept(Evenness)
-    rates = {"gu_rate": found.over_third, "gu_rate_first": found.first_over_third}
-    for name, array in ({"entropy": found.entropy, "gini": found.gini} | rates).items():
+    names = ("entropy", "gini", "gu_rate", "gu_rate_first")
+    for name, array in zip(names, (found.entropy, found.gini, found.over_third, found.first_over_third), strict=True):
         values[f"concentration.{name}", ()] = mean(array)
         for layer in range(prompt.layers):
             values[f"concentration.{name}_in", (("layer", layer),)] = mean(array[:, layer])

@@ -17,7 +17,6 @@ class StepSinks:
 
     Attributes:
         begins: where each layer begins, and where the last one ends.
-        head, key: where each candidate is.
         column: column sum in queries' worth.
         queries, percent: how many thresholds of that unit it exceeds; see `step.level_of`.
     """
@@ -43,11 +42,9 @@ class StepSinks:
 
 @dataclass(frozen=True, eq=False)
 class LayerSinks:
-    """Followed sinks at one threshold, over all steps of a prompt; ordered by head, key, step.
+    """Sinks over all steps of a prompt, ordered by head, key, step.
 
-    Attributes:
-        head: counted on from layer to layer, where these are sinks of several layers.
-        column: column sum in queries' worth.
+    Heads are counted on from layer to layer, where these are sinks of several layers; columns are in queries' worth.
     """
 
     step: Int[np.ndarray, " sink"]
@@ -59,23 +56,18 @@ class LayerSinks:
         self, step: Int[np.ndarray, " asked"], head: Int[np.ndarray, " asked"], key: Int[np.ndarray, " asked"]
     ) -> Bool[np.ndarray, " asked"]:
         """Return whether the keys asked for are sinks in these steps and heads."""
-        size = 1 + max(
-            (int(one.max(initial=0)) for one in (self.step, self.head, self.key, step, head, key)), default=0
-        )
-        codes, asked = (
-            (one[0] * size + one[1]) * size + one[2] for one in ((self.step, self.head, self.key), (step, head, key))
-        )
-        return np.isin(asked, codes)
+        mine, asked = (self.step, self.head, self.key), (step, head, key)
+        size = 1 + max(int(one.max(initial=0)) for one in (*mine, *asked))
+        codes, wanted = ((one[0] * size + one[1]) * size + one[2] for one in (mine, asked))
+        return np.isin(wanted, codes)
 
 
 @dataclass(frozen=True, eq=False)
 class LayerCandidates:
-    """Candidates over all steps, from which the sinks at each threshold are chosen; heads are counted on from layer to
-    layer.
+    """Candidates over all steps of a prompt, from which the sinks at each threshold are chosen.
 
     Attributes:
         levels: {unit: how many thresholds of that unit each exceeds}.
-        steps: of the prompt.
     """
 
     candidates: LayerSinks
@@ -96,22 +88,11 @@ class LayerCandidates:
 
 @dataclass(frozen=True)
 class FollowedSinks:
-    """All followed sinks of a prompt, at any of the thresholds.
-
-    Attributes:
-        steps: one record a step.
-        heads: of each layer.
-        thresholds: at which sinks are told.
-    """
+    """All followed sinks of a prompt, at any of the thresholds: one record a step; ``heads`` of each layer."""
 
     steps: Sequence[StepSinks]
     heads: int
     thresholds: tuple[Threshold, ...]
-
-    @property
-    def layers(self) -> int:
-        """Layers of the model."""
-        return len(self.steps[0].begins) - 1
 
     def of_layer(self, layer: int) -> LayerCandidates:
         """Return the candidates of one layer."""
@@ -120,8 +101,7 @@ class FollowedSinks:
     def of_layers(self, first: int, last: int) -> LayerCandidates:
         """Return the candidates of the layers from the first up to the last, which is not included."""
         parts = [slice(*one.begins[[first, last]].tolist()) for one in self.steps]
-        counts = [part.stop - part.start for part in parts]
-        step = np.repeat(np.arange(len(self.steps)), counts)
+        step = np.repeat(np.arange(len(self.steps)), [part.stop - part.start for part in parts])
         in_layer = np.concatenate([np.diff(one.begins[first : last + 1]) for one in self.steps])
         layer = np.repeat(np.tile(np.arange(last - first), len(self.steps)), in_layer)
 
@@ -163,4 +143,4 @@ class FollowedSinks:
                 yield first, layer
                 first, held = layer, 0
             held += count
-        yield first, self.layers
+        yield first, len(counts)

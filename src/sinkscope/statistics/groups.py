@@ -36,11 +36,10 @@ class GroupSinks:
     Attributes:
         position: key with the largest mean column of the group, ties to the lower one; −1 with fewer than 8 queries, −2
             where its columns were not recorded.
-        excess: of that column over the mean of the others, scaled to the whole canvas, in queries' worth.
-        percent: the same in percent of what the group's columns add up to.
-        clarity: how clearly masked and unmasked queries have different sinks: by how much more of a query's attention
-            each of the two keys gets from its own group than from the other, the smaller of the two. NaN where one key
-            is both sinks, or a group is small.
+        excess: of that column over the mean of the others, scaled to the whole canvas, in queries' worth; percent: in
+            percent of the sum of the group's columns.
+        clarity: by how much more of a query's attention the masked and the unmasked queries' sink gets from its own
+            group than from the other, the smaller of the two. NaN where they are one key, or a group is small.
         own_attention: attention of the query at the head's largest column on itself; other_attention: mean of all other
             queries on themselves. NaN where not recorded.
     """
@@ -61,8 +60,10 @@ class GroupSinks:
         sums = group_sums(step)
         sizes = group_sizes(step.masked, step.prompt_length)
         if (step.queries < step.length).any():  # behind a cache, where some tokens are no queries
-            members = _members(step.masked, step.prompt_length)
-            sizes = tuple(int(step.queries_of(members[one], sums[one]).min()) if one in sums else 0 for one in GROUPS)
+            masked, prompt = step.masked, np.arange(step.length) < step.prompt_length
+            written = ~masked & ~prompt & ~(masked & prompt).any()
+            members = zip(GROUPS, (masked, ~masked, prompt, written), strict=True)
+            sizes = tuple(int(step.queries_of(of, sums[one]).min()) if one in sums else 0 for one, of in members)
         for number, (group, queries) in enumerate(zip(GROUPS, sizes, strict=True)):
             if group not in sums:
                 position[number] = NOT_RECORDED
@@ -78,24 +79,12 @@ class GroupSinks:
 
 
 def group_sizes(masked: Bool[np.ndarray, " position"], prompt_length: int) -> tuple[int, int, int, int]:
-    """Return the number of queries of each of `GROUPS`.
-
-    None count as written where the prompt itself holds masks, because their columns are not kept apart then.
+    """Return the number of queries of each of `GROUPS`; none count as written where the prompt itself holds masks,
+    because their columns are not kept apart then.
     """
     length, masks, prompt = len(masked), int(masked.sum()), min(len(masked), prompt_length)
     written = 0 if masked[:prompt_length].any() else length - masks - prompt
     return masks, length - masks, prompt, written
-
-
-def _members(masked: Bool[np.ndarray, " position"], prompt_length: int) -> dict[str, Bool[np.ndarray, " position"]]:
-    """Return which tokens belong to each of `GROUPS`."""
-    prompt = np.arange(len(masked)) < prompt_length
-    return {
-        "masked": masked,
-        "unmasked": ~masked,
-        "prompt": prompt,
-        "written": ~masked & ~prompt & ~(masked & prompt).any(),
-    }
 
 
 def group_sums(step: RecordedStep) -> dict[str, Float[np.ndarray, "layer head key"]]:
@@ -177,16 +166,14 @@ class Groups(Statistic):
 
 def strongest_keys_differ(prompt: PromptSummary) -> dict[str, Bool[np.ndarray, "two step layer head"]]:
     """Return where masked queries can be compared with each other group (8 queries at least each), and where their
-    largest keys differ.
-
-    This asks for the largest key only, whether or not Eq. 3 holds for it; ``groups.split`` asks for a sink of both.
+    largest keys differ, whether or not Eq. 3 holds for them.
     """
     masked, *others = np.moveaxis(prompt.kept(GroupSinks).position, 1, 0)
-    compared = {group: (masked >= 0) & (other >= 0) for group, other in zip(GROUPS[1:], others, strict=True)}
-    return {
-        group: np.stack([compared[group], compared[group] & (masked != other)])
-        for group, other in zip(GROUPS[1:], others, strict=True)
-    }
+    found = {}
+    for group, other in zip(GROUPS[1:], others, strict=True):
+        compared = (masked >= 0) & (other >= 0)
+        found[group] = np.stack([compared, compared & (masked != other)])
+    return found
 
 
 def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
@@ -240,11 +227,8 @@ def _persistence(masked: np.ndarray, unmasked: np.ndarray) -> float:
 
 
 def _absorbed(prompt: PromptSummary, others: np.ndarray, is_sink: np.ndarray) -> float:
-    """Return the slope, within each head over the steps, of the self-attention that is left over against the sink's
-    share.
-
-    A sink that takes a share a of every query's attention leaves 1 − a to all else; self-attention over 1 − a then does
-    not depend on a. It falls where the sink takes from the diagonal first.
+    """Return the slope, within each head over the steps, of the self-attention over 1 − a against the sink's share a:
+    0 where the sink takes the share from all alike, below where it takes from the diagonal first.
     """
     share = prompt.by_step.largest / np.maximum(prompt.by_step.total, 1)
     rest = np.where(is_sink & (share < 1), others / np.maximum(1 - share, 1e-6), np.nan).astype(np.float64)

@@ -11,25 +11,20 @@ benchmarks/RESULTS.md.
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
-from sinkscope.statistics.averages import product, ratio
+from sinkscope.statistics.averages import product
 
 LEAST_PROMPTS = 5
 """Fewer prompts get no interval: five values can be drawn in only 126 ways."""
-
 RESAMPLES = 2000
 LEVEL = 0.95
 
 
 @dataclass(frozen=True, eq=False)
 class Means:
-    """Means over prompts with their intervals, all [statistic].
-
-    Attributes:
-        mean: over the prompts that have a value; NaN where none has.
-        low, high: BCa interval; NaN with fewer than five prompts.
-        prompts: how many have a value.
+    """Means over the prompts that have a value (NaN where none has), their number, and BCa intervals, which are NaN
+    with fewer than five prompts.
     """
 
     mean: Float[np.ndarray, " statistic"]
@@ -39,48 +34,43 @@ class Means:
 
 
 def interval_of_means(
-    values: Float[np.ndarray, "prompt statistic"], resamples: int = RESAMPLES, level: float = LEVEL, seed: int = 0
+    values: Float[np.ndarray, "prompt statistic"], resamples: int = RESAMPLES, seed: int = 0
 ) -> Means:
     """Return the mean of every statistic over prompts, with its BCa bootstrap interval.
+
+    A statistic that is the same in every prompt gets an interval of width 0.
 
     Args:
         values: one row a prompt; NaN where a prompt has no value, which leaves it out of that mean.
         resamples: draws of prompts with replacement.
-        level: coverage asked for.
-
-    A statistic that is the same in every prompt gets an interval of width 0.
     """
     values = np.asarray(values, dtype=np.float64)
     there = ~np.isnan(values)
     prompts = there.sum(axis=0)
-    filled = np.where(there, values, 0.0)
     with np.errstate(invalid="ignore"):
-        mean = filled.sum(axis=0) / prompts
+        mean = np.where(there, values, 0.0).sum(axis=0) / prompts
     low, high = np.full_like(mean, np.nan), np.full_like(mean, np.nan)
     enough = prompts >= LEAST_PROMPTS
     if enough.any():
         weights = draws_of_prompts(len(values), resamples, seed)
         for start in range(0, values.shape[1], 512):  # a block of statistics at a time bounds the memory
             block = np.flatnonzero(enough[start : start + 512]) + start
-            with np.errstate(invalid="ignore"):
-                drawn = product(weights, filled[:, block]) / product(weights, there[:, block].astype(np.float64))
-            acceleration = _acceleration(values[:, block], mean[block])
-            low[block], high[block] = _corrected(drawn, mean[block], acceleration, outward(prompts[block], level))
+            low[block], high[block] = _corrected(values[:, block], mean[block], weights, _quantile(prompts[block]))
     return Means(mean, low, high, prompts)
 
 
-def outward(prompts: np.ndarray, level: float = LEVEL) -> Float[np.ndarray, "..."]:
+def _quantile(prompts: np.ndarray) -> Float[np.ndarray, "..."]:
     """Return the normal quantile at which a bootstrap should take the upper end of an interval over so many prompts."""
     from scipy.special import stdtrit
 
     prompts = np.asarray(prompts, dtype=np.float64)
-    return np.asarray(np.sqrt(prompts / (prompts - 1)) * stdtrit(prompts - 1, (1 + level) / 2))
+    return np.asarray(np.sqrt(prompts / (prompts - 1)) * stdtrit(prompts - 1, (1 + LEVEL) / 2))
 
 
 def _percentiles(prompts: int) -> list[float]:
     from scipy.special import ndtr
 
-    upper = 100 * float(ndtr(outward(np.array(prompts))))
+    upper = 100 * float(ndtr(_quantile(np.array(prompts))))
     return [100 - upper, upper]
 
 
@@ -90,11 +80,14 @@ def draws_of_prompts(prompts: int, resamples: int, seed: int) -> Float[np.ndarra
     return rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples).astype(np.float64)
 
 
+def _drawn_means(values: np.ndarray, weights: np.ndarray) -> Float[np.ndarray, "resample statistic"]:
+    there = ~np.isnan(values)
+    with np.errstate(invalid="ignore"):
+        return product(weights, np.where(there, values, 0.0)) / product(weights, there.astype(np.float64))
+
+
 def interval_of_pairs(
-    agreement: Float[np.ndarray, "prompt prompt"],
-    weight: Float[np.ndarray, "prompt prompt"],
-    resamples: int = RESAMPLES,
-    seed: int = 0,
+    agreement: Float[np.ndarray, "prompt prompt"], weight: Float[np.ndarray, "prompt prompt"], seed: int = 0
 ) -> tuple[float, float, float]:
     """Return the weighted mean over pairs of different prompts, with a percentile interval over prompts.
 
@@ -107,7 +100,7 @@ def interval_of_pairs(
     mean = float(agreement.sum() / total) if total else float("nan")
     if prompts < LEAST_PROMPTS or not total:
         return mean, float("nan"), float("nan")
-    draws = draws_of_prompts(prompts, resamples, seed)
+    draws = draws_of_prompts(prompts, RESAMPLES, seed)
     above, below = ((product(draws, one) * draws).sum(axis=1) for one in (agreement, weight))
     low, high = np.percentile(above[below > 0] / below[below > 0], _percentiles(prompts))
     return mean, float(low), float(high)
@@ -126,75 +119,45 @@ def interval_of_difference(
             (BCa). Otherwise both are resampled on their own (percentile).
     """
     if paired:
-        return interval_of_means(np.asarray(second) - np.asarray(first), seed=seed)
+        return interval_of_means(second - first, seed=seed)
     ours, theirs = interval_of_means(first, seed=seed), interval_of_means(second, seed=seed)
     prompts = np.minimum(ours.prompts, theirs.prompts)
     low, high = np.full(len(prompts), np.nan), np.full(len(prompts), np.nan)
     enough = prompts >= LEAST_PROMPTS
     if enough.any():
-        drawn = [_drawn_means(np.asarray(one)[:, enough], seed + number) for number, one in enumerate((first, second))]
+        drawn = [
+            _drawn_means(one[:, enough], draws_of_prompts(len(one), RESAMPLES, seed + number))
+            for number, one in enumerate((first, second))
+        ]
         for place, number in enumerate(np.flatnonzero(enough)):
-            low[number], high[number] = np.nanpercentile(
-                drawn[1][:, place] - drawn[0][:, place], _percentiles(int(prompts[number]))
-            )
+            difference = drawn[1][:, place] - drawn[0][:, place]
+            low[number], high[number] = np.nanpercentile(difference, _percentiles(int(prompts[number])))
     return Means(theirs.mean - ours.mean, low, high, prompts)
 
 
-def _drawn_means(values: np.ndarray, seed: int) -> np.ndarray:
-    weights = draws_of_prompts(len(values), RESAMPLES, seed)
-    there = ~np.isnan(values)
-    with np.errstate(invalid="ignore"):
-        return product(weights, np.where(there, values, 0.0)) / product(weights, there.astype(np.float64))
-
-
-def _acceleration(values: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    """Return the acceleration, from the skewness of the values: the jackknife of a mean in closed form."""
-    centred = np.where(np.isnan(values), 0.0, values - mean)
-    squares = (centred**2).sum(axis=0)
-    return np.divide((centred**3).sum(axis=0), 6 * squares**1.5, out=np.zeros_like(mean), where=squares > 0)
-
-
 def _corrected(
-    drawn: np.ndarray, mean: np.ndarray, acceleration: np.ndarray, quantile: np.ndarray
+    values: np.ndarray, mean: np.ndarray, weights: np.ndarray, quantile: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bias-corrected and accelerated percentiles of the drawn means, [resample, statistic]."""
+    """Return the bias-corrected and accelerated percentiles of the means of all draws."""
     from scipy.special import ndtr, ndtri
 
-    drawn = np.sort(drawn, axis=0)  # NaN, where no prompt with a value was drawn, goes last
+    # The acceleration, from the skewness of the values: the jackknife of a mean in closed form.
+    centred = np.where(np.isnan(values), 0.0, values - mean)
+    squares = (centred**2).sum(axis=0)
+    cubes = (centred**3).sum(axis=0)
+    acceleration = np.divide(cubes, 6 * squares**1.5, out=np.zeros_like(mean), where=squares > 0)
+    drawn = np.sort(_drawn_means(values, weights), axis=0)  # NaN, where no prompt with a value was drawn, goes last
     count = (~np.isnan(drawn)).sum(axis=0)
-    rounding = 1e-10 * np.maximum(
-        np.abs(mean), np.nanmax(np.abs(drawn), axis=0)
-    )  # ties are ties whatever the order of summing
+    rounding = 1e-10 * np.maximum(np.abs(mean), np.nanmax(np.abs(drawn), axis=0))  # ties in whichever order of summing
     below = ((drawn < mean - rounding).sum(axis=0) + 0.5 * (np.abs(drawn - mean) <= rounding).sum(axis=0)) / count
     bias = ndtri(np.clip(below, 1 / (2 * count), 1 - 1 / (2 * count)))
-    ends = []
+    columns, ends = np.arange(drawn.shape[1]), []
     for tail in (-quantile, quantile):
         normal = bias + tail
         share = ndtr(bias + normal / (1 - acceleration * normal))
         place = np.clip(share, 0, 1) * (count - 1)
         lower = np.floor(place).astype(int)
         upper = np.minimum(lower + 1, count - 1)
-        columns = np.arange(drawn.shape[1])
         ends.append(drawn[lower, columns] + (place - lower) * (drawn[upper, columns] - drawn[lower, columns]))
-    flat = drawn[count - 1, np.arange(drawn.shape[1])] - drawn[0] <= rounding
+    flat = drawn[count - 1, columns] - drawn[0] <= rounding
     return np.where(flat, mean, ends[0]), np.where(flat, mean, ends[1])
-
-
-def intervals_of_sums(
-    count: Int[np.ndarray, "*statistic"],
-    total: Float[np.ndarray, "*statistic"],
-    square: Float[np.ndarray, "*statistic"],
-) -> tuple[Float[np.ndarray, "*statistic"], Float[np.ndarray, "*statistic"], Float[np.ndarray, "*statistic"]]:
-    """Return mean, low and high from sums over prompts, by Student's t: for statistics that do not keep single prompts.
-
-    Args:
-        count, total, square: number, sum and sum of squares of the prompts that have a value. Fewer than five get no
-            interval (NaN).
-    """
-    from scipy.special import stdtrit
-
-    mean = ratio(total, count)
-    variance = ratio(square - count * np.nan_to_num(mean) ** 2, count - 1)
-    half = stdtrit(np.maximum(count - 1, 1), (1 + LEVEL) / 2) * np.sqrt(np.maximum(variance, 0) / np.maximum(count, 1))
-    half = np.where(count < LEAST_PROMPTS, np.nan, half)
-    return mean, mean - half, mean + half

@@ -28,10 +28,8 @@ MOST_SHIFTED = 1 << 26
 
 
 class Triggers(Statistic):
-    """Shares of the moves with each trigger, as they were and over their mean under all shifts of the commits.
-
-    None where nothing moves, and where a trace has no commits to shift. `TriggerTest` tells whether a trigger is
-    commoner than chance.
+    """Shares of the moves with each trigger, as they were and over their mean under all shifts of the commits; none
+    where nothing moves or commits are unknown. `TriggerTest` tells whether a trigger is commoner than chance.
     """
 
     order = 2
@@ -78,14 +76,24 @@ def trigger_shares(
     if not len(step):
         return None
     changes = np.zeros(0, int) if blocks is None else np.flatnonzero((np.diff(blocks) != 0) & (blocks[:-1] >= 0))
-    commits = _Commits.of(written[:transitions], max(written.shape[1], int(main.max()) + 1))
+    positions = max(written.shape[1], int(main.max()) + 1)
+    where, committed = np.nonzero((written[:transitions] >= 0).T)  # a sampler may commit a position more than once
+    begins = np.searchsorted(where, np.arange(positions + 1))
+
+    def before(when: np.ndarray, place: np.ndarray) -> Int[np.ndarray, " pair"]:
+        """Return the moves and shifts under which a place is committed in the step before the move."""
+        many = np.diff(begins)[place]
+        move = np.repeat(np.arange(len(place)), many)
+        each = np.arange(len(move)) - np.repeat(np.cumsum(many) - many, many)
+        return move * transitions + (when[move] - committed[begins[place][move] + each]) % transitions
+
     counts = np.zeros((len(TRIGGERS), transitions), np.int64)
     at_once = max(1, MOST_SHIFTED // transitions)
     for begin in range(0, len(step), at_once):
         some = slice(begin, begin + at_once)
         when, heads = step[some], (layer[some], head[some])
         # A move and a shift under which an event comes right before it are one number: move · transitions + shift.
-        left, entered = (commits.before(when, main[when + later, *heads], transitions) for later in (0, 1))
+        left, entered = (before(when, main[when + later, *heads]) for later in (0, 1))
         own = np.zeros(len(when) * transitions, bool)
         own[left] = True
         both = own[entered]
@@ -99,54 +107,16 @@ def trigger_shares(
     return counts / len(step)
 
 
-@dataclass(frozen=True, eq=False)
-class _Commits:
-    """The steps in which each position was committed; a sampler that masks again commits some more than once.
-
-    Attributes:
-        steps: by position.
-        begins: where those of each position begin, and where the last ones end.
-    """
-
-    steps: Int[np.ndarray, " commit"]
-    begins: Int[np.ndarray, " position_edge"]
-
-    @classmethod
-    def of(cls, written: Int[np.ndarray, "step position"], positions: int) -> "_Commits":
-        position, step = np.nonzero((written >= 0).T)
-        return cls(step, np.searchsorted(position, np.arange(positions + 1)))
-
-    def before(
-        self, step: Int[np.ndarray, " move"], place: Int[np.ndarray, " move"], transitions: int
-    ) -> Int[np.ndarray, " pair"]:
-        """Return the moves and shifts under which a position is committed in the step before the move, as one number
-        each.
-        """
-        first, many = self.begins[place], np.diff(self.begins)[place]
-        move = np.repeat(np.arange(len(place)), many)
-        each = np.arange(len(move)) - np.repeat(np.cumsum(many) - many, many)
-        return move * transitions + (step[move] - self.steps[first[move] + each]) % transitions
-
-
 def shares_of(prompt: PromptSummary, threshold: Threshold) -> Float[np.ndarray, "trigger shift"] | None:
     """Return `trigger_shares` of a prompt; None where nothing moves, and where there are no commits to shift."""
-    return shares_on(prompt.main_at(threshold), prompt.canvas)
-
-
-def shares_on(
-    main: Int[np.ndarray, "step layer head"], canvas: PromptCanvas
-) -> Float[np.ndarray, "trigger shift"] | None:
-    """Return `trigger_shares` of main sinks on a canvas; None where nothing moves, and where there are no commits to
-    shift.
-    """
-    if canvas.causal or canvas.written is None:
+    canvas = prompt.canvas
+    if canvas.settings.causal or canvas.written is None:
         return None
     block, mask = canvas.settings.block, canvas.settings.mask_id
-    written = (
-        canvas.written if mask is None else np.where(canvas.written == mask, -1, canvas.written)
-    )  # masked again, not committed
+    again = canvas.written == mask  # masked again, not committed
+    written = canvas.written if mask is None else np.where(again, -1, canvas.written)
     blocks = blocks_of(written, canvas.settings.first_block, block) if block else None
-    return trigger_shares(main, written, blocks)
+    return trigger_shares(prompt.main_at(threshold), written, blocks)
 
 
 def trigger_values(shares: Float[np.ndarray, "trigger shift"]) -> Values:
@@ -160,9 +130,7 @@ def trigger_values(shares: Float[np.ndarray, "trigger shift"]) -> Values:
 
 
 def draws_of(canvas: PromptCanvas) -> int:
-    """Return the seed of a prompt's shifts, which is of its own tokens: they are the same whichever process looks, and
-    in any order.
-    """
+    """Return the seed of a prompt's shifts, made of its tokens, so that it is the same in any process and order."""
     return zlib.crc32(np.ascontiguousarray(canvas.tokens, np.int64).tobytes())
 
 
@@ -206,10 +174,7 @@ class TriggerTest:
         """Return one-sided {trigger: share of draws at least as common}; for ``neither``: at most as common. 1 without
         prompts.
         """
-        if not self.prompts:
-            return dict.fromkeys(TRIGGERS, 1.0)
-        rounding = 1e-9
-        found = {}
+        rounding, found = 1e-9, {}
         for number, name in enumerate(TRIGGERS):
             sign = -1 if name == "neither" else 1
             as_far = (sign * self.null[number] >= sign * self.observed[number] - rounding).sum()

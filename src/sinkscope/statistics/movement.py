@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from sinkscope.sinks.drift import FRONTIERS, IsSink, MainMoves, block_edges, blocks_of, relative_positions, slopes
 from sinkscope.sinks.episodes import KINDS
@@ -81,13 +81,22 @@ class Movement(Statistic):
         return at_thresholds(prompt, values_at)
 
 
+def drift_values(family: str, found: MainMoves) -> Values:
+    """Return the drift of main sinks: its mean and median over heads, and the share of heads that drift right."""
+    counted = ~np.isnan(found.drift)
+    return {
+        (f"{family}.drift", ()): mean(found.drift),
+        (f"{family}.drift_median", ()): float(np.median(found.drift[counted])) if counted.any() else float("nan"),
+        (f"{family}.drift_right", ()): mean(np.where(counted, found.drift > 0, np.nan)),
+    }
+
+
 def main_sink_values(main: Int[np.ndarray, "step layer head"], canvas: PromptCanvas, is_sink: IsSink) -> Values:
     """Return how main sinks move; they are −1 where Eq. 3 does not hold."""
     there, found = main >= 0, MainMoves.of(main, is_sink)
-    counted = ~np.isnan(found.drift)
     begun = there[0].astype(np.int64) + (there[1:] & (main[1:] != main[:-1])).sum(axis=0)
-    moves, swaps = (np.where(counted, one, np.nan) for one in (found.moves, found.swaps))
-    travelled, right = np.abs(found.distance).sum(axis=0), np.where(counted, found.drift > 0, np.nan)
+    moves, swaps = (np.where(np.isnan(found.drift), np.nan, one) for one in (found.moves, found.swaps))
+    travelled = np.abs(found.distance).sum(axis=0)
     values: Values = {
         ("movement.steps_with_sink", ()): float(there.mean()),
         ("movement.moves_per_head", ()): mean(moves),
@@ -95,9 +104,7 @@ def main_sink_values(main: Int[np.ndarray, "step layer head"], canvas: PromptCan
         ("movement.distance", ()): quotient(travelled.sum(), found.moves.sum()),
         ("movement.rightward", ()): quotient((found.distance > 0).sum(), found.moves.sum()),
         ("movement.residence", ()): quotient(there.sum(), begun.sum()),
-        ("movement.drift", ()): mean(found.drift),
-        ("movement.drift_median", ()): float(np.median(found.drift[counted])) if counted.any() else float("nan"),
-        ("movement.drift_right", ()): mean(right),
+        **drift_values("movement", found),
         ("movement.drift_by_depth", ()): depth_slope(layer_means(found.drift)),
         ("movement.moves_by_depth", ()): depth_slope(layer_means(moves)),
     }
@@ -108,30 +115,21 @@ def main_sink_values(main: Int[np.ndarray, "step layer head"], canvas: PromptCan
         values["movement.drift_in", at] = mean(found.drift[layer])
         values["movement.distance_in", at] = quotient(travelled[layer].sum(), found.moves[layer].sum())
         values["movement.residence_in", at] = quotient(there[:, layer].sum(), begun[layer].sum())
-    for frontier, relative in _relative_drifts(main, canvas).items():
+    edges, block, first = np.full(len(main), np.nan), canvas.settings.block, canvas.settings.first_block
+    if block and canvas.written is not None:
+        edges = block_edges(blocks_of(canvas.written, first, block), first, block)
+    for frontier in FRONTIERS:
+        relative = slopes(relative_positions(main, frontier, canvas.masked, edges))
         values["movement.drift_relative", (("frontier", frontier),)] = mean(relative)
         for layer, of_layer in enumerate(layer_means(relative).tolist()):
             values["movement.drift_relative_in", (("layer", layer), ("frontier", frontier))] = of_layer
     return values
 
 
-def _relative_drifts(
-    main: Int[np.ndarray, "step layer head"], canvas: PromptCanvas
-) -> dict[str, Float[np.ndarray, "layer head"]]:
-    edges, block = np.full(len(main), np.nan), canvas.settings.block
-    if block and canvas.written is not None:
-        first = canvas.settings.first_block
-        edges = block_edges(blocks_of(canvas.written, first, block), first, block)
-    return {one: slopes(relative_positions(main, one, canvas.masked, edges)) for one in FRONTIERS}
-
-
 @dataclass(frozen=True, eq=False)
 class TrackKinds:
-    """Tracks of all sinks, not only of the main ones, by kind.
-
-    Attributes:
-        tracks: how many; lived: the steps that they live, together.
-        heads: heads by the kind of their longest track; the last kind counts heads without any.
+    """Tracks of all sinks by kind: how many, the steps that they live together, and heads by the kind of their longest
+    track, of which the last kind counts heads without any.
     """
 
     tracks: Int[np.ndarray, "threshold layer kind"]
@@ -150,9 +148,8 @@ def track_kinds(prompt: PromptSummary) -> TrackKinds:
             place = found.head // heads * kinds + found.kind
             tracks[at] = np.bincount(place, minlength=layers * kinds).reshape(layers, kinds)
             lived[at] = np.bincount(place, found.durations, layers * kinds).reshape(layers, kinds)
-            order = np.argsort(
-                found.head * (prompt.steps + 1) - found.durations, kind="stable"
-            )  # ties to the track that comes first
+            rank = found.head * (prompt.steps + 1) - found.durations
+            order = np.argsort(rank, kind="stable")  # ties to the track that comes first
             _, begins = np.unique(found.head[order], return_index=True)
             longest[at] = np.bincount(place[order][begins], minlength=layers * kinds).reshape(layers, kinds)
             longest[(*at, -1)] = heads - longest[at].sum(axis=1)

@@ -3,10 +3,9 @@
 A query head reads the value and key norms of its kv head; all heads share the norms of the hidden state. The
 contribution of a token is its column sum times its value norm, c_j·‖v_j‖: what it adds to all queries together.
 
-Contributions behind the output projection (Kobayashi et al., arXiv 2004.10102): does what sinks have reach the residual
-stream? A value norm ‖v_j‖ is taken in front of the output projection, which may shrink some directions and stretch
-others. The output norm ‖W_O^h v_j‖ is the length of what key j adds to a query of head h that gives it all its
-attention. To all queries together it adds Σ_q ‖a_qj·W_O^h v_j‖ = c_j·‖W_O^h v_j‖, with c_j its column sum.
+Value norms are taken in front of the output projection, which may shrink some directions and stretch others. The output
+norm ‖W_O^h v_j‖ (Kobayashi et al., arXiv 2004.10102) is the length of what key j adds to a query of head h that gives
+it all its attention; to all queries together it adds Σ_q ‖a_qj·W_O^h v_j‖ = c_j·‖W_O^h v_j‖.
 """
 
 from dataclasses import dataclass
@@ -15,13 +14,15 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sinkscope.statistics.averages import mean, ratio
+from sinkscope.statistics.averages import mean, quotient, ratio
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
 from sinkscope.statistics.step import NORMS, OUTPUT_NORMS, RecordedStep
 from sinkscope.statistics.thresholds import Threshold
 
 NORM_KINDS = ("value", "key", "hidden", "contribution")
+OUTPUT = len(NORM_KINDS)
+"""Where the output norms stand behind `NORM_KINDS` in a `StepNorms`."""
 LARGE = 1e30
 """Beyond it, a norm times the queries of a canvas may leave float32."""
 NOOP = "sinks have small values: attending to one is close to a no-op (paper 2, Fig. 1)"
@@ -29,10 +30,8 @@ NOOP = "sinks have small values: attending to one is close to a no-op (paper 2, 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Number, sum and sum of squares of each kind of norm (`NORM_KINDS`), of sinks (group 0) and of all other tokens
-    (group 1).
-
-    Every array counts steps × heads × positions; sums are 0 where a norm was not recorded.
+    """Number, sum and sum of squares of each kind of norm, of sinks (group 0) and of all other tokens (group 1), over
+    steps × heads × positions; 0 where a norm was not recorded.
     """
 
     count: Int[np.ndarray, "kind group layer"]
@@ -51,10 +50,8 @@ class Moments:
 
     @property
     def effect(self) -> Float[np.ndarray, "kind layer"]:
-        """Cohen's d: mean of sinks minus mean of others, over the pooled standard deviation √(Σ(x − x̄)²/(n₁ + n₂ −
-        2)).
-
-        NaN where one of the two groups is empty or nothing differs.
+        """Cohen's d: the difference of the means over the pooled standard deviation √(Σ(x − x̄)²/(n₁ + n₂ − 2)); NaN
+        where a group is empty or nothing differs.
         """
         squares = np.maximum(self.square - np.nan_to_num(self.mean) * self.total, 0).sum(axis=1)
         spread = squares / np.maximum(self.count.sum(axis=1) - 2, 1)
@@ -64,21 +61,21 @@ class Moments:
 
 @dataclass(frozen=True, eq=False)
 class StepNorms:
-    """Norms of one step, or of all; kinds as in `NORM_KINDS`, NaN where a norm was not recorded.
+    """Norms of one step, or of all; kinds are `NORM_KINDS`, then output norms; NaN where a norm was not recorded.
 
     Attributes:
         of_sinks, of_all: number, sum and sum of squares, over heads and positions.
-        above: of each kind but contributions, the share of the other tokens whose norm is above that of the head's
-            largest column.
-        on_sinks: share of Σ_j c_j·‖v_j‖ that comes from sinks.
-        given: Σ_j c_j·‖v_j‖.
+        above: of value, key, hidden and output norms, the share of the other tokens whose norm is above that of the
+            head's largest column.
+        on_sinks: share of Σ_j c_j·‖v_j‖ that comes from sinks, and that of Σ_j c_j·‖W_O v_j‖.
+        given: these sums.
     """
 
     of_sinks: Float[np.ndarray, "*step threshold kind moment layer"]
     of_all: Float[np.ndarray, "*step kind moment layer"]
     above: Float[np.ndarray, "*step norm layer head"]
-    on_sinks: Float[np.ndarray, "*step threshold layer head"]
-    given: Float[np.ndarray, "*step layer head"]
+    on_sinks: Float[np.ndarray, "*step added threshold layer head"]
+    given: Float[np.ndarray, "*step added layer head"]
 
     @classmethod
     def of(cls, step: RecordedStep) -> "StepNorms":
@@ -86,52 +83,42 @@ class StepNorms:
         sinks, columns = step.columns.candidates, step.columns
         layers, heads = columns.total.shape
         thresholds = len(sinks.thresholds)
-        of_sinks, of_all = (
-            np.full((thresholds, len(NORM_KINDS), 3, layers), np.nan),
-            np.full((len(NORM_KINDS), 3, layers), np.nan),
-        )
-        above = np.full((len(NORMS), layers, heads), np.nan, np.float32)
-        on_sinks, given = (
-            np.full((thresholds, layers, heads), np.nan, np.float32),
-            np.full((layers, heads), np.nan, np.float32),
-        )
-        for kind, name in enumerate(NORMS):
+        of_sinks = np.full((thresholds, OUTPUT + 1, 3, layers), np.nan)
+        of_all = np.full((OUTPUT + 1, 3, layers), np.nan)
+        above = np.full((len(NORMS) + 1, layers, heads), np.nan, np.float32)
+        on_sinks, given = [
+            [np.full(shape, np.nan, np.float32)] * 2 for shape in ((thresholds, layers, heads), (layers, heads))
+        ]
+        for kind, name in enumerate((*NORMS, OUTPUT_NORMS)):
             if name not in step.norms:
                 continue
-            norms = step.norms[name]
+            norms, place = step.norms[name], OUTPUT if name == OUTPUT_NORMS else kind
             shared = heads // norms.shape[1]
-            known = without_nan(norms)
-            there = np.count_nonzero(~np.isnan(norms), axis=(1, 2))
-            of_all[kind] = shared * np.stack([there, known.sum(axis=(1, 2), dtype=np.float64), _sum_of_squares(known)])
+            known, there = np.nan_to_num(norms), ~np.isnan(norms)
+            if known.max(initial=0.0) > LARGE:
+                known = known.astype(np.float64)
+            total = known.sum(axis=(1, 2), dtype=np.float64)
+            of_all[place] = shared * np.stack([np.count_nonzero(there, axis=(1, 2)), total, _sum_of_squares(known)])
             at = known[sinks.layer, sinks.head // shared, sinks.key].astype(np.float64)
-            of_sinks[:, kind] = tallied(step, at, ~np.isnan(norms[sinks.layer, sinks.head // shared, sinks.key]))
-            above[kind] = share_above(norms, shared, columns.top)
-            if name == "value_norms":
-                product = columns.sums.reshape(layers, norms.shape[1], shared, -1) * known[:, :, None]
-                product = product.reshape(layers, heads, -1)
-                on_sinks, given = contributed(step, product)
-                total, many = given.sum(axis=-1, dtype=np.float64), np.full(layers, heads * step.length)
-                of_all[-1] = np.stack([many, total, _sum_of_squares(product)])
-                of_sinks[:, -1] = tallied(step, sinks.column * at)
-        return cls(of_sinks, of_all, above, on_sinks, given)
+            of_sinks[:, place] = _tallied(step, at, there[sinks.layer, sinks.head // shared, sinks.key])
+            above[kind] = _share_above(norms, shared, columns.top)
+            if name not in ("value_norms", OUTPUT_NORMS):
+                continue
+            product = columns.sums.reshape(layers, norms.shape[1], shared, -1) * known[:, :, None]
+            product = product.reshape(layers, heads, -1)
+            added = int(name == OUTPUT_NORMS)
+            on_sinks[added], given[added] = _contributed(step, product)
+            if not added:
+                total, many = given[0].sum(axis=-1, dtype=np.float64), np.full(layers, heads * step.length)
+                of_all[OUTPUT - 1] = np.stack([many, total, _sum_of_squares(product)])
+                of_sinks[:, OUTPUT - 1] = _tallied(step, sinks.column * at)
+        return cls(of_sinks, of_all, above, np.stack(on_sinks), np.stack(given))
 
 
-def without_nan(norms: Float[np.ndarray, "layer any key"]) -> Float[np.ndarray, "layer any key"]:
-    """Return norms with 0 where there is none; float64 where a column's multiple of them would not be finite in
-    float32.
-    """
-    known = np.nan_to_num(norms)
-    return known.astype(np.float64) if known.max(initial=0.0) > LARGE else known
-
-
-def contributed(
+def _contributed(
     step: RecordedStep, product: Float[np.ndarray, "layer head key"]
 ) -> tuple[Float[np.ndarray, "threshold layer head"], Float[np.ndarray, "layer head"]]:
-    """Return which share of Σ_j c_j·‖·‖ comes from sinks, NaN where there is nothing to share, and the sum.
-
-    Args:
-        product: c_j·‖·‖ of every key.
-    """
+    """Return which share of Σ_j c_j·‖·‖ comes from sinks, NaN where there is nothing to share, and the sum."""
     sinks, (layers, heads) = step.columns.candidates, product.shape[:2]
     given = product.sum(axis=-1)
     of_sinks = product[sinks.layer, sinks.head, sinks.key].astype(np.float64)
@@ -143,7 +130,7 @@ def _sum_of_squares(values: Float[np.ndarray, "layer any key"]) -> Float[np.ndar
     return np.einsum("lhk,lhk->l", values, values, dtype=np.float64, casting="unsafe")
 
 
-def tallied(
+def _tallied(
     step: RecordedStep, at: Float[np.ndarray, " candidate"], there: Bool[np.ndarray, " candidate"] | None = None
 ) -> Float[np.ndarray, "threshold moment layer"]:
     """Return number, sum and sum of squares of the sinks; ``there``: which of them have a norm, by default all."""
@@ -152,13 +139,11 @@ def tallied(
     return np.stack([sinks.tally(sinks.layer, layers, one) for one in (weights, at, at**2)], axis=1, dtype=np.float64)
 
 
-def share_above(
+def _share_above(
     norms: Float[np.ndarray, "layer kv_head key"], shared: int, top: Int[np.ndarray, "layer head"]
 ) -> Float[np.ndarray, "layer head"]:
     """Return the share of the other tokens with a norm whose norm is above that of each head's largest column; ties
-    count half.
-
-    NaN where the norm of the largest column is not known, as that of a token which was not computed.
+    count half. NaN where the norm of the largest column is not known, as that of a token which was not computed.
     """
     layers, kv_heads, _ = norms.shape
     own = np.take_along_axis(norms, top.reshape(layers, kv_heads, shared), axis=-1)
@@ -172,12 +157,17 @@ def share_above(
     return np.where(np.isnan(own), np.nan, share / others[..., None]).astype(np.float32).reshape(top.shape)
 
 
-def moments(prompt: PromptSummary, threshold: Threshold) -> Moments:
-    """Return the moments of all norms of one prompt, apart for sinks and other tokens."""
+def moments(prompt: PromptSummary, threshold: Threshold, kinds: int = len(NORM_KINDS)) -> Moments:
+    """Return the moments of the norms of one prompt, apart for sinks and other tokens; the kinds as in `StepNorms`."""
     found = prompt.kept(StepNorms)
     of_sinks, of_all = found.of_sinks[:, prompt.number(threshold)].sum(axis=0), found.of_all.sum(axis=0)
-    known = np.nan_to_num(np.stack([of_sinks, of_all - of_sinks], axis=1))  # [kind, group, moment, layer]
+    known = np.nan_to_num(np.stack([of_sinks, of_all - of_sinks], axis=1))[:kinds]  # [kind, group, moment, layer]
     return Moments(known[:, :, 0].astype(np.int64), known[:, :, 1], known[:, :, 2])
+
+
+def _above(what: str) -> Definition:
+    text = f"other tokens of the canvas whose {what} is above the largest sink's; ½ is no difference"
+    return Definition(text, "share", NOOP)
 
 
 class Norms(Statistic):
@@ -194,27 +184,25 @@ class Norms(Statistic):
             "ratio",
             NOOP,
         ),
-    } | {
-        f"norms.{kind}_norm_{name}": definition
-        for kind, what in (("value", "value norm"), ("key", "key norm"), ("hidden", "norm of the hidden state"))
-        for name, definition in (
-            ("of_sinks", Definition(f"mean {what} of sinks", "norm", NOOP)),
-            ("of_others", Definition(f"mean {what} of all other tokens", "norm", NOOP)),
-            (
-                "effect",
-                Definition(
-                    f"Cohen's d of the {what}, sinks minus others; mean over layers", "standard deviations", NOOP
-                ),
-            ),
-            (
-                "auc",
-                Definition(
-                    f"other tokens of the canvas whose {what} is above the largest sink's; ½ is no difference",
-                    "share",
-                    NOOP,
-                ),
-            ),
-        )
+    }
+    for _kind, _what in (("value", "value norm"), ("key", "key norm"), ("hidden", "norm of the hidden state")):
+        _effect = f"Cohen's d of the {_what}, sinks minus others; mean over layers"
+        definitions |= {
+            f"norms.{_kind}_norm_of_sinks": Definition(f"mean {_what} of sinks", "norm", NOOP),
+            f"norms.{_kind}_norm_of_others": Definition(f"mean {_what} of all other tokens", "norm", NOOP),
+            f"norms.{_kind}_norm_effect": Definition(_effect, "standard deviations", NOOP),
+            f"norms.{_kind}_norm_auc": _above(_what),
+        }
+    definitions |= {
+        "norms.output_norm_of_sinks": Definition("mean output norm ‖W_O v‖ of sinks", "norm", NOOP),
+        "norms.output_norm_of_others": Definition("mean output norm of all other tokens", "norm", NOOP),
+        "norms.output_norm_auc": _above("output norm"),
+        "norms.output_contribution": Definition(
+            "part of Σ_j c_j·‖W_O v_j‖ that comes from sinks, in heads with one", "share", NOOP
+        ),
+        "norms.output_contribution_over_attention": Definition(
+            "the same behind the output projection, with the head's mean output norm", "ratio", NOOP
+        ),
     }
 
     def keep(self, step: RecordedStep) -> StepNorms:
@@ -225,123 +213,32 @@ class Norms(Statistic):
 
 
 def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
-    found, compared, present = prompt.kept(StepNorms), moments(prompt, threshold), prompt.has_sink(threshold)
+    found, number, present = prompt.kept(StepNorms), prompt.number(threshold), prompt.has_sink(threshold)
+    compared = moments(prompt, threshold, OUTPUT + 1)
     both = np.all(compared.count >= 1, axis=1, keepdims=True)
     means, effect = np.where(both, compared.mean, np.nan), compared.effect
+    kinds = ["value", "key", "hidden"]
+    if not np.isnan(found.of_all[:, OUTPUT]).any():
+        kinds.append("output")
     values: Values = {}
-    for kind, name in enumerate(NORM_KINDS[:-1]):
-        short, above = f"norms.{name}_norm", found.above[:, kind]
+    for which, name in enumerate(kinds):
+        short, kind, above = f"norms.{name}_norm", OUTPUT if name == "output" else which, found.above[:, which]
         for layer in range(prompt.layers):
             at = (("layer", layer),)
             values[f"{short}_of_sinks_in", at] = float(means[kind, 0, layer])
             values[f"{short}_of_others_in", at] = float(means[kind, 1, layer])
-            values[f"{short}_effect_in", at] = float(effect[kind, layer])
             values[f"{short}_auc_in", at] = mean(above[:, layer], present[:, layer])
+            if name != "output":
+                values[f"{short}_effect_in", at] = float(effect[kind, layer])
         values[f"{short}_auc", ()] = mean(above, present)
-        values[f"{short}_effect", ()] = mean(effect[kind])
-    number = prompt.number(threshold)
-    values["norms.contribution", ()] = mean(found.on_sinks[:, number], present)
-    values["norms.contribution_over_attention", ()] = over_attention(
-        found.on_sinks[:, number], prompt.shares(threshold), found.given, present
-    )
-    return values
-
-
-def over_attention(
-    on_sinks: Float[np.ndarray, "step layer head"],
-    shares: Float[np.ndarray, "step layer head"],
-    given: Float[np.ndarray, "step layer head"],
-    present: Bool[np.ndarray, "step layer head"],
-) -> float:
-    """Return what sinks contribute over what they would with the mean value norm of their head.
-
-    Both are sums, linear in the norms: a mean of the heads' own ratios falls below 1 also where norms know nothing of
-    sinks.
-    """
-    counted = present & ~np.isnan(on_sinks)
-    expected = (shares * given)[counted].sum(dtype=np.float64)
-    return float((on_sinks * given)[counted].sum(dtype=np.float64) / expected) if expected > 0 else float("nan")
-
-
-@dataclass(frozen=True, eq=False)
-class StepOutputNorms:
-    """Output norms of one step, or of all.
-
-    Attributes:
-        of_sinks, of_all: number and sum, over heads and positions.
-        above: share of the other tokens whose norm is above that of the head's largest column.
-        on_sinks: share of Σ_j c_j·‖W_O v_j‖ that comes from sinks.
-        given: Σ_j c_j·‖W_O v_j‖.
-    """
-
-    of_sinks: Float[np.ndarray, "*step threshold moment layer"]
-    of_all: Float[np.ndarray, "*step moment layer"]
-    above: Float[np.ndarray, "*step layer head"]
-    on_sinks: Float[np.ndarray, "*step threshold layer head"]
-    given: Float[np.ndarray, "*step layer head"]
-
-    @classmethod
-    def of(cls, step: RecordedStep) -> "StepOutputNorms":
-        """Return the output norms of one step."""
-        norms, sinks = step.norms[OUTPUT_NORMS], step.columns.candidates
-        known, there = without_nan(norms), ~np.isnan(norms)
-        at = known[sinks.layer, sinks.head, sinks.key].astype(np.float64)
-        on_sinks, given = contributed(step, step.columns.sums * known)
-        return cls(
-            tallied(step, at, there[sinks.layer, sinks.head, sinks.key])[:, :2],
-            np.stack(
-                [np.count_nonzero(there, axis=(1, 2)).astype(np.float64), known.sum(axis=(1, 2), dtype=np.float64)]
-            ),
-            share_above(norms, 1, step.columns.top),
-            on_sinks,
-            given,
-        )
-
-
-class OutputNorms(Statistic):
-    """Output norms of sinks beside those of other tokens, and what sinks add behind the output projection."""
-
-    order = 9
-    definitions: ClassVar = {
-        "norms.output_norm_of_sinks": Definition("mean output norm ‖W_O v‖ of sinks", "norm", NOOP),
-        "norms.output_norm_of_others": Definition("mean output norm of all other tokens", "norm", NOOP),
-        "norms.output_norm_auc": Definition(
-            "other tokens of the canvas whose output norm is above the largest sink's; ½ is no difference",
-            "share",
-            NOOP,
-        ),
-        "norms.output_contribution": Definition(
-            "part of Σ_j c_j·‖W_O v_j‖ that comes from sinks, in heads with one", "share", NOOP
-        ),
-        "norms.output_contribution_over_attention": Definition(
-            "the same behind the output projection, with the head's mean output norm",
-            "ratio",
-            NOOP,
-        ),
-    }
-
-    def keep(self, step: RecordedStep) -> StepOutputNorms | None:
-        return StepOutputNorms.of(step) if OUTPUT_NORMS in step.norms else None
-
-    def values(self, prompt: PromptSummary) -> Values:
-        return at_thresholds(prompt, _output_values_at) if StepOutputNorms in prompt.kept_records else {}
-
-
-def _output_values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
-    found, present, number = prompt.kept(StepOutputNorms), prompt.has_sink(threshold), prompt.number(threshold)
-    of_sinks = found.of_sinks[:, number].sum(axis=0)
-    of_others = found.of_all.sum(axis=0) - of_sinks
-    means = [ratio(total, count) for count, total in (of_sinks, of_others)]
-    both = (of_sinks[0] >= 1) & (of_others[0] >= 1)
-    values: Values = {}
-    for layer in range(prompt.layers):
-        at = (("layer", layer),)
-        for name, one in zip(("sinks", "others"), means, strict=True):
-            values[f"norms.output_norm_of_{name}_in", at] = float(one[layer]) if both[layer] else float("nan")
-        values["norms.output_norm_auc_in", at] = mean(found.above[:, layer], present[:, layer])
-    values["norms.output_norm_auc", ()] = mean(found.above, present)
-    values["norms.output_contribution", ()] = mean(found.on_sinks[:, number], present)
-    values["norms.output_contribution_over_attention", ()] = over_attention(
-        found.on_sinks[:, number], prompt.shares(threshold), found.given, present
-    )
+        if name != "output":
+            values[f"{short}_effect", ()] = mean(effect[kind])
+    for added, start in enumerate(("norms.", "norms.output_")[: len(kinds) - 2]):
+        on_sinks, given = found.on_sinks[:, added, number], found.given[:, added]
+        values[f"{start}contribution", ()] = mean(on_sinks, present)
+        # Sums, linear in the norms: a mean of the heads' own ratios is below 1 also where norms know nothing of sinks.
+        counted = present & ~np.isnan(on_sinks)
+        total = (on_sinks * given)[counted].sum(dtype=np.float64)
+        expected = (prompt.shares(threshold) * given)[counted].sum(dtype=np.float64)
+        values[f"{start}contribution_over_attention", ()] = quotient(total, expected)
     return values

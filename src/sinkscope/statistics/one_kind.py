@@ -1,5 +1,5 @@
-"""What traces must share to be the prompts of one analysis besides their model: whose attention they hold, and how it
-came about.
+"""What traces must share to be the prompts of one analysis: their model, whose attention they hold, and how it came
+about.
 """
 
 import re
@@ -11,16 +11,26 @@ from sinkscope.errors import CallError
 from sinkscope.traces.format import hidden_rules
 
 
+def same_model(first: tuple[Any, Any, Any] | None, model: Mapping[str, Any]) -> tuple[Any, Any, Any] | None:
+    """Return name, weight hash and config hash of the model, of the first trace that says.
+
+    Raises:
+        CallError: this trace is of another one.
+    """
+    found = (model.get("name"), model.get("weight_hash"), model.get("config_hash"))
+    if found[1] is None:
+        return first
+    for at, what in ((1, "weights"), (2, "config.json")):
+        if first is not None and first[at] and found[at] and first[at] != found[at]:
+            models = " and ".join(f"{one[0]} ({what} {str(one[at])[:12]}…)" for one in (first, found))
+            raise CallError(f"expected traces of one model, found {models}. Analyse each model by itself")
+    return found if first is None or found[2] else first
+
+
 @dataclass(frozen=True)
 class Kind:
-    """The kind of a trace.
-
-    Attributes:
-        stack: whose attention it holds, None where it does not say.
-        hidden: the rules that hid keys; two seeds of a rule are one kind.
-        cache: of keys and values.
-        guided: whether a canvas without the prompt was computed beside each.
-        dtype: of the weights in memory, None where it does not say.
+    """The kind of a trace: whose attention it holds, the rules that hid keys (two seeds of a rule are one kind), the
+    cache, whether guidance computed a second canvas, and the dtype of the weights; None where it does not say.
     """
 
     stack: str | None
@@ -38,7 +48,11 @@ def same_kind(first: Kind | None, manifest: Mapping[str, Any]) -> Kind | None:
     """
     if not manifest:
         return first
-    found = _kind_of(manifest)
+    stack, source, sampler = manifest.get("stack"), manifest.get("attends_to"), manifest.get("sampler") or {}
+    whose = f"{stack or 'the model'}{'' if stack == source else ' to ' + (source or 'states of a caller')}"
+    rules = tuple(re.sub(r"@seed=\d+|,? ?\bseed=\d+", "", rule) for rule in hidden_rules(manifest))
+    cache, guided = str(sampler.get("cache") or "none"), bool(sampler.get("guidance"))
+    found = Kind(whose if "stack" in manifest else None, rules, cache, guided, manifest.get("dtype"))
     if first is None:
         return found
     for name, one, other in (
@@ -53,14 +67,3 @@ def same_kind(first: Kind | None, manifest: Mapping[str, Any]) -> Kind | None:
             advice = "analyse each kind by itself, or compare them (--versus)"
             raise CallError(f"expected {name}, found {one} and {other}; {advice}")
     return replace(first, stack=first.stack or found.stack, dtype=first.dtype or found.dtype)
-
-
-def _kind_of(manifest: Mapping[str, Any]) -> Kind:
-    stack, source, sampler = manifest.get("stack"), manifest.get("attends_to"), manifest.get("sampler") or {}
-    whose = (
-        f"{stack or 'the model'}{'' if stack == source else ' to ' + (source or 'states of a caller')}"
-        if "stack" in manifest
-        else None
-    )
-    rules = tuple(re.sub(r"@seed=\d+|,? ?\bseed=\d+", "", rule) for rule in hidden_rules(manifest))
-    return Kind(whose, rules, str(sampler.get("cache") or "none"), bool(sampler.get("guidance")), manifest.get("dtype"))

@@ -35,24 +35,17 @@ PLACED = "placement is semantic in LLaDA, positional in Dream (§4.2)"
 
 
 class Placement(Statistic):
-    """What the model gains, in bits per choice: it compares prompts (`PlacementModel`), so that one prompt by itself
-    has no number.
-    """
+    """What the model gains, in bits per choice: it compares prompts (`PlacementModel`), of which one has no number."""
 
     order = 5
     definitions: ClassVar = {
-        "choice.all": Definition(
-            "held-out gain of the whole model over equal probabilities", "bits per choice", PLACED
-        ),
-        "choice.class": Definition(
-            "held-out gain by token class, given position and mask state", "bits per choice", PLACED
-        ),
-        "choice.position": Definition(
-            "held-out gain by position (left, right, frontier), given class and mask state", "bits per choice", PLACED
-        ),
-        "choice.mask_state": Definition(
-            "held-out gain by mask state, given class and position", "bits per choice", PLACED
-        ),
+        f"choice.{name}": Definition(f"held-out gain {text}", "bits per choice", PLACED)
+        for name, text in {
+            "all": "of the whole model over equal probabilities",
+            "class": "by token class, given position and mask state",
+            "position": "by position (left, right, frontier), given class and mask state",
+            "mask_state": "by mask state, given class and position",
+        }.items()
     }
 
     def values(self, prompt: PromptSummary) -> Values:
@@ -61,11 +54,8 @@ class Placement(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """Choice sets of one prompt: the canvases of up to 16 steps, spread evenly over the denoising.
-
-    Attributes:
-        there: which positions can be chosen.
-        chosen: how many heads have their main sink there.
+    """Choice sets of one prompt: the canvases of up to 16 steps, spread evenly over the denoising; which positions can
+    be chosen, and how many heads have their main sink there.
     """
 
     features: Float[np.ndarray, "step position feature"]
@@ -83,23 +73,20 @@ class Choices:
         for threshold in prompt.thresholds:
             main = prompt.main_at(threshold)[steps].reshape(len(steps), -1)
             step, _ = places = np.nonzero((main >= 0) & (main < width))
-            chosen.append(
-                np.bincount(step * width + main[places], minlength=len(steps) * width).reshape(len(steps), width)
-            )
+            counts = np.bincount(step * width + main[places], minlength=len(steps) * width)
+            chosen.append(counts.reshape(len(steps), width))
         classes = np.where(there, canvas.token_classes[indices], -1)
-        features = choice_features(classes, masked, canvas.lengths[steps], canvas.prompt_length)
+        features = _features(classes, masked, canvas.lengths[steps], canvas.settings.prompt_length)
         return cls(features.astype(np.float32), there, np.array(chosen, dtype=np.float32))
 
 
-def choice_features(
+def _features(
     classes: Int[np.ndarray, "step position"],
     masked: Bool[np.ndarray, "step position"],
     lengths: Int[np.ndarray, " step"],
     prompt_length: int,
 ) -> Float[np.ndarray, "step position feature"]:
-    """Return the features of every position, in the order of `BLOCKS`; distances as log(1 + positions), scaled to at
-    most 1.
-    """
+    """Return the features of every position in the order of `BLOCKS`; distances as log(1 + positions), at most 1."""
     steps, width = masked.shape
     here = np.arange(width)
     right = np.maximum(lengths[:, None] - 1 - here, 0)
@@ -123,9 +110,7 @@ def fit_choices(
     chosen: Float[np.ndarray, "set position"],
     start: np.ndarray | None = None,
 ) -> Float[np.ndarray, " feature"]:
-    """Return the coefficients of largest penalised likelihood, by Newton's method with step halving; the problem is
-    convex.
-    """
+    """Return the coefficients of largest penalised likelihood (convex), by Newton's method with step halving."""
     weight = chosen.sum(axis=1)
     used = weight > 0
     features, there, chosen, weight = features[used], there[used], chosen[used], weight[used]
@@ -204,31 +189,24 @@ class PlacementModel:
             for name, without in MODELS.items():
                 kept = ~np.isin(BLOCKS, without)
                 beta = fit_choices(data[0][..., kept], data[1], data[2])
-                bits[name] = [bits_per_choice(beta, self.prompts[one], number, kept) for one in fold]
-            for place, one in enumerate(fold):
-                gains["all"][one] = _uniform_bits(self.prompts[one], number) - bits["all"][place]
-                for name in list(MODELS)[1:]:
-                    gains[name][one] = bits[name][place] - bits["all"][place]
+                bits[name] = np.array([bits_per_choice(beta, self.prompts[one], number, kept) for one in fold])
+            weights = [self.prompts[one].chosen[number].sum(axis=1) for one in fold]
+            logs = [np.log2(self.prompts[one].there.sum(axis=1)) for one in fold]
+            uniform = [float((one * log).sum() / one.sum()) for one, log in zip(weights, logs, strict=True)]
+            gains["all"][fold] = np.array(uniform) - bits["all"]
+            for name in list(MODELS)[1:]:
+                gains[name][fold] = bits[name] - bits["all"]
         return gains
-
-
-def _uniform_bits(choices: Choices, number: int) -> float:
-    weight = choices.chosen[number].sum(axis=1)
-    return float((weight * np.log2(choices.there.sum(axis=1))).sum() / weight.sum())
 
 
 def _stacked(prompts: Sequence[Choices], number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return prompts below each other, padded to the widest canvas; each prompt weighs the same."""
     width = max(one.there.shape[1] for one in prompts)
-
-    def padded(array: np.ndarray, axis: int) -> np.ndarray:
-        room = [(0, 0)] * array.ndim
-        room[axis] = (0, width - array.shape[axis])
-        return np.pad(array, room)
-
-    features = np.concatenate([padded(one.features, 1) for one in prompts]).astype(np.float64)
-    there = np.concatenate([padded(one.there, 1) for one in prompts])
-    chosen = np.concatenate([padded(one.chosen[number] / one.chosen[number].sum(), 1) for one in prompts]).astype(
-        np.float64
-    )
-    return features, there, chosen
+    parts: list[list[np.ndarray]] = [[], [], []]
+    for one in prompts:
+        room, chosen = [(0, 0), (0, width - one.there.shape[1])], one.chosen[number] / one.chosen[number].sum()
+        parts[0].append(np.pad(one.features, [*room, (0, 0)]))
+        parts[1].append(np.pad(one.there, room))
+        parts[2].append(np.pad(chosen, room))
+    features, there, chosen = map(np.concatenate, parts)
+    return features.astype(np.float64), there, chosen.astype(np.float64)

@@ -16,15 +16,12 @@ from jaxtyping import Bool, Float, Int
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.sinks.drift import IsSink
 from sinkscope.sinks.followed_columns import WINDOW
-from sinkscope.sinks.query_counts import count_queries
 from sinkscope.sinks.tracking import check_tolerance, fill_dips
 from sinkscope.statistics.followed import FollowedSinks, StepSinks
 from sinkscope.statistics.prompt_canvas import PromptCanvas, PromptSettings
 from sinkscope.statistics.step import (
-    FAR_BINS,
     LINEAR_BINS,
     PER_STEP,
-    SINK_TOKEN,
     RecordedStep,
     count_above,
     count_far,
@@ -39,13 +36,9 @@ Keep = Callable[[RecordedStep], Any]
 
 @dataclass(frozen=True, eq=False)
 class StepSummary:
-    """What is kept of every step. The same record holds all steps of a prompt, then with an axis ``step`` in front.
-
-    Attributes:
-        counts: sinks of each head; shares: part of the head's attention that lies on them.
-        top, largest, total: position and size of the largest column, and what all columns add up to, in queries' worth.
-        main_position: position of the largest column followed, sink or not; main_column: its size.
-        main_excess, main_percent: how far it exceeds the mean of the others.
+    """What is kept of a step, or of all: sinks of each head and their share of its attention; position and size of the
+    largest column and the sum of all, in queries' worth; and of the largest column followed, sink or not, its position,
+    its size and by how much it exceeds the mean of the others.
     """
 
     counts: Int[np.ndarray, "*step threshold layer head"]
@@ -89,8 +82,7 @@ class PromptSummary:
 
     Attributes:
         canvas: tokens, masks, lengths and commits of every step, and what is known of the prompt.
-        thresholds: at which statistics are told; ``number(threshold)`` is the index of one along the axis
-            ``threshold``.
+        thresholds: at which statistics are told.
         tolerance: steps without a sink that a track and a main sink survive.
         by_step: `StepSummary` of all steps, [step, …].
         tally: how often each position is a sink, over layers and heads.
@@ -99,7 +91,7 @@ class PromptSummary:
         far: those from 64 queries' worth on, in the wider bins that many prompts share.
         mean_columns: followed columns, mean over layers and heads; NaN beyond the canvas.
         followed: every followed sink, by which tracks are found.
-        vocabulary: see `PromptCanvas`.
+        kept_records: {class: what statistics keep of all steps}.
         known_from: the least ε, in each of `thresholds.UNITS`, at which no column that was not kept can be a sink; −∞
             where all were kept.
     """
@@ -191,16 +183,6 @@ class PromptSummary:
         """Return a function that says of followed columns whether they are sinks."""
         return lambda step, layer, head, position: self.followed.contain(threshold, step, layer, head, position)
 
-    # Heads: two counts that differ for autoregressive models
-
-    def heads_with_sink(self, threshold: Threshold) -> int:
-        """Return how many heads have, in any step, a sink among the column sums of all queries."""
-        return int(self.has_sink(threshold).any(axis=0).sum())
-
-    def heads_with_main_sink(self, threshold: Threshold) -> int:
-        """Return how many heads have, in any step, a main sink: one among the followed columns."""
-        return int((self.main_at(threshold) >= 0).any(axis=0).sum())
-
 
 class PromptFeed:
     """Takes in the steps of one prompt, one after the other, and makes its summary.
@@ -232,8 +214,9 @@ class PromptFeed:
         self._followed: list[StepSinks] = []
         self._keeps, self._records = tuple(keeps), dict[type, tuple[int, list[Any]]]()
         self._above: Any = 0
+        self._far: Any = 0
+        self._quarters = np.zeros((0, 0), np.int64)
         self._known_from = (-np.inf, -np.inf)
-        self._quarters, self._far = np.zeros((0, 0), np.int64), np.zeros((0, FAR_BINS), np.int64)
 
     @property
     def steps(self) -> int:
@@ -250,58 +233,42 @@ class PromptFeed:
         self.take({name: np.array(arrays[name]) for name in PER_STEP if arrays.get(name) is not None})
 
     def take(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take in the next step as `feed` does, of arrays into which nobody writes any more.
-
-        Raises:
-            CallError: as `feed`.
-        """
-        self._expect_grown(arrays["column_sums"].shape[-1])
-        newest = (
-            self._newest(np.asarray(arrays["last_query"], np.float32))
-            if self.settings.causal
-            else arrays.get("newest_columns")
-        )
-        settings = self.settings
-        step = RecordedStep.of(
-            arrays,
-            self.thresholds,
-            causal=settings.causal,
-            prompt_length=settings.prompt_length,
-            newest=newest,
-            crossing=settings.crossing,
-            queries=self._queries(arrays),
-        )
+        """Take in the next step as `feed` does, of arrays into which nobody writes any more."""
+        settings, length = self.settings, arrays["column_sums"].shape[-1]
+        before = len(self._canvas[-1][0]) if self._canvas else 0
+        if length < before and (settings.causal or length < settings.prompt_length):  # no answer is left of diffusion
+            found = f"{length} tokens behind a step of {before}"
+            raise CallError(f"expected a canvas that grows, found {found}; record each text by itself")
+        newest = arrays.get("newest_columns")
+        if settings.causal:
+            newest = self._newest(np.asarray(arrays["last_query"], np.float32))
+        step = RecordedStep.of(arrays, self.thresholds, settings, newest)
         columns = step.columns
         self._summaries.append(StepSummary.of(step))
         self._canvas.append((step.tokens, step.masked, step.written))
-        self._tally.append(columns.candidates.tally(columns.candidates.key, step.length).astype(np.int32))
+        self._tally.append(columns.candidates.tally(columns.candidates.key, length).astype(np.int32))
         self._means.append(step.followed.sums.mean(axis=(0, 1), dtype=np.float64))
         self._followed.append(StepSinks.of(step.followed.candidates, len(columns.sums)))
         self._above = self._above + np.stack([count_above(columns.excess), count_above(columns.percent)])
-        self._add_columns(columns.sums)
+        self._far = self._far + count_far(columns.sums)
+        quarters = count_quarters(columns.sums)
+        room = [(0, max(0, quarters.shape[1] - self._quarters.shape[1]))]
+        self._quarters = np.pad(self._quarters, [(0, len(quarters) - len(self._quarters)), *room])
+        self._quarters[:, : quarters.shape[1]] += quarters
         for record in (keep(step) for keep in self._keeps):
             if record is not None:
                 begun, records = self._records.setdefault(type(record), (self.steps, []))
                 if len(records) != self.steps - begun:
                     raise CallError(f"{type(record).__name__}: expected one record of each step from the first on")
                 records.append(record)
-        if (kept := settings.kept) is not None and kept < step.length:
-            followed = (step.columns, *([] if settings.causal else [step.followed]))
+        if (kept := settings.kept) is not None and kept < length:
+            followed = (columns, *([] if settings.causal else [step.followed]))
             least = [
                 [np.partition(one, -kept, axis=-1)[..., -kept].max() for one in (each.excess, each.percent)]
                 for each in followed
             ]
             queries, percent = np.max([self._known_from, *least], axis=0).tolist()
             self._known_from = (queries, percent)
-
-    def _expect_grown(self, length: int) -> None:
-        """Raise CallError for a canvas that has shrunk, of a diffusion model for one below its prompt, of which no
-        answer is left.
-        """
-        before = len(self._canvas[-1][0]) if self._canvas else 0
-        if length < before and (self.settings.causal or length < (self.settings.prompt_length or 0)):
-            found = f"{length} tokens behind a step of {before}"
-            raise CallError(f"expected a canvas that grows, found {found}; record each text by itself")
 
     def _newest(self, row: np.ndarray) -> np.ndarray:
         """Return the columns of the newest queries, this one included; a key that came later counts 0 for the queries
@@ -312,23 +279,6 @@ class PromptFeed:
         for older in self._rows:
             summed[..., : older.shape[-1]] += older
         return summed.astype(np.float32)
-
-    def _queries(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray | None:
-        """Return how many queries each layer has; None where nothing tells, and all tokens are."""
-        hidden, columns = arrays.get("hidden_norms"), np.asarray(arrays["column_sums"], np.float32)
-        if hidden is not None and not self.settings.crossing:
-            return count_queries(columns, np.asarray(hidden).reshape(len(columns), -1))
-        told = self.settings.crossing or self.settings.kept is not None
-        return count_queries(columns, sink_token=arrays.get(SINK_TOKEN)) if told else None
-
-    def _add_columns(self, columns: np.ndarray) -> None:
-        counted = count_quarters(columns)
-        width = max(counted.shape[1], self._quarters.shape[1])
-        wider = np.zeros((len(columns), width), np.int64)
-        wider[:, : self._quarters.shape[1]] += self._quarters if len(self._quarters) else 0
-        wider[:, : counted.shape[1]] += counted
-        self._quarters = wider
-        self._far = count_far(columns) + (self._far if len(self._far) else 0)
 
     def finish(self, vocabulary: Mapping[int, str] | None = None) -> PromptSummary:
         """Return the summary of all steps taken in.

@@ -82,8 +82,6 @@ class PromptCanvas:
 
     Attributes:
         tokens: −1 beyond ``lengths``, and where they are unknown.
-        masked: False beyond ``lengths``.
-        lengths: tokens of the canvas in each step.
         written: token committed in the step, −1 where none; None where not recorded.
         settings: what was known before the first step.
         vocabulary: {token: how it reads}, as far as known.
@@ -115,16 +113,6 @@ class PromptCanvas:
             dict(vocabulary),
         )
 
-    @property
-    def causal(self) -> bool:
-        """Whether the model is autoregressive."""
-        return self.settings.causal
-
-    @property
-    def prompt_length(self) -> int:
-        """Tokens of the prompt; 0 where unknown."""
-        return self.settings.prompt_length
-
     @cached_property
     def _distinct(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         there = np.arange(self.tokens.shape[1]) < self.lengths[:, None]
@@ -135,9 +123,7 @@ class PromptCanvas:
 
     @property
     def token_ids(self) -> Int[np.ndarray, " token"]:
-        """The distinct tokens, in rising order; −1 among them where what went in were states and their tokens are
-        unknown.
-        """
+        """The distinct tokens, in rising order; −1 among them where the input were states and tokens are unknown."""
         return self._distinct[0]
 
     @property
@@ -153,11 +139,8 @@ class PromptCanvas:
     @cached_property
     def token_classes(self) -> Int[np.ndarray, " token"]:
         """Number in `token_classes.CLASSES` of each of `token_ids`."""
-        mask, special = self.settings.mask_id, self.settings.special_ids
-        names = [
-            token_class(self.vocabulary.get(token), token == mask, token in special)
-            for token in self.token_ids.tolist()
-        ]
+        mask, special, texts = self.settings.mask_id, self.settings.special_ids, self.vocabulary
+        names = [token_class(texts.get(one), one == mask, one in special) for one in self.token_ids.tolist()]
         return np.array([CLASSES.index(name) for name in names], dtype=np.int64)
 
 

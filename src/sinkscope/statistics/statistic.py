@@ -43,20 +43,10 @@ OVER_QUERIES = ("concentration.gu_rate", "concentration.gu_rate_first")
 zeroed, the columns that were kept do not tell how many queries there are."""
 MOST_OVER_THIRD = 3
 """Keys of one head that may be above 0.3 at once; the first token is among the kept ones if so many were."""
-OF_LARGEST = (
-    *("concentration.strength", "concentration.strength_by_depth", "concentration.layers_without"),
-    *("composition.share_of_canvas", "composition.token_on_canvas"),
-    *(
-        "movement.steps_with_sink",
-        "movement.residence",
-        "movement.drift",
-        "movement.drift_median",
-        "movement.drift_right",
-    ),
-    *("movement.drift_relative", "movement.drift_by_depth"),
-)
-"""Numbers at a threshold that the largest column of each head, which is always kept, or the canvas decides."""
-FAMILIES_OF_LARGEST = ("agreement.", "triggers.", "choice.")
+OF_LARGEST = ("agreement.", "triggers.", "choice.", "movement.drift", "movement.residence", "movement.steps_with_sink")
+OF_LARGEST += ("concentration.strength", "concentration.layers_without")
+OF_LARGEST += ("composition.share_of_canvas", "composition.token_on_canvas")
+"""Beginnings of numbers at a threshold that the largest column of each head, always kept, or the canvas decides."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +69,7 @@ class Statistic(ABC):
     the definition of the name without the ending.
 
     Attributes:
-        definitions: {name: what it is}, in the order in which tables show them.
+        definitions: {name: its definition}, in the order in which tables show them.
         order: where tables show the family; families that do not say come last.
     """
 
@@ -170,36 +160,27 @@ def values_of(prompt: PromptSummary, statistics: Sequence[Statistic] | None = No
         if undefined := {short_name(name) for name, _ in found} - one.definitions.keys():
             raise CallError(f"{type(one).__qualname__}: expected a definition of {undefined.pop()!r}, found none")
         values |= {key: float(value) for key, value in found.items()}
-    if prompt.canvas.settings.kept is None:
+    kept = prompt.canvas.settings.kept
+    if kept is None:
         return values
-    return {
-        key: value if is_known(prompt, short_name(key[0]), dict(key[1])) else math.nan for key, value in values.items()
-    }
-
-
-def is_known(prompt: PromptSummary, name: str, place: Mapping[str, Any]) -> bool:
-    """Return whether the columns that were kept of a prompt decide a number.
-
-    Args:
-        name: without an ending.
-    """
-    if name in OF_ALL_COLUMNS or (name in OVER_QUERIES and (prompt.canvas.causal or prompt.canvas.settings.zeroed)):
-        return False
-    if name == OVER_QUERIES[1] and (prompt.canvas.settings.kept or MOST_OVER_THIRD) < MOST_OVER_THIRD:
-        return False
-    return has_every_sink([prompt.known_from], name, place)
+    unknown = [*OF_ALL_COLUMNS]
+    if prompt.canvas.settings.causal or prompt.canvas.settings.zeroed:
+        unknown += OVER_QUERIES
+    elif kept < MOST_OVER_THIRD:
+        unknown += OVER_QUERIES[1:]
+    for name, place in values:
+        short = short_name(name)
+        if short in unknown or not has_every_sink([prompt.known_from], short, dict(place)):
+            values[name, place] = math.nan
+    return values
 
 
 def has_every_sink(known_from: Sequence[tuple[float, ...]], name: str, place: Mapping[str, Any]) -> bool:
-    """Return whether every sink that a number counts was kept, of every prompt.
+    """Return whether every sink that a number (its name without an ending) counts was kept, of every prompt.
 
     A mean over the prompts of which all were kept would be one over the prompts with few sinks.
-
-    Args:
-        known_from: of each prompt, see `PromptSummary`.
-        name: without an ending.
     """
-    if "excess" not in place or name in OF_LARGEST or name.startswith(FAMILIES_OF_LARGEST):
+    if "excess" not in place or name.startswith(OF_LARGEST):
         return True
     return all(one[UNITS.index(place["unit"])] <= place["excess"] for one in known_from)
 
@@ -241,17 +222,14 @@ def summarise(
     queries = np.prod(trace.column_sums.shape[::3])
     if high := [one.excess for one in thresholds if one.unit == "queries" and one.excess >= max(usual + 1e-9, queries)]:
         raise CallError(f"excess: {high[0]:g} in queries can never hold: all steps have {queries} queries")
-    manifest = held(trace, "manifest") or {}
-    settings = replace(PromptSettings.of(bool(trace.causal), manifest, training), kept=_kept_of(trace))
+    manifest, kept = held(trace, "manifest") or {}, None
+    if isinstance(trace, Trace) and "column_sums" not in trace.tensors:
+        kept = trace.top_column_sums.shape[-1]
+    settings = replace(PromptSettings.of(bool(trace.causal), manifest, training), kept=kept)
     feed = feed_of(settings, thresholds, tolerance, statistics)
     for step in recorded_steps(trace):
         feed.take(step)
     return feed.finish({int(token): text for token, text in (manifest.get("vocabulary") or {}).items()})
-
-
-def _kept_of(trace: Recorded) -> int | None:
-    """Return how many of the largest columns of each head a trace holds; None where it holds all."""
-    return None if not isinstance(trace, Trace) or "column_sums" in trace.tensors else trace.top_column_sums.shape[-1]
 
 
 def held(trace: Any, name: str) -> Any:
@@ -264,21 +242,13 @@ def held(trace: Any, name: str) -> Any:
 
 def recorded_steps(trace: Recorded) -> Iterator[dict[str, np.ndarray]]:
     """Yield the steps of a trace as a `PromptFeed` takes them in, without what lies beyond the canvas."""
-    if not trace.steps:
-        return
-    whole = {
-        name: np.asarray(one[:]) for name in ("tokens", "masked", "written") if (one := held(trace, name)) is not None
-    }
+    names = ("tokens", "masked", "written")
+    whole = {name: np.asarray(one[:]) for name in names if (one := held(trace, name)) is not None}
     lengths = held(trace, "lengths")
     lengths = (whole["tokens"] >= 0).sum(axis=1) if lengths is None else np.asarray(lengths[:])
-    tensors = {"column_sums": trace.column_sums} | ({"last_query": trace.last_query} if trace.causal else {})
-    tensors |= {
-        name: one
-        for name in PER_LAYER
-        if name not in ("column_sums", "last_query") and (one := held(trace, name)) is not None
-    }
-    bytes_a_step = sum(4 * int(np.prod(one.shape[1:])) for one in tensors.values())
-    many = max(1, READ_AT_ONCE // bytes_a_step)
+    unread = () if trace.causal else ("last_query",)
+    tensors = {name: one for name in PER_LAYER if name not in unread and (one := held(trace, name)) is not None}
+    many = max(1, READ_AT_ONCE // sum(4 * int(np.prod(one.shape[1:])) for one in tensors.values()))
     for first in range(0, trace.steps, many):
         read = {name: np.asarray(one[first : first + many]) for name, one in tensors.items()}
         for step in range(first, min(first + many, trace.steps)):

@@ -15,10 +15,11 @@ from jaxtyping import Bool, Float, Int
 from sinkscope.axes import by_query_head, lacks_key_heads
 from sinkscope.errors import CallError
 from sinkscope.sinks.definition import excess_of, in_unit
+from sinkscope.sinks.query_counts import count_queries
+from sinkscope.statistics.prompt_canvas import PromptSettings
 from sinkscope.statistics.thresholds import EPSILON_STEP, EPSILONS, UNITS, Threshold
 
 NORMS = ("value_norms", "key_norms", "hidden_norms")
-KEY_HEAD_NORMS = {"value_norms", "key_norms"}
 OUTPUT_NORMS = "output_norms"
 SINK_TOKEN = "sink_token_columns"
 QUERY_GROUPS = ("masked", "prompt")
@@ -44,13 +45,7 @@ FAR_BINS = OCTAVES * BINS_PER_OCTAVE + 1
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Columns of one step that exceed the loosest threshold, ordered by layer, head, key.
-
-    Attributes:
-        column: column sum, in queries' worth.
-        excess, percent: over the mean of the other columns, in queries' worth and in percent of all attention.
-        thresholds: at which sinks are counted among them.
-    """
+    """Columns of one step that exceed the loosest threshold, ordered by layer, head, key; units as `SummedColumns`."""
 
     layer: Int[np.ndarray, " candidate"]
     head: Int[np.ndarray, " candidate"]
@@ -104,11 +99,7 @@ def find_candidates(
     percent: Float[np.ndarray, "layer head key"],
     thresholds: Sequence[Threshold],
 ) -> Candidates:
-    """Return the columns of one step that are sinks at any of the thresholds.
-
-    Args:
-        excess, percent: `definition.excess_of` the columns, in queries' worth and in percent.
-    """
+    """Return the columns of one step, of such an excess, that are sinks at any of the thresholds."""
     chosen = np.zeros(columns.shape, dtype=bool)
     for unit, size in (("queries", excess), ("percent", percent)):
         if excesses := rising_excesses(thresholds, unit):
@@ -122,14 +113,9 @@ def find_candidates(
 
 @dataclass(frozen=True, eq=False)
 class SummedColumns:
-    """Column sums of one step, with what Eq. 3 says of them.
-
-    Attributes:
-        sums: in queries' worth.
-        excess, percent: of each over the mean of the others, in queries' worth and in percent of all attention.
-        total: what the columns of a head add up to.
-        candidates: those that are sinks at the loosest threshold.
-        top: position of the largest column of each head, ties to the lower one.
+    """Column sums of one step in queries' worth; the excess of each over the mean of the others, in queries' worth and
+    in percent of all attention; the sum of a head's columns; the sinks at the loosest threshold; and the position of
+    the largest column of each head, ties to the lower one.
     """
 
     sums: Float[np.ndarray, "layer head key"]
@@ -143,14 +129,8 @@ class SummedColumns:
     def of(cls, sums: Float[np.ndarray, "layer head key"], thresholds: Sequence[Threshold]) -> "SummedColumns":
         """Return column sums with their excesses, candidates and largest columns."""
         excess, percent = excess_of(sums), excess_of(in_unit(sums, "percent"))
-        return cls(
-            sums,
-            excess,
-            percent,
-            sums.sum(axis=-1),
-            find_candidates(sums, excess, percent, thresholds),
-            sums.argmax(axis=-1),
-        )
+        found = find_candidates(sums, excess, percent, thresholds)
+        return cls(sums, excess, percent, sums.sum(axis=-1), found, sums.argmax(axis=-1))
 
     def at_top(self, array: Float[np.ndarray, "layer head key"]) -> Float[np.ndarray, "layer head"]:
         """Return what an array has at the largest column of each head."""
@@ -166,11 +146,8 @@ class RecordedStep:
         followed: the columns in which sinks are followed from step to step: ``columns`` itself, or for autoregressive
             models, whose running sums can hardly move, those of the 16 newest queries (in block diffusion those of the
             running block, and as many finished blocks before it as make 16).
-        tokens, masked: the canvas.
         written: tokens committed in this step, −1 where none; None where not recorded.
-        prompt_length: tokens of the prompt, 0 where unknown.
-        causal: whether the model is autoregressive.
-        crossing: whether the keys are another stack's tokens.
+        prompt_length, causal, crossing: see `PromptSettings`.
         queries: of each layer, whose attention the columns are; fewer than tokens behind a cache.
         group_sums: {group of queries: column sums of these queries only}, those of `QUERY_GROUPS` that were recorded.
         self_attention: attention of each query on itself; None where not recorded.
@@ -197,20 +174,14 @@ class RecordedStep:
         cls,
         arrays: Mapping[str, np.ndarray],
         thresholds: Sequence[Threshold],
-        *,
-        causal: bool = False,
-        prompt_length: int = 0,
+        settings: PromptSettings,
         newest: Float[np.ndarray, "layer head key"] | None = None,
-        crossing: bool = False,
-        queries: Int[np.ndarray, " layer"] | None = None,
     ) -> "RecordedStep":
         """Return a step as it was recorded, with what Eq. 3 says of it.
 
         Args:
             arrays: as in `axes.TRACE_AXES`, without the step axis and without positions beyond the canvas.
-            newest: columns of the newest queries, for autoregressive models.
-            crossing: whether the keys are another stack's tokens.
-            queries: of each layer; all tokens when not given.
+            newest: columns of the newest queries, for autoregressive models and block diffusion.
 
         Raises:
             CallError: columns that are not those of the canvas, or not finite.
@@ -219,23 +190,27 @@ class RecordedStep:
             raise CallError("arrays: expected tokens [key] and column_sums [layer, head, key] of one canvas")
         if not np.isfinite(arrays["column_sums"]).all():
             raise CallError("column_sums: expected finite numbers for every token of the canvas")
-        columns = SummedColumns.of(np.asarray(arrays["column_sums"], np.float32), thresholds)
-        tokens = np.asarray(arrays["tokens"])
-        masked = arrays.get("masked")
+        sums, tokens, masked = np.asarray(arrays["column_sums"], np.float32), arrays["tokens"], arrays.get("masked")
+        columns, hidden = SummedColumns.of(sums, thresholds), arrays.get("hidden_norms")
+        queries = np.full(len(sums), len(tokens))
+        if hidden is not None and not settings.crossing:
+            queries = count_queries(sums, np.asarray(hidden).reshape(len(sums), -1))
+        elif settings.crossing or settings.kept is not None:
+            queries = count_queries(sums, sink_token=arrays.get(SINK_TOKEN))
         norms = {name: np.asarray(arrays[name]) for name in (*NORMS, OUTPUT_NORMS) if arrays.get(name) is not None}
-        for name in KEY_HEAD_NORMS & norms.keys():
+        for name in {"value_norms", "key_norms"} & norms.keys():
             if lacks_key_heads(norms[name]):
-                norms[name] = np.stack([by_query_head(one, columns.sums.shape[1]) for one in norms[name]])
+                norms[name] = np.stack([by_query_head(one, sums.shape[1]) for one in norms[name]])
         return cls(
             columns,
             columns if newest is None else SummedColumns.of(newest, thresholds),
-            tokens,
+            np.asarray(tokens),
             np.zeros(tokens.shape, bool) if masked is None else np.asarray(masked).astype(bool),
             arrays.get("written"),
-            prompt_length,
-            causal,
-            crossing,
-            np.full(len(columns.sums), len(tokens)) if queries is None else queries,
+            settings.prompt_length,
+            settings.causal,
+            settings.crossing,
+            queries,
             {group: arrays[name] for group in QUERY_GROUPS if arrays.get(name := f"column_sums_{group}") is not None},
             arrays.get("self_attention"),
             {name: one[:, None] if one.ndim == 2 else one for name, one in norms.items()},
@@ -244,11 +219,8 @@ class RecordedStep:
     def queries_of(
         self, members: Bool[np.ndarray, " key"], sums: Float[np.ndarray, "layer head key"]
     ) -> Int[np.ndarray, " layer"]:
-        """Return how many of a group's tokens are queries of each layer: behind a cache those that were computed.
-
-        Args:
-            members: the group.
-            sums: its column sums, which tell where nothing else does.
+        """Return how many of a group's tokens are queries of each layer: behind a cache those that were computed. Its
+        column sums tell where nothing else does.
         """
         if (self.queries == self.length).all():
             return np.full(len(sums), int(members.sum()))

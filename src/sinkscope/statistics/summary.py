@@ -1,54 +1,67 @@
-"""The summary of many prompts: sums that merge in any order and grouping, in arrays whose size does not grow with the
-prompts.
+"""The summary of many prompts: a row of numbers for each, from which means and intervals are computed, and counts and
+sums over all of them for figures.
+
+Two summaries merge: the rows of the later prompts come behind those of the earlier ones, counts and sums are added.
 """
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.sinks.definition import check_excess
-from sinkscope.sinks.tracking import check_tolerance
-from sinkscope.statistics.averages import ratio
-from sinkscope.statistics.move_triggers import TriggerTest
-from sinkscope.statistics.norms import Moments
+from sinkscope.sinks.drift import MainMoves
+from sinkscope.sinks.token_classes import CLASSES, token_class
+from sinkscope.statistics.agreement import Pattern
+from sinkscope.statistics.averages import mean, quotient, ratio
+from sinkscope.statistics.concentration import Evenness, concentration_values, evenness_values
+from sinkscope.statistics.groups import strongest_keys_differ
+from sinkscope.statistics.move_triggers import TRIGGERS, TriggerTest, draws_of, shares_of, trigger_values
+from sinkscope.statistics.movement import main_sink_values
+from sinkscope.statistics.norms import NORM_KINDS, Moments, moments
 from sinkscope.statistics.prompt import PromptFeed, PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptSettings
-from sinkscope.statistics.prompt_sums import COMPARED, Arrays, PromptSums, empty_arrays
-from sinkscope.statistics.statistic import Key, feed_of
+from sinkscope.statistics.prompt_rows import Estimate, PromptRows, estimates, known
+from sinkscope.statistics.statistic import Values, at_thresholds, feed_of, order_of, values_of
 from sinkscope.statistics.step import quarters_of
-from sinkscope.statistics.thresholds import THRESHOLDS, Threshold
+from sinkscope.statistics.thresholds import EPSILONS, THRESHOLDS, UNITS, Threshold
+
+Arrays = dict[str, np.ndarray]
+MOST_SINKS = 32
+"""Heads with more sinks in a step are counted with those that have so many."""
+MOST_TOKENS = 50
+BY_PROMPT = "by_prompt."
+"""In front of the names of numbers at one threshold, which a document gives apart."""
+COMPARED = {"": "unmasked", "_prompt": "prompt", "_written": "written"}
+"""Endings of the arrays that compare masked queries with another group of `groups.GROUPS`."""
 
 
+@dataclass(eq=False)
 class Summary:
     """What many prompts show together.
 
-    Args:
+    Attributes:
         layers, heads: of the model.
-        excess: ε of Eq. 3, in queries' worth of attention, of everything that is told at one threshold only.
+        excess: ε of Eq. 3, in queries' worth of attention, of the arrays and of the numbers by prompt.
         causal: whether the model is autoregressive, and main sinks are followed in the newest 16 queries.
         tolerance: steps without a sink that a track and a main sink survived.
         corpus: checksum of the counts of the training corpus, `PromptSettings.corpus`; 0 without.
-
-    Attributes:
-        arrays: counts and sums over prompts, with the axes of `prompt_sums.AXES`.
-        keys: names and places of the statistics that any prompt has.
-        values: [key, moment], over prompts: how many have a value, its sum, its sum of squares.
+        arrays: counts and sums over prompts, steps and what else their axes (see `_sums`) do not name.
+        rows: the numbers of each prompt at `thresholds.THRESHOLDS`.
     """
 
-    def __init__(
-        self, layers: int, heads: int, *, excess: float = 3.0, causal: bool = False, tolerance: int = 0, corpus: int = 0
-    ) -> None:
-        check_excess(float(excess), "queries")
-        check_tolerance(tolerance)
-        self.tolerance, self.corpus = tolerance, corpus
-        self.layers, self.heads, self.excess, self.causal = layers, heads, excess, causal
-        self.arrays: Arrays = empty_arrays(layers, heads)
-        self.keys: tuple[Key, ...] = ()
-        self.values = np.zeros((0, 3))
+    layers: int
+    heads: int
+    excess: float
+    causal: bool
+    tolerance: int
+    corpus: int
+    arrays: Arrays
+    rows: PromptRows
 
     @staticmethod
     def thresholds(excess: float = 3.0) -> tuple[Threshold, ...]:
@@ -63,67 +76,42 @@ class Summary:
     @classmethod
     def of(cls, prompt: PromptSummary, excess: float = 3.0) -> "Summary":
         """Return the summary of one prompt, with sinks counted at `thresholds`."""
-        settings = prompt.canvas.settings
-        found = cls(
-            prompt.layers,
-            prompt.heads,
-            excess=excess,
-            causal=settings.causal,
-            tolerance=prompt.tolerance,
-            corpus=settings.corpus,
-        )
-        sums = PromptSums.of(prompt, Threshold(excess))
-        found.arrays = {name: sums.arrays[name] for name in found.arrays}
-        found.keys = tuple(sorted(sums.values, key=repr))  # one order for all prompts
-        numbers = np.array([sums.values[key] for key in found.keys])
-        known = np.isfinite(numbers)
-        numbers = np.where(known, numbers, 0)
-        found.values = np.stack([known, numbers, numbers**2], axis=-1)
-        return found
+        prompt, settings, rows = replace(prompt, thresholds=THRESHOLDS), prompt.canvas.settings, PromptRows()
+        sums, numbers = _sums(prompt, Threshold(excess))
+        unmoved = trigger_values(np.full((len(TRIGGERS), 1), np.nan))  # of a prompt without commits
+        by_name: Values = {(BY_PROMPT + name, ()): number for name, number in numbers.items()}
+        rows.add(by_name | at_thresholds(prompt, lambda *_: unmoved) | values_of(prompt))
+        shape = (prompt.layers, prompt.heads, float(excess))
+        return cls(*shape, settings.causal, prompt.tolerance, settings.corpus, sums, rows)
 
-    # Merging and files
+    @property
+    def _settings(self) -> tuple[float, ...]:
+        return self.layers, self.heads, self.excess, self.causal, self.tolerance, self.corpus
 
     def merge(self, other: "Summary") -> None:
-        """Add what other prompts show.
+        """Add later prompts.
 
         Raises:
             SinkscopeError: of another shape of model, or with another threshold, tolerance or training corpus.
         """
-        mine, theirs = (
-            (one.layers, one.heads, one.excess, one.causal, one.tolerance, one.corpus) for one in (self, other)
-        )
-        if mine != theirs:
+        if self._settings != other._settings:
             names = "layers, heads, excess, causal, tolerance, corpus"
-            raise SinkscopeError(f"expected statistics with the same {names} {mine}, found {theirs}")
-        merged = {
-            name: array + other.arrays[name] for name, array in self.arrays.items() if not name.startswith("tokens.")
-        }
-        self.arrays = merged | _merged_tokens(self.arrays, other.arrays)
-        if self.keys != other.keys:
-            keys = tuple(sorted({*self.keys, *other.keys}, key=repr))
-            self.keys, self.values, added = keys, _placed(self, keys), _placed(other, keys)
-        else:
-            added = other.values
-        self.values = self.values + added
+            raise SinkscopeError(f"expected statistics with the same {names} {self._settings}, found {other._settings}")
+        ids = np.union1d(self.arrays["tokens.ids"], other.arrays["tokens.ids"])
+        counts = np.zeros((len(ids), 3), np.int64)
+        for one in (self.arrays, other.arrays):
+            counts[np.searchsorted(ids, one["tokens.ids"])] += one["tokens.counts"]
+        merged = {name: array + other.arrays[name] for name, array in self.arrays.items() if name[:7] != "tokens."}
+        self.arrays = merged | {"tokens.ids": ids, "tokens.counts": counts}
+        self.rows.extend(other.rows)
 
     def to_arrays(self) -> Arrays:
         """Return everything as named arrays, for a file."""
-        names = zlib.compress(json.dumps(self.keys, ensure_ascii=False).encode())
-        found = {
-            "settings": np.array([self.layers, self.heads, self.excess, self.causal, *self._rare_settings], np.float64),
-            **self.arrays,
-            "profiles.keys": np.frombuffer(names, np.uint8),
-            "profiles.count": self.values[:, 0].astype(np.int64),
-            **{f"profiles.{name}": self.values[:, number] for number, name in ((1, "sum"), (2, "square"))},
-        }
-        return {
-            name: np.array(array, order="C") for name, array in found.items()
-        }  # safetensors writes the memory as it lies
-
-    @property
-    def _rare_settings(self) -> tuple[int, ...]:
-        """Settings that a recording never has, so that files without them are as those of earlier versions."""
-        return (self.tolerance, self.corpus) if self.tolerance or self.corpus else ()
+        keys, values = self.rows.whole()
+        names = zlib.compress(json.dumps(keys, ensure_ascii=False).encode())
+        rows = {"rows.keys": np.frombuffer(names, np.uint8), "rows.values": values}
+        found = {"settings": np.array(self._settings, np.float64), **self.arrays, **rows}
+        return {name: np.array(array, order="C") for name, array in found.items()}  # safetensors writes memory as it is
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "Summary":
@@ -133,39 +121,31 @@ class Summary:
             SinkscopeError: arrays of something else.
         """
         try:
-            layers, heads, excess, causal, tolerance, corpus = [*arrays["settings"].tolist(), 0, 0][:6]
-            tolerance, corpus = int(tolerance), int(corpus)
-            found = cls(int(layers), int(heads), excess=excess, causal=bool(causal), tolerance=tolerance, corpus=corpus)
-            for name, empty in found.arrays.items():
-                array = np.array(arrays[name])
-                growing = name.startswith("tokens.")
-                if array.dtype != empty.dtype or (not growing and array.shape != empty.shape):
-                    raise ValueError(f"{name} of {array.dtype} {array.shape}, expected {empty.dtype} {empty.shape}")
-                found.arrays[name] = array
-            listed = json.loads(zlib.decompress(arrays["profiles.keys"].tobytes()))
-            found.keys = tuple((name, tuple((axis, value) for axis, value in place)) for name, place in listed)
-            moments = [arrays[f"profiles.{name}"] for name in ("count", "sum", "square")]
-            found.values = np.stack(moments, axis=-1, dtype=np.float64)
-        except (KeyError, ValueError, zlib.error) as error:
+            layers, heads, excess, causal, tolerance, corpus = arrays["settings"].tolist()
+            sums = {name: np.array(array) for name, array in arrays.items() if not name.startswith(("rows", "settin"))}
+            listed = json.loads(zlib.decompress(arrays["rows.keys"].tobytes()))
+            keys = [(name, tuple((axis, value) for axis, value in place)) for name, place in listed]
+            rows = PromptRows({key: number for number, key in enumerate(keys)}, list(np.array(arrays["rows.values"])))
+        except (KeyError, ValueError) as error:
             raise SinkscopeError(f"expected statistics of this version, found others ({error})") from error
-        return found
+        return cls(int(layers), int(heads), excess, bool(causal), int(tolerance), int(corpus), sums, rows)
 
     # What figures draw
 
     @property
     def prompts(self) -> int:
         """How many prompts there are."""
-        return int(self.arrays["prompts.prompts"][0])
+        return len(self.rows.rows)
 
     @property
     def steps(self) -> int:
         """Steps of all prompts."""
-        return int(self.arrays["strength.steps"].max(initial=0))
+        return int(self.arrays["steps"])
 
     @property
     def columns(self) -> int:
         """How many columns there are: steps × layers × heads × tokens."""
-        return int(self.arrays["epsilon.columns"].sum())
+        return int(self.arrays["columns"])
 
     @property
     def sinks(self) -> int:
@@ -174,18 +154,18 @@ class Summary:
 
     @property
     def positions(self) -> int:
-        """Tokens of a canvas, mean over steps; 0 without a step."""
-        return round(self.columns / max(1, int(self.arrays["strength.steps"].sum())))
+        """Tokens of a canvas, mean over steps."""
+        return round(self.columns / (self.steps * self.layers * self.heads))
 
     @property
     def quarters(self) -> Int[np.ndarray, "layer quarter"]:
         """Column sums in bins of a quarter of a query's worth; see `step.quarters_of`."""
-        return quarters_of(self.arrays["histogram.columns"])
+        return quarters_of(self.arrays["histogram"])
 
     @property
     def above(self) -> Int[np.ndarray, "unit layer epsilon"]:
         """How many columns exceed each ε of `thresholds.EPSILONS`, in the units `thresholds.UNITS`."""
-        return self.arrays["epsilon.above"]
+        return self.arrays["above"]
 
     @property
     def steps_with_sink(self) -> Int[np.ndarray, "layer head"]:
@@ -206,55 +186,173 @@ class Summary:
     def by_head(self) -> dict[str, Float[np.ndarray, "layer head"]]:
         """Means by layer and head, over the steps of all prompts."""
         arrays = self.arrays
-        steps = arrays["strength.steps"]
+        per_step = ("sinks", "largest", "sink_share", "entropy", "gini")
         return {
             "main_sink_column_sum": self.mean_strength,
-            "steps_with_sink": ratio(self.steps_with_sink, steps),
-            **{
-                name: ratio(arrays[f"strength.{name}"], steps)
-                for name in ("sinks", "largest", "sink_share", "entropy", "gini")
-            },
+            "steps_with_sink": ratio(self.steps_with_sink, self.steps),
+            **{name: ratio(arrays[f"strength.{name}"], self.steps) for name in per_step},
             "moves_per_step": ratio(arrays["moves.moves"], arrays["moves.pairs"]),
             "swaps_per_step": ratio(arrays["moves.swaps"], arrays["moves.pairs"]),
             "distance_per_move": ratio(arrays["moves.absolute_distance"], arrays["moves.moves"]),
             "drift_per_step": ratio(arrays["moves.drift"], arrays["moves.drifts"]),
-            **{
-                f"split{ending}": ratio(arrays[f"groups.split{ending}"], arrays[f"groups.compared{ending}"])
-                for ending in COMPARED
-            },
-        }
-
-    def token_tallies(self) -> dict[str, Int[np.ndarray, " token"]]:
-        """Return the tokens by how often they are sinks; ``sinks``, ``main_sinks`` and ``canvas`` count steps × layers
-        × heads.
-        """
-        ids, counts = self.arrays["tokens.ids"], self.arrays["tokens.counts"]
-        order = np.lexsort((ids, -counts[:, 0]))
-        return {
-            "token": ids[order],
-            **{name: counts[order, at] for at, name in enumerate(("sinks", "main_sinks", "canvas"))},
-        }
-
-    def trigger_tests(self) -> dict[Threshold, TriggerTest]:
-        """Return the test of triggers against shifted commits, at each threshold."""
-        sums = (self.arrays[f"profiles.{name}"] for name in ("moving", "triggered", "shifted"))
-        return {
-            threshold: TriggerTest(int(moving), *both)
-            for threshold, moving, *both in zip(THRESHOLDS, *sums, strict=True)
+            **{f"split{end}": ratio(arrays[f"groups.split{end}"], arrays[f"groups.compared{end}"]) for end in COMPARED},
         }
 
 
-def _merged_tokens(first: Arrays, second: Arrays) -> Arrays:
-    ids = np.union1d(first["tokens.ids"], second["tokens.ids"]).astype(np.int32)
-    counts = np.zeros((len(ids), first["tokens.counts"].shape[1]), np.int64)
-    for one in (first, second):
-        counts[np.searchsorted(ids, one["tokens.ids"])] += one["tokens.counts"]
-    return {"tokens.ids": ids, "tokens.counts": counts}
+def _sums(prompt: PromptSummary, threshold: Threshold) -> tuple[Arrays, dict[str, float]]:
+    """Return the counts and sums of one prompt, and its numbers by name; both at one threshold."""
+    counts, present, largest = prompt.counts(threshold), prompt.has_sink(threshold), prompt.by_step.largest
+    shares, evenness, canvas = prompt.shares(threshold), prompt.kept(Evenness), prompt.canvas
+    main, is_sink = prompt.main_at(threshold), prompt.is_sink_at(threshold)
+    place = np.minimum(counts, MOST_SINKS) + np.arange(prompt.layers)[:, None] * (MOST_SINKS + 1)
+    strengths = {"main": np.where(present, largest, 0), "largest": largest, "sink_share": shares}
+    strengths |= {"entropy": evenness.entropy, "gini": evenness.gini}
+    moves, differ, compared = MainMoves.of(main, is_sink), strongest_keys_differ(prompt), moments(prompt, threshold)
+    step, _, _ = places = np.nonzero(main >= 0)
+    at_main = np.bincount(canvas.token_indices[step, main[places]], minlength=len(canvas.token_ids))
+    on_canvas = canvas.token_counts * prompt.layers * prompt.heads
+    tests, draws = [TriggerTest() for _ in THRESHOLDS], draws_of(canvas)
+    for one, test in zip(THRESHOLDS, tests, strict=True):
+        if (triggers := shares_of(prompt, one)) is not None:
+            test.add(triggers, draws)
+    patterns = [Pattern.of(prompt, one) for one in THRESHOLDS]
+    having = np.array([one.place.any(axis=-1) for one in patterns], np.int64)
+    sums = {
+        "steps": np.array(prompt.steps),
+        "columns": np.array(prompt.columns),
+        "histogram": prompt.histogram,  # [layer, bin of step.histogram_edges]
+        "above": prompt.above,
+        "strength.steps_with_sink": present.sum(axis=0),  # as all strengths [layer, head], and so moves and groups
+        "strength.sinks": counts.sum(axis=0, dtype=np.int64),
+        "strength.per_head": np.bincount(place.ravel(), minlength=prompt.layers * (MOST_SINKS + 1)).reshape(
+            prompt.layers, -1
+        ),  # [layer, number of sinks that a head has in a step]
+        **{f"strength.{name}": one.sum(axis=0, dtype=np.float64) for name, one in strengths.items()},
+        **{f"moves.{name}": getattr(moves, name) for name in ("pairs", "moves", "swaps")},
+        "moves.absolute_distance": np.abs(moves.distance).sum(axis=0),
+        "moves.drifts": (~np.isnan(moves.drift)).astype(np.int64),
+        "moves.drift": np.nan_to_num(moves.drift),
+        **{f"groups.compared{end}": differ[group][0].sum(axis=0) for end, group in COMPARED.items()},
+        **{f"groups.split{end}": differ[group][1].sum(axis=0) for end, group in COMPARED.items()},
+        "tokens.ids": canvas.token_ids.astype(np.int32),  # rising
+        "tokens.counts": np.stack([prompt.sinks_by_token(threshold), at_main, on_canvas], axis=-1).astype(np.int64),
+        "norms.count": compared.count,
+        "norms.sum": compared.total,
+        "norms.square": compared.square,
+        "triggers.moving": np.array([test.prompts for test in tests]),  # [threshold], then [threshold, trigger, …]
+        "triggers.observed": np.array([test.observed for test in tests]),
+        "triggers.null": np.array([test.null for test in tests]),
+        "patterns.heads_with_sink": having,  # [threshold, layer, head], then [threshold], one for the prompt
+        "patterns.with_sink": having.any(axis=(1, 2)).astype(np.int64),
+    }
+    for name, found in (("place", [one.place for one in patterns]), ("class", [one.token for one in patterns])):
+        sums[f"patterns.{name}"] = shape = np.array(found, np.float64)  # [threshold, layer, head, tenth or class]
+        sums[f"patterns.{name}_square"] = (shape**2).sum(axis=(1, 2, 3))
+
+    concentrated, even = concentration_values(prompt, threshold), evenness_values(prompt)
+    value = ratio(compared.total[0].sum(axis=-1), compared.count[0].sum(axis=-1))
+    split = {group: quotient(differ[group][1].sum(), differ[group][0].sum()) for group in COMPARED.values()}
+    return sums, {
+        "sinks_per_head": concentrated["concentration.sinks_per_head", ()],
+        "share_of_tokens_that_are_sinks": quotient(prompt.sinks(threshold), prompt.columns),
+        "share_of_attention_on_sinks": concentrated["concentration.share_on_sinks", ()],
+        "share_of_heads_with_a_sink": mean(present),
+        "main_sink_column_sum": mean(prompt.strength(threshold)),
+        "entropy": even["concentration.entropy", ()],
+        "gini": even["concentration.gini", ()],
+        "moves_per_step": quotient(moves.moves.sum(), moves.pairs.sum()),
+        "swaps_per_step": quotient(moves.swaps.sum(), moves.pairs.sum()),
+        "drift_per_step": main_sink_values(main, canvas, is_sink)["movement.drift", ()],
+        "split_between_query_groups": split["unmasked"],
+        "split_between_masked_and_prompt": split["prompt"],
+        "split_between_masked_and_written": split["written"],
+        "value_norm_of_sinks_over_others": float(ratio(value[0], value[1])),
+    }
 
 
-def _placed(one: Summary, keys: Sequence[Key]) -> Float[np.ndarray, "key moment"]:
-    """Return the values of a summary in the order of keys, 0 where it has none."""
-    at = {key: number for number, key in enumerate(keys)}
-    values = np.zeros((len(keys), 3))
-    values[[at[key] for key in one.keys]] = one.values
-    return values
+def document_of(
+    summary: Summary, texts: Mapping[int, str] | None = None, mask_id: int | None = None, special: tuple[int, ...] = ()
+) -> dict[str, Any]:
+    """Return counts, means and statistics of many prompts as plain values.
+
+    Args:
+        texts: how tokens read, for their classes.
+        mask_id, special: the mask token, and others that are special.
+    """
+    arrays, norms, texts = summary.arrays, summary.norms, texts or {}
+    tokens: list[dict[str, Any]] = []
+    classes = {kind: {"sinks": 0, "main_sinks": 0, "canvas": 0} for kind in CLASSES}
+    ids, told = arrays["tokens.ids"], arrays["tokens.counts"]
+    for at in np.lexsort((ids, -told[:, 0])):
+        token, numbers = int(ids[at]), dict(zip(("sinks", "main_sinks", "canvas"), told[at].tolist(), strict=True))
+        kind = token_class(texts.get(token), token == mask_id, token in special)
+        tokens.append({"token": token, **numbers, "text": texts.get(token), "class": kind})
+        for name, number in numbers.items():
+            classes[kind][name] += number
+    counts = {
+        "prompts": summary.prompts,
+        "steps": summary.steps,
+        "columns": summary.columns,
+        "sinks": summary.sinks,
+        "heads_with_sink": int(summary.steps_with_sink.sum()),
+        "moves": int(arrays["moves.moves"].sum()),
+        "swaps": int(arrays["moves.swaps"].sum()),
+        "steps_in_a_row_with_sink": int(arrays["moves.pairs"].sum()),
+        "groups_compared": int(arrays["groups.compared"].sum()),
+        "groups_split": int(arrays["groups.split"].sum()),
+        "above_epsilon": {unit: above.sum(axis=0).tolist() for unit, above in zip(UNITS, summary.above, strict=True)},
+        "column_sums": arrays["histogram"].sum(axis=0).tolist(),
+        "heads_by_number_of_sinks": arrays["strength.per_head"].tolist(),
+        "tokens": [row for row in tokens[:MOST_TOKENS] if row["sinks"]],
+        "classes": classes,
+    }
+    curve = {
+        f"not_sinks_{unit}": _plain(1 - ratio(above.sum(axis=0), summary.columns))
+        for unit, above in zip(UNITS, summary.above, strict=True)
+    }
+    by_layer = {
+        f"{kind}_{name}": _plain(values)
+        for number, kind in enumerate(NORM_KINDS)
+        for name, values in zip(
+            ("sinks", "others", "effect_size"), (*norms.mean[number], norms.effect[number]), strict=True
+        )
+    }
+    found = _estimates(summary)
+    means = {
+        "by_prompt": {
+            one.name.removeprefix(BY_PROMPT): {
+                "mean": one.value,
+                "interval": None if one.low is None else [one.low, one.high],
+                "prompts": one.prompts,
+            }
+            for one in found
+            if one.name.startswith(BY_PROMPT)
+        },
+        "by_layer_and_head": {name: _plain(values) for name, values in summary.by_head.items()},
+        "norms_by_layer": by_layer,
+        "epsilon_curve": {"epsilon": EPSILONS.tolist(), **curve},
+    }
+    told_at = sorted((one for one in found if not one.name.startswith(BY_PROMPT)), key=lambda one: order_of(one.name))
+    return {"counts": counts, "means": means, "statistics": [one.as_dict() for one in told_at]}
+
+
+def _estimates(summary: Summary) -> list[Estimate]:
+    """Return the mean of every number, and agreement between prompts: a mean over pairs of different prompts,
+    Σ_i≠j p_i·p_j = |Σ p_i|² − Σ |p_i|².
+    """
+    arrays, (keys, values) = summary.arrays, summary.rows.whole()
+    tested = zip(*(arrays[f"triggers.{name}"] for name in ("moving", "observed", "null")), strict=True)
+    tests = {one: TriggerTest(int(moving), *sums) for one, (moving, *sums) in zip(THRESHOLDS, tested, strict=True)}
+    order = sorted(range(len(keys)), key=lambda at: "" if keys[at][0].startswith(BY_PROMPT) else repr(keys[at]))
+    found = list(estimates([keys[at] for at in order], values[:, order], tests))
+    pairs = (arrays["patterns.heads_with_sink"] * (arrays["patterns.heads_with_sink"] - 1)).sum(axis=(1, 2))
+    for name in ("place", "class"):
+        products = np.square(arrays[f"patterns.{name}"]).sum(axis=(1, 2, 3)) - arrays[f"patterns.{name}_square"]
+        agreed = zip(THRESHOLDS, ratio(products, pairs).tolist(), arrays["patterns.with_sink"].tolist(), strict=True)
+        for one, value, prompts in agreed:
+            found.append(Estimate(f"agreement.prompts_{name}", dict(one.place), known(value), None, None, prompts))
+    return found
+
+
+def _plain(values: Float[np.ndarray, "..."]) -> Any:
+    return np.where(np.isfinite(values), values, None).tolist()  # type: ignore[call-overload]

@@ -19,14 +19,10 @@ Place = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True, order=True)
 class Threshold:
-    """One threshold of Eq. 3.
-
-    Attributes:
-        excess: ε, in ``unit``.
-        unit: ``queries`` (queries' worth of attention) or ``percent`` of all attention.
+    """One threshold of Eq. 3: ε in ``queries`` (queries' worth of attention) or in ``percent`` of all attention.
 
     Raises:
-        CallError: an ε that cannot hold, or a unit other than queries and percent.
+        CallError: an ε that cannot hold, or another unit.
     """
 
     excess: float
@@ -45,11 +41,7 @@ class Threshold:
 
 
 def least_column_sum(excess: float, tokens: int) -> float:
-    """Return the column sum above which Eq. 3 holds on a canvas of so many tokens, 1 + ε(1 − 1/S).
-
-    Args:
-        excess: ε, in queries' worth.
-    """
+    """Return the column sum above which Eq. 3 holds on a canvas of so many tokens, 1 + ε(1 − 1/S)."""
     return 1 + excess * (1 - 1 / tokens)
 
 
@@ -58,7 +50,5 @@ THRESHOLDS = tuple(Threshold(excess, unit) for unit in UNITS for excess in (1.0,
 
 EPSILON_STEP = 0.25
 EPSILONS = np.arange(41) * EPSILON_STEP
-"""ε of the ε curve: 0, ¼, ½ … 10. Multiplying by 4 is exact in binary, so that counts on this grid are those of Eq. 3
-to the last one.
-"""
+"""ε of the ε curve: 0, ¼, ½ … 10. Multiplying by 4 is exact in binary: counts on this grid are those of Eq. 3."""
 EPSILONS.flags.writeable = False

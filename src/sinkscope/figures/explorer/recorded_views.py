@@ -108,7 +108,7 @@ def add_trace(
         "layers": prompt.layers,
         "heads": prompt.heads,
         "positions": positions,
-        "promptLength": prompt.canvas.prompt_length,
+        "promptLength": prompt.canvas.settings.prompt_length,
         "hidden": hidden_rules(manifest),
         "followed": quantities[0]["name"],
         "threshold": least_column_sum(excess, positions) if columns_add_up(manifest, trace) else 0,
