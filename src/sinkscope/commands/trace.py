@@ -3,11 +3,11 @@
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from sinkscope.commands.command import Command, Dtype, Json, ModelName, Overwrite, default_is
+from sinkscope.commands.command import Command, Dtype, Json, ModelName, Overwrite, Switch, default_is
 from sinkscope.commands.output import note, print_json, say
 from sinkscope.commands.sampler_flags import SamplerFlags
 from sinkscope.counts import counted
@@ -16,6 +16,8 @@ from sinkscope.runs.files import parse_json, read_json_lines
 from sinkscope.runs.folder import claimed_folder
 from sinkscope.runs.share import expect_one_process, share_of_process
 
+Prompt = str | list[dict[str, str]]
+"""A text, or the messages of a conversation."""
 Place = tuple[int, int, int]
 """Step, layer and head of an attention map."""
 
@@ -27,8 +29,11 @@ class Trace(Command):
     Attributes:
         out: a new or empty folder for the trace.
         prompt: the text of the prompt.
-        prompts: a file of JSON lines, each with a "prompt"; makes numbered traces.
+        prompts: a file of JSON lines, each with a "prompt" or with "messages"; makes numbered traces.
         problem: number of a held-out problem of the lab; its shots are added.
+        chat: puts --prompt, or each "prompt" of --prompts, into the model's chat template; "messages" always are.
+        system: the system message of --chat.
+        name: the model's label in files and figures.
         hide: a rule such as top:1, random:1@seed=2, above:3, window:4+64; options behind @ as in
             top:1@current,last_row.
         device: cpu, cuda, cuda:1 …
@@ -43,6 +48,9 @@ class Trace(Command):
     prompt: Annotated[str | None, default_is("none")] = None
     prompts: Annotated[Path | None, default_is("none")] = None
     problem: Annotated[int | None, default_is("0 for a bundled model without a prompt")] = None
+    chat: Switch = False
+    system: Annotated[str | None, default_is("none")] = None
+    name: Annotated[str | None, default_is("as MODEL is written")] = None
     hide: str = "none"
     device: str = "cpu"
     dtype: Dtype = None
@@ -56,6 +64,7 @@ class Trace(Command):
     def run(self) -> None:
         import sinkscope
         from sinkscope.decoding import make_batch, resolve_settings
+        from sinkscope.models import is_bundled
         from sinkscope.models.devices import own_device
 
         if self.keep != "statistics":
@@ -65,13 +74,19 @@ class Trace(Command):
         given = list(self._read_prompts())
         if self.keep in ("statistics", "drift"):
             expect_each_once(given)
-        prompts = [prompt for _, prompt in given]
         model = sinkscope.load(self.model, dtype=self.dtype, device=own_device(self.device))
+        if self.name is not None:
+            model = replace(model, card=replace(model.card, name=self.name))
         settings = resolve_settings(model.family, **self.sampler)
+        if getattr(model.tokenizer, "chat_template", None) and any(isinstance(prompt, str) for _, prompt in given):
+            if not is_bundled(self.model):
+                note(f"{self.model} has a chat template, which --chat applies; without it a chat model may say nothing")
+        prompts: list[Any] = []
         for where, prompt in given:  # every prompt is checked before the first is written
             try:
-                encoded = model.encode(prompt)
-                make_batch(model, [encoded], [prompt], settings.length)
+                encoded = model.encode(prompt) if isinstance(prompt, str) else model.chat(prompt)
+                make_batch(model, [encoded], [None], settings.length)
+                prompts.append(prompt if isinstance(prompt, str) else encoded)
             except CallError as error:
                 raise CallError(f"{where}{error}") from error
             canvas = len(encoded) + (1 if model.family.causal else settings.length)
@@ -101,15 +116,23 @@ class Trace(Command):
             if not rule.idle or self.sampler.get("cache", "none") != "none":
                 raise CallError("--keep-maps: maps are recomputed without --hide and --cache; leave these out")
 
-    def _read_prompts(self) -> Iterable[tuple[str, str]]:
-        """Return each prompt behind its place, which begins messages about it."""
+    def _read_prompts(self) -> Iterable[tuple[str, Prompt]]:
+        """Return each prompt behind its place, which begins messages about it; with --chat as messages."""
+        if self.system is not None and not self.chat:
+            raise CallError("--system is not used without --chat; leave it out")
         if self.prompt is not None:
-            return [("", self.prompt)]
+            return [("", self._in_chat(self.prompt))]
         if self.prompts is not None:
-            return numbered_prompts(self.prompts)
+            return [(where, self._in_chat(prompt)) for where, prompt in numbered_prompts(self.prompts)]
         from sinkscope.lab.prompts import problem_prompt, task_of
 
         return [("", problem_prompt(task_of(self.model), self.problem or 0)["prompt"])]
+
+    def _in_chat(self, prompt: Prompt) -> Prompt:
+        if not self.chat or not isinstance(prompt, str):
+            return prompt
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*system, {"role": "user", "content": prompt}]
 
     def _generate(
         self, model: Any, prompts: Sequence[str], settings: Any, rule: Any, **recording: Any
@@ -151,7 +174,8 @@ class Trace(Command):
             print_json({"traces": rows} if rule.idle else {"traces": rows, "hide": hide, **hiding.effect.as_dict()})
             return
         for folder, generation in written:
-            say(f"{folder}: {counted(generation.steps, 'step')}\n{generation.text}")
+            ended = "" if generation.text else ", an empty answer: it ended with its first token"
+            say(f"{folder}: {counted(generation.steps, 'step')}{ended}\n{generation.text}")
         if not rule.idle:
             note(hiding.effect.sentence(hide))
 
@@ -196,32 +220,40 @@ class Trace(Command):
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Return the prompts of a file; see `numbered_prompts`."""
-    return [prompt for _, prompt in numbered_prompts(path)]
+    """Return the prompts of a file; see `numbered_prompts`.
+
+    Raises:
+        CallError: as there, or a conversation.
+    """
+    found = [prompt for _, prompt in numbered_prompts(path)]
+    if chats := [prompt for prompt in found if not isinstance(prompt, str)]:
+        raise CallError(f'--prompts {path}: expected lines with a "prompt" text, found messages {chats[0]}')
+    return [str(prompt) for prompt in found]
 
 
-def numbered_prompts(path: Path) -> Iterator[tuple[str, str]]:
+def numbered_prompts(path: Path) -> Iterator[tuple[str, Prompt]]:
     """Yield the prompts of a file of JSON lines, plain or in gzip, each behind its line.
 
     Raises:
-        CallError: the file cannot be read, holds no prompt, or a line is not an object with a "prompt" text.
+        CallError: the file cannot be read, holds no prompt, or a line has neither a "prompt" text nor "messages".
     """
     where = None
     for number, line in read_json_lines(path, CallError, "expected --prompts as JSON lines"):
         where = f"--prompts {path}, line {number}: "
         row = parse_json(line, where.removesuffix(": "), CallError)
-        if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
-            raise CallError(f'{where}expected an object with a "prompt" text, found {line[:60]!r}')
-        yield where, row["prompt"]
+        found = row.get("messages", row.get("prompt")) if isinstance(row, dict) else None
+        if not isinstance(found, str | list) or not found:
+            raise CallError(f'{where}expected an object with a "prompt" text or "messages", found {line[:60]!r}')
+        yield where, found
     if where is None:
         raise CallError(f'--prompts {path}: expected lines like {{"prompt": "…"}}, found none')
 
 
-def expect_each_once(prompts: Iterable[tuple[str, str]]) -> None:
+def expect_each_once(prompts: Iterable[tuple[str, Prompt]]) -> None:
     """Raise CallError where a prompt stands twice, which would make intervals narrower than they are."""
     first: dict[str, str] = {}
     for where, prompt in prompts:
-        if (earlier := first.setdefault(prompt, where)) != where:
+        if (earlier := first.setdefault(str(prompt), where)) != where:
             line = earlier.rpartition(", ")[2].rstrip(": ")
             raise CallError(f"{where}expected each prompt once, found that of {line} again; leave it out")
 

@@ -21,10 +21,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sinkscope.decoding.blocks import quotas
-from sinkscope.decoding.canvas import Batch, Publisher, Step, publishing
+from sinkscope.decoding.canvas import Batch, Publisher, Step, WorkMeter, publishing
 from sinkscope.decoding.projection import check_finite
 from sinkscope.decoding.settings import BlockDiffusionSettings, SDARSettings
-from sinkscope.decoding.work import WorkMeter
 from sinkscope.errors import CallError
 from sinkscope.models import Model
 
@@ -44,18 +43,15 @@ def block_diffusion_steps(model: Model, batch: Batch, settings: BlockDiffusionSe
     if max(finals) > model.card.max_positions:
         raise CallError(
             f"the canvas does not fit: the last block of {block} ends at token {max(finals)}, {model.limit}; "
-            "shorten the prompt (fewer --shots, where it has some) or --length"
+            "shorten the prompt or --length"
         )
     most = max(final - own for final, own in zip(finals, lengths, strict=True))
     canvas = pad(batch.tokens, (0, most), value=mask_id)
     ends = torch.tensor(finals, device="cpu")
     meter, number = WorkMeter(model.network, len(lengths)), 0
     for row, own in enumerate(lengths):
-        alone = Batch(
-            batch.tokens[row : row + 1, width - own :],
-            batch.real[row : row + 1, width - own :],
-            batch.texts[row : row + 1],
-        )
+        mine, here = slice(row, row + 1), slice(width - own, None)
+        alone = Batch(batch.tokens[mine, here], batch.real[mine, here], batch.texts[mine])
         seeded = replace(settings, seed=settings.seed + row)
         with (
             model.network.model.blocks_of(block),
@@ -65,25 +61,19 @@ def block_diffusion_steps(model: Model, batch: Batch, settings: BlockDiffusionSe
             for tokens, written, confidence, queries in writer.steps():
                 meter.add(row, queries, tokens.shape[1])
                 if not confidence.isnan().all():
-                    meter.add_words(_placed(torch.ones_like(written[:, -block:], dtype=torch.bool), row, len(lengths)))
-                start = width - own
-                canvas[row, start : start + tokens.shape[1]] = tokens[0]
+                    projected = torch.ones_like(written[:, -block:], dtype=torch.bool)
+                    meter.add_words(pad(projected, (0, 0, row, len(lengths) - row - 1)))
+                stop = width - own + tokens.shape[1]
+                canvas[row, width - own : stop] = tokens[0]
                 whole = torch.full_like(canvas, -1)
-                whole[row, start : start + tokens.shape[1]] = written[0]
+                whole[row, width - own : stop] = written[0]
                 sure = torch.full(canvas.shape, torch.nan, device=canvas.device, dtype=torch.float32)
-                sure[row, start : start + tokens.shape[1]] = confidence[0]
+                sure[row, width - own : stop] = confidence[0]
                 yield Step(number, canvas.clone(), whole, sure, meter, ends)
                 number += 1
 
 
-def _placed(marks: Tensor, row: int, rows: int) -> Tensor:
-    """Return marks of one row [1, position] as those of a batch."""
-    return pad(marks, (0, 0, row, rows - row - 1))
-
-
 class _Writer:
-    """Writes one prompt."""
-
     def __init__(
         self, model: Model, batch: Batch, settings: BlockDiffusionSettings, final: int, publisher: Publisher
     ) -> None:
@@ -96,11 +86,9 @@ class _Writer:
         self.canvas = pad(batch.tokens, (0, final - self.prompt), value=mask_id)
         self.cache = DynamicCache(config=model.network.config)
         self.source = torch.Generator(self.canvas.device).manual_seed(settings.seed)
-        self.ends = torch.tensor([*model.card.ends, *self._end_of_turn()], device=self.canvas.device)
-
-    def _end_of_turn(self) -> list[int]:
-        token = self.model.family.end_of_turn
-        return [] if token is None or token >= self.model.card.vocabulary else [token]
+        turn = model.family.end_of_turn
+        turns = [] if turn is None or turn >= model.card.vocabulary else [turn]
+        self.ends = torch.tensor([*model.card.ends, *turns], device=self.canvas.device)
 
     def steps(self) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
         """Yield for each call the tokens so far, those committed, their confidences, and its number of queries."""
@@ -131,7 +119,6 @@ class _Writer:
         return hidden
 
     def _read(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Compute finished positions, whose keys and values later blocks read."""
         tokens = self.canvas[:, :stop].clone()
         lengths, nothing = torch.tensor([stop], device="cpu"), torch.full_like(tokens, -1)
         self.publisher.before(tokens, tokens == self.mask_id, lengths, [0], candidates=nothing >= 0, final_queries=True)
@@ -141,14 +128,12 @@ class _Writer:
         return tokens, nothing, unknown, stop - start
 
     def _denoise(self, start: int, stop: int, share: int) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Commit tokens of the running block."""
         tokens = self.canvas[:, :stop].clone()
         masked = tokens == self.mask_id
         candidates = masked.clone()
         candidates[:, :start] = False
-        self.publisher.before(
-            tokens, masked, torch.tensor([stop], device="cpu"), [0], candidates=candidates, final_queries=False
-        )
+        lengths = torch.tensor([stop], device="cpu")
+        self.publisher.before(tokens, masked, lengths, [0], candidates=candidates, final_queries=False)
         logits = self.model.network.lm_head(self._forward(start, stop, keep=False))[0]
         token, probability = _choose(check_finite(logits.to(tokens.device)), self.settings, self.source)
         chosen = _places(probability, masked[0, start:], share, self.settings)

@@ -178,8 +178,7 @@ def _one_window(model: Model, rule: Rule, window: Sequence[int], context: int, e
         if behind:
             nats = nats_behind(model, window, context)
         else:
-            given = {} if model.family.causal else {"samples": SAMPLES}
-            nats = -log_likelihood(model, list(window[:context]), list(window[context:]), **given).total
+            nats = -log_likelihood(model, list(window[:context]), list(window[context:]), samples=SAMPLES).total
     return [nats, hiding.effect.removed_share or 0.0]
 
 

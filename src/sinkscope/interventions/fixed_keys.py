@@ -20,6 +20,7 @@ class HidePositions(Intervention):
         positions: from 0, left padding not counted; those beyond the canvas are not there yet.
     """
 
+    rule = "position:P"
     observing = False
 
     positions: Collection[int]

@@ -65,25 +65,27 @@ def parse_rule(text: str) -> Intervention | Composed:
         raise CallError(f"no rule {text!r}; expected one of {known}, with options behind @ as in top:1@current")
     hints, names = hints_of(kind), _arguments_of(kind)
     try:
-        given = [hints[name](part) for name, part in zip(names, arguments.split("+") if names else [], strict=True)]
+        parts = [] if not names else [arguments] if len(names) == 1 else arguments.split("+")
+        readers = [hints[name] if hints[name] in (int, float) else _read_places for name in names]
+        given = [read(part) for read, part in zip(readers, parts, strict=True)]
     except ValueError:
         raise CallError(f"rule {text!r}: expected {kind.rule}, found {arguments!r} behind the colon") from None
-    words, readers = dict[str, tuple[str, Any]](), dict[str, Any]()
+    words, options_of = dict[str, tuple[str, Any]](), dict[str, Any]()
     for name in (field.name for field in dataclasses.fields(kind) if field.kw_only and field.init):
         if get_origin(hints[name]) is Literal:
             words |= {value: (name, value) for value in get_args(hints[name])}
         elif hints[name] is bool:
             words[name] = name, True
         elif name in LISTS or hints[name] in (int, float):
-            readers[name] = LISTS.get(name, hints[name])
+            options_of[name] = LISTS.get(name, hints[name])
     options: dict[str, Any] = {}
     for piece in filter(None, map(str.strip, tail.split(","))):
         name, equals, value = piece.partition("=")
-        if not (name in readers if equals else name in words):
-            known = ", ".join([*words, *(f"{one}=…" for one in readers)])
+        if not (name in options_of if equals else name in words):
+            known = ", ".join([*words, *(f"{one}=…" for one in options_of)])
             raise CallError(f"rule {text!r}: {kind.rule} has no option {piece!r}; expected some of {known}")
         try:
-            name, chosen = (name, readers[name](value)) if equals else words[name]
+            name, chosen = (name, options_of[name](value)) if equals else words[name]
         except ValueError:
             example = "5.1+0.5" if name == "heads" else "0-3+7" if name in LISTS else "2"
             raise CallError(f"rule {text!r}: {name}: expected numbers such as {example}, found {value!r}") from None
