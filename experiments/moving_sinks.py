@@ -21,7 +21,7 @@ from _lab_runs import RUNS, SHOTS, trace
 from _settings import Arguments, run_script
 from scipy.stats import bootstrap
 
-from sinkscope.sinks import find_sinks, is_sink, main_sinks, movement_test, running_mean, sinks_in, track
+from sinkscope.sinks import SinksIn, find_sinks, is_sink, main_sinks, movement_test, running_mean, track
 
 
 def measure(trace: Any) -> dict[str, float]:
@@ -44,7 +44,7 @@ def measure(trace: Any) -> dict[str, float]:
         "moves per head, columns averaged over the steps so far": np.nan
         if trace.causal
         else movement_test(
-            main_sinks(averaged, is_sink(averaged)), sinks_in(is_sink(averaged)), shuffles=1
+            main_sinks(averaged, is_sink(averaged)), SinksIn(is_sink(averaged)), shuffles=1
         ).moves_per_head,
     }
 

@@ -72,9 +72,8 @@ def test_check_passes_on_a_sound_model(run, diffusion_folder, autoregressive_fol
 
 
 def test_check_fails_when_hiding_does_not_bite(run, diffusion_folder, monkeypatch):
-    from sinkscope.attention.call import Call
 
-    monkeypatch.setattr(Call, "hidden", lambda self, call: [])
+    monkeypatch.setattr("sinkscope.attention.call._hidden_by", lambda hider, layer: [])
     status, out, err = run("check", diffusion_folder)
     assert status == 1
     assert "FAILED  hiding a key bites" in out

@@ -406,14 +406,6 @@ def test_weights_that_are_not_the_ones_of_their_run_are_refused(run, tmp_path):
         open_run(tmp_path / "run0")
 
 
-def test_runs_are_told_apart_by_as_many_folders_as_it_takes():
-    from sinkscope.commands.watch_training import _shortest
-
-    places = ["/a/run/watch", "/b/run/watch", "/c/other"]
-    assert [_shortest(one, places) for one in places] == ["a/run/watch", "b/run/watch", "other"]
-    assert [_shortest(one, ["/w", "/x/w"]) for one in ("/w", "/x/w")] == ["/w", "x/w"]
-
-
 def test_a_snapshot_and_a_state_of_another_run_are_refused(corpus, tmp_path):
     def stop_after_three(network, done):
         if done == 3:

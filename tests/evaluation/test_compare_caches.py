@@ -174,7 +174,7 @@ def test_a_dry_run_counts_every_policy(run, diffusion_folder):
     [
         (["--policies", "fast"], "no cache 'fast'"),
         (["--policies", "block:keep=top", "--budget", "9999"], "expected a budget of keys up to"),
-        (["--policies", "dkv-greedy", "--dry-run"], "expected tokens to be committed in a random order"),
+        (["--policies", "dkv-greedy", "--dry-run"], "expected commits in a random order"),
         (["--cache", "block"], "cache: a comparison has it in its policies"),
         (["--guidance", "1"], "does not go with guidance 1.0"),
         (["--tasks", "lambada", "--data", "lambada={data}"], "expected a task whose answers are written in one pass"),

@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from processes import ALIKE, environment
+from processes import environment
 
 import sinkscope
 from sinkscope.decoding import Generation
@@ -186,7 +186,7 @@ def test_a_corrupted_item_is_redone_and_the_rest_kept(diffusion, tmp_path, answe
 
 
 KILLED_ARGUMENTS = {**SMALL, "limit": 20, "batch": 2, "hide": ["top:1"]}
-KILLED = f"""{ALIKE}
+KILLED = f"""
 import sys, time
 import sinkscope
 from pathlib import Path

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import ALIKE, environment
+from processes import environment
 
 import sinkscope
 from sinkscope.errors import CallError, EvaluationError
@@ -57,7 +57,7 @@ def test_torchrun_shares_the_work_and_rank_0_sums_up(diffusion_folder, whole, tm
     assert (tmp_path / "r" / "lock.1-of-2").exists()
 
 
-SLOWLY = f"""{ALIKE}
+SLOWLY = f"""
 import sys, time
 import sinkscope
 from pathlib import Path

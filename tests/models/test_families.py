@@ -127,7 +127,7 @@ def test_a_config_is_recognised(config, family):
             r"expected architectures \['LLaDAModelLM'\].*'LLaDAVModel'",
         ),
         ({"architectures": ["X"]}, r"found model_type None, is_causal True, architectures \['X'\]"),
-        ({"model_type": "llama", "is_causal": False, "sinkscope_family": "sedd"}, "to be one of dream, .*'sedd'"),
+        ({"model_type": "llama", "is_causal": False, "sinkscope_family": "sedd"}, "to be one of a2d, dream, .*'sedd'"),
     ],
 )
 def test_a_config_that_nobody_claims_is_refused(config, fragment):
@@ -157,7 +157,7 @@ def test_parameters_of_the_published_checkpoints(name):
     """On the meta device: no number of them is ever allocated."""
     config, family = PUBLISHED_CONFIGS[name], KINDS[name]
     converted = convert_config(config, recognise(config, "here"), "here")
-    network = on_meta(network_class(converted), build_config(converted))
+    network = on_meta(network_class(converted), build_config(converted, ""))
     assert sum(parameter.numel() for parameter in network.parameters()) == family.shapes[0].parameters
     assert converted.full_precision_rotary == (name in ("llada", "mmada"))
 

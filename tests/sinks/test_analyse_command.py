@@ -110,4 +110,4 @@ def test_training_counts_are_read_and_checked(run, folders, tmp_path):
     assert "expected a JSON object {token id: count}" in err
     status, _, err = run("analyse", folders, "--training-counts", "lab")
     assert status == 2
-    assert "expected a trace of a lab model (lab-diffusion, " in err
+    assert "expected a trace of lab-diffusion, " in err

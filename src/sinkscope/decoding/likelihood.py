@@ -13,6 +13,7 @@ Not kept: halves are rounded up. For lengths that are multiples of 16 the draws 
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from sinkscope.attention import Hider, current_session
+from sinkscope.decoding.autoregressive import whole_cache
 from sinkscope.decoding.blocks import quotas
 from sinkscope.decoding.canvas import lay_out
 from sinkscope.decoding.projection import check_finite, hidden_states, project, with_unconditional
@@ -207,6 +209,21 @@ def _causal(model: Model, prefix: list[int], target: list[int]) -> tuple[Tensor,
         logits = check_finite(model.logits(whole, places, use_cache=False)[0].to(whole.device)).float()
     tokens = whole[0, len(prefix) :]
     return logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1), bool((logits.argmax(-1) == tokens).all())
+
+
+@torch.no_grad()
+def nats_behind(model: Model, window: Sequence[int], context: int) -> float:
+    """Return minus log p of a window's tokens behind its context under a causal model, in nats.
+
+    It reads the context and the rest in two calls, so that rules in force which follow the step before choose among the
+    keys of the context and hide them from the rest's queries.
+    """
+    ids, cache = torch.tensor([list(window)], device=model.device), whole_cache(model.network)
+    with _canvases_of_their_own(model, context):
+        first = model.logits(ids[:, :context], 1, past_key_values=cache, use_cache=True)
+        rest = model.logits(ids[:, context:], len(window) - context, past_key_values=cache, use_cache=True)
+    logits = check_finite(torch.cat([first, rest[:, :-1]], dim=1)[0].to(ids.device)).double()
+    return -float(logits.log_softmax(-1).gather(-1, ids[0, context:, None]).sum())
 
 
 def _canvases_of_their_own(model: Model, context: int) -> AbstractContextManager[None]:

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from sinkscope.attention import current_session
-from sinkscope.decoding import log_likelihood, whole_cache
+from sinkscope.decoding import log_likelihood
+from sinkscope.decoding.likelihood import nats_behind
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.interventions import Composed, Intervention, compose, parse_rule
 from sinkscope.interventions.rules import NOTHING, canonical_rule
@@ -76,22 +75,6 @@ def cut_windows(model: Model, texts: Iterable[str], context: int, answer: int) -
             "a longer text, or a smaller --context"
         )
     return windows
-
-
-@torch.no_grad()
-def nats_behind(model: Model, window: Sequence[int], context: int) -> float:
-    """Return minus log p of a window's tokens behind its context under a causal model, in nats.
-
-    It reads the context and the rest in two calls, so that rules in force which follow the step before choose among the
-    keys of the context and hide them from the rest's queries.
-    """
-    ids = torch.tensor([list(window)], device=model.device)
-    session, cache = current_session(model.network), whole_cache(model.network)
-    with nullcontext() if session is None else session.foreign_generation(context):
-        first = model.logits(ids[:, :context], 1, past_key_values=cache, use_cache=True)
-        rest = model.logits(ids[:, context:], len(window) - context, past_key_values=cache, use_cache=True)
-    logits = torch.cat([first, rest[:, :-1]], dim=1)[0].to(ids.device).double()
-    return -float(logits.log_softmax(-1).gather(-1, ids[0, context:, None]).sum())
 
 
 def text_likelihood(

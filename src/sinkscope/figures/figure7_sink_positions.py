@@ -61,7 +61,7 @@ class SinkPositions(Figure):
         return self.drawn(subjects, sheet, _caption(subjects), header, rows)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Series:
     """One head that is drawn, and why."""
 
