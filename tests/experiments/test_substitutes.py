@@ -1,6 +1,5 @@
 """`experiments/substitutes.py`: what it measures is what a plain loop finds, and its page is written from its results."""
 
-
 import numpy as np
 import pytest
 import substitutes

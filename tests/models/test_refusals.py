@@ -23,7 +23,10 @@ QUERY = "model.layers.1.self_attn.q_proj.weight"
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("lab-nonsense", f"no model 'lab-nonsense': .*{BUNDLED[0]}.*existing folder or .gguf file, or a hub id owner/name"),
+        (
+            "lab-nonsense",
+            f"no model 'lab-nonsense': .*{BUNDLED[0]}.*existing folder or .gguf file, or a hub id owner/name",
+        ),
         ("", "existing folder"),
         ("./nowhere", "existing folder"),
         ("a/b/c", "existing folder"),
@@ -125,7 +128,10 @@ def _tensors(change):
         (lambda folder: configure(folder, hidden_size="wide"), "hidden_size: expected a whole number above 0"),
         (lambda folder: configure(folder, quantization_config={"load_in_8bit": True}), "quantization_config"),
         (lambda folder: configure(folder, dtype="int8"), "dtype: expected float32, bfloat16, float16 or null"),
-        (lambda folder: configure(folder, model_type="mamba"), "expected a causal model of transformers, model_type Dream, .*found model_type 'mamba'"),
+        (
+            lambda folder: configure(folder, model_type="mamba"),
+            "expected a causal model of transformers, model_type Dream, .*found model_type 'mamba'",
+        ),
         (lambda folder: (folder / "tokenizer.json").unlink(), "found no tokenizer that loads"),
         (_write("tokenizer.json", '{"a": 1}'), "expected a tokenizer, found none that loads"),
     ],
@@ -282,6 +288,11 @@ def test_the_code_of_a_folder_is_ignored_for_the_families_we_know(name, tmp_path
 
 def test_every_family_is_named_where_none_fits(folder):
     configure(folder, model_type="mamba")
-    listed = re.search(r"model_type (.+?) with is_causal", refusal(folder))[1].replace(" or ", ", ").split(", ")
+    listed = (
+        re.search(r"model_type (.+?) with is_causal", refusal(folder))[1]
+        .replace(", or ", ", ")
+        .replace(" or ", ", ")
+        .split(", ")
+    )
     published = (family for family in FAMILIES.values() if family.layout is not None)
     assert {*listed} >= {name for family in published for name in family.model_types}

@@ -40,7 +40,9 @@ def merge(network: Any, folder: Path) -> Any:
     try:
         from peft import PeftConfig, get_peft_model, set_peft_model_state_dict
     except ImportError as error:
-        raise CallError(f"{folder} is an adapter, which needs the package peft: pip install 'sinkscope[peft]'") from error
+        raise CallError(
+            f"{folder} is an adapter, which needs the package peft: pip install 'sinkscope[peft]'"
+        ) from error
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

