@@ -80,6 +80,8 @@ def rules(draw):
     given |= {name: draw(st.integers(1, 30)) for name in ("k", "sinks", "recent") if name in fields}
     if kind is HideSinksAbove:
         given["excess"] = draw(st.floats(0, 0.999) | st.just(math.inf))
+    if kind is HidePositions:
+        given["positions"] = draw(st.frozensets(st.integers(0, 40), min_size=1, max_size=6))
     return kind(**given)
 
 

@@ -64,7 +64,7 @@ def test_threads_that_record_one_model_never_mix_their_steps(diffusion, tmp_path
 
         found = in_threads(3, record)
         refused = [one for one in found if isinstance(one, BaseException)]
-        assert all(isinstance(one, AttentionError) and "load the model once per thread" in str(one) for one in refused)
+        assert all(isinstance(one, AttentionError) and "load it once per thread" in str(one) for one in refused)
         traces = sinkscope.open_traces(folder)
         assert len(traces) == 3 - len(refused) >= 1
         assert all(trace.steps == 4 and trace.manifest["complete"] for trace in traces)

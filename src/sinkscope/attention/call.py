@@ -1,7 +1,7 @@
 """One running call of a stack: the requests of its subscribers in each layer, and the columns they see."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -77,6 +77,7 @@ class Call:
         notes: filled by the hooks around the layers.
         workspace: memory for scores.
         part: the part of the canvas that is computed; None for all of it.
+        seeing_ahead: is called where a stack that says it is causal is not; it returns the corrected step.
     """
 
     def __init__(
@@ -91,8 +92,9 @@ class Call:
         notes: LayerNotes,
         workspace: Workspace,
         part: CallPart | None = None,
+        seeing_ahead: Callable[[], StepContext] | None = None,
     ) -> None:
-        self._part = part
+        self._part, self._seeing_ahead, self._looked = part, seeing_ahead, False
         self._stack, self._context, self._prompt_lengths = stack, context, prompt_lengths
         self._inferred, self._cache, self._notes, self._workspace = inferred, cache, notes, workspace
         self.reported = False  # whether any layer has computed its attention here
@@ -108,6 +110,14 @@ class Call:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Call":
         return self
+
+    def look(self, query: Tensor, mask: Tensor | None, causal: bool) -> None:
+        """Tell the session, at the first layer, that queries see later keys in a stack that says it is causal."""
+        if self._looked or self._seeing_ahead is None:
+            return
+        self._looked = True
+        if _sees_ahead(query, mask, causal):
+            self._context = self._seeing_ahead()
 
     def owns(self, module: nn.Module) -> bool:
         """Return whether an attention module belongs to the stack."""
@@ -267,6 +277,17 @@ class Call:
             members = self._part.of(_membership(self._context, self._prompt_lengths, self.groups, length, device))
         self._membership = members
         return members
+
+
+def _sees_ahead(query: Tensor, mask: Tensor | None, causal: bool) -> bool:
+    """Return whether a query sees a key behind it, by the mask and the flag that the attention function got."""
+    if causal or query.shape[2] == 1:
+        return False
+    if mask is None:
+        return True
+    visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    queries, keys = visible.shape[-2:]
+    return bool(visible.flatten(0, 1).any(dim=0).triu(1 + keys - queries).any())
 
 
 def _hidden_by(hider: Hider, layer: LayerCall) -> list[Hidden]:

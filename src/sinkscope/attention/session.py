@@ -9,6 +9,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -62,13 +63,11 @@ class Session:
 
     def __init__(self, network: nn.Module, hooks: Hooks, *, stays: bool = False) -> None:
         self.network, self.stays = network, stays
-        self.stacks = hooks.stacks
+        self._hooks, self.stacks = hooks, hooks.stacks
         self.subscribers: list[Subscriber] = []
-        self.notes = LayerNotes()
+        self.notes, self._workspace = LayerNotes(), Workspace()
         self.published = False  # whether a sampler publishes the steps; else they are read from the calls' arguments
-        self._workspace = Workspace()
         self._part: CallPart | None = None
-        self._hooks = hooks
         self._context: StepContext | None = None
         self._start: GenerationStart | None = None
         self._in_generation = False
@@ -80,7 +79,8 @@ class Session:
         self._given: StackInput | None = None
         self._unread: Callable[[], StackInput | None] | None = None  # the same in a step that a sampler publishes
         self._last: LastStep | None = None
-        self._unhidden_running = self._foreign = False
+        self._unhidden_running = self._foreign = self._fresh = False  # fresh: in the first step of a generation
+        self._both_ways: set[str] = set()  # stacks that say they are causal and see later keys
         self._prompt_length: int | None = None
         self._thread: int | None = None  # of the generation or the call that is running
         self._subscribers_thread: int | None = None
@@ -107,10 +107,9 @@ class Session:
         """Leave the network as it was found."""
         self._in_generation = self.published = False
         self._context = self._tokens = self._call = self._given = self._unread = None
-        self._caches = {}
         while self._calls:
             call_ends(self._calls.pop())
-        self.notes, self._workspace = LayerNotes(), Workspace()
+        self._caches, self.notes, self._workspace = {}, LayerNotes(), Workspace()
         if _sessions.get(self.network) is self:
             del _sessions[self.network]
         self._hooks.close()
@@ -148,8 +147,7 @@ class Session:
         if not self._in_generation:
             return
         self._in_generation = self.published = False
-        self._context = self._tokens = None
-        self._caches = {}
+        self._context, self._tokens, self._caches = None, None, {}
         with ExitStack() as everybody:  # the others learn of it even if one raises
             for subscriber in reversed(self.subscribers):
                 everybody.callback(subscriber.end_generation, failed)
@@ -189,9 +187,7 @@ class Session:
         """Add a subscriber; all of a network belong to one thread."""
         me = threading.get_ident()
         if self.subscribers and self._subscribers_thread != me:
-            raise AttentionError(
-                f"{self._name} is recorded or changed by another thread; load the model once per thread"
-            )
+            raise AttentionError(f"{self._name} is recorded or changed by another thread; load it once per thread")
         self._subscribers_thread = me
         self.subscribers.append(subscriber)
 
@@ -212,7 +208,7 @@ class Session:
         if busy:
             raise AttentionError(
                 f"{self._name} is recorded or changed, and one generation of it runs already, here or in another "
-                "thread; end that first, or load the model once per thread"
+                "thread; end that first, or load it once per thread"
             )
 
     def begin_call(
@@ -242,6 +238,7 @@ class Session:
         self.notes.hidden_states.clear()
         self.notes.crossing.clear()
         prompts = () if self._start is None else self._start.prompt_lengths
+        read = self._context is not None and given is not None and given.cache is None  # not its own cached generate
         if not self.published:
             prompts = self._prompts.get(stack.name, prompts)
         self._call = Call(
@@ -254,10 +251,28 @@ class Session:
             notes=self.notes,
             workspace=self._workspace,
             part=self._part,
+            seeing_ahead=partial(self._correct, stack) if read and self._causal(stack) else None,
         )
         self._calls.append(self._call)
         call_begins(self._call)
         return self._call
+
+    def _correct(self, stack: Stack) -> StepContext:
+        """Return the step of a stack that says it is causal and sees later keys; nothing of it is recorded yet."""
+        context, start = self._context, self._start
+        assert context is not None and start is not None
+        if not self._fresh:
+            raise AttentionError(f"{self._name} looked back only, and now queries see later keys; record them apart")
+        self._both_ways.add(stack.name)
+        mask_id = getattr(getattr(self.network, "config", None), "mask_token_id", None)
+        self._begin(replace(start, causal=False, mask_id=mask_id))
+        self._prompts = {stack.name: context.prompt_lengths or start.prompt_lengths}
+        masked = context.masked if mask_id is None else context.tokens == mask_id
+        self.begin_step(corrected := replace(context, causal=False, masked=masked))
+        return corrected
+
+    def _causal(self, stack: Stack) -> bool:
+        return stack.causal and stack.name not in self._both_ways
 
     def end_call(self, failed: bool, made: Any = None) -> None:
         """End the running call: its stack has returned or raised. A step that no sampler published ends with it.
@@ -336,14 +351,15 @@ class Session:
         """Begin the step that the arguments of a call describe: a forward call, or one of a foreign ``generate``."""
         lengths, config = given.lengths(), getattr(self.network, "config", None)
         whole = lengths if self._prompt_length is None else lengths.clamp(max=self._prompt_length)
-        if self._starts_anew(stack, given):
+        self._fresh = self._starts_anew(stack, given)
+        if self._fresh:
             self.end_generation(failed=False)
             self._tokens = None
-            causal = self.stacks[-1].causal  # of the last stack, which writes
+            causal = self._causal(self.stacks[-1])  # of the last stack, which writes
             mask_id = None if causal else getattr(config, "mask_token_id", None)
             rows = (None,) * given.batch
             self._begin(GenerationStart(tuple(whole.tolist()), given.total, causal, {"name": "foreign"}, rows, mask_id))
-        last = self._caches.get(stack.name) if stack.causal and given.seen else None
+        last = self._caches.get(stack.name) if self._causal(stack) and given.seen else None
         if last is not None and not last.goes_on(given, lengths):
             raise AttentionError(
                 f"expected the cache of the step before, of {last.tokens} tokens, found another, changed or otherwise "
@@ -363,14 +379,14 @@ class Session:
         mask_id = None if self._start is None else self._start.mask_id
         masked = torch.zeros_like(tokens, dtype=torch.bool) if mask_id is None else tokens == mask_id
         self.begin_step(
-            StepContext(tokens, masked, lengths, rows, rows, stack.name, stack.causal, self._prompts[stack.name])
+            StepContext(tokens, masked, lengths, rows, rows, stack.name, self._causal(stack), self._prompts[stack.name])
         )
 
     def _starts_anew(self, stack: Stack, given: StackInput) -> bool:
         """Whether a call begins a generation: it has other rows, or an empty cache, or none behind calls with one."""
         if not self._in_generation or self._start is None or len(self._start.prompt_lengths) != given.batch:
             return True
-        behind = stack.causal and len(self.stacks) == 1 and self._last is not None and self._last.behind_cache
+        behind = self._causal(stack) and len(self.stacks) == 1 and self._last is not None and self._last.behind_cache
         return stack.name in self._prompts and (given.cache is not None or behind) and given.seen == 0
 
 

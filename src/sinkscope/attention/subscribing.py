@@ -33,7 +33,7 @@ def subscribed(network: nn.Module, subscriber: Subscriber) -> Iterator[Session]:
             if is_generating(network, elsewhere=True):
                 raise AttentionError(
                     f"expected {type(network).__name__} between its generations, found one of it in another thread; "
-                    "end that first, or load the model once per thread"
+                    "end that first, or load it once per thread"
                 )
             session = Session(network, TransformersHooks(network))
             session.open()

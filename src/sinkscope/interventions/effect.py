@@ -134,6 +134,11 @@ class Tally:
                 alike = self._waiting.setdefault((name, found.shape, found.dtype, found.device), [])
             alike.append((layer, prompts, found))
 
+    @property
+    def counted(self) -> bool:
+        """Whether anything was added."""
+        return bool(self._sums or self._waiting)
+
     def settle(self) -> None:
         """Add up what has been given since the last time."""
         waiting, self._waiting = self._waiting, {}

@@ -101,7 +101,7 @@ class Hiding(Hider):
         """Forget the generation before."""
         self._forget()
         self._start, self._attention.causal = start, start.causal
-        if self._tally is not None:
+        if self._tally is not None and self._tally.counted:
             self._finished.append(self._tally.effect(self._layers, self._heads))
             self._tally = None
 

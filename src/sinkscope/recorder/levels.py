@@ -61,7 +61,7 @@ def recording(
     if is_generating(network):
         raise AttentionError(
             f"a generation of {type(network).__name__} has begun, here or in another thread; open the recording first, "
-            "or load the model once per thread"
+            "or load it once per thread"
         )
     folder = Path(out)
     with claimed_folder(folder, TraceError), room_in(folder, overwrite) as room:
