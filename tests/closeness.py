@@ -1,11 +1,12 @@
 """How far apart two computations of the same numbers may lie: the one tolerance of the suite.
 
-Equality to the bit is a *promise* where the same tensors go through the same kernels in the same shape, or through none at all: tokens,
-canvases, a trace that is read back, weights that were saved and loaded, a rule at strength zero, one call after another. Promises are
-compared with ``torch.equal``. It is an *accident* wherever kernels may differ: in another batch or length, behind a cache, with weights
-at another place in memory (a product with one row adds up in another order where they do not lie at multiples of 16 bytes, and a file
-that is mapped into memory puts them wherever its header ends), with other instructions, another number of threads, another processor.
-Whatever is no promise is compared here.
+Equality to the bit is a *promise* where the same tensors go through the same kernels in the same shape, or through none
+at all: tokens, canvases, a trace that is read back, weights that were saved and loaded, a rule at strength zero, one
+call after another. Promises are compared with ``torch.equal``. It is an *accident* wherever kernels may differ: in
+another batch or length, behind a cache, with weights at another place in memory (a product with one row adds up in
+another order where they do not lie at multiples of 16 bytes, and a file that is mapped into memory puts them wherever
+its header ends), with other instructions, another number of threads, another processor. Whatever is no promise is
+compared here.
 """
 
 import math
@@ -20,18 +21,19 @@ DEVIATIONS = 9.0
 def tolerance(*compared, terms, dtype=None, scores=(0.0, 0)):
     """The largest difference that the order of additions explains, as a number.
 
-    A sum of n terms is rounded n times, each time by at most ε/2 of a partial sum. In the worst case all errors point in one
-    direction, n·ε/2 on each side of the comparison (Higham, Accuracy and Stability, 2002, eq. 3.5). Such sums are made by hand:
-    errors that do not know of each other stay within λ·√n·ε/2 with probability 1 − 2·exp(−λ²/2) (Higham and Mary, SIAM J. Sci.
-    Comput. 41, 2019, theorem 2.4). Both sides together get ε times the smaller of n and λ·√n. All of it is relative to the largest
-    number compared: terms are of that size, also in a sum in which they cancel.
+    A sum of n terms is rounded n times, each time by at most ε/2 of a partial sum. In the worst case all errors point
+    in one direction, n·ε/2 on each side of the comparison (Higham, Accuracy and Stability, 2002, eq. 3.5). Such sums
+    are made by hand: errors that do not know of each other stay within λ·√n·ε/2 with probability 1 − 2·exp(−λ²/2)
+    (Higham and Mary, SIAM J. Sci. Comput. 41, 2019, theorem 2.4). Both sides together get ε times the smaller of n and
+    λ·√n. All of it is relative to the largest number compared: terms are of that size, also in a sum in which they
+    cancel.
 
     Args:
         compared: tensors, arrays or numbers; NaN and ±∞ are left out.
         terms: n, how many numbers are added up on the longest way from the inputs to a result (see `terms_of`).
         dtype: in which they are rounded; else the coarsest float type among those compared.
-        scores: the largest argument of an exponential on that way, and the terms of its own sum: what is an absolute error in it is
-            a relative one behind the exponential.
+        scores: the largest argument of an exponential on that way, and the terms of its own sum: what is an absolute
+            error in it is a relative one behind the exponential.
     """
     largest, summed = scores
     return _epsilon(compared, dtype) * (_roundings(terms) + largest * _roundings(summed)) * _largest(compared)
@@ -61,9 +63,10 @@ def _roundings(terms):
 
 
 def terms_of(network, positions):
-    """How many numbers are added up one after the other in a call of a network: every matrix and norm adds its last axis, every layer of
-    attention twice as many as there are positions. Matrices beside each other (queries, keys, values) are all counted, which
-    widens the tolerance by less than a half."""
+    """How many numbers are added up one after the other in a call of a network: every matrix and norm adds its last
+    axis, every layer of attention twice as many as there are positions. Matrices beside each other (queries, keys,
+    values) are all counted, which widens the tolerance by less than a half.
+    """
     layers = getattr(getattr(network, "config", None), "num_hidden_layers", 1)
     return sum(parameter.shape[-1] for parameter in network.parameters() if parameter.ndim) + 2 * layers * positions
 

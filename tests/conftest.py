@@ -38,7 +38,8 @@ import sinkscope
 from sinkscope import cli
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
-# Without a GPU Triton's kernels are interpreted. It decides when it is first imported, which is in the tests that use it.
+# Without a GPU Triton's kernels are interpreted. It decides when it is first imported, which is in the tests that use
+# it.
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
 
 

@@ -1,7 +1,8 @@
 """A network as other kernels would compute it, to test whether two computations agree on tokens only by luck.
 
-Tokens are chosen by the largest logit and places by the largest confidence: where two of them are closer than the order of additions
-moves them, another machine writes something else. A comparison of tokens whose one side ran in here says that it does not hang on that.
+Tokens are chosen by the largest logit and places by the largest confidence: where two of them are closer than the order
+of additions moves them, another machine writes something else. A comparison of tokens whose one side ran in here says
+that it does not hang on that.
 """
 
 from contextlib import contextmanager
@@ -12,9 +13,11 @@ from torch import nn
 
 @contextmanager
 def other_kernels(network, seed=0):
-    """Within, every product of the network is off as n roundings are: normally, by √n·ε/2 of the largest number that it gives.
+    """Within, every product of the network is off as n roundings are: normally, by √n·ε/2 of the largest number that it
+    gives.
 
-    A sum of n terms is rarely off by that much, as its partial sums are smaller than the largest result (see closeness.py).
+    A sum of n terms is rarely off by that much, as its partial sums are smaller than the largest result (see
+    closeness.py).
     """
     source = torch.Generator().manual_seed(seed)
 

@@ -1,11 +1,14 @@
-"""A GPU that is none: tensors that say they lie on one, computed by the CPU, and a note of every place that would wait for it.
+"""A GPU that is none: tensors that say they lie on one, computed by the CPU, and a note of every place that would wait
+for it.
 
-Values are real, so that a run goes its ordinary way and its results can be compared. To torch the tensors lie on its device
-``meta``, which needs no driver; to Python code they say ``cuda:0``. What waits is what `torch.cuda.set_sync_debug_mode` alarms of,
-and copies from or to memory that is not pinned, for which the driver may wait.
+Values are real, so that a run goes its ordinary way and its results can be compared. To torch the tensors lie on its
+device ``meta``, which needs no driver; to Python code they say ``cuda:0``. What waits is what
+`torch.cuda.set_sync_debug_mode` alarms of, and copies from or to memory that is not pinned, for which the driver may
+wait.
 
-Copies down that nobody waits for are late: until an event behind them is waited for, rubbish lies where they go. They bring rubbish
-too if their stream has not waited for the one that computes, or if what they read was given back before it was read.
+Copies down that nobody waits for are late: until an event behind them is waited for, rubbish lies where they go. They
+bring rubbish too if their stream has not waited for the one that computes, or if what they read was given back before
+it was read.
 """
 
 import contextlib

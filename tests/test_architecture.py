@@ -65,7 +65,9 @@ class Import:
 
 
 def imports_of_ours(source: str, module: str, package: bool) -> Iterator[Import]:
-    """Every import of sinkscope in a file: absolute or relative, at the top or inside, by statement or by import_module."""
+    """Every import of sinkscope in a file: absolute or relative, at the top or inside, by statement or by
+    import_module.
+    """
     tree = ast.parse(source)
     functions = [
         node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
@@ -256,7 +258,9 @@ PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "she
 
 
 def unsafe_uses(source: str) -> list[str]:
-    """Remote code and pickles: both run whatever a checkpoint holds. torch.load may be called with ``weights_only=True``."""
+    """Remote code and pickles: both run whatever a checkpoint holds. torch.load may be called with
+    ``weights_only=True``.
+    """
     found = []
     tree = ast.parse(source)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]

@@ -1,4 +1,6 @@
-"""The cards that notebooks show of traces, sinks, tracks, generations, effects and roles: small, as text, loading nothing."""
+"""The cards that notebooks show of traces, sinks, tracks, generations, effects and roles: small, as text, loading
+nothing.
+"""
 
 from html.parser import HTMLParser
 

@@ -1,7 +1,8 @@
 """One truth per number: a number of one prompt is the same in all outputs.
 
-One prompt is written once as a trace and once as statistics; `analyse`, `sinks` and `tracks` are run on the trace and `sinks` on the
-statistics, as a person types them. Every number that more than one of them tells is listed here with all who tell it.
+One prompt is written once as a trace and once as statistics; `analyse`, `sinks` and `tracks` are run on the trace and
+`sinks` on the statistics, as a person types them. Every number that more than one of them tells is listed here with all
+who tell it.
 """
 
 import json

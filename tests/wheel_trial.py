@@ -1,4 +1,5 @@
-"""`make wheel`: builds the wheel and the sdist, installs the wheel where nothing else is, and runs `sinkscope demo` there.
+"""`make wheel`: builds the wheel and the sdist, installs the wheel where nothing else is, and runs `sinkscope demo`
+there.
 
 It fetches the dependencies, so it is no part of `make test`; what the two files hold is tested in test_distribution.py.
 """

@@ -96,10 +96,11 @@ MASKS = ("none", "causal", "boolean", "additive", "finite minimum")
 
 
 def close(found: Tensor | None, expected: Tensor, inputs: Inputs, dtype: torch.dtype | None = None) -> None:
-    """As close as the order of additions allows: weights are sums over keys, columns over queries, scores over the size of a head.
+    """As close as the order of additions allows: weights are sums over keys, columns over queries, scores over the size
+    of a head.
 
-    In half precision, that of ``found`` unless ``dtype`` says another, inputs are exact and sums are fp32: weights and output are
-    rounded once each.
+    In half precision, that of ``found`` unless ``dtype`` says another, inputs are exact and sums are fp32: weights and
+    output are rounded once each.
     """
     assert found is not None
     dtype = dtype or found.dtype

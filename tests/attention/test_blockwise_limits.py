@@ -122,7 +122,9 @@ def test_constant_keys_keep_their_digits_where_the_program_lets_torch_round(cons
 
 @pytest.mark.parametrize("kind", MASKS)
 def test_gradients_equal_dense(kind):
-    """With a row that sees nothing and a query that would lose all it sees, both of which could turn gradients into NaN."""
+    """With a row that sees nothing and a query that would lose all it sees, both of which could turn gradients into
+    NaN.
+    """
     inputs = draw()
     arguments, bias = draw_mask(kind, inputs)
     if "mask" in arguments:

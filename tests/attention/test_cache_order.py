@@ -1,4 +1,6 @@
-"""A call behind a cache goes on where the one before it ended; where it does not, column sums would be wrong, and it is refused."""
+"""A call behind a cache goes on where the one before it ended; where it does not, column sums would be wrong, and it is
+refused.
+"""
 
 import copy
 

@@ -15,7 +15,9 @@ from sinkscope.errors import AttentionError
 
 @pytest.fixture
 def compiling(diffusion_folder):
-    """The model loaded anew, as transformers leaves hooks of its own where attentions were once asked for; what counts graphs."""
+    """The model loaded anew, as transformers leaves hooks of its own where attentions were once asked for; what counts
+    graphs.
+    """
     torch._dynamo.reset()
     graphs = CompileCounter()
     model = sinkscope.load(str(diffusion_folder))

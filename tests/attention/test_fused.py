@@ -234,7 +234,9 @@ def given_to(kernel, device, monkeypatch):
 def test_columns_beside_torch_s_attention_equal_dense(
     kernel, queries, keys, causal, dtype, device, small_tiles, monkeypatch
 ):
-    """In half precision a CPU's exponentials are cubic polynomials there (2⁻¹⁴), and columns are no more exact than that."""
+    """In half precision a CPU's exponentials are cubic polynomials there (2⁻¹⁴), and columns are no more exact than
+    that.
+    """
     if device != "cpu" and dtype == torch.float32:
         pytest.skip("torch's kernels with a log-sum-exp do not take float32 on a GPU")
     inputs = draw(**{**SMALL, "kv_heads": 2, "queries": queries, "keys": keys, "value_dim": 8})

@@ -1,4 +1,6 @@
-"""`Hidden` in `attend` against dense attention: per query, zeroed, several at once; what was removed; the last row in force."""
+"""`Hidden` in `attend` against dense attention: per query, zeroed, several at once; what was removed; the last row in
+force.
+"""
 
 import pytest
 import torch

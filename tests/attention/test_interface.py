@@ -1,4 +1,6 @@
-"""The attention function inside real networks: idle it is the stock model, watching changes nothing, hiding removes the key."""
+"""The attention function inside real networks: idle it is the stock model, watching changes nothing, hiding removes the
+key.
+"""
 
 import copy
 

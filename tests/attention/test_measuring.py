@@ -1,4 +1,6 @@
-"""What a hider may measure: a layer before it runs, its columns without hiding, and the canvas in another pass without hiding."""
+"""What a hider may measure: a layer before it runs, its columns without hiding, and the canvas in another pass without
+hiding.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Networks for which transformers has no sdpa attention: their modules do not say that they are causal, so the mask must."""
+"""Networks for which transformers has no sdpa attention: their modules do not say that they are causal, so the mask
+must.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""The scripts of experiments/ import each other from their own folder; their tests share the dense maps of the interventions' tests."""
+"""The scripts of experiments/ import each other from their own folder; their tests share the dense maps of the
+interventions' tests.
+"""
 
 import sys
 from pathlib import Path

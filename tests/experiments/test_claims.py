@@ -56,7 +56,9 @@ def test_verdicts_over_lengths_and_thresholds_are_those_of_all_pairs():
 
 @pytest.fixture
 def planted(monkeypatch):
-    """Two runs of seven prompts with planted numbers, behind 0 and 5 shots; the second is the first plus two, paired; 5 shots add ten."""
+    """Two runs of seven prompts with planted numbers, behind 0 and 5 shots; the second is the first plus two, paired; 5
+    shots add ten.
+    """
     rng = np.random.default_rng(0)
     first = rng.normal(5, 3, 7)
     point = (("excess", 3.0), ("unit", "queries"))

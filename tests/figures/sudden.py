@@ -11,7 +11,9 @@ ORDER = PROMPT + np.random.default_rng(1).permutation(LENGTH)
 
 
 def sudden_columns():
-    """Layer 0: head 0 stands, head 1 jumps once, head 2 drifts left; layer 1: head 3 flashes in step 6, head 1 splits in step 5."""
+    """Layer 0: head 0 stands, head 1 jumps once, head 2 drifts left; layer 1: head 3 flashes in step 6, head 1 splits
+    in step 5.
+    """
     rng = np.random.default_rng(2)
     columns = rng.random((STEPS, LAYERS, HEADS, POSITIONS)).astype(np.float32) * 0.4
     masked_columns = columns * 0.3

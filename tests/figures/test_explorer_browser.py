@@ -1,4 +1,5 @@
-"""The explorer in a real browser: every view is drawn, keys and clicks select, the address keeps the selection, nothing is fetched.
+"""The explorer in a real browser: every view is drawn, keys and clicks select, the address keeps the selection, nothing
+is fetched.
 
 It needs Chromium (Debian: `apt-get install chromium`), or the path of one in the variable CHROMIUM.
 """

@@ -196,7 +196,9 @@ def of_page(trace):
 
 
 def differences(outputs):
-    """[(name, {output: value})] of names that two outputs share and do not agree on; and {pair of outputs: names shared}."""
+    """[(name, {output: value})] of names that two outputs share and do not agree on; and {pair of outputs: names
+    shared}.
+    """
     found, shared = [], Counter()
     for name in {name for numbers in outputs.values() for name in numbers}:
         values = {output: numbers[name] for output, numbers in outputs.items() if name in numbers}

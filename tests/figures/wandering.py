@@ -13,7 +13,9 @@ STATIC, MOVING, FLIPPING, EMPTY = (0, 1), (1, 2), (1, 0), (0, 2)
 
 
 def wandering_columns(seed=0):
-    """[step, layer, head, key]: a static sink, one that moves a step at a time and stops, one that flips; three heads without."""
+    """[step, layer, head, key]: a static sink, one that moves a step at a time and stops, one that flips; three heads
+    without.
+    """
     columns = np.random.default_rng(seed).random((STEPS, LAYERS, HEADS, POSITIONS)).astype(np.float32) / 2
     for step in range(STEPS):
         columns[(step, *STATIC, 4)] = 9.5

@@ -78,7 +78,8 @@ def run(words, errors, at=0, count=None):
 
 
 def found_in(folder):
-    """Return the bytes of what was written, by name; only the names of what holds times, drawings or the number of a process.
+    """Return the bytes of what was written, by name; only the names of what holds times, drawings or the number of a
+    process.
 
     What a killed process has left aside, under a name that no reader takes, does not count.
     """

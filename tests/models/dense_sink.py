@@ -69,7 +69,9 @@ def save(network, folder):
 
 
 def dense_logits(plain, embedding, tokens, *, end=False, zero_value=False):
-    """[sink; text] or [text; sink] as one sequence: a sink row sees itself, every row sees the sinks, sink rows are dropped."""
+    """[sink; text] or [text; sink] as one sequence: a sink row sees itself, every row sees the sinks, sink rows are
+    dropped.
+    """
     text, sinks = plain.model.embed_tokens(tokens), embedding[None].expand(len(tokens), -1, -1)
     hidden = torch.cat([text, sinks] if end else [sinks, text], dim=1)
     length, count = hidden.shape[1], len(embedding)

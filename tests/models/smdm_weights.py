@@ -1,5 +1,6 @@
-"""Weights of small networks under the names of paper 2's code (lit-gpt), drawn from seeds; the logits that its code gives for them
-are in ``fixtures/smdm_logits.npz``."""
+"""Weights of small networks under the names of paper 2's code (lit-gpt), drawn from seeds; the logits that its code
+gives for them are in ``fixtures/smdm_logits.npz``.
+"""
 
 from dataclasses import dataclass
 

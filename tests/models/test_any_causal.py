@@ -1,4 +1,6 @@
-"""Causal models of transformers by folder, GGUF files and adapters: what is loaded is what transformers itself computes."""
+"""Causal models of transformers by folder, GGUF files and adapters: what is loaded is what transformers itself
+computes.
+"""
 
 import json
 

@@ -1,4 +1,6 @@
-"""Keys of a config.json as they are in the world: what transformers ignores is listed, what changes the network is refused."""
+"""Keys of a config.json as they are in the world: what transformers ignores is listed, what changes the network is
+refused.
+"""
 
 import dataclasses
 import json

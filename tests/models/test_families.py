@@ -176,7 +176,9 @@ def test_a_checkpoint_as_published_passes_every_check(name, tmp_path):
 
 
 def test_what_sdars_config_does_not_name_is_what_its_published_code_takes():
-    """The hub's config.json has neither the length of a block nor the mask token; the mask is compared with the tokenizer's."""
+    """The hub's config.json has neither the length of a block nor the mask token; the mask is compared with the
+    tokenizer's.
+    """
     bare = {
         key: value for key, value in PUBLISHED_CONFIGS["sdar"].items() if key not in ("block_size", "mask_token_id")
     }

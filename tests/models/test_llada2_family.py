@@ -1,7 +1,9 @@
-"""LLaDA 2: GLM-4-MoE of transformers under a block-causal mask writes what LLaDA 2's published loop writes around its own network.
+"""LLaDA 2: GLM-4-MoE of transformers under a block-causal mask writes what LLaDA 2's published loop writes around its
+own network.
 
-fixtures/llada2_tokens.json holds what `generate` of `LLaDA2MoeModelLM`, as ZHZisZZ/dllm carries it (ca17675), wrote on the weights of
-tiny.py: after each call the positions and the tokens that it changed, and in ``final`` all tokens. Its mask was given in fp32.
+fixtures/llada2_tokens.json holds what `generate` of `LLaDA2MoeModelLM`, as ZHZisZZ/dllm carries it (ca17675), wrote on
+the weights of tiny.py: after each call the positions and the tokens that it changed, and in ``final`` all tokens. Its
+mask was given in fp32.
 """
 
 import json
@@ -64,7 +66,9 @@ def test_it_passes_every_check(model):
 
 @torch.no_grad()
 def test_a_token_goes_through_the_experts_of_the_best_groups(model):
-    """Five lines for the router: a bias that chooses and does not weigh, two of four groups, three experts, weights that add up to 2.5."""
+    """Five lines for the router: a bias that chooses and does not weigh, two of four groups, three experts, weights
+    that add up to 2.5.
+    """
     block, config, stored = model.network.model.layers[1].mlp, LLADA2_CONFIG, weights(TINY["llada2"])
     part = {
         name.removeprefix("model.layers.1.mlp."): tensor

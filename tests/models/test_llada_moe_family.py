@@ -1,7 +1,8 @@
-"""LLaDA-MoE: transformers' Qwen3-MoE, looking both ways, writes what LLaDA's published loop writes around the published network.
+"""LLaDA-MoE: transformers' Qwen3-MoE, looking both ways, writes what LLaDA's published loop writes around the published
+network.
 
-fixtures/llada_moe_tokens.json holds what `generate` of ML-GSAI/LLaDA (b7e6c35, with other special tokens) wrote around `LLaDAMoEModelLM` as
-ZHZisZZ/dllm carries it (ca17675), on the weights of tiny.py.
+fixtures/llada_moe_tokens.json holds what `generate` of ML-GSAI/LLaDA (b7e6c35, with other special tokens) wrote around
+`LLaDAMoEModelLM` as ZHZisZZ/dllm carries it (ca17675), on the weights of tiny.py.
 """
 
 import json

@@ -77,7 +77,9 @@ class First(Watcher):
 
 @torch.no_grad()
 def rotated_in_full_precision(network):
-    """Share of the first layer's queries and keys that five lines in fp32 give to the bit; theirs are [batch, head, position, dim]."""
+    """Share of the first layer's queries and keys that five lines in fp32 give to the bit; theirs are [batch, head,
+    position, dim].
+    """
     projected, kept = network.model.layers[0].self_attn, {}
     hooks = [
         getattr(projected, name).register_forward_hook(lambda m, i, out, name=name: kept.update({name: out}))
@@ -100,7 +102,9 @@ def rotated_in_full_precision(network):
 
 @pytest.mark.parametrize("name", ["llada", "mmada"])
 def test_queries_and_keys_are_rotated_in_full_precision(name, tmp_path):
-    """Beyond the first place, which is not rotated; the last bit of a cosine, which may differ, turns few roundings the other way."""
+    """Beyond the first place, which is not rotated; the last bit of a cosine, which may differ, turns few roundings the
+    other way.
+    """
     ours = load_tiny(name, tmp_path / "ours", dtype="bfloat16").network
     save_tiny(name, tmp_path / "plain", rope_full_precision=False)
     plain = sinkscope.load(SAVE[name](tmp_path / "plain"), dtype="bfloat16").network

@@ -36,7 +36,9 @@ def folders(tmp_path_factory):
 @torch.no_grad()
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_saved_is_loaded(folders, name):
-    """Its weights to the bit; they lie elsewhere in memory, and products of few rows add up in an order that depends on where."""
+    """Its weights to the bit; they lie elsewhere in memory, and products of few rows add up in an order that depends on
+    where.
+    """
     model, network = sinkscope.load(str(folders[name])), with_sink(VARIANTS[name])
     loaded, made = dict(model.network.named_parameters()), dict(network.named_parameters())
     assert loaded.keys() == made.keys() and all(torch.equal(loaded[name], made[name]) for name in made)

@@ -337,7 +337,9 @@ def stock_shapes(config, biases, norms=False):
 
 
 def llada2_shapes(config):
-    """Published name → shape: one tensor for queries, keys and values, dense layers first, then experts with a router and shared ones."""
+    """Published name → shape: one tensor for queries, keys and values, dense layers first, then experts with a router
+    and shared ones.
+    """
     width, rows, dim, count = config["hidden_size"], config["vocab_size"], config["head_dim"], config["num_experts"]
     heads, keys, inner = config["num_attention_heads"], config["num_key_value_heads"], config["moe_intermediate_size"]
     shapes = {

@@ -1,4 +1,6 @@
-"""Tokenizer folders in the forms in which LLaDA, MMaDA, Dream and Llama publish theirs, for vocabularies of about 60 tokens."""
+"""Tokenizer folders in the forms in which LLaDA, MMaDA, Dream and Llama publish theirs, for vocabularies of about 60
+tokens.
+"""
 
 import json
 
@@ -105,7 +107,9 @@ def save_dream_tokenizer(folder, added=None, **changes):
 
 
 def save_sdar_tokenizer(folder):
-    """vocab.json and merges.txt under the class name of Qwen2, with remote code to build it with; the mask has no entry of its own."""
+    """vocab.json and merges.txt under the class name of Qwen2, with remote code to build it with; the mask has no entry
+    of its own.
+    """
     added = {57: "<|endoftext|>", 58: "<|im_start|>", 59: "<|im_end|>", 60: "<|MASK|>"}
     remote = {"AutoTokenizer": ["tokenization_qwen2.Qwen2Tokenizer", None]}
     return save_dream_tokenizer(folder, added, tokenizer_class="Qwen2Tokenizer", auto_map=remote, mask_token="<|MASK|>")

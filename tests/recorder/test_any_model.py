@@ -64,7 +64,9 @@ def gemma3():
 
 
 def normed_sources(attention, layer):
-    """Keys behind their norm (rotation turns them only), values as projected: [batch, head, token, dim] and [batch, token, width]."""
+    """Keys behind their norm (rotation turns them only), values as projected: [batch, head, token, dim] and [batch,
+    token, width].
+    """
     attention.k_norm.register_forward_hook(lambda m, a, output: layer.keys.append(by_head(output).norm(dim=-1)))
     attention.v_proj.register_forward_hook(
         lambda m, a, output: layer.values.append(output.detach().unflatten(-1, (3, 8)).norm(dim=-1).transpose(1, 2))
@@ -179,7 +181,9 @@ def cached_norm_sources(attention, layer):
 
 
 def test_diffusion_gemma_under_its_own_generate_equals_its_eager_maps(tmp_path):
-    """Two canvases of five tokens, two steps each: traces of the encoder (running sums) and of the decoder (5 queries on all keys)."""
+    """Two canvases of five tokens, two steps each: traces of the encoder (running sums) and of the decoder (5 queries
+    on all keys).
+    """
     network = diffusion_gemma()
     dense = EagerRun(network, cached_norm_sources, implementation=DENSE)
     options = {"attention_mask": PADDED, "max_new_tokens": 10, "max_denoising_steps": 2}

@@ -1,7 +1,7 @@
 """Block diffusion behind a cache: what columns, Eq. 3, movement and hiding mean (docs/models.md).
 
-One definition for all samplers: the column of a key is what it received from the newest row of every query. A diffusion model makes all
-rows anew in every step, an autoregressive model one, block diffusion those of the running block.
+One definition for all samplers: the column of a key is what it received from the newest row of every query. A diffusion
+model makes all rows anew in every step, an autoregressive model one, block diffusion those of the running block.
 """
 
 import sys
@@ -93,7 +93,9 @@ def test_of_a_long_prompt_only_the_newest_row_is_known(tmp_path):
 
 @torch.no_grad()
 def test_blocks_of_one_token_are_the_autoregressive_window(tmp_path):
-    """One end of the definition: a causal network of the same weights, fed the same tokens, has the same columns and the same window."""
+    """One end of the definition: a causal network of the same weights, fed the same tokens, has the same columns and
+    the same window.
+    """
     model = seeded_model("sdar", 0)
     trace = recorded(model, tmp_path / "blocks", length=25, block=1, block_steps=1, temperature=0.0)
     answer = trace.tokens[trace.steps - 1].astype(np.int64)
@@ -107,7 +109,8 @@ def test_blocks_of_one_token_are_the_autoregressive_window(tmp_path):
     assert len(reads) == other.steps == 26
     np.testing.assert_allclose(trace.column_sums[:][reads], other.column_sums[:], atol=2e-4)
     window = last_query_window(other.last_query[:], 16)
-    # The first step of a causal model knows one row of its prompt; the nine of this one are few enough to be known whole.
+    # The first step of a causal model knows one row of its prompt; the nine of this one are few enough to be known
+    # whole.
     np.testing.assert_allclose(trace.newest_columns[:][reads][16:], window[16:], atol=2e-4)
 
 
@@ -127,7 +130,9 @@ def test_a_block_as_long_as_the_canvas_is_the_diffusion_column(tmp_path):
 
 @pytest.mark.parametrize("rule", ["top:2", "top:2@current", "random:2", "window:2+4", "rowmass:1"])
 def test_hiding_is_in_force_behind_the_cache(rule, tmp_path):
-    """Hidden keys change what is written, and what is stored: a later block reads what the finished one computed with the keys hidden."""
+    """Hidden keys change what is written, and what is stored: a later block reads what the finished one computed with
+    the keys hidden.
+    """
     model = seeded_model("sdar", 1)
     plain = sinkscope.generate(model, PROMPT, length=20, temperature=0.0).tokens
     with sinkscope.parse_rule(rule)(model), sinkscope.recording(model, out=tmp_path / "t"):

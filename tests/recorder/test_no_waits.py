@@ -1,4 +1,6 @@
-"""Inside a step nothing waits for a GPU: every rule on a simulated one, with a list of the allowed waits and their reasons."""
+"""Inside a step nothing waits for a GPU: every rule on a simulated one, with a list of the allowed waits and their
+reasons.
+"""
 
 from collections import Counter
 from dataclasses import replace

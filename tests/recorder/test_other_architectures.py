@@ -1,4 +1,6 @@
-"""Decoders of transformers, built small from their names: logits untouched and columns as in eager maps, padded and behind a cache."""
+"""Decoders of transformers, built small from their names: logits untouched and columns as in eager maps, padded and
+behind a cache.
+"""
 
 import inspect
 

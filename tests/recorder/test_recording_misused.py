@@ -1,4 +1,6 @@
-"""Recordings that are used twice, for nothing, by several threads, or within themselves: each is refused, none is mixed."""
+"""Recordings that are used twice, for nothing, by several threads, or within themselves: each is refused, none is
+mixed.
+"""
 
 import copy
 import pickle
@@ -73,7 +75,9 @@ def test_threads_that_record_one_model_never_mix_their_steps(diffusion, tmp_path
 
 
 def test_nothing_watches_or_hides_from_a_network_while_another_thread_generates(diffusion, tmp_path, monkeypatch):
-    """Also where its generation begins after `recording` has looked, since hooks in the middle of a call would answer its layers."""
+    """Also where its generation begins after `recording` has looked, since hooks in the middle of a call would answer
+    its layers.
+    """
     inside, go_on = threading.Event(), threading.Event()
 
     def hold(step):

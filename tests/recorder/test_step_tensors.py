@@ -54,7 +54,9 @@ def test_a_nan_is_found_with_step_layer_and_head(place):
 
 
 def test_a_layer_whose_input_lies_on_the_device_before_it():
-    """The note of what enters a layer is taken before accelerate moves it; no device of the kind is needed to say where tensors lie."""
+    """The note of what enters a layer is taken before accelerate moves it; no device of the kind is needed to say where
+    tensors lie.
+    """
     with FakeTensorMode():
 
         def seen(entering, at):

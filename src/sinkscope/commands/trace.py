@@ -78,9 +78,9 @@ class Trace(Command):
         if self.name is not None:
             model = replace(model, card=replace(model.card, name=self.name))
         settings = resolve_settings(model.family, **self.sampler)
-        if getattr(model.tokenizer, "chat_template", None) and any(isinstance(prompt, str) for _, prompt in given):
-            if not is_bundled(self.model):
-                note(f"{self.model} has a chat template, which --chat applies; without it a chat model may say nothing")
+        raw = any(isinstance(prompt, str) for _, prompt in given) and not is_bundled(self.model)
+        if raw and getattr(model.tokenizer, "chat_template", None):
+            note(f"{self.model} has a chat template, which --chat applies; without it a chat model may say nothing")
         prompts: list[Any] = []
         for where, prompt in given:  # every prompt is checked before the first is written
             try:

