@@ -206,7 +206,8 @@ def test_the_same_folder_can_be_recorded_again_where_that_is_said(diffusion, out
         record()
     assert {path.name: path.stat().st_ino for path in out.iterdir()} == first
     again = record(overwrite=True)
-    assert set(again) == set(first) and "manifest.json" in again
+    whole = {name for name in again if not name.startswith("steps-")}  # a slow machine closes parts more often
+    assert whole == {name for name in first if not name.startswith("steps-")} and "manifest.json" in whole
     with (
         pytest.raises(CallError, match="nothing was recorded"),
         sinkscope.recording(diffusion, out=out, keep=keep, overwrite=True),
