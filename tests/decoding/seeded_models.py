@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import torch
 from seeded_network import EOS, MASK, VOCABULARY, seed_weights, seeded_network
 
 from sinkscope.decoding import find_sampler, make_batch, settings_of
@@ -57,6 +58,21 @@ def block_causal(config, seed, block=4):
 
     config.is_causal, config.block_size = False, block
     return seed_weights(BlockCausalQwen3(config), seed).eval()
+
+
+def changes_of(steps, prompts, length):
+    """Return, row by row and step by step, positions without padding and the tokens they changed to."""
+    rows = []
+    for row, prompt in enumerate(prompts):
+        before = torch.tensor([*prompt, *[MASK] * length])
+        changes = []
+        for step in steps:
+            after = step.tokens[row, -len(before) :]
+            changed = (after != before).nonzero().flatten()
+            changes.append(torch.stack([changed, after[changed]], dim=1).flatten().tolist())
+            before = after
+        rows.append(changes)
+    return rows
 
 
 def steps_of(model, prompts, **settings):

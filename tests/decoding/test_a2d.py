@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from seeded_models import steps_of, words
+from seeded_models import changes_of, steps_of, words
 from seeded_network import MASK, seed_weights, seeded_network
 
 import sinkscope
-from sinkscope.errors import ModelError
+from sinkscope.errors import CallError, ModelError
 
 PUBLISHED = json.loads((Path(__file__).parent / "fixtures" / "a2d.json").read_text())
 BODIES = {"llama": ("Llama", 0), "qwen2": ("Qwen2", 1), "qwen3": ("Qwen3", 2)}
@@ -50,15 +50,12 @@ def test_the_logits_are_the_published_ones(kind, loaded):
 @pytest.mark.parametrize("case", PUBLISHED["cases"], ids=lambda case: f"{case['network']}-{case['settings']}")
 def test_every_step_writes_the_published_tokens(case, loaded):
     steps = steps_of(loaded(case["network"]), case["prompts"], **case["settings"])
-    for row, prompt in enumerate(case["prompts"]):
-        before = torch.tensor([*prompt, *[MASK] * case["settings"]["length"]])
-        changes = []
-        for step in steps:
-            after = step.tokens[row, -len(before) :]
-            changed = (after != before).nonzero().flatten()
-            changes.append(torch.stack([changed, after[changed]], dim=1).flatten().tolist())
-            before = after
-        assert changes == case["steps"][row]
+    assert changes_of(steps, case["prompts"], case["settings"]["length"]) == case["steps"]
+
+
+def test_settings_that_exclude_each_other_are_refused(loaded):
+    with pytest.raises(CallError, match="one of threshold and factor"):
+        sinkscope.generate(loaded("llama"), [3, 4], length=4, threshold=0.9, factor=0.5)
 
 
 def test_a_tokenizer_without_a_mask_is_refused(tmp_path):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from other_kernels import other_kernels
-from seeded_models import seeded_model, steps_of
-from seeded_network import MASK, leaning
+from seeded_models import changes_of, seeded_model, steps_of
+from seeded_network import leaning
 from sixths import a_sixth_unmarked
 
 import sinkscope
@@ -32,22 +32,11 @@ def name_of(case):
 
 
 def written(case, sampler):
-    """Row by row, step by step: positions without padding, and the tokens they changed to."""
     model, prompts = seeded_model(sampler, case["weights"]), case["prompts"]
     dtype = getattr(torch, case["logits"]) if "logits" in case else None
     with leaning(model.network, case.get("lean", {}), dtype):
         steps = steps_of(model, prompts, **case["settings"])
-    rows = []
-    for row, prompt in enumerate(prompts):
-        before = torch.tensor([*prompt, *[MASK] * case["settings"]["length"]])
-        changes = []
-        for step in steps:
-            after = step.tokens[row, -len(before) :]
-            changed = (after != before).nonzero().flatten()
-            changes.append(torch.stack([changed, after[changed]], dim=1).flatten().tolist())
-            before = after
-        rows.append(changes)
-    return rows
+    return changes_of(steps, prompts, case["settings"]["length"])
 
 
 def assert_as_published(case, sampler):

@@ -90,12 +90,12 @@ def test_statistics_have_one_lone_writer(whole, tmp_path, run, monkeypatch):
 ROLES = "--problems 10 --canvases 1 --length 4 --steps 4 --block 4"
 SHORT = "--limit 1 --shots 0 --length 4 --steps 4 --block 4"
 FOREIGN = [
-    (f"evaluate {{0}}/model {SHORT}", "found", "holds another run"),
-    (f"evaluate {{0}}/model {SHORT}", "mine", "holds another run"),
+    (f"evaluate {{0}}/model {SHORT}", "found", "expected an evaluation, found roles"),
+    (f"evaluate {{0}}/model {SHORT}", "mine", "expected an evaluation, found something else"),
     (
         f"compare-caches {{0}}/model --policies none@threshold=0.9 {SHORT}",
         "results",
-        "holds another run",
+        "expected a comparison of caches, found an evaluation",
     ),
     (f"roles {{0}}/model {ROLES}", "results", "choose another folder"),
     (f"roles {{0}}/model --shots 1 {ROLES}", "found", "another run: other prompts; choose another folder"),
@@ -107,8 +107,7 @@ FOREIGN = [
 
 
 def contents(folder):
-    paths = [path for path in folder.rglob("*") if not path.name.startswith("lock.")]
-    return {path.relative_to(folder): path.read_bytes() if path.is_file() else None for path in paths}
+    return {path.relative_to(folder): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
 @pytest.mark.parametrize(("words", "name", "says"), FOREIGN)

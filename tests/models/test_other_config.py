@@ -69,6 +69,11 @@ def test_a_map_is_not_computed_by_the_other(two):
         recompute_map(models[1], traces[0], step=1, layer=0, head=0)
 
 
+def test_a_model_in_another_float_type_is_the_same_model(two):
+    cards = [sinkscope.load(two[0][0].card.name, dtype=dtype).card for dtype in ("float32", "bfloat16")]
+    assert cards[0].config_hash == cards[1].config_hash != ""
+
+
 def test_their_results_are_not_paired(two, tmp_path):
     found = []
     for number, (model, hide) in enumerate(zip(two[0], ["none", "top:1"], strict=True)):

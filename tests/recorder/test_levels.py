@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from processes import environment
 
 import sinkscope
 from sinkscope.errors import CallError
+from sinkscope.interventions import HideTopSinks
 from sinkscope.statistics import Summary, summarise
 from sinkscope.traces import read_statistics
 
@@ -287,3 +289,16 @@ def test_trace_keeps_the_maps_it_is_asked_for(run, diffusion, diffusion_folder, 
     )
     status, printed, _ = run("map", out, "--step", 1, "--layer", 2, "--head", 3, "--json")
     assert json.loads(printed)["source"] == "stored"
+
+
+@pytest.mark.parametrize("second", [{"steps": 4}, {"block": 12}, {"hide": True}])
+def test_statistics_of_two_settings_are_not_put_into_one_folder(diffusion, tmp_path, second):
+    first = {"length": 12, "steps": 8, "block": 6}
+    hiding = HideTopSinks(1)(diffusion) if second.pop("hide", False) else nullcontext()
+    said = "prompts of one setting: expected .* as for the first prompt, found .*; use a folder for each setting"
+    with pytest.raises(CallError, match=said), sinkscope.recording(diffusion, out=tmp_path / "s", keep="statistics"):
+        sinkscope.generate(diffusion, SHORT, **first, seed=0)
+        sinkscope.generate(diffusion, [QUESTION, SHORT], **first, seed=5)
+        with hiding:
+            sinkscope.generate(diffusion, SHORT, **first | second)
+    assert read_statistics(tmp_path / "s")[0]["prompts"] == 3

@@ -19,6 +19,7 @@ from sinkscope.attention.records import (
     Prefix,
     StepContext,
     upload,
+    visible,
 )
 from sinkscope.attention.scores import Workspace
 from sinkscope.attention.stacks import Stack, slides
@@ -222,8 +223,9 @@ class Call:
         if self.closed:  # the layer runs a second time
             return output
         placed = _placed(columns, layer.first_key) if layer.first_key else columns
+        shown = replace(layer, seen=functools.partial(_seen, inputs), scale=inputs.scale) if self._watchers else layer
         for watcher in self._watchers:
-            watcher.watch(layer, placed)
+            watcher.watch(shown, placed)
         for hider in self._hiders:
             hider.observe(layer, placed)
         return output
@@ -279,15 +281,22 @@ class Call:
         return members
 
 
+def _seen(inputs: AttentionInputs) -> Tensor:
+    """Return the keys that each query sees by mask and flag, bool [1 or batch, 1 or head, query, key]."""
+    queries, keys = inputs.query.shape[2], inputs.key.shape[2]
+    found = torch.ones(queries, keys, dtype=torch.bool, device=inputs.query.device)[None, None]
+    found = found.tril(keys - queries) if inputs.causal else found
+    return found if inputs.mask is None else found & visible(inputs.mask)
+
+
 def _sees_ahead(query: Tensor, mask: Tensor | None, causal: bool) -> bool:
     """Return whether a query sees a key behind it, by the mask and the flag that the attention function got."""
     if causal or query.shape[2] == 1:
         return False
     if mask is None:
         return True
-    visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    queries, keys = visible.shape[-2:]
-    return bool(visible.flatten(0, 1).any(dim=0).triu(1 + keys - queries).any())
+    queries, keys = mask.shape[-2:]
+    return bool(visible(mask).flatten(0, 1).any(dim=0).triu(1 + keys - queries).any())
 
 
 def _hidden_by(hider: Hider, layer: LayerCall) -> list[Hidden]:

@@ -245,6 +245,9 @@ class LayerCall:
             float32 [batch, query], it takes that as the only query group.
         own: the network's own constant keys in front (a sink token, a learned logit).
         part: the part of the canvas that is computed, under a cache that holds the rest; None for all of it.
+        seen: gives bool [1 or batch, 1 or head, query, key], the keys that each query sees by the mask and the flag that
+            the attention got, those included that rules hide; None before the layer has run.
+        scale: of the scores; None before the layer has run.
     """
 
     name: str
@@ -261,11 +264,18 @@ class LayerCall:
     measure: Callable[..., Columns] | None = None
     own: Prefix | None = None
     part: CallPart | None = None
+    seen: Callable[[], Tensor] | None = None
+    scale: float | None = None
 
     @property
     def keys(self) -> int:
         """Number of tokens that columns cover, those that the layer no longer holds included."""
         return self.first_key + self.key.shape[2]
+
+
+def visible(mask: Tensor) -> Tensor:
+    """Return where a boolean or additive mask lets queries see keys, bool of its shape."""
+    return mask if mask.dtype == torch.bool else ~(mask <= torch.finfo(mask.dtype).min / 2)
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:

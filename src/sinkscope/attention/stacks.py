@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sinkscope.attention.records import visible
 from sinkscope.errors import AttentionError, CallError
 
 IDS = ("input_ids", "decoder_input_ids")
@@ -255,8 +256,7 @@ def real_tokens(mask: Tensor) -> Tensor:
 
     Padding is the keys at either end that no query sees; a key in between that no query sees was taken away.
     """
-    visible = mask if mask.dtype == torch.bool else ~(mask <= torch.finfo(mask.dtype).min / 2)
-    seen = visible.any(dim=2).any(dim=1).long()
+    seen = visible(mask).any(dim=2).any(dim=1).long()
     return (seen.cummax(dim=-1).values & seen.flip(-1).cummax(dim=-1).values.flip(-1)).bool()
 
 

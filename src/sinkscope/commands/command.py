@@ -55,7 +55,7 @@ Tflops = Annotated[
     float | None,
     arg(help="its speed there, in 10¹² operations a second.", help_behavior_hint="(default: 40 % of the card's peak)"),
 ]
-ModelName = Annotated[Positional[str], arg(help="a bundled name, a folder, or a hub id.")]
+ModelName = Annotated[Positional[str], arg(help="a built-in name, a folder, a .gguf file, or a hub id.")]
 Device = Annotated[str, arg(help="cpu, cuda …")]
 Dtype = Annotated[str | None, arg(help="float32, bfloat16 or float16.", help_behavior_hint="(default: the stored one)")]
 TaskFiles = UseAppendAction[

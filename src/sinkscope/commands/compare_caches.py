@@ -29,7 +29,8 @@ class CompareCaches(TaskCommand):
     """
 
     model: Annotated[
-        Positional[str], arg(help="a bundled name, a folder, or a hub id.", help_behavior_hint="(required)")
+        Positional[str],
+        arg(help="a built-in name, a folder, a .gguf file, or a hub id.", help_behavior_hint="(required)"),
     ] = ""
     tasks: str = "lab-arith"
     policies: str = POLICIES
@@ -45,7 +46,7 @@ class CompareCaches(TaskCommand):
             print_json({"caches": cache_definitions()}) if self.json else say(definitions_text())
             return
         if not self.model:
-            raise CallError("expected a model: a bundled name, a folder, or a hub id; found none")
+            raise CallError("expected a model: a built-in name, a folder, or a hub id; found none")
         arms, asked = read_arms(self.policies, read_budgets(self.budget)), self.asked()
         if self.dry_run:
             from sinkscope.evaluation.cost import card_of, cost_table

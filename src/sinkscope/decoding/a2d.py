@@ -9,6 +9,7 @@ Not modelled: the binomial schedule, ``cfg_keep_tokens``, suppressed tokens, and
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -28,8 +29,7 @@ class A2DSettings(BlockSettings):
 
     right_shift_logits: bool = False
 
-    def misfits(self) -> Iterator[str]:
-        return iter(())
+    even: ClassVar[bool] = False
 
 
 def scheduled_quotas(masks: int, steps: int) -> list[int]:

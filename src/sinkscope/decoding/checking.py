@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from sinkscope.decoding.caches.keeping import attention_weights
 from sinkscope.decoding.generation import generate
 from sinkscope.errors import ModelError
 from sinkscope.models import Model, block_length
+from sinkscope.models.any_causal import NAME as ANY_CAUSAL
 from sinkscope.models.layouts import MARK_POSITIONS
 from sinkscope.models.weights import kept_tensors, stored_shapes
 
@@ -29,23 +30,17 @@ class Check:
 
 
 class _Mapper(Watcher):
-    """Compares the columns of every layer with those of a dense attention map in float64.
+    """Compares the columns of every layer with those of a dense attention map in float64."""
 
-    Args:
-        block: tokens of a block, none of which sees the blocks after it: 1 in a causal model; None where every token
-            sees all.
-    """
-
-    def __init__(self, block: int | None) -> None:
-        self.block = block
+    def __init__(self) -> None:
         self.total = self.rows = self.columns = 0.0
         self.layers = self.queries = 0
 
     def watch(self, call: LayerCall, columns: Columns) -> None:
-        number = torch.arange(call.key.shape[2], device=call.key.device) // (self.block or call.key.shape[2])
-        seen = number[None, None, None, :] <= number[:, None]
-        dense = attention_weights(call, seen, slice(None), torch.float64).cpu()
-        own, dense = dense[..., : -len(number)], dense[..., -len(number) :]
+        assert call.seen is not None and call.scale is not None
+        keys, scaled = call.key.shape[2], call.query.double() * (call.scale * call.query.shape[-1] ** 0.5)
+        dense = attention_weights(replace(call, query=scaled), call.seen(), slice(None), torch.float64).cpu()
+        own, dense = dense[..., :-keys], dense[..., -keys:]
         newest = columns.last_row.cpu().double()
         whole = newest.sum(-1) + own[:, :, -1].sum(-1)
         self.rows = max(self.rows, _off(whole, 1.0), _off(newest, dense[:, :, -1]))
@@ -74,12 +69,13 @@ class _HideOne(Hider):
 @torch.no_grad()
 def check_model(model: Model) -> list[Check]:
     """Run every check on a canvas that fits the model; a small model takes seconds."""
-    tokens = _canvas(model)
+    tokens, known = _canvas(model), model.family.name != ANY_CAUSAL  # of another network the shape says too little
     logits = _logits(model, tokens)
     close = TOLERANCE[next(model.network.parameters()).dtype] * float(logits.abs().max())
     return [
-        *_parameters(model),
-        _rotations(model),
+        *(_counts(model) if known else ()),
+        *_origin(model),
+        *([_rotations(model)] if known else []),
         Check("logits are finite", f"largest {float(logits.abs().max()):.3g}", bool(torch.isfinite(logits).all())),
         _direction(model, tokens, logits),
         *_columns(model, tokens, logits, close),
@@ -102,7 +98,7 @@ def _logits(model: Model, tokens: Tensor, **more: Tensor) -> Tensor:
     return model.network(input_ids=tokens, use_cache=False, **more).logits.float()
 
 
-def _parameters(model: Model) -> list[Check]:
+def _counts(model: Model) -> list[Check]:
     card, network = model.card, model.network
     # Of a sink, less the rows that the output layer lacks for the mask.
     added = sum(parameter.numel() for name, parameter in network.named_parameters() if "sink_" in name)
@@ -116,7 +112,11 @@ def _parameters(model: Model) -> list[Check]:
             checks.append(
                 Check("parameters are those of the published checkpoint", found, card.parameters == shape.parameters)
             )
-    tensors = model.tensors
+    return checks
+
+
+def _origin(model: Model) -> list[Check]:
+    card, checks, tensors = model.card, list[Check](), model.tensors
     if model.commit is not None:
         checks.append(Check("files come from a hub", f"{card.name} at commit {model.commit}", True))
     if tensors is not None:
@@ -213,7 +213,7 @@ def _direction(model: Model, tokens: Tensor, logits: Tensor) -> Check:
 
 
 def _columns(model: Model, tokens: Tensor, logits: Tensor, close: float) -> list[Check]:
-    mapper = _Mapper(1 if model.family.causal else block_length(model.network))
+    mapper = _Mapper()
     with subscribed(model.network, mapper):
         watched = _logits(model, tokens)
     with subscribed(model.network, _HideOne()):

@@ -98,7 +98,18 @@ class BlockSettings(Settings):
     threshold: float = 0.0
     factor: float = 0.0
 
+    even: ClassVar[bool] = True
+    """Whether blocks must divide the length, and the steps share out among them, as the published loops assume."""
+
     def misfits(self) -> Iterator[str]:
+        if self.even:
+            yield from self._uneven()
+        if self.threshold and self.factor:
+            yield f"expected one of threshold and factor, found {self.threshold} and {self.factor}; set the other to 0"
+        if self.cache != "none" and self.guidance:
+            yield f"cache {self.cache}: does not go with guidance {self.guidance}; use --guidance 0 or --cache none"
+
+    def _uneven(self) -> Iterator[str]:
         blocks = self.length // self.block
         if self.length % self.block:
             yield (
@@ -112,10 +123,6 @@ class BlockSettings(Settings):
             )
         if self.steps > self.length:
             yield f"steps must not exceed length, found {self.steps} steps for {self.length} tokens"
-        if self.threshold and self.factor:
-            yield f"expected one of threshold and factor, found {self.threshold} and {self.factor}; set the other to 0"
-        if self.cache != "none" and self.guidance:
-            yield f"cache {self.cache}: does not go with guidance {self.guidance}; use --guidance 0 or --cache none"
 
 
 @dataclass(frozen=True)

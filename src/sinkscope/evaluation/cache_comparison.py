@@ -22,6 +22,7 @@ from sinkscope.evaluation.running import Batch, describe_run, open_batches, work
 from sinkscope.evaluation.task_plans import Request, TaskPlan, make_plans
 from sinkscope.models import FAMILIES, Family, Model, expect_model
 from sinkscope.runs.files import with_checksum
+from sinkscope.runs.folder import COMPARISON as A_COMPARISON
 from sinkscope.runs.share import expect_one_process
 
 COMPARISON = "caches.json"
@@ -47,7 +48,7 @@ def compare_caches(
     request = Request(**asked)
     plans = plan_comparison(model, request, arms)
     out, ways = Path(out), {arm.text: arm for arm in arms}
-    with locked(out):
+    with locked(out, kind=A_COMPARISON):
         described = describe_run(model, batch, request.limit)
         batches = open_batches(out, model, plans, ways, {"compares": "caches", **described})
         order = [plan.task.name for plan in plans]

@@ -14,6 +14,9 @@ from sinkscope.evaluation.tasks import find_task
 from sinkscope.interventions.rules import canonical_rule
 from sinkscope.models import FAMILIES, Family, describe
 
+INNER = ("intermediate_size", "n_inner", "ffn_dim")
+"""Names of a network's inner width; of one that has none, such as GPT-2, it is four times the outer width."""
+
 
 def parts_of(name: str, request: Request) -> list[Part]:
     """Return a part for each task of an evaluation of a checkpoint."""
@@ -34,9 +37,12 @@ def family_and_shape(name: str) -> tuple[Family, Shape]:
     if name in CHECKPOINTS:
         return FAMILIES[CHECKPOINTS[name].family], CHECKPOINTS[name].shape
     family, config, parameters = describe(name)
-    sizes = (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, config.hidden_size)
+    config, heads = config.get_text_config(), config.get_text_config().num_attention_heads
+    kv_heads, width = getattr(config, "num_key_value_heads", None) or heads, config.hidden_size
+    sizes = (config.num_hidden_layers, heads, kv_heads, width)
     tied, head_dim = bool(config.tie_word_embeddings), getattr(config, "head_dim", None)
-    wide = (config.intermediate_size, config.vocab_size, parameters)
+    inner = next((one for name in INNER if (one := getattr(config, name, None))), 4 * width)
+    wide = (inner, config.vocab_size, parameters)
     return family, Shape(*sizes, *wide, family.causal, tied, head_dim)
 
 

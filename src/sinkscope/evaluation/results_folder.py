@@ -21,6 +21,7 @@ from typing import Any
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.runs.files import CHECKSUM, checksum_of, json_text, read_object, with_checksum, write_whole
 from sinkscope.runs.folder import (
+    EVALUATION,
     FINGERPRINTS,
     WEIGHTS,
     changed_fingerprint,
@@ -28,6 +29,7 @@ from sinkscope.runs.folder import (
     differences,
     exclusive,
     item_path,
+    kind_of_run,
     lock,
     made_folder,
     open_lock,
@@ -42,8 +44,11 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def locked(folder: Path, share: Share = ALL) -> Iterator[None]:
+def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator[None]:
     """Make the folder, and keep other processes out while the body runs, except those with other shares of the work.
+
+    Args:
+        kind: of results that the folder may hold, see `kind_of_run`.
 
     Raises:
         CallError: the folder is a file, holds something else, or another process is at work in it.
@@ -56,6 +61,10 @@ def locked(folder: Path, share: Share = ALL) -> Iterator[None]:
         if strange and not (folder / RUN).exists():
             what = f"files without the {RUN} of a run ({strange[0]} …)"
             raise CallError(f"{folder} holds {what}; choose another folder or an empty one")
+        run = read_object(folder / RUN) if (folder / RUN).exists() else None
+        if run is not None and kind_of_run(run) != kind:  # before a lock is left in it
+            found = kind_of_run(run)
+            raise CallError(f"{folder} holds another run: expected {kind}, found {found}; choose another folder")
         with exclusive(folder / CLAIM, EvaluationError):  # else two that start together would each find nobody
             mine = _lock_path(folder, share)
             own = stack.enter_context(open_lock(mine, EvaluationError))

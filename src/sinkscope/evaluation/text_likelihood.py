@@ -25,7 +25,8 @@ from sinkscope.interventions import Composed, Intervention, compose, parse_rule
 from sinkscope.interventions.rules import NOTHING, canonical_rule
 from sinkscope.models import Model
 from sinkscope.models.fingerprints import weight_hash_of
-from sinkscope.runs.folder import claimed_folder
+from sinkscope.runs.files import write_whole
+from sinkscope.runs.folder import run_folder
 from sinkscope.statistics.intervals import interval_of_means
 
 SAMPLES = 32
@@ -117,8 +118,9 @@ def text_likelihood(
     windows = cut_windows(model, texts, context, answer)[:limit]
     asked = {"context": context, "answer": answer, "everywhere": everywhere, "weights": weight_hash_of(model)}
     counts = [len(window) - context for window in windows]
-    with nullcontext() if out is None else claimed_folder(out, EvaluationError):
-        done = _finished(out, asked)
+    claimed = nullcontext() if out is None else run_folder(out, RUN, asked, EvaluationError, "another likelihood")
+    with claimed:
+        done = {} if out is None else _finished(out / ROWS)
         for hide, rule in named.items():
             for window in windows:
                 key = _key(hide, window)
@@ -137,22 +139,15 @@ def _key(hide: str, window: Sequence[int]) -> str:
     return f"{hide} {hashlib.sha256(str(list(window)).encode()).hexdigest()[:16]}"
 
 
-def _finished(out: Path | None, asked: dict[str, Any]) -> dict[str, list[float]]:
-    """Return the windows that an earlier run of the same settings has finished."""
-    if out is None:
+def _finished(path: Path) -> dict[str, list[float]]:
+    """Return the windows that a run of the same settings has finished; a line that was cut by a kill goes."""
+    if not path.exists():
         return {}
-    run = out / RUN
-    if run.exists() and json.loads(run.read_text()) != asked:
-        raise CallError(f"{out} holds a likelihood with other settings or weights; choose another folder")
-    run.write_text(json.dumps(asked))
-    found = {}
-    for line in (out / ROWS).read_text().splitlines() if (out / ROWS).exists() else []:
-        try:
-            one = json.loads(line)
-        except ValueError:  # the last line of a run that was killed
-            continue
-        found[one["key"]] = [one["nats"], one["removed"]]
-    return found
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
+        write_whole(path, whole, EvaluationError, "make room")
+    return {one["key"]: [one["nats"], one["removed"]] for one in map(json.loads, whole.splitlines())}
 
 
 def _one_window(model: Model, rule: Rule, window: Sequence[int], context: int, everywhere: bool) -> list[float]:

@@ -26,11 +26,17 @@ def causal_networks(model_type: Any) -> tuple[str, ...]:
 
 
 def is_any_causal(config: Mapping[str, Any]) -> bool:
-    """Return whether transformers has a causal network for a config.json, which is none of the stock ones."""
-    names = causal_networks(config.get("model_type"))
+    """Return whether transformers has a causal network for a config.json, which is none of the stock ones.
+
+    An encoder such as BERT looks back only where its config.json says ``is_decoder``.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as ENCODERS
+
+    model_type = config.get("model_type")
+    names = causal_networks(model_type)
     given = config.get("architectures") or names[:1]
-    causal = config.get("is_causal") is not False
-    return bool(names) and config.get("model_type") not in STOCK and causal and set(given) <= set(names)
+    causal = config.get("is_causal") is not False and (model_type not in ENCODERS or config.get("is_decoder") is True)
+    return bool(names) and model_type not in STOCK and causal and set(given) <= set(names)
 
 
 def network_name(config: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
-"""`load` reads a model from a bundled name, a folder, or a hub id. No code in a checkpoint is ever executed.
+"""`load` reads a model by a built-in name, a folder, a GGUF file, or a hub id; an adapter is merged into its base.
 
-Only safetensors are read, remote code is never run, and every stored tensor must be a parameter of the network and the
+No code in a checkpoint is ever executed. Only safetensors and GGUF are read, remote code is never run, and every stored tensor must be a parameter of the network and the
 reverse.
 """
 
@@ -64,7 +64,7 @@ def load(
     replace its files by renaming others over them, never by writing into them.
 
     Args:
-        name: a bundled name, a local folder, or a hub id ``owner/name``.
+        name: a built-in name, a local folder (of a model or of an adapter), a ``.gguf`` file, or a hub id.
         dtype: float type of the weights in memory; None keeps the stored one, and bundled models come as fp32.
         device: of the model.
         device_map: transformers' map for models larger than one device; instead of ``device``.

@@ -15,7 +15,6 @@ from torch import Tensor
 from sinkscope.attention import Columns, LayerCall, Watcher, subscribed
 from sinkscope.errors import CallError, TraceError
 from sinkscope.models import Model, block_length
-from sinkscope.models.block_causal import block_causal_mask
 from sinkscope.models.fingerprints import weight_hash_of
 from sinkscope.traces import Trace
 from sinkscope.traces.stored_maps import TOLERANCE, check_place, column_difference
@@ -42,15 +41,10 @@ class AttentionMap:
 
 
 class _OneHead(Watcher):
-    """Keeps the map of one head of one layer.
+    """Keeps the map of one head of one layer."""
 
-    Args:
-        block: tokens of a block, whose queries see their own block and those before it: 1 where the model is causal,
-            None where a query sees every key.
-    """
-
-    def __init__(self, model: Model, layer: str, head: int, block: int | None) -> None:
-        self.model, self.layer, self.head, self.block = model, layer, head, block
+    def __init__(self, layer: str, head: int) -> None:
+        self.layer, self.head = layer, head
         self.attention: Tensor | None = None
 
     def watch(self, call: LayerCall, columns: Columns) -> None:
@@ -60,12 +54,10 @@ class _OneHead(Watcher):
             call.query[0, self.head].float(),
             call.key[0, self.head // (call.query.shape[1] // call.key.shape[1])].float(),
         )
-        scale = getattr(self.model.network.get_submodule(call.name), "scaling", None) or query.shape[-1] ** -0.5
-        scores = query @ key.T * scale
-        if self.block is not None:
-            real = torch.ones(1, len(scores), dtype=torch.bool, device=scores.device)
-            scores = scores.masked_fill(~block_causal_mask(real, len(scores), self.block)[0, 0], -torch.inf)
-        front = _own_scores(call, self.head, query, scale)
+        assert call.seen is not None and call.scale is not None
+        seen = call.seen()[0]
+        scores = (query @ key.T * call.scale).masked_fill(~seen[self.head % len(seen)], -torch.inf)
+        front = _own_scores(call, self.head, query, call.scale)
         self.attention = torch.softmax(torch.cat([front, scores], dim=-1), dim=-1)[:, front.shape[-1] :]
 
 
@@ -95,10 +87,9 @@ def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) 
     _check_weights(model, trace)
     length = int(trace.lengths[step])
     tokens = torch.from_numpy(trace.tokens[step, :length].astype(np.int64)).to(model.device)[None]
-    block = block_length(model.network)
+    block, watcher = block_length(model.network), _OneHead(trace.layers[layer], head)
     if block is not None:
         block = (trace.manifest.get("sampler") or {}).get("block") or block
-    watcher = _OneHead(model, trace.layers[layer], head, 1 if trace.causal else block)
     blocks = nullcontext() if block is None else model.network.model.blocks_of(block)
     with torch.no_grad(), blocks, subscribed(model.network, watcher):
         model.logits(tokens, 1, use_cache=False)
