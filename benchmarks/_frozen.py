@@ -1,13 +1,13 @@
 """Freezes the outputs of sinkscope before a renovation, and compares them after it.
 
-    python benchmarks/_frozen.py store /tmp/before            # every command on the bundled models, 5 minutes on two
-    cores python benchmarks/_frozen.py store /tmp/after python benchmarks/_frozen.py compare /tmp/before /tmp/after
+    python benchmarks/_frozen.py store /tmp/before            # every command on the bundled models, 5 minutes on two cores
+    python benchmarks/_frozen.py store /tmp/after
+    python benchmarks/_frozen.py compare /tmp/before /tmp/after
 
-`store` runs each line of `CALLS` in an empty folder with one thread, and keeps its exit status, its standard output
-and, of the folders in `KEPT`, each tensor, table and JSON document. `compare` reports what is missing, new or
-different: texts and whole numbers to the letter, other numbers within `TOLERANCE`, which is the rounding of one thread
-against another order of the same sums. It exits with 1 if anything differs, but for the names that ``--declared``
-lists, one pattern of `fnmatch` each.
+`store` runs each line of `CALLS` in an empty folder with one thread, and keeps its exit status, its standard output and, of the folders
+in `KEPT`, each tensor, table and JSON document. `compare` reports what is missing, new or different: texts and whole numbers to the
+letter, other numbers within `TOLERANCE`, which is the rounding of one thread against another order of the same sums. It exits with 1 if
+anything differs, but for the names that ``--declared`` lists, one pattern of `fnmatch` each.
 """
 
 import csv
@@ -80,8 +80,8 @@ fold lab-sink-token --out folded
 check folded --json
 bundle d.trace --out d.bundle.zip
 """
-KEPT = """d.trace hidden.trace warm.trace cached.trace top.trace a.trace a-hidden.trace s.trace t.trace d.statistics
-a.statistics d.drift map.csv figures trained folded evaluation caches""".split()
+KEPT = """d.trace hidden.trace warm.trace cached.trace top.trace a.trace a-hidden.trace s.trace t.trace d.statistics a.statistics d.drift
+map.csv figures trained folded evaluation caches""".split()
 
 
 def store(out: Path) -> None:

@@ -1,16 +1,14 @@
-"""The explorer: time and memory of writing it as a page and as a folder, its first paint, and the time of a frame while
-scrubbing.
+"""The explorer: time and memory of writing it as a page and as a folder, its first paint, and the time of a frame while scrubbing.
 
     python benchmarks/explorer_page.py [--json] [--steps 256 --layers 32 --heads 32 --positions 512] [--traces FOLDER…]
 
 Without --traces it shows a trace of random columns with sinks that move. It needs Chromium. Times are of this machine.
 
-Writing is the command `sinkscope explore` in a process of its own, its start included; peak memory is that process's
-resident set.
+Writing is the command `sinkscope explore` in a process of its own, its start included; peak memory is that process's resident set.
 
-A frame is all that the main thread does from one step to the next: scripts, styles, layout, the record of what is to be
-painted. At 60 frames a second it has 16.7 ms. Frames a second are the frames that the compositor drew. Without a GPU,
-dots are painted by the processor on other threads, which these frames wait for and the main thread does not.
+A frame is all that the main thread does from one step to the next: scripts, styles, layout, the record of what is to be painted. At 60
+frames a second it has 16.7 ms. Frames a second are the frames that the compositor drew. Without a GPU, dots are painted by the processor on
+other threads, which these frames wait for and the main thread does not.
 """
 
 import argparse
@@ -101,9 +99,7 @@ def measure(page: Path) -> dict[str, float]:
 
 
 def frames(events: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the main thread's time of a frame, in ms, by the clock and of the processor, and how many frames were
-    drawn a second.
-    """
+    """Return the main thread's time of a frame, in ms, by the clock and of the processor, and how many frames were drawn a second."""
     marks = [one for one in events if one["name"] == "one step" and one["ph"] in "IRni"]
     thread, first, last = (marks[0]["pid"], marks[0]["tid"]), marks[0]["ts"], marks[-1]["ts"]
     steps = np.array([one["ts"] for one in marks])

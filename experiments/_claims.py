@@ -1,9 +1,8 @@
-"""A claim as a record: parts that are fixed beforehand, what the runs say of each, a verdict, and the file it is stored
-in.
+"""A claim as a record: parts that are fixed beforehand, what the runs say of each, a verdict, and the file it is stored in.
 
-A part names one number (or the difference of two, prompt by prompt) and where the claim wants it: above or below a
-bound. The number is a mean over prompts with a 95 % interval (BCa bootstrap over prompts). It is measured for every
-number of shots of its run and at every threshold of `THRESHOLDS`; each of these has a verdict of its own:
+A part names one number (or the difference of two, prompt by prompt) and where the claim wants it: above or below a bound. The number is a
+mean over prompts with a 95 % interval (BCa bootstrap over prompts). It is measured for every number of shots of its run and at every
+threshold of `THRESHOLDS`; each of these has a verdict of its own:
 
     holds           the whole interval lies where the claim wants it
     does not hold   the whole interval lies elsewhere
@@ -11,8 +10,7 @@ number of shots of its run and at every threshold of `THRESHOLDS`; each of these
 
 In all, a part
 
-    depends         if it holds somewhere and does not hold elsewhere: on the shots where two numbers of shots
-    contradict each other at one
+    depends         if it holds somewhere and does not hold elsewhere: on the shots where two numbers of shots contradict each other at one
                     threshold, on ε where two thresholds contradict each other at one number of shots
     holds           if it does so at ε = 3 queries' worth for every number of shots, and likewise does not hold
     undecided       otherwise
@@ -66,9 +64,7 @@ class Number:
         return not self.statistic.startswith(("concentration.gini", "concentration.entropy", "concentration.gu_rate"))
 
     def by_prompt(self, shots: int, prompts: int, point: Threshold) -> np.ndarray | None:
-        """Return the values [prompt]; None where single prompts have no value, or the statistic has an interval of its
-        own.
-        """
+        """Return the values [prompt]; None where single prompts have no value, or the statistic has an interval of its own."""
         if self.statistic == "triggers.over_chance":
             return None
         found = analysis(RUNS[self.run], shots, prompts)
@@ -79,9 +75,7 @@ class Number:
         return None
 
     def over_prompts(self, shots: int, prompts: int, point: Threshold) -> Found:
-        """Return mean, ends of the interval and number of prompts of a statistic that exists only over prompts; NaN
-        where there is none.
-        """
+        """Return mean, ends of the interval and number of prompts of a statistic that exists only over prompts; NaN where there is none."""
         key = self._place(point)
         for one in analysis(RUNS[self.run], shots, prompts).find(self.statistic):
             if dict(one.place) == key:

@@ -1,13 +1,11 @@
 """The runs from which the claims are measured: a model writes prompts in some way, and is traced and analysed once.
 
-A run writes the same problems behind 0, 1, 2 and 5 solved ones (*shots*), so that each claim is told at four lengths of
-the prompt. Its traces are numbered folders under `experiments/work` (or ``$SINKSCOPE_WORK``), one folder for each
-number of shots. Complete traces are not written again, so every script goes on where a killed one stopped, and all of
-them share the traces and the analyses.
+A run writes the same problems behind 0, 1, 2 and 5 solved ones (*shots*), so that each claim is told at four lengths of the prompt.
+Its traces are numbered folders under `experiments/work` (or ``$SINKSCOPE_WORK``), one folder for each number of shots. Complete traces are
+not written again, so every script goes on where a killed one stopped, and all of them share the traces and the analyses.
 
 Command   python experiments/_lab_runs.py [--prompts 48] [--runs NAME…]
-Cost      on one core, per prompt and run of the diffusion model, 0.7 s and 5 MB without shots, 2 s and 19 MB behind
-five; 0.2 s and 2 MB of
+Cost      on one core, per prompt and run of the diffusion model, 0.7 s and 5 MB without shots, 2 s and 19 MB behind five; 0.2 s and 2 MB of
           the autoregressive one. All runs of 48 prompts: 9 minutes, 4 GB.
 """
 
@@ -79,9 +77,7 @@ def load(name: str) -> Any:
 
 @cache
 def problems(templates: tuple[str, ...] = ()) -> tuple[int, ...]:
-    """Return the numbers of the held-out problems of these templates (all when empty) whose prompt behind five shots is
-    long enough.
-    """
+    """Return the numbers of the held-out problems of these templates (all when empty) whose prompt behind five shots is long enough."""
     model, asked = load("lab-diffusion"), enumerate(held_out("lab-arith"))
     long = {
         number: problem

@@ -1,9 +1,9 @@
 """Networks whose weights are set by hand, so that what their sink does is known.
 
-The residual stream has named features: ``one`` (1 in every token), ``source`` (1 in the tokens that heads look for),
-``letter`` (which of eight letters a token is) and ``said`` (what the head adds, read by the output layer). There are
-eight sources, which have a letter where the kind of network says so. One head of one layer looks for the source; all
-other heads attend to everything alike, and feed-forward layers add nothing.
+The residual stream has named features: ``one`` (1 in every token), ``source`` (1 in the tokens that heads look for), ``letter``
+(which of eight letters a token is) and ``said`` (what the head adds, read by the output layer). There are eight sources, which have a
+letter where the kind of network says so. One head of one layer looks for the source; all other heads attend to everything alike, and
+feed-forward layers add nothing.
 """
 
 import dataclasses

@@ -41,9 +41,7 @@ def commit() -> str | None:
 
 
 def made_by() -> dict[str, str | None]:
-    """Return command and commit, for the head of a document; items that an earlier run left were made by that run's
-    commit.
-    """
+    """Return command and commit, for the head of a document; items that an earlier run left were made by that run's commit."""
     return {"command": command(), "commit": commit()}
 
 

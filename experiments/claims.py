@@ -1,8 +1,7 @@
 """Measures claims of the papers, one after the other, and writes the page.
 
 Command   python experiments/claims.py [NAME…] [--prompts 48]; all of them without a name
-Cost      about 30 minutes on one core, and another 14 for the two trainings of learned-positions; the same command goes
-on after a
+Cost      about 30 minutes on one core, and another 14 for the two trainings of learned-positions; the same command goes on after a
           kill. The traces take 5 GB under experiments/work (or ``$SINKSCOPE_WORK``).
 """
 

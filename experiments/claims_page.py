@@ -27,26 +27,24 @@ SHOTS = (0, 1, 2, 5)
 SIGNS = {"holds": "+", "does not hold": "−", "undecided": "?"}
 HEAD = """# Everything that was measured for the claims
 
-`python experiments/claims_page.py` writes this page from the JSON files beside it;
-[docs/findings.md](../../docs/findings.md#the-papers-claims) has the verdicts. Each claim has parts, which compare one
-number, the mean over {prompts} prompts, with a bound that the script fixed before it ran: one reading of the papers'
-words.
+`python experiments/claims_page.py` writes this page from the JSON files beside it; [docs/findings.md](../../docs/findings.md#the-papers-claims)
+has the verdicts. Each claim has parts, which compare one number, the mean over {prompts} prompts, with a bound that the script fixed before it ran:
+one reading of the papers' words.
 
-* **Signs** are at ε = 3 queries' worth of attention, one for each part. A part holds (+) if its 95 % interval over
-  prompts lies wholly on the side that the claim wants, does not hold (−) if it lies wholly on the other side, and is
-  undecided (?) otherwise.
-* **Shots**: the same problems follow 0, 1, 2 and 5 solved ones. Rotary positions are tested without shots alone,
-  because learned positions end at 96 tokens.
-* **All**: nine other thresholds are tried too. A part *depends* on shots, on ε, or on both, if it holds somewhere and
-  does not hold elsewhere. Otherwise it has the verdict that it has for all shots.
+* **Signs** are at ε = 3 queries' worth of attention, one for each part. A part holds (+) if its 95 % interval over prompts lies wholly on the
+  side that the claim wants, does not hold (−) if it lies wholly on the other side, and is undecided (?) otherwise.
+* **Shots**: the same problems follow 0, 1, 2 and 5 solved ones. Rotary positions are tested without shots alone, because learned positions end
+  at 96 tokens.
+* **All**: nine other thresholds are tried too. A part *depends* on shots, on ε, or on both, if it holds somewhere and does not hold elsewhere.
+  Otherwise it has the verdict that it has for all shots.
 
-We knew before the run, from 12 problems or from tries, that drift and depth change with the shots; also moves, group
-splits and over-mixing. We added the parts on output norms after the first run, with the bounds of the parts on values.
+We knew before the run, from 12 problems or from tries, that drift and depth change with the shots; also moves, group splits and over-mixing. We
+added the parts on output norms after the first run, with the bounds of the parts on values.
 
 """
 FULL_HEAD = """
-Below, numbers have their 95 % interval over prompts and their verdict at ε = 3 queries' worth; behind it stand the
-thresholds with another verdict, in queries' worth (q) and in percent (%). Parts marked *beside* do not decide.
+Below, numbers have their 95 % interval over prompts and their verdict at ε = 3 queries' worth; behind it stand the thresholds with another
+verdict, in queries' worth (q) and in percent (%). Parts marked *beside* do not decide.
 
 """
 

@@ -1,5 +1,4 @@
-"""Writes results/hiding/README.md, every table behind docs/findings.md, from the JSON files beside it; a test compares
-them.
+"""Writes results/hiding/README.md, every table behind docs/findings.md, from the JSON files beside it; a test compares them.
 
 Command   python experiments/hiding_page.py
 """
@@ -12,11 +11,10 @@ RESULTS = Path(__file__).parents[1] / "results" / "hiding"
 PAGE = RESULTS / "README.md"
 HEAD = """# Everything that was measured about hiding
 
-`python experiments/hiding_page.py` writes this page from the JSON files beside it;
-[docs/findings.md](../../docs/findings.md#hiding-the-top-key-hurts-the-diffusion-model) says what they mean. Brackets
-hold 95 % intervals over problems. *Removed* is the share of attention that the hidden keys would have had, of all
-attention in the layers and steps where the rule is in force (in the tables of single tokens: of all attention, and of
-that of the position being written). Rules are written as in [docs/interventions.md](../../docs/interventions.md).
+`python experiments/hiding_page.py` writes this page from the JSON files beside it; [docs/findings.md](../../docs/findings.md#hiding-the-top-key-hurts-the-diffusion-model) says what
+they mean. Brackets hold 95 % intervals over problems. *Removed* is the share of attention that the hidden keys would have had, of all
+attention in the layers and steps where the rule is in force (in the tables of single tokens: of all attention, and of that of the
+position being written). Rules are written as in [docs/interventions.md](../../docs/interventions.md).
 
 """
 PROVENANCE = (
@@ -58,13 +56,12 @@ KINDS_OF_ERROR = (
     "last number",
 )
 WHERE = "removed_where_written"
-ORDER = """Paper 1 (§5.2) says that positions that attend to a hidden sink become unsure and are written later, which
-protects the answer. They do, a little (ρ below). That this protects the answer is not shown: the order of the unhidden
-run (*forced order*) loses about as much.
-"""
-PAST = """Paper 1 (§5.3) says that sinks among the masks carry the past. This is not shown: hiding the top one costs
-little more than a random mask, with an interval that holds 0. Unforeseen: what lab-diffusion loses comes back when the
-first token stays (p = .013 for having looked twice); no run keeps another token instead.
+ORDER = """Paper 1 (§5.2) says that positions that attend to a hidden sink become unsure and are written later, which protects the
+answer. They do, a little (ρ below). That this protects the answer is not shown: the order of the unhidden run (*forced order*) loses
+about as much."""
+PAST = """Paper 1 (§5.3) says that sinks among the masks carry the past. This is not shown: hiding the top one costs little more than a
+random mask, with an interval that holds 0. Unforeseen: what lab-diffusion loses comes back when the first token stays (p = .013 for
+having looked twice); no run keeps another token instead.
 
 """
 
@@ -190,9 +187,7 @@ def arms(document: dict[str, Any], which: str = "") -> str:
 
 
 def by_role(document: dict[str, Any]) -> str:
-    """Return the accuracy of whole answers with the top keys of some heads hidden, beside keys of equal attention in
-    the same heads.
-    """
+    """Return the accuracy of whole answers with the top keys of some heads hidden, beside keys of equal attention in the same heads."""
     rows = []
     for arm, one in document["arms"].items():
         lost, over = one.get("points_lost"), one.get("points_more_than_top")

@@ -1,5 +1,4 @@
-"""Writes results/substitutes/README.md, the tables behind docs/findings.md, from the JSON files beside it; a test
-compares them.
+"""Writes results/substitutes/README.md, the tables behind docs/findings.md, from the JSON files beside it; a test compares them.
 
 Command   python experiments/substitutes_page.py
 """
@@ -15,8 +14,8 @@ FIRST = ("specimens", "roles", "reversed")
 HEAD = """# Everything that was measured about substitutes
 
 `python experiments/substitutes_page.py` writes this page from the JSON files beside it;
-[docs/findings.md](../../docs/findings.md#substitutes-how-many-sinks-a-model-can-lose) says what they mean. Costs are
-nats a predicted token, with 95 % intervals over canvases; *share* is that of the predicting queries' attention.
+[docs/findings.md](../../docs/findings.md#substitutes-how-many-sinks-a-model-can-lose) says what they mean. Costs are nats a predicted token, with 95 % intervals over canvases;
+*share* is that of the predicting queries' attention.
 """
 SPECIMENS = """
 ## Specimens
@@ -29,8 +28,7 @@ Command: `{command}`, commit {commit}. Three seeds each. *Cost* is that of hidin
 ROLES = """
 ## Roles of the specimens
 
-Command: `{command}`, commit {commit}; {prompts} prompts each. *Adds* is the KL divergence of the predictions where one
-    null is zeroed,
+Command: `{command}`, commit {commit}; {prompts} prompts each. *Adds* is the KL divergence of the predictions where one null is zeroed,
 *costs* where it is hidden, in nats.
 
 | kind | nulls K | role (seeds) | token | keys to hide | adds | costs |
@@ -39,8 +37,7 @@ Command: `{command}`, commit {commit}; {prompts} prompts each. *Adds* is the KL 
 REVERSED = """
 ## A sink beside the null, and a single place for a diffusion model
 
-Command: `{command}`, commit {commit}. Three seeds each. A trained sink: a token for the autoregressive specimen of one
-    null, a logit
+Command: `{command}`, commit {commit}. Three seeds each. A trained sink: a token for the autoregressive specimen of one null, a logit
 for the diffusion specimen without nulls. *Cost* is that of hiding, in nats a predicted token.
 
 | kind | trained sink | share on it | on the largest column | cost of the largest column | of the sink | of both | of all masks |

@@ -81,6 +81,8 @@ class Call:
         seeing_ahead: is called where a stack that says it is causal is not; it returns the corrected step.
     """
 
+    _seeing_ahead: Callable[[], StepContext] | None = None
+
     def __init__(
         self,
         stack: Stack,
@@ -95,7 +97,7 @@ class Call:
         part: CallPart | None = None,
         seeing_ahead: Callable[[], StepContext] | None = None,
     ) -> None:
-        self._part, self._seeing_ahead, self._looked = part, seeing_ahead, False
+        self._part, self._seeing_ahead = part, seeing_ahead
         self._stack, self._context, self._prompt_lengths = stack, context, prompt_lengths
         self._inferred, self._cache, self._notes, self._workspace = inferred, cache, notes, workspace
         self.reported = False  # whether any layer has computed its attention here
@@ -112,13 +114,14 @@ class Call:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Call":
         return self
 
-    def look(self, query: Tensor, mask: Tensor | None, causal: bool) -> None:
+    def look(self, module: nn.Module, query: Tensor, mask: Tensor | None, causal: bool) -> None:
         """Tell the session, at the first layer, that queries see later keys in a stack that says it is causal."""
-        if self._looked or self._seeing_ahead is None:
+        correct = self._seeing_ahead
+        if correct is None or not self.owns(module):
             return
-        self._looked = True
+        self._seeing_ahead = None
         if _sees_ahead(query, mask, causal):
-            self._context = self._seeing_ahead()
+            self._context = correct()
 
     def owns(self, module: nn.Module) -> bool:
         """Return whether an attention module belongs to the stack."""

@@ -89,8 +89,8 @@ def _attention(
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     causal = bool(causal) and mask is None and query.shape[2] > 1
     scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
-    if running is not None and running.owns(module):
-        running.look(query, mask, causal)
+    if running is not None:
+        running.look(module, query, mask, causal)
     layer = None if running is None else running.layer(module, query, key, value, own)
     if layer is not None and running is not None:
         assert layer.membership is not None
