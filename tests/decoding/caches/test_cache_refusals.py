@@ -61,7 +61,7 @@ def test_the_command_prints_definitions_and_asks_for_a_model(run):
     status, out, _ = run("compare-caches", "--definitions", "--json")
     assert status == 0 and json.loads(out) == {"caches": json.loads(json.dumps(cache_definitions()))}
     status, _, told = run("compare-caches", "--out", "nowhere")
-    assert status == 2 and "expected a model: a bundled name, a folder, or a hub id; found none" in told
+    assert status == 2 and "expected a model: a built-in name, a folder, or a hub id; found none" in told
 
 
 class Planning(BlockCache):
