@@ -1,35 +1,58 @@
-"""dllm's sampler for masked diffusion (MDLM) as a generator of steps: LLaDA's loop with a schedule and a shift to
-choose.
+"""dllm's samplers for masked diffusion (MDLM) and block diffusion (BD3LM) as generators of steps.
+
+MDLM is LLaDA's loop with a schedule and a shift to choose. BD3LM writes block after block behind a cache of the
+prompt and the finished blocks; a token sees its own block and those before it, and blocks are counted from the end of
+the prompt, so that its first block may be a short one.
 
 A step commits the expected number of tokens of the linear schedule, rounded half to even; steps that would commit none
-are left out. Blocks and steps need not divide the length. Source: ZHZisZZ/dllm, dllm/core/samplers/mdlm.py.
+are left out. Blocks and steps need not divide the length. Source: ZHZisZZ/dllm, dllm/core/samplers/mdlm.py and bd3lm.py.
+
+The published BD3LM reads the prompt and all finished blocks again before each block; no token sees a later block, so
+here each is read once. Quirk: tokens of a finished block that equal the tokenizer's padding are not seen by later ones.
 
 Not modelled: the binomial schedule, ``cfg_keep_tokens``, suppressed tokens, and infilling.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from sinkscope.attention import mask_for
 
 from sinkscope.decoding.blocks import BlockRule, block_steps
-from sinkscope.decoding.canvas import Batch, Step
+from sinkscope.decoding.canvas import Batch, Publisher, Step
+from sinkscope.decoding.projection import check_finite, with_unconditional
+from sinkscope.decoding.sdar import BlockWriter, block_diffusion_steps
 from sinkscope.decoding.settings import BlockSettings
 from sinkscope.models import Model
 
 
 @dataclass(frozen=True)
 class A2DSettings(BlockSettings):
-    """dllm's sampler for models adapted from causal ones (ZHZisZZ/dllm, samplers/mdlm.py).
+    """dllm's samplers for models adapted from causal ones (ZHZisZZ/dllm, samplers/mdlm.py and bd3lm.py).
 
     Attributes:
+        algorithm: how the model was trained: masked diffusion (mdlm), or block diffusion (bd3lm), which stops after the
+            block with EOS.
         right_shift_logits: whether the logits of a position predict the token after it, as in the causal model.
     """
 
+    algorithm: Literal["mdlm", "bd3lm"] = "mdlm"
     right_shift_logits: bool = False
 
     even: ClassVar[bool] = False
+
+    def misfits(self) -> Iterator[str]:
+        yield from super().misfits()
+        beyond = {"cache": "none", "threshold": 0.0, "factor": 0.0, "block_order": "left_to_right"}
+        for name, value in beyond.items():
+            if self.algorithm == "bd3lm" and getattr(self, name) != value:
+                yield f"{name}: goes with mdlm, not with bd3lm, whose blocks are written from the left behind a cache"
 
 
 def scheduled_quotas(masks: int, steps: int) -> list[int]:
@@ -46,4 +69,83 @@ def scheduled_quotas(masks: int, steps: int) -> list[int]:
 def a2d_steps(model: Model, batch: Batch, settings: A2DSettings) -> Iterator[Step]:
     """Write ``settings.length`` tokens after each prompt, one `Step` for each forward call."""
     shifted = replace(model, family=replace(model.family, shift=settings.right_shift_logits))
+    if settings.algorithm == "bd3lm":
+        return block_diffusion_steps(shifted, batch, settings, BD3LMWriter)
     return block_steps(shifted, batch, settings, BlockRule(quotas=scheduled_quotas))
+
+
+class BD3LMWriter(BlockWriter):
+    """Writes one prompt; with guidance a canvas whose prompt is masked runs beside it."""
+
+    def __init__(self, model: Model, batch: Batch, settings: A2DSettings, final: int, publisher: Publisher) -> None:
+        super().__init__(model, batch, settings, final, publisher)
+        number = (torch.arange(final, device=self.canvas.device) + -self.prompt % settings.block) // settings.block
+        self.seen = number[None] <= number[:, None]
+        padding = model.tokenizer.pad_token_id
+        self.padding = -1 if padding is None else padding
+
+    @staticmethod
+    def end(prompt: int, settings: A2DSettings) -> int:
+        return prompt + settings.length
+
+    @staticmethod
+    def copies(settings: A2DSettings) -> int:
+        return 2 if settings.guidance else 1
+
+    def steps(self) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
+        block, length = self.settings.block, self.settings.length
+        steps = -(-self.settings.steps // -(-length // block))
+        yield self._read(0, self.prompt)
+        for start in range(self.prompt, self.final, block):
+            stop = min(start + block, self.final)
+            for share in scheduled_quotas(stop - start, steps):
+                yield self._denoise(start, stop, share)
+            if stop == self.final or bool((self.canvas[:, start:stop] == self.model.card.eos_id).any()):
+                return
+            yield self._read(start, stop)
+
+    def _forward(self, start: int, stop: int, keep: bool) -> Tensor:
+        """Compute hidden states [copy, query, width] of some positions behind the cache."""
+        canvas = self.canvas[:, :stop]
+        real = canvas[0] != self.padding
+        here = torch.arange(start, stop, device=canvas.device)
+        seen = self.seen[start:stop, :stop] & real
+        seen[here - start, here] = True  # padding would see nothing
+        inputs = with_unconditional(
+            canvas,
+            pad(self.canvas[:, : self.prompt] != self.mask_id, (0, stop - self.prompt)),
+            self.mask_id,
+            self.settings.guidance,
+        )
+        hidden = self.model.network.model(
+            input_ids=inputs[:, start:],
+            attention_mask=mask_for(self.model.network, seen.expand(len(inputs), 1, -1, -1)),
+            position_ids=(real.long().cumsum(-1) - 1).clamp(min=0)[start:].expand(len(inputs), -1),
+            past_key_values=self.cache,
+            use_cache=True,
+        ).last_hidden_state
+        if keep:
+            self.last = hidden[:, -1:]
+        else:
+            self.cache.crop(start - stop)
+        return hidden
+
+    def _choose(self, hidden: Tensor, masked: Tensor, share: int) -> tuple[Tensor, Tensor, Tensor]:
+        if self.settings.right_shift_logits:
+            hidden = torch.cat([self.last, hidden[:, :-1]], dim=1)
+        logits = self.model.network.lm_head(hidden).to(masked.device)
+        if self.settings.guidance:
+            logits = logits[1:] + (self.settings.guidance + 1) * (logits[:1] - logits[1:])
+        logits, noisy = check_finite(logits[0]), None
+        if self.settings.temperature > 0:
+            noise = torch.rand(logits.shape, dtype=torch.float64, device=logits.device, generator=self.source)
+            noisy = logits.double().exp() / (-noise.log()) ** self.settings.temperature
+        token = (logits if noisy is None else noisy).argmax(-1)
+        if self.settings.remasking == "random":
+            probability = torch.rand(len(token), device=logits.device, generator=self.source)
+        else:
+            probability = torch.softmax(logits, dim=-1).gather(-1, token[:, None])[:, 0]
+        chosen = torch.zeros_like(masked)
+        confidence = torch.where(masked, probability, -torch.inf)
+        chosen[confidence.topk(min(share, int(masked.sum()))).indices] = True
+        return token, probability, chosen

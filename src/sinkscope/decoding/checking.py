@@ -17,6 +17,12 @@ from sinkscope.models.any_causal import NAME as ANY_CAUSAL
 from sinkscope.models.layouts import MARK_POSITIONS
 from sinkscope.models.weights import kept_tensors, stored_shapes
 
+TEXT = "Q: Sam has 12 apples and buys 5 more. How many apples does Sam have now?\nA: 12 + 5 = 17.\n#### 17"
+"""A text that any language model finds likely, the lab's models too."""
+MASKED_EVERY = 4
+"""In each of so many copies of the text, every so-manieth token is masked."""
+CLEARLY = 0.5
+"""Nats a token by which another reading of the logits must be better than the declared one, and than chance."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
@@ -71,17 +77,22 @@ def check_model(model: Model) -> list[Check]:
     """Run every check on a canvas that fits the model; a small model takes seconds."""
     tokens, known = _canvas(model), model.family.name != ANY_CAUSAL  # of another network the shape says too little
     logits = _logits(model, tokens)
-    close = TOLERANCE[next(model.network.parameters()).dtype] * float(logits.abs().max())
+    close = TOLERANCE[_dtype(model)] * float(logits.abs().max())
     return [
         *(_counts(model) if known else ()),
         *_origin(model),
         *([_rotations(model)] if known else []),
         Check("logits are finite", f"largest {float(logits.abs().max()):.3g}", bool(torch.isfinite(logits).all())),
         _direction(model, tokens, logits),
+        *_reading(model),
         *_columns(model, tokens, logits, close),
         _padding(model, tokens, logits, close),
         _round_trip(model, tokens),
     ]
+
+
+def _dtype(model: Model) -> torch.dtype:
+    return next(model.network.parameters()).dtype
 
 
 def _canvas(model: Model) -> Tensor:
@@ -212,6 +223,39 @@ def _direction(model: Model, tokens: Tensor, logits: Tensor) -> Check:
     return Check(f"attention is {way}", found, (change == 0) == model.family.causal)
 
 
+def _reading(model: Model) -> list[Check]:
+    """Check that tokens of a text are more likely where the family reads their logits than one place beside it.
+
+    A network that finds the text no likelier than chance is not told apart, and passes.
+    """
+    tokenizer, causal, mask_id = model.tokenizer, model.family.causal, model.card.mask_id
+    text = torch.tensor([tokenizer(TEXT, add_special_tokens=False).input_ids], device=model.device)
+    places = text.shape[1]
+    if places < 8 or places > model.card.max_positions or bool((text == (tokenizer.unk_token_id or -1)).any()):
+        return []
+    shifted = causal or model.family.shift
+    inputs, chosen = text, torch.ones_like(text, dtype=torch.bool)
+    if not causal:
+        number = torch.arange(places, device=text.device)
+        chosen = number[None] % MASKED_EVERY == torch.arange(MASKED_EVERY, device=text.device)[:, None]
+        inputs = text.masked_fill(chosen, mask_id)
+    chosen = chosen.clone()
+    chosen[:, 0] = False  # no place to its left
+    likely = _logits(model, inputs).log_softmax(-1)
+    here, left = (
+        float(one.gather(-1, text.expand(len(one), -1)[..., None])[..., 0][chosen].mean())
+        for one in (likely, likely.roll(1, dims=1))
+    )
+    declared, other = (left, here) if shifted else (here, left)
+    wrong = other > declared + CLEARLY and other > CLEARLY - math.log(model.card.vocabulary)
+    names = ("one place to the left", "at their own place")
+    found = f"{-declared:.2f} nats a token of a text read {names[not shifted]}, {-other:.2f} {names[shifted]}"
+    if wrong and not causal:
+        found += "; the logits are shifted" if other == left else "; the logits are not shifted"
+        found += ": try --right-shift-logits" if model.family.sampler == "a2d" and other == left else ""
+    return [Check("tokens are read at the right place", found, not wrong)]
+
+
 def _columns(model: Model, tokens: Tensor, logits: Tensor, close: float) -> list[Check]:
     mapper = _Mapper()
     with subscribed(model.network, mapper):
@@ -220,6 +264,11 @@ def _columns(model: Model, tokens: Tensor, logits: Tensor, close: float) -> list
         hidden = _logits(model, tokens)
     change, bite = (float((one - logits).abs().max()) for one in (watched, hidden))
     every = mapper.layers == model.card.layers
+    dtype, others = _dtype(model), int((watched.argmax(-1) != logits.argmax(-1)).sum())
+    difference = (
+        f"logits differ by at most {change:.1e}, allowed are {close:.1e} ({TOLERANCE[dtype]:.0e} of the largest, for "
+        f"{str(dtype).removeprefix('torch.')}); {others} of {tokens.shape[1]} most probable tokens are others"
+    )
     sums = f"{mapper.layers} layers, {mapper.queries} queries, off by at most {mapper.total:.1e}"
     maps = f"{mapper.layers} maps made again: rows off 1 by at most {mapper.rows:.1e}, columns off theirs by "
     return [
@@ -229,7 +278,7 @@ def _columns(model: Model, tokens: Tensor, logits: Tensor, close: float) -> list
             maps + f"{mapper.columns:.1e}",
             mapper.rows < 1e-3 and mapper.columns < 1e-3 and every,
         ),
-        Check("watching changes nothing", f"logits differ by at most {change:.1e}", change < close),
+        Check("watching changes nothing", difference, change < close),
         Check("hiding a key bites", f"logits change by up to {bite:.3g}", bite > 1e-3),
     ]
 

@@ -15,6 +15,7 @@ Quirk: the last block ends where a block ends, up to block − 1 tokens beyond t
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,12 +35,14 @@ def sdar_steps(model: Model, batch: Batch, settings: SDARSettings) -> Iterator[S
 
 
 @torch.no_grad()
-def block_diffusion_steps(model: Model, batch: Batch, settings: BlockDiffusionSettings) -> Iterator[Step]:
+def block_diffusion_steps(
+    model: Model, batch: Batch, settings: Any, writer: type["BlockWriter"] | None = None
+) -> Iterator[Step]:
     """Write ``settings.length`` tokens behind each prompt, up to the end of a block; one `Step` a forward call."""
-    mask_id, block = model.card.mask_id, settings.block
+    mask_id, block, writer = model.card.mask_id, settings.block, writer or BlockWriter
     assert mask_id is not None
     width, lengths = batch.tokens.shape[1], batch.lengths
-    finals = [-(-(own + settings.length) // block) * block for own in lengths]
+    finals = [writer.end(own, settings) for own in lengths]
     if max(finals) > model.card.max_positions:
         raise CallError(
             f"the canvas does not fit: the last block of {block} ends at token {max(finals)}, {model.limit}; "
@@ -53,13 +56,9 @@ def block_diffusion_steps(model: Model, batch: Batch, settings: BlockDiffusionSe
         mine, here = slice(row, row + 1), slice(width - own, None)
         alone = Batch(batch.tokens[mine, here], batch.real[mine, here], batch.texts[mine])
         seeded = replace(settings, seed=settings.seed + row)
-        with (
-            model.network.model.blocks_of(block),
-            publishing(model, alone, seeded, final_length=finals[row]) as publisher,
-        ):
-            writer = _Writer(model, alone, seeded, finals[row], publisher)
-            for tokens, written, confidence, queries in writer.steps():
-                meter.add(row, queries, tokens.shape[1])
+        with publishing(model, alone, seeded, final_length=finals[row]) as publisher:
+            for tokens, written, confidence, queries in writer(model, alone, seeded, finals[row], publisher).steps():
+                meter.add(row, queries, tokens.shape[1], writer.copies(settings))
                 if not confidence.isnan().all():
                     projected = torch.ones_like(written[:, -block:], dtype=torch.bool)
                     meter.add_words(pad(projected, (0, 0, row, len(lengths) - row - 1)))
@@ -73,10 +72,10 @@ def block_diffusion_steps(model: Model, batch: Batch, settings: BlockDiffusionSe
                 number += 1
 
 
-class _Writer:
-    def __init__(
-        self, model: Model, batch: Batch, settings: BlockDiffusionSettings, final: int, publisher: Publisher
-    ) -> None:
+class BlockWriter:
+    """Writes one prompt block after block behind a cache of the finished ones."""
+
+    def __init__(self, model: Model, batch: Batch, settings: Any, final: int, publisher: Publisher) -> None:
         from transformers import DynamicCache
 
         self.model, self.settings, self.publisher = model, settings, publisher
@@ -90,8 +89,22 @@ class _Writer:
         turns = [] if turn is None or turn >= model.card.vocabulary else [turn]
         self.ends = torch.tensor([*model.card.ends, *turns], device=self.canvas.device)
 
+    @staticmethod
+    def end(prompt: int, settings: Any) -> int:
+        """Return where the last block ends."""
+        return -(-(prompt + settings.length) // settings.block) * settings.block
+
+    @staticmethod
+    def copies(settings: Any) -> int:
+        """Return how many canvases of a prompt are in a call."""
+        return 1
+
     def steps(self) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
         """Yield for each call the tokens so far, those committed, their confidences, and its number of queries."""
+        with self.model.network.model.blocks_of(self.settings.block):
+            yield from self._steps()
+
+    def _steps(self) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
         block = self.settings.block
         first = self.prompt // block * block
         if first:
@@ -134,11 +147,7 @@ class _Writer:
         candidates[:, :start] = False
         lengths = torch.tensor([stop], device="cpu")
         self.publisher.before(tokens, masked, lengths, [0], candidates=candidates, final_queries=False)
-        logits = self.model.network.lm_head(self._forward(start, stop, keep=False))[0]
-        token, probability = _choose(check_finite(logits.to(tokens.device)), self.settings, self.source)
-        chosen = _places(probability, masked[0, start:], share, self.settings)
-        if self.settings.temperature == 0:
-            chosen = chosen & masked[0, start:]
+        token, probability, chosen = self._choose(self._forward(start, stop, keep=False), masked[0, start:], share)
         predicted, written = (torch.full_like(tokens, -1) for _ in range(2))
         predicted[0, start:] = token
         written[0, start:] = torch.where(chosen, token, -1)
@@ -150,8 +159,15 @@ class _Writer:
         self.publisher.after(written, predicted, confidence)
         return after, written, confidence, stop - start
 
+    def _choose(self, hidden: Tensor, masked: Tensor, share: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return each position's token and its probability, and which positions are committed, each [position]."""
+        logits = self.model.network.lm_head(hidden)[0].to(masked.device)
+        token, probability = _draw(check_finite(logits), self.settings, self.source)
+        chosen = _places(probability, masked, share, self.settings)
+        return token, probability, chosen & masked if self.settings.temperature == 0 else chosen
 
-def _choose(logits: Tensor, settings: BlockDiffusionSettings, source: torch.Generator) -> tuple[Tensor, Tensor]:
+
+def _draw(logits: Tensor, settings: BlockDiffusionSettings, source: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return each position's token, int64 [position], and its probability; ``logits`` are [position, vocabulary]."""
     if settings.temperature == 0:
         token = logits.argmax(-1)
