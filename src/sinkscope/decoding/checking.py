@@ -17,10 +17,11 @@ from sinkscope.models.any_causal import NAME as ANY_CAUSAL
 from sinkscope.models.layouts import MARK_POSITIONS
 from sinkscope.models.weights import kept_tensors, stored_shapes
 
-TEXT = "Q: Sam has 12 apples and buys 5 more. How many apples does Sam have now?\nA: 12 + 5 = 17.\n#### 17"
-"""A text that any language model finds likely, the lab's models too."""
+QUESTION = "Q: Sam has 4 apples and buys 5 more. How many apples does Sam have now?\nA:"
+ANSWER = " 4 + 5 = 9.\n#### 9"
+"""A text that any language model finds likely, the lab's models too, which learn to predict answers only."""
 MASKED_EVERY = 4
-"""In each of so many copies of the text, every so-manieth token is masked."""
+"""In each of so many copies of the answer, every so-manieth token is masked."""
 CLEARLY = 0.5
 """Nats a token by which another reading of the logits must be better than the declared one, and than chance."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -223,24 +224,24 @@ def _direction(model: Model, tokens: Tensor, logits: Tensor) -> Check:
     return Check(f"attention is {way}", found, (change == 0) == model.family.causal)
 
 
+@torch.no_grad()
 def _reading(model: Model) -> list[Check]:
     """Check that tokens of a text are more likely where the family reads their logits than one place beside it.
 
     A network that finds the text no likelier than chance is not told apart, and passes.
     """
     tokenizer, causal, mask_id = model.tokenizer, model.family.causal, model.card.mask_id
-    text = torch.tensor([tokenizer(TEXT, add_special_tokens=False).input_ids], device=model.device)
-    places = text.shape[1]
-    if places < 8 or places > model.card.max_positions or bool((text == (tokenizer.unk_token_id or -1)).any()):
+    question, answer = model.encode(QUESTION), tokenizer(ANSWER, add_special_tokens=False).input_ids
+    text = torch.tensor([[*question, *answer]], device=model.device)
+    unknown = tokenizer.unk_token_id
+    if len(answer) < 8 or text.shape[1] > model.card.max_positions or unknown in question + answer:
         return []
     shifted = causal or model.family.shift
-    inputs, chosen = text, torch.ones_like(text, dtype=torch.bool)
+    number = torch.arange(text.shape[1], device=text.device)
+    chosen = (number >= len(question))[None]
     if not causal:
-        number = torch.arange(places, device=text.device)
-        chosen = number[None] % MASKED_EVERY == torch.arange(MASKED_EVERY, device=text.device)[:, None]
-        inputs = text.masked_fill(chosen, mask_id)
-    chosen = chosen.clone()
-    chosen[:, 0] = False  # no place to its left
+        chosen = chosen & (number % MASKED_EVERY == torch.arange(MASKED_EVERY, device=text.device)[:, None])
+    inputs = text if causal else text.masked_fill(chosen, mask_id)
     likely = _logits(model, inputs).log_softmax(-1)
     here, left = (
         float(one.gather(-1, text.expand(len(one), -1)[..., None])[..., 0][chosen].mean())
