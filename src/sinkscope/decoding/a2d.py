@@ -20,7 +20,6 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from sinkscope.attention import mask_for
 
@@ -100,23 +99,24 @@ class BD3LMWriter(BlockWriter):
             stop = min(start + block, self.final)
             for share in scheduled_quotas(stop - start, steps):
                 yield self._denoise(start, stop, share)
-            if stop == self.final or bool((self.canvas[:, start:stop] == self.model.card.eos_id).any()):
+            if stop == self.final or bool((self.canvas[:, start:stop] == self.model.tokenizer.eos_token_id).any()):
                 return
             yield self._read(start, stop)
+
+    def _inputs(self, stop: int) -> Tensor:
+        prompt = (torch.arange(stop, device=self.canvas.device) < self.prompt)[None]
+        return with_unconditional(self.canvas[:, :stop].clone(), prompt, self.mask_id, self.settings.guidance)
 
     def _forward(self, start: int, stop: int, keep: bool) -> Tensor:
         """Compute hidden states [copy, query, width] of some positions behind the cache."""
         canvas = self.canvas[:, :stop]
         real = canvas[0] != self.padding
+        if not keep:
+            real[start:] = True  # the running block sees all of itself
         here = torch.arange(start, stop, device=canvas.device)
         seen = self.seen[start:stop, :stop] & real
         seen[here - start, here] = True  # padding would see nothing
-        inputs = with_unconditional(
-            canvas,
-            pad(self.canvas[:, : self.prompt] != self.mask_id, (0, stop - self.prompt)),
-            self.mask_id,
-            self.settings.guidance,
-        )
+        inputs = self._inputs(stop)
         hidden = self.model.network.model(
             input_ids=inputs[:, start:],
             attention_mask=mask_for(self.model.network, seen.expand(len(inputs), 1, -1, -1)),

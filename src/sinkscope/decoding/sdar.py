@@ -119,6 +119,17 @@ class BlockWriter:
             if self.settings.stop and bool(torch.isin(self.canvas[:, self.prompt : start + block], self.ends).any()):
                 return
 
+    def _begin(self, stop: int, candidates: Tensor, final: bool) -> None:
+        """Publish that a call is about to run; ``final`` is as in `StepContext.final_queries`."""
+        inputs = self._inputs(stop)
+        lengths = torch.full((len(inputs),), stop, device="cpu")
+        candidates = candidates.expand(len(inputs), -1)
+        self.publisher.before(inputs, inputs == self.mask_id, lengths, [0], candidates=candidates, final_queries=final)
+
+    def _inputs(self, stop: int) -> Tensor:
+        """Return the canvases of a call, int64 [copy, position]."""
+        return self.canvas[:, :stop].clone()
+
     def _forward(self, start: int, stop: int, keep: bool) -> Tensor:
         """Compute hidden states of some positions behind the cache; ``keep`` stores their keys and values."""
         hidden = self.model.network.model(
@@ -133,8 +144,8 @@ class BlockWriter:
 
     def _read(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor, int]:
         tokens = self.canvas[:, :stop].clone()
-        lengths, nothing = torch.tensor([stop], device="cpu"), torch.full_like(tokens, -1)
-        self.publisher.before(tokens, tokens == self.mask_id, lengths, [0], candidates=nothing >= 0, final_queries=True)
+        nothing = torch.full_like(tokens, -1)
+        self._begin(stop, nothing >= 0, final=True)
         self._forward(start, stop, keep=True)
         unknown = torch.full(tokens.shape, torch.nan, device=tokens.device, dtype=torch.float32)
         self.publisher.after(nothing, nothing, unknown)
@@ -145,8 +156,7 @@ class BlockWriter:
         masked = tokens == self.mask_id
         candidates = masked.clone()
         candidates[:, :start] = False
-        lengths = torch.tensor([stop], device="cpu")
-        self.publisher.before(tokens, masked, lengths, [0], candidates=candidates, final_queries=False)
+        self._begin(stop, candidates, final=False)
         token, probability, chosen = self._choose(self._forward(start, stop, keep=False), masked[0, start:], share)
         predicted, written = (torch.full_like(tokens, -1) for _ in range(2))
         predicted[0, start:] = token
