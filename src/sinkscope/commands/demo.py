@@ -57,11 +57,7 @@ def run_demo(
     overwrite: bool = False,
     say: Callable[[str], None] = print,
 ) -> Path:
-    """Record both models, find and track their sinks, draw the figures, and return the path of the page.
-
-    Raises:
-        CallError: the folder is in use, or the settings do not fit together.
-    """
+    """Record both models, find and track their sinks, draw the figures, and return the path of the page."""
     import sinkscope
     from sinkscope.decoding import LLaDASettings
     from sinkscope.figures import Table, draw_figures, write_page
@@ -77,18 +73,17 @@ def run_demo(
     rows = [{"number": index, **problem_prompt("lab-arith", index)} for index in long[:problems]]
     LLaDASettings(length=length, steps=length, block=block)  # raises CallError before anything is written
     with claimed_folder(out, TraceError):
-        if not _holds_demo(out):
+        begun = {*names_in(out)} <= {"traces", "figures", REPORT} and (out / "traces").is_dir()
+        begun = begun and {*names_in(out / "traces")} <= {*MODELS}  # one that was ended early
+        if not begun and not ((out / "traces").is_dir() and (out / EXPLORER).exists()):
             claim_folder(out, overwrite=None)
         elif not overwrite:
             raise CallError(f"{out} already holds a demo; choose another folder, or replace it: --overwrite")
         started = time.monotonic()
         traces, movement = [], []
         for name, sampler in MODELS.items():
-            model = sinkscope.load(name)
-            settings: dict[str, Any] = {"length": length}
-            if sampler == "diffusion":
-                settings |= {"steps": length, "block": block}
-            folder = out / "traces" / name
+            model, folder = sinkscope.load(name), out / "traces" / name
+            settings = {"length": length} | ({"steps": length, "block": block} if sampler == "diffusion" else {})
             with sinkscope.recording(model, out=folder, numbered=True, overwrite=overwrite):
                 for page_of_earlier in (out / REPORT, out / EXPLORER):  # of the traces that are being replaced
                     page_of_earlier.unlink(missing_ok=True)
@@ -109,14 +104,6 @@ def run_demo(
         explore(traces).write_page(out / EXPLORER)
         say(f"{time.monotonic() - started:.0f} s; the pages, the figures and the traces are in {out}")
         return page
-
-
-def _holds_demo(out: Path) -> bool:
-    """Return whether a folder holds a demo, or the files of one that was ended early."""
-    if not (out / "traces").is_dir():
-        return False
-    ended_early = {*names_in(out)} <= {"traces", "figures", "report.html"} and {*names_in(out / "traces")} <= {*MODELS}
-    return (out / EXPLORER).exists() or ended_early
 
 
 def movement_of(trace: Any) -> dict[str, Any]:
@@ -149,5 +136,4 @@ def movement_of(trace: Any) -> dict[str, Any]:
 
 
 def _with_range(null: tuple[float, float, float], form: str) -> str:
-    mean, low, high = (format(value, form) for value in null)
-    return f"{mean} ({low} to {high})"
+    return "{} ({} to {})".format(*(format(value, form) for value in null))

@@ -6,9 +6,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any
 
-from sinkscope.commands.command import Command, Device, Dtype, Gpu, Json, ModelName, Tflops, default_is
+from sinkscope.commands.command import Command, Device, Dtype, Gpu, Json, ModelName, SamplerFlags, Tflops, default_is
 from sinkscope.commands.output import note, print_json, say
-from sinkscope.commands.sampler_flags import SamplerFlags
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
 from sinkscope.runs.share import expect_one_process
@@ -25,7 +24,6 @@ COLUMNS = (
     ("can go", "whether hiding it in this head alone changes nothing; ?: the interval holds both"),
 )
 IN_WORDS = ("head", "role", "token")
-GAP = "  "
 WIDTH = 100
 """Of running text, in characters."""
 REMOVABLE = {True: "yes", False: "no", None: "?"}
@@ -75,6 +73,8 @@ class Roles(Command):
 
     def run(self) -> None:
         import sinkscope
+        from sinkscope.lab.prompts import answer_settings
+        from sinkscope.models import is_bundled
         from sinkscope.progress import show_progress
         from sinkscope.roles import LEAST, find_roles
 
@@ -85,13 +85,13 @@ class Roles(Command):
         if self.prompts is not None:
             self.refuse("problems shots", "with --prompts")
         asked = None if self.head is None else read_head(self.head)
-        texts, settings = self._read_prompts(), self._settings()
+        texts, source = self._read_prompts()
+        own = answer_settings(self.model) if is_bundled(self.model) and "length" not in self.sampler else {}
+        settings = {**own, **self.sampler}
         if len(texts) < LEAST:
-            half = "half to choose heads and half to judge them"
-            raise CallError(f"expected at least {LEAST} prompts, {half}, found {len(texts)}")
+            raise CallError(f"expected at least {LEAST} prompts, half of them to judge the heads, found {len(texts)}")
         if self.dry_run:
-            self._print_cost(texts, settings)
-            return
+            return self._print_cost(texts, settings)
         model = sinkscope.load(self.model, dtype=self.dtype, device=self.device)
         if asked is not None and not (asked[0] < model.card.layers and asked[1] < model.card.heads):
             most = f"{model.card.layers - 1}.{model.card.heads - 1}"
@@ -99,7 +99,7 @@ class Roles(Command):
         how = {"canvases": self.canvases, "rows": self.rows, "control_seed": self.control_seed}
         with show_progress(len(texts), self.model, "prompts") as bar:
             found = find_roles(model, texts, out=self.out, on_prompt=lambda _: bar.advance(), **how, **settings)
-        found = replace(found, source=self._source())
+        found = replace(found, source=source)
         for number, why in found.failed.items():
             note(f"prompt {number} is left out: {why}")
         found.save(self.out)  # type: ignore[arg-type]  # only a dry run has none
@@ -107,21 +107,6 @@ class Roles(Command):
             print_json(found.as_dict())
         else:
             say(f"{heading(found)}\n\n{table(found) if asked is None else evidence(found, *asked)}")
-
-    def _source(self) -> dict[str, str | int]:
-        from sinkscope.lab.prompts import task_of
-
-        if self.prompts is not None:
-            return {"file": self.prompts.name}
-        return {"task": task_of(self.model), "shots": self.shots}
-
-    def _settings(self) -> dict[str, Any]:
-        """Return the settings that were given, beside those of a bundled model where no length was."""
-        from sinkscope.lab.prompts import answer_settings
-        from sinkscope.models import is_bundled
-
-        own = answer_settings(self.model) if is_bundled(self.model) and "length" not in self.sampler else {}
-        return {**own, **self.sampler}
 
     def _print_cost(self, texts: Sequence[str], settings: Mapping[str, Any]) -> None:
         from sinkscope.decoding import resolve_settings
@@ -155,8 +140,7 @@ class Roles(Command):
             "assumptions": assumptions(card)[:2],
         }
         if self.json:
-            print_json(found)
-            return
+            return print_json(found)
         fit, hours = found["rows_on_card"], found["gpu_hours"]
         say(f"at most {found['forwards']:,} forward calls, if all {counted(found['heads'], 'head')} have a sink:")
         say(f"  {writing:,} to write the answers")
@@ -166,17 +150,20 @@ class Roles(Command):
         say(f"which takes {fit:,} canvases of {canvas:,} tokens at a time" if fit else "where not one canvas fits")
         say(f"Assumed: prompts of {tokens:,} tokens ({guess}).", *found["assumptions"], sep="\nAssumed: ")
 
-    def _read_prompts(self) -> list[str]:
+    def _read_prompts(self) -> tuple[list[str], dict[str, str | int]]:
+        """Return the prompts and their source, which is stored with the roles."""
         from sinkscope.commands.trace import read_prompts
         from sinkscope.lab.prompts import problem_prompts, task_of
 
         if self.prompts is not None:
-            return read_prompts(self.prompts)
-        return [row["prompt"] for row in problem_prompts(task_of(self.model), self.problems, self.shots)]
+            return read_prompts(self.prompts), {"file": self.prompts.name}
+        task = task_of(self.model)
+        texts = [row["prompt"] for row in problem_prompts(task, self.problems, self.shots)]
+        return texts, {"task": task, "shots": self.shots}
 
 
 def heading(found: Any) -> str:
-    """Return whose heads were asked, how, and how many have each role."""
+    """Return the model, the settings, and how many heads have each role."""
     from sinkscope.roles import ROLES
 
     shown = [name for name in ("length", "steps", "block", "canvases") if name in found.settings]
@@ -216,26 +203,22 @@ def table(found: Any) -> str:
         ]
         for column, cell in zip(columns.values(), cells, strict=True):
             column.append(cell)
-    lines = [*_in_columns(columns), ""]
+    formats = [f"{'<' if name in IN_WORDS else '>'}{max(map(len, cells))}" for name, cells in columns.items()]
+    rows = zip(*columns.values(), strict=True)
+    lines = [*("  ".join(map(format, row, formats)).rstrip() for row in rows), ""]
     remarks: dict[str, list[str]] = {}
     for one in found.heads:
         if one.role == "undecided":
             remarks.setdefault(f"undecided {{}}: {one.reason}", []).append(f"{one.layer}.{one.head}")
-    if unmatched := [f"{one.layer}.{one.head}" for one in found.heads if _unmatched(one)]:
-        remarks[f"! {{}}: {UNMATCHED}"] = unmatched
+        if _unmatched(one):
+            remarks.setdefault(f"! {{}}: {UNMATCHED}", []).append(f"{one.layer}.{one.head}")
     lines += [fill(text.format(", ".join(mine)), WIDTH, subsequent_indent="  ") for text, mine in remarks.items()]
     meanings = [fill(f"{name:>8}  {meaning}", WIDTH, subsequent_indent=" " * 10) for name, meaning in COLUMNS]
     return "\n".join([*lines, "", *meanings, "", *(fill(line, WIDTH) for line in together(found).splitlines())])
 
 
-def _in_columns(columns: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the lines of a table whose columns are as wide as their widest cell."""
-    formats = [f"{'<' if name in IN_WORDS else '>'}{max(map(len, cells))}" for name, cells in columns.items()]
-    return [GAP.join(map(format, row, formats)).rstrip() for row in zip(*columns.values(), strict=True)]
-
-
 def together(found: Any) -> str:
-    """Return what hiding all removable sinks at once costs, in words."""
+    """Return the cost of hiding all removable sinks at once, in words."""
     if found.together is None:
         return "Each sink was hidden in its head alone; what hiding several at once costs was not measured."
     sink, control = (found.together.measured.get(f"kl.{name}") for name in ("sink", "rowmass"))
@@ -254,11 +237,7 @@ def together(found: Any) -> str:
 
 
 def evidence(found: Any, layer: int, head: int) -> str:
-    """Return all that was measured of one head, in words.
-
-    Raises:
-        CallError: the head has no lasting sink.
-    """
+    """Return all measurements of one head, in words; raise CallError for one without a lasting sink."""
     one = found.of_head(layer, head)
     if one is None:
         known = ", ".join(f"{one.layer}.{one.head}" for one in found.heads)
@@ -268,14 +247,14 @@ def evidence(found: Any, layer: int, head: int) -> str:
     def share(name: str) -> str:
         return _in_words(one.measured.get(name), 1, " %", 100)
 
-    changes = [
-        ("what the sink adds is lost", "sink.zero"),
-        ("the sink is hidden", "sink"),
-        ("what the control adds is lost", "rowmass.zero"),
-        ("the control is hidden", "rowmass"),
-        ("one random key is hidden", "random"),
-        *((f"the {many} largest columns are hidden", f"top.{many}") for many in (2, 3, 4, 6, 8)),
-    ]
+    changes = {
+        "sink.zero": "the sink's output is lost",
+        "sink": "the sink is hidden",
+        "rowmass.zero": "the control's output is lost",
+        "rowmass": "the control is hidden",
+        "random": "one random key is hidden",
+        **{f"top.{many}": f"the {many} largest columns are hidden" for many in (2, 3, 4, 6, 8)},
+    }
     goes = [f"{word} {_percent(_mean(one, name))} %" for name, word in GOES.items() if name in one.measured]
     lines = [
         f"head {layer}.{head} is {one.role}: {one.reason}",
@@ -289,9 +268,9 @@ def evidence(found: Any, layer: int, head: int) -> str:
         f"  evenness {_in_words(one.measured.get('evenness'), 2)}: 1 where all queries that predict attend to it alike",
         "  the predictions change, and so many first choices stay, where",
         *(
-            f"    {what + ':':<38}{_in_words(one.measured[f'kl.{name}'], 4, ' nats'):>34}, "
+            f"    {change + ':':<38}{_in_words(one.measured[f'kl.{name}'], 4, ' nats'):>34}, "
             f"{_percent(_mean(one, f'kept.{name}')):>4} %"
-            for what, name in changes
+            for name, change in changes.items()
             if f"kl.{name}" in one.measured
         ),
         f"  hidden, its attention goes to: {', '.join(goes)}",

@@ -31,7 +31,7 @@ from sinkscope.models import Model
 
 
 class _Chosen(NamedTuple):
-    """What a rule has chosen in a layer: keys [1 or batch, 1 or head, 1 or query, key], maybe other ones by query."""
+    """The keys that a rule has chosen in a layer, [1 or batch, 1 or head, 1 or query, key]."""
 
     rule: Rule
     keys: Tensor
@@ -39,15 +39,10 @@ class _Chosen(NamedTuple):
 
 
 class Hiding(Hider):
-    """Rules while they are in force on a model. `effect` says what they have done so far.
-
-    Attributes:
-        parts: the rules in force.
-        model: the model; None where a bare network was given.
-    """
+    """Rules (``parts``) while they are in force on a model; `effect` counts what they remove."""
 
     def __init__(self, parts: Sequence[Rule], model: Model | None) -> None:
-        self.parts, self.model = tuple(parts), model
+        self.parts = tuple(parts)
         self.session: Session | None = None
         self._finished: list[Effect] = []
         self._tally: Tally | None = None
@@ -86,11 +81,7 @@ class Hiding(Hider):
         return self._attention.asked_previous
 
     def attach(self, session: Session) -> None:
-        """Take note of the network's layers, and check the limits of the rules, once the session is subscribed to.
-
-        Raises:
-            CallError: a rule is limited to layers or heads that the model does not have, or does not show.
-        """
+        """Number the network's layers; raise CallError for a rule that is limited to layers or heads it lacks."""
         self.session = session
         for stack in session.stacks:
             self._places[stack.name] = self._layers
@@ -101,7 +92,7 @@ class Hiding(Hider):
         """Forget the generation before."""
         self._forget()
         self._start, self._attention.causal = start, start.causal
-        if self._tally is not None and self._tally.counted:
+        if self._tally is not None and not self._tally.empty:
             self._finished.append(self._tally.effect(self._layers, self._heads))
             self._tally = None
 
@@ -137,7 +128,7 @@ class Hiding(Hider):
         self._in_step = {}
 
     def hide(self, call: LayerCall) -> list[Hidden] | None:
-        """Return what the rules take away in this layer."""
+        """Return the keys that the rules take away in this layer."""
         canvas, device = self._canvas, call.key.device
         if canvas is None:
             return None
@@ -293,7 +284,7 @@ class Hiding(Hider):
 
 
 def _allowed_in(rule: Rule, call: LayerCall, layer: int) -> bool:
-    """Return whether a rule may hide anything in a layer; layers that are counted are those of self-attention."""
+    """Return whether a rule may hide anything in a layer; ``layer`` numbers those of self-attention."""
     if call.crossing:
         return rule.layers is None and rule.heads is None
     among = rule.layers is None or layer in rule.layers
@@ -316,8 +307,7 @@ def _spared(union: Tensor, held: Tensor, lost: Tensor) -> Tensor:
     Args:
         union: keys that any rule has chosen, bool [1 or batch, 1 or head, 1 or query, key].
         held: keys that the layer holds, bool [batch, key].
-        lost: attention that each query has lost, [batch, head, query]; a query with constant keys in front may lose all
-            others.
+        lost: attention of each query, [batch, head, query]; with constant keys in front it may lose all others.
     """
     nothing = lost == 0
     return (union | ~held[:, None, None]).all(-1) & (nothing.all(-1, keepdim=True) if union.shape[2] == 1 else nothing)
@@ -331,12 +321,7 @@ def _queries(call: LayerCall) -> Tensor:
 
 @contextmanager
 def hiding(model: Model | nn.Module, parts: Sequence[Rule]) -> Iterator[Hiding]:
-    """Put rules into force on a model while the body runs; see `Intervention`. Without any, the model runs untouched.
-
-    Raises:
-        CallError: layers that it does not have.
-        AttentionError: the model's attention cannot be changed.
-    """
+    """Put rules into force on a model while the body runs; without any, the model runs untouched."""
     network = model.network if isinstance(model, Model) else model
     running = Hiding(parts, model if isinstance(model, Model) else None)
     if not parts:

@@ -30,8 +30,7 @@ class Intervention(ABC):
     exception; ``hiding.effect`` says how much attention was removed. A query never loses its last visible key.
 
     A subclass implements `choose`. To be found by `parse_rule` and ``--hide``, it names its `rule` and lies in a module
-    of this package, or in one that an installed package declares as an entry point of the group
-    ``sinkscope.interventions``.
+    of this package, or of an entry point of the group ``sinkscope.interventions``.
 
     Attributes:
         layers: numbers of the layers to which the rule is limited, from 0; all when None.
@@ -127,12 +126,7 @@ class Intervention(ABC):
                 raise CallError(f"{name}: expected {expected}, found {min(numbers)}")
 
     def __call__(self, model: Model | nn.Module) -> AbstractContextManager[Hiding]:
-        """Hide while the body runs.
-
-        Raises:
-            CallError: no model, layers that it does not have, or a rule that can match nothing there.
-            AttentionError: the model's attention cannot be changed.
-        """
+        """Hide while the body runs; raise CallError for a rule that can match nothing on the model."""
         return Composed((self,))(model)
 
 
@@ -140,25 +134,21 @@ class Intervention(ABC):
 class Composed:
     """Rules in force at the same time: a key is hidden where any of them hides it. Made by `compose`.
 
-    Its effect counts removed attention once. Each rule observes what all of them do: ``local`` is without any hiding,
-    ``hidden`` with all of it.
+    Its effect counts removed attention once. Each rule observes the attention under all of them.
     """
 
     parts: tuple[Intervention, ...]
 
     @property
     def idle(self) -> bool:
-        """Whether none of them hides anything."""
         return all(part.idle for part in self.parts)
 
     @property
     def waits(self) -> bool:
-        """Whether any of them needs the step before; see `Intervention.waits`."""
         return any(part.waits for part in self.parts)
 
     @property
     def least_tokens(self) -> int:
-        """The smallest number of tokens that a canvas must have."""
         return max((part.least_tokens for part in self.parts), default=1)
 
     @contextmanager
@@ -185,11 +175,7 @@ def hints_of(kind: type[Intervention]) -> dict[str, Any]:
 
 
 def positions_of(name: str, given: Collection[int]) -> tuple[int, ...]:
-    """Return numbers from 0 upwards in order, each once.
-
-    Raises:
-        CallError: a word, or a number below 0, which would match nothing.
-    """
+    """Return numbers in order, each once; raise CallError for a word or a number below 0, which would match nothing."""
     if isinstance(given, str) or any(number < 0 for number in given):
         raise CallError(f"{name}: expected numbers from 0 upwards, or for keys and queries a group, found {given!r}")
     return tuple(sorted({operator.index(number) for number in given}))
