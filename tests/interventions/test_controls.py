@@ -22,7 +22,7 @@ from sinkscope.interventions.step_canvas import class_in
 from sinkscope.sinks import is_sink
 from sinkscope.sinks.token_classes import CLASSES
 
-LENGTH, K = 12, 3
+LENGTH, K = 10, 3
 WRITE = {"length": LENGTH}
 
 
@@ -58,7 +58,7 @@ def test_random_keys_are_as_many_and_no_sinks(lab_diffusion, run, question):
     assert running.effect.hit_rate < 0.05
 
 
-@pytest.mark.parametrize("kind", [RandomKeys, MassMatchedKeys, RowMatchedKeys, PersistentRandomKeys, SameClassKeys])
+@pytest.mark.parametrize("kind", [RandomKeys, PersistentRandomKeys])
 def test_a_seed_decides(diffusion, run, question, kind):
     hidden = {}
     for name, seed in (("one", 1), ("again", 1), ("two", 2)):
@@ -147,9 +147,7 @@ def test_row_matched_keys_hold_as_much_as_the_sinks_of_the_queries_being_committ
     assert running.effect.removed_share > 0
 
 
-@pytest.mark.parametrize(
-    ("kind", "guidance"), [("diffusion", 0.0), ("diffusion", 1.0), ("autoregressive", 0.0), ("lab-shifted", 0.0)]
-)
+@pytest.mark.parametrize(("kind", "guidance"), [("diffusion", 1.0), ("autoregressive", 0.0), ("lab-shifted", 0.0)])
 def test_what_was_removed_where_tokens_were_committed(request, question, short, kind, guidance):
     """Dense: the hidden keys' entries in the rows from which each written token was read, left padding and guidance
     included.
@@ -195,9 +193,6 @@ def test_a_likelihood_commits_nothing(diffusion):
     message = "rowmass: this forward call commits no tokens; name the queries with queries="
     with pytest.raises(CallError, match=message), RowMatchedKeys(1)(diffusion), torch.no_grad():
         diffusion.network(ids)
-    with RowMatchedKeys(1, queries=range(4), observe="current")(diffusion) as running, torch.no_grad():
-        diffusion.network(ids)
-    assert running.effect.removed_share > 0
 
 
 def test_persistent_keys_stay_as_long_as_their_sinks(lab_diffusion, run, question):
@@ -220,17 +215,13 @@ def test_persistent_keys_stay_as_long_as_their_sinks(lab_diffusion, run, questio
     assert stayed > 20 and changed > 20 and moved >= changed
 
 
-@pytest.mark.parametrize("only_sinks", [False, True])
-def test_next_ranks_follow_the_top(lab_diffusion, run, question, only_sinks):
-    _, seen, running = run(lab_diffusion, NextRanks(K, only_sinks=only_sinks), question, **WRITE)
+def test_next_ranks_follow_the_top(lab_diffusion, run, question):
+    _, seen, running = run(lab_diffusion, NextRanks(K, only_sinks=True), question, **WRITE)
     for _, _, columns, hidden in each(seen):
-        if only_sinks:
-            sinks = torch.from_numpy(is_sink(columns.numpy(), 3.0)) & top(columns, K)
-            assert torch.equal(hidden.sum(-1), sinks.sum(-1))
-            assert not (hidden & ~top(columns, K, skip=K)).any()
-        else:
-            assert torch.equal(hidden, top(columns, K, skip=K))
-    assert (running.effect.keys_per_head == K) != only_sinks
+        sinks = torch.from_numpy(is_sink(columns.numpy(), 3.0)) & top(columns, K)
+        assert torch.equal(hidden.sum(-1), sinks.sum(-1))
+        assert not (hidden & ~top(columns, K, skip=K)).any()
+    assert 0 < running.effect.keys_per_head < K
 
 
 def test_same_class_keys_are_of_the_sinks_class(lab_diffusion, run, question):
@@ -245,11 +236,3 @@ def test_same_class_keys_are_of_the_sinks_class(lab_diffusion, run, question):
                 assert int((hidden[0, head] & alike).sum()) == min(wanted, free)
         assert not (hidden[0] & sinks).any()
     assert running.effect.keys_per_head <= K
-
-
-def test_classes_can_be_given(diffusion, run, question):
-    rule = SameClassKeys(2, classify=lambda token: "even" if token % 2 == 0 else "odd")
-    _, seen, _ = run(diffusion, rule, question, length=3)
-    even = seen.canvases[1][0] % 2 == 0
-    sinks = top(columns_before(seen, 1, 0), 2)
-    assert torch.equal((seen.hidden(1, 0) & even).sum(-1), (sinks & even).sum(-1))

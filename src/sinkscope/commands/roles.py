@@ -30,6 +30,20 @@ REMOVABLE = {True: "yes", False: "no", None: "?"}
 GOES = {"to_substitutes": "subst.", "to_text": "text", "to_itself": "itself", "to_sink_token": "token"}
 MATCHED = 0.75
 """A control that holds less than this share of the sink's attention is marked."""
+MEASURED = {
+    "taken.sink": "it takes of the attention of the queries that predict, in %",
+    "committed_share": "of those being committed, in %",
+    "share": "of all queries, in %",
+    "taken.rowmass": "the control takes of those that predict, in %",
+    "norm_ratio": "its output norm, in medians of its canvas",
+    "evenness": "evenness; 1 where all queries that predict attend to it alike",
+    "kl.sink.zero": "change in nats where the sink's output is lost",
+    "kl.sink": "where the sink is hidden",
+    "kl.rowmass.zero": "where the control's output is lost",
+    "kl.rowmass": "where the control is hidden",
+    "kl.random": "where one random key is hidden",
+    **{f"kl.top.{many}": f"where the {many} largest columns are hidden" for many in (2, 3, 4, 6, 8)},
+}
 UNMATCHED = "the control's keys hold much less attention than the sink, so that it says little"
 
 
@@ -243,36 +257,22 @@ def evidence(found: Any, layer: int, head: int) -> str:
         known = ", ".join(f"{one.layer}.{one.head}" for one in found.heads)
         expected = f"such as {known}" if known else "found none in this model; leave --head out"
         raise CallError(f"--head {layer}.{head}: expected a head with a lasting sink, {expected}")
-
-    def share(name: str) -> str:
-        return _in_words(one.measured.get(name), 1, " %", 100)
-
-    changes = {
-        "sink.zero": "the sink's output is lost",
-        "sink": "the sink is hidden",
-        "rowmass.zero": "the control's output is lost",
-        "rowmass": "the control is hidden",
-        "random": "one random key is hidden",
-        **{f"top.{many}": f"the {many} largest columns are hidden" for many in (2, 3, 4, 6, 8)},
-    }
-    goes = [f"{word} {_percent(_mean(one, name))} %" for name, word in GOES.items() if name in one.measured]
     lines = [
         f"head {layer}.{head} is {one.role}: {one.reason}",
         f"  its sink: most often {one.token!r}, at {_percent(one.place)} % of the canvas, "
         f"in {_percent(one.lasting)} % of the canvases",
-        f"  it takes {share('taken.sink')} of the attention of the queries that predict,",
-        f"  {share('committed_share')} of those being committed, {share('share')} of all",
-        f"  the control takes {share('taken.rowmass')} of those that predict"
-        + (": much less, no match, so that it says little" if _unmatched(one) else ""),
-        f"  its output norm is {_in_words(one.measured.get('norm_ratio'), 2)} times the median of its canvas",
-        f"  evenness {_in_words(one.measured.get('evenness'), 2)}: 1 where all queries that predict attend to it alike",
-        "  the predictions change, and so many first choices stay, where",
-        *(
-            f"    {change + ':':<38}{_in_words(one.measured[f'kl.{name}'], 4, ' nats'):>34}, "
-            f"{_percent(_mean(one, f'kept.{name}')):>4} %"
-            for name, change in changes.items()
-            if f"kl.{name}" in one.measured
-        ),
+    ]
+    for name, text in MEASURED.items():
+        if name in one.measured:
+            factor = 100 if text.endswith("%") else 1
+            shown = _in_words(one.measured[name], 4 if name.startswith("kl.") else 2, factor=factor)
+            if name.startswith("kl."):
+                shown += f", {_percent(_mean(one, f'kept{name[2:]}'))} % of the first choices stay"
+            lines.append(f"  {text + ':':<62}{shown}")
+    if _unmatched(one):
+        lines.append(f"  {UNMATCHED}")
+    goes = [f"{word} {_percent(_mean(one, name))} %" for name, word in GOES.items() if name in one.measured]
+    lines += [
         f"  hidden, its attention goes to: {', '.join(goes)}",
         f"  columns to hide until the predictions change by more than {found.rules.changed:g} nats: {one.to_hide}",
         f"  can it be hidden in this head alone: {REMOVABLE[one.removable]}",

@@ -8,28 +8,14 @@ Not modelled: the binomial schedule, ``cfg_keep_tokens``, suppressed tokens, and
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 import numpy as np
 
 from sinkscope.decoding.blocks import BlockRule, block_steps
 from sinkscope.decoding.canvas import Batch, Step
-from sinkscope.decoding.settings import BlockSettings
+from sinkscope.decoding.settings import A2DSettings
 from sinkscope.models import Model
-
-
-@dataclass(frozen=True)
-class A2DSettings(BlockSettings):
-    """dllm's sampler for models adapted from causal ones (ZHZisZZ/dllm, samplers/mdlm.py).
-
-    Attributes:
-        right_shift_logits: whether the logits of a position predict the token after it, as in the causal model.
-    """
-
-    right_shift_logits: bool = False
-
-    even: ClassVar[bool] = False
 
 
 def scheduled_quotas(masks: int, steps: int) -> list[int]:

@@ -144,6 +144,19 @@ class MMaDASettings(BlockSettings):
 
 
 @dataclass(frozen=True)
+class A2DSettings(BlockSettings):
+    """dllm's sampler for models adapted from causal ones (ZHZisZZ/dllm, samplers/mdlm.py).
+
+    Attributes:
+        right_shift_logits: whether the logits of a position predict the token after it, as in the causal model.
+    """
+
+    right_shift_logits: bool = False
+
+    even: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
 class DreamSettings(Settings):
     """Dream's sampler over the whole canvas (Dream-org/Dream-v0-Instruct-7B, generation_utils.py).
 
