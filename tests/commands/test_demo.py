@@ -35,6 +35,7 @@ def test_the_demo_makes_traces_figures_and_a_page_with_the_same_numbers(tmp_path
     assert "http://" not in html.replace("http://www.w3.org", "")
 
 
+@pytest.mark.slow
 def test_a_demo_that_was_ended_early_is_made_anew_and_a_whole_one_where_that_is_said(tmp_path, monkeypatch):
     def ends(*_, **__):
         raise KeyboardInterrupt

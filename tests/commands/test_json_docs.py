@@ -122,7 +122,14 @@ def session(tmp_path_factory, diffusion_folder):
         "trace with keep drift": run(*write, folder / "d", "--keep", "drift"),
         "compare-caches": run(
             *("compare-caches", diffusion_folder, "--limit", 2, "--length", 4, "--block", 2, "--json", "--budget", 3),
-            *("--tasks", "lab-sums", "--policies", "fast-dllm-dual,block:keep=top", "--out", folder / "c"),
+            *(
+                "--tasks",
+                "lab-sums",
+                "--policies",
+                "fast-dllm-dual,block:keep=top,block:keep=no-sinks",
+                "--out",
+                folder / "c",
+            ),
         ),
         "evaluate, table": run(*lab, folder / "r", "--hide", "none,top:1,random:1")
         + run("table", folder / "r", "--json"),
@@ -145,6 +152,7 @@ def session(tmp_path_factory, diffusion_folder):
     return printed
 
 
+@pytest.mark.slow
 def test_the_page_names_every_key(session):
     page = (DOCS / "json.md").read_text()
     for title in session.keys() - {"manifest.json"}:
@@ -157,6 +165,7 @@ def test_a_number_that_does_not_apply_is_null():
     assert found == '{"a": [null, [1.5, null]], "b": {"c": null}}'
 
 
+@pytest.mark.slow
 def test_the_page_on_traces_names_every_key_of_the_manifest(session):
     always, _ = documented((DOCS / "trace-format.md").read_text(), "manifest.json")
     for manifest in session["manifest.json"]:

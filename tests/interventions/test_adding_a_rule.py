@@ -76,7 +76,7 @@ class HideClass(Intervention):
         return self.found[-1][0][:, None]
 
 
-@pytest.mark.parametrize("classify", [None, lambda token: "word" if token % 3 else "other"])
+@pytest.mark.parametrize("classify", [None, lambda token: "word" if token % 3 else "other"], ids=["own", "given"])
 def test_the_keys_of_a_class_are_found_by_its_name(model, settings, question, short, classify):
     with (rule := HideClass(classify=classify))(model) as running:
         sinkscope.generate(model, [question, short], **settings)

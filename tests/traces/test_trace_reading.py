@@ -90,17 +90,6 @@ def test_a_tensor_the_trace_does_not_hold_is_refused_with_what_it_holds(tmp_path
     assert "tokens" in dir(trace) and "column_sums" not in dir(trace)
 
 
-def test_a_trace_without_a_whole_step_says_so(tmp_path):
-    TraceWriter(tmp_path, MANIFEST)
-    trace = open_trace(tmp_path)
-    assert (trace.steps, trace.complete) == (0, False) and "incomplete" in repr(trace)
-    with pytest.raises(TraceError, match="holds no tokens; it holds no whole step"):
-        _ = trace.tokens
-
-
-# What a kill leaves behind
-
-
 def test_after_a_kill_every_whole_part_is_read_though_it_is_not_listed(tmp_path, steps):
     writer = TraceWriter(tmp_path, MANIFEST)
     for step in steps[:16]:
@@ -111,9 +100,6 @@ def test_after_a_kill_every_whole_part_is_read_though_it_is_not_listed(tmp_path,
     trace = open_trace(tmp_path)
     assert (trace.complete, trace.steps) == (False, 16)
     np.testing.assert_array_equal(trace.column_sums[:], dense(steps[:16], "column_sums"))
-
-
-# Damage
 
 
 @pytest.fixture
@@ -166,9 +152,6 @@ def test_a_trace_that_was_replaced_since_it_was_opened_is_refused(damaged):
     write_trace(damaged, make_steps(4)[1:])
     with pytest.raises(TraceError, match="expected the bytes whose sha256 its manifest gives"):
         _ = trace.tokens[0]
-
-
-# Several traces in a folder
 
 
 def test_numbered_traces_are_opened_in_order(tmp_path):

@@ -39,9 +39,6 @@ def clock(monkeypatch):
     return clock
 
 
-# Parts
-
-
 def test_a_part_holds_at_most_16_steps_and_is_listed_with_its_checksum(tmp_path):
     writer = TraceWriter(tmp_path, MANIFEST)
     for number in range(37):
@@ -92,9 +89,6 @@ def test_a_full_disk_leaves_nothing_half_written_under_a_parts_name(tmp_path, mo
     assert (open_trace(tmp_path).steps, open_trace(tmp_path).complete) == (16, False)
 
 
-# The folder
-
-
 def fill(folder, names):
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -105,20 +99,6 @@ RECORDED = (
     "manifest.json steps-000000.safetensors steps-000001.safetensors.47.writing map-000003-001-002.safetensors "
     "drift.json .lock items/000004.safetensors 000000/manifest.json 000012/manifest.json.12.writing"
 ).split()
-
-
-@pytest.mark.parametrize(
-    ("inside", "held"),
-    [
-        ("manifest.json", "a trace; choose another folder, or replace it: overwrite=True, --overwrite"),
-        ("notes.txt", r"files \(notes\.txt …\); choose another folder or delete this one"),
-    ],
-)
-def test_an_occupied_folder_is_refused(tmp_path, inside, held):
-    fill(tmp_path, [inside])
-    with pytest.raises(CallError, match=f"already holds {held}"):
-        claim_folder(tmp_path)
-    assert (tmp_path / inside).exists()
 
 
 def test_overwriting_deletes_what_was_recorded_and_follows_no_links(tmp_path):

@@ -267,7 +267,7 @@ def evidence(found: Any, layer: int, head: int) -> str:
             factor = 100 if text.endswith("%") else 1
             shown = _in_words(one.measured[name], 4 if name.startswith("kl.") else 2, factor=factor)
             if name.startswith("kl."):
-                shown += f", {_percent(_mean(one, f'kept{name[2:]}'))} % of the first choices stay"
+                shown += f", {_percent(_mean(one, f'kept{name[2:]}'))} % keep their first choice"
             lines.append(f"  {text + ':':<62}{shown}")
     if _unmatched(one):
         lines.append(f"  {UNMATCHED}")

@@ -14,7 +14,7 @@ from sinkscope.notebook_card import MOST_ROWS, card
 
 @dataclass(frozen=True, eq=False)
 class Effect:
-    """Sums over the steps in which a rule was in force (one that waits is not in step 0), float64 [prompt, layer, head].
+    """Sums over the steps in which a rule was in force, float64 [prompt, layer, head].
 
     Attributes:
         removed: attention that the hidden keys would have received, in queries' worth, measured without the hiding.
@@ -22,7 +22,7 @@ class Effect:
         hidden: number of hidden keys, a key once a step.
         hits: hidden keys that were in the current top K, where K keys were hidden in that head.
         ranked: hidden keys for which that is defined; not for keys that each query loses for itself (`KeepWindow`).
-        steps: number of steps in which a rule was in force.
+        steps: number of steps in which a rule was in force; one that needs the step before is not in step 0.
         removed_committed: the part of ``removed`` taken from the queries whose outputs were committed in the same step.
         committed: number of those queries; 0 where nothing was committed, as in a likelihood.
     """

@@ -1,13 +1,12 @@
 """Rules in force on a model: every layer asks them which keys to take away, and their effect is counted."""
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sinkscope.attention import (
     Columns,
@@ -19,7 +18,6 @@ from sinkscope.attention import (
     StepContext,
     StepResult,
     query_heads,
-    subscribed,
     upload,
 )
 from sinkscope.errors import AttentionError, CallError
@@ -217,7 +215,7 @@ class Hiding(Hider):
 
         Layers in which rules are in force in all heads share them.
         """
-        heads, device = call.query.shape[1], call.key.device
+        heads = call.query.shape[1]
 
         def counted(in_force: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             queries = canvas.recorded(_queries(call).sum(-1))[:, None]
@@ -228,7 +226,7 @@ class Hiding(Hider):
         if len(limited) == len(chosen):
             return counted(torch.stack(limited).any(0).float())
         name = ("counted", id(call.membership), heads)  # kept beside, so that no other gets its id
-        ones = partial(torch.ones, heads, device=device, dtype=torch.float32)
+        ones = partial(torch.ones, heads, device=call.key.device, dtype=torch.float32)
         return canvas.once(name, lambda: (call.membership, counted(ones())))[1]
 
     def _count(self, call: LayerCall) -> Tally:
@@ -252,14 +250,12 @@ class Hiding(Hider):
         each = any(one.keys.shape[2] > 1 for one in chosen)  # queries lose different keys
         limits = [one.rule.queries for one in chosen]
         concern = [None if where is None else _among_queries(canvas, where, call) for where in limits]
-        union = reduce(
-            torch.bitwise_or,
-            [
-                keys if own is None or not each else keys & own[:, None, :, None]
-                for (_, keys, _), own in zip(chosen, concern, strict=True)
-            ],
-        )
-        spared = _spared(union, held, lost)
+        pairs = zip(chosen, concern, strict=True)
+        mine = [one.keys & own[:, None, :, None] if each and own is not None else one.keys for one, own in pairs]
+        union = reduce(torch.bitwise_or, mine)
+        nothing = lost == 0  # of a query with constant keys in front, that may lose all others
+        nothing = nothing if union.shape[2] > 1 else nothing.all(-1, keepdim=True)
+        spared = (union | ~held[:, None, None]).all(-1) & nothing  # those that would lose the last key keep all
         if mine := [(part, keys[:, :, 0].expand(-1, heads, -1)) for part, keys, each_query in chosen if not each_query]:
             kept = ~spared.all(-1, keepdim=True)
             together = reduce(torch.bitwise_or, [keys for _, keys in mine])
@@ -301,35 +297,10 @@ def _held(call: LayerCall, real: Tensor) -> Tensor:
     return real & (torch.arange(real.shape[1], device=real.device) >= call.first_key) if call.first_key else real
 
 
-def _spared(union: Tensor, held: Tensor, lost: Tensor) -> Tensor:
-    """Return the queries that keep all keys because they would lose the last one, bool [batch, head, 1 or query].
-
-    Args:
-        union: keys that any rule has chosen, bool [1 or batch, 1 or head, 1 or query, key].
-        held: keys that the layer holds, bool [batch, key].
-        lost: attention of each query, [batch, head, query]; with constant keys in front it may lose all others.
-    """
-    nothing = lost == 0
-    return (union | ~held[:, None, None]).all(-1) & (nothing.all(-1, keepdim=True) if union.shape[2] == 1 else nothing)
-
-
 def _queries(call: LayerCall) -> Tensor:
     """Return the queries that are no padding, float [batch, query]."""
     assert call.membership is not None
     return call.membership[:, call.groups.index("all")]
-
-
-@contextmanager
-def hiding(model: Model | nn.Module, parts: Sequence[Rule]) -> Iterator[Hiding]:
-    """Put rules into force on a model while the body runs; without any, the model runs untouched."""
-    network = model.network if isinstance(model, Model) else model
-    running = Hiding(parts, model if isinstance(model, Model) else None)
-    if not parts:
-        yield running
-    else:
-        with subscribed(network, running) as session:
-            running.attach(session)
-            yield running
 
 
 def _check_limits(rules: Sequence[Rule], session: Session) -> None:

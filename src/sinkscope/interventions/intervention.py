@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 from torch import Tensor, nn
 
+from sinkscope.attention import subscribed
 from sinkscope.errors import CallError
-from sinkscope.interventions.hiding import Hiding, hiding
+from sinkscope.interventions.hiding import Hiding
 from sinkscope.interventions.ranking import Scope
 from sinkscope.interventions.rule_context import Observation, RuleContext
 from sinkscope.interventions.step_canvas import GROUPS
@@ -155,10 +156,16 @@ class Composed:
     def __call__(self, model: Model | nn.Module) -> Iterator[Hiding]:
         """Hide while the body runs; see `Intervention`."""
         parts = [part for part in self.parts if not part.idle]
-        if isinstance(model, Model):
+        network, ours = (model.network, model) if isinstance(model, Model) else (model, None)
+        if ours is not None:
             for part in parts:
-                part.check_reach(model.card.max_positions)
-        with hiding(model, parts) as running:
+                part.check_reach(ours.card.max_positions)
+        running = Hiding(parts, ours)
+        if not parts:  # the model runs untouched
+            yield running
+            return
+        with subscribed(network, running) as session:
+            running.attach(session)
             yield running
 
 

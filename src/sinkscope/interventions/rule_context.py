@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import product
 from typing import Any
 
 import torch
@@ -14,9 +13,6 @@ from sinkscope.attention import Columns, LayerCall, Session, StepContext, Watche
 from sinkscope.errors import CallError
 from sinkscope.interventions.step_canvas import StepCanvas, TokenClasses
 from sinkscope.sinks.token_classes import CLASSES
-
-WAYS = tuple(product(("previous", "current"), ("local", "hidden", "clean")))
-"""The step whose attention a rule can ask for, and how it is measured; see `Observed`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +107,7 @@ class PromptDraws:
         return len(self._digests)
 
     def draw(self, call: LayerCall, lengths: list[int], step: int, seed: int, groups: int) -> Tensor:
-        """Return numbers from 0 to 1, [batch, group, key], for rows of so many tokens."""
+        """Return numbers from 0 to 1, [batch, group, key]; ``lengths`` are those of the rows."""
         on_host: dict[str, Any] = {"device": "cpu", "dtype": torch.float32}
         drawn = torch.zeros(len(self._digests), groups, call.keys, **on_host)
         for row, (digest, length) in enumerate(zip(self._digests, lengths, strict=True)):
@@ -179,19 +175,15 @@ class RuleContext:
         Raises:
             CallError: attention that was not measured, or a canvas that has shrunk.
         """
-        if (observe, measured) not in WAYS:
-            raise CallError(f"expected attention of {WAYS}, found {(observe, measured)}")
         rule, needed = type(self.rule).__name__, "unhidden_pass" if measured == "clean" else "observing"
         if not getattr(self.rule, needed):
             raise CallError(f"{rule} asks for {measured} attention, which was not measured; set its {needed} to True")
         keys = self.call.keys
-        look = self.attention.previous if observe == "previous" else self.attention.current
+        look = {"previous": self.attention.previous, "current": self.attention.current}[observe]
         found = look(self.call, measured)
         if found is not None and found.keys > keys:
-            raise CallError(
-                f"{rule} decides by the step before, expected no shorter canvas than then, found {keys} tokens behind "
-                f"{found.keys}; give each text its own with block, or decide by current"
-            )
+            what = f"expected no shorter canvas than then, found {keys} tokens behind {found.keys}"
+            raise CallError(f"{rule} decides by the step before, {what}; decide by current")
         return None if found is None else found.widened(keys)
 
     @property
