@@ -1,4 +1,4 @@
-"""The commands in docs/ run unchanged, on small traces; those that need a hub model or a cluster are at least parsed."""
+"""The commands in docs/ run unchanged, on small traces; those that need a hub model are at least parsed."""
 
 import json
 import re

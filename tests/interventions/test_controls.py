@@ -173,17 +173,6 @@ def test_what_was_removed_where_tokens_were_committed(request, question, short, 
     assert effect.removed_share_committed == pytest.approx(share, rel=1e-4)
 
 
-def test_a_likelihood_commits_nothing(diffusion):
-    ids = torch.arange(5, 25)[None]
-    with HidePositions((1,))(diffusion) as running, torch.no_grad():
-        diffusion.network(ids)
-    assert running.effect.removed_share > 0
-    assert running.effect.removed_share_committed is None and "committed" not in running.effect.sentence("x")
-    message = "rowmass: this forward call commits no tokens; name the queries with queries="
-    with pytest.raises(CallError, match=message), RowMatchedKeys(1)(diffusion), torch.no_grad():
-        diffusion.network(ids)
-
-
 def test_persistent_keys_stay_as_long_as_their_sinks(lab_diffusion, run, question):
     _, seen, _ = run(lab_diffusion, PersistentRandomKeys(K), question, **WRITE)
     stayed = changed = moved = 0
@@ -225,3 +214,13 @@ def test_same_class_keys_are_of_the_sinks_class(lab_diffusion, run, question):
                 assert int((hidden[0, head] & alike).sum()) == min(wanted, free)
         assert not (hidden[0] & sinks).any()
     assert running.effect.keys_per_head <= K
+
+
+def test_a_likelihood_commits_nothing(diffusion):
+    ids = torch.arange(5, 25)[None]
+    with HidePositions((1,))(diffusion) as running, torch.no_grad():
+        diffusion.network(ids)
+    assert running.effect.removed_share > 0 and running.effect.removed_share_committed is None
+    message = "rowmass: this forward call commits no tokens; name the queries with queries="
+    with pytest.raises(CallError, match=message), RowMatchedKeys(1)(diffusion), torch.no_grad():
+        diffusion.network(ids)

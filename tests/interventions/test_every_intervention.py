@@ -124,16 +124,3 @@ def test_a_row_of_a_batch_equals_the_prompt_alone(request, question, short, rule
         assert_close(mine.removed_share, own.removed_share, terms=terms_of(model.network, 64), dtype=torch.float32)
         assert (mine.hit_rate, mine.keys_per_head) == (own.hit_rate, own.keys_per_head)
         assert (mine.steps == own.steps).all() and (mine.queries == own.queries).all()
-
-
-def test_the_effect_of_one_prompt_and_of_heads(diffusion, question, short):
-    _, _, effect = confidences(diffusion, HideTopSinks(1, layers=(1, 2)), [question, short], length=6)
-    assert effect.removed.shape == (2, 3, 5)
-    assert effect.removed_share_by_head.shape == effect.hit_rate_by_head.shape == (3, 5)
-    shares = effect.removed_share_by_head
-    assert (shares[0] != shares[0]).all(), "nothing is known of a layer in which no rule was in force"
-    assert shares[1:].mean() == pytest.approx(effect.removed_share)
-    assert effect.keys_per_head == 1
-    assert effect.sentence("top:1").startswith(f"top:1 took away {effect.removed_share:.1%} of the attention")
-    total = effect.of(0).removed.sum() + effect.of(1).removed.sum()
-    assert total == pytest.approx(effect.removed.sum())

@@ -53,12 +53,8 @@ def test_a_window_behind_a_cache_equals_one_call(autoregressive, question):
         expected = autoregressive.network(ids, use_cache=False).logits[:, -3:]
     with torch.no_grad(), KeepWindow(2, 5)(autoregressive):
         first = autoregressive.network(ids[:, :-3], use_cache=True)
-        found = [
-            autoregressive.network(
-                ids[:, at : at + 1 or None], past_key_values=first.past_key_values, use_cache=True
-            ).logits
-            for at in (-3, -2, -1)
-        ]
+        how = {"past_key_values": first.past_key_values, "use_cache": True}
+        found = [autoregressive.network(ids[:, at : at + 1 or None], **how).logits for at in (-3, -2, -1)]
     assert_close(torch.cat(found, 1), expected, terms=terms_of(autoregressive.network, ids.shape[1]))
 
 
@@ -80,9 +76,9 @@ def test_what_is_not_recorded_is_not_calibrated_on(request, question, kind):
     """Half of a call with guidance has no prompt; in a batch rows end before others."""
     model = request.getfixturevalue("lab_diffusion" if kind == "guidance" else "lab_autoregressive")
     answered = [f"{question}{more}" for more in ("", " 7 + 5 = 12.\n#### 12")]
-    given, more = (
-        (question, {"length": 8, "block": 8, "guidance": 2.0}) if kind == "guidance" else (answered, {"length": 24})
-    )
+    given, more = answered, {"length": 24}
+    if kind == "guidance":
+        given, more = question, {"length": 8, "block": 8, "guidance": 2.0}
 
     def write():
         return sinkscope.generate(model, given, **more)
@@ -92,9 +88,7 @@ def test_what_is_not_recorded_is_not_calibrated_on(request, question, kind):
         write()
     counts, before = [], torch.zeros(0)
     for context, columns in zip(seen.contexts, seen.columns, strict=True):
-        sums = torch.stack(
-            [one.sums[:, :, 0] for one in columns.values()], dim=1
-        )  # of a causal model those of the new query
+        sums = torch.stack([one.sums[:, :, 0] for one in columns.values()], dim=1)  # in causal models of the new query
         sums[..., : before.shape[-1]] += before
         before = sums if kind == "rows that end" else before
         for row in context.rows:

@@ -53,11 +53,16 @@ def made_folder(folder: Path, failure: Failure, wanted: str = "") -> Iterator[No
         raise
 
 
-def _acquire(path: Path, name: str, failure: Failure, blocking: bool) -> Any:
-    """Return the lock that is a file, acquired; ``name`` stands for what it protects in messages."""
+@contextmanager
+def exclusive(path: Path, failure: Failure, name: str = "", blocking: bool = True) -> Iterator[None]:
+    """Hold a lock file, which stays, while the body runs; wait for it, or raise where another process holds it.
+
+    Args:
+        name: stands in messages for the protected files.
+    """
     import filelock
 
-    lock = filelock.FileLock(path, thread_local=False, fallback_to_soft=False)
+    lock = filelock.FileLock(path.absolute(), thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire(blocking=blocking)
     except filelock.Timeout as error:
@@ -65,23 +70,25 @@ def _acquire(path: Path, name: str, failure: Failure, blocking: bool) -> Any:
         who = "this process" if owner == str(os.getpid()) else f"process {owner or 'unknown'}"
         raise failure(f"{name}: another run is writing into it ({who}); wait for it or choose another name") from error
     except (OSError, NotImplementedError) as error:
-        raise failure(f"{name} cannot be locked ({error}); {_LOCKABLE}") from error
-    return lock
+        raise failure(f"{name or path} cannot be locked ({error}); {_LOCKABLE}") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager
-def held(path: Path, name: str, failure: Failure) -> Iterator[None]:
+def _held(path: Path, name: str, failure: Failure) -> Iterator[None]:
     """Hold a lock file while the body runs, and remove it at the end; raise where another process holds it."""
     path = path.absolute()  # the body may change the current folder
-    lock = _acquire(path, name, failure, blocking=False)
-    try:
+    with exclusive(path, failure, name, blocking=False):
         with contextlib.suppress(OSError):
             path.write_text(f"{os.getpid()}\n")
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            path.unlink()  # while it is held: whoever waits for the file that is gone begins anew
-        lock.release()
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink()  # while it is held: whoever waits for the file that is gone begins anew
 
 
 @contextmanager
@@ -92,7 +99,7 @@ def claimed_folder(folder: Path, failure: Failure) -> Iterator[None]:
         CallError: there is a file on the way.
         failure: another process writes into it, or it cannot be made or locked.
     """
-    with made_folder(folder, failure), held(folder / CLAIM, str(folder), failure):
+    with made_folder(folder, failure), _held(folder / CLAIM, str(folder), failure):
         yield
 
 
@@ -100,7 +107,7 @@ def claimed_folder(folder: Path, failure: Failure) -> Iterator[None]:
 def claimed_file(path: Path, failure: Failure) -> Iterator[None]:
     """Keep others from writing a file, or a folder that appears whole, while the body runs; its folder is made."""
     lock = path.with_name(f".{path.name}{CLAIM}")
-    with made_folder(path.parent, failure, str(path)), held(lock, str(path), failure):
+    with made_folder(path.parent, failure, str(path)), _held(lock, str(path), failure):
         yield
 
 
@@ -231,16 +238,6 @@ def run_folder(folder: Path, name: str, identity: Mapping[str, Any], failure: Fa
             if not names and names_in(folder) == [name]:
                 path.unlink()
             raise
-
-
-@contextmanager
-def exclusive(path: Path, failure: Failure) -> Iterator[None]:
-    """Wait until no other process holds the lock that is a file, and hold it while the body runs; the file stays."""
-    lock = _acquire(path.absolute(), str(path), failure, blocking=True)
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def open_lock(path: Path, failure: Failure) -> IO[str]:
