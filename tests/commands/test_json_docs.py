@@ -10,7 +10,6 @@ import pytest
 
 import sinkscope
 from sinkscope.emergence import TrainingWatch, hold_out
-from sinkscope.runs.files import json_text
 
 DOCS = Path(__file__).parents[2] / "docs"
 PROMPT = "Q: Tom has 7 apples.\nA:"
@@ -158,11 +157,6 @@ def test_the_page_names_every_key(session):
     for title in session.keys() - {"manifest.json"}:
         always, sometimes = documented(page, title)
         assert always and differences(session[title], always, sometimes) == [], title
-
-
-def test_a_number_that_does_not_apply_is_null():
-    found = json_text({"a": [float("nan"), (1.5, float("-inf"))], "b": {"c": float("inf")}})
-    assert found == '{"a": [null, [1.5, null]], "b": {"c": null}}'
 
 
 @pytest.mark.slow

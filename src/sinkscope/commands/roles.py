@@ -23,7 +23,6 @@ COLUMNS = (
     ("to hide", "largest columns to hide until the predictions change; ? and ≥: the intervals leave it open"),
     ("can go", "whether hiding it in this head alone changes nothing; ?: the interval holds both"),
 )
-IN_WORDS = ("head", "role", "token")
 WIDTH = 100
 """Of running text, in characters."""
 REMOVABLE = {True: "yes", False: "no", None: "?"}
@@ -202,23 +201,22 @@ def table(found: Any) -> str:
     """Return a line for each head, why heads are undecided, and what the columns mean."""
     from sinkscope.roles import ROLES
 
-    columns: dict[str, list[str]] = {name: [name] for name in ("head", "role", "token", *(name for name, _ in COLUMNS))}
+    rows = [["head", "role", "token", *(name for name, _ in COLUMNS)]]
     for one in sorted(found.heads, key=lambda one: (ROLES.index(one.role), one.layer, one.head)):
         taken = "/".join(_percent(_mean(one, f"taken.{name}"), below_one=1) for name in ("sink", "rowmass"))
         goes = {word: mean for name, word in GOES.items() if (mean := _mean(one, name)) is not None}
         shown = repr(one.token)
-        cells = [
-            *(f"{one.layer}.{one.head}", one.role, shown if len(shown) < 8 else shown[:6] + "…"),
+        cells = [f"{one.layer}.{one.head}", one.role, shown if len(shown) < 8 else shown[:6] + "…"]
+        cells += [
             taken + "!" * _unmatched(one),
             *(_with_interval(one, name) for name in ("kl.sink.zero", "kl.sink")),
             *(_thousandths(_mean(one, name)) for name in ("kl.rowmass", "kl.random")),
             *(_percent(_mean(one, "kept.sink")), max(goes, key=lambda word: goes[word], default="–")),
             *(one.to_hide, REMOVABLE[one.removable]),
         ]
-        for column, cell in zip(columns.values(), cells, strict=True):
-            column.append(cell)
-    formats = [f"{'<' if name in IN_WORDS else '>'}{max(map(len, cells))}" for name, cells in columns.items()]
-    rows = zip(*columns.values(), strict=True)
+        rows.append(cells)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    formats = [f"{'<' if number < 3 else '>'}{width}" for number, width in enumerate(widths)]
     lines = [*("  ".join(map(format, row, formats)).rstrip() for row in rows), ""]
     remarks: dict[str, list[str]] = {}
     for one in found.heads:

@@ -50,10 +50,11 @@ def write_parquet(trace: Trace, path: Path) -> None:
     schema = _schema(trace, names)
     with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd", filesystem=LocalFileSystem()) as writer:
         for first, stop in trace.step_parts():
+            lengths = trace.lengths[first:stop]
             held = {name: kept_columns(trace, name)[first:stop] for name in names}
             sinks = trace.sink_token_columns[first:stop] if SINK_TOKENS in trace.tensors else None
             for step in range(first, stop):
-                place, length = step - first, int(trace.lengths[step])
+                place, length = step - first, int(lengths[step - first])
                 if trace.causal:  # also the positions behind the canvas for which the step predicts a token
                     behind = (
                         np.flatnonzero(held[name][place] >= 0) for name in ("written", "predicted") if name in held
@@ -95,7 +96,9 @@ def _rows(trace: Trace, step: int, layers: range, arrays: dict[str, np.ndarray],
         flat = np.broadcast_to(array, shape).ravel()
         table[COLUMNS[name]] = flat.astype(bool) if name == "masked" else flat
         if name == "tokens":
-            table["text"] = pyarrow.array([texts.get(str(token)) for token in flat.tolist()], pyarrow.string())
+            words = pyarrow.array([texts.get(str(token)) for token in array.tolist()], pyarrow.string())
+            indices = np.broadcast_to(np.arange(length, dtype=np.int32), shape).ravel()
+            table["text"] = pyarrow.DictionaryArray.from_arrays(indices, words).cast(pyarrow.string())
     return table
 
 
