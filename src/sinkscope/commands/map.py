@@ -80,11 +80,7 @@ class Map(Command):
 
 
 def model_of(trace: Any, name: str | None = None, device: str = "cpu") -> Any:
-    """Load the model that wrote a trace, from its place in the manifest or another, in the dtype it computed in.
-
-    Raises:
-        CallError: it is no longer in its place (``--model`` names another one), or sinkscope did not load it.
-    """
+    """Load the model that wrote a trace, from its place in the manifest or another, in the dtype it computed in."""
     import sinkscope
 
     card = trace.manifest.get("model", {})

@@ -133,7 +133,7 @@ class RowMatchedKeys(RandomControl):
 class PersistentRandomKeys(RandomControl):
     """Control: hides one random key for each of the k sinks, the same one as long as that sink stays in the top k.
 
-    It is drawn anew only if it becomes a sink itself. So losing a key for long is told from losing one for a step.
+    It is drawn anew only if it becomes a sink itself. It separates losing a key for long from losing one for a step.
     """
 
     rule = "persistent:K"

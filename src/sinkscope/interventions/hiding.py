@@ -60,7 +60,9 @@ class Hiding(Hider):
         self._attention.forget()
         self._memory: dict[tuple[int, str], dict[str, Any]] = {}
         self._chosen: dict[str, list[_Chosen]] = {}
-        self._in_step: dict[int, tuple[Tensor, Tensor | None]] = {}  # place of a layer → heads in force, what they lost
+        self._in_step: dict[
+            int, tuple[Tensor, Tensor | None]
+        ] = {}  # place of a layer → heads in force, their lost attention
 
     @property
     def effect(self) -> Effect:
@@ -175,7 +177,7 @@ class Hiding(Hider):
         )
 
     def observe(self, call: LayerCall, columns: Columns) -> None:
-        """Keep the attention of a layer that has run, and count what was removed."""
+        """Keep the attention of a layer that has run, and count the removed part."""
         if self._canvas is None:
             return
         local = self._attention.keep(call, columns)

@@ -39,7 +39,7 @@ class Intervention(ABC):
         steps: numbers of the steps of a generation to which it is limited, from 0; all when None.
         keys: the only keys it may choose: positions of the canvas (padding not counted), or ``masked``, ``unmasked``,
             ``prompt``, ``answer``; any when None. Where a network is called by itself, all tokens are the prompt's.
-            Positions and steps beyond a generation match nothing; `Effect` says what was hidden.
+            Positions and steps beyond a generation match nothing; `Effect` counts the hidden keys.
         queries: the only queries that lose them, named in the same way.
         effect: ``mask``: −∞ before the softmax, so that the other keys share the attention; ``zero``: 0 after the
             softmax, so that the attention is lost, and with it the values.

@@ -83,11 +83,7 @@ def _adapter(kind: Any) -> Any:
 
 
 def validated(kind: Any, document: Any, where: Path | str, failure: Failure, advice: str = "") -> Any:
-    """Return a JSON value as the dataclass (or other type) that describes it; the type is the schema.
-
-    Raises:
-        failure: names the first field that is missing, unknown, of another type, or out of its bounds.
-    """
+    """Return a JSON value as the dataclass (or other type) that is its schema; name the first field that is wrong."""
     from pydantic import ValidationError
 
     try:

@@ -1,4 +1,4 @@
-"""Folders that one process writes: a lock, a place for what is not whole yet, and the identity of a run that goes on.
+"""Folders that one process writes: a lock, a place for unfinished files, and the identity of a run that goes on.
 
 A lock is a file that the system locks for its holder and releases when the holder dies, however it dies.
 """
@@ -93,12 +93,7 @@ def _held(path: Path, name: str, failure: Failure) -> Iterator[None]:
 
 @contextmanager
 def claimed_folder(folder: Path, failure: Failure) -> Iterator[None]:
-    """Make a folder, if there is none, and keep other processes out of it while the body runs.
-
-    Raises:
-        CallError: there is a file on the way.
-        failure: another process writes into it, or it cannot be made or locked.
-    """
+    """Make a folder, if there is none, and keep other processes out of it while the body runs."""
     with made_folder(folder, failure), _held(folder / CLAIM, str(folder), failure):
         yield
 
@@ -119,10 +114,6 @@ def new_folder(folder: Path, failure: Failure, purpose: str, *last: str, among: 
         purpose: of the folder, such as ``the folded model``.
         last: names of the files that move last: a reader takes a folder that has them for whole.
         among: names of all files that will be written; the folder may then hold others.
-
-    Raises:
-        CallError: the folder holds something that it must not.
-        failure: it cannot be written, or another process writes into it.
     """
     with claimed_folder(folder, failure):
         whole = folder.absolute()

@@ -80,9 +80,6 @@ def to_xarray(trace: Trace) -> Any:
     attributes.
 
     An axis has one size in a dataset. A tensor that is shorter along it is filled with −1 or NaN, `masked` with 0.
-
-    Raises:
-        CallError: xarray is not installed.
     """
     check_installed("xarray")
     import xarray

@@ -36,10 +36,6 @@ class StatisticsFolder:
         identity: plain values that identify the run; a folder of another run is refused.
         merge: returns the arrays of two sets of prompts together, the earlier set first.
         expected: how many prompts there will be; None if that is not known yet.
-
-    Raises:
-        CallError: the folder holds something else.
-        TraceError: the folder cannot be made.
     """
 
     def __init__(

@@ -45,11 +45,7 @@ def store_map(trace: Trace, step: int, layer: int, head: int, attention: np.ndar
 
 
 def stored_map(trace: Trace, step: int, layer: int, head: int) -> np.ndarray | None:
-    """Return a map that was stored with the trace, float32 [query, key]; None where there is none.
-
-    Raises:
-        TraceError: a damaged file, or the map of another step, layer, head or trace.
-    """
+    """Return a stored map, float32 [query, key], or None; raise TraceError for one of another trace or place."""
     path = trace.place / MAP.format(step, layer, head)
     if not path.exists():
         return None

@@ -153,9 +153,6 @@ class TraceWriter:
 
     Attributes:
         held: bytes of the steps that wait for their part to be closed.
-
-    Raises:
-        CallError: the folder holds a trace, or the manifest lacks a field.
     """
 
     def __init__(
