@@ -59,7 +59,7 @@ class Demo(Command):
         if not 1 <= self.problems <= len(long):
             raise CallError(f"problems: expected 1 to {len(long)}, found {self.problems}")
         rows = [{"number": index, **problem_prompt("lab-arith", index)} for index in long[: self.problems]]
-        diffusion = {"length": self.length, "steps": self.length, "block": self.block}
+        diffusion: dict[str, Any] = {"length": self.length, "steps": self.length, "block": self.block}
         LLaDASettings(**diffusion)  # raises CallError before anything is written
         with claimed_folder(out, TraceError):
             begun = {*names_in(out)} <= {"traces", "figures", REPORT} and (out / "traces").is_dir()
