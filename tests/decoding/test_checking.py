@@ -41,6 +41,13 @@ def test_a_model_that_attends_the_other_way_fails(model):
     assert f"attention is {way}" in failed(dataclasses.replace(model, family=family, card=card))
 
 
+@pytest.mark.parametrize(("name", "declared"), [("lab-diffusion", "dream"), ("lab-shifted", "llada")])
+def test_logits_that_are_read_at_the_wrong_place_fail(name, declared):
+    model = sinkscope.load(name)
+    assert failed(model) == []
+    assert failed(dataclasses.replace(model, family=FAMILIES[declared])) == ["tokens are read at the right place"]
+
+
 def test_weights_that_are_not_finite_fail(model):
     with torch.no_grad():
         model.network.model.norm.weight[0] = torch.inf

@@ -30,8 +30,7 @@ ROLES = {**SHORT, "canvases": 1}
 def make_specimens(folder: Path) -> Path:
     """Make a folder with one whole specimen of everything, and return it."""
     import sinkscope
-    from sinkscope.commands.statistics_run import add_prompts
-    from sinkscope.commands.trace import keep_maps
+    from sinkscope.commands.trace import add_prompts, keep_maps
     from sinkscope.decoding import resolve_settings
     from sinkscope.emergence import TrainingWatch, hold_out
     from sinkscope.evaluation import evaluate
@@ -64,12 +63,8 @@ def make_specimens(folder: Path) -> Path:
     (folder / "counts.json").write_text(json.dumps({"3": 7, "4": 1}))
     (folder / "text.jsonl").write_text(json.dumps({"prompt": "a b", "answer": "c d"}) + "\n")
     words = "the cat sat on the mat and the dog ate the rat " * 40
-    make_corpus(
-        [LongText("a", words), LongText("b", words[::-1], held_out=True)],
-        folder / "corpus",
-        vocabulary=300,
-        progress=False,
-    )
+    books = [LongText("a", words), LongText("b", words[::-1], held_out=True)]
+    make_corpus(books, folder / "corpus", vocabulary=300, progress=False)
     train_checkpoint(TEXT_RECIPE, folder / "textrun", texts=open_corpus(folder / "corpus"))
     write_bundle(sinkscope.open_trace(folder / "trace"), folder / "bundle", page="<!doctype html>")
     sinkscope.find_roles(
@@ -91,9 +86,8 @@ def _lit_gpt(folder: Path) -> None:
 
     build_tokenizer().save_pretrained(folder)
     path = folder / "tokenizer_config.json"
-    path.write_text(
-        json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "mask_token"})
-    )
+    plain = {key: value for key, value in json.loads(path.read_text()).items() if key != "mask_token"}
+    path.write_text(json.dumps(plain))
     save_file(lit_gpt_weights("none", Shape(1, 2, 2, 8, 8)), folder / "lit.safetensors")
 
 

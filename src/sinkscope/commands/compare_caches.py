@@ -5,9 +5,8 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from sinkscope.commands.command import Switch, default_is
+from sinkscope.commands.command import Switch, TaskCommand, default_is
 from sinkscope.commands.output import note, print_json, say
-from sinkscope.commands.task_command import TaskCommand
 from sinkscope.errors import CallError, EvaluationError
 
 POLICIES = (
@@ -43,8 +42,7 @@ class CompareCaches(TaskCommand):
         if self.definitions:
             from sinkscope.decoding.caches.parsing import cache_definitions, definitions_text
 
-            print_json({"caches": cache_definitions()}) if self.json else say(definitions_text())
-            return
+            return print_json({"caches": cache_definitions()}) if self.json else say(definitions_text())
         if not self.model:
             raise CallError("expected a model: a built-in name, a folder, or a hub id; found none")
         arms, asked = read_arms(self.policies, read_budgets(self.budget)), self.asked()
@@ -54,8 +52,7 @@ class CompareCaches(TaskCommand):
             from sinkscope.evaluation.task_plans import Request
 
             costs = cost_of_comparison(self.model, Request(**asked), arms, card_of(self.gpu, self.tflops))
-            print_json(costs) if self.json else say(cost_table(costs))
-            return
+            return print_json(costs) if self.json else say(cost_table(costs))
         out = self.folder()
         import sinkscope
         from sinkscope.evaluation.cache_comparison import compare_caches

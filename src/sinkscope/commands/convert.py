@@ -31,7 +31,4 @@ class Convert(Command):
 
         print(convert(self.file, self.out, tokenizer=self.tokenizer, heads=self.heads))
         if missing := tokens_without_text(self.out):
-            note(
-                f"{missing:,} of its tokens have no text in {self.tokenizer}: "
-                "is it the tokenizer with which the model was trained?"
-            )
+            note(f"{missing:,} of its tokens have no text in {self.tokenizer}; was the model trained with it?")

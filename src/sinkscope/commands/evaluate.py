@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from sinkscope.commands.command import default_is
+from sinkscope.commands.command import TaskCommand, default_is
 from sinkscope.commands.output import print_costs, say
-from sinkscope.commands.task_command import TaskCommand
 from sinkscope.errors import CallError
 
 
@@ -56,8 +55,7 @@ class Evaluate(TaskCommand):
             from sinkscope.evaluation.dry_run import parts_of
             from sinkscope.evaluation.task_plans import Request
 
-            print_costs(parts_of(self.model, Request(**asked)), self.gpu, self.tflops, self.json)
-            return
+            return print_costs(parts_of(self.model, Request(**asked)), self.gpu, self.tflops, self.json)
         out = self.folder()
         arguments = {**asked, "out": out, "batch": self.batch}
         if self.jobs:

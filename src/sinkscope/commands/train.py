@@ -43,6 +43,7 @@ class Train(Command):
 
     def run(self) -> None:
         from sinkscope.emergence import TrainingWatch
+        from sinkscope.emergence.storage import measured_updates
         from sinkscope.lab.checkpoint import train_checkpoint
         from sinkscope.lab.recipes import RECIPES
         from sinkscope.lab.run_folder import WEIGHTS, check_recipe, saved_update
@@ -53,13 +54,10 @@ class Train(Command):
             raise CallError(f"no recipe {self.recipe!r}; expected one of {', '.join(RECIPES)}")
         if self.sink_token is not None:
             variant_of(self.sink_token)  # an unknown name is refused before anything is read
-        changes = {
-            "updates": self.updates,
-            "seed": self.seed,
-            "sink_token": self.sink_token,
-            "compile": self.compile or None,
+        changes = {name: getattr(self, name) for name in ("updates", "seed", "sink_token")}
+        given = {
+            name: value for name, value in {**changes, "compile": self.compile or None}.items() if value is not None
         }
-        given = {name: value for name, value in changes.items() if value is not None}
         recipe, texts = dataclasses.replace(RECIPES[self.recipe], **given), read_data(self.data)
         every, folder = self.watch, self.out / "watch"
         if every is not None:
@@ -67,24 +65,18 @@ class Train(Command):
                 raise CallError(f"--watch: expected 1 to {recipe.updates:,}, the number of updates, found {every}")
             canvases = held_out(recipe, texts, CANVASES)
             check_recipe(dataclasses.replace(recipe, data=None if texts is None else texts.fingerprint), self.out)
-            if done := recipe.updates if (self.out / WEIGHTS).exists() else saved_update(self.out):
-                _check_watched(folder, every, done)
+            done = recipe.updates if (self.out / WEIGHTS).exists() else saved_update(self.out)
+            missing = sorted({*range(0, done + 1, every)} - measured_updates(folder).keys()) if done else ()
+            if missing:
+                what = f"{self.out} is at update {done}, and {folder} lacks update {missing[0]}"
+                raise CallError(f"--watch {every}: {what}; train elsewhere, or run sinkscope watch-training")
 
         def watch(network: Any, update: int) -> None:
             if every and update % every == 0:
                 TrainingWatch(network, canvases, folder, every=every, name=recipe.name)(update)
 
-        command = " ".join(["sinkscope", *sys.argv[1:]])
-        print(
-            train_checkpoint(
-                recipe,
-                self.out,
-                texts=texts,
-                device=self.device,
-                command=command,
-                watch=None if every is None else watch,
-            )
-        )
+        how = {"device": self.device, "command": " ".join(["sinkscope", *sys.argv[1:]])}
+        print(train_checkpoint(recipe, self.out, texts=texts, watch=None if every is None else watch, **how))
 
 
 def read_data(path: Path | None) -> Any:
@@ -96,24 +88,12 @@ def read_data(path: Path | None) -> Any:
 
 
 def held_out(recipe: Any, texts: Any, count: int) -> list[Any]:
-    """Return the held-out canvases on which the sinks of a recipe's network are measured."""
+    """Return canvases on which the sinks of a recipe's network are measured."""
     from sinkscope.emergence import hold_out
     from sinkscope.lab.snapshots import held_out_rows
     from sinkscope.lab.starting_network import choose_tokenizer
 
     tokenizer = choose_tokenizer(recipe, texts)
     mask_id = None if recipe.objective == "next_token" else tokenizer.mask_token_id
-    return hold_out(
-        *held_out_rows(recipe, tokenizer, texts, count), mask_id=mask_id, shift=recipe.objective == "shifted_diffusion"
-    )
-
-
-def _check_watched(folder: Path, every: int, done: int) -> None:
-    """Raise CallError where a training has passed updates that its watch should have measured."""
-    from sinkscope.emergence.storage import measured_updates
-
-    if missing := sorted({*range(0, done + 1, every)} - measured_updates(folder).keys()):
-        raise CallError(
-            f"--watch {every}: {folder.parent} is at update {done}, and {folder} lacks update {missing[0]}; train into "
-            "another folder, or measure snapshots, which recipes on text keep: sinkscope watch-training"
-        )
+    rows, shift = held_out_rows(recipe, tokenizer, texts, count), recipe.objective == "shifted_diffusion"
+    return hold_out(*rows, mask_id=mask_id, shift=shift)

@@ -14,44 +14,19 @@ Not modelled: the binomial schedule, ``cfg_keep_tokens``, suppressed tokens, and
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sinkscope.attention import mask_for
-
 from sinkscope.decoding.blocks import BlockRule, block_steps
 from sinkscope.decoding.canvas import Batch, Publisher, Step
 from sinkscope.decoding.projection import check_finite, with_unconditional
 from sinkscope.decoding.sdar import BlockWriter, block_diffusion_steps
-from sinkscope.decoding.settings import BlockSettings
+from sinkscope.decoding.settings import A2DSettings
 from sinkscope.models import Model
-
-
-@dataclass(frozen=True)
-class A2DSettings(BlockSettings):
-    """dllm's samplers for models adapted from causal ones (ZHZisZZ/dllm, samplers/mdlm.py and bd3lm.py).
-
-    Attributes:
-        algorithm: how the model was trained: masked diffusion (mdlm), or block diffusion (bd3lm), which stops after the
-            block with EOS.
-        right_shift_logits: whether the logits of a position predict the token after it, as in the causal model.
-    """
-
-    algorithm: Literal["mdlm", "bd3lm"] = "mdlm"
-    right_shift_logits: bool = False
-
-    even: ClassVar[bool] = False
-
-    def misfits(self) -> Iterator[str]:
-        yield from super().misfits()
-        beyond = {"cache": "none", "threshold": 0.0, "factor": 0.0, "block_order": "left_to_right"}
-        for name, value in beyond.items():
-            if self.algorithm == "bd3lm" and getattr(self, name) != value:
-                yield f"{name}: goes with mdlm, not with bd3lm, whose blocks are written from the left behind a cache"
 
 
 def scheduled_quotas(masks: int, steps: int) -> list[int]:

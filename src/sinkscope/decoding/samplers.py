@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any, get_type_hints
 
 from sinkscope.decoding.settings import (
+    A2DSettings,
     AutoregressiveSettings,
     DreamSettings,
     LLaDA2Settings,
@@ -29,6 +30,7 @@ SHIPPED: dict[str, type[Settings]] = {
     "sdar": SDARSettings,
     "llada2": LLaDA2Settings,
     "autoregressive": AutoregressiveSettings,
+    "a2d": A2DSettings,
 }
 
 OTHER_NAMES = {

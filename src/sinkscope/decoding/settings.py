@@ -144,6 +144,29 @@ class MMaDASettings(BlockSettings):
 
 
 @dataclass(frozen=True)
+class A2DSettings(BlockSettings):
+    """dllm's samplers for models adapted from causal ones (ZHZisZZ/dllm, samplers/mdlm.py and bd3lm.py).
+
+    Attributes:
+        algorithm: how the model was trained: masked diffusion (mdlm), or block diffusion (bd3lm), which stops after the
+            block with EOS.
+        right_shift_logits: whether the logits of a position predict the token after it, as in the causal model.
+    """
+
+    algorithm: Literal["mdlm", "bd3lm"] = "mdlm"
+    right_shift_logits: bool = False
+
+    even: ClassVar[bool] = False
+
+    def misfits(self) -> Iterator[str]:
+        yield from super().misfits()
+        beyond = {"cache": "none", "threshold": 0.0, "factor": 0.0, "block_order": "left_to_right"}
+        for name, value in beyond.items():
+            if self.algorithm == "bd3lm" and getattr(self, name) != value:
+                yield f"{name}: goes with mdlm, not with bd3lm, whose blocks are written from the left behind a cache"
+
+
+@dataclass(frozen=True)
 class DreamSettings(Settings):
     """Dream's sampler over the whole canvas (Dream-org/Dream-v0-Instruct-7B, generation_utils.py).
 

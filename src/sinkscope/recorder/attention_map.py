@@ -18,7 +18,7 @@ from sinkscope.models import Model, block_length
 from sinkscope.models.fingerprints import weight_hash_of
 from sinkscope.traces import Trace
 from sinkscope.traces.stored_maps import TOLERANCE, check_place, column_difference
-from sinkscope.traces.top_columns import kept_columns
+from sinkscope.traces.trace_array import kept_columns
 
 EXACT = 1e-3
 """Tolerance where keys were hidden, which coarse rounding must not excuse."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sinkscope.traces import TraceWriter, claim_folder, move_trace
-from sinkscope.traces.top_columns import keep_top
+from sinkscope.traces.trace_array import keep_top
 
 
 class StepWriter(Protocol):
