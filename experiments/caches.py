@@ -22,8 +22,7 @@ import torch
 from _settings import Arguments, made_by, run_script
 
 import sinkscope
-from sinkscope.evaluation.cache_arms import read_arms
-from sinkscope.evaluation.cache_comparison import compare_caches
+from sinkscope.evaluation.cache_comparison import compare_caches, read_arms
 from sinkscope.evaluation.cache_tables import comparison_table, points
 from sinkscope.evaluation.paired_tests import holm, paired_difference
 

@@ -1,17 +1,14 @@
-"""`compare_caches` and its command: arms as text, the table against numbers counted here, resumption, and every
-refusal."""
+"""`compare_caches` and its command: arms as text, the table against numbers counted here, resumption."""
 
 import csv
 import json
-import re
 
 import pytest
 
 import sinkscope
 from sinkscope.errors import CallError
 from sinkscope.evaluation import cache_comparison
-from sinkscope.evaluation.cache_arms import PLAIN, Arm, read_arms
-from sinkscope.evaluation.cache_comparison import COMPARISON, compare_caches
+from sinkscope.evaluation.cache_comparison import COMPARISON, Arm, compare_caches, read_arms
 from sinkscope.evaluation.cache_tables import on_sinks
 from sinkscope.evaluation.paired_tests import Difference, paired_difference
 from sinkscope.lab.prompts import few_shot_prompt, held_out
@@ -19,6 +16,7 @@ from sinkscope.lab.prompts import few_shot_prompt, held_out
 POLICIES = "fast-dllm-dual,none@threshold=0.3,block:keep=top,block:every=3,keep=no-sinks,budget=9,block:keep=no-sinks"
 ARMS = ["none", "fast-dllm-dual", "none@threshold=0.3", "block:keep=top,budget=4", "block:keep=top,budget=7"]
 ARMS += ["block:every=3,keep=no-sinks,budget=9", "block:keep=no-sinks,budget=4", "block:keep=no-sinks,budget=7"]
+PLAIN = Arm()
 SMALL = {"tasks": ["lab-sums"], "limit": 5, "batch": 2, "settings": {"length": 8, "block": 4}, "progress": False}
 NOISY = ("seconds", "processor_seconds", "peak_memory", "checksum", "tokens_per_second", "speed_ratio")
 
@@ -28,23 +26,12 @@ def test_arms_are_read_from_text():
     assert [arm.text for arm in arms] == ARMS and arms[0] == PLAIN
     assert read_arms(",".join(ARMS)) == arms
     assert arms[2].settings == {"threshold": 0.3} and arms[1].settings == {"cache": "fast-dllm-dual"}
-    assert (arms[3].keep, arms[3].budget, arms[1].keep, arms[1].budget) == ("top", 4, None, None)
+    assert (arms[3].budget, arms[1].budget) == (4, None)
     assert read_arms("dkv-decode@factor=0.5,none")[1:] == [Arm("dkv-decode", factor=0.5)]
-    near = read_arms("none@threshold=0.1000001,none@threshold=0.1,none@threshold=1")
-    assert [arm.text for arm in near[1:]] == ["none@threshold=0.1000001", "none@threshold=0.1", "none@threshold=1"]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("fast", "no cache 'fast'; expected one of none, block"),
-        ("block:keep=sinks", "expected a budget of keys; give --budget 16,64, or write block:keep=sinks,budget=64"),
-        ("none@temperature=1", "expected threshold=… or factor=… behind the @, found 'temperature=1'"),
-    ],
-)
-def test_arms_that_make_no_sense_are_refused(text, message):
-    with pytest.raises(CallError, match=re.escape(message)):
-        read_arms(text)
+    with pytest.raises(CallError, match="expected a budget of keys; give --budget 16,64"):
+        read_arms("block:keep=sinks")
+    with pytest.raises(CallError, match="expected threshold=… or factor=… behind the @, found 'temperature'"):
+        read_arms("none@temperature=1")
 
 
 @pytest.fixture(scope="module")
@@ -134,12 +121,10 @@ def test_other_settings_and_other_runs_are_refused(whole, diffusion, tmp_path):
         compare_caches(diffusion, arms=[PLAIN], out=tmp_path, **SMALL)
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "verdict"),
-    [(0.3, 0.5, "keep"), (-0.5, -0.3, "filter"), (-0.019, 0.019, "discount"), (-0.03, 0.01, "undecided")],
-)
-def test_the_verdict_on_sinks(low, high, verdict):
-    assert on_sinks(Difference(100, (low + high) / 2, low, high, 0.5, 10)) == verdict
+def test_the_verdict_on_sinks():
+    ends = {(0.3, 0.5): "keep", (-0.5, -0.3): "filter", (-0.019, 0.019): "discount", (-0.03, 0.01): "undecided"}
+    for (low, high), verdict in ends.items():
+        assert on_sinks(Difference(100, (low + high) / 2, low, high, 0.5, 10)) == verdict
 
 
 FLAGS = ("--tasks", "lab-sums", "--limit", 3, "--length", 8, "--block", 4)
@@ -174,10 +159,8 @@ def test_a_dry_run_counts_every_policy(run, diffusion_folder):
     [
         (["--policies", "fast"], "no cache 'fast'"),
         (["--policies", "block:keep=top", "--budget", "9999"], "expected a budget of keys up to"),
-        (["--policies", "dkv-greedy", "--dry-run"], "expected commits in a random order"),
         (["--cache", "block"], "cache: a comparison has it in its policies"),
-        (["--guidance", "1"], "does not go with guidance 1.0"),
-        (["--tasks", "lambada", "--data", "lambada={data}"], "expected a task whose answers are written in one pass"),
+        (["--tasks", "lambada", "--data", "lambada={data}"], "expected a task that is written in one pass"),
     ],
 )
 def test_bad_input_gets_one_message(run, diffusion_folder, tmp_path, arguments, says):

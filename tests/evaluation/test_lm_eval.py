@@ -14,7 +14,7 @@ pytest.importorskip("lm_eval")
 
 import sinkscope
 from sinkscope.errors import CallError
-from sinkscope.evaluation.answers import answer_until
+from sinkscope.evaluation.running import answer_until
 from sinkscope.evaluation.tasks import find_task
 from sinkscope.lab.prompts import problem_prompts
 
@@ -145,11 +145,10 @@ def test_pass_at_k_of_humaneval_inside_lm_eval(name, tail, tmp_path):
 
 
 def test_what_the_sandbox_lacks_is_said_once_inside_lm_eval(monkeypatch, caplog):
-    from sinkscope.evaluation import humaneval
+    from sinkscope.evaluation import tasks
     from sinkscope.evaluation.lm_eval_tasks import passing
 
-    weak = functools.partial(humaneval.run_program, without=("memory limit",))
-    monkeypatch.setattr(humaneval, "run_program", weak)
+    monkeypatch.setattr(tasks, "run_program", functools.partial(tasks.run_program, without=("memory limit",)))
     doc = {"prompt": "def f(x):\n", "entry_point": "f", "test": "def check(g):\n    assert g(2) == 2\n"}
     passing._say_once.cache_clear()
     for _ in range(2):
@@ -167,9 +166,9 @@ def likelihoods(monkeypatch):
         model.network(input_ids=torch.tensor([context + continuation]))
         return types.SimpleNamespace(total=-float(len(continuation)), greedy=len(continuation) == 1 or None)
 
-    monkeypatch.setitem(
-        sys.modules, "sinkscope.decoding.likelihood", types.SimpleNamespace(log_likelihood=log_likelihood)
-    )
+    from sinkscope.evaluation import lm_eval
+
+    monkeypatch.setattr(lm_eval, "log_likelihood", log_likelihood)
     return asked
 
 
@@ -186,12 +185,8 @@ def test_likelihoods(diffusion, harness, likelihoods, caplog):
 
 
 def test_likelihoods_of_hidden_keys_need_the_current_step(diffusion, harness, likelihoods):
-    with pytest.raises(CallError) as error:
+    with pytest.raises(CallError, match="hide: top:1 decides by the step before"):
         harness(language_model(diffusion, hide="top:1"), "tiny_choice")
-    assert str(error.value) == (
-        "hide: top:1 decides by the step before, and a likelihood has one step a text; expected observe=current, as in "
-        "top:1@current"
-    )
     assert not likelihoods
     harness(language_model(diffusion, hide="top:1@current;last_row"), "tiny_choice", limit=1)
     assert len(likelihoods) == 3
@@ -214,14 +209,10 @@ def test_what_a_rule_did_is_kept_in_lm_evals_results(diffusion, harness):
     assert (found.pop("hide"), found.pop("effects")) == ("top:1", 3)
     assert found == {name: sum(getattr(one, name) for one in effects) / 3 for name in MEASURES}
     assert 0 < found["removed_share"] < 1
-    plain = language_model(diffusion, length=4)
-    harness(plain, "tiny_arith", limit=1)
-    assert plain.get_model_info() == {"hide": "none", "effects": 0, **dict.fromkeys(MEASURES)}
 
 
-@pytest.mark.parametrize("fixture", ["diffusion", "autoregressive"])
-def test_a_likelihood_of_hidden_keys_and_what_was_removed(fixture, request, caplog):
-    model, before = request.getfixturevalue(fixture), len(caplog.messages)
+def test_a_likelihood_of_hidden_keys_and_what_was_removed(diffusion, caplog):
+    model, before = diffusion, len(caplog.messages)
     context = model.encode("Tom has 7 apples and buys")
     continuation = list(model.tokenizer(" 5 more", add_special_tokens=False).input_ids)
     found = []
@@ -232,9 +223,8 @@ def test_a_likelihood_of_hidden_keys_and_what_was_removed(fixture, request, capl
         expected = sinkscope.log_likelihood(model, context, continuation, method="chain_rule", batch=2)
     assert found[1][0] == expected.total != found[0][0]
     assert running.effect.removed_share > 0
-    hits = f"; {running.effect.hit_rate:.0%} of the hidden keys were still in the current top K"
-    said = f"top:1@current removed {100 * running.effect.removed_share:.2f} % of all attention{hits}"
-    assert caplog.messages[before:] == [said]
+    (said,) = caplog.messages[before:]
+    assert said.startswith(f"top:1@current: removed_share {running.effect.removed_share:.4g}, ")
 
 
 def test_the_command_line_knows_our_tasks_and_reports_in_one_line(monkeypatch, capsys):
@@ -287,12 +277,7 @@ def test_a_tasks_arguments_become_settings(autoregressive, diffusion):
         lm._settings({"num_beams": 4})
     # settings that hang on the length wait for the task's own
     assert language_model(diffusion, steps=240, block=16)._settings({"max_gen_toks": 240})[0].steps == 240
-    for arguments, message in (
-        ({"batch_size": "auto"}, "batch_size: expected a whole number"),
-        ({"length": 8, "steps": 9}, "steps must not exceed length"),
-        ({"gen_length": 8}, "llada has no setting 'gen_length'; here it is called length"),
-    ):
-        with pytest.raises(CallError, match=message):
-            language_model(diffusion, **arguments)
-    with pytest.raises(CallError, match="pretrained: expected a model"):
-        language_model(None)
+    with pytest.raises(CallError, match="batch_size: expected a whole number"):
+        language_model(diffusion, batch_size="auto")
+    with pytest.raises(CallError, match="steps must not exceed length"):
+        language_model(diffusion, length=8, steps=9)

@@ -23,7 +23,7 @@ from sinkscope.evaluation.papers import (
     published_accuracy,
     rules_for,
 )
-from sinkscope.evaluation.protocols import PROTOCOLS, find_protocol, variant_of
+from sinkscope.evaluation.protocols import PROTOCOLS, find_protocol
 from sinkscope.models.folding import fold
 from sinkscope.models.smdm import convert
 
@@ -37,10 +37,8 @@ def test_rules_have_controls_and_llamas_decide_by_the_last_row():
     assert rules_for(True, [5], 1, ["random", "ranks"]) == (
         *("none", "top:5@last_row", "random:5@last_row,seed=0", "ranks:5@last_row"),
     )
-    with pytest.raises(CallError, match=r"controls: expected some of class, mass, .* found 'magic'"):
+    with pytest.raises(CallError, match=r"controls: expected some of random, .* found 'magic'"):
         paper1(controls=["magic"])
-    with pytest.raises(CallError, match="paper1: no checkpoint 'gpt2'; expected some of Dream-org/"):
-        paper1(["gpt2"])
     for part in paper1():
         if part.name == "Table 1":
             protocol = find_protocol(CHECKPOINTS[part.model].family, part.model, part.task)
@@ -63,18 +61,14 @@ def test_all_of_paper_2_is_there():
 @pytest.mark.parametrize(
     ("model", "task", "hide", "expected"),
     [
-        ("Dream-org/Dream-v0-Instruct-7B", "gsm8k_cot", "none", (0.82, 0.01)),
         ("Dream-org/Dream-v0-Instruct-7B", "humaneval_instruct", "top:1", (0.64, 0.03)),
         ("/models/LLaDA-8B-Instruct/", "humaneval", "top:5", (0.39, 0.03)),
         ("meta-llama/Llama-3.1-8B-Instruct", "gsm8k_cot", "top:1@last_row", (0.02, 0.0)),
-        ("meta-llama/Llama-3.1-8B-Instruct", "gsm8k_cot", "none", (0.85, 0.01)),
         ("meta-llama/Llama-3.1-8B-Instruct", "gsm8k_cot", "top:1", None),
         ("GSAI-ML/LLaDA-8B-Instruct", "gsm8k", "top:1@last_row", None),
         ("GSAI-ML/LLaDA-8B-Instruct", "gsm8k", "top:2", None),
         ("GSAI-ML/LLaDA-8B-Instruct", "gsm8k_two_pass", "none", None),
-        ("GSAI-ML/LLaDA-8B-Base", "gsm8k", "none", None),
         ("meta-llama/Llama-3.1-8B", "gsm8k_cot", "none", None),
-        ("lab-diffusion", "gsm8k", "none", None),
     ],
 )
 def test_paper_1s_numbers_stand_where_model_task_and_rule_match(model, task, hide, expected):  # noqa: F811
@@ -88,13 +82,11 @@ def test_paper_1s_numbers_stand_where_model_task_and_rule_match(model, task, hid
         ("llada", "/data/LLaDA-8B-Instruct/", "gsm8k", "auto", ("paper1", 5, True, 256, 0.76)),
         ("llada", "LLaDA-8B-Instruct", "gsm8k", "semi-autoregressive", ("semi-autoregressive", 5, True, 256, 0.786)),
         ("llada", "GSAI-ML/LLaDA-1.5", "gsm8k", "auto", ("authors", 5, True, 256, 0.838)),
-        ("dream", "Dream-org/Dream-v0-Instruct-7B", "humaneval_instruct", "auto", ("authors", 0, True, 768, 0.555)),
         ("dream", "Dream-org/Dream-Coder-v0-Base-7B", "humaneval", "auto", ("authors", 0, False, 512, None)),
         ("dream", "Dream-org/Dream-Coder-v0-Instruct-7B", "gsm8k_cot", "auto", None),
         ("dream", "apple/DiffuCoder-7B-cpGRPO", "humaneval_instruct", "auto", ("authors", 0, True, 256, None)),
         ("llada", "GSAI-ML/LLaDA-8B-Instruct", "gsm8k", "none", None),
         ("llada", "lab-diffusion", "lab-arith", "auto", None),
-        ("smdm", "models/smdm-sink", "lambada_openai", "auto", None),
     ],
 )
 def test_which_protocol(family, name, task, wanted, expected):
@@ -104,9 +96,7 @@ def test_which_protocol(family, name, task, wanted, expected):
 
 
 def test_protocols():
-    assert all(one.source for one in PROTOCOLS)
     assert len({(one.family, one.variant, one.task, one.name) for one in PROTOCOLS}) == len(PROTOCOLS)
-    assert (variant_of("llada", "x/LLaDA-8B-Base"), variant_of("llada", "x/other")) == ("base", "")
     with pytest.raises(CallError, match="has no protocol 'magic' for gsm8k; expected one of auto, none, paper1, auth"):
         find_protocol("llada", "GSAI-ML/LLaDA-8B-Instruct", "gsm8k", "magic")
 
@@ -155,7 +145,6 @@ def work(paper, parts, out, **flags):
     [
         ("scratch-472m+sink", "lambada", {"method": "monte_carlo", "samples": 400, "guidance": 0.0}),
         ("qwen2.5-0.5b", "lambada", {}),
-        ("scratch-472m", "piqa", {}),
         ("scratch-472m", "arc_easy", {"samples": 60, "guidance": 0.0}),
         ("scratch-472m", "gsm8k_two_pass", {"length": 8, "steps": 4, "block": 8}),
     ],
@@ -163,7 +152,6 @@ def work(paper, parts, out, **flags):
 def test_the_plan_counts_the_canvases_of_a_run(name, task, settings, folders, tmp_path, monkeypatch):
     rows = {
         "lambada": [{"text": "it is a sun"}] * 2,
-        "piqa": [{"goal": "What is hot?", "sol1": "the sun", "sol2": "the sun", "label": 0}] * 2,
         "arc_easy": [
             {"question": "Hot?", "choices": {"text": ["yellow sun"] * 3, "label": ["A", "B", "C"]}, "answerKey": "A"}
         ]
@@ -185,7 +173,7 @@ def test_the_plan_counts_the_canvases_of_a_run(name, task, settings, folders, tm
     lengths = {one["tokens"] for item in items for one in item.get("likelihoods", [])}
     if lengths:
         (length,) = lengths
-        monkeypatch.setitem(CHOICE_TOKENS, task, (9, {"arc_easy": 3, "piqa": 2, "lambada": 1}[task], length))
+        monkeypatch.setitem(CHOICE_TOKENS, task, (9, {"arc_easy": 3, "lambada": 1}[task], length))
     expected = pytest.approx(sum(canvases), rel=0.03) if task == "arc_easy" else sum(canvases)
     assert estimate(part).forwards == expected
 
@@ -211,7 +199,6 @@ def test_a_run_of_paper_2_on_local_files(folders, tmp_path, capsys):
     ("name", "given", "found"),
     [
         ("scratch-472m+sink", "scratch-472m", "family smdm with sink token none"),
-        ("scratch-472m", "scratch-472m+gate", "family smdm with sink token gate"),
         ("scratch-472m", "qwen2.5-0.5b", "family dream with sink token none"),
     ],
 )

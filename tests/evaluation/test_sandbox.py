@@ -51,10 +51,7 @@ assert __name__ == "__main__"
         ("import os\nprint('all tests passed')\nos._exit(0)\nassert False", "left before its end (exit status 0)"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("x = (", "SyntaxError: '(' was never closed (<program>, line 1)"),
-        ("-" * 100_000 + "1", ""),
         ("import ctypes\nctypes.string_at(0)", "ended by signal 11 (SIGSEGV)"),
-        ("def f(): f()\nf()", "RecursionError: maximum recursion depth exceeded"),
-        ("import sys\nsys.stdin.readline().upper()[0]", "IndexError: string index out of range"),
     ],
 )
 def test_programs_that_end_early(program, reason):
@@ -77,9 +74,8 @@ def test_a_program_that_does_not_come_to_its_end_has_not_passed(forgery):
     assert not run_program(forgery + "\nassert 4 == 8\n", timeout_s=1).passed
 
 
-@pytest.mark.parametrize("python", ["/bin/true", "/bin/echo"])
-def test_a_sandbox_that_does_not_start_is_no_wrong_answer(monkeypatch, python):
-    monkeypatch.setattr(sys, "executable", python)
+def test_a_sandbox_that_does_not_start_is_no_wrong_answer(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/true")
     with pytest.raises(
         EvaluationError, match="the sandbox did not start: it said nothing; programs cannot be run here"
     ):

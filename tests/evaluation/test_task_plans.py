@@ -7,7 +7,7 @@ import pytest
 from sinkscope.evaluation import evaluate, task_plans
 from sinkscope.evaluation.protocols import Protocol
 from sinkscope.evaluation.task import Task
-from sinkscope.evaluation.task_plans import Request, chat_text, make_plans
+from sinkscope.evaluation.task_plans import Request, chat_text, make_plans, resolve_task
 from sinkscope.evaluation.tasks import TASKS, find_task
 
 TALK = [{"role": "user", "content": "Tom has 7 apples"}, {"role": "assistant", "content": "Tom has 7"}]
@@ -64,11 +64,15 @@ def test_a_protocol_sets_shots_and_sampler_and_flags_override_it(diffusion, prot
 
 
 @pytest.mark.parametrize("fixture", ["diffusion", "autoregressive"])
-def test_defaults_of_published_tasks(fixture, request, tmp_path):
+def test_defaults_of_published_tasks(fixture, request):
     model = request.getfixturevalue(fixture)
-    sampler = task_plans._resolve(model.family, find_task("humaneval"), {})
+
+    def defaults(name, **settings):
+        return resolve_task(model.family, "mine", find_task(name), Request([name], settings=settings))[0]
+
+    sampler = defaults("humaneval")
     assert sampler.length == 512
     if fixture == "diffusion":
         assert (sampler.steps, sampler.block) == (512, 32)
-    assert task_plans._resolve(model.family, find_task("gsm8k"), {}).length == 256
-    assert task_plans._resolve(model.family, find_task("gsm8k"), {"length": 16}).length == 16
+    assert defaults("gsm8k").length == 256
+    assert defaults("gsm8k", length=16).length == 16

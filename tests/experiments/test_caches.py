@@ -7,7 +7,7 @@ import caches
 import pytest
 import stale_keys
 
-from sinkscope.evaluation.cache_arms import read_arms
+from sinkscope.evaluation.cache_comparison import read_arms
 from sinkscope.evaluation.cache_tables import comparison_of, points
 
 ROOT = Path(__file__).parents[2]

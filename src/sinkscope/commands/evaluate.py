@@ -53,8 +53,7 @@ class Evaluate(TaskCommand):
         asked = {**self.asked(), "hide": rules}
         asked["settings"] |= {name: value for name, value in likelihood.items() if value is not None}
         if self.dry_run:
-            from sinkscope.evaluation.dry_run import parts_of
-            from sinkscope.evaluation.task_plans import Request
+            from sinkscope.evaluation.task_plans import Request, parts_of
 
             print_costs(parts_of(self.model, Request(**asked)), self.gpu, self.tflops, self.json)
             return

@@ -14,46 +14,51 @@ undecided   otherwise
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from sinkscope.counts import counted
-from sinkscope.evaluation.cache_arms import PLAIN, Arm
-from sinkscope.evaluation.paired_tests import MARGIN, Difference, holm, paired_difference, wilson_interval
+from sinkscope.evaluation.paired_tests import MARGIN, Difference, holm, p_text, paired_difference, wilson_interval
 from sinkscope.runs.files import printable
 
 POINT = 0.01
+PLAIN = "none"
+"""The text of plain sampling."""
 Items = Sequence[Mapping[str, Any]]
 NOTES = (
     "Accuracy with Wilson's 95 % interval; difference: minus plain sampling in points, paired by problem, Tango's 95 % "
-    "interval; p: "
-    "McNemar's exact, after Holm. Ratios are of plain sampling over the policy, on the same problems; parallel "
-    "decoding is behind an @.",
+    "interval; p: McNemar's exact, after Holm. Ratios are of plain sampling over the policy, on the same problems; "
+    "parallel decoding is behind an @.",
     "Seconds are those of the processor on a CPU, and of the clock on a GPU. Memory: the largest of any batch, of a "
     "CPU the whole process.",
 )
 
 
-def comparison_of(found: Mapping[tuple[str, Arm], Items]) -> dict[str, Any]:
+def comparison_of(found: Mapping[tuple[str, Any], Items]) -> dict[str, Any]:
     """Return rows and verdicts from the items of every task and arm, in order, plain sampling among them."""
     rows = []
     for task in dict.fromkeys(task for task, _ in found):
         mine = {arm: items for (name, arm), items in found.items() if name == task}
-        compared = [_row(task, arm, items, mine[PLAIN]) for arm, items in mine.items()]
-        others = [row for row in compared if row["difference"] is not None]
-        for row, adjusted in zip(others, holm([row["difference"]["p_value"] for row in others]), strict=True):
-            row["difference"]["p_holm"] = adjusted
+        plain = next(items for arm, items in mine.items() if arm.text == PLAIN)
+        compared = [_row(task, arm, items, plain) for arm, items in mine.items()]
+        _adjust([row["difference"] for row in compared if row["difference"] is not None])
         rows += compared
     return {"rows": rows, "sinks": _verdicts(found)}
 
 
-def _row(task: str, arm: Arm, items: Items, plain: Items) -> dict[str, Any]:
+def _adjust(tests: Sequence[dict[str, Any]]) -> None:
+    for one, adjusted in zip(tests, holm([one["p_value"] for one in tests]), strict=True):
+        one["p_holm"] = adjusted
+
+
+def _row(task: str, arm: Any, items: Items, plain: Items) -> dict[str, Any]:
     """Return an arm beside plain sampling of the same problems."""
     right = _right(items)
-    change = None if arm == PLAIN else paired_difference(right, _right(plain))
+    change = None if arm.text == PLAIN else paired_difference(right, _right(plain))
     pairs = [(item["tokens"], other["tokens"]) for item, other in zip(items, plain, strict=True)]
     work, before = _work(items), _work(plain)
     written, seconds = sum(len(one) for one, _ in pairs), _seconds(items)
+    difference = change and {**asdict(change), "verdict": change.verdict, "needed": change.needed}
     return {
         "task": task,
         "policy": arm.text,
@@ -64,10 +69,8 @@ def _row(task: str, arm: Arm, items: Items, plain: Items) -> dict[str, Any]:
         "n": len(items),
         "accuracy": sum(right) / len(items),
         "interval": list(wilson_interval(sum(right), len(items))),
-        "difference": None
-        if change is None
-        else {**asdict(change), "p_holm": change.p_value, "verdict": change.verdict, "needed": change.needed},
-        "within_a_point": None if change is None else change.low > -POINT,
+        "difference": difference,
+        "within_a_point": change and change.low > -POINT,
         "same_tokens": sum(a == b for pair in pairs for a, b in zip(*pair, strict=True)) / written,
         "same_answers": sum(one == other for one, other in pairs) / len(pairs),
         "canvas": [min(item["canvas"] for item in items), max(item["canvas"] for item in items)],
@@ -94,19 +97,16 @@ def _seconds(items: Items) -> float:
     return sum(item["processor_seconds" if item.get("on_cpu", True) else "seconds"] for item in items)
 
 
-def _verdicts(found: Mapping[tuple[str, Arm], Items]) -> list[dict[str, Any]]:
+def _verdicts(found: Mapping[tuple[str, Any], Items]) -> list[dict[str, Any]]:
     """Return a verdict on sinks for each task and budget that has both policies, p-values adjusted together."""
     verdicts = []
     for (task, arm), items in found.items():
-        if arm.keep != "top":
-            continue
-        other = Arm(arm.cache.replace("keep=top", "keep=no-sinks"), arm.threshold, arm.factor)
-        if (task, other) in found:
+        other = replace(arm, cache=arm.cache.replace("keep=top", "keep=no-sinks"))
+        if arm.budget is not None and other != arm and (task, other) in found:
             change = paired_difference(_right(items), _right(found[task, other]))
             arms = {"task": task, "with": arm.text, "without": other.text, "budget": arm.budget}
             verdicts.append({**arms, **asdict(change), "verdict": on_sinks(change)})
-    for one, adjusted in zip(verdicts, holm([one["p_value"] for one in verdicts]), strict=True):
-        one["p_holm"] = adjusted
+    _adjust(verdicts)
     return verdicts
 
 
@@ -139,33 +139,27 @@ def comparison_table(document: Mapping[str, Any]) -> str:
         lines += ["| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|"]
         lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows] + [""]
     for one in document["sinks"]:
-        p = f"p {_small(one['p_holm'])}"
-        lines.append(
-            f"{one['task']}, budget {one['budget']}: sinks read minus left out {points(one)}, {p}: {one['verdict']}"
-        )
+        said = f"sinks read minus left out {points(one)}, p {p_text(one['p_holm'])}: {one['verdict']}"
+        lines.append(f"{one['task']}, budget {one['budget']}: {said}")
     return "\n".join([*lines, *([""] if document["sinks"] else []), *NOTES])
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     low, high = row["interval"]
     change, work = row["difference"], row["work"]
-    parts = [f"{work[name] / 1e6:.4g} M" for name in ("attention", "projections", "mlp")]
+    compared = ["–"] * 3
+    if change is not None:
+        compared = [points(change), p_text(change["p_holm"]), "yes" if row["within_a_point"] else "not shown"]
     return [
-        "plain sampling" if row["policy"] == PLAIN.text else f"`{printable(row['policy'])}`",
+        "plain sampling" if row["policy"] == PLAIN else f"`{printable(row['policy'])}`",
         f"{row['accuracy']:.3f} ({low:.3f}–{high:.3f})",
-        "–" if change is None else points(change),
-        "–" if change is None else _small(change["p_holm"]),
-        "–" if change is None else "yes" if row["within_a_point"] else "not shown",
+        *compared,
         f"{row['same_tokens']:.3f}",
         f"{row['same_answers']:.3f}",
         f"{work['total'] / 1e6:.4g} M (1 / {row['work_ratio']:.1f})",
-        *parts,
+        *(f"{work[name] / 1e6:.4g} M" for name in ("attention", "projections", "mlp")),
         f"{work['rows']:.0f}",
         f"{work['forwards']:.1f}",
         "–" if row["tokens_per_second"] is None else f"{row['tokens_per_second']:.0f} (× {row['speed_ratio']:.1f})",
         "–" if row["peak_memory"] is None else f"{row['peak_memory'] / 2**20:.0f}",
     ]
-
-
-def _small(value: float) -> str:
-    return "< 1e-12" if value < 1e-12 else f"{value:.2g}"

@@ -47,14 +47,12 @@ class Row:
     """A result with its comparisons.
 
     Attributes:
-        result: of one model on one task under one rule.
         published: accuracy and standard error in paper 1; None where the paper has no such run.
         change: accuracy minus that of the unhidden run of the same weights, settings, dtype, device and problems; None
             without one.
-        adjusted: p-value of the change after Holm, over all models, tasks and rules of the table; controls are adjusted
-            separately.
-        contrasts: for ``top:K`` each kind of control with the same K and the same options; for another rule that hides
-            K keys, such as one that somebody added, ``random:K`` alone.
+        adjusted: p-value of the change after Holm, over all models, tasks and rules; controls are a family of their own.
+        contrasts: for ``top:K`` each kind of control with the same K and options; for another rule that hides K keys
+            ``random:K`` alone.
     """
 
     result: Result
@@ -67,17 +65,22 @@ class Row:
 def compare(results: Sequence[Result]) -> list[Row]:
     """Return a row for each result, in order; runs are paired over the problems that both have.
 
-    The p-values of all changes and contrasts are adjusted together, after Holm.
+    Raises:
+        CallError: two results of the same model, task, rule and settings, which would count as two tests.
     """
-    changes = {cell_of(one): _change(one, results) for one in results}  # a rule that is written in two ways counts once
-    contrasts = {cell_of(one): list(_contrasts(one, results)) for one in results}
-    words = {cell_of(one): one.hide.partition(":")[0] for one in results}
+    cells: dict[str, Result] = {}  # a rule that is written in two ways counts once
+    for one in results:
+        other = cells.setdefault(cell_of(one), one)
+        if other is not one and (other.hide == one.hide or other.outcomes != one.outcomes):
+            raise CallError(f"expected each model, task and rule once, found {one.model}, {one.task}, {one.hide} twice")
+    changes = {cell: _change(one, results) for cell, one in cells.items()}
+    contrasts = {cell: list(_contrasts(one, results)) for cell, one in cells.items()}
     adjusted: dict[str, float] = {}
     for control in (True, False):  # claims on sinks do not depend on how many controls were run
         members = {
             cell: change.p_value
             for cell, change in changes.items()
-            if change is not None and (takes_seed(words[cell]) is not None) is control
+            if change is not None and (takes_seed(cells[cell].hide.partition(":")[0]) is not None) is control
         }
         adjusted |= zip(members, holm(list(members.values())), strict=True)
     tests = [(cell, one.control, one.difference.p_value) for cell, found in contrasts.items() for one in found]
@@ -92,20 +95,6 @@ def compare(results: Sequence[Result]) -> list[Row]:
         )
         for one, cell in ((one, cell_of(one)) for one in results)
     ]
-
-
-def check_results(results: Sequence[Result]) -> Sequence[Result]:
-    """Return results; CallError for two of the same model, task, rule and settings, which would count as two tests."""
-    found: dict[str, Result] = {}
-    for number, one in enumerate(results):
-        other = found.get(cell_of(one))
-        if other is not None and (other.hide == one.hide or other.outcomes != one.outcomes):
-            raise CallError(
-                f"results[{number}]: expected each model, task and rule once, found {one.model}, {one.task}, "
-                f"{one.hide} twice; leave one of them out"
-            )
-        found[cell_of(one)] = one
-    return results
 
 
 def _change(result: Result, results: Sequence[Result]) -> Difference | None:
@@ -145,16 +134,14 @@ def _mean(shares: Sequence[float | None]) -> float | None:
 
 def arranged(results: Sequence[Result]) -> list[Result]:
     """Return results sorted by model, task, and rule with its controls, each in the order in which it first occurs."""
-
-    def place(result: Result) -> tuple[str, ...]:
-        _, *rest = rule = rule_of(result)
-        return (result.model, result.task, *((rest[0], *rest[2:]) if rest else rule))
-
-    places = list(map(place, results))
-    starts = dict.fromkeys(one[:length] for one in places for length in (1, 2, len(one)))
-    order = {start: number for number, start in enumerate(starts)}
-    keys = [tuple(order[one[:length]] for length in (1, 2, len(one))) for one in places]
-    return [results[number] for number in sorted(range(len(results)), key=keys.__getitem__)]
+    places = []
+    for one in results:
+        _, *rest = rule = rule_of(one)
+        place = ((one.model,), (one.model, one.task), (one.model, one.task, *((rest[0], *rest[2:]) if rest else rule)))
+        places.append(place)
+    order = {start: number for number, start in enumerate(dict.fromkeys(start for place in places for start in place))}
+    numbers = sorted(range(len(results)), key=lambda number: [order[start] for start in places[number]])
+    return [results[number] for number in numbers]
 
 
 def _comparable(one: Result, other: Result) -> bool:
@@ -186,20 +173,18 @@ def remarks(rows: Sequence[Row]) -> list[str]:
         for one in row.contrasts:
             if one.seeds < SEEDS and takes_seed(one.word):
                 said.append(f"{where}: {one.seeds} of at least {SEEDS} seeds of {one.control}")
-            if one.word not in _MATCHED_IN:
-                continue
-            name, of_what = _MATCHED_IN[one.word]
-            mine, theirs = getattr(result, name), getattr(one, name)
-            if mine and theirs and not 1 / _MATCHED <= theirs / mine <= _MATCHED:
-                took = f"{one.control} took away {100 * theirs:.1f} % of the attention{of_what}"
-                said.append(f"{where}: {took}, the sinks' rule {100 * mine:.1f} %; they do not match in mass")
+            if one.word in _MATCHED_IN:
+                name, of_what = _MATCHED_IN[one.word]
+                mine, theirs = getattr(result, name), getattr(one, name)
+                if mine and theirs and not 1 / _MATCHED <= theirs / mine <= _MATCHED:
+                    took = f"{one.control} took away {100 * theirs:.1f} % of the attention{of_what}"
+                    said.append(f"{where}: {took}, the sinks' rule {100 * mine:.1f} %; they do not match in mass")
         for n in sorted({one.difference.n for one in row.contrasts} - {result.n}):
             some = ", ".join(one.control for one in row.contrasts if one.difference.n == n)
             said.append(f"{where}: set against {some} over the {counted(n, 'problem')} that both have")
         if hides_k(result.hide.partition(":")[0]) and not any(takes_seed(one.word) for one in row.contrasts):
             said.append(f"{where}: no random control with its K and options; hiding any keys may hurt as much")
     for (model, task, n), rules in small.items():
-        few = f"{counted(n, 'problem')} {'is' if n == 1 else 'are'} too few"
         some = f"for a verdict on these rules (in brackets how many would do): {', '.join(rules)}"
-        said.append(f"{model}, {task}: {few} {some}")
+        said.append(f"{model}, {task}: {counted(n, 'problem')} {'is' if n == 1 else 'are'} too few {some}")
     return said

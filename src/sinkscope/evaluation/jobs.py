@@ -55,55 +55,35 @@ def run_in_jobs(
     asked = {name: value for name, value in arguments.items() if name in Request.__dataclass_fields__}
     make_plans(outline(model), Request(**asked))  # refuses a call that no job could do, before one waits
     folder = arguments["out"].absolute() / LOGS  # submitit takes a relative ~ for a home
-    parameters = _read_options(options)
+    parameters: dict[str, Any] = {}
+    for part in filter(None, map(str.strip, options.split(","))):
+        name, separator, value = part.partition("=")
+        if not separator or (re.fullmatch("((slurm|local)_)?(nodes|n?tasks_per_node)", name) and value != "1"):
+            raise CallError(f"--job-options: expected name=value, with one process for each job, found {part!r}")
+        parameters[name] = int(value) if value.isdigit() else value
     if not any(name.endswith("timeout_min") for name in parameters):
         parameters["timeout_min"] = MINUTES[cluster]
+    running: list[Any] = []
     try:
         executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
         executor.update_parameters(**parameters)
-    except (NameError, TypeError, ValueError, AssertionError, RuntimeError) as error:
-        raise CallError(f"--jobs, --job-options: submitit refuses {cluster} with {parameters}: {error}") from error
-    running: list[Any] = []
-    try:
         with executor.batch():
             for index in range(jobs):
                 running.append(executor.submit(run_share, model, device, dtype, dict(arguments), Share(index, jobs)))
-        errors = [(job.job_id, job.exception()) for job in running]
+        failed = [(job.job_id, error) for job in running if (error := job.exception()) is not None]
+    except (NameError, TypeError, ValueError, AssertionError) as error:
+        raise CallError(f"--jobs, --job-options: submitit refuses {cluster} with {parameters}: {error}") from error
     except (OSError, RuntimeError) as error:
         raise EvaluationError(f"the jobs could not be submitted on {cluster} ({error}); see --job-options") from error
     except KeyboardInterrupt:
         for job in running if cluster == "local" else ():  # those of a cluster go on
             job.cancel()
         raise
-    failed = [f"job {job}: {_last_line(error)}" for job, error in errors if error is not None]
     if failed:
+        job, text = failed[0][0], str(failed[0][1])
+        trace = re.search(r"^-{9,}\n(.*?)^-{9,}$", text, re.DOTALL | re.MULTILINE)  # the job's own, in submitit's words
+        why = re.sub(r"^sinkscope\.errors\.\w+: ", "", (trace[1] if trace else text).strip().splitlines()[-1])
         raise EvaluationError(
-            f"{len(failed)} of {jobs} jobs failed ({failed[0]}; logs in {folder}); run the same command again; "
+            f"{len(failed)} of {jobs} jobs failed (job {job}: {why}; logs in {folder}); run the same command again; "
             "finished problems are kept"
         )
-
-
-def _read_options(text: str) -> dict[str, Any]:
-    """Return options by name, without those under which a job would do its share twice."""
-    found: dict[str, Any] = {}
-    for part in filter(None, map(str.strip, text.split(","))):
-        name, separator, value = part.partition("=")
-        if not separator or (re.fullmatch("((slurm|local)_)?(nodes|n?tasks_per_node)", name) and value != "1"):
-            raise CallError(
-                f"--job-options: expected name=value separated by commas, with one process for each job, found {part!r}"
-            )
-        found[name] = int(value) if value.isdigit() else value
-    return found
-
-
-def _last_line(error: BaseException) -> str:
-    """Return the last line of an error's message; of a failed job the last one of its own error."""
-    text = str(error)
-    if (trace := re.search(r"^-{9,}\n(.*?)^-{9,}$", text, re.DOTALL | re.MULTILINE)) is not None:
-        text = re.sub(r"^sinkscope\.errors\.\w+: ", "", trace[1].strip().splitlines()[-1])
-    if "has not produced any output" in text:
-        return "it was ended before it was done, perhaps for want of memory"
-    if "timed-out" in text:
-        return "it came to its limit of time, which --job-options timeout_min=… raises"
-    lines = text.strip().splitlines()
-    return lines[-1].strip() if lines else type(error).__name__

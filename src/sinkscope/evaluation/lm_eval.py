@@ -5,10 +5,9 @@
         --apply_chat_template
 
 Under torchrun every process gets all requests and computes its share of the batches, which depend only on the order of
-the requests; then the processes exchange their answers. Prompts and batches therefore do not depend on the number of
-processes. lm-eval 0.4.13 does not read the entry point that we declare, so this module is run instead. It also provides
-the tasks ``sinkscope_humaneval`` and ``sinkscope_humaneval_instruct``, with pass@k in our sandbox. The effect of a rule
-is in lm-eval's results, under ``config``.
+the requests; then the processes exchange their answers. lm-eval 0.4.13 does not read the entry point that we declare,
+so this module is run instead. It also provides ``sinkscope_humaneval`` and ``sinkscope_humaneval_instruct``, with
+pass@k in our sandbox. The effect of a rule is in lm-eval's results, under ``config``.
 """
 
 import json
@@ -25,10 +24,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
-from sinkscope.decoding import Settings, generate, resolve_settings, settings_of
+from sinkscope.decoding import Settings, generate, log_likelihood, resolve_settings, settings_of
 from sinkscope.errors import CallError, SinkscopeError
-from sinkscope.evaluation.answers import answer_until, reseeded, rule_in_force
 from sinkscope.evaluation.choices import settings_for
+from sinkscope.evaluation.running import answer_until, reseeded, rule_in_force
 from sinkscope.evaluation.task_plans import chat_text, refuse_waiting
 from sinkscope.interventions import parse_rule
 from sinkscope.models import Model, load
@@ -74,9 +73,7 @@ class SinkscopeLM(TemplateLM):
     ) -> None:
         super().__init__()
         if not str(batch_size).isdigit():
-            raise CallError(
-                f"batch_size: expected a whole number, as there are no automatic batches, found {batch_size!r}"
-            )
+            raise CallError(f"batch_size: expected a whole number, found {batch_size!r}; none is automatic")
         if pretrained is None:
             raise CallError("pretrained: expected a model, as in --model_args pretrained=NAME, found none")
         self.share = share_of_process()
@@ -89,9 +86,8 @@ class SinkscopeLM(TemplateLM):
         family = self.model.family
         waiting = () if "length" in settings else settings_of(family.sampler).follows_length  # for the length of a task
         resolve_settings(family, **{name: one for name, one in settings.items() if name not in waiting})
-        of_likelihoods = {"method": method, "samples": samples, "guidance": likelihood_guidance}
-        of_likelihoods["seed"] = settings.get("seed", 0)
-        self.likelihood = asdict(settings_for(of_likelihoods, {}, family, self.model.card.name))
+        given = {"method": method, "samples": samples, "guidance": likelihood_guidance, "seed": settings.get("seed", 0)}
+        self.likelihood = asdict(settings_for(given, {}, family, self.model.card.name))
         self._effects: list[dict[str, Any]] = []
         self._said_greedy = False
 
@@ -107,11 +103,10 @@ class SinkscopeLM(TemplateLM):
         return self.model.card.name.replace("/", "__")
 
     def get_model_info(self) -> dict[str, Any]:
-        """Return the description of the model for lm-eval's results: the rule and its effect.
+        """Return the rule and its mean effect for lm-eval's results.
 
-        ``removed_share``, ``removed_share_committed``, ``hit_rate`` and ``keys_per_head`` are means over the
-        ``effects`` answers or likelihoods of all processes since this model was made; answers from lm-eval's cache are
-        not among them. None where nothing was hidden.
+        Means are over the ``effects`` answers or likelihoods of all processes since this model was made, without those
+        from lm-eval's cache; None where nothing was hidden.
         """
         return {"hide": self.hide, "effects": len(self._effects), **_means(self._effects)}
 
@@ -129,13 +124,14 @@ class SinkscopeLM(TemplateLM):
         groups: dict[str, list[int]] = {}
         for index, (_, asked) in enumerate(arguments):
             groups.setdefault(json.dumps(asked, sort_keys=True, default=str), []).append(index)
-        asked_of = {index: self._settings(arguments[indices[0]][1]) for indices in groups.values() for index in indices}
+        for indices in groups.values():
+            self._settings(arguments[indices[0]][1])  # refuses a task's arguments before anything is written
         batches = [
             indices[at : at + self.batch] for indices in groups.values() for at in range(0, len(indices), self.batch)
         ]
 
         def write(indices: Sequence[int]) -> tuple[list[str], list[Any]]:
-            settings, stops = asked_of[indices[0]]
+            settings, stops = self._settings(arguments[indices[0]][1])
             settings = reseeded(settings, indices[0])
             prompts = [self.model.encode(self.tok_encode(arguments[index][0])) for index in indices]
             with rule_in_force(self.rule, self.model) as effect:
@@ -153,12 +149,10 @@ class SinkscopeLM(TemplateLM):
         asked = dict(asked or {})
         until = asked.pop("until", None) or []
         stops = [until] if isinstance(until, str) else list(until)
-        lengths = [asked.pop(name, None) for name in LENGTH_NAMES]
-        sampling = asked.pop("do_sample", None)
-        given = asked.pop("temperature", None)
-        temperature = 0.0 if sampling is False or given is None else float(given)
-        length = int(next((found for found in lengths if found is not None), LENGTH))
-        asked |= {"length": length, "temperature": temperature, **self.settings}
+        lengths = [found for name in LENGTH_NAMES if (found := asked.pop(name, None)) is not None]
+        sampling, temperature = asked.pop("do_sample", None), asked.pop("temperature", None)
+        temperature = 0.0 if sampling is False or temperature is None else float(temperature)
+        asked |= {"length": int([*lengths, LENGTH][0]), "temperature": temperature, **self.settings}
         return resolve_settings(self.model.family, **asked), stops
 
     def _loglikelihood_tokens(
@@ -182,8 +176,6 @@ class SinkscopeLM(TemplateLM):
         return self._spread(batches, lambda one: self._score(*pairs[one[0]]), "likelihood", quiet)
 
     def _score(self, context: list[int], continuation: list[int]) -> tuple[list[tuple[float, bool]], list[Any]]:
-        from sinkscope.decoding.likelihood import log_likelihood
-
         with rule_in_force(self.rule, self.model) as effect:
             found = log_likelihood(self.model, context, continuation, **self.likelihood, batch=self.batch)
             removed = effect(None)
@@ -203,11 +195,7 @@ class SinkscopeLM(TemplateLM):
     ) -> list[Any]:
         """Return the results by request. Each process does every ``count``-th batch, and all processes get all results.
 
-        Args:
-            work: returns the results of a batch, and the effects of the rule on them.
-
-        Raises:
-            SinkscopeError: a batch failed, here or in another process.
+        ``work`` returns the results of a batch, and the effects of the rule on them.
         """
         done: dict[int, tuple[list[int], list[Any], list[Any]]] = {}
         failed: Exception | None = None
@@ -220,7 +208,11 @@ class SinkscopeLM(TemplateLM):
         except Exception as error:
             failed = error
         if self.share.count > 1:
-            for other, message in _exchanged((done, failed and str(failed)), self.share.count):
+            if not torch.distributed.is_initialized():
+                torch.distributed.init_process_group("gloo", timeout=PATIENCE)
+            every: list[Any] = [None] * self.share.count
+            torch.distributed.all_gather_object(every, (done, failed and str(failed)))
+            for other, message in every:
                 done |= other
                 if message is not None and failed is None:
                     failed = SinkscopeError(f"another process failed: {message}")
@@ -229,18 +221,13 @@ class SinkscopeLM(TemplateLM):
         came = [effect for at in sorted(done) for effect in done[at][2] if effect is not None]
         self._effects += came
         if came and self.share.index == 0:
-            _log.warning("%s removed %s", self.hide, _in_words(_means(came)))
+            means = {name: value for name, value in _means(came).items() if value is not None}
+            said = ", ".join(f"{name} {value:.4g}" for name, value in means.items())
+            _log.warning("%s: %s", self.hide, said)
         found = {
             index: one for indices, results, _ in done.values() for index, one in zip(indices, results, strict=True)
         }
         return [found[index] for index in sorted(found)]
-
-
-def _in_words(means: dict[str, Any]) -> str:
-    rows, hits = means["removed_share_committed"], means["hit_rate"]
-    committed = "" if rows is None else f" ({100 * rows:.2f} % at the positions being committed)"
-    top = "" if hits is None else f"; {hits:.0%} of the hidden keys were still in the current top K"
-    return f"{100 * means['removed_share']:.2f} % of all attention{committed}{top}"
 
 
 def _means(effects: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -250,15 +237,6 @@ def _means(effects: Sequence[dict[str, Any]]) -> dict[str, Any]:
         values = [effect[name] for effect in effects if effect[name] is not None]
         means[name] = sum(values) / len(values) if values else None
     return means
-
-
-def _exchanged(mine: Any, count: int) -> list[Any]:
-    """Exchange ``mine`` with all processes; return what each has, in order of rank."""
-    if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("gloo", timeout=PATIENCE)
-    every: list[Any] = [None] * count
-    torch.distributed.all_gather_object(every, mine)
-    return every
 
 
 def main() -> None:

@@ -57,24 +57,20 @@ def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator
     import fcntl  # not on Windows, where results can still be read
 
     with made_folder(folder, EvaluationError), contextlib.ExitStack() as stack:
+        run = read_object(folder / RUN) if (folder / RUN).exists() else None
         strange = [name for name in sorted(os.listdir(folder)) if not name.startswith((LOCK, RUN, RESULTS))]
         if strange and not (folder / RUN).exists():
-            what = f"files without the {RUN} of a run ({strange[0]} …)"
-            raise CallError(f"{folder} holds {what}; choose another folder or an empty one")
-        run = read_object(folder / RUN) if (folder / RUN).exists() else None
+            raise CallError(f"{folder} holds files without a {RUN} ({strange[0]} …); choose another or an empty folder")
         if run is not None and kind_of_run(run) != kind:  # before a lock is left in it
-            found = kind_of_run(run)
-            raise CallError(f"{folder} holds another run: expected {kind}, found {found}; choose another folder")
+            found = f"expected {kind}, found {kind_of_run(run)}"
+            raise CallError(f"{folder} holds another run: {found}; choose another folder")
         with exclusive(folder / CLAIM, EvaluationError):  # else two that start together would each find nobody
             mine = _lock_path(folder, share)
             own = stack.enter_context(open_lock(mine, EvaluationError))
             others = [one for one in folder.glob(f"{LOCK}.*-of-*") if not one.name.endswith(f"-of-{share.count}")]
-            busy = next(filter(_is_held, [*others, mine]), None)
-            if busy is not None:
-                raise CallError(
-                    f"{folder}: another process is evaluating into it (process {busy.read_text().strip()}); "
-                    "wait for it or choose another folder"
-                )
+            if (busy := next(filter(_is_held, [*others, mine]), None)) is not None:
+                who = f"another process is evaluating into it (process {busy.read_text().strip()})"
+                raise CallError(f"{folder}: {who}; wait for it or choose another folder")
             lock(own, fcntl.LOCK_EX | fcntl.LOCK_NB, EvaluationError)
             own.truncate(0)
             own.write(f"{os.getpid()}\n")
@@ -139,8 +135,7 @@ def _compare(folder: Path, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -
         if name not in ignored
     ]
     if changes:
-        way_out = "choose another folder, or go on with its settings"
-        raise CallError(f"{folder} holds another run ({'; '.join(changes)}); {way_out}")
+        raise CallError(f"{folder} holds another run ({'; '.join(changes)}); choose another folder or its settings")
     if changed is not None:
         raise CallError(f"{folder} holds another run: {changed}")
 
@@ -158,31 +153,20 @@ def _settings(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ResultItems:
-    """The items of one task under one rule, one a problem.
-
-    Args:
-        folder: of the evaluation.
-        task, hide: names of the task and the rule.
-        run: from `claim`, for the folder and for the task; items of another run do not count.
-    """
+    """The items of one task under one rule, one a problem; ``run`` are hashes of `claim`: other runs' do not count."""
 
     def __init__(self, folder: Path, task: str, hide: str, *run: str) -> None:
         self.folder = folder / task / re.sub(r"[^\w.+-]", "-", hide)
         self.run = checksum_of({"run": run, "task": task, "hide": hide})
 
-    def path(self, index: int) -> Path:
-        """Return the file of a problem."""
-        return item_path(self.folder, index, ".json")
-
     def read(self, index: int, beside: int = 0) -> dict[str, Any] | None:
         """Return a committed item, or None; a damaged one is set aside and reported.
 
         Args:
-            index: number of the problem.
             beside: problems of its batch as it is now; an item that was written among fewer, at the end of a smaller
                 limit, is to be done again, so that padding and rounding are those of an uninterrupted run.
         """
-        path = self.path(index)
+        path = item_path(self.folder, index, ".json")
         item = read_object(path)
         if item is None and not path.exists():
             return None
@@ -196,16 +180,10 @@ class ResultItems:
             return None
         return item if item.get("beside", beside) >= beside else None
 
-    def commit(self, index: int, item: Mapping[str, Any]) -> dict[str, Any]:
-        """Write an item; return it as `read` does."""
+    def commit(self, index: int, item: Mapping[str, Any]) -> None:
+        """Write an item."""
         content = json.loads(json_text({"run": self.run, "index": index, **item}))
-        write_json(self.path(index), with_checksum(content))
-        return content
-
-
-def find_items(folder: Path) -> list[Path]:
-    """Return the files of the problems that are done."""
-    return sorted(folder.glob("*/*/??????.json"))
+        write_json(item_path(self.folder, index, ".json"), with_checksum(content))
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

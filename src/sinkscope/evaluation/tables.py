@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from typing import Any, Literal
 
-from sinkscope.evaluation.comparisons import Row, arranged, check_results, compare, remarks
-from sinkscope.evaluation.paired_tests import Difference
+from sinkscope.evaluation.comparisons import Row, arranged, compare, remarks
+from sinkscope.evaluation.paired_tests import Difference, p_text
 from sinkscope.evaluation.results import Result
 from sinkscope.runs.files import in_markdown, json_text, markdown_cell, printable
 
@@ -21,14 +21,19 @@ NOTES = (
     "Against controls: what hiding sinks changes beyond hiding the control's keys, averaged over its seeds; p: exact, "
     "after Holm.",
     "Removed: attention the hidden keys would have had, of all attention in the heads and steps where the rule holds; "
-    "at commits: of the "
-    "queries whose tokens were committed.",
+    "at commits: of the queries whose tokens were committed.",
 )
+_COMPARED = "model,task,hidden,n,change,p,verdict,removed,at commits,hit rate,against controls".split(",")
+_FLAT = "model task hide n correct accuracy".split()
+_MORE = "removed_share removed_share_committed hit_rate weight_hash config_hash device dtype seconds".split()
+_MARKS = {"robust": r"$^{\circ}$", "degraded": r"$^{\downarrow}$", "undecided": "$^{?}$"}
+_TEXT = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "|": "bar", "<": "less", ">": "greater"}
+_IN_LATEX = {one: f"\\{one}" for one in "_&%#${}"} | {one: rf"\text{name}{{}}" for one, name in _TEXT.items()}
 
 
 def table(results: Sequence[Result]) -> dict[str, Any]:
     """Return ``{"rows": [...], "remarks": [...]}``: each result without its outcomes, but with its comparisons."""
-    return table_of(compare(arranged(check_results(results))))
+    return table_of(compare(arranged(results)))
 
 
 def table_of(rows: Sequence[Row]) -> dict[str, Any]:
@@ -60,7 +65,7 @@ def _difference(change: Difference, adjusted: float | None) -> dict[str, Any]:
 
 def write_table(results: Sequence[Result], form: Format = "markdown") -> str:
     """Return a table as text, without a last line break."""
-    return write_rows(compare(arranged(check_results(results))), form)
+    return write_rows(compare(arranged(results)), form)
 
 
 def write_rows(rows: Sequence[Row], form: Format = "markdown") -> str:
@@ -102,17 +107,16 @@ def _cell(row: Row) -> str:
     return f"{row.result.accuracy:.3f} ({low:.3f}–{high:.3f}), n = {row.result.n}{paper}"
 
 
-_COMPARED = "model,task,hidden,n,change,p,verdict,removed,at commits,hit rate,against controls".split(",")
-
-
 def _comparison(row: Row) -> list[str]:
     result, change = row.result, row.change
     assert change is not None
-    against = [f"{one.control} ×{one.seeds}: {_points(one.difference)}, p {_p(one.adjusted)}" for one in row.contrasts]
+    against = [
+        f"{one.control} ×{one.seeds}: {_points(one.difference)}, p {p_text(one.adjusted)}" for one in row.contrasts
+    ]
     verdict = change.verdict + (" (n too small)" if change.too_small else "")
     shares = (result.removed_share, result.removed_share_committed, result.hit_rate)
     return [
-        *(result.model, result.task, result.hide, str(change.n), _points(change), _p(row.adjusted), verdict),
+        *(result.model, result.task, result.hide, str(change.n), _points(change), p_text(row.adjusted), verdict),
         *("–" if share is None else f"{100 * share:.1f} %" for share in shares),
         "; ".join(against) or "–",
     ]
@@ -120,10 +124,6 @@ def _comparison(row: Row) -> list[str]:
 
 def _points(change: Difference) -> str:
     return f"{100 * change.mean:+.1f} ({100 * change.low:+.1f} to {100 * change.high:+.1f})"
-
-
-def _p(value: float | None) -> str:
-    return "–" if value is None else "< 1e-12" if value < 1e-12 else f"{value:.2g}"
 
 
 def _latex(rows: Sequence[Row]) -> str:
@@ -138,9 +138,6 @@ def _latex(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, *(f"% {line}" for line in (*NOTES, *map(printable, remarks(rows))))])
 
 
-_MARKS = {"robust": r"$^{\circ}$", "degraded": r"$^{\downarrow}$", "undecided": "$^{?}$"}
-
-
 def _latex_cell(row: Row) -> str:
     low, high = row.result.interval
     mark = "" if row.change is None else _MARKS[row.change.verdict]
@@ -148,25 +145,8 @@ def _latex_cell(row: Row) -> str:
     return f"{row.result.accuracy:.3f} ({low:.3f}--{high:.3f}){mark}{paper}"
 
 
-_IN_LATEX = {one: f"\\{one}" for one in "_&%#${}"} | {
-    one: rf"\text{name}{{}}"
-    for one, name in {
-        "\\": "backslash",
-        "~": "asciitilde",
-        "^": "asciicircum",
-        "|": "bar",
-        "<": "less",
-        ">": "greater",
-    }.items()
-}
-
-
 def _escaped(text: str) -> str:
     return "".join(_IN_LATEX.get(one, one) for one in printable(text))
-
-
-_FLAT = "model task hide n correct accuracy".split()
-_MORE = "removed_share removed_share_committed hit_rate weight_hash config_hash device dtype seconds".split()
 
 
 def _csv(rows: Sequence[Row]) -> str:

@@ -5,8 +5,8 @@ import json
 import logging
 from collections.abc import Sequence
 
-from sinkscope.evaluation.humaneval import FENCE, run_tests
 from sinkscope.evaluation.paired_tests import pass_at_k as estimate
+from sinkscope.evaluation.tasks import FENCE, run_tests
 from sinkscope.runs.share import share_of_process
 
 _log = logging.getLogger(__name__)
@@ -30,8 +30,7 @@ def complete_fenced(answers: Sequence[Sequence[str]], docs: Sequence[dict[str, s
 def pass_at_k(references: Sequence[str], predictions: Sequence[Sequence[str]], k: Sequence[int]) -> dict[str, float]:
     """Return the unbiased pass@k of one problem's programs, for each k; log once what the sandbox does not enforce."""
     (problem,), (programs,) = references, predictions
-    row = json.loads(problem)
-    results = [run_tests(row, program) for program in programs]
+    results = [run_tests(json.loads(problem), program) for program in programs]
     for line in (line for result in results for line in result.not_enforced):
         _say_once(line)
     passed = sum(result.passed for result in results)

@@ -2,11 +2,9 @@
 
 This process starts a supervisor (`supervisor`), which enters namespaces and gives up its rights. A process that it
 forks limits itself further (`isolation`), runs the program together with its tests, and at the end prints a secret
-number: only then the program has passed. The isolation protects you from the program; it does not protect the verdict.
-A program that forges its own pass, by reading that number out of its process, is not stopped, as in human-eval.
-
-Side channels and bugs of the kernel are not covered, nor is a folder's total size where the system grants no
-namespaces. Threads cannot be started.
+number: only then the program has passed. A program that forges its own pass, by reading that number out of its process,
+is not stopped, as in human-eval. Side channels, bugs of the kernel, and a folder's total size where the system grants
+no namespaces are not covered.
 """
 
 import contextlib
@@ -37,10 +35,8 @@ main(*sys.argv[2:])
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """Whether a program passed, why or why not in one line, and the first 2,000 bytes that it printed.
-
-    ``not_enforced`` has a line for each protection that this system refused; empty where all held.
-    """
+    """Whether a program passed, why in one line, the first 2,000 bytes that it printed, a line for each protection that
+    this system refused."""
 
     passed: bool
     reason: str
@@ -58,8 +54,7 @@ def run_program(
             environment and an empty standard input.
         timeout_s: seconds of CPU time, rounded up; ten times as many by the clock, for programs that wait.
         memory_mb: megabytes of address space.
-        without: measures to leave out, to test what the others prevent: ``namespaces``, ``own root``, ``other user``,
-            ``landlock``, ``seccomp``, ``process limit``, ….
+        without: measures to leave out, to test what the others prevent: ``namespaces``, ``landlock``, ``seccomp``, ….
 
     Raises:
         EvaluationError: the sandbox itself cannot run here.
@@ -68,7 +63,7 @@ def run_program(
     box = tempfile.mkdtemp(prefix="sinkscope-")
     try:
         limits = [box, str(memory_mb), str(ceil(timeout_s)), str(clock_s), ",".join(without)]
-        output, errors = _supervise(limits, source.removeprefix("\ufeff").encode(errors="replace"), clock_s)
+        output, errors = _supervise(limits, source.encode(errors="replace"), clock_s)
     finally:
         with contextlib.suppress(OSError, RecursionError):
             shutil.rmtree(box)
