@@ -15,7 +15,7 @@ import sinkscope
 from sinkscope.decoding import Generation
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation import evaluate, read_results, running
-from sinkscope.evaluation.comparisons import compare
+from sinkscope.evaluation.tables import compare
 from sinkscope.interventions import HideTopSinks
 from sinkscope.lab.prompts import few_shot_prompt, held_out
 
@@ -142,7 +142,7 @@ def test_a_rule_in_two_spellings_is_one_rule(diffusion, tmp_path):
     assert [one.hide for one in results] == ["none", "top:1", "random:1@seed=0", "above:3", "top:1@layers=0"]
     folders = [path.name for path in (tmp_path / "lab-arith").iterdir() if path.is_dir()]
     assert sorted(folders) == ["above-3", "none", "random-1-seed-0", "top-1", "top-1-layers-0"]
-    assert [contrast.control for row in compare(results) for contrast in row.contrasts] == ["random:1"]
+    assert [one["control"] for row in compare(results) for one in row["controls"]] == ["random:1"]
 
 
 def test_a_larger_limit_goes_on_and_equals_a_run_that_had_it_from_the_first(diffusion, tmp_path):

@@ -1,4 +1,5 @@
 import dataclasses
+import gzip
 import json
 import subprocess
 import sys
@@ -7,9 +8,9 @@ import pytest
 
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation import Result, read_results
-from sinkscope.evaluation.comparisons import compare
 from sinkscope.evaluation.paired_tests import wilson_interval
-from sinkscope.evaluation.results import summarise, write_compressed, write_results
+from sinkscope.evaluation.results import summarise, write_results
+from sinkscope.evaluation.tables import compare
 
 RESULT = Result(
     model="m",
@@ -56,24 +57,26 @@ def test_results_come_back_as_they_were_written(tmp_path):
     assert read_results(tmp_path / "a", str(tmp_path / "b")) == found
 
 
+def compressed(folder, damage=lambda stored: stored):
+    """Results as results.json.gz, which a repository holds, instead of results.json."""
+    path = folder / "results.json"
+    (folder / "results.json.gz").write_bytes(damage(gzip.compress(path.read_bytes())))
+    path.unlink()
+
+
 def test_compressed_results_come_back_too(tmp_path):
-    other = dataclasses.replace(RESULT, task="lab-code", outcomes="0111")
-    write_compressed(tmp_path, [RESULT, other])
-    assert [path.name for path in tmp_path.iterdir()] == ["results.json.gz"]
+    other, new = dataclasses.replace(RESULT, task="lab-code"), dataclasses.replace(RESULT, seconds=9.5)
+    write_results(tmp_path, [RESULT, other])
+    compressed(tmp_path)
     assert read_results(tmp_path) == [RESULT, other]
-    stored = (tmp_path / "results.json.gz").read_bytes()
-    write_compressed(tmp_path, [RESULT, other])
-    assert (tmp_path / "results.json.gz").read_bytes() == stored
-    new = dataclasses.replace(RESULT, seconds=9.5)
     write_results(tmp_path, [new])
     assert read_results(tmp_path) == [new, other]  # kept, and results.json is read first
 
 
 @pytest.mark.parametrize("damage", [lambda stored: stored[:-9], lambda stored: stored[:20] + b"?" + stored[21:]])
 def test_damaged_compressed_results_are_named(tmp_path, damage):
-    write_compressed(tmp_path, [RESULT])
-    path = tmp_path / "results.json.gz"
-    path.write_bytes(damage(path.read_bytes()))
+    write_results(tmp_path, [RESULT])
+    compressed(tmp_path, damage)
     with pytest.raises(EvaluationError, match=r"results\.json\.gz: .*; the file is damaged"):
         read_results(tmp_path)
 

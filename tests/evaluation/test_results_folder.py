@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from sinkscope.errors import CallError, EvaluationError
+from sinkscope.errors import CallError
 from sinkscope.evaluation.results_folder import ResultItems, claim, locked, state_of
 from sinkscope.runs.share import Share
 

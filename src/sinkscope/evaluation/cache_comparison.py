@@ -59,15 +59,10 @@ class Arm:
 
 
 def read_arms(text: str, budgets: Sequence[int] = ()) -> list[Arm]:
-    """Return the arms of a text, each once, plain sampling first.
+    """Return the arms of a text such as ``fast-dllm-dual,none@threshold=0.9``, each once, plain sampling first.
 
-    Args:
-        text: arms separated by commas, such as ``fast-dllm-dual,none@threshold=0.9,block:keep=sinks``. A piece belongs
-            to the options of the arm before it unless it begins with the name of a policy.
-        budgets: numbers of keys for policies whose text leaves this open, an arm each.
-
-    Raises:
-        CallError: a policy or an option that is not known, or no budget where one is needed.
+    A piece belongs to the options of the arm before it unless it begins with the name of a policy. ``budgets`` are
+    numbers of keys for policies whose text leaves this open, an arm each.
     """
     known, pieces = ("none", *known_caches()), list[str]()
     for piece in filter(None, map(str.strip, text.split(","))):
@@ -99,11 +94,7 @@ def compare_caches(
     Args:
         arms: from `read_arms`; plain sampling is among them, and everything is compared with it.
         out: folder for the items; new, empty, or of the same comparison. More arms or a larger limit go on in it.
-        asked: fields of `Request` but rules, as for `evaluate`; settings without those that an arm decides.
-
-    Raises:
-        CallError: an argument that does not fit, another run in the folder, or another process at work in it.
-        EvaluationError: the folder cannot be written.
+        asked: fields of `Request` but rules; settings without those that an arm decides.
     """
     expect_model(model, unhidden=True)
     expect_one_process("compare-caches")

@@ -187,11 +187,7 @@ def judge(question: Question, asked: Asked, normed: bool) -> tuple[int, dict[str
 def settings_for(
     given: Mapping[str, Any], defaults: Mapping[str, Any], family: Family, model: str
 ) -> LikelihoodSettings:
-    """Return the settings of a protocol (``defaults``), overridden by those of a call, for a model of this family.
-
-    Raises:
-        CallError: a setting of samplers, one out of bounds, or guidance for an autoregressive model.
-    """
+    """Return the settings of a protocol (``defaults``), overridden by those of a call, for a model of this family."""
     names = LikelihoodSettings.__dataclass_fields__
     if beside := [name for name in given if name not in names]:
         raise CallError(f"{beside[0]}: tasks of likelihoods have the settings {', '.join(names)}; leave it out")

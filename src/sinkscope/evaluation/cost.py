@@ -57,11 +57,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Part:
-    """One piece of work: a task for one model, or the recorded generations behind the figures of a paper.
-
-    ``name`` is the command, the policy, or the tables or figures of the paper that need it; ``settings`` are those of
-    the sampler, or of the likelihoods; ``folder`` holds the checkpoint, where it is not loaded by its name.
-    """
+    """One piece of work: a task for one model, or recorded generations; ``name`` says what needs it, such as a table."""
 
     name: str
     model: str
@@ -192,12 +188,7 @@ def _likelihoods(part: Part, card: Card, calls: int, slower: float) -> Cost:
 def estimate_passes(
     shape: Shape, tokens: int, projected: int, passes: int, calls: int, rows: int, card: Card = CARD
 ) -> Cost:
-    """Return the cost of forward passes over whole canvases.
-
-    Args:
-        tokens: of a canvas; projected: those whose logits are needed.
-        passes: canvases in all; calls: forward calls that they share; rows: canvases in one call at most.
-    """
+    """Return the cost of ``passes`` canvases in ``calls`` forward calls of up to ``rows``, with ``projected`` logits."""
     seconds = _seconds(shape, passes * _flops(shape, tokens, projected), calls, card)
     sizes = (shape, tokens, projected, False)
     return Cost(passes, seconds / 3600, _memory(*sizes, rows) / GIB, _largest_batch(*sizes, card), 0.0)

@@ -37,13 +37,7 @@ def run_in_jobs(
 ) -> None:
     """Submit the shares of an evaluation as jobs and wait until they end; the same call again does the rest.
 
-    Args:
-        cluster: ``slurm`` or ``local``.
-        options: name=value, separated by commas, for submitit's ``update_parameters``.
-
-    Raises:
-        CallError: submitit is not installed, or refuses an option; or an argument that does not fit.
-        EvaluationError: the jobs could not be submitted, or one failed.
+    ``cluster`` is slurm or local; ``options`` are name=value, separated by commas, for ``update_parameters``.
     """
     try:
         import submitit

@@ -52,9 +52,6 @@ class SinkscopeLM(TemplateLM):
         batch_size: number of prompts, or masked canvases, in a batch; there are no automatic ones.
         method, samples, likelihood_guidance: for likelihoods of diffusion models, see `choices.LikelihoodSettings`.
         settings: of the family's sampler; they override a task's own, ``length`` its ``max_gen_toks``.
-
-    Raises:
-        CallError: arguments that do not fit.
     """
 
     def __init__(
@@ -103,11 +100,7 @@ class SinkscopeLM(TemplateLM):
         return self.model.card.name.replace("/", "__")
 
     def get_model_info(self) -> dict[str, Any]:
-        """Return the rule and its mean effect for lm-eval's results.
-
-        Means are over the ``effects`` answers or likelihoods of all processes since this model was made, without those
-        from lm-eval's cache; None where nothing was hidden.
-        """
+        """Return the rule and its mean effect on the answers and likelihoods of all processes, for lm-eval's results."""
         return {"hide": self.hide, "effects": len(self._effects), **_means(self._effects)}
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:

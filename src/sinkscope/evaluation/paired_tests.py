@@ -45,11 +45,9 @@ class Difference:
     """A mean of paired differences.
 
     Attributes:
-        n: pairs.
+        n, discordant: pairs, and those whose runs differ.
         mean, low, high: the difference and its 95 % interval, as shares (0.01 is a point).
-        p_value: two-sided, exact: within each problem every assignment of the runs is as likely; McNemar's test for two
-            runs.
-        discordant: problems whose runs differ.
+        p_value: two-sided, exact, over all assignments of the runs within each problem; McNemar's test for two runs.
     """
 
     n: int
@@ -81,11 +79,8 @@ class Difference:
 def paired_difference(changed: Sequence[int], unchanged: Sequence[int]) -> Difference:
     """Return accuracy under one condition minus accuracy under another, of the same problems (1 correct, 0 not).
 
-    The interval is Tango's score interval (1998). A bootstrap is too narrow where few change: at a true loss of 2
-    points it would call up to 11 % of 48 problems degraded, this one at most 3.3 %.
-
-    Raises:
-        CallError: not as many of one as of the other, or none.
+    The interval is Tango's score interval (1998). At a true loss of 2 points a bootstrap would call up to 11 % of 48
+    problems degraded, this one at most 3.3 %.
     """
     one, other = _runs([changed, unchanged])
     gained, lost = int((one > other).sum()), int((one < other).sum())
@@ -98,11 +93,8 @@ def against_controls(sink: Sequence[int], controls: Sequence[Sequence[int]]) -> 
 
     The unhidden run cancels: (sink − none) − mean(control − none) = sink − mean(control), problem by problem. The
     interval is Agresti and Min's (2005), Wald's with two more problems, each half gained and half lost, whose cells are
-    averaged over the seeds; with one seed Tango's. A bootstrap misses in up to 17 % of runs on one side where few
-    problems change, this one in up to 5 %.
-
-    Raises:
-        CallError: not as many of one as of the others.
+    averaged over the seeds; with one seed Tango's. Where few problems change, a bootstrap misses in up to 17 % of runs
+    on one side, this one in up to 5 %.
     """
     if len(controls) == 1:
         return paired_difference(sink, controls[0])

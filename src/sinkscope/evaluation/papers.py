@@ -48,10 +48,7 @@ def published_accuracy(model: str, task: str, hide: str) -> tuple[float, float] 
 
 
 class Checkpoint(NamedTuple):
-    """A model of paper 1, or a lab model in its place: tasks of Table 1, task and settings of recorded answers.
-
-    ``shots`` and ``settings`` are those of Table 1 for models without a protocol.
-    """
+    """A model of paper 1, or a lab model in its place; ``shots`` and ``settings`` are for models without a protocol."""
 
     family: str
     shape: Shape
@@ -94,15 +91,7 @@ def paper1(
     limit: int | None = None,
     traces: int = 30,
 ) -> tuple[Part, ...]:
-    """Return the work behind every table and figure of paper 1 on some of `CHECKPOINTS`.
-
-    Args:
-        ks: how many sinks are hidden.
-        seeds: of each control that draws at random.
-        controls: some of `interventions.known_controls`; the paper has none.
-        limit: problems of each task; all when None.
-        traces: recorded generations a model, 30 in the paper's Table 2.
-    """
+    """Return the work behind every table and figure of paper 1 on some of `CHECKPOINTS`; the paper has no controls."""
     parts = []
     for name in models:
         if name not in CHECKPOINTS:

@@ -4,7 +4,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.paired_tests import wilson_interval
 from sinkscope.evaluation.results_folder import COMPRESSED, RESULTS, RUN, TASK, ResultItems, hash_claim, write_json
-from sinkscope.runs.files import compare_checksum, parse_json, read_object, validated, with_checksum, write_whole
+from sinkscope.runs.files import compare_checksum, parse_json, read_object, validated, with_checksum
 from sinkscope.runs.folder import EVALUATION, kind_of_run
 
 FORMAT = 1
@@ -138,18 +138,8 @@ def write_results(folder: Path, results: Sequence[Result]) -> None:
         old = [result for result in read_results(folder) if (result.weight_hash, result.dtype, result.device) in runs]
     except (CallError, EvaluationError):
         old = []  # absent or damaged; every result can be made again from its items
-    write_json(folder / RESULTS, _stored({(one.task, rule_of(one)): one for one in (*old, *results)}.values()))
-
-
-def write_compressed(folder: Path, results: Sequence[Result]) -> None:
-    """Write ``results.json.gz`` and nothing else: the same bytes for the same results."""
-    text = json.dumps(_stored(results), ensure_ascii=False, separators=(",", ":")).encode()
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / COMPRESSED, gzip.compress(text, mtime=0), EvaluationError, "make room and write it again")
-
-
-def _stored(results: Iterable[Result]) -> dict[str, Any]:
-    return with_checksum({"format": FORMAT, "results": [asdict(result) for result in results]})
+    kept = {(one.task, rule_of(one)): asdict(one) for one in (*old, *results)}
+    write_json(folder / RESULTS, with_checksum({"format": FORMAT, "results": list(kept.values())}))
 
 
 def read_results(*folders: Path | str) -> list[Result]:

@@ -47,12 +47,7 @@ _log = logging.getLogger(__name__)
 def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator[None]:
     """Make the folder, and keep other processes out while the body runs, except those with other shares of the work.
 
-    Args:
-        kind: of results that the folder may hold, see `kind_of_run`.
-
-    Raises:
-        CallError: the folder is a file, holds something else, or another process is at work in it.
-        EvaluationError: it cannot be made, or lies where files cannot be locked.
+    ``kind`` is that of the results which the folder may hold, see `kind_of_run`.
     """
     import fcntl  # not on Windows, where results can still be read
 
@@ -101,13 +96,9 @@ def _is_held(path: Path) -> bool:
 
 
 def claim(folder: Path, contents: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Write the descriptions of a run, or compare them with those there; return their hashes.
+    """Write the descriptions of a run, or refuse those of another one; return their hashes.
 
     All are compared before one is written. How many problems are asked may change from call to call.
-
-    Raises:
-        CallError: another run is there.
-        EvaluationError: they cannot be written, or lie where files cannot be locked.
     """
     with exclusive(folder / CLAIM, EvaluationError):
         mine = {name: json.loads(json.dumps(content)) for name, content in contents.items()}
@@ -162,9 +153,8 @@ class ResultItems:
     def read(self, index: int, beside: int = 0) -> dict[str, Any] | None:
         """Return a committed item, or None; a damaged one is set aside and reported.
 
-        Args:
-            beside: problems of its batch as it is now; an item that was written among fewer, at the end of a smaller
-                limit, is to be done again, so that padding and rounding are those of an uninterrupted run.
+        An item that was written ``beside`` fewer problems, at the end of a smaller limit, is to be done again, so that
+        padding and rounding are those of an uninterrupted run.
         """
         path = item_path(self.folder, index, ".json")
         item = read_object(path)

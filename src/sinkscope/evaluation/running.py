@@ -132,11 +132,7 @@ def evaluate(
 def open_batches(
     out: Path, model: Model, plans: Sequence[TaskPlan], ways: Mapping[str, Any], described: Mapping[str, Any]
 ) -> list[Batch]:
-    """Claim a folder for a run, and return its batches by task, way (by the text that names its folder) and problems.
-
-    Raises:
-        CallError: another run is there.
-    """
+    """Claim a folder for a run, and return its batches by task, way (by the text that names its folder) and problems."""
     asked = {f"{plan.task.name}/{TASK}": plan.describe() for plan in plans}
     run, *of_tasks = claim(out, {RUN: {**described, **fingerprints(model)}, **asked}).values()
     batches, size = [], described["batch"]
@@ -178,12 +174,8 @@ def work_through(
 
 @contextmanager
 def rule_in_force(rule: Rule, model: Model) -> Iterator[Effects]:
-    """Hide by a rule while the body runs.
-
-    Yields:
-        A function from the row of a generation, or None for a likelihood, to the effect on it, as `Effect.as_dict` has
-        it, over so many passes of the same prompts; None under a rule that hides nothing. CallError where a likelihood,
-        which has one step, was not touched.
+    """Hide by a rule while the body runs; yield a function from the row of a generation, or None for a likelihood, to
+    the effect on it over so many passes of the same prompts; None under a rule that hides nothing.
     """
     with rule(model) as running:
 
@@ -270,8 +262,7 @@ def written_text(model: Model, plan: TaskPlan, generation: Generation) -> str:
 def answer_until(model: Model, answer: torch.Tensor, stops: Sequence[str]) -> str:
     """Return the text of an answer, int64 [position], as lm-eval's tasks read it: before the first EOS or stop string.
 
-    Leading white space is kept, because the completion of a program needs it. A stop string that is a special token of
-    the tokenizer ends the answer as a token, since special tokens are left out of the text.
+    A stop string that is a special token ends the answer as a token, since special tokens are left out of the text.
     """
     known = model.tokenizer.get_added_vocab()
     ends = {known[stop] for stop in stops if stop in known} | set(model.card.ends)

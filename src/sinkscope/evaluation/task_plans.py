@@ -59,10 +59,7 @@ class Request:
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """One task with everything that is resolved for it: settings, problems, and their prompts as text and token ids.
-
-    ``protocol`` says which published settings are used, and what the call changed in them; None without any.
-    """
+    """One task with its settings, its problems, their prompts as text and token ids; the protocol in words, or None."""
 
     task: Task
     sampler: Settings | LikelihoodSettings
@@ -88,11 +85,7 @@ class TaskPlan:
 
 
 def make_plans(model: Model, request: Request) -> tuple[list[TaskPlan], dict[str, Rule]]:
-    """Return a plan for each task, and the rules by their one text, see `canonical_rule`.
-
-    Raises:
-        CallError, EvaluationError, ModelError: an argument, data or a rule that does not fit the model or the tasks.
-    """
+    """Return a plan for each task, and the rules by their one text, see `canonical_rule`; refuse what does not fit."""
     tasks = request.find_tasks()
     rules = {canonical_rule(text): parse_rule(text) for text in request.hide}
     for task in tasks:
@@ -129,11 +122,7 @@ def _plan(model: Model, task: Task, request: Request) -> TaskPlan:
 def resolve_task(
     family: Family, name: str, task: Task, request: Request
 ) -> tuple[Settings | LikelihoodSettings, int, bool, str | None]:
-    """Return settings, shots, whether it is a chat, and the protocol's line, for a model of this family and name.
-
-    Raises:
-        CallError: a setting or a protocol that does not fit.
-    """
+    """Return settings, shots, whether it is a chat, and the protocol's line, for a model of this family and name."""
     protocol = find_protocol(family.name, name, task.name, request.protocol)
     settings, published = dict(request.settings), protocol.settings if protocol else {}
     if task.asks_likelihoods:

@@ -35,11 +35,7 @@ Rule = Intervention | Composed
 
 
 def read_texts(path: Path) -> list[str]:
-    """Return the texts of a file: each line of JSON lines (``{"text": …}`` or ``{"prompt": …, "answer": …}``), else one.
-
-    Raises:
-        CallError: no file, no text, or a line without one.
-    """
+    """Return the texts of a file: of JSON lines, ``{"text": …}`` or ``{"prompt": …, "answer": …}``, else all of it."""
     try:
         texts = [path.read_text(encoding="utf-8")]
         if path.suffix == ".jsonl":
@@ -51,11 +47,7 @@ def read_texts(path: Path) -> list[str]:
 
 
 def cut_windows(model: Model, texts: Iterable[str], context: int, answer: int) -> list[list[int]]:
-    """Return windows of ``context + answer`` tokens; the last one of a text may have a shorter answer.
-
-    Raises:
-        CallError: no text is longer than its context, or a window is longer than the model was made for.
-    """
+    """Return windows of ``context + answer`` tokens; the last one of a text may have a shorter answer."""
     if context < 1 or answer < 1 or context + answer > model.card.max_positions:
         raise CallError(f"context, answer: expected 1 and more, found {context} and {answer}; {model.limit}")
     windows = []

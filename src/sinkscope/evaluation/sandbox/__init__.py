@@ -55,9 +55,6 @@ def run_program(
         timeout_s: seconds of CPU time, rounded up; ten times as many by the clock, for programs that wait.
         memory_mb: megabytes of address space.
         without: measures to leave out, to test what the others prevent: ``namespaces``, ``landlock``, ``seccomp``, ….
-
-    Raises:
-        EvaluationError: the sandbox itself cannot run here.
     """
     clock_s = BY_THE_CLOCK * timeout_s
     box = tempfile.mkdtemp(prefix="sinkscope-")
