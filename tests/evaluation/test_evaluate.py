@@ -269,7 +269,6 @@ def test_a_model_under_a_rule_is_refused(diffusion, tmp_path):
         ({"tasks": ["gsm9k"]}, "no task 'gsm9k': expected one of lab-arith, lab-code, lab-sums, gsm8k, "),
         ({"hide": ["top:500"]}, "hide: top:500 needs a canvas of at least 501 tokens; that of problem "),
         ({"hide": ["top:1@steps=0"]}, "top:1@steps=0 is in force in none of the steps 0 to 7 of .* the step before"),
-        ({"data": {"gsm8k": "x"}}, "data: no task that was asked has data 'gsm8k'"),
         (
             {"tasks": ["lab-code"]},
             r"lab-code runs programs .* Pass allow_code_execution=True \(--allow-code-execution\)",

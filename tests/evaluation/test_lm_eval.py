@@ -145,14 +145,13 @@ def test_pass_at_k_of_humaneval_inside_lm_eval(name, tail, tmp_path):
 
 
 def test_what_the_sandbox_lacks_is_said_once_inside_lm_eval(monkeypatch, caplog):
-    from sinkscope.evaluation import tasks
     from sinkscope.evaluation.lm_eval_tasks import passing
 
-    monkeypatch.setattr(tasks, "run_program", functools.partial(tasks.run_program, without=("memory limit",)))
-    doc = {"prompt": "def f(x):\n", "entry_point": "f", "test": "def check(g):\n    assert g(2) == 2\n"}
+    monkeypatch.setattr(passing, "run_program", functools.partial(passing.run_program, without=("memory limit",)))
+    tests = "def check(g):\n    assert g(2) == 2\ncheck(f)"
     passing._say_once.cache_clear()
     for _ in range(2):
-        assert passing.pass_at_k([passing.reference(doc)], [[doc["prompt"] + "    return x"]], [1]) == {"pass@1": 1.0}
+        assert passing.pass_at_k([tests], [["def f(x):\n    return x"]], [1]) == {"pass@1": 1.0}
     assert sum("the program's memory is not limited" in line for line in caplog.messages) == 1
 
 
@@ -184,12 +183,10 @@ def test_likelihoods(diffusion, harness, likelihoods, caplog):
     assert total == -4.0
 
 
-def test_likelihoods_of_hidden_keys_need_the_current_step(diffusion, harness, likelihoods):
-    with pytest.raises(CallError, match="hide: top:1 decides by the step before"):
-        harness(language_model(diffusion, hide="top:1"), "tiny_choice")
-    assert not likelihoods
-    harness(language_model(diffusion, hide="top:1@current;last_row"), "tiny_choice", limit=1)
-    assert len(likelihoods) == 3
+def test_likelihoods_of_hidden_keys_need_the_current_step(diffusion, harness):
+    with pytest.raises(CallError, match="a likelihood has one step"):
+        harness(language_model(diffusion, hide="top:1"), "tiny_choice", limit=1)
+    harness(language_model(diffusion, hide="top:1@current;last_row", samples=2), "tiny_choice", limit=1)
 
 
 MEASURES = ("removed_share", "removed_share_committed", "hit_rate", "keys_per_head")

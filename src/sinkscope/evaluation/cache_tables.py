@@ -29,8 +29,7 @@ NOTES = (
     "Accuracy with Wilson's 95 % interval; difference: minus plain sampling in points, paired by problem, Tango's 95 % "
     "interval; p: McNemar's exact, after Holm. Ratios are of plain sampling over the policy, on the same problems; "
     "parallel decoding is behind an @.",
-    "Seconds are those of the processor on a CPU, and of the clock on a GPU. Memory: the largest of any batch, of a "
-    "CPU the whole process.",
+    "Seconds are those of the processor on a CPU, and of the clock on a GPU. Memory: the largest of any batch on a GPU.",
 )
 
 

@@ -113,15 +113,12 @@ def assumptions(card: Card = CARD) -> list[str]:
         f"weights read at {card.bytes_per_s / 1e12:g} TB/s at most; --tflops says otherwise.",
         "A forward call of S tokens: 2 S (parameters − embeddings) + 4 S² × layers × width of the heads, and the "
         "vocabulary where a token can be committed.",
-        "A diffusion model makes one call a step on the whole canvas; an autoregressive one reads the prompt once, "
-        "then writes to the end; block diffusion reads the prompt and each block once more than it has steps; with "
-        "guidance a call has two canvases of a prompt.",
-        f"As many prompts side by side as {card.name} takes (--batch): where reading the weights takes longest, fewer "
-        "take longer.",
-        "A likelihood: one call for each different masked canvas, two with guidance, 16 canvases side by side; an only "
-        "choice is written too, token by token; contexts and choices of typical lengths.",
-        f"Watching or hiding costs {RECORDED - 1:.0%}, a rule that looks at clean attention a call more. Prompts: "
-        "GSM8K 80 tokens and 155 a shot (75 of gsm8k_cot), HumanEval 150 or 320.",
+        "A diffusion model makes one call a step on the whole canvas, with guidance on two; an autoregressive one reads "
+        "the prompt once; block diffusion reads the prompt and each block once more than it has steps.",
+        f"As many prompts side by side as {card.name} takes (--batch); fewer may take longer.",
+        "A likelihood: one call for each different masked canvas, two with guidance, 16 side by side; an only choice is "
+        "written too. Texts have typical lengths.",
+        f"Watching or hiding costs {RECORDED - 1:.0%}, a rule that looks at clean attention a call more.",
         "Memory: weights in 2 bytes, one layer's activations, 512 queries' attention in 4 bytes, three copies of the "
         f"logits, the cache of an autoregressive model; {1 - USABLE:.0%} kept free. Disk: three sums a key and four "
         "norms a token in 4 bytes; 12 kB an answer.",

@@ -27,8 +27,7 @@ from lm_eval.api.registry import register_model
 from sinkscope.decoding import Settings, generate, log_likelihood, resolve_settings, settings_of
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.evaluation.choices import settings_for
-from sinkscope.evaluation.running import answer_until, reseeded, rule_in_force
-from sinkscope.evaluation.task_plans import chat_text, refuse_waiting
+from sinkscope.evaluation.running import answer_until, effect_on, reseeded
 from sinkscope.interventions import parse_rule
 from sinkscope.models import Model, load
 from sinkscope.models.devices import own_device
@@ -104,7 +103,8 @@ class SinkscopeLM(TemplateLM):
         return {"hide": self.hide, "effects": len(self._effects), **_means(self._effects)}
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        return chat_text(self.model, chat_history, "leave out --apply_chat_template")
+        begun = chat_history[-1]["role"] == "assistant"
+        return self.model.chat_text(chat_history, begun=begun, instead="leave out --apply_chat_template")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         bos = self.tokenizer.bos_token
@@ -123,14 +123,14 @@ class SinkscopeLM(TemplateLM):
             indices[at : at + self.batch] for indices in groups.values() for at in range(0, len(indices), self.batch)
         ]
 
-        def write(indices: Sequence[int]) -> tuple[list[str], list[Any]]:
+        def write(indices: Sequence[int]) -> list[tuple[str, Any]]:
             settings, stops = self._settings(arguments[indices[0]][1])
             settings = reseeded(settings, indices[0])
             prompts = [self.model.encode(self.tok_encode(arguments[index][0])) for index in indices]
-            with rule_in_force(self.rule, self.model) as effect:
+            with self.rule(self.model) as running:
                 generations = generate(self.model, prompts, **asdict(settings))
-                effects = [effect(row) for row in range(len(prompts))]
-            return [answer_until(self.model, one.tokens[one.prompt_length :], stops) for one in generations], effects
+            texts = [answer_until(self.model, one.tokens[one.prompt_length :], stops) for one in generations]
+            return [(text, effect_on(self.rule, running, row)) for row, text in enumerate(texts)]
 
         answers = self._spread(batches, write, "generate_until", disable_tqdm)
         for request, answer in zip(requests, answers, strict=True):
@@ -164,39 +164,33 @@ class SinkscopeLM(TemplateLM):
         return found
 
     def _scores(self, pairs: Sequence[tuple[list[int], list[int]]], quiet: bool) -> list[tuple[float, bool]]:
-        refuse_waiting(self.hide, self.rule)
         batches = [[index] for index in range(len(pairs))]
         return self._spread(batches, lambda one: self._score(*pairs[one[0]]), "likelihood", quiet)
 
-    def _score(self, context: list[int], continuation: list[int]) -> tuple[list[tuple[float, bool]], list[Any]]:
-        with rule_in_force(self.rule, self.model) as effect:
+    def _score(self, context: list[int], continuation: list[int]) -> list[tuple[tuple[float, bool], Any]]:
+        with self.rule(self.model) as running:
             found = log_likelihood(self.model, context, continuation, **self.likelihood, batch=self.batch)
-            removed = effect(None)
         if found.greedy is None and not self._said_greedy:
             self._said_greedy = True
             _log.warning(
                 "Monte Carlo does not say whether a text is the greedy one; measures of that need method=chain_rule"
             )
-        return [(found.total, bool(found.greedy))], [removed]
+        return [((found.total, bool(found.greedy)), effect_on(self.rule, running))]
 
     def _spread(
-        self,
-        batches: list[list[int]],
-        work: Callable[[Sequence[int]], tuple[list[Any], list[Any]]],
-        name: str,
-        quiet: bool,
+        self, batches: list[list[int]], work: Callable[[Sequence[int]], list[tuple[Any, Any]]], name: str, quiet: bool
     ) -> list[Any]:
-        """Return the results by request. Each process does every ``count``-th batch, and all processes get all results.
+        """Return the results by request; ``work`` returns those of a batch, each with the effect of the rule.
 
-        ``work`` returns the results of a batch, and the effects of the rule on them.
+        Each process does every ``count``-th batch, and all processes get all results.
         """
-        done: dict[int, tuple[list[int], list[Any], list[Any]]] = {}
+        done: dict[int, tuple[Any, Any]] = {}
         failed: Exception | None = None
         mine = batches[self.share.index :: self.share.count]
         try:
             with show_progress(len(mine), name, "batches", shown=not quiet and not self.share.index) as bar:
                 for indices in mine:
-                    done[indices[0]] = (indices, *work(indices))
+                    done |= zip(indices, work(indices), strict=True)
                     bar.advance()
         except Exception as error:
             failed = error
@@ -211,16 +205,13 @@ class SinkscopeLM(TemplateLM):
                     failed = SinkscopeError(f"another process failed: {message}")
         if failed is not None:
             raise failed
-        came = [effect for at in sorted(done) for effect in done[at][2] if effect is not None]
+        came = [effect for index in sorted(done) if (effect := done[index][1]) is not None]
         self._effects += came
         if came and self.share.index == 0:
             means = {name: value for name, value in _means(came).items() if value is not None}
             said = ", ".join(f"{name} {value:.4g}" for name, value in means.items())
             _log.warning("%s: %s", self.hide, said)
-        found = {
-            index: one for indices, results, _ in done.values() for index, one in zip(indices, results, strict=True)
-        }
-        return [found[index] for index in sorted(found)]
+        return [done[index][0] for index in sorted(done)]
 
 
 def _means(effects: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def summarise(items: Sequence[Mapping[str, Any]], **known: Any) -> Result:
         correct=correct,
         accuracy=correct / n,
         interval=wilson_interval(correct, n),
-        measures={name: sum(item["measures"][name] for item in items) / n for name in items[0].get("measures", {})},
+        measures={name: sum(item["measures"][name] for item in items) / n for name in items[0]["measures"]},
         **{name: mean(name) for name in ("removed_share", "removed_share_committed", "hit_rate")},
         outcomes="".join("01"[item["correct"]] for item in items),
         not_enforced=tuple(sorted({line for item in items for line in item["not_enforced"]})),
@@ -97,12 +97,12 @@ def summarise(items: Sequence[Mapping[str, Any]], **known: Any) -> Result:
 
 def collect(folder: Path, wanted: Sequence[tuple[str, str]]) -> list[Result]:
     """Return the results of pairs of task and rule from the items in a folder, and write them to ``results.json``."""
-    run = read_object(folder / RUN)
+    run, again = read_object(folder / RUN), "run the same `sinkscope evaluate` again"
     results, missing = [], 0
     for task, hide in wanted:
         asked = read_object(folder / task / TASK)
         if run is None or asked is None:
-            raise EvaluationError(f"{folder} is damaged or not begun; run the same `sinkscope evaluate` again")
+            raise EvaluationError(f"{folder} is damaged or not begun; {again}")
         stored = ResultItems(folder, task, hide, hash_claim(run), hash_claim(asked))
         count, batch, model = asked["problems"], run["batch"], run["model"]
         read = [stored.read(index, min(batch, count - index // batch * batch)) for index in range(count)]
@@ -124,9 +124,7 @@ def collect(folder: Path, wanted: Sequence[tuple[str, str]]) -> list[Result]:
         )
         results.append(result)
     if missing:
-        raise EvaluationError(
-            f"{folder} is unfinished ({missing} problems missing); run the same `sinkscope evaluate` again"
-        )
+        raise EvaluationError(f"{folder} is unfinished ({missing} problems missing); {again}")
     write_results(folder, results)
     return results
 

@@ -115,14 +115,13 @@ def claim(folder: Path, contents: Mapping[str, Mapping[str, Any]]) -> dict[str, 
 
 
 def _compare(folder: Path, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    # the same weights under another path are the same model; `fingerprints` has the config
-    ignored = ["model.name", "model.config_hash"]
     changed = changed_fingerprint(theirs, mine)
+    ignored = ["model.config_hash"]  # `fingerprints` has it
     if changed is not None and mine.get("model", {}).get("weight_hash") == mine.get(WEIGHTS):
         ignored.append("model.weight_hash")  # weights that are in no file
     changes = [
         difference_in_words(name, old, new, "{name}: {old} → {new}")
-        for name, old, new in differences(_settings(theirs), _settings(mine))
+        for name, old, new in differences(_identity(theirs), _identity(mine))
         if name not in ignored
     ]
     if changes:
@@ -133,14 +132,15 @@ def _compare(folder: Path, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -
 
 def hash_claim(content: Mapping[str, Any]) -> str:
     """Return the hash of `claim`, which neither the path of the model nor the number of problems changes."""
-    plain = _settings(content)
+    return checksum_of(_identity(content))
+
+
+def _identity(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a description without amounts, fingerprints, and the path of the model, whose weights may move."""
+    plain = {key: value for key, value in content.items() if key not in (*AMOUNTS, *FINGERPRINTS)}
     if "model" in plain:
         plain["model"] = {key: value for key, value in plain["model"].items() if key != "name"}
-    return checksum_of(plain)
-
-
-def _settings(content: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in content.items() if key not in (*AMOUNTS, *FINGERPRINTS)}
+    return plain
 
 
 class ResultItems:

@@ -9,7 +9,6 @@ import logging
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -41,7 +40,6 @@ PASS_SEEDS = 1 << 30  # between the seeds of one pass and the next; torch on a C
 ITEMS = 2  # format of the items in a folder; format 1 had the limit among the settings
 _log = logging.getLogger(__name__)
 
-Effects = Callable[..., dict[str, Any] | None]
 Items = Iterator[tuple[int, dict[str, Any]]]
 """Number and item of problems."""
 
@@ -172,26 +170,21 @@ def work_through(
                 bar.advance()
 
 
-@contextmanager
-def rule_in_force(rule: Rule, model: Model) -> Iterator[Effects]:
-    """Hide by a rule while the body runs; yield a function from the row of a generation, or None for a likelihood, to
-    the effect on it over so many passes of the same prompts; None under a rule that hides nothing.
+def effect_on(rule: Rule, running: Any, row: int | None = None, passes: int = 1) -> dict[str, Any] | None:
+    """Return the effect of a running rule, as `Effect.as_dict` has it; None under a rule that hides nothing.
+
+    It is that on a row of a generation, over so many passes of the same prompts; without a row, that on a likelihood.
     """
-    with rule(model) as running:
-
-        def effects(row: int | None, passes: int = 1) -> dict[str, Any] | None:
-            if rule.idle:
-                return None
-            found = running.effect
-            if row is not None:  # of each pass, whose prompts stand behind those of the pass before
-                every = slice(row, None, max(1, len(found.steps) // passes))
-                found = Effect(*(values[every] for values in vars(found).values()))
-            elif running.asked_previous or not found.steps.any():
-                what = "asked for the step before" if running.asked_previous else "was never in force"
-                raise CallError(f"hide: {rule} {what}, and a likelihood has one step; observe=current hides in it")
-            return found.as_dict()
-
-        yield effects
+    if rule.idle:
+        return None
+    found = running.effect
+    if row is not None:  # of each pass, whose prompts stand behind those of the pass before
+        every = slice(row, None, max(1, len(found.steps) // passes))
+        found = Effect(*(values[every] for values in vars(found).values()))
+    elif running.asked_previous or not found.steps.any():
+        what = "asked for the step before" if running.asked_previous else "was never in force"
+        raise CallError(f"hide: {rule} {what}, and a likelihood has one step; observe=current hides in it")
+    return found.as_dict()
 
 
 def reseeded(settings: Settings, by: int) -> Settings:
@@ -208,13 +201,13 @@ def _work(model: Model, batch: Batch, missing: Sequence[int]) -> Items:
     began = time.monotonic()
     # Row i draws from seed + i: the seed of a problem depends on its number, not on the batch.
     own = reseeded(plan.sampler, start)
-    with rule_in_force(batch.way, model) as effect:
+    with batch.way(model) as running:
         generations = generate(model, list(plan.encoded[start : batch.indices.stop]), **asdict(own))
         for _ in range(passes - 1):
             thoughts = [_read_so_far(model, one) for one in generations]
             own = reseeded(own, PASS_SEEDS)  # so that the noise differs from the previous pass
             generations = generate(model, [model.encode(text) for text in thoughts], **asdict(own))
-        effects = [effect(row, passes) for row in range(len(generations))]
+        effects = [effect_on(batch.way, running, row, passes) for row in range(len(generations))]
     share = (time.monotonic() - began) / len(generations)
     for index in missing:
         generation, began = generations[index - start], time.monotonic()
@@ -232,16 +225,16 @@ def _work(model: Model, batch: Batch, missing: Sequence[int]) -> Items:
 def _compare(model: Model, batch: Batch, missing: Sequence[int], settings: LikelihoodSettings) -> Items:
     for index in missing:
         began = time.monotonic()
-        with rule_in_force(batch.way, model) as effect:
+        with batch.way(model) as running:
             asked = ask(model, batch.plan.problems[index], settings, index, len(batch.indices))
-            found = effect(None)
+            effect = effect_on(batch.way, running)
         judged = _judged(batch.plan, index, "", asked)
         item = {
             **judged,
             "text": judged["read"] or "",
             "tokens": [],
             "likelihoods": [asdict(one) for one in asked.likelihoods],
-            "effect": found,
+            "effect": effect,
         }
         yield index, {**item, "seconds": round(time.monotonic() - began, 3)}
 

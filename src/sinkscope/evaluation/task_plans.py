@@ -12,7 +12,7 @@ from sinkscope.evaluation.choices import LikelihoodSettings, settings_for
 from sinkscope.evaluation.cost import PROBLEMS, Part, Shape
 from sinkscope.evaluation.papers import CHECKPOINTS
 from sinkscope.evaluation.protocols import AUTO, find_protocol
-from sinkscope.evaluation.task import Message, Task
+from sinkscope.evaluation.task import Task
 from sinkscope.evaluation.tasks import PUBLISHED, find_task
 from sinkscope.interventions import Composed, Intervention, parse_rule
 from sinkscope.interventions.rules import canonical_rule
@@ -45,12 +45,7 @@ class Request:
     allow_code_execution: bool = False
 
     def find_tasks(self) -> list[Task]:
-        """Return the tasks; CallError for tasks, data or a limit that no model could work on."""
-        if not self.tasks or not self.hide:
-            raise CallError("expected at least one task and one rule, found none")
-        for name in self.data:
-            if not any(data_of(task, {name: ""}) for task in self.tasks):
-                raise CallError(f"data: no task that was asked has data {name!r}; leave its path out")
+        """Return the tasks, each once."""
         if self.limit is not None and self.limit < 1:
             raise CallError(f"limit: expected at least 1 problem, found {self.limit}")
         files = {name: Path(path) for name, path in self.data.items()}
@@ -114,7 +109,9 @@ def _plan(model: Model, task: Task, request: Request) -> TaskPlan:
         return TaskPlan(task, sampler, shots, chat, used, problems, texts, [model.encode(text) for text in texts])
     if task.messages is None:
         raise CallError(f"chat: {task.name} has raw text only; leave chat out")
-    texts = [chat_text(model, task.messages(problem, index, shots)) for index, problem in enumerate(problems)]
+    talks = [task.messages(problem, index, shots) for index, problem in enumerate(problems)]
+    instead = "evaluate it on raw text, with --protocol none and without --chat"
+    texts = [model.chat_text(talk, begun=talk[-1]["role"] == "assistant", instead=instead) for talk in talks]
     encoded = [model.encode(model.tokenize(text, special=False)) for text in texts]
     return TaskPlan(task, sampler, shots, chat, used, problems, texts, encoded)
 
@@ -163,18 +160,10 @@ def _canvases(model: Model, plan: TaskPlan, rules: Mapping[str, Rule]) -> list[i
     if max(lengths) > model.card.max_positions:
         longest = f"problem {lengths.index(max(lengths))} with its longest choice has {max(lengths)} tokens"
         raise CallError(f"{plan.task.name}: {longest}, {model.limit}")
-    for text, rule in rules.items():
-        refuse_waiting(text, rule)
+    if waiting := [text for text, rule in rules.items() if rule.waits]:
+        expected = f"expected observe=current, as in {waiting[0].partition('@')[0]}@current"
+        raise CallError(f"hide: {waiting[0]} decides by the step before, and a likelihood has one step; {expected}")
     return lengths
-
-
-def refuse_waiting(text: str, rule: Rule) -> None:
-    """Raise CallError for a rule that observes the step before, since a likelihood has one step."""
-    if rule.waits:
-        raise CallError(
-            f"hide: {text} decides by the step before, and a likelihood has one step a text; "
-            f"expected observe=current, as in {text.partition('@')[0]}@current"
-        )
 
 
 def _check_steps(text: str, rule: Rule, count: int, task: str) -> None:
@@ -184,13 +173,6 @@ def _check_steps(text: str, rule: Rule, count: int, task: str) -> None:
         waits = "; it needs the step before each" if all(part.waits for part in parts) else ""
         where = f"in none of the steps 0 to {count - 1} of an answer to {task}{waits}"
         raise CallError(f"hide: {text} is in force {where}; choose other steps")
-
-
-def chat_text(
-    model: Model, talk: list[Message], instead: str = "evaluate it on raw text, with --protocol none and without --chat"
-) -> str:
-    """Return a conversation as text, up to where the assistant begins or continues, as `Model.chat_text`."""
-    return model.chat_text(talk, begun=talk[-1]["role"] == "assistant", instead=instead)
 
 
 # The cost, from the config.json of a checkpoint alone

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sinkscope.errors import CallError
 from sinkscope.evaluation.choices import BENCHMARKS, likelihood_task
-from sinkscope.evaluation.sandbox import ProgramResult, run_program
+from sinkscope.evaluation.sandbox import run_program
 from sinkscope.evaluation.task import Message, Row, Score, Source, Task, expect_no_shots, hash_rows
 from sinkscope.lab.prompts import SHOTS, few_shot_prompt, held_out
 from sinkscope.lab.word_problems import Problem, read_result
@@ -194,9 +194,12 @@ def humaneval(name: str, data: Path | None) -> Task:
         begun = f"Here is the completed function:\n{block}"
         return [{"role": "user", "content": request}, {"role": "assistant", "content": begun}]
 
+    def tests(row: Row) -> str:
+        return f"{row['test']}\ncheck({row['entry_point']})"
+
     def score(row: Row, text: str) -> Score:
         program = row["prompt"] + (text.split(FENCE, 1)[0] if instruct else text)
-        result = run_tests(row, program)
+        result = run_program(f"{program}\n{tests(row)}")
         return Score(result.passed, program, result.reason, result.not_enforced, {"pass@1": result.passed})
 
     return Task(
@@ -205,21 +208,12 @@ def humaneval(name: str, data: Path | None) -> Task:
         True,
         rows,
         lambda *asked: "".join(message["content"] for message in messages(*asked)),
-        _tests,
+        tests,
         score,
         messages=messages,
         stops=STOPS,
         fingerprint=lambda shots: hash_rows(rows()),
     )
-
-
-def _tests(row: Row) -> str:
-    return f"{row['test']}\ncheck({row['entry_point']})"
-
-
-def run_tests(row: Row, program: str) -> ProgramResult:
-    """Run a program together with the row's tests in the sandbox."""
-    return run_program(f"{program}\n{_tests(row)}")
 
 
 # By name
