@@ -213,23 +213,6 @@ def test_two_passes_are_two_generations(model, tmp_path):
     assert asked["passes"] == 2, "items of one pass that were scored alone are another run"
 
 
-def test_two_passes_resumed_are_the_uninterrupted_ones(model, tmp_path):
-    data = {"gsm8k": write_rows(tmp_path, "gsm8k", TWO_PASSES * 2)}
-    settings = {"length": 8, "steps": 4, "block": 8, "temperature": 1.0}
-    folder = tmp_path / "out" / "gsm8k_two_pass" / "none"
-
-    def tokens():
-        return [json.loads(path.read_text())["tokens"] for path in sorted(folder.glob("0*.json"))]
-
-    evaluate(model, out=tmp_path / "out", data=data, settings=settings, **settled("gsm8k_two_pass"))
-    before = tokens()
-    for index in (1, 3):
-        (folder / f"{index:06d}.json").unlink()
-    evaluate(model, out=tmp_path / "out", data=data, settings=settings, **settled("gsm8k_two_pass"))
-    assert tokens() == before and len(before) == 4
-    assert before[0] != before[2], "the same question, another seed"
-
-
 @pytest.mark.parametrize(
     ("text", "read"),
     [

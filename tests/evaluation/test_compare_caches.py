@@ -111,16 +111,6 @@ def test_a_resumed_comparison_equals_an_uninterrupted_one(whole, diffusion, tmp_
     assert quiet(again) == quiet(document) and items(tmp_path) == items(folder)
 
 
-def test_other_settings_and_other_runs_are_refused(whole, diffusion, tmp_path):
-    with pytest.raises(CallError, match="holds another run"):
-        compare_caches(diffusion, arms=[PLAIN], out=whole[1], **{**SMALL, "settings": {"length": 8, "block": 8}})
-    sinkscope.evaluation.evaluate(
-        diffusion, tasks=["lab-sums"], limit=1, settings={"length": 8}, out=tmp_path, progress=False
-    )
-    with pytest.raises(CallError, match="holds another run"):
-        compare_caches(diffusion, arms=[PLAIN], out=tmp_path, **SMALL)
-
-
 def test_the_verdict_on_sinks():
     ends = {(0.3, 0.5): "keep", (-0.5, -0.3): "filter", (-0.019, 0.019): "discount", (-0.03, 0.01): "undecided"}
     for (low, high), verdict in ends.items():

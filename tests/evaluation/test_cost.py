@@ -123,10 +123,3 @@ def test_a_dry_run_of_an_evaluation_reads_no_weights(run, monkeypatch, tmp_path,
     data = ("--data", f"piqa={write_rows(tmp_path, 'piqa')}", "--tasks", "piqa", "--method", "chain_rule")
     status, out, err = run("evaluate", diffusion_folder, "--dry-run", *data)
     assert status == 0 and f"| piqa | {len(ROWS['piqa'])} | 1 |" in out, err
-
-
-def test_a_dry_run_says_that_a_cache_costs_less(run, diffusion_folder):
-    for cache, said in (("none", False), ("fast-dllm-dual", True)):
-        settings = ("--length", 32, "--block", 16, "--steps", 32, "--cache", cache)
-        status, out, err = run("evaluate", diffusion_folder, "--tasks", "lab-sums", "--dry-run", *settings)
-        assert status == 0 and ("counted as plain sampling" in out) == said, err

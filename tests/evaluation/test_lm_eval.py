@@ -92,19 +92,11 @@ def test_answers_are_those_of_generate_in_the_same_batches(fixture, request, har
     assert any(expected)
 
 
-@pytest.mark.parametrize(
-    ("text", "stops", "expected"),
-    [
-        ("Tom has 7 apples . Q : x", [], "Tom has 7 apples"),
-        ("Tom has 7 apples", ["7"], "Tom has "),
-        ("Tom has 7 apples", ["apples", "has", ""], "Tom "),
-    ],
-)
-def test_answers_end_at_the_first_stop_string(diffusion, text, stops, expected):
-    ids = diffusion.tokenizer("Tom has 7 apples").input_ids
-    ids = [token for token in ids if token not in (diffusion.card.eos_id,)]
-    tail = [diffusion.card.mask_id, diffusion.card.eos_id, *ids]
-    assert answer_until(diffusion, torch.tensor([*ids, *tail]), stops) == expected
+def test_answers_end_at_the_first_stop_string(diffusion):
+    ids = [token for token in diffusion.tokenizer("Tom has 7 apples").input_ids if token != diffusion.card.eos_id]
+    answer = torch.tensor([*ids, diffusion.card.mask_id, diffusion.card.eos_id, *ids])
+    for stops, expected in (([], "Tom has 7 apples"), (["7"], "Tom has "), (["apples", "has", ""], "Tom ")):
+        assert answer_until(diffusion, answer, stops) == expected
 
 
 def humaneval_task(name, tmp_path, repeats, k):
@@ -155,34 +147,6 @@ def test_what_the_sandbox_lacks_is_said_once_inside_lm_eval(monkeypatch, caplog)
     assert sum("the program's memory is not limited" in line for line in caplog.messages) == 1
 
 
-@pytest.fixture
-def likelihoods(monkeypatch):
-    """A stand-in for likelihoods: minus the number of tokens, greedy where there is one."""
-    asked = []
-
-    def log_likelihood(model, context, continuation, **arguments):
-        asked.append(arguments)
-        model.network(input_ids=torch.tensor([context + continuation]))
-        return types.SimpleNamespace(total=-float(len(continuation)), greedy=len(continuation) == 1 or None)
-
-    from sinkscope.evaluation import lm_eval
-
-    monkeypatch.setattr(lm_eval, "log_likelihood", log_likelihood)
-    return asked
-
-
-def test_likelihoods(diffusion, harness, likelihoods, caplog):
-    lm = language_model(diffusion, method="chain_rule", samples=4, likelihood_guidance=0.6, batch_size=3)
-    samples = harness(lm, "tiny_choice")
-    assert likelihoods[0] == {"method": "chain_rule", "samples": 4, "guidance": 0.6, "seed": 0, "batch": 3}
-    assert len(likelihoods) == 15
-    lengths = [[len(diffusion.tokenizer(choice).input_ids) for choice in ("apples 1", "apples 2 3", "Tom")]] * 5
-    assert [[-response[0][0] for response in sample["resps"]] for sample in samples] == lengths
-    assert sum("greedy" in message for message in caplog.messages) == 1
-    (total,) = lm.loglikelihood_rolling([types.SimpleNamespace(args=("Tom has 7 apples",))])
-    assert total == -4.0
-
-
 def test_likelihoods_of_hidden_keys_need_the_current_step(diffusion, harness):
     with pytest.raises(CallError, match="a likelihood has one step"):
         harness(language_model(diffusion, hide="top:1"), "tiny_choice", limit=1)
@@ -206,6 +170,19 @@ def test_what_a_rule_did_is_kept_in_lm_evals_results(diffusion, harness):
     assert (found.pop("hide"), found.pop("effects")) == ("top:1", 3)
     assert found == {name: sum(getattr(one, name) for one in effects) / 3 for name in MEASURES}
     assert 0 < found["removed_share"] < 1
+
+
+def test_likelihoods_are_those_of_the_library(diffusion, caplog):
+    found = language_model(diffusion, samples=4, likelihood_guidance=0.6, seed=3)
+    context, continuation = diffusion.encode("Tom has 7"), diffusion.encode("apples 5")
+    expected = sinkscope.log_likelihood(diffusion, context, continuation, samples=4, guidance=0.6, seed=3).total
+    for _ in range(2):
+        assert found._loglikelihood_tokens([(None, context, continuation)])[0] == (expected, False)
+    assert sum("greedy" in message for message in caplog.messages) == 1
+    lm, text = language_model(diffusion, method="chain_rule"), "Tom has 7 apples"
+    ids = lm.tok_encode(text, add_special_tokens=False)
+    expected = sinkscope.log_likelihood(diffusion, [lm.eot_token_id], ids, method="chain_rule").total
+    assert lm.loglikelihood_rolling([types.SimpleNamespace(args=(text,))]) == [expected]
 
 
 def test_a_likelihood_of_hidden_keys_and_what_was_removed(diffusion, caplog):

@@ -17,18 +17,7 @@ NUMBERS = [("3 + 4 = <<3+4=7>>7", "7"), ("a\nb", "1,234"), ("10% of it", "$12.50
 NUMBERS += [("So.", "70000"), ("x", "0.5")]
 TEXTS = ["3 + 4 = 7\n#### 7", "#### 7.", "#### 7\n\nThe next one is 8", "The answer is 7.", "the answer is 7"]
 TEXTS += ["The answer is 1,234.", "The answer is $12.50.", "costs $12.50 #### 12.50", "#### -3", "-3.", "#### 70,000"]
-TEXTS += [
-    "70000",
-    "so 0.5 or .5",
-    "####7",
-    "####  7",
-    "no number",
-    "",
-    "$",
-    "..",
-    "1 2 3 7",
-    "7 apples, then 8.\n#### 7",
-]
+TEXTS += ["70000", "so 0.5 or .5", "####7", "no number", "", "$", "..", "1 2 3 7", "7 apples, then 8.\n#### 7"]
 
 
 def write_lines(path, rows):
@@ -173,20 +162,16 @@ def test_humaneval_prompts_are_lm_evals(name, humaneval_file):
         assert task.gold(problem) == apply_template(config["doc_to_target"], row)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "correct"),
-    [
+def test_programs_are_prompt_completion_and_tests(humaneval_file):
+    for name, text, correct in (
         ("humaneval", "    return a + b", True),
         ("humaneval", "    return a - b", False),
         ("humaneval_instruct", "    return a + b\n```\nThat is it", True),
-        ("humaneval_instruct", "    return a\n```", False),
-    ],
-)
-def test_programs_are_prompt_completion_and_tests(name, text, correct, humaneval_file):
-    task = find_task(name, {"humaneval": humaneval_file})
-    score = task.score(task.problems()[0], text)
-    assert (score.correct, dict(score.measures)) == (correct, {"pass@1": correct})
-    assert score.read == HUMANEVAL[0]["prompt"] + (text.split("```")[0] if name == "humaneval_instruct" else text)
+    ):
+        task = find_task(name, {"humaneval": humaneval_file})
+        score = task.score(task.problems()[0], text)
+        assert (score.correct, dict(score.measures)) == (correct, {"pass@1": correct})
+        assert score.read == HUMANEVAL[0]["prompt"] + text.split("\n```")[0] + "\n" * ("```" in text)
 
 
 def test_a_wrong_data_file(tmp_path):

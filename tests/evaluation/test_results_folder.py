@@ -28,21 +28,14 @@ def test_an_item_comes_back_as_it_went_in(items, tmp_path):
     assert items.read(16) is None and (tmp_path / "lab-arith" / "none" / "000017.json").exists()
 
 
-DAMAGE = {
-    "cut short": lambda content: content[:-20],
-    "changed": lambda content: content.replace(b"false", b"true"),
-    "no checksum": lambda content: content.replace(b"checksum", b"sum"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_item_is_set_aside_and_reported(items, caplog, damage):
-    items.commit(3, {"correct": False})
+def test_a_damaged_item_is_set_aside_and_reported(items, caplog):
     path = items.folder / "000003.json"
-    path.write_bytes(damage(path.read_bytes()))
-    assert items.read(3) is None
-    assert caplog.messages[0].startswith(f"{path} is damaged or of another run; it is kept as 000003.json.damaged")
-    assert [file.name for file in items.folder.iterdir()] == ["000003.json.damaged"]
+    for damage in (lambda content: content[:-20], lambda content: content.replace(b"checksum", b"sum")):
+        items.commit(3, {"correct": False})
+        path.write_bytes(damage(path.read_bytes()))
+        assert items.read(3) is None
+        assert caplog.messages[-1].startswith(f"{path} is damaged or of another run; it is kept as 000003.json.damaged")
+        assert [file.name for file in items.folder.iterdir()] == ["000003.json.damaged"]
 
 
 def test_an_item_in_another_items_place_or_of_another_run_does_not_count(items, tmp_path):
