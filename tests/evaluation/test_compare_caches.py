@@ -8,8 +8,7 @@ import pytest
 import sinkscope
 from sinkscope.errors import CallError
 from sinkscope.evaluation import cache_comparison
-from sinkscope.evaluation.cache_comparison import COMPARISON, Arm, compare_caches, read_arms
-from sinkscope.evaluation.cache_tables import on_sinks
+from sinkscope.evaluation.cache_comparison import COMPARISON, Arm, compare_caches, on_sinks, read_arms
 from sinkscope.evaluation.paired_tests import Difference, paired_difference
 from sinkscope.lab.prompts import few_shot_prompt, held_out
 

@@ -15,7 +15,7 @@ from processes import environment
 import sinkscope
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation import evaluate, read_results, running
-from sinkscope.evaluation.jobs import run_in_jobs, run_share
+from sinkscope.evaluation.running import run_in_jobs, run_share
 from sinkscope.runs.share import Share
 
 ARGUMENTS = {"tasks": ["lab-arith"], "limit": 11, "shots": 0, "batch": 2, "settings": {"length": 8}, "hide": ["top:1"]}
@@ -185,7 +185,7 @@ def test_jobs_without_submitit(tmp_path, monkeypatch):
 
 def test_a_process_of_torchrun_takes_its_own_device(monkeypatch):
     asked = []
-    monkeypatch.setattr(sinkscope.models, "load", lambda name, dtype, device: asked.append(device))
+    monkeypatch.setattr(running, "load", lambda name, dtype, device: asked.append(device))
     monkeypatch.setattr(running, "evaluate", lambda model, **arguments: [])
     monkeypatch.setenv("LOCAL_RANK", "3")
     for device in ("cuda", "cuda:0", "cpu"):

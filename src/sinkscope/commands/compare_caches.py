@@ -38,7 +38,12 @@ class CompareCaches(TaskCommand):
     definitions: Switch = False
 
     def run(self) -> None:
-        from sinkscope.evaluation.cache_comparison import compare_caches, cost_of_comparison, read_arms
+        from sinkscope.evaluation.cache_comparison import (
+            compare_caches,
+            comparison_table,
+            cost_of_comparison,
+            read_arms,
+        )
 
         if self.definitions:
             from sinkscope.decoding.caches.parsing import cache_definitions, definitions_text
@@ -58,7 +63,6 @@ class CompareCaches(TaskCommand):
             return
         out = self.folder()
         import sinkscope
-        from sinkscope.evaluation.cache_tables import comparison_table
         from sinkscope.figures.accuracy_and_work import draw_accuracy_and_work
         from sinkscope.runs.folder import claimed_folder
 

@@ -37,8 +37,8 @@ class Evaluate(TaskCommand):
     samples: Annotated[int | None, default_is("the protocol's, else the method's own")] = None
 
     def run(self) -> None:
-        from sinkscope.evaluation.jobs import run_in_jobs, run_share
         from sinkscope.evaluation.results import collect
+        from sinkscope.evaluation.running import run_in_jobs, run_share
         from sinkscope.evaluation.tables import write_table
         from sinkscope.interventions import split_rules
         from sinkscope.interventions.rules import canonical_rule

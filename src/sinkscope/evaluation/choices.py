@@ -119,7 +119,6 @@ BENCHMARKS = {
 
 
 def likelihood_task(name: str, data: Path | None) -> Task:
-    """Return the task of a benchmark."""
     benchmark = BENCHMARKS[name]
     source = Source(name, data, benchmark.hub, tuple(benchmark.fields.split()), benchmark.split)
     rows = functools.cache(lambda: source.rows(benchmark.split))

@@ -51,7 +51,6 @@ class Shape:
 
     @property
     def width(self) -> int:
-        """Width of all heads together."""
         return self.heads * (self.head_dim or self.hidden // self.heads)
 
 
@@ -192,7 +191,6 @@ def estimate_passes(
 
 
 def text_tokens(task: str, shots: int) -> int:
-    """Return the typical tokens of a prompt of a task."""
     question, shot = TEXT_TOKENS.get(task, (30, 0))
     return question + shots * shot
 
@@ -243,7 +241,6 @@ def cost_document(parts: Sequence[Part], card: Card = CARD) -> dict[str, Any]:
 
 
 def cost_table(found: Mapping[str, Any]) -> str:
-    """Return costs as a Markdown table with its sums."""
     head = ["part", "model", "task", "prompts", "rules", "forwards", "GPU hours", "memory, GiB"]
     head += [f"batch on {found['card_gib']} GB", "disk, GiB"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]

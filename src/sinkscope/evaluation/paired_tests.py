@@ -160,5 +160,4 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def p_text(value: float | None) -> str:
-    """Return a p-value as tables print it."""
     return "–" if value is None else "< 1e-12" if value < 1e-12 else f"{value:.2g}"

@@ -31,7 +31,6 @@ class Protocol:
     published: float | None = None
 
     def line(self) -> str:
-        """Return the protocol as one line of text."""
         settings = ", ".join(f"{key} {value}" for key, value in self.settings.items())
         chat = "chat template" if self.chat else "raw text"
         published = "" if self.published is None else f"; published {100 * self.published:.1f} %"

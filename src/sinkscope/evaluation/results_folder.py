@@ -171,13 +171,11 @@ class ResultItems:
         return item if item.get("beside", beside) >= beside else None
 
     def commit(self, index: int, item: Mapping[str, Any]) -> None:
-        """Write an item."""
         content = json.loads(json_text({"run": self.run, "index": index, **item}))
         write_json(item_path(self.folder, index, ".json"), with_checksum(content))
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a file so that a reader sees all of it or nothing."""
     kept = "what was done before is kept: make room and run the same command again"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode(), EvaluationError, kept)

@@ -139,7 +139,6 @@ def _comparable(one: Result, other: Result) -> bool:
 
 
 def _common(results: Sequence[Result]) -> list[list[int]]:
-    """Return the outcomes of the problems that all results have."""
     shortest = min(len(one.outcomes) for one in results)
     return [list(map(int, one.outcomes[:shortest])) for one in results]
 

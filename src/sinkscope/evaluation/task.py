@@ -76,11 +76,9 @@ class Source:
 
     @property
     def where(self) -> str:
-        """The place of the rows, for messages."""
         return self.hub[0] if self.path is None else f"--data {self.key}={self.path}"
 
     def rows(self, split: str) -> tuple[Row, ...]:
-        """Return all rows of a split, in order."""
         rows = tuple(self._from_hub(split) if self.path is None else self._from_file(self.path, split))
         if not rows or not all(name in row for row in rows for name in self.fields):
             raise CallError(

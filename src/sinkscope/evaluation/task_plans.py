@@ -67,16 +67,10 @@ class TaskPlan:
 
     def describe(self) -> dict[str, Any]:
         """Return all values that affect the answers; a resumed run must have the same ones."""
-        return {
-            "task": self.task.name,
-            "problems": len(self.problems),
-            "shots": self.shots,
-            "chat": self.chat,
-            "sampler": described(self.sampler),
-            "protocol": self.protocol,
-            "data": self.task.fingerprint(self.shots),
-            **({"passes": self.task.passes} if self.task.passes > 1 else {}),
-        }
+        found = {name: getattr(self, name) for name in ("shots", "chat", "protocol")}
+        found |= {"task": self.task.name, "problems": len(self.problems), "sampler": described(self.sampler)}
+        found["data"] = self.task.fingerprint(self.shots)
+        return found | ({"passes": self.task.passes} if self.task.passes > 1 else {})
 
 
 def make_plans(model: Model, request: Request) -> tuple[list[TaskPlan], dict[str, Rule]]:
@@ -197,16 +191,7 @@ def family_and_shape(name: str) -> tuple[Family, Shape]:
     family, config, parameters = describe(name)
     config = config.get_text_config()
     heads, width = config.num_attention_heads, config.hidden_size
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
     inner = next((one for name in INNER if (one := getattr(config, name, None))), 4 * width)
-    return family, Shape(
-        config.num_hidden_layers,
-        heads,
-        getattr(config, "num_key_value_heads", None) or heads,
-        width,
-        inner,
-        config.vocab_size,
-        parameters,
-        family.causal,
-        bool(config.tie_word_embeddings),
-        getattr(config, "head_dim", None),
-    )
+    sizes = (config.num_hidden_layers, heads, kv_heads, width, inner, config.vocab_size, parameters)
+    return family, Shape(*sizes, family.causal, bool(config.tie_word_embeddings), getattr(config, "head_dim", None))

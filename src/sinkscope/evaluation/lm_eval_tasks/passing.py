@@ -13,12 +13,10 @@ _log = logging.getLogger(__name__)
 
 
 def complete(answers: Sequence[Sequence[str]], docs: Sequence[dict[str, str]]) -> list[list[str]]:
-    """Return each prompt with each of its completions."""
     return [[doc["prompt"] + one for one in found] for found, doc in zip(answers, docs, strict=True)]
 
 
 def complete_fenced(answers: Sequence[Sequence[str]], docs: Sequence[dict[str, str]]) -> list[list[str]]:
-    """Return the same, each completion up to the closing fence."""
     return complete([[one.split(FENCE, 1)[0] for one in found] for found in answers], docs)
 
 

@@ -83,7 +83,6 @@ class Isolation:
         self.attempt("no new privileges", no_new_privileges)
 
     def limit(self, memory_mb: int, cpu_s: int) -> None:
-        """Limit the one process that runs the program, for good."""
         self.attempt("memory limit", set_limit, resource.RLIMIT_AS, memory_mb << 20, protects=("memory",))
         self.attempt("time limit", set_limit, resource.RLIMIT_CPU, cpu_s, cpu_s + 1, protects=("time",))
         self.attempt("output limit", set_limit, resource.RLIMIT_FSIZE, FILE_BYTES, protects=("output",))
@@ -191,7 +190,6 @@ def no_new_privileges() -> None:
 
 
 def set_limit(kind: int, soft: int, hard: int | None = None) -> None:
-    """Set a resource limit, unless the one in force is lower."""
     ceiling = resource.getrlimit(kind)[1]
     hard = soft if hard is None else hard
     hard = hard if ceiling == resource.RLIM_INFINITY else min(hard, ceiling)
@@ -217,7 +215,6 @@ def landlock(folder: str) -> None:
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    """Make a mount, or change one."""
     texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
     call_c("mount", *texts[:3], flags, texts[3])
 

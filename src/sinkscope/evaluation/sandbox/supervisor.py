@@ -119,7 +119,6 @@ def _work(
 
 
 def _describe(error: BaseException) -> str:
-    """Return an exception in one line."""
     try:
         said = " ".join(f"{type(error).__name__}: {error}".split())[:500].removesuffix(":")
     except BaseException:
