@@ -143,22 +143,20 @@ def test_a_dry_run_counts_every_policy(run, diffusion_folder):
     assert costs["assumptions"][-1].startswith("Every policy is counted as plain sampling")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
+def test_bad_input_gets_one_message(run, diffusion_folder, tmp_path):
+    (tmp_path / "lambada.jsonl").write_text(json.dumps({"text": "Tom has 7 apples"}) + "\n")
+    lambada = ["--tasks", "lambada", "--data", f"lambada={tmp_path / 'lambada.jsonl'}"]
+    for arguments, says in (
         (["--policies", "fast"], "no cache 'fast'"),
         (["--policies", "block:keep=top", "--budget", "9999"], "expected a budget of keys up to"),
         (["--cache", "block"], "cache: a comparison has it in its policies"),
-        (["--tasks", "lambada", "--data", "lambada={data}"], "expected a task that is written in one pass"),
-    ],
-)
-def test_bad_input_gets_one_message(run, diffusion_folder, tmp_path, arguments, says):
-    (tmp_path / "lambada.jsonl").write_text(json.dumps({"text": "Tom has 7 apples"}) + "\n")
-    given = [one.format(data=tmp_path / "lambada.jsonl") for one in arguments]
-    task = () if "--tasks" in arguments else ("--tasks", "lab-sums")
-    status, out, err = run("compare-caches", diffusion_folder, "--out", tmp_path / "c", "--limit", 2, *task, *given)
-    assert says in err.replace("\n", " "), err
-    assert (status, out) == (2, "") and not (tmp_path / "c" / "run.json").exists()
+        (lambada, "expected a task that is written in one pass"),
+    ):
+        task = () if "--tasks" in arguments else ("--tasks", "lab-sums")
+        command = ("compare-caches", diffusion_folder, "--out", tmp_path / "c", "--limit", 2)
+        status, out, err = run(*command, *task, *arguments)
+        assert says in err.replace("\n", " "), err
+        assert (status, out) == (2, "") and not (tmp_path / "c" / "run.json").exists()
 
 
 def test_an_autoregressive_model_is_refused(run, autoregressive_folder, tmp_path):

@@ -100,13 +100,14 @@ def _plan(model: Model, task: Task, request: Request) -> TaskPlan:
     problems = task.problems()[: request.limit]
     if not chat:
         texts = [task.prompt(problem, index, shots) for index, problem in enumerate(problems)]
-        return TaskPlan(task, sampler, shots, chat, used, problems, texts, [model.encode(text) for text in texts])
-    if task.messages is None:
+        encoded = [model.encode(text) for text in texts]
+    elif task.messages is None:
         raise CallError(f"chat: {task.name} has raw text only; leave chat out")
-    talks = [task.messages(problem, index, shots) for index, problem in enumerate(problems)]
-    instead = "evaluate it on raw text, with --protocol none and without --chat"
-    texts = [model.chat_text(talk, begun=talk[-1]["role"] == "assistant", instead=instead) for talk in talks]
-    encoded = [model.encode(model.tokenize(text, special=False)) for text in texts]
+    else:
+        talks = [task.messages(problem, index, shots) for index, problem in enumerate(problems)]
+        instead = "evaluate it on raw text, with --protocol none and without --chat"
+        texts = [model.chat_text(talk, begun=talk[-1]["role"] == "assistant", instead=instead) for talk in talks]
+        encoded = [model.encode(model.tokenize(text, special=False)) for text in texts]
     return TaskPlan(task, sampler, shots, chat, used, problems, texts, encoded)
 
 
@@ -134,8 +135,10 @@ def _defaults(family: Family, task: Task, settings: Mapping[str, Any]) -> dict[s
     """Return length, steps and block of a task without a protocol."""
     published, names = task.name in PUBLISHED, settings_of(family.sampler).__dataclass_fields__
     length = settings.get("length", PUBLISHED_LENGTHS[task.name] if published else LENGTH)
-    found = {"length": length, "steps": length, "block": min(2 * BLOCK if published else BLOCK, length)}
-    return {name: value for name, value in found.items() if name == "length" or ("steps" in names and name in names)}
+    if "steps" not in names:
+        return {"length": length}
+    block = {"block": min(2 * BLOCK if published else BLOCK, length)} if "block" in names else {}
+    return {"length": length, "steps": length, **block}
 
 
 def _canvases(model: Model, plan: TaskPlan, rules: Mapping[str, Rule]) -> list[int]:
