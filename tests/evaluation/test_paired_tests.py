@@ -17,21 +17,7 @@ from sinkscope.evaluation.paired_tests import (
     holm,
     paired_difference,
     pass_at_k,
-    wilson_interval,
 )
-
-
-def wilson_by_hand(correct, n, z=1.959963984540054):
-    """Wilson (1927), as in any textbook."""
-    share = correct / n
-    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-    reach = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return middle - reach, middle + reach
-
-
-def test_the_interval_is_wilsons():
-    for correct, n in ((0, 5), (3, 7), (1200, 1319), (164, 164)):
-        assert wilson_interval(correct, n) == pytest.approx(wilson_by_hand(correct, n), abs=1e-12)
 
 
 def test_pass_at_k_is_the_share_of_draws_with_a_correct_one():
