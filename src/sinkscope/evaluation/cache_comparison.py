@@ -135,7 +135,7 @@ def compare_caches(
         batches = open_batches(out, model, plans, ways, {"compares": "caches", **described})
         order = [plan.task.name for plan in plans]
         batches.sort(key=lambda one: (order.index(one.plan.task.name), one.indices.start))  # the arms take turns
-        work_through(model, batches, _work, progress)
+        work_through(model, batches, _write, progress)
         found: dict[tuple[str, Arm], list[Any]] = {}
         for one in batches:
             read = [one.items.read(index, len(one.indices)) for index in one.indices]
@@ -171,7 +171,7 @@ def cost_of_comparison(name: str, request: Request, arms: Sequence[Arm], card: C
     return {**costs, "assumptions": list(dict.fromkeys([*costs["assumptions"], AT_MOST]))}
 
 
-def _work(model: Model, batch: Batch, missing: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _write(model: Model, batch: Batch, missing: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:
     plan, indices = batch.plan, batch.indices
     own = reseeded(settings_of_arm(model, plan, batch.way), indices.start)
     on_gpu = model.device.type == "cuda"
