@@ -7,8 +7,7 @@ import caches
 import pytest
 import stale_keys
 
-from sinkscope.evaluation.cache_arms import read_arms
-from sinkscope.evaluation.cache_tables import comparison_of, points
+from sinkscope.evaluation.cache_comparison import comparison_of, points, read_arms
 
 ROOT = Path(__file__).parents[2]
 RESULTS = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / "results" / "caches").glob("*.json"))}

@@ -34,8 +34,7 @@ def make_specimens(folder: Path) -> Path:
     from sinkscope.decoding import resolve_settings
     from sinkscope.emergence import TrainingWatch, hold_out
     from sinkscope.evaluation import evaluate
-    from sinkscope.evaluation.cache_arms import read_arms
-    from sinkscope.evaluation.cache_comparison import compare_caches
+    from sinkscope.evaluation.cache_comparison import compare_caches, read_arms
     from sinkscope.lab.corpus import LongText, make_corpus, open_corpus
     from sinkscope.roles.head_roles import HeadRole, Roles
     from sinkscope.roles.verdict import Estimate, Rules

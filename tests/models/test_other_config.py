@@ -8,7 +8,7 @@ from damage import configure
 
 import sinkscope
 from sinkscope.errors import CallError
-from sinkscope.evaluation import comparisons, results
+from sinkscope.evaluation import results, tables
 from sinkscope.figures.explorer import explore
 from sinkscope.recorder.attention_map import recompute_map
 from sinkscope.roles import Roles, Rules, roles_for
@@ -82,6 +82,6 @@ def test_their_results_are_not_paired(two, tmp_path):
         found += sinkscope.evaluate(renamed, tasks=["lab-arith"], out=tmp_path / f"results-{number}", **more)
     plain, other = found
     assert plain.config_hash == two[0][0].card.config_hash != other.config_hash
-    assert [row.change for row in comparisons.compare(found)] == [None, None]
+    assert [row["change"] for row in tables.compare(found)] == [None, None]
     same = dataclasses.replace(other, config_hash="")
-    assert comparisons.compare([plain, same])[1].change is not None and results.cell_of(plain) != results.cell_of(same)
+    assert tables.compare([plain, same])[1]["change"] is not None and results.cell_of(plain) != results.cell_of(same)

@@ -37,7 +37,12 @@ class CompareCaches(TaskCommand):
     definitions: Switch = False
 
     def run(self) -> None:
-        from sinkscope.evaluation.cache_arms import read_arms, read_budgets
+        from sinkscope.evaluation.cache_comparison import (
+            compare_caches,
+            comparison_table,
+            cost_of_comparison,
+            read_arms,
+        )
 
         if self.definitions:
             from sinkscope.decoding.caches.parsing import cache_definitions, definitions_text
@@ -45,18 +50,16 @@ class CompareCaches(TaskCommand):
             return print_json({"caches": cache_definitions()}) if self.json else say(definitions_text())
         if not self.model:
             raise CallError("expected a model: a built-in name, a folder, or a hub id; found none")
-        arms, asked = read_arms(self.policies, read_budgets(self.budget)), self.asked()
+        budgets = [int(one) for one in self.budget.split(",") if one.strip()]
+        arms, asked = read_arms(self.policies, budgets), self.asked()
         if self.dry_run:
             from sinkscope.evaluation.cost import card_of, cost_table
-            from sinkscope.evaluation.dry_run import cost_of_comparison
             from sinkscope.evaluation.task_plans import Request
 
             costs = cost_of_comparison(self.model, Request(**asked), arms, card_of(self.gpu, self.tflops))
             return print_json(costs) if self.json else say(cost_table(costs))
         out = self.folder()
         import sinkscope
-        from sinkscope.evaluation.cache_comparison import compare_caches
-        from sinkscope.evaluation.cache_tables import comparison_table
         from sinkscope.figures.accuracy_and_work import draw_accuracy_and_work
         from sinkscope.runs.folder import claimed_folder
 

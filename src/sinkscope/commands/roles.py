@@ -124,7 +124,7 @@ class Roles(Command):
     def _print_cost(self, texts: Sequence[str], settings: Mapping[str, Any]) -> None:
         from sinkscope.decoding import resolve_settings
         from sinkscope.evaluation.cost import assumptions, card_of, estimate_passes, text_tokens
-        from sinkscope.evaluation.dry_run import family_and_shape
+        from sinkscope.evaluation.task_plans import family_and_shape
         from sinkscope.lab.prompts import task_of
         from sinkscope.roles import cost_of_roles
 
