@@ -16,6 +16,7 @@ undecided   otherwise
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -171,16 +172,26 @@ def cost_of_comparison(name: str, request: Request, arms: Sequence[Arm], card: C
     return {**costs, "assumptions": list(dict.fromkeys([*costs["assumptions"], AT_MOST]))}
 
 
+def _peak_of_process() -> int | None:
+    """Return the bytes that the process held at most; None where the system does not tell."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
+
+
 def _write(model: Model, batch: Batch, missing: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:
     plan, indices = batch.plan, batch.indices
     own = reseeded(settings_of_arm(model, plan, batch.way), indices.start)
     on_gpu = model.device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(model.device)
+    else:
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # Linux: the process's peak begins anew
     began, processor = time.monotonic(), time.process_time()
     generations: Any = generate(model, list(plan.encoded[indices.start : indices.stop]), **asdict(own))
     seconds, processor = time.monotonic() - began, time.process_time() - processor
-    memory = torch.cuda.max_memory_allocated(model.device) if on_gpu else None
+    memory = torch.cuda.max_memory_allocated(model.device) if on_gpu else _peak_of_process()
     for index in missing:
         generation = generations[index - indices.start]
         text = written_text(model, plan, generation)
