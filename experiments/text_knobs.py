@@ -38,7 +38,7 @@ from sinkscope.lab.recipes import RECIPES, Recipe
 from sinkscope.lab.snapshots import TrainingRun, held_out_rows, network_at, open_run
 from sinkscope.lab.starting_network import build_network, choose_tokenizer
 from sinkscope.lab.training import source_of, train
-from sinkscope.models.in_memory import model_of
+from sinkscope.models.loading import model_of
 from sinkscope.roles import ROLES, find_roles_on
 from sinkscope.sinks import movement_test
 

@@ -27,7 +27,7 @@ from sinkscope.lab.recipes import RECIPES, Architecture
 from sinkscope.lab.snapshots import held_out_rows, network_at, open_run
 from sinkscope.lab.starting_network import build_network
 from sinkscope.lab.training import train
-from sinkscope.models.in_memory import model_of
+from sinkscope.models.loading import model_of
 from sinkscope.roles.probes import predictions
 
 SHAPE = Architecture(layers=2, hidden_size=24, heads=4, kv_heads=2, intermediate_size=40, max_positions=96, tied=True)

@@ -1,7 +1,7 @@
 """Families: recognition, parameter counts and chat templates."""
 
 import dataclasses
-import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from sinkscope.decoding.checking import check_model
 from sinkscope.errors import ModelError
 from sinkscope.models import FAMILIES, recognise
 from sinkscope.models.conversion import completed, convert_config
-from sinkscope.models.loading import build_config, network_class
+from sinkscope.models.loading import Plan
 from sinkscope.models.weights import on_meta
 
 DREAM, LLADA, LLAMA, MMADA, SDAR = (FAMILIES[name] for name in ("dream", "llada", "llama", "mmada", "sdar"))
@@ -156,10 +156,11 @@ PUBLISHED_CONFIGS = {
 def test_parameters_of_the_published_checkpoints(name):
     """On the meta device: no number of them is ever allocated."""
     config, family = PUBLISHED_CONFIGS[name], KINDS[name]
-    converted = convert_config(config, recognise(config, "here"), "here")
-    network = on_meta(network_class(converted), build_config(converted, ""))
+    found = recognise(config, "here")
+    converted = convert_config(config, found, "here")
+    network = on_meta(*Plan(Path("here"), config, found, None, converted).network())
     assert sum(parameter.numel() for parameter in network.parameters()) == family.shapes[0].parameters
-    assert converted.full_precision_rotary == (name in ("llada", "mmada"))
+    assert (type(network).__name__ == "FullPrecisionLlama") == (name in ("llada", "mmada"))
 
 
 @pytest.mark.parametrize("name", list(KINDS))
@@ -224,13 +225,3 @@ def test_a_base_model_has_no_conversation(tmp_path):
         match=r"no chat template; pass .* it lacks <\|start_header_id\|>, <\|end_header_id\|>, <\|eot_id\|>: this is a base",
     ):
         sinkscope.load(str(tmp_path)).chat(CHAT)
-
-
-def test_two_families_of_one_name_are_refused(tmp_path, monkeypatch):
-    import sinkscope.models.families as families
-
-    (tmp_path / "again_family.py").write_text("from sinkscope.models.families.llada_family import FAMILY\n")
-    monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
-    with pytest.raises(ValueError, match=r"again_family\.py: expected a family of a new name, found another 'llada'"):
-        families.find_families(families.__path__)
-    sys.modules.pop("sinkscope.models.families.again_family", None)

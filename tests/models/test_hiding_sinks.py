@@ -9,7 +9,8 @@ from dense_sink import body, trained, with_sink
 
 from sinkscope.attention import Watcher, subscribed
 from sinkscope.interventions import HidePositions, HideSinkToken, HideTopSinks, RandomKeys, compose
-from sinkscope.models.sink_token import VARIANTS, add_sink_token, hidden_sink
+from sinkscope.models import add_sink_token
+from sinkscope.models.sink_token import VARIANTS, hidden_sink
 
 TOKENS = torch.randint(4, 150, (2, 19), generator=torch.Generator().manual_seed(1))
 TERMS = terms_of(with_sink(), 19 + 4)

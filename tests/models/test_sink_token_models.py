@@ -1,6 +1,7 @@
 """Folders of models with a sink: saved, loaded, refused, written with and recorded."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -13,8 +14,8 @@ from safetensors.torch import load_file, save_file
 import sinkscope
 from sinkscope.decoding.checking import check_model
 from sinkscope.errors import ModelError
-from sinkscope.models import SinkToken
-from sinkscope.models.sink_token import VARIANTS, add_sink_token
+from sinkscope.models import SinkToken, add_sink_token
+from sinkscope.models.sink_token import VARIANTS
 
 NAMES = [name for name in VARIANTS if name != "none"]
 CAUSAL = [name for name in NAMES if name != "token-end"]
@@ -48,7 +49,7 @@ def test_what_is_saved_is_loaded(folders, name):
         terms=terms_of(network, 18),
     )
     stored = json.loads((folders[name] / "config.json").read_text())
-    assert stored["model_type"] == "sink_llama" and stored["sink_token"] == VARIANTS[name].as_config()
+    assert stored["model_type"] == "sink_llama" and stored["sink_token"] == asdict(VARIANTS[name])
     assert (
         model.card.sink_token == name and model.family.name == "llada" and model.card.vocabulary == len(model.tokenizer)
     )
@@ -66,11 +67,11 @@ def test_transformers_alone_refuses_the_folder(folders):
     [
         (
             {"sink_token": {"kind": "vector"}},
-            r"names a variant that this version does not know \(.*kind: expected .* found 'vector'\)",
+            r"expected a variant that this version knows \(.*kind: expected .* found 'vector'\)",
         ),
         (
             {"sink_token": {"kind": "token", "shape": "ring"}},
-            r"names a variant that this version does not know .*'shape'",
+            r"expected a variant that this version knows .*'shape'",
         ),
         (
             {"model_type": "llama"},
@@ -78,15 +79,15 @@ def test_transformers_alone_refuses_the_folder(folders):
         ),
         ({"sink_token": None}, r"begins with 'sink_' together, found model_type 'sink_llama' without sink_token"),
         (
-            {"sink_token": VARIANTS["token-2"].as_config()},
+            {"sink_token": asdict(VARIANTS["token-2"])},
             r"model\.sink_token\.embedding \(1, 40\) instead of \(2, 40\)",
         ),
         (
-            {"sink_token": VARIANTS["logit"].as_config()},
+            {"sink_token": asdict(VARIANTS["logit"])},
             r"1 missing: model\.sink_token\.logits \(3, 5\); 1 unused: model\.sink_token\.embedding \(1, 40\) in model\.safetensors",
         ),
         (
-            {"sink_token": SinkToken(token_id=9).as_config()},
+            {"sink_token": asdict(SinkToken(token_id=9))},
             r"'token' has token_id 9, but the tokenizer of .* there; its free ids begin at",
         ),
     ],

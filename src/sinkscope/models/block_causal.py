@@ -1,7 +1,5 @@
-"""Networks of transformers with a block-causal mask: a token sees its own block and all blocks before it, none after
-it.
-
-`BlockCausalQwen3` is SDAR's, `BlockCausalMixture` LLaDA 2's: GLM-4-MoE with queries, keys and values in one tensor.
+"""Networks with a block-causal mask, in which a token sees its own block and all blocks before it: SDAR's Qwen3, and
+LLaDA 2's GLM-4-MoE with queries, keys and values in one tensor.
 
 Blocks are counted from the first token of the text, padding left out, so that a prompt need not end where a block does.
 """
@@ -20,25 +18,10 @@ from sinkscope.attention.scores import mask_for
 from sinkscope.models.llama_variants import attend
 
 
-def block_causal_mask(real: Tensor, queries: int, block: int) -> Tensor:
-    """Return which keys the newest queries see, bool [batch, 1, query, key].
-
-    Args:
-        real: bool [batch, key], False on padding, which is on the left.
-        queries: how many of the newest positions are queries.
-        block: tokens of a block.
-    """
-    number = (real.long().cumsum(-1) - 1).clamp(min=0) // block
-    return ((number[:, None, :] <= number[:, -queries:, None]) & real[:, None, :])[:, None]
-
-
 class BlockCausal:
     """The layers of a network under a block-causal mask; it stands in front of the network in a class's bases.
 
     A cache of keys and values holds finished blocks.
-
-    Attributes:
-        block_length: tokens of a block.
     """
 
     def __init__(self, config: Any) -> None:
@@ -63,30 +46,30 @@ class BlockCausal:
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Compute the forward pass of the layers, for tokens [batch, query] behind those in the cache.
+        """Compute the layers for tokens [batch, query] behind those in the cache.
 
-        Args:
-            attention_mask: 0 on padding [batch, key]; or which keys count [batch, 1, query, key], on top of the
-                block-causal mask.
+        ``attention_mask`` is 0 on padding [batch, key], which is on the left; or on keys [batch, 1, query, key] that
+        are hidden beside those behind the block.
         """
-        entering = input_ids if input_ids is not None else inputs_embeds
-        assert entering is not None
-        batch, queries = entering.shape[:2]
+        embeds: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds  # type: ignore[attr-defined]
+        batch, queries = embeds.shape[:2]
         keys = queries + (0 if past_key_values is None else int(past_key_values.get_seq_length()))
-        real = torch.ones(batch, keys, dtype=torch.bool, device=entering.device)
+        real = torch.ones(batch, keys, dtype=torch.bool, device=embeds.device)
         if attention_mask is not None:
             given = attention_mask.bool()
             real = given if given.ndim == 2 else given.any(dim=2).any(dim=1)
+        places = (real.long().cumsum(-1) - 1).clamp(min=0)
         if position_ids is None:
-            position_ids = (real.long().cumsum(-1) - 1).clamp(min=0)[:, -queries:]
-        seen = block_causal_mask(real, queries, self.block_length)
+            position_ids = places[:, -queries:]
+        block = places // self.block_length
+        seen = ((block[:, None, :] <= block[:, -queries:, None]) & real[:, None, :])[:, None]
         if attention_mask is not None and attention_mask.ndim == 4:
             seen = seen & attention_mask.bool()
         return super().forward(  # type: ignore[misc]
             attention_mask=mask_for(self, seen),
             position_ids=position_ids,
             past_key_values=past_key_values,
-            inputs_embeds=self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds,  # type: ignore[attr-defined]
+            inputs_embeds=embeds,
             **kwargs,
         )
 
@@ -142,8 +125,7 @@ class BlockCausalMixtureModel(BlockCausal, Glm4MoeModel):
 
 
 class BlockCausalMixture(Glm4MoeForCausalLM):
-    """`Glm4MoeForCausalLM` with a block-causal mask and `FusedAttention`; other parameters and their names are
-    GLM-4-MoE's.
+    """`Glm4MoeForCausalLM` with a block-causal mask and `FusedAttention`; the other parameters are GLM-4-MoE's.
 
     Source: inclusionAI/LLaDA2.0-mini, modeling_llada2_moe.py, as ZHZisZZ/dllm carries it.
     """

@@ -1,9 +1,4 @@
-"""transformers' Llama with the differences that some checkpoints need: each class changes one thing and keeps Llama's
-names.
-
-`FullPrecisionLlama` rotates queries and keys in fp32 (LLaDA, MMaDA), `LearnedPositionsLlama` has learned absolute
-positions (the lab's comparison with RoPE), `MasklessHeadLlama` never predicts the mask (paper 2's models).
-"""
+"""transformers' Llama with a difference that some checkpoints need; each class changes one thing and keeps Llama's names."""
 
 from typing import Any
 
@@ -22,7 +17,7 @@ from transformers.models.llama.modeling_llama import (
 def attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Any]:
-    """Return what an attention module of transformers does with its rotated heads: output [batch, query, width]."""
+    """Return the output [batch, query, width] of an attention module of transformers for its rotated heads."""
     function = ALL_ATTENTION_FUNCTIONS.get_interface(
         module.config._attn_implementation or "eager", eager_attention_forward
     )
@@ -67,9 +62,8 @@ class FullPrecisionAttention(LlamaAttention):
 class FullPrecisionLlama(LlamaForCausalLM):
     """`LlamaForCausalLM` with queries and keys rotated in fp32 whatever the dtype, as LLaDA and MMaDA compute it.
 
-    transformers' Llama rotates in the dtype of the weights; in bf16 that changes every logit, in fp32 both are the
-    same. Parameters and their names are Llama's. Source: ML-GSAI/LLaDA, modeling_llada.py, RotaryEmbedding with
-    ``rope_full_precision``.
+    transformers' Llama rotates in the dtype of the weights, which changes every logit in bf16. Source: ML-GSAI/LLaDA,
+    modeling_llada.py, RotaryEmbedding with ``rope_full_precision``.
     """
 
     def __init__(self, config: LlamaConfig) -> None:

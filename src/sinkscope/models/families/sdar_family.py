@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from sinkscope.models.family import Family, PublishedShape
-from sinkscope.models.layouts import STOCK, Fixed
+from sinkscope.models.layouts import NUMBERS, STOCK, TIED, UNROTATED, Fixed
 
 QWEN3 = STOCK["qwen3"]
 
@@ -18,16 +18,11 @@ FAMILY = Family(
     tokenizer_classes=("Qwen2Tokenizer", "Qwen2TokenizerFast"),
     layout=replace(
         QWEN3,
-        numbers={**QWEN3.numbers, "rope_theta": "rope_theta"},
+        numbers=NUMBERS,
         passed=frozenset(),
-        fixed={
-            **QWEN3.fixed,
-            "hidden_act": Fixed(("silu",), "silu"),
-            "rope_scaling": Fixed((None,), None),
-            "attention_bias": Fixed((False,), False),
-        },
+        fixed={**QWEN3.fixed, **UNROTATED, "attention_bias": Fixed((False,), False)},
         optional=frozenset(),
-        flags={"tie_word_embeddings": "tie_word_embeddings"},
+        flags=TIED,
         # The hub's config.json names neither. All published chat models have blocks of 4; the mask is checked against
         # the tokenizer.
         absent={"block_size": 4, "mask_token_id": 151669},

@@ -1,4 +1,4 @@
-"""The parameters of a network's sink, and its constant keys and values in each layer.
+"""Sink tokens and their alternatives: the kinds, their parameters, and their constant keys and values in each layer.
 
 A sink token attends only to itself, so its hidden states do not depend on the text. They are computed once for each
 call, separately from the text. Its key and value in each layer are put in front of those of the text (`Prefix`); no
@@ -8,24 +8,102 @@ begins at n; or, at the end, after the last token of each row.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from sinkscope.attention import Prefix
-from sinkscope.errors import CallError
-from sinkscope.models.sink_token.variant import KEY, SinkToken
+from sinkscope.errors import CallError, ModelError
+
+KEY = "sink_token"  # in config.json
 
 
-@dataclass(frozen=True, eq=False)
-class _Rotated:
-    """Prefixes of folded constants in front, with their inputs: they are stale when these have changed."""
+@dataclass(frozen=True)
+class SinkToken:
+    """A place for attention that holds no text (arXiv 2601.19657, §3).
 
-    constants: tuple[Tensor, ...]
-    state: tuple[Any, ...]
-    prefixes: list[Prefix]
+    Attributes:
+        kind: ``token``: learned embeddings; each attends only to itself, and all tokens of the text attend to it.
+            ``logit``: one score for each layer and head that takes part in the softmax and has no value (gpt-oss).
+            ``gate``: no sink; the output of attention is multiplied by sigmoid(X W_g) before the output projection (the
+            paper's baseline GA).
+        position: of a token: in front of the text (the text's RoPE positions begin behind it) or at its end.
+        count: of a token: 1, 2 or 4 of them.
+        zero_value: of a token: whether its value is zero, so that it takes attention and gives nothing.
+        learned: of a logit: False is softmax-off-by-one, where all scores are 0.
+        folded: of a token: whether its keys and values are stored as constants; see `folding`.
+        token_id: of a token: its id in a tokenizer, which no other token may have.
+        seed: of the initial values.
+    """
+
+    kind: Literal["token", "logit", "gate"] = "token"
+    position: Literal["front", "end"] = "front"
+    count: int = 1
+    zero_value: bool = False
+    learned: bool = True
+    folded: bool = False
+    token_id: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("kind", ("token", "logit", "gate")),
+            ("position", ("front", "end")),
+            ("count", (1, 2, 4)),
+        ):
+            if (found := getattr(self, name)) not in allowed:
+                raise CallError(f"sink token: {name}: expected one of {', '.join(map(repr, allowed))}, found {found!r}")
+        for field in fields(self):
+            owner = {"kind": self.kind, "seed": self.kind, "learned": "logit"}.get(field.name, "token")
+            if owner != self.kind and getattr(self, field.name) != field.default:
+                raise CallError(
+                    f"sink token: {field.name} belongs to kind {owner!r}, found with kind {self.kind!r}; leave it out"
+                )
+
+    @property
+    def name(self) -> str:
+        """A name for tables and messages: that of `VARIANTS`, or the attributes that differ from the plain token's."""
+        for name, variant in VARIANTS.items():
+            if variant is not None and _mathematics(variant) == _mathematics(self):
+                return name + (" (folded)" if self.folded else "")
+        plain = _mathematics(SinkToken())
+        return ", ".join(f"{key} {value}" for key, value in _mathematics(self).items() if value != plain[key])
+
+
+def _mathematics(variant: SinkToken) -> dict[str, Any]:
+    return {key: value for key, value in asdict(variant).items() if key not in ("folded", "token_id", "seed")}
+
+
+VARIANTS: dict[str, SinkToken | None] = {
+    "none": None,
+    "token": SinkToken(),
+    "token-end": SinkToken(position="end"),
+    "token-2": SinkToken(count=2),
+    "token-4": SinkToken(count=4),
+    "token-zero-value": SinkToken(zero_value=True),
+    "logit": SinkToken(kind="logit"),
+    "off-by-one": SinkToken(kind="logit", learned=False),
+    "gate": SinkToken(kind="gate"),
+}
+
+
+def variant_of(name: str) -> SinkToken | None:
+    """Return the variant of a name, None for ``"none"``; raise CallError for an unknown name."""
+    if name not in VARIANTS:
+        raise CallError(f"sink token: no variant {name!r}; expected one of {', '.join(VARIANTS)}")
+    return VARIANTS[name]
+
+
+def read_variant(stored: Any, where: str) -> SinkToken:
+    """Return the variant that a config.json describes; ``where`` names its folder in errors."""
+    try:
+        return SinkToken(**stored)
+    except (TypeError, CallError) as error:
+        raise ModelError(
+            f"{where}: config.json: {KEY}: expected a variant that this version knows ({error})"
+        ) from error
 
 
 class SinkWeights(nn.Module):
@@ -40,7 +118,7 @@ class SinkWeights(nn.Module):
         self.variant, self.std, self.hidden = variant, float(config.initializer_range), False
         layers, heads, kv_heads = config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        if variant.kind == "token" and variant.folded:
+        if variant.folded:
             shape = (layers, kv_heads, variant.count, dim)
             self.keys = nn.Parameter(torch.zeros(shape), requires_grad=False)
             if not variant.zero_value:
@@ -50,7 +128,7 @@ class SinkWeights(nn.Module):
         elif variant.kind == "logit" and variant.learned:
             self.logits = nn.Parameter(torch.empty(layers, heads))
         self.layers, self.heads = layers, heads
-        self.rotated: _Rotated | None = None
+        self.rotated: tuple[tuple[Tensor, ...], tuple[Any, ...], list[Prefix]] | None = None
         self.draw()
 
     @torch.no_grad()
@@ -64,11 +142,13 @@ class SinkWeights(nn.Module):
 
     def initial_values(self) -> list[Tensor]:
         """Return the initial values of the learned parameters; none for a folded sink."""
-        if self.variant.folded or not self.variant.learned or self.variant.kind == "gate":
+        if self.variant.folded:
             return []
-        (parameter,) = self.parameters()
         generator = torch.Generator().manual_seed(self.variant.seed)
-        return [torch.randn(parameter.shape, generator=generator, device="cpu", dtype=torch.float32) * self.std]
+        return [
+            torch.randn(one.shape, generator=generator, device="cpu", dtype=torch.float32) * self.std
+            for one in self.parameters()
+        ]
 
     @property
     def trained(self) -> bool:
@@ -105,24 +185,8 @@ def constant_keys(stack: Any) -> tuple[Tensor, Tensor | None]:
     return torch.stack(keys), None if variant.zero_value else torch.stack(values)
 
 
-def rotate(keys: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotate keys to positions.
-
-    Args:
-        keys: [layer, kv_head, count, dim].
-        cosines, sines: of the positions, [1 or batch, count, dim].
-
-    Returns:
-        [layer, 1 or batch, kv_head, count, dim].
-    """
-    half = keys.shape[-1] // 2
-    turned = torch.cat([-keys[..., half:], keys[..., :half]], dim=-1)
-    return (keys[:, None] * cosines[:, None] + turned[:, None] * sines[:, None]).to(keys.dtype)
-
-
 def prefixes(stack: Any, first: Tensor | None) -> list[Prefix] | None:
-    """Return the constant keys of every layer for one call; None where there are none, or while `hidden_sink` hides
-    them.
+    """Return the constant keys of every layer for one call; None where there are none, or `hidden_sink` hides them.
 
     Args:
         stack: ``network.model``, which owns ``sink_token``.
@@ -136,23 +200,17 @@ def prefixes(stack: Any, first: Tensor | None) -> list[Prefix] | None:
         zero = next(stack.parameters()).new_zeros(sink.layers, sink.heads)
         return [Prefix(logits=row[:, None]) for row in (sink.logits if variant.learned else zero)]
     assert first is not None
-    if variant.folded and variant.position == "front" and not torch.compiler.is_compiling():
-        return _kept(stack, first)
-    return _rotated(stack, first)
-
-
-def _kept(stack: Any, first: Tensor) -> list[Prefix]:
-    """Return the prefixes of folded constants in front: the same list from call to call, until the constants change."""
-    sink: SinkWeights = stack.sink_token
+    if not variant.folded or variant.position == "end" or torch.compiler.is_compiling():
+        return _rotated(stack, first)
+    # Folded constants in front give the same list from call to call, until they change.
     constants = tuple(sink.parameters())
     versions = ((one.data_ptr(), one.dtype, None if one.is_inference() else one._version) for one in constants)
     state = (first.device, *versions)
-    kept = sink.rotated
-    if kept is None or kept.state != state or [*map(id, kept.constants)] != [*map(id, constants)]:
+    if sink.rotated is None or sink.rotated[1] != state or [*map(id, sink.rotated[0])] != [*map(id, constants)]:
         with torch.inference_mode(False), torch.no_grad():  # a later call may compute gradients with the same tensors
             made = _rotated(stack, torch.zeros(1, dtype=torch.int64, device=first.device))
-        sink.rotated = kept = _Rotated(constants, state, made)
-    return kept.prefixes
+        sink.rotated = constants, state, made
+    return sink.rotated[2]
 
 
 def _rotated(stack: Any, first: Tensor) -> list[Prefix]:
@@ -161,7 +219,10 @@ def _rotated(stack: Any, first: Tensor) -> list[Prefix]:
     with torch.autocast(first.device.type, enabled=False):  # casting costs more than it saves for so few rows
         keys, values = constant_keys(stack)
     positions = first[:, None] + torch.arange(variant.count, device=first.device)
-    rotated = rotate(keys, *stack.rotary_emb(keys, positions))
+    cosines, sines = (one[:, None] for one in stack.rotary_emb(keys, positions))
+    half = keys.shape[-1] // 2
+    turned = torch.cat([-keys[..., half:], keys[..., :half]], dim=-1)
+    rotated = (keys[:, None] * cosines + turned[:, None] * sines).to(keys.dtype)
     if values is None:
         return [Prefix(keys=key) for key in rotated]
     return [Prefix(keys=key, values=value) for key, value in zip(rotated, values, strict=True)]
