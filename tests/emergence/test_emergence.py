@@ -20,13 +20,12 @@ from sinkscope.errors import CallError, TrainingError
 from sinkscope.figures.emergence_curves import draw_emergence
 from sinkscope.interventions import HideTopSinks
 from sinkscope.lab.canvases import CanvasMix
-from sinkscope.lab.checkpoint import train_checkpoint
-from sinkscope.lab.corpus import LongText, make_corpus, open_corpus
 from sinkscope.lab.nulls import draw_nulls
 from sinkscope.lab.recipes import RECIPES, Architecture
 from sinkscope.lab.snapshots import held_out_rows, network_at, open_run
 from sinkscope.lab.starting_network import build_network
-from sinkscope.lab.training import train
+from sinkscope.lab.texts import LongText, make_corpus, open_corpus
+from sinkscope.lab.training import train, train_checkpoint
 from sinkscope.models.loading import model_of
 from sinkscope.roles.probes import predictions
 

@@ -12,8 +12,8 @@ import torch
 from closeness import assert_close, terms_of
 
 import sinkscope
-from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.recipes import RECIPES, Architecture
+from sinkscope.lab.training import train_checkpoint
 
 
 @pytest.fixture(scope="module")

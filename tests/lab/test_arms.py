@@ -10,11 +10,11 @@ from closeness import assert_close, terms_of
 import sinkscope
 from sinkscope.errors import TrainingError
 from sinkscope.lab.canvases import draw_canvases
-from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.objectives import mask_canvases, masked_diffusion_loss
 from sinkscope.lab.recipes import ARMS, RECIPES, SHORT, Architecture
 from sinkscope.lab.run_folder import LOG
 from sinkscope.lab.starting_network import build_network
+from sinkscope.lab.training import train_checkpoint
 from sinkscope.lab.vocabulary import build_tokenizer
 from sinkscope.models.folding import fold
 from sinkscope.models.sink_token import VARIANTS
@@ -80,7 +80,7 @@ def test_the_shifted_arms_start_from_the_autoregressive_model(tokenizer):
 
 
 def test_weights_of_another_shape_are_no_start(tokenizer):
-    with pytest.raises(TrainingError, match=r"the weights of lab-autoregressive are no start for lab-shifted: "):
+    with pytest.raises(TrainingError, match=r"the weights of lab-autoregressive do not fit lab-shifted: "):
         build_network(tiny("lab-shifted"), tokenizer)
 
 

@@ -11,11 +11,11 @@ from closeness import assert_close, terms_of
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab import training
 from sinkscope.lab.canvases import PROMPT, Canvases, CanvasMix
-from sinkscope.lab.corpus import LongText, draw_windows, make_corpus, open_corpus
 from sinkscope.lab.objectives import mask_canvases, masked_diffusion_loss
 from sinkscope.lab.recipes import RECIPES, Architecture
 from sinkscope.lab.run_folder import LOG, SNAPSHOTS, STATE
 from sinkscope.lab.starting_network import build_network
+from sinkscope.lab.texts import LongText, draw_windows, make_corpus, open_corpus
 from sinkscope.lab.training import train
 
 SHAPE = Architecture(layers=2, hidden_size=24, heads=3, kv_heads=3, intermediate_size=40, max_positions=96, tied=True)

@@ -8,17 +8,19 @@ from itertools import islice
 import pytest
 import transformers
 
-from sinkscope.lab import word_problems
-from sinkscope.lab.code_tasks import held_out_code_tasks, make_code_task, training_code_tasks
-from sinkscope.lab.vocabulary import BOS, SPECIAL_TOKENS, build_tokenizer, question_text, render
-from sinkscope.lab.word_problems import (
+from sinkscope.lab import problems
+from sinkscope.lab.problems import (
     LARGEST,
-    TEMPLATES,
+    QUESTIONS,
+    held_out_code_tasks,
     held_out_problems,
+    make_code_task,
     make_problem,
     read_result,
+    training_code_tasks,
     training_problems,
 )
+from sinkscope.lab.vocabulary import BOS, SPECIAL_TOKENS, build_tokenizer, question_text, render
 
 # A change of the generators moves every published number, so it must be made on purpose.
 PROBLEMS_SHA256 = "82661fa1c9f07005fe5edfb016bc1059e3ed63749735f44ef1fe350b576488bb"
@@ -50,7 +52,7 @@ def test_no_held_out_question_is_trained_on(held_out, stream, count, monkeypatch
     questions = [problem.question for problem in islice(stream(random.Random(0)), count)]
     assert questions == [problem.question for problem in islice(stream(random.Random(0)), count)]
     assert {problem.question for problem in held_out()}.isdisjoint(questions)
-    monkeypatch.setattr(word_problems, "questions_of", lambda problems: frozenset(questions[10:11]))
+    monkeypatch.setattr(problems, "questions_of", lambda held_out: frozenset(questions[10:11]))
     fresh = [problem.question for problem in islice(stream(random.Random(0)), count)]
     assert questions[10] not in fresh and not {problem.question for problem in held_out()}.isdisjoint(fresh)
 
@@ -71,7 +73,7 @@ def test_every_worked_answer_is_right(drawn):
         assert last == f"#### {known[-1]}" and read_result(problem.worked) == problem.result == str(known[-1])
         assert all(1 <= number <= LARGEST for number in given)
         counts.add(len(lines))
-    assert counts == {1, 2, 3} and {problem.template for problem in drawn} == {one.name for one in TEMPLATES}
+    assert counts == {1, 2, 3} and {problem.template for problem in drawn} == {*QUESTIONS}
 
 
 @pytest.mark.parametrize(

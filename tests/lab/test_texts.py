@@ -8,10 +8,10 @@ import torch
 import sinkscope
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import PROMPT, CanvasMix
-from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.recipes import RECIPES, Architecture
 from sinkscope.lab.run_folder import RECIPE
 from sinkscope.lab.texts import Document, TextCanvases, read_texts, train_tokenizer
+from sinkscope.lab.training import train_checkpoint
 
 SMALL = Architecture(layers=2, hidden_size=24, heads=3, kv_heads=3, intermediate_size=40, max_positions=96)
 MIX = CanvasMix(tokens=192, lengths=(32, 48), weights=(0.5, 0.5))

@@ -11,13 +11,12 @@ from safetensors.torch import load_file
 
 import sinkscope
 from sinkscope.errors import CallError, ModelError, TrainingError
-from sinkscope.lab import checkpoint, training
+from sinkscope.lab import training
 from sinkscope.lab.canvases import CanvasMix, draw_canvases
-from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.recipes import RECIPES, Architecture, Recipe
 from sinkscope.lab.run_folder import LOG, RECIPE, STATE, check_recipe
 from sinkscope.lab.starting_network import build_network
-from sinkscope.lab.training import learning_rate, train
+from sinkscope.lab.training import learning_rate, train, train_checkpoint
 from sinkscope.lab.vocabulary import build_tokenizer
 
 TINY = Recipe(
@@ -196,7 +195,7 @@ def test_a_checkpoint_is_a_stock_folder_that_loads(tmp_path, objective):
 def test_a_finished_checkpoint_is_not_trained_again(tmp_path, monkeypatch):
     train_checkpoint(BRIEF, tmp_path)
     (tmp_path / STATE).write_bytes(b"left by a kill behind the last rename")
-    monkeypatch.setattr(checkpoint, "train", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr(training, "train", lambda *_, **__: pytest.fail("trained again"))
     train_checkpoint(BRIEF, tmp_path)
     assert not (tmp_path / STATE).exists()
     with pytest.raises(TrainingError, match="seed 0 → 1"):
@@ -209,14 +208,14 @@ def test_a_finished_checkpoint_is_not_trained_again(tmp_path, monkeypatch):
 def test_a_kill_while_saving_leaves_nothing_that_looks_finished(tmp_path, monkeypatch):
     """Stopped before the last rename there are no weights, and the same command then makes the same ones."""
     train_checkpoint(BRIEF, tmp_path / "whole")
-    replace = checkpoint.os.replace
+    replace = training.os.replace
 
     def replace_some(source, target):
         if str(source).endswith("checkpoint.writing/model.safetensors"):
             raise InterruptedError
         replace(source, target)
 
-    monkeypatch.setattr(checkpoint.os, "replace", replace_some)
+    monkeypatch.setattr(training.os, "replace", replace_some)
     with pytest.raises(InterruptedError):
         train_checkpoint(BRIEF, tmp_path / "cut")
     monkeypatch.undo()

@@ -9,8 +9,8 @@ from other_kernels import other_kernels
 
 import sinkscope
 from sinkscope.decoding.checking import check_model
-from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.recipes import RECIPES, Architecture
+from sinkscope.lab.training import train_checkpoint
 
 SHAPE = Architecture(
     layers=3, hidden_size=40, heads=5, kv_heads=5, intermediate_size=72, max_positions=64, positions="learned"

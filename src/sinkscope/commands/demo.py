@@ -67,8 +67,8 @@ def run_demo(
     from sinkscope.figures import Table, draw_figures, write_page
     from sinkscope.figures.explorer import explore
     from sinkscope.figures.page import REPORT
+    from sinkscope.lab.problems import read_result
     from sinkscope.lab.prompts import held_out, problem_prompt
-    from sinkscope.lab.word_problems import read_result
     from sinkscope.traces import claim_folder
 
     long = [index for index, problem in enumerate(held_out("lab-arith")) if problem.worked.count("=") == OPERATIONS]

@@ -6,8 +6,8 @@ from pathlib import Path
 from sinkscope.errors import CallError
 from sinkscope.evaluation.sandbox import run_program
 from sinkscope.evaluation.task import Score, Task
+from sinkscope.lab.problems import Problem, read_result
 from sinkscope.lab.prompts import SHOTS, few_shot_prompt, held_out
-from sinkscope.lab.word_problems import Problem, read_result
 
 NEXT_QUESTION = "\n\nQ:"
 

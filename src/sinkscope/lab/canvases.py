@@ -1,8 +1,7 @@
 r"""Training canvases: several problems packed one after another, filled up with EOS.
 
 Batch number n is a pure function of (seed, n), so a resumed run sees exactly the batches of an uninterrupted one.
-A canvas reads ``<bos>Q: …\nA: …\n\nQ: …\nA: …<eos><eos>…``, as the few-shot prompt of an evaluation does with its
-answer.
+A canvas reads ``<bos>Q: …\nA: …\n\nQ: …\nA: …<eos><eos>…``, as a few-shot prompt with its answer.
 """
 
 import random
@@ -11,9 +10,8 @@ from typing import Any
 
 import torch
 
-from sinkscope.lab.code_tasks import training_code_tasks
+from sinkscope.lab.problems import training_code_tasks, training_problems
 from sinkscope.lab.vocabulary import question_text
-from sinkscope.lab.word_problems import training_problems
 
 PROMPT = -1
 

@@ -20,16 +20,11 @@ from sinkscope.lab.canvases import PROMPT, Canvases
 
 LETTERS = "abcd"
 NULL, TRIGGER, MASK = "_", "?", "<|mask|>"
-EVERY = 4
-"""In the diffusion form, of so many tokens of the body the last one is an answer."""
-PROMPTS_STREAM = -2
-"""The stream of batches from which prompts are drawn; trainings draw from 0 upwards, and validate on −1."""
-SPARE = 32
-"""Canvases of which the first with a trigger becomes a prompt; one canvas in fifty has none."""
-TRIGGERS = 0.25
-"""In the autoregressive form, the share of places at which a trigger is drawn; it needs the margin too."""
-LEAST_MARGIN = 2
-"""How much oftener the most frequent letter must occur than the next one."""
+EVERY = 4  # of so many tokens of the body the last one is an answer, in the diffusion form
+PROMPTS_STREAM = -2  # the stream of prompts; trainings draw from 0 upwards, and validate on −1
+SPARE = 32  # canvases of which the first with a trigger becomes a prompt; one canvas in fifty has none
+TRIGGERS = 0.25  # share of places at which a trigger is drawn, in the autoregressive form; it needs the margin too
+LEAST_MARGIN = 2  # how much oftener the most frequent letter must occur than the next one
 
 
 @dataclass(frozen=True)

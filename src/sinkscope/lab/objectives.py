@@ -9,8 +9,7 @@ from sinkscope.errors import TrainingError
 from sinkscope.lab.canvases import PROMPT, Canvases
 
 LEAST_MASKED = 1e-3
-IGNORED = -100
-"""A target that is no part of the loss."""
+IGNORED = -100  # a target that is no part of the loss
 
 
 def mask_canvases(

@@ -7,13 +7,17 @@ lab-arith 196 to 325 tokens, median 262; of lab-code 247 to 306, median 275.
 
 import random
 from collections.abc import Sequence
-from functools import cache
 from itertools import islice
 
 from sinkscope.errors import CallError
-from sinkscope.lab.code_tasks import held_out_code_tasks, training_code_tasks
+from sinkscope.lab.problems import (
+    Problem,
+    held_out_code_tasks,
+    held_out_problems,
+    training_code_tasks,
+    training_problems,
+)
 from sinkscope.lab.vocabulary import question_text, render
-from sinkscope.lab.word_problems import Problem, held_out_problems, training_problems
 
 MOST_OF_SPECIMEN = 4096
 SPECIMEN = "lab-nulls-"
@@ -23,21 +27,12 @@ SUMS = ("buy", "give", "find")
 """Templates of word problems with a single addition or subtraction."""
 
 
-@cache
-def _sums() -> tuple[Problem, ...]:
-    return tuple(problem for problem in held_out_problems() if problem.template in SUMS)
-
-
-_HELD_OUT = {"lab-arith": held_out_problems, "lab-code": held_out_code_tasks, "lab-sums": _sums}
-_TRAINING = {"lab-arith": training_problems, "lab-code": training_code_tasks}
-
-
 def few_shot_prompt(problem: Problem, index: int, shots: int) -> str:
     """Return the prompt for problem number ``index`` of its task. With fewer shots, a prompt has the first of them."""
     if shots < 0:
         raise CallError(f"shots: expected 0 or more, found {shots}")
-    rng = random.Random(f"shots {problem.task} {index}")
-    solved = islice(_TRAINING[problem.task](rng), shots)
+    stream = training_code_tasks if problem.task == "lab-code" else training_problems
+    solved = islice(stream(random.Random(f"shots {problem.task} {index}")), shots)
     return "\n\n".join([*map(render, solved), question_text(problem)])
 
 
@@ -56,20 +51,27 @@ def answer_settings(model: str) -> dict[str, int]:
 
 
 def held_out(task: str) -> Sequence[Problem]:
-    """Return the fixed held-out problems of a task.
-
-    Raises:
-        CallError: no such task.
-    """
-    if task not in _HELD_OUT:
-        raise CallError(f"no task {task!r}: expected one of {', '.join(_HELD_OUT)}")
-    return _HELD_OUT[task]()
+    """Return the fixed held-out problems of a task; raise CallError where there is no such task."""
+    if task not in SHOTS:
+        raise CallError(f"no task {task!r}: expected one of {', '.join(SHOTS)}")
+    if task == "lab-sums":
+        return tuple(problem for problem in held_out_problems() if problem.template in SUMS)
+    return held_out_code_tasks() if task == "lab-code" else held_out_problems()
 
 
 def problem_prompt(task: str = "lab-arith", index: int = 0, shots: int | None = None) -> dict[str, str]:
     """Return held-out problem number ``index`` as ``{"prompt", "answer"}``; see `problem_prompts`."""
     if task.startswith(SPECIMEN):
-        return _of_specimen(task, index, shots)
+        from sinkscope.lab.nulls import draw_prompt
+        from sinkscope.lab.recipes import RECIPES
+
+        recipe = RECIPES.get(task)
+        if recipe is None or recipe.nulls is None:
+            known = ", ".join(one for one in RECIPES if one.startswith(SPECIMEN))
+            raise CallError(f"no task {task!r}: expected {known}")
+        if shots or index < 0:
+            raise CallError(f"{task}: expected a problem from 0 upwards without shots, found {index} with {shots}")
+        return draw_prompt(recipe.nulls, index)
     problems = held_out(task)
     if not 0 <= index < len(problems):
         raise CallError(f"{task}: expected a problem from 0 to {len(problems) - 1}, found {index}")
@@ -96,15 +98,3 @@ def problem_prompts(
     if not 1 <= count <= most:
         raise CallError(f"count: expected 1 to {most}, the held-out problems of {task}, found {count}")
     return [problem_prompt(task, index, shots) for index in range(count)]
-
-
-def _of_specimen(task: str, index: int, shots: int | None) -> dict[str, str]:
-    from sinkscope.lab.nulls import draw_prompt
-    from sinkscope.lab.recipes import RECIPES
-
-    recipe = RECIPES.get(task)
-    if recipe is None or recipe.nulls is None:
-        raise CallError(f"no task {task!r}: expected {', '.join(one for one in RECIPES if one.startswith(SPECIMEN))}")
-    if shots or index < 0:
-        raise CallError(f"{task}: expected a problem from 0 upwards without shots, found {index} with {shots}")
-    return draw_prompt(recipe.nulls, index)

@@ -1,6 +1,6 @@
 """The recipes of the lab, as frozen values; the resolved recipe is stored with every checkpoint."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -86,34 +86,18 @@ class Recipe:
 SHORT = CanvasMix(tokens=1536, lengths=(48, 96), weights=(0.5, 0.5), code_share=0.0, templates=("buy", "give", "find"))
 """Problems of one addition or subtraction, which each model of a comparison learns in minutes on one core."""
 ARMS = ("none", "token", "token-end", "token-2", "token-4", "token-zero-value", "logit", "off-by-one", "gate")
-
-
-def _arm(variant: str) -> Recipe:
-    """Return a recipe with a sink-token variant; all of them see the same batches and start from the same weights."""
-    return Recipe(
-        f"lab-sink-{variant}",
-        "masked_diffusion",
-        updates=4000,
-        canvases=SHORT,
-        sink_token=variant,
-        validate_every=250,
-        whole_canvas_share=0.0,
-    )
-
-
-def _shifted(name: str, variant: str) -> Recipe:
-    """Return a recipe that starts from the autoregressive model and shifts the logits, as Dream was trained."""
-    return Recipe(
-        name,
-        "shifted_diffusion",
-        updates=1500,
-        canvases=SHORT,
-        learning_rate=7e-4,
-        whole_canvas_share=0.0,
-        sink_token=variant,
-        start_from="lab-autoregressive",
-        validate_every=250,
-    )
+"""Sink-token variants; their recipes see the same batches and start from the same weights."""
+_ARM = Recipe(
+    "lab-sink-none", "masked_diffusion", updates=4000, canvases=SHORT, validate_every=250, whole_canvas_share=0.0
+)
+_SHIFTED = replace(  # starts from the autoregressive model and shifts the logits, as Dream was trained
+    _ARM,
+    name="lab-shifted",
+    objective="shifted_diffusion",
+    updates=1500,
+    learning_rate=7e-4,
+    start_from="lab-autoregressive",
+)
 
 
 TEXT = CanvasMix(tokens=2048, lengths=(256,), weights=(1.0,), code_share=0.0)
@@ -146,19 +130,12 @@ NULLS = (0, 1, 2, 4, 8)
 def _specimen(kind: str, nulls: int) -> Recipe:
     """Return a recipe for a specimen: one head that counts letters, with next to no feed-forward layer behind it."""
     causal = kind == "autoregressive"
+    shape = {"layers": 1, "hidden_size": 64, "heads": 1, "kv_heads": 1, "intermediate_size": 1, "max_positions": 128}
     return Recipe(
         f"lab-nulls-{kind}-{nulls}",
         "next_token" if causal else "masked_diffusion",
         updates=1000,
-        architecture=Architecture(
-            layers=1,
-            hidden_size=64,
-            heads=1,
-            kv_heads=1,
-            intermediate_size=1,
-            max_positions=128,
-            positions="rotary" if causal else "learned",
-        ),
+        architecture=Architecture(**shape, positions="rotary" if causal else "learned"),
         nulls=NullTask(nulls, "triggered" if causal else "placed"),
         learning_rate=3e-3,
         autocast=False,
@@ -173,20 +150,17 @@ RECIPES = {
     for recipe in (
         Recipe("lab-diffusion", "masked_diffusion", updates=7500),
         Recipe("lab-autoregressive", "next_token", updates=1500),
-        *map(_arm, ARMS),
-        _shifted("lab-shifted", "none"),
-        _shifted("lab-shifted-token", "token"),
+        *(replace(_ARM, name=f"lab-sink-{variant}", sink_token=variant) for variant in ARMS),
+        _SHIFTED,
+        replace(_SHIFTED, name="lab-shifted-token", sink_token="token"),
         _text("lab-text-autoregressive", "next_token"),
         _text("lab-text-diffusion", "masked_diffusion", first_token="text", weighting="flat", whole_canvas_share=1.0),
         *(_specimen(kind, nulls) for kind in ("autoregressive", "diffusion") for nulls in NULLS),
-        Recipe(
-            "lab-diffusion-learned-positions",
-            "masked_diffusion",
+        replace(
+            _ARM,
+            name="lab-diffusion-learned-positions",
             updates=2500,
             architecture=Architecture(positions="learned", max_positions=96),
-            canvases=SHORT,
-            validate_every=250,
-            whole_canvas_share=0.0,
         ),
     )
 }

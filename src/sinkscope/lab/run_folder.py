@@ -34,7 +34,6 @@ ADVICE = "delete the folder or choose another"
 _ROOM = "make room and run the same command again"
 _ANEW = f"delete {STATE} to begin anew"
 _FINISHED = "weights_sha256"
-_ADDED_AT_THE_END = ("command", "torch", _FINISHED)
 
 
 def check_recipe(recipe: Recipe, out: Path) -> None:
@@ -51,36 +50,23 @@ def check_recipe(recipe: Recipe, out: Path) -> None:
         return
     if RECIPE not in names:
         raise CallError(f"{out} holds files of something else ({names[0]} …); choose another folder or an empty one")
-    stored = read_recipe(out)
-    different = differences(_plain(recipe_from(stored, out)), mine)
+    different = differences(_plain(read_recipe(out)), mine)
     if changes := ", ".join(f"{name} {old!r} → {new!r}" for name, old, new in different):
         raise TrainingError(f"{out} holds a run of another recipe ({changes}); {ADVICE}")
-    if WEIGHTS in names:
-        if _FINISHED not in stored:
-            raise TrainingError(f"{out}: expected a run that is not finished, found {WEIGHTS} of another; {ADVICE}")
-        check_finished(stored, out)
+    if WEIGHTS in names and _FINISHED not in _stored(out):
+        raise TrainingError(f"{out}: expected a run that is not finished, found {WEIGHTS} of another; {ADVICE}")
 
 
-def recipe_from(stored: Mapping[str, Any], out: Path) -> Recipe:
-    """Return the recipe that ``recipe.json`` holds, beside what its end has added."""
-    return validated(Recipe, stored, out / RECIPE, TrainingError)
-
-
-def check_finished(stored: Mapping[str, Any], out: Path) -> None:
-    """Compare the weights of a finished run with the sha256 in its recipe, where it has one."""
-    if _FINISHED in stored:
-        compare_file(out / WEIGHTS, stored[_FINISHED], TrainingError, f"its {RECIPE}", ADVICE)
-
-
-def read_recipe(out: Path) -> dict[str, Any]:
-    """Return the recipe of a run, as it is stored.
+def read_recipe(out: Path) -> Recipe:
+    """Return the recipe of a run.
 
     Raises:
-        TrainingError: it cannot be read, or was changed.
+        TrainingError: it cannot be read, or was changed, or the weights of the finished run are another's.
     """
-    found = read_json_object(out / RECIPE, TrainingError, ADVICE)
-    compare_checksum(found, out / RECIPE, TrainingError, ADVICE)
-    return found
+    stored = _stored(out)
+    if _FINISHED in stored and (out / WEIGHTS).exists():
+        compare_file(out / WEIGHTS, stored[_FINISHED], TrainingError, f"its {RECIPE}", ADVICE)
+    return validated(Recipe, stored, out / RECIPE, TrainingError)
 
 
 def write_recipe(recipe: Recipe, out: Path) -> None:
@@ -91,7 +77,7 @@ def write_recipe(recipe: Recipe, out: Path) -> None:
 
 def finish_recipe(out: Path, weights: str, **more: str) -> None:
     """Add to the recipe of a run the sha256 of its weights, and how they were made."""
-    _write_recipe(out, read_recipe(out) | {**more, _FINISHED: weights})
+    _write_recipe(out, _stored(out) | {**more, _FINISHED: weights})
 
 
 def saved_update(out: Path) -> int:
@@ -157,9 +143,16 @@ def _plain(recipe: Recipe) -> dict[str, Any]:
     return json.loads(json.dumps(asdict(recipe)))
 
 
+def _stored(out: Path) -> dict[str, Any]:
+    """Return the recipe of a run with what its end has added."""
+    found = read_json_object(out / RECIPE, TrainingError, ADVICE)
+    compare_checksum(found, out / RECIPE, TrainingError, ADVICE)
+    return found
+
+
 def _mark(out: Path) -> str:
     """Return the checksum of the recipe of a run without what its end adds."""
-    return checksum_of({name: value for name, value in read_recipe(out).items() if name not in _ADDED_AT_THE_END})
+    return checksum_of({key: one for key, one in _stored(out).items() if key not in ("command", "torch", _FINISHED)})
 
 
 def _write_recipe(out: Path, content: Mapping[str, Any]) -> None:

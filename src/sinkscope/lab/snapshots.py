@@ -10,19 +10,10 @@ import numpy as np
 
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import PROMPT
-from sinkscope.lab.corpus import Corpus
 from sinkscope.lab.recipes import Recipe
-from sinkscope.lab.run_folder import (
-    RECIPE,
-    SNAPSHOTS,
-    WEIGHTS,
-    check_finished,
-    compare_weights,
-    read_recipe,
-    recipe_from,
-)
+from sinkscope.lab.run_folder import RECIPE, SNAPSHOTS, WEIGHTS, compare_weights, read_recipe
 from sinkscope.lab.starting_network import build_network
-from sinkscope.lab.texts import Texts
+from sinkscope.lab.texts import Corpus, Texts
 from sinkscope.lab.training import source_of
 from sinkscope.runs.files import compare_update, sha256_of
 
@@ -33,12 +24,8 @@ HELD_OUT = -1
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A training run on disk.
-
-    Attributes:
-        folder: of the run.
-        recipe: as it was resolved.
-        weights: the file of each snapshot by its update; the finished checkpoint is the last one.
+    """A training run on disk: its recipe as it was resolved, and the file of each snapshot by its update, of which the
+    finished checkpoint is the last one.
     """
 
     folder: Path
@@ -61,12 +48,10 @@ def open_run(folder: str | Path) -> TrainingRun:
     folder = Path(folder)
     if not (folder / RECIPE).exists():
         raise CallError(f"{folder}: expected the folder of a training run, with its {RECIPE}")
-    stored = read_recipe(folder)
-    recipe = recipe_from(stored, folder)
+    recipe = read_recipe(folder)
     paths = sorted((folder / SNAPSHOTS).glob("*.safetensors"))
     found = {int(match[1]): path for path in paths if (match := _NAME.fullmatch(path.name))}
     if (folder / WEIGHTS).exists():
-        check_finished(stored, folder)
         found[recipe.updates] = folder / WEIGHTS
     if not found:
         raise CallError(f"{folder}: expected snapshots of a training run, found none yet; recipes on text write them")
@@ -106,15 +91,10 @@ def network_at(run: TrainingRun, update: int, tokenizer: Any) -> Any:
 def held_out_rows(
     recipe: Recipe, tokenizer: Any, texts: Texts | Corpus | None, count: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return canvases that no training saw: the tokens of each, and where a token may be predicted.
-
-    Raises:
-        CallError: the recipe trains on other data.
-    """
-    draw = source_of(recipe, tokenizer, texts)
+    """Return canvases that no training saw: the tokens of each, and where a token may be predicted."""
+    draw, batch = source_of(recipe, tokenizer, texts), HELD_OUT
     tokens: list[np.ndarray] = []
     predictable: list[np.ndarray] = []
-    batch = HELD_OUT
     while len(tokens) < count:
         canvases = draw(HELD_OUT, batch)
         tokens += list(canvases.tokens.numpy())

@@ -6,10 +6,9 @@ from typing import Any
 import torch
 
 from sinkscope.errors import TrainingError
-from sinkscope.lab.corpus import Corpus
 from sinkscope.lab.nulls import null_tokenizer
 from sinkscope.lab.recipes import Recipe
-from sinkscope.lab.texts import Texts, train_tokenizer
+from sinkscope.lab.texts import Corpus, Texts, train_tokenizer
 from sinkscope.lab.vocabulary import build_tokenizer
 from sinkscope.models import add_sink_token, load
 from sinkscope.models.layouts import MARK, MARK_POSITIONS
@@ -58,23 +57,17 @@ def build_network(recipe: Recipe, tokenizer: Any) -> Any:
         config.mask_token_id = tokenizer.mask_token_id
     if recipe.objective == "shifted_diffusion":
         setattr(config, MARK, "dream")
+    if shape.positions == "learned":
+        setattr(config, MARK_POSITIONS, True)
     torch.manual_seed(recipe.seed)
     # On short canvases plain matrix products beat the CPU's flash kernel, backward above all.
     config._attn_implementation = "eager"
-    if shape.positions == "learned":
-        setattr(config, MARK_POSITIONS, True)
-        network: Any = LearnedPositionsLlama(config)
-    else:
-        network = LlamaForCausalLM(config)
+    network: Any = (LearnedPositionsLlama if shape.positions == "learned" else LlamaForCausalLM)(config)
     if recipe.start_from is not None:
         given = load(recipe.start_from, dtype=torch.float32).network.state_dict()
         try:
             network.load_state_dict(given)
         except RuntimeError as error:
-            raise TrainingError(
-                f"the weights of {recipe.start_from} are no start for {recipe.name}: {error}"
-            ) from error
+            raise TrainingError(f"the weights of {recipe.start_from} do not fit {recipe.name}: {error}") from error
     variant = variant_of(recipe.sink_token)
-    if variant is None:
-        return network
-    return add_sink_token(network, replace(variant, seed=recipe.seed))
+    return network if variant is None else add_sink_token(network, replace(variant, seed=recipe.seed))

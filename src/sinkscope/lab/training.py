@@ -1,11 +1,14 @@
 """The training loop: AdamW, warm-up and cosine decay, bf16 autocast, gradient clipping, exact resumption.
 
 Every random draw of update n comes from a generator seeded with (seed, n), so the state of a run is its weights, the
-optimiser's moments and n; `run_folder` keeps them.
+optimiser's moments and n; `run_folder` keeps them. `train_checkpoint` makes a stock Hugging Face folder of it.
 """
 
+import hashlib
 import json
 import math
+import os
+import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -17,23 +20,30 @@ from torch import nn
 
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import Canvases, draw_canvases
-from sinkscope.lab.corpus import Corpus, draw_windows
 from sinkscope.lab.nulls import draw_nulls
 from sinkscope.lab.objectives import masked_diffusion_loss, next_token_loss
 from sinkscope.lab.recipes import Recipe
 from sinkscope.lab.run_folder import (
     LOG,
+    RECIPE,
+    STATE,
+    UNFINISHED_CHECKPOINT,
+    WEIGHTS,
     check_recipe,
     cut_log,
+    finish_recipe,
     load_state,
     save_snapshot,
     save_state,
     write_recipe,
 )
 from sinkscope.lab.starting_network import build_network, choose_tokenizer
-from sinkscope.lab.texts import TextCanvases, Texts
+from sinkscope.lab.texts import Corpus, TextCanvases, Texts, draw_windows
 from sinkscope.models.devices import find_device, own_defaults
+from sinkscope.models.loading import outline, quiet
 from sinkscope.progress import show_progress
+from sinkscope.runs.files import sealed
+from sinkscope.runs.folder import claimed_folder
 
 VALIDATION_BATCHES = 8
 
@@ -53,6 +63,9 @@ Watch = Callable[[Any, int], object]
 """Called with the network and the number of updates that are done: before the first update and after each one."""
 
 
+@torch.random.fork_rng()
+@own_defaults()
+@torch.enable_grad()
 def train(
     recipe: Recipe,
     out: str | Path,
@@ -77,13 +90,6 @@ def train(
     find_device(device)
     out, recipe = Path(out), replace(recipe, data=None if texts is None else texts.fingerprint)
     check_recipe(recipe, out)
-    with torch.random.fork_rng(), own_defaults(), torch.enable_grad():
-        return _train(recipe, out, texts, device, progress, watch)
-
-
-def _train(
-    recipe: Recipe, out: Path, texts: Texts | Corpus | None, device: str, progress: bool, watch: Watch | None
-) -> Any:
     tokenizer = choose_tokenizer(recipe, texts)
     draw = source_of(recipe, tokenizer, texts)
     network = build_network(recipe, tokenizer).to(device)
@@ -99,10 +105,15 @@ def _train(
     cut_log(out, start)
     objective = _objective(recipe, network, tokenizer, device)
     network.train()
-    if 0 in recipe.snapshots and start == 0:
-        save_snapshot(out, network, 0)
-    if watch is not None and start == 0:
-        watch(network, 0)
+
+    def reached(update: int) -> None:
+        if update in recipe.snapshots:
+            save_snapshot(out, network, update)
+        if watch is not None:
+            watch(network, update)
+
+    if start == 0:
+        reached(0)
     with (
         (out / LOG).open("a") as log,
         show_progress(recipe.updates, recipe.name, "updates", done=start, shown=progress) as bar,
@@ -111,26 +122,23 @@ def _train(
             rate = learning_rate(recipe, update)
             for group in optimiser.param_groups:
                 group["lr"] = rate
-            optimiser.zero_grad(set_to_none=True)  # of what a watch has computed
+            optimiser.zero_grad(set_to_none=True)  # a watch may have computed some
             loss = objective(draw(recipe.seed, update), update)
             loss.backward()
             norm = nn.utils.clip_grad_norm_(network.parameters(), recipe.clip)
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
-            done = update + 1
+            done, last = update + 1, update + 1 == recipe.updates
             bar.advance()
-            if done % recipe.log_every == 0 or done == recipe.updates:
+            if done % recipe.log_every == 0 or last:
                 row = _finite(done, loss, norm, recipe) | {"learning_rate": rate}
-                if done % recipe.validate_every == 0 or done == recipe.updates:
+                if done % recipe.validate_every == 0 or last:
                     row["validation_loss"] = _validate(objective, draw)
                 log.write(json.dumps(row) + "\n")
                 log.flush()
                 bar.advance(0, loss=f"{row['loss']:.3f}")
-            if done in recipe.snapshots:
-                save_snapshot(out, network, done)
-            if watch is not None:
-                watch(network, done)
-            if done % recipe.save_every == 0 or done == recipe.updates:
+            reached(done)
+            if done % recipe.save_every == 0 or last:
                 _finite(done, loss, norm, recipe)
                 save_state(out, network, optimiser, done)
     return network
@@ -149,19 +157,18 @@ def _finite(update: int, loss: torch.Tensor, norm: torch.Tensor, recipe: Recipe)
 
 def source_of(recipe: Recipe, tokenizer: Any, texts: Texts | Corpus | None) -> Callable[[int, int], Canvases]:
     """Return the function (seed, update) → batch: windows of a corpus, the user's documents, or the lab's problems."""
-    if recipe.text != isinstance(texts, Corpus) or (recipe.nulls is not None and texts is not None):
-        expected = "a corpus folder" if recipe.text else "a file of text or nothing" if not recipe.nulls else "nothing"
+    mix, nulls = recipe.canvases, recipe.nulls
+    if recipe.text != isinstance(texts, Corpus) or (nulls is not None and texts is not None):
+        expected = "a corpus folder" if recipe.text else "a file of text or nothing" if nulls is None else "nothing"
         raise CallError(f"{recipe.name}: expected {expected} as --data, found {texts and texts.fingerprint}")
-    if recipe.nulls is not None:
-        task = recipe.nulls
-        return lambda seed, update: draw_nulls(task, seed, update)
+    if nulls is not None:
+        return lambda seed, update: draw_nulls(nulls, seed, update)
     if isinstance(texts, Corpus):
-        mix = recipe.canvases
         bos = tokenizer.bos_token_id if recipe.first_token == "bos" else None
         return draw_windows(texts, mix.tokens, mix.lengths[0], bos_id=bos)
     if texts is not None:
-        return TextCanvases(texts, tokenizer, recipe.canvases).draw
-    return lambda seed, update: draw_canvases(recipe.canvases, tokenizer, seed, update)
+        return TextCanvases(texts, tokenizer, mix).draw
+    return lambda seed, update: draw_canvases(mix, tokenizer, seed, update)
 
 
 def _objective(recipe: Recipe, network: Any, tokenizer: Any, device: str) -> Callable[[Canvases, int], torch.Tensor]:
@@ -194,3 +201,51 @@ def _validate(objective: Callable[[Canvases, int], torch.Tensor], draw: Callable
     """Return the mean loss over fixed held-out batches, which have negative numbers."""
     losses = [objective(draw(-1, -1 - n), -1 - n).item() for n in range(VALIDATION_BATCHES)]
     return sum(losses) / len(losses)
+
+
+def train_checkpoint(
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    texts: Texts | Corpus | None = None,
+    device: str = "cpu",
+    command: str = "",
+    watch: Watch | None = None,
+) -> Path:
+    """Train a recipe into a checkpoint that `sinkscope.load` reads; a run that was killed is resumed. See `train`.
+
+    The weights are written last, by a rename, so a folder with weights is finished.
+
+    Raises:
+        CallError: a recipe out of bounds, a folder with something else, or a device that cannot be used.
+        TrainingError: the folder holds a run of another recipe, cannot be written, or another process writes into it.
+        ModelError: the run is finished, and a file of its checkpoint beside the weights is missing or damaged.
+    """
+    out = Path(out)
+    with claimed_folder(out, TrainingError):
+        recipe = replace(recipe, data=None if texts is None else texts.fingerprint)
+        check_recipe(recipe, out)
+        if (out / WEIGHTS).exists():
+            outline(str(out))  # the other files of a checkpoint must be there as well
+        else:
+            network = train(recipe, out, texts=texts, device=device, watch=watch)
+            _save(network, choose_tokenizer(recipe, texts), out, command)
+        (out / STATE).unlink(missing_ok=True)  # a kill may have come between the last rename and this
+    return out
+
+
+def _save(network: Any, tokenizer: Any, out: Path, command: str) -> None:
+    """Write the checkpoint into another folder, then move its files, the weights last."""
+    beside = out / UNFINISHED_CHECKPOINT
+    shutil.rmtree(beside, ignore_errors=True)
+    with quiet():
+        network.to("cpu", torch.bfloat16).save_pretrained(beside)
+        tokenizer.save_pretrained(beside)
+    content = b"".join(sealed((beside / WEIGHTS).read_bytes()))
+    (beside / WEIGHTS).write_bytes(content)
+    finish_recipe(out, hashlib.sha256(content).hexdigest(), command=command, torch=torch.__version__)
+    # safetensors writes files that only their owner may read.
+    (beside / WEIGHTS).chmod((out / RECIPE).stat().st_mode & 0o777)
+    for path in sorted(beside.iterdir(), key=lambda path: path.name == WEIGHTS):
+        os.replace(path, out / path.name)
+    beside.rmdir()

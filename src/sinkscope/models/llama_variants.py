@@ -1,4 +1,4 @@
-"""transformers' Llama with a difference that some checkpoints need; each class changes one thing and keeps Llama's names."""
+"""Variants of transformers' Llama that some checkpoints need; each changes one thing and keeps Llama's names."""
 
 from typing import Any
 

@@ -254,7 +254,7 @@ def _widest(tensors: Mapping[str, StoredTensor]) -> str:
 def _network(
     plan: Plan, path: Path, tensors: Mapping[str, StoredTensor], dtype: torch.dtype, device_map: Any
 ) -> tuple[Any, UsedTensors | None]:
-    """Return the network with its weights, and the stored tensors in it; None where transformers itself matches them."""
+    """Return the network with its weights, and its stored tensors; None where transformers itself matches them."""
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 

@@ -166,7 +166,7 @@ def with_sink(network_class: Any, config: Any, variant: SinkToken | None) -> tup
 
 
 def split_config(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], SinkToken | None]:
-    """Return a config.json as the network without its sink would have it, and the variant of the sink, None without one.
+    """Return a config.json as the network without its sink would have it, and the sink's variant, None without one.
 
     Raises:
         ModelError: the variant is unknown, or the config has only one of its two keys.

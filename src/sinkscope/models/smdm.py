@@ -178,7 +178,7 @@ def convert_weights(
 
 
 def split_fused(fused: Tensor, heads: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values of a projection whose groups have their queries, then a key, then a value each."""
+    """Return queries, keys and values of a projection whose groups have their queries, then a key and a value."""
     shared = heads // groups
     parts = fused.view(groups, shared + 2, -1, fused.shape[-1])
     return parts[:, :shared].flatten(0, 2), parts[:, shared].flatten(0, 1), parts[:, shared + 1].flatten(0, 1)
