@@ -6,7 +6,6 @@ import re
 from itertools import islice
 
 import pytest
-import transformers
 
 from sinkscope.lab import problems
 from sinkscope.lab.problems import (
@@ -125,14 +124,6 @@ def test_digits_punctuation_and_newlines_are_tokens(tokenizer):
     assert tokenizer.convert_ids_to_tokens(ids) == "1 2 ▁+ ▁3 4 0 \n f ( x ) : \n ▁▁▁▁ return ▁x".split(" ")
     special = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.mask_token, tokenizer.unk_token)
     assert special == SPECIAL_TOKENS and tokenizer("Tom").input_ids[0] == tokenizer.bos_token_id
-
-
-def test_auto_tokenizer_reads_it_from_a_folder(tokenizer, drawn, tmp_path):
-    tokenizer.save_pretrained(tmp_path)
-    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=False)
-    text = render(drawn[0])
-    assert loaded.get_vocab() == tokenizer.get_vocab() and loaded(text).input_ids == tokenizer(text).input_ids
-    assert loaded(["Tom", "Tom has 7"], padding=True).attention_mask == [[0, 0, 1, 1], [1, 1, 1, 1]]
 
 
 def test_the_chat_template_is_the_few_shot_prompt(tokenizer, drawn):

@@ -18,14 +18,9 @@ PROMPT = -1
 
 @dataclass(frozen=True)
 class CanvasMix:
-    """The lengths and contents of the canvases that a recipe trains on.
+    """The canvases of a recipe: so many ``tokens`` an update, in rows of one of the ``lengths``, drawn by ``weights``.
 
-    Attributes:
-        tokens: tokens per update; a batch has ``tokens // length`` rows.
-        lengths: canvas lengths in tokens.
-        weights: how often each length is drawn, relative to the others.
-        code_share: share of rows that hold code tasks instead of word problems.
-        templates: names of the templates of word problems; all of them when empty.
+    ``code_share`` of the rows hold code tasks; word problems come from ``templates``, or from all when empty.
     """
 
     tokens: int = 3072
@@ -37,11 +32,8 @@ class CanvasMix:
 
 @dataclass(frozen=True, eq=False)
 class Canvases:
-    """A batch of canvases.
-
-    Attributes:
-        tokens: int64 [row, position].
-        answers: int64 [row, position], in an answer the number of its problem in the row; −1 (`PROMPT`) elsewhere.
+    """A batch of canvases: ``tokens``, int64 [row, position], and ``answers`` of the same shape, which hold the number
+    of the problem in the row at its answer, −1 (`PROMPT`) elsewhere.
     """
 
     tokens: torch.Tensor

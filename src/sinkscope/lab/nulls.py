@@ -29,13 +29,9 @@ LEAST_MARGIN = 2  # how much oftener the most frequent letter must occur than th
 
 @dataclass(frozen=True)
 class NullTask:
-    """The canvases of the task.
+    """The canvases of the task: ``nulls``, its dial, stand among the ``front`` letters, before ``body`` tokens.
 
-    Attributes:
-        nulls: how many nulls there are, the dial of the task.
-        answers: ``triggered`` in the autoregressive form, ``placed`` in the diffusion form.
-        front: letters among which the nulls stand; body: tokens behind them.
-        rows: canvases in a batch.
+    ``answers`` are triggered in the autoregressive form, placed in the diffusion form.
     """
 
     nulls: int
@@ -75,10 +71,9 @@ def draw_nulls(task: NullTask, seed: int, update: int) -> Canvases:
 
 
 def draw_prompt(task: NullTask, number: int) -> dict[str, str]:
-    """Return ``prompt`` and ``answer`` of canvas ``number`` of a stream that no training sees.
+    """Return ``prompt`` and ``answer``, the rest, of canvas ``number`` of a stream that no training sees.
 
-    A prompt of the autoregressive form ends with the last trigger of the canvas, so that the next token is an answer;
-    one of the diffusion form is the front. The answer is the rest of the canvas.
+    A prompt of the autoregressive form ends with the last trigger; one of the diffusion form is the front.
     """
     drawn = draw_nulls(replace(task, rows=SPARE), PROMPTS_STREAM, number).tokens.tolist()
     tokens, cut = drawn[0], task.front + task.nulls
@@ -116,5 +111,5 @@ def _place_triggers(tokens: torch.Tensor, front: int, generator: torch.Generator
 
 
 def _counts(tokens: torch.Tensor) -> torch.Tensor:
-    """Return how often each letter occurs in each row: int64 [row, letter]."""
+    """Return the number of each letter in each row, int64 [row, letter]."""
     return F.one_hot(tokens, len(LETTERS) + 2)[..., : len(LETTERS)].sum(1)

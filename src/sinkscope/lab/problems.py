@@ -32,12 +32,8 @@ DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 class Problem:
     """One task for a model.
 
-    Attributes:
-        task: ``"lab-arith"`` or ``"lab-code"``.
-        question: text after ``Q: ``.
-        worked: the answer a model is trained to give, without its leading space.
-        result: the right number after ``####``, or for code the tests that must pass.
-        template: name of its template.
+    ``question`` follows ``Q: ``; ``worked`` is the answer to learn, without its leading space; ``result`` is the number
+    after ``####``, or the tests that a program must pass.
     """
 
     task: str

@@ -1,8 +1,7 @@
 r"""Few-shot prompts for the lab's held-out problems: solved training problems (shots), then the question.
 
-A prompt reads as a training canvas does, ``Q: …\nA: …\n\nQ: …\nA:``. Its shots depend only on the task and the number
-of the problem. With the number of shots in `SHOTS`, prompts are long enough for conclusions about hiding keys: of
-lab-arith 196 to 325 tokens, median 262; of lab-code 247 to 306, median 275.
+A prompt reads as a training canvas, ``Q: …\nA: …\n\nQ: …\nA:``; its shots depend only on task and number of the
+problem. With the number of shots in `SHOTS` it is long enough for conclusions about hiding keys: 196 to 325 tokens.
 """
 
 import random
@@ -20,11 +19,9 @@ from sinkscope.lab.problems import (
 from sinkscope.lab.vocabulary import question_text, render
 
 MOST_OF_SPECIMEN = 4096
-SPECIMEN = "lab-nulls-"
-"""How the names of tasks and models of `sinkscope.lab.nulls` begin."""
+SPECIMEN = "lab-nulls-"  # how the names of tasks and models of `sinkscope.lab.nulls` begin
 SHOTS = {"lab-arith": 5, "lab-code": 7, "lab-sums": 0}
-SUMS = ("buy", "give", "find")
-"""Templates of word problems with a single addition or subtraction."""
+SUMS = ("buy", "give", "find")  # templates with a single addition or subtraction
 
 
 def few_shot_prompt(problem: Problem, index: int, shots: int) -> str:
@@ -85,10 +82,8 @@ def problem_prompt(task: str = "lab-arith", index: int = 0, shots: int | None = 
 def problem_prompts(
     task: str = "lab-arith", count: int | None = None, shots: int | None = None
 ) -> list[dict[str, str]]:
-    """Return the first ``count`` held-out problems of a task; all of them when None.
-
-    Returns:
-        ``prompt`` and ``answer`` of each: the number to find, or for lab-code a right program, with its ``tests``.
+    """Return ``prompt`` and ``answer`` of the first ``count`` held-out problems of a task, or of all: the number to
+    find, or for lab-code a right program, with its ``tests``.
 
     Raises:
         CallError: no such task, or a count below 1 or above the number of its problems.

@@ -13,11 +13,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True)
 class Architecture:
-    """The shape of a `transformers` Llama.
-
-    Attributes:
-        positions: ``rotary`` embeddings, as in Llama, or ``learned`` absolute ones (`sinkscope.models.llama_variants`).
-        tied: whether the output layer shares the weights of the embedding.
+    """The shape of a `transformers` Llama, with ``rotary`` positions or ``learned`` absolute ones, and its output layer
+    ``tied`` to the embedding or not.
     """
 
     layers: int = 6
@@ -103,7 +100,7 @@ _SHIFTED = replace(  # starts from the autoregressive model and shifts the logit
 TEXT = CanvasMix(tokens=2048, lengths=(256,), weights=(1.0,), code_share=0.0)
 """Eight windows of natural text in each update."""
 EMERGENCE = (0, 100, 200, 400, 700, 1000, 1500, 2000, 3000, 4500, 6500, 9000, 12000, 16000, 20000, 25000, 30000)
-"""Updates with a snapshot in a training on text, about evenly spaced in their logarithm."""
+"""Updates with a snapshot, about evenly spaced in their logarithm."""
 
 
 def _text(name: str, objective: Literal["masked_diffusion", "next_token"], **changes: Any) -> Recipe:

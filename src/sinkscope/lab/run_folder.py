@@ -15,17 +15,7 @@ import torch
 
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.recipes import Recipe
-from sinkscope.runs.files import (
-    checksum_of,
-    compare_checksum,
-    compare_file,
-    compare_sealed,
-    read_json_object,
-    sealed,
-    validated,
-    with_checksum,
-    write_whole,
-)
+from sinkscope.runs import files
 from sinkscope.runs.folder import differences, names_in
 
 STATE, LOG, RECIPE, SNAPSHOTS = "training-state.safetensors", "training.jsonl", "recipe.json", "snapshots"
@@ -44,7 +34,7 @@ def check_recipe(recipe: Recipe, out: Path) -> None:
         TrainingError: it holds a run of another recipe, or damaged files of this one.
     """
     mine = _plain(recipe)
-    validated(Recipe, mine, "recipe", CallError)
+    files.validated(Recipe, mine, "recipe", CallError)
     names = [name for name in names_in(out) if not name.endswith(".writing")] if out.is_dir() else []
     if not names:
         return
@@ -58,15 +48,11 @@ def check_recipe(recipe: Recipe, out: Path) -> None:
 
 
 def read_recipe(out: Path) -> Recipe:
-    """Return the recipe of a run.
-
-    Raises:
-        TrainingError: it cannot be read, or was changed, or the weights of the finished run are another's.
-    """
+    """Return the recipe of a run; raise TrainingError where it, or the weights of the finished run, were changed."""
     stored = _stored(out)
     if _FINISHED in stored and (out / WEIGHTS).exists():
-        compare_file(out / WEIGHTS, stored[_FINISHED], TrainingError, f"its {RECIPE}", ADVICE)
-    return validated(Recipe, stored, out / RECIPE, TrainingError)
+        files.compare_file(out / WEIGHTS, stored[_FINISHED], TrainingError, f"its {RECIPE}", ADVICE)
+    return files.validated(Recipe, stored, out / RECIPE, TrainingError)
 
 
 def write_recipe(recipe: Recipe, out: Path) -> None:
@@ -83,16 +69,12 @@ def finish_recipe(out: Path, weights: str, **more: str) -> None:
 def saved_update(out: Path) -> int:
     """Return the update from which a run that was killed resumes; 0 where it begins anew."""
     path = out / STATE
-    return int(compare_sealed(path, TrainingError, _ANEW)["update"]) if path.exists() else 0
+    return int(files.compare_sealed(path, TrainingError, _ANEW)["update"]) if path.exists() else 0
 
 
 def compare_weights(path: Path, out: Path, advice: str) -> dict[str, str]:
-    """Compare a state, a snapshot or a checkpoint with its checksum and its run; return its metadata.
-
-    Raises:
-        TrainingError: it is damaged, or of the run of another recipe.
-    """
-    metadata = compare_sealed(path, TrainingError, advice)
+    """Return the metadata of a file of weights; raise TrainingError for a damaged one, or another run's."""
+    metadata = files.compare_sealed(path, TrainingError, advice)
     if metadata.get("run") not in (None, _mark(out)):
         where = out / RECIPE
         raise TrainingError(f"{path}: expected weights of the run of {where}, found those of another run; {advice}")
@@ -136,7 +118,7 @@ def cut_log(out: Path, update: int) -> None:
     if (out / LOG).exists():
         lines = [line for line in (out / LOG).read_text().split("\n") if line.endswith("}")]
         kept = [line + "\n" for line in lines if json.loads(line)["update"] <= update]
-        write_whole(out / LOG, "".join(kept).encode(), TrainingError, _ROOM)
+        files.write_whole(out / LOG, "".join(kept).encode(), TrainingError, _ROOM)
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:
@@ -145,23 +127,25 @@ def _plain(recipe: Recipe) -> dict[str, Any]:
 
 def _stored(out: Path) -> dict[str, Any]:
     """Return the recipe of a run with what its end has added."""
-    found = read_json_object(out / RECIPE, TrainingError, ADVICE)
-    compare_checksum(found, out / RECIPE, TrainingError, ADVICE)
+    found = files.read_json_object(out / RECIPE, TrainingError, ADVICE)
+    files.compare_checksum(found, out / RECIPE, TrainingError, ADVICE)
     return found
 
 
 def _mark(out: Path) -> str:
     """Return the checksum of the recipe of a run without what its end adds."""
-    return checksum_of({key: one for key, one in _stored(out).items() if key not in ("command", "torch", _FINISHED)})
+    return files.checksum_of(
+        {key: one for key, one in _stored(out).items() if key not in ("command", "torch", _FINISHED)}
+    )
 
 
 def _write_recipe(out: Path, content: Mapping[str, Any]) -> None:
-    text = json.dumps(with_checksum(content), indent=2) + "\n"
-    write_whole(out / RECIPE, text.encode(), TrainingError, _ROOM)
+    text = json.dumps(files.with_checksum(content), indent=2) + "\n"
+    files.write_whole(out / RECIPE, text.encode(), TrainingError, _ROOM)
 
 
 def _write_tensors(path: Path, tensors: dict[str, torch.Tensor], update: int, out: Path) -> None:
     from safetensors.torch import save
 
-    content = sealed(save(tensors, {"update": str(update), "run": _mark(out)}))
-    write_whole(path, content, TrainingError, _ROOM)
+    content = files.sealed(save(tensors, {"update": str(update), "run": _mark(out)}))
+    files.write_whole(path, content, TrainingError, _ROOM)

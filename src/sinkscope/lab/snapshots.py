@@ -18,8 +18,7 @@ from sinkscope.lab.training import source_of
 from sinkscope.runs.files import compare_update, sha256_of
 
 _NAME = re.compile(r"update-([0-9]{6,9})\.safetensors")
-HELD_OUT = -1
-"""The stream of batches that no training draws, and the first of its batches."""
+HELD_OUT = -1  # the stream of batches that no training draws, and the first of its batches
 
 
 @dataclass(frozen=True)
@@ -66,11 +65,7 @@ def check_data(run: TrainingRun, texts: Texts | Corpus | None) -> None:
 
 
 def network_at(run: TrainingRun, update: int, tokenizer: Any) -> Any:
-    """Return the network as it was after an update that has a snapshot.
-
-    Raises:
-        TrainingError: the file was damaged, or is of another network.
-    """
+    """Return the network after an update that has a snapshot; raise TrainingError for a damaged or another's file."""
     from safetensors.torch import load_file
 
     path = run.weights[update]

@@ -8,7 +8,7 @@ import torch
 from sinkscope.errors import TrainingError
 from sinkscope.lab.nulls import null_tokenizer
 from sinkscope.lab.recipes import Recipe
-from sinkscope.lab.texts import Corpus, Texts, train_tokenizer
+from sinkscope.lab.texts import Corpus, Texts
 from sinkscope.lab.vocabulary import build_tokenizer
 from sinkscope.models import add_sink_token, load
 from sinkscope.models.layouts import MARK, MARK_POSITIONS
@@ -21,20 +21,14 @@ def choose_tokenizer(recipe: Recipe, texts: Texts | Corpus | None = None) -> Any
         return load(recipe.start_from).tokenizer
     if recipe.nulls is not None:
         return null_tokenizer()
-    if isinstance(texts, Corpus):
-        return texts.tokenizer()
-    return build_tokenizer() if texts is None else train_tokenizer(texts)
+    return build_tokenizer() if texts is None else texts.tokenizer()
 
 
 def build_network(recipe: Recipe, tokenizer: Any) -> Any:
-    """Return the untrained network of a recipe: transformers' Llama, bidirectional for diffusion, with its sink token.
-
-    Raises:
-        TrainingError: the weights to start from have other shapes.
-    """
+    """Return the untrained network of a recipe: transformers' Llama, bidirectional for diffusion, with its sink."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from sinkscope.models.llama_variants import LearnedPositionsLlama
+    from sinkscope.models.networks import LearnedPositionsLlama
 
     shape = recipe.architecture
     config = LlamaConfig(

@@ -1,8 +1,8 @@
 """The user's own text as training canvases: documents of a file, or a corpus of long texts.
 
-A ``.jsonl`` file, plain or in gzip, has one document a line, ``{"text": …}`` or ``{"prompt": …, "answer": …}``; such a
-prompt is never masked. Any other file is plain text, whose documents are separated by blank lines, and no JSON. Every
-twentieth document is held out for validation. With fewer than twenty documents, validation uses the training text.
+A ``.jsonl`` file, plain or in gzip, has one document a line, ``{"text": …}`` or ``{"prompt": …, "answer": …}``, whose
+prompt is never masked. Documents of any other file are separated by blank lines. Every twentieth document is held out
+for validation; of fewer than twenty, none.
 
 A corpus is a folder: ``train.bin`` and ``held-out.bin`` (uint16 tokens, one document after another with EOS between
 them), a tokenizer, and ``corpus.json`` with the titles, sizes and checksums.
@@ -24,24 +24,12 @@ from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import PROMPT, Canvases, CanvasMix
 from sinkscope.lab.vocabulary import BOS, EOS, MASK, as_transformers
 from sinkscope.progress import show_progress
-from sinkscope.runs.files import (
-    compare_checksum,
-    compare_file,
-    numbered,
-    parse_json,
-    read_json_object,
-    read_text,
-    sha256_of,
-    with_checksum,
-)
+from sinkscope.runs import files
 from sinkscope.runs.folder import new_folder
 
 HELD_OUT_EVERY = 20
-VOCABULARY = 2048
-LONGEST_WORD = 200
-"""Letters without a space that make one word: the time of a tokenizer's training grows with its square (genomes)."""
-TOKENIZER_SAMPLE = 24_000_000
-"""Characters on which a corpus' tokenizer is trained: the beginnings of all training documents, in equal shares."""
+LONGEST_WORD = 200  # the time of a tokenizer's training grows with its square (genomes have no spaces)
+TOKENIZER_SAMPLE = 24_000_000  # characters of a corpus: the beginnings of all training documents, in equal shares
 MANIFEST, TRAIN, HELD_OUT, TOKENIZER = "corpus.json", "train.bin", "held-out.bin", "tokenizer"
 ADVICE = "make the corpus again"
 
@@ -61,17 +49,17 @@ class Texts:
     fingerprint: str
     documents: tuple[Document, ...]
 
+    def tokenizer(self, vocabulary: int = 2048) -> Any:
+        """Return a tokenizer trained on the documents."""
+        return train_tokenizer((document.prompt + document.text for document in self.documents), vocabulary)
+
 
 def read_texts(path: str | Path) -> Texts:
-    """Return the documents of a file.
-
-    Raises:
-        CallError: the file cannot be read or holds no text, or a line is no document.
-    """
+    """Return the documents of a file; raise CallError where it holds no text, or a line is no document."""
     path = Path(path)
-    text = read_text(path, CallError, "give a file of UTF-8 text")
+    text = files.read_text(path, CallError, "give a file of UTF-8 text")
     if path.name.endswith((".jsonl", ".jsonl.gz")):
-        documents = [_document(line, f"{path}, line {number}") for number, line in numbered(text)]
+        documents = [_document(line, f"{path}, line {number}") for number, line in files.numbered(text)]
     elif path.suffix == ".json":
         raise CallError(f"{path}: expected plain text, or JSON lines in a file whose name ends in .jsonl")
     else:
@@ -82,7 +70,7 @@ def read_texts(path: str | Path) -> Texts:
 
 
 def _document(line: str, where: str) -> Document:
-    match parse_json(line, where, CallError):
+    match files.parse_json(line, where, CallError):
         case {"text": str(text), **rest} if text.strip() and not rest.get("answer"):
             return Document("", text)
         case {"prompt": str(prompt), "answer": str(text), **rest} if text.strip() and not rest.get("text"):
@@ -90,12 +78,7 @@ def _document(line: str, where: str) -> Document:
     raise CallError(f'{where}: expected {{"text": "…"}} or {{"prompt": "…", "answer": "…"}}, found {line[:60]!r}')
 
 
-def train_tokenizer(texts: Texts, vocabulary: int = VOCABULARY) -> Any:
-    """Return a tokenizer trained on documents, see `train_tokenizer_on`."""
-    return train_tokenizer_on((document.prompt + document.text for document in texts.documents), vocabulary)
-
-
-def train_tokenizer_on(texts: Iterable[str], vocabulary: int) -> Any:
+def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
     """Return a byte-level BPE tokenizer trained on texts, with the lab's special tokens; same texts, same tokenizer."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -173,12 +156,8 @@ class LongText:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """A folder of tokenized text.
-
-    Attributes:
-        fingerprint: checksum of the tokens and the tokenizer.
-        train, held_out: uint16 [token], mapped from the disk.
-        vocabulary: number of different tokens.
+    """A folder of tokenized text: ``train`` and ``held_out``, uint16 [token], mapped from the disk; ``fingerprint`` is
+    the checksum of the tokens and the tokenizer.
     """
 
     fingerprint: str
@@ -223,7 +202,7 @@ def make_corpus(
         (place / HELD_OUT).open("wb") as held_out,
         show_progress(len(texts), "corpus", "documents", shown=progress) as bar,
     ):
-        tokenizer = train_tokenizer_on((text.text[:share] for text in training), vocabulary)
+        tokenizer = train_tokenizer((text.text[:share] for text in training), vocabulary)
         tokenizer.save_pretrained(place / TOKENIZER)
         for text in texts:
             tokens = tokenizer(text.text, add_special_tokens=False, verbose=False).input_ids
@@ -235,41 +214,29 @@ def make_corpus(
         train.flush()
         held_out.flush()
         names = (TRAIN, HELD_OUT, f"{TOKENIZER}/tokenizer.json", f"{TOKENIZER}/tokenizer_config.json")
-        files = {name: sha256_of(place / name) for name in names}
-        manifest = {"format": 1, "source": source, "vocabulary": len(tokenizer), "files": files, "documents": listed}
-        written = json.dumps(with_checksum(manifest), indent=1, ensure_ascii=False) + "\n"
+        digests = {name: files.sha256_of(place / name) for name in names}
+        manifest = {"format": 1, "source": source, "vocabulary": len(tokenizer), "files": digests, "documents": listed}
+        written = json.dumps(files.with_checksum(manifest), indent=1, ensure_ascii=False) + "\n"
         (place / MANIFEST).write_text(written, encoding="utf-8")
     return out
 
 
 def open_corpus(folder: str | Path) -> Corpus:
-    """Open a corpus folder and compare it with its checksums.
-
-    Raises:
-        CallError: no corpus there.
-        TrainingError: a file of it is missing or was changed.
-    """
+    """Open a corpus folder; raise CallError where there is none, TrainingError where a file is missing or changed."""
     folder = Path(folder)
-    manifest = read_json_object(folder / MANIFEST, CallError, f"expected a corpus, a folder with {MANIFEST}")
-    compare_checksum(manifest, folder / MANIFEST, TrainingError, ADVICE)
-    files = manifest["files"]
-    for name, sha256 in files.items():
-        compare_file(folder / name, sha256, TrainingError, MANIFEST, ADVICE)
-    digest = hashlib.sha256("".join(files[name] for name in sorted(files)).encode()).hexdigest()[:16]
+    manifest = files.read_json_object(folder / MANIFEST, CallError, f"expected a corpus, a folder with {MANIFEST}")
+    files.compare_checksum(manifest, folder / MANIFEST, TrainingError, ADVICE)
+    digests = manifest["files"]
+    for name, sha256 in digests.items():
+        files.compare_file(folder / name, sha256, TrainingError, MANIFEST, ADVICE)
+    digest = hashlib.sha256("".join(digests[name] for name in sorted(digests)).encode()).hexdigest()[:16]
     train, held_out = (np.memmap(folder / name, dtype="<u2", mode="r") for name in (TRAIN, HELD_OUT))
     return Corpus(f"corpus sha256:{digest}", folder, train, held_out, manifest["vocabulary"])
 
 
 def draw_windows(corpus: Corpus, tokens: int, length: int, *, bos_id: int | None) -> Callable[[int, int], Canvases]:
-    """Return a function (seed, update) → batch of windows; held-out text where the update is negative.
-
-    Args:
-        tokens: tokens of a batch; it has ``tokens // length`` rows.
-        length: of a window.
-        bos_id: stands first in every window; None puts text there.
-
-    Raises:
-        TrainingError: the corpus is shorter than a window.
+    """Return a function (seed, update) → batch of ``tokens // length`` windows; of held-out text where the update is
+    negative. ``bos_id`` stands first in every window; None puts text there.
     """
     shortest = min(len(corpus.train), len(corpus.held_out))
     if shortest <= length:

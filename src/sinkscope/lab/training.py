@@ -19,24 +19,11 @@ import torch
 from torch import nn
 
 from sinkscope.errors import CallError, TrainingError
+from sinkscope.lab import run_folder
 from sinkscope.lab.canvases import Canvases, draw_canvases
 from sinkscope.lab.nulls import draw_nulls
 from sinkscope.lab.objectives import masked_diffusion_loss, next_token_loss
 from sinkscope.lab.recipes import Recipe
-from sinkscope.lab.run_folder import (
-    LOG,
-    RECIPE,
-    STATE,
-    UNFINISHED_CHECKPOINT,
-    WEIGHTS,
-    check_recipe,
-    cut_log,
-    finish_recipe,
-    load_state,
-    save_snapshot,
-    save_state,
-    write_recipe,
-)
 from sinkscope.lab.starting_network import build_network, choose_tokenizer
 from sinkscope.lab.texts import Corpus, TextCanvases, Texts, draw_windows
 from sinkscope.models.devices import find_device, own_defaults
@@ -77,11 +64,9 @@ def train(
 ) -> Any:
     """Train a recipe in the folder ``out``, from its last saved state, and return the network.
 
-    torch's default device and gradient mode change nothing of it, and it leaves the random state as it was.
-
     Args:
         texts: the user's own texts, whose fingerprint becomes part of the recipe; None trains on the lab's problems.
-        progress: shows how far it has come: a bar on a terminal and in a notebook, elsewhere a line every half minute.
+        progress: shows a bar, or a line every half minute.
 
     Raises:
         CallError: a value of the recipe is out of bounds, or the device cannot be used.
@@ -89,33 +74,33 @@ def train(
     """
     find_device(device)
     out, recipe = Path(out), replace(recipe, data=None if texts is None else texts.fingerprint)
-    check_recipe(recipe, out)
+    run_folder.check_recipe(recipe, out)
     tokenizer = choose_tokenizer(recipe, texts)
     draw = source_of(recipe, tokenizer, texts)
     network = build_network(recipe, tokenizer).to(device)
     out.mkdir(parents=True, exist_ok=True)
-    write_recipe(recipe, out)  # after the network: a recipe that is refused leaves no file
+    run_folder.write_recipe(recipe, out)  # after the network: a recipe that is refused leaves no file
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
         {"params": [one for one in parameters if one.ndim >= 2], "weight_decay": recipe.weight_decay},
         {"params": [one for one in parameters if one.ndim < 2], "weight_decay": 0.0},
     ]
     optimiser = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas, fused=True)
-    start = load_state(out, network, optimiser)
-    cut_log(out, start)
+    start = run_folder.load_state(out, network, optimiser)
+    run_folder.cut_log(out, start)
     objective = _objective(recipe, network, tokenizer, device)
     network.train()
 
     def reached(update: int) -> None:
         if update in recipe.snapshots:
-            save_snapshot(out, network, update)
+            run_folder.save_snapshot(out, network, update)
         if watch is not None:
             watch(network, update)
 
     if start == 0:
         reached(0)
     with (
-        (out / LOG).open("a") as log,
+        (out / run_folder.LOG).open("a") as log,
         show_progress(recipe.updates, recipe.name, "updates", done=start, shown=progress) as bar,
     ):
         for update in range(start, recipe.updates):
@@ -140,7 +125,7 @@ def train(
             reached(done)
             if done % recipe.save_every == 0 or last:
                 _finite(done, loss, norm, recipe)
-                save_state(out, network, optimiser, done)
+                run_folder.save_state(out, network, optimiser, done)
     return network
 
 
@@ -214,38 +199,34 @@ def train_checkpoint(
 ) -> Path:
     """Train a recipe into a checkpoint that `sinkscope.load` reads; a run that was killed is resumed. See `train`.
 
-    The weights are written last, by a rename, so a folder with weights is finished.
-
-    Raises:
-        CallError: a recipe out of bounds, a folder with something else, or a device that cannot be used.
-        TrainingError: the folder holds a run of another recipe, cannot be written, or another process writes into it.
-        ModelError: the run is finished, and a file of its checkpoint beside the weights is missing or damaged.
+    The weights are written last, by a rename, so a folder with weights is finished; ModelError is raised where a file
+    beside them is missing or damaged.
     """
     out = Path(out)
     with claimed_folder(out, TrainingError):
         recipe = replace(recipe, data=None if texts is None else texts.fingerprint)
-        check_recipe(recipe, out)
-        if (out / WEIGHTS).exists():
+        run_folder.check_recipe(recipe, out)
+        if (out / run_folder.WEIGHTS).exists():
             outline(str(out))  # the other files of a checkpoint must be there as well
         else:
             network = train(recipe, out, texts=texts, device=device, watch=watch)
             _save(network, choose_tokenizer(recipe, texts), out, command)
-        (out / STATE).unlink(missing_ok=True)  # a kill may have come between the last rename and this
+        (out / run_folder.STATE).unlink(missing_ok=True)  # a kill may have come between the last rename and this
     return out
 
 
 def _save(network: Any, tokenizer: Any, out: Path, command: str) -> None:
     """Write the checkpoint into another folder, then move its files, the weights last."""
-    beside = out / UNFINISHED_CHECKPOINT
+    beside = out / run_folder.UNFINISHED_CHECKPOINT
     shutil.rmtree(beside, ignore_errors=True)
     with quiet():
         network.to("cpu", torch.bfloat16).save_pretrained(beside)
         tokenizer.save_pretrained(beside)
-    content = b"".join(sealed((beside / WEIGHTS).read_bytes()))
-    (beside / WEIGHTS).write_bytes(content)
-    finish_recipe(out, hashlib.sha256(content).hexdigest(), command=command, torch=torch.__version__)
+    content = b"".join(sealed((beside / run_folder.WEIGHTS).read_bytes()))
+    (beside / run_folder.WEIGHTS).write_bytes(content)
+    run_folder.finish_recipe(out, hashlib.sha256(content).hexdigest(), command=command, torch=torch.__version__)
     # safetensors writes files that only their owner may read.
-    (beside / WEIGHTS).chmod((out / RECIPE).stat().st_mode & 0o777)
-    for path in sorted(beside.iterdir(), key=lambda path: path.name == WEIGHTS):
+    (beside / run_folder.WEIGHTS).chmod((out / run_folder.RECIPE).stat().st_mode & 0o777)
+    for path in sorted(beside.iterdir(), key=lambda path: path.name == run_folder.WEIGHTS):
         os.replace(path, out / path.name)
     beside.rmdir()

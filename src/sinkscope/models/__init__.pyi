@@ -1,6 +1,6 @@
 # isort: skip_file
 
-from .block_causal import block_length as block_length
+from .networks import block_length as block_length
 from .families import FAMILIES as FAMILIES
 from .family import Family as Family, PublishedShape as PublishedShape
 from .folders import (

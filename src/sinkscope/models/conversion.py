@@ -21,14 +21,9 @@ _ORIGINAL = "original_max_position_embeddings"
 
 @dataclass(frozen=True)
 class Converted:
-    """A config.json in transformers' terms.
+    """A config.json in transformers' terms: ``module:Class`` of its network, and arguments of its config class.
 
-    Attributes:
-        layout: how the folder is written; None where transformers reads it itself.
-        network: ``module:Class`` of the network that computes the checkpoint.
-        fields: arguments of transformers' config class.
-        mask_id, eos_ids: special tokens of the config.
-        unread_keys: keys of the config.json that the network does not read.
+    ``layout`` is None where transformers reads the folder itself; ``unread_keys`` are read by no network.
     """
 
     layout: Layout | None
@@ -40,7 +35,7 @@ class Converted:
 
 
 def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Converted:
-    """Return a ``config.json`` in transformers' terms; ``where`` names its folder in errors.
+    """Return the ``config.json`` of the folder ``where`` in transformers' terms.
 
     Raises:
         ModelError: an unknown key that may change the network, or a value of another network.
@@ -97,7 +92,7 @@ def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Con
     network = family.network or f"transformers:{BODIES[layout.body][1]}"
     if family.network is None and layout.body == "llama" and (full_precision or fields.get(MARK_POSITIONS)):
         variant = "FullPrecisionLlama" if full_precision else "LearnedPositionsLlama"
-        network = f"sinkscope.models.llama_variants:{variant}"
+        network = f"sinkscope.models.networks:{variant}"
     return Converted(layout, network, fields, mask_id, eos_ids, unread)
 
 

@@ -92,9 +92,6 @@ NEVER = {  # keys that transformers or a publisher reads, and that would make it
     "compression_config": Fixed((None,), None),
     "partial_rotary_factor": Fixed((None, 1, 1.0), None),
 }
-SLIDING = {"use_sliding_window": Fixed((False, None), False)}
-WITH_SLIDING = frozenset({"sliding_window", "max_window_layers"})
-"""Keys that are read with use_sliding_window only."""
 UNROTATED = {"hidden_act": Fixed(("silu",), "silu"), "rope_scaling": Fixed((None,), None)}
 """Two keys of published diffusing checkpoints, which have one activation and plain rotations."""
 NUMBERS, TIED = same("rms_norm_eps rope_theta"), same("tie_word_embeddings")
@@ -102,7 +99,6 @@ SIZES = same(
     "hidden_size num_hidden_layers num_attention_heads num_key_value_heads intermediate_size vocab_size "
     "max_position_embeddings"
 )
-FULL_ATTENTION = {"layer_types": "full_attention"}
 _PASSED = frozenset({"hidden_act", MARK, MARK_ROTARY, "is_causal", "rope_theta", "rope_scaling", "rope_parameters"})
 
 _LLAMA = Layout(
@@ -115,7 +111,7 @@ _LLAMA = Layout(
     passed=_PASSED | {MARK_POSITIONS},
     # Masks and caches of transformers read a window from any config.
     fixed={**NEVER, "sliding_window": Fixed((None,), None), "attention_chunk_size": Fixed((None,), None)},
-    repeated=FULL_ATTENTION,
+    repeated={"layer_types": "full_attention"},
     ignored=IGNORED,
 )
 _QWEN2 = replace(
@@ -123,8 +119,12 @@ _QWEN2 = replace(
     body="qwen2",
     flags=TIED,
     passed=_PASSED,
-    fixed={**NEVER, **SLIDING, "attention_chunk_size": Fixed((None,), None)},
-    ignored=IGNORED | WITH_SLIDING,
+    fixed={
+        **NEVER,
+        "use_sliding_window": Fixed((False, None), False),
+        "attention_chunk_size": Fixed((None,), None),
+    },
+    ignored=IGNORED | {"sliding_window", "max_window_layers"},  # read with use_sliding_window only
 )
 _QWEN3 = replace(
     _QWEN2,

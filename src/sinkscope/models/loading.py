@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from sinkscope.errors import CallError, ModelError, first_line
+from sinkscope.models import folders, weights
 from sinkscope.models.adapters import BASE_HASH, merge
 from sinkscope.models.adapters import WEIGHTS as ADAPTER_WEIGHTS
 from sinkscope.models.any_causal import GGUF, config_of, forget_quantiser, reading_gguf
@@ -22,36 +23,15 @@ from sinkscope.models.conversion import Converted, completed, convert_config, re
 from sinkscope.models.devices import find_device
 from sinkscope.models.family import Family
 from sinkscope.models.fingerprints import hash_stored, note_loaded
-from sinkscope.models.folders import (
-    fetch_weights,
-    find_folder,
-    is_bundled,
-    is_on_hub,
-    read_config,
-    tokenizer_folder,
-    weight_folder,
-)
 from sinkscope.models.layouts import BODIES, MARK, STOCK
 from sinkscope.models.model import Model, ModelCard
 from sinkscope.models.recognition import in_stock_terms, recognise
 from sinkscope.models.sink_network import check_token_id, split_config, with_sink
 from sinkscope.models.sink_token import SinkToken
 from sinkscope.models.tokenization import load_tokenizer
-from sinkscope.models.weights import (
-    DTYPES,
-    StoredTensor,
-    UsedTensors,
-    kept_tensors,
-    match_tensors,
-    on_meta,
-    read_headers,
-    stored_shapes,
-    weight_files,
-)
 from sinkscope.runs.files import compare_sealed
 
-IN_MEMORY = "in memory"
-"""The weight hash of a network that was not read from files."""
+IN_MEMORY = "in memory"  # weight hash of a network that was not read from files
 
 
 def load(
@@ -78,23 +58,23 @@ def load(
         CallError: there is nothing by this name, or a dtype or device cannot be used.
         ModelError: the folder holds no model, or its weights do not fit its config.json.
     """
-    hub = is_on_hub(str(name))
-    plan = read_plan(find_folder(str(name), revision, weights=False))
+    hub = folders.is_on_hub(str(name))
+    plan = read_plan(folders.find_folder(str(name), revision, weights=False))
     folder = plan.folder
     if device_map is None:
         device = find_device(device)
     if hub:
-        fetch_weights(str(name), folder)
-    whole = weight_folder(folder)
-    files, of_gguf = weight_files(whole), whole.suffix == GGUF
-    tensors = {} if of_gguf else read_headers(files)
+        folders.fetch_weights(str(name), folder)
+    whole = folders.weight_folder(folder)
+    files, of_gguf = weights.weight_files(whole), whole.suffix == GGUF
+    tensors = {} if of_gguf else weights.read_headers(files)
     for file in [] if of_gguf else files:
         compare_sealed(file, ModelError, "fetch the file again")
     stored = plan.config.get("dtype") or plan.config.get("torch_dtype") or _widest(tensors)
     stored = "gguf" if of_gguf else str(stored).removeprefix("torch.")
-    if stored not in ("gguf", *DTYPES.values()):
+    if stored not in ("gguf", *weights.DTYPES.values()):
         raise ModelError(f"{folder}/config.json: dtype: expected float32, bfloat16, float16 or null, found {stored!r}")
-    wanted = dtype or ("float32" if is_bundled(str(name)) or of_gguf else stored)
+    wanted = dtype or ("float32" if folders.is_bundled(str(name)) or of_gguf else stored)
     wanted = wanted if isinstance(wanted, torch.dtype) else getattr(torch, wanted, None)
     if wanted not in (torch.float32, torch.bfloat16, torch.float16):
         raise CallError(f"dtype: expected float32, bfloat16 or float16, found {dtype!r}")
@@ -118,13 +98,7 @@ def load(
 
 @dataclass(frozen=True)
 class Plan:
-    """A checkpoint folder as its config.json describes it, before any weight is read.
-
-    Attributes:
-        config: its config.json, without the sink, completed by what the published code takes.
-        variant: of its sink token.
-        config_hash: see `ModelCard`.
-    """
+    """A checkpoint folder as its config.json describes it; ``config`` is without the sink, and complete."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -148,7 +122,7 @@ class Plan:
     def tokenizer(self) -> Any:
         """Return the tokenizer of the folder; raise ModelError where it belongs to another model."""
         with quiet():
-            tokenizer = load_tokenizer(tokenizer_folder(self.folder), self.family, self.config)
+            tokenizer = load_tokenizer(folders.tokenizer_folder(self.folder), self.family, self.config)
         if self.variant is not None:
             check_token_id(tokenizer, self.variant, f"the tokenizer of {self.folder}", ModelError)
         return tokenizer
@@ -156,7 +130,7 @@ class Plan:
 
 def read_plan(folder: Path) -> Plan:
     """Read the config.json of a folder; raise ModelError where no family claims it, or it describes another network."""
-    stored = read_config(folder)
+    stored = folders.read_config(folder)
     config, variant = split_config(in_stock_terms(stored, folder), str(folder))
     family = recognise(config, str(folder))
     config = completed(config, family)
@@ -166,11 +140,7 @@ def read_plan(folder: Path) -> Plan:
 def assemble(
     name: str, plan: Plan, network: Any, tokenizer: Any, weight_hash: str = "", stored: str = "", dtype: str = ""
 ) -> Model:
-    """Return the model of a network and a tokenizer, which may be None.
-
-    Raises:
-        ModelError: the tokenizer ends answers with a token that the network does not have.
-    """
+    """Return the model of a network and a tokenizer, which may be None; raise ModelError for an end beyond its rows."""
     ends, rows = plan.converted.eos_ids, network.config.vocab_size
     eos_id = ends[0] if ends else None
     if len(ends) != 1 and tokenizer is not None:
@@ -222,15 +192,15 @@ def model_of(network: Any, tokenizer: Any = None, *, name: str = "network") -> M
 
 def identify(name: str) -> tuple[Family, SinkToken | None]:
     """Return the family of a checkpoint and its sink, None without one, from its config.json alone; see `load`."""
-    plan = read_plan(find_folder(name, weights=False))
+    plan = read_plan(folders.find_folder(name, weights=False))
     return plan.family, plan.variant
 
 
 def describe(name: str) -> tuple[Family, Any, int]:
     """Return family, transformers config and number of parameters of a checkpoint from its config.json; see `load`."""
-    plan = read_plan(find_folder(name, weights=False))
+    plan = read_plan(folders.find_folder(name, weights=False))
     with quiet():
-        network = on_meta(*plan.network())
+        network = weights.on_meta(*plan.network())
     return plan.family, network.config, sum(parameter.numel() for parameter in network.parameters())
 
 
@@ -238,22 +208,22 @@ def outline(name: str) -> Model:
     """Return a model from its config.json and tokenizer alone: it encodes texts and knows its shape, but computes
     nothing. Of a hub id only the small files are fetched; see `load`.
     """
-    plan = read_plan(find_folder(name, weights=False))
+    plan = read_plan(folders.find_folder(name, weights=False))
     tokenizer = plan.tokenizer()
     with quiet():
-        network = on_meta(*plan.network())
+        network = weights.on_meta(*plan.network())
     return assemble(name, plan, network, tokenizer)
 
 
-def _widest(tensors: Mapping[str, StoredTensor]) -> str:
+def _widest(tensors: Mapping[str, weights.StoredTensor]) -> str:
     """Return the float type that holds every tensor of a folder; a config.json need not name one (LLaDA's does not)."""
-    found = {DTYPES[tensor.dtype] for tensor in tensors.values()}
+    found = {weights.DTYPES[tensor.dtype] for tensor in tensors.values()}
     return found.pop() if len(found) == 1 else "float32"
 
 
 def _network(
-    plan: Plan, path: Path, tensors: Mapping[str, StoredTensor], dtype: torch.dtype, device_map: Any
-) -> tuple[Any, UsedTensors | None]:
+    plan: Plan, path: Path, tensors: Mapping[str, weights.StoredTensor], dtype: torch.dtype, device_map: Any
+) -> tuple[Any, weights.UsedTensors | None]:
     """Return the network with its weights, and its stored tensors; None where transformers itself matches them."""
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
@@ -264,8 +234,9 @@ def _network(
         with quiet(), torch.device("cpu"), reading_gguf(path) if gguf else nullcontext():  # whatever torch's default is
             kind, asked = plan.network()
             if layout is not None and not gguf:
-                shapes = {name: tuple(tensor.shape) for name, tensor in kept_tensors(on_meta(kind, asked)).items()}
-                used = match_tensors(tensors, shapes, layout, plan.config["model_type"], path)
+                used = weights.match_tensors(
+                    tensors, weights.on_meta(kind, asked), layout, plan.config["model_type"], path
+                )
                 options |= {"key_mapping": tensor_renamings(layout) or None, "attn_implementation": "sdpa"}
                 if device_map is None:
                     options["dtype"] = getattr(torch, _widest(tensors))
@@ -292,18 +263,15 @@ def _network(
 
 
 def _cast(network: Any, dtype: torch.dtype | None, files: Mapping[str, Path], path: Path) -> None:
-    """Cast the parameters file by file, so that the memory of each file is freed before the next one is read.
-
-    Buffers stay as they are: the frequencies of the rotations are fp32 whatever the dtype.
+    """Cast the parameters, but no buffers, file by file, so that the memory of one is freed before the next is read.
 
     Raises:
-        ModelError: weights that are not finite, or not in this dtype; kernels may turn NaN into finite attention that
-            means nothing.
+        ModelError: weights that are not finite in this dtype; kernels may turn NaN into finite attention.
     """
 
     def file_of(named: tuple[str, Any]) -> Path:
         name, parameter = named
-        return files.get(next(iter(stored_shapes({name: tuple(parameter.shape)}))), path)
+        return files.get(next(iter(weights.stored_shapes({name: tuple(parameter.shape)}))), path)
 
     for name, parameter in sorted(network.named_parameters(), key=file_of):
         if parameter.is_meta:  # on another device, by its map

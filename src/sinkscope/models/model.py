@@ -84,9 +84,7 @@ class Model:
     Attributes:
         network: the transformers module; ``network(input_ids).logits`` are its logits, before any shift.
         tokenizer: a transformers tokenizer.
-        family: the record of its family.
-        card: what identifies it.
-        tensors: which tensors of its files were used; None for a network that was not read from files.
+        tensors: the tensors of its files that were used; None for a network that was not read from files.
         positions_key: the key of its config.json that gives ``card.max_positions``.
         commit: of its hub repository, None for a folder.
         unread_keys: keys of its config.json that neither transformers nor sinkscope reads.

@@ -66,24 +66,20 @@ def _padding_mask(inputs: Mapping[str, Any]) -> Tensor | None:
     return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
 
-def _before_attention(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    attention.sink_gate.entering = args[0] if args else kwargs["hidden_states"]
-
-
-def _before_projection(gate: "Gate", projection: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (args[0] * gate(), *args[1:])
-
-
 class Gate(nn.Linear):
     """sigmoid(X W_g), a factor for each element of the output of attention (arXiv 2601.19657, baseline GA)."""
 
     entering: Tensor | None = None
 
-    def forward(self) -> Tensor:  # type: ignore[override]
-        """Return the factors [batch, query, head · dim] for the newest input."""
-        entering, self.entering = self.entering, None
-        assert entering is not None
-        return torch.sigmoid(super().forward(entering))
+    def note(self, attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep X, the input of attention, until its output is projected."""
+        self.entering = args[0] if args else kwargs["hidden_states"]
+
+    def multiply(self, projection: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments of the output projection, the first one multiplied by the factors."""
+        assert self.entering is not None
+        factors, self.entering = torch.sigmoid(self(self.entering)), None
+        return (args[0] * factors, *args[1:])
 
 
 def _install(network: Any, variant: SinkToken) -> None:
@@ -96,8 +92,8 @@ def _install(network: Any, variant: SinkToken) -> None:
         for layer in stack.layers:
             attention = layer.self_attn
             attention.sink_gate = Gate(config.hidden_size, attention.o_proj.in_features, bias=False)
-            attention.register_forward_pre_hook(_before_attention, with_kwargs=True)
-            attention.o_proj.register_forward_pre_hook(functools.partial(_before_projection, attention.sink_gate))
+            attention.register_forward_pre_hook(attention.sink_gate.note, with_kwargs=True)
+            attention.o_proj.register_forward_pre_hook(attention.sink_gate.multiply)
         _draw_gates(network, variant)
     network.set_attn_implementation(NAME)
 
@@ -123,9 +119,6 @@ def sink_classes(network_class: Any, config_class: Any) -> tuple[Any, Any]:
     class SinkConfig(config_class):
         model_type = PREFIX + config_class.model_type
 
-        def __reduce__(self) -> tuple[Any, ...]:
-            return _unpickled, (network_class, config_class, 1), self.__getstate__()
-
     class SinkNetwork(network_class):
         config_class = SinkConfig
 
@@ -134,9 +127,6 @@ def sink_classes(network_class: Any, config_class: Any) -> tuple[Any, Any]:
             variant = read_variant(getattr(config, KEY, None), "config")
             _check_body(config, variant)
             _install(self, variant)
-
-        def __reduce__(self) -> tuple[Any, ...]:
-            return _unpickled, (network_class, config_class, 0), self.__getstate__()
 
         def _init_weights(self, module: nn.Module) -> None:
             if isinstance(module, SinkWeights):
@@ -149,13 +139,6 @@ def sink_classes(network_class: Any, config_class: Any) -> tuple[Any, Any]:
     return SinkNetwork, SinkConfig
 
 
-def _unpickled(network_class: Any, config_class: Any, number: int) -> Any:
-    """Return an empty network (0) or configuration (1) for pickle, which finds no class that is made here, to fill."""
-    register_interface()
-    made = sink_classes(network_class, config_class)[number]
-    return made.__new__(made)
-
-
 def with_sink(network_class: Any, config: Any, variant: SinkToken | None) -> tuple[Any, Any]:
     """Return the class and the configuration of a network with a sink; both as they are where there is none."""
     if variant is None:
@@ -166,11 +149,7 @@ def with_sink(network_class: Any, config: Any, variant: SinkToken | None) -> tup
 
 
 def split_config(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], SinkToken | None]:
-    """Return a config.json as the network without its sink would have it, and the sink's variant, None without one.
-
-    Raises:
-        ModelError: the variant is unknown, or the config has only one of its two keys.
-    """
+    """Return a config.json as the network without its sink would have it, and the sink's variant, None without one."""
     model_type = str(config.get("model_type"))
     if model_type.startswith(PREFIX) != (KEY in config):
         raise ModelError(

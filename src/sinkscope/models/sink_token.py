@@ -188,9 +188,7 @@ def constant_keys(stack: Any) -> tuple[Tensor, Tensor | None]:
 def prefixes(stack: Any, first: Tensor | None) -> list[Prefix] | None:
     """Return the constant keys of every layer for one call; None where there are none, or `hidden_sink` hides them.
 
-    Args:
-        stack: ``network.model``, which owns ``sink_token``.
-        first: int64 [1 or batch], RoPE position of the first sink token of each row; None for a logit.
+    ``first``, int64 [1 or batch], is the position of the first sink token of each row; None for a logit.
     """
     sink: SinkWeights = stack.sink_token
     variant = sink.variant
@@ -230,11 +228,7 @@ def _rotated(stack: Any, first: Tensor) -> list[Prefix]:
 
 @contextmanager
 def hidden_sink(network: Any) -> Iterator[None]:
-    """Take the sink of a network away while the body runs: the text keeps its positions and attends only to itself.
-
-    Raises:
-        CallError: the network has no sink that can be hidden.
-    """
+    """Take the sink of a network away while the body runs: the text keeps its positions and attends only to itself."""
     sink = network.model.sink_token if getattr(network.config, KEY, None) is not None else None
     if sink is None or sink.variant.kind == "gate":
         found = "none" if sink is None else repr(sink.variant.name)

@@ -24,7 +24,7 @@ from sinkscope.models.layouts import MARK, STOCK
 from sinkscope.models.loading import outline
 from sinkscope.models.sink_token import KEY, SinkToken
 from sinkscope.models.tokenization import ADDED, CORE, PIECES, SETTINGS, SPECIAL, copy_files, template_files
-from sinkscope.models.weights import DTYPES, kept_tensors, match_tensors, read_headers, weight_files
+from sinkscope.models.weights import DTYPES, match_tensors, read_headers, weight_files
 from sinkscope.runs.files import sealed, write_whole
 from sinkscope.runs.folder import new_folder
 
@@ -73,8 +73,7 @@ def convert(file: Path, out: Path, *, tokenizer: Path, heads: int | None = None)
             network = outline(str(place)).network
         except ModelError as error:
             raise ModelError(f"{file} does not go with --tokenizer {tokenizer}: {error}") from error
-        shapes = {name: tuple(tensor.shape) for name, tensor in kept_tensors(network).items()}
-        match_tensors(read_headers(weight_files(place)), shapes, STOCK["llama"], "paper 2's models", place)
+        match_tensors(read_headers(weight_files(place)), network, STOCK["llama"], "paper 2's models", place)
     return out
 
 
@@ -84,12 +83,7 @@ def tokens_without_text(folder: Path) -> int:
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint file by name; nothing in it is executed.
-
-    Raises:
-        CallError: there is no such file.
-        ModelError: the file holds anything but tensors by name, at the top or under the one key ``model``.
-    """
+    """Return the tensors of a file by name, at the top or under the one key ``model``; nothing in it is executed."""
     if not file.is_file():
         raise CallError(f"{file}: expected a .pth or .safetensors file, found none")
     try:
@@ -117,12 +111,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 def convert_weights(
     weights: Mapping[str, Tensor], where: str, heads: int | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return a config.json and transformers' tensors for those of lit-gpt.
-
-    Raises:
-        CallError: the width is none of the published ones, and ``heads`` is missing.
-        ModelError: a tensor is missing, unknown or not finite, or the fused ones do not fit the heads.
-    """
+    """Return a config.json and transformers' tensors for those of lit-gpt."""
     left = dict(weights)
     for name, tensor in weights.items():
         dtype = str(tensor.dtype).removeprefix("torch.")

@@ -23,11 +23,7 @@ _OTHERS = ("LlamaTokenizer", "LlamaTokenizerFast", "GPT2Tokenizer", "GPT2Tokeniz
 
 
 def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> Any:
-    """Return a transformers tokenizer that has the mask token of ``config``.
-
-    Raises:
-        ModelError: no tokenizer loads, it needs code of the folder, or its mask token is another one.
-    """
+    """Return a transformers tokenizer; raise ModelError where it needs code, or its mask token is not the config's."""
     if folder.suffix == GGUF:
         import transformers
 

@@ -2,7 +2,6 @@
 anything is loaded.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +17,7 @@ from sinkscope.runs.files import read_json_object
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-_SHARD = re.compile(r"model-[0-9]+-of-[0-9]+\.safetensors")
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-POINTER = b"version https://git-lfs"  # how a large file begins after `git clone` without Git LFS
 
 
 @dataclass(frozen=True)
@@ -34,13 +31,8 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class UsedTensors:
-    """Counts that show that a network's weights are those of a folder, all of them and no others.
-
-    Attributes:
-        files: names of the files, in order.
-        stored: number of tensors in them.
-        used: number of parameters of the network that came from them.
-        renamed: how many of these have another name in the network.
+    """Counts that show that a network's weights are those of a folder, all of them and no others: the tensors in its
+    files, the parameters that came from them, and how many of these have another name.
     """
 
     files: tuple[str, ...]
@@ -50,19 +42,13 @@ class UsedTensors:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files that hold a folder's weights: those that its index names, else ``model.safetensors``.
-
-    Raises:
-        ModelError: there are none, two sets of them, only pickles, or one is missing.
-    """
+    """Return the files that hold a folder's weights: those that its index names, else ``model.safetensors``."""
     if folder.is_file():
         return [folder]
     names = index_files(folder)
     files = [folder / name for name in names or [SINGLE]]
-    shards = sorted(path.name for path in folder.iterdir() if _SHARD.fullmatch(path.name))
-    if (folder / SINGLE).exists() and SINGLE not in names and (names or shards):
-        second = INDEX if names else shards[0]
-        raise ModelError(f"{folder}: found two sets of weights, {SINGLE} and those of {second}; remove one of them")
+    if names and (folder / SINGLE).exists() and SINGLE not in names:
+        raise ModelError(f"{folder}: found two sets of weights, {SINGLE} and those of {INDEX}; remove one of them")
     if missing := [path.name for path in files if not path.is_file()]:
         pickled = sorted(path.name for path in folder.iterdir() if path.suffix in {".bin", ".pt", ".pth", ".ckpt"})
         advice = f"; {pickled[0]} is a pickle, which can run code: convert it to safetensors first" if pickled else ""
@@ -91,31 +77,17 @@ def _weight_map(folder: Path) -> dict[str, str]:
 
 
 def read_headers(files: list[Path]) -> dict[str, StoredTensor]:
-    """Return every tensor of the files by its stored name, after a comparison with the index where there is one.
-
-    Raises:
-        ModelError: a file is cut short or not safetensors, or the index lists other tensors.
-    """
+    """Return every tensor of the files by its stored name; raise ModelError for a damaged file or a tensor in two."""
     stored: dict[str, StoredTensor] = {}
     for file in files:
         for name, tensor in _read_header(file).items():
             if name in stored:
                 raise ModelError(f"{file}: {name}: expected once, found it in {stored[name].file.name} as well")
             stored[name] = tensor
-    held = {name: tensor.file.name for name, tensor in stored.items()}
-    folder = files[0].parent
-    promised = _weight_map(folder) if (folder / INDEX).exists() else held
-    for name in {**promised, **held}:
-        if (file := promised.get(name)) != held.get(name):
-            raise ModelError(f"{folder / INDEX}: {name}: expected in the file {held.get(name)}, found {file}")
     return stored
 
 
 def _read_header(path: Path) -> dict[str, StoredTensor]:
-    with path.open("rb") as file:
-        pointer = file.read(len(POINTER)) == POINTER
-    if pointer:
-        raise ModelError(f"{path}: a pointer of Git LFS, whose content was not fetched: run `git lfs pull`")
     try:
         with safe_open(path, framework="np") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no dict
@@ -123,7 +95,8 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
                 name: StoredTensor(path, one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()
             }
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path}: expected whole safetensors, found damage ({error}); fetch the file again") from error
+        advice = "fetch the file again, after a git clone by `git lfs pull`"
+        raise ModelError(f"{path}: expected whole safetensors, found damage ({error}); {advice}") from error
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
             kinds = ", ".join(DTYPES)
@@ -155,21 +128,14 @@ def stored_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int,
 
 
 def match_tensors(
-    stored: Mapping[str, StoredTensor],
-    shapes: Mapping[str, tuple[int, ...]],
-    layout: Layout,
-    model_type: Any,
-    folder: Path,
+    stored: Mapping[str, StoredTensor], network: Any, layout: Layout, model_type: Any, folder: Path
 ) -> UsedTensors:
     """Compare the stored tensors with the parameters of the network that the config describes.
-
-    Args:
-        shapes: shape of every parameter of the network by its name, tied ones once.
 
     Raises:
         ModelError: tensors are missing, unused, or of another shape; they are named as they are stored.
     """
-    shapes = stored_shapes(shapes)
+    shapes = stored_shapes({name: tuple(tensor.shape) for name, tensor in kept_tensors(network).items()})
     ours = {name: rename_tensor(name, layout.tensors) for name in stored}
     published = {name: theirs for theirs, name in layout.tensors.items()}
     held = {name: theirs for theirs, name in ours.items()}

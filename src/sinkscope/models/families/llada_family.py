@@ -136,5 +136,5 @@ SMDM = Family(
     model_types=(),  # known by the family's name in its config.json
     source="skywalker0523/OneTokenIsEnough, lit_gpt/diffmodel_extratoken.py",
     architectures=("MasklessHeadLlama",),
-    network="sinkscope.models.llama_variants:MasklessHeadLlama",
+    network="sinkscope.models.networks:MasklessHeadLlama",
 )
