@@ -45,11 +45,10 @@ def test_the_held_out_sets_are_fixed(held_out, count, sha256):
 
 @pytest.mark.parametrize(
     ("held_out", "stream", "count"),
-    [(held_out_problems, training_problems, 10_000), (held_out_code_tasks, training_code_tasks, 3000)],
+    [(held_out_problems, training_problems, 5000), (held_out_code_tasks, training_code_tasks, 1000)],
 )
 def test_no_held_out_question_is_trained_on(held_out, stream, count, monkeypatch):
     questions = [problem.question for problem in islice(stream(random.Random(0)), count)]
-    assert questions == [problem.question for problem in islice(stream(random.Random(0)), count)]
     assert {problem.question for problem in held_out()}.isdisjoint(questions)
     monkeypatch.setattr(problems, "questions_of", lambda held_out: frozenset(questions[10:11]))
     fresh = [problem.question for problem in islice(stream(random.Random(0)), count)]

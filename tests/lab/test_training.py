@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import sinkscope
 from sinkscope.errors import CallError, ModelError, TrainingError
-from sinkscope.lab import training
+from sinkscope.lab import starting_network, training
 from sinkscope.lab.canvases import CanvasMix, draw_canvases
 from sinkscope.lab.recipes import RECIPES, Architecture, Recipe
 from sinkscope.lab.run_folder import LOG, RECIPE, SNAPSHOTS, STATE, check_recipe
@@ -61,7 +61,7 @@ def test_a_killed_run_goes_on_to_the_same_losses_and_weights(whole_run, tmp_path
             raise KeyboardInterrupt
         return draw_canvases(mix, tokenizer, seed, update)
 
-    monkeypatch.setattr(training, "draw_canvases", draw_or_stop)
+    monkeypatch.setattr(starting_network, "draw_canvases", draw_or_stop)
     with pytest.raises(KeyboardInterrupt):
         train(TINY, tmp_path, progress=False)
     monkeypatch.undo()

@@ -16,6 +16,7 @@ from tiny_tokenizers import SAVE
 
 import sinkscope
 from sinkscope.decoding import find_sampler, make_batch, settings_of
+from sinkscope.decoding.checking import check_model
 from sinkscope.errors import ModelError
 
 CASES = json.loads((Path(__file__).parent / "fixtures" / "llada_moe_tokens.json").read_text())
@@ -41,6 +42,7 @@ def test_llada_moe_writes_what_the_published_loop_writes(case, model):
 @torch.no_grad()
 def test_the_experts_that_are_stored_one_by_one_are_those_of_the_network(model):
     """Each token goes through the experts that the softmax of its router weights most, by these weights as they are."""
+    assert all(check.passed for check in check_model(model))
     block, config = model.network.model.layers[1].mlp, LLADA_MOE_CONFIG
     stored = {
         name: tensor for name, tensor in weights(TINY["llada_moe"]).items() if name.startswith("model.layers.1.mlp.")

@@ -97,7 +97,7 @@ def read_data(path: Path | None) -> Any:
 def held_out(recipe: Any, texts: Any, count: int) -> list[Any]:
     """Return the held-out canvases on which the sinks of a recipe's network are measured."""
     from sinkscope.emergence import hold_out
-    from sinkscope.lab.snapshots import held_out_rows
+    from sinkscope.lab.run_folder import held_out_rows
     from sinkscope.lab.starting_network import choose_tokenizer
 
     tokenizer = choose_tokenizer(recipe, texts)

@@ -75,7 +75,7 @@ class WatchTraining(Command):
     def _measure(self, folder: Path) -> Path:
         """Measure every snapshot of a run that has not been, and return the folder of the measurements."""
         from sinkscope.emergence import TrainingWatch
-        from sinkscope.lab.snapshots import check_data, network_at, open_run
+        from sinkscope.lab.run_folder import check_data, network_at, open_run
         from sinkscope.lab.starting_network import choose_tokenizer
         from sinkscope.progress import show_progress
 

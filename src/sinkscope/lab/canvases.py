@@ -18,9 +18,8 @@ PROMPT = -1
 
 @dataclass(frozen=True)
 class CanvasMix:
-    """The canvases of a recipe: so many ``tokens`` an update, in rows of one of the ``lengths``, drawn by ``weights``.
-
-    ``code_share`` of the rows hold code tasks; word problems come from ``templates``, or from all when empty.
+    """So many tokens an update, in rows of one of the lengths, drawn by their weights; a share of rows has code tasks,
+    the others word problems of these templates, or of all.
     """
 
     tokens: int = 3072
@@ -52,21 +51,18 @@ def draw_canvases(mix: CanvasMix, tokenizer: Any, seed: int, update: int) -> Can
 
 
 def _fill_row(length: int, stream: Any, tokenizer: Any, rng: random.Random) -> tuple[list[int], list[int]]:
-    separator = tokenizer("\n\n", add_special_tokens=False).input_ids
-    tokens: list[int] = [tokenizer.bos_token_id]
-    answers: list[int] = [PROMPT]
+    def encode(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False).input_ids
+
+    separator, tokens, answers, count = encode("\n\n"), [tokenizer.bos_token_id], [PROMPT], 0
     spare = rng.randint(0, min(128, length // 4))  # more EOS, as follows the answer in a longer generation
-    count = 0
     while True:
         problem = next(stream)
-        texts = question_text(problem), f" {problem.worked}"
-        question, answer = (tokenizer(text, add_special_tokens=False).input_ids for text in texts)
-        needed = len(question) + len(answer) + (len(separator) if count else 0)
-        if len(tokens) + needed + 1 + (spare if count else 0) > length:
-            break
+        question, answer = encode(question_text(problem)), encode(f" {problem.worked}")
         if count:
-            tokens += separator
-            answers += [PROMPT] * len(separator)
+            question = separator + question
+        if len(tokens) + len(question) + len(answer) + 1 + (spare if count else 0) > length:
+            break
         tokens += question + answer
         answers += [PROMPT] * len(question) + [count] * len(answer)
         count += 1

@@ -76,9 +76,8 @@ def draw_prompt(task: NullTask, number: int) -> dict[str, str]:
     A prompt of the autoregressive form ends with the last trigger; one of the diffusion form is the front.
     """
     drawn = draw_nulls(replace(task, rows=SPARE), PROMPTS_STREAM, number).tokens.tolist()
-    tokens, cut = drawn[0], task.front + task.nulls
+    tokens, cut, trigger = drawn[0], task.front + task.nulls, len(LETTERS) + 1
     if task.answers == "triggered":
-        trigger = len(LETTERS) + 1
         tokens = next(row for row in drawn if trigger in row)
         cut = len(tokens) - tokens[::-1].index(trigger)
     decode = null_tokenizer().decode

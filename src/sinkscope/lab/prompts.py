@@ -9,13 +9,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from sinkscope.errors import CallError
-from sinkscope.lab.problems import (
-    Problem,
-    held_out_code_tasks,
-    held_out_problems,
-    training_code_tasks,
-    training_problems,
-)
+from sinkscope.lab import problems as lab
 from sinkscope.lab.vocabulary import question_text, render
 
 MOST_OF_SPECIMEN = 4096
@@ -24,11 +18,11 @@ SHOTS = {"lab-arith": 5, "lab-code": 7, "lab-sums": 0}
 SUMS = ("buy", "give", "find")  # templates with a single addition or subtraction
 
 
-def few_shot_prompt(problem: Problem, index: int, shots: int) -> str:
+def few_shot_prompt(problem: lab.Problem, index: int, shots: int) -> str:
     """Return the prompt for problem number ``index`` of its task. With fewer shots, a prompt has the first of them."""
     if shots < 0:
         raise CallError(f"shots: expected 0 or more, found {shots}")
-    stream = training_code_tasks if problem.task == "lab-code" else training_problems
+    stream = lab.training_code_tasks if problem.task == "lab-code" else lab.training_problems
     solved = islice(stream(random.Random(f"shots {problem.task} {index}")), shots)
     return "\n\n".join([*map(render, solved), question_text(problem)])
 
@@ -47,13 +41,13 @@ def answer_settings(model: str) -> dict[str, int]:
     return {"length": 32, "steps": 32, "block": 16} if model.startswith("lab-") else {}
 
 
-def held_out(task: str) -> Sequence[Problem]:
+def held_out(task: str) -> Sequence[lab.Problem]:
     """Return the fixed held-out problems of a task; raise CallError where there is no such task."""
     if task not in SHOTS:
         raise CallError(f"no task {task!r}: expected one of {', '.join(SHOTS)}")
     if task == "lab-sums":
-        return tuple(problem for problem in held_out_problems() if problem.template in SUMS)
-    return held_out_code_tasks() if task == "lab-code" else held_out_problems()
+        return tuple(problem for problem in lab.held_out_problems() if problem.template in SUMS)
+    return lab.held_out_code_tasks() if task == "lab-code" else lab.held_out_problems()
 
 
 def problem_prompt(task: str = "lab-arith", index: int = 0, shots: int | None = None) -> dict[str, str]:
@@ -73,10 +67,8 @@ def problem_prompt(task: str = "lab-arith", index: int = 0, shots: int | None = 
     if not 0 <= index < len(problems):
         raise CallError(f"{task}: expected a problem from 0 to {len(problems) - 1}, found {index}")
     problem = problems[index]
-    prompt = few_shot_prompt(problem, index, SHOTS[task] if shots is None else shots)
-    if task == "lab-code":
-        return {"prompt": prompt, "answer": problem.worked, "tests": problem.result}
-    return {"prompt": prompt, "answer": problem.result}
+    row = {"prompt": few_shot_prompt(problem, index, SHOTS[task] if shots is None else shots), "answer": problem.result}
+    return row | {"answer": problem.worked, "tests": problem.result} if task == "lab-code" else row
 
 
 def problem_prompts(

@@ -13,9 +13,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True)
 class Architecture:
-    """The shape of a `transformers` Llama, with ``rotary`` positions or ``learned`` absolute ones, and its output layer
-    ``tied`` to the embedding or not.
-    """
+    """The shape of a `transformers` Llama; learned positions are absolute, a tied output layer is the embedding."""
 
     layers: int = 6
     hidden_size: int = 192
@@ -35,12 +33,9 @@ class Recipe:
     Attributes:
         objective: ``masked_diffusion`` trains a bidirectional network, ``next_token`` a causal one,
             ``shifted_diffusion`` a bidirectional one whose logits predict the token to their right.
-        updates: optimiser steps.
-        learning_rate: the peak. It has a linear warm-up over ``warmup_share`` of the decay, then a cosine to
-            ``final_share`` of the peak.
-        decay_updates: updates until the end of the cosine, behind which the rate stays; all of them when None.
+        learning_rate: the peak, between a linear warm-up over ``warmup_share`` of the decay and a cosine to
+            ``final_share`` of the peak, which ends after ``decay_updates``, or with the training.
         whole_canvas_share: share of rows in which questions are masked too (masked diffusion only).
-        compile: compiles the layers with `torch.compile`, which is faster and rounds differently.
         sink_token: name of a variant in `sinkscope.models.sink_token.VARIANTS`.
         start_from: model whose weights the network begins with; random ones when None.
         data: name and checksum of the user's text; None for the lab's own problems.
@@ -120,10 +115,6 @@ def _text(name: str, objective: Literal["masked_diffusion", "next_token"], **cha
     )
 
 
-NULLS = (0, 1, 2, 4, 8)
-"""How many interchangeable nulls the specimens have."""
-
-
 def _specimen(kind: str, nulls: int) -> Recipe:
     """Return a recipe for a specimen: one head that counts letters, with next to no feed-forward layer behind it."""
     causal = kind == "autoregressive"
@@ -152,7 +143,7 @@ RECIPES = {
         replace(_SHIFTED, name="lab-shifted-token", sink_token="token"),
         _text("lab-text-autoregressive", "next_token"),
         _text("lab-text-diffusion", "masked_diffusion", first_token="text", weighting="flat", whole_canvas_share=1.0),
-        *(_specimen(kind, nulls) for kind in ("autoregressive", "diffusion") for nulls in NULLS),
+        *(_specimen(kind, nulls) for kind in ("autoregressive", "diffusion") for nulls in (0, 1, 2, 4, 8)),
         replace(
             _ARM,
             name="lab-diffusion-learned-positions",

@@ -1,4 +1,4 @@
-"""The files of a training run: its recipe, its log, its state after the last save, and snapshots of its weights.
+"""The folder of a training run: its recipe, its log, its state after the last save, and snapshots of its weights.
 
 The state holds ``weight.NAME``, ``exp_avg.NAME``, ``exp_avg_sq.NAME`` and ``step.NAME`` for each parameter, and the
 number of the update. State and snapshots hold the checksum of their run's recipe, which tells them from those of
@@ -6,15 +6,20 @@ another run. Every file is written under another name and renamed, so that a kil
 """
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from sinkscope.errors import CallError, TrainingError
+from sinkscope.lab.canvases import PROMPT
 from sinkscope.lab.recipes import Recipe
+from sinkscope.lab.starting_network import build_network, source_of
+from sinkscope.lab.texts import Corpus, Texts
 from sinkscope.runs import files
 from sinkscope.runs.folder import differences, names_in
 
@@ -24,6 +29,8 @@ ADVICE = "delete the folder or choose another"
 _ROOM = "make room and run the same command again"
 _ANEW = f"delete {STATE} to begin anew"
 _FINISHED = "weights_sha256"
+_NAME = re.compile(r"update-([0-9]{6,9})\.safetensors")
+HELD_OUT = -1  # the stream of batches that no training draws, and the first of its batches
 
 
 def check_recipe(recipe: Recipe, out: Path) -> None:
@@ -119,6 +126,76 @@ def cut_log(out: Path, update: int) -> None:
         lines = [line for line in (out / LOG).read_text().split("\n") if line.endswith("}")]
         kept = [line + "\n" for line in lines if json.loads(line)["update"] <= update]
         files.write_whole(out / LOG, "".join(kept).encode(), TrainingError, _ROOM)
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A training run on disk, with the files of its snapshots by update; a finished checkpoint is the last."""
+
+    folder: Path
+    recipe: Recipe
+    weights: Mapping[int, Path]
+
+    def checksums(self, update: int) -> tuple[str, ...]:
+        """Return the sha256 of a snapshot's file; of the last update also of the snapshot beside the checkpoint."""
+        files = (self.weights[update], self.folder / SNAPSHOTS / f"update-{update:06d}.safetensors")
+        return tuple(dict.fromkeys(files.sha256_of(file) for file in files if file.exists()))
+
+
+def open_run(folder: str | Path) -> TrainingRun:
+    """Open the folder of a training run, finished or not; raise CallError where it holds none, or no snapshots."""
+    folder = Path(folder)
+    if not (folder / RECIPE).exists():
+        raise CallError(f"{folder}: expected the folder of a training run, with its {RECIPE}")
+    recipe = read_recipe(folder)
+    paths = sorted((folder / SNAPSHOTS).glob("*.safetensors"))
+    found = {int(match[1]): path for path in paths if (match := _NAME.fullmatch(path.name))}
+    if (folder / WEIGHTS).exists():
+        found[recipe.updates] = folder / WEIGHTS
+    if not found:
+        raise CallError(f"{folder}: expected snapshots of a training run, found none yet; recipes on text write them")
+    return TrainingRun(folder, recipe, found)
+
+
+def check_data(run: TrainingRun, texts: Texts | Corpus | None) -> None:
+    """Raise CallError where a run was trained on other data than is given."""
+    trained, given = run.recipe.data or "the data of the lab", texts.fingerprint if texts else "the data of the lab"
+    if trained != given:
+        raise CallError(f"{run.folder} was trained on {trained}, found {given}; pass the same as --data")
+
+
+def network_at(run: TrainingRun, update: int, tokenizer: Any) -> Any:
+    """Return the network after an update that has a snapshot; raise TrainingError for a damaged or another's file."""
+    from safetensors.torch import load_file
+
+    path = run.weights[update]
+    compare_weights(path, run.folder, "put back the snapshot of this run, or take it out")
+    if path.name != WEIGHTS:
+        files.compare_update(path, update, TrainingError)
+    network = build_network(run.recipe, tokenizer)
+    stored = {name: tensor.float() for name, tensor in load_file(path).items()}
+    if run.recipe.architecture.tied:
+        stored.setdefault("lm_head.weight", stored["model.embed_tokens.weight"])
+    try:
+        network.load_state_dict(stored)
+    except RuntimeError as error:
+        raise TrainingError(f"{path}: expected the weights of {run.recipe.name}, found others") from error
+    return network.eval()
+
+
+def held_out_rows(
+    recipe: Recipe, tokenizer: Any, texts: Texts | Corpus | None, count: int
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return canvases that no training saw: the tokens of each, and where a token may be predicted."""
+    draw, batch = source_of(recipe, tokenizer, texts), HELD_OUT
+    tokens: list[np.ndarray] = []
+    predictable: list[np.ndarray] = []
+    while len(tokens) < count:
+        canvases = draw(HELD_OUT, batch)
+        tokens += list(canvases.tokens.numpy())
+        predictable += list((canvases.answers != PROMPT).numpy())
+        batch -= 1
+    return tokens[:count], predictable[:count]
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:

@@ -1,14 +1,16 @@
-"""The tokenizer and the network with which the training of a recipe begins."""
+"""The tokenizer and the network with which the training of a recipe begins, and the canvases that it learns."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from sinkscope.errors import TrainingError
-from sinkscope.lab.nulls import null_tokenizer
+from sinkscope.errors import CallError, TrainingError
+from sinkscope.lab.canvases import Canvases, draw_canvases
+from sinkscope.lab.nulls import draw_nulls, null_tokenizer
 from sinkscope.lab.recipes import Recipe
-from sinkscope.lab.texts import Corpus, Texts
+from sinkscope.lab.texts import Corpus, TextCanvases, Texts, draw_windows
 from sinkscope.lab.vocabulary import build_tokenizer
 from sinkscope.models import add_sink_token, load
 from sinkscope.models.layouts import MARK, MARK_POSITIONS
@@ -65,3 +67,19 @@ def build_network(recipe: Recipe, tokenizer: Any) -> Any:
             raise TrainingError(f"the weights of {recipe.start_from} do not fit {recipe.name}: {error}") from error
     variant = variant_of(recipe.sink_token)
     return network if variant is None else add_sink_token(network, replace(variant, seed=recipe.seed))
+
+
+def source_of(recipe: Recipe, tokenizer: Any, texts: Texts | Corpus | None) -> Callable[[int, int], Canvases]:
+    """Return the function (seed, update) → batch: windows of a corpus, the user's documents, or the lab's problems."""
+    mix, nulls = recipe.canvases, recipe.nulls
+    if recipe.text != isinstance(texts, Corpus) or (nulls is not None and texts is not None):
+        expected = "a corpus folder" if recipe.text else "a file of text or nothing" if nulls is None else "nothing"
+        raise CallError(f"{recipe.name}: expected {expected} as --data, found {texts and texts.fingerprint}")
+    if nulls is not None:
+        return lambda seed, update: draw_nulls(nulls, seed, update)
+    if isinstance(texts, Corpus):
+        bos = tokenizer.bos_token_id if recipe.first_token == "bos" else None
+        return draw_windows(texts, mix.tokens, mix.lengths[0], bos_id=bos)
+    if texts is not None:
+        return TextCanvases(texts, tokenizer, mix).draw
+    return lambda seed, update: draw_canvases(mix, tokenizer, seed, update)

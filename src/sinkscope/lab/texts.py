@@ -156,9 +156,7 @@ class LongText:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """A folder of tokenized text: ``train`` and ``held_out``, uint16 [token], mapped from the disk; ``fingerprint`` is
-    the checksum of the tokens and the tokenizer.
-    """
+    """A folder of tokenized text; its tokens, uint16 [token], are mapped from the disk."""
 
     fingerprint: str
     folder: Path
@@ -179,14 +177,8 @@ def make_corpus(
 ) -> Path:
     """Write a corpus into a new or empty folder, which holds nothing until it is complete.
 
-    Args:
-        texts: the documents; at least one of them held out.
-        vocabulary: tokens of the byte-level BPE tokenizer, at most 65,536.
-        source: of the texts, for the manifest.
-
-    Raises:
-        CallError: the folder holds something, nothing to train on or to hold out, or a text with a special token.
-        TrainingError: the folder cannot be written.
+    At least one text must be held out, and none may hold a special token. The tokenizer is byte-level BPE of so many
+    tokens, at most 65,536; ``source`` stands in the manifest.
     """
     texts = list(texts)
     training = [text for text in texts if not text.held_out]

@@ -18,14 +18,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from sinkscope.errors import CallError, TrainingError
+from sinkscope.errors import TrainingError
 from sinkscope.lab import run_folder
-from sinkscope.lab.canvases import Canvases, draw_canvases
-from sinkscope.lab.nulls import draw_nulls
+from sinkscope.lab.canvases import Canvases
 from sinkscope.lab.objectives import masked_diffusion_loss, next_token_loss
 from sinkscope.lab.recipes import Recipe
-from sinkscope.lab.starting_network import build_network, choose_tokenizer
-from sinkscope.lab.texts import Corpus, TextCanvases, Texts, draw_windows
+from sinkscope.lab.starting_network import build_network, choose_tokenizer, source_of
+from sinkscope.lab.texts import Corpus, Texts
 from sinkscope.models.devices import find_device, own_defaults
 from sinkscope.models.loading import outline, quiet
 from sinkscope.progress import show_progress
@@ -140,22 +139,6 @@ def _finite(update: int, loss: torch.Tensor, norm: torch.Tensor, recipe: Recipe)
     return row
 
 
-def source_of(recipe: Recipe, tokenizer: Any, texts: Texts | Corpus | None) -> Callable[[int, int], Canvases]:
-    """Return the function (seed, update) → batch: windows of a corpus, the user's documents, or the lab's problems."""
-    mix, nulls = recipe.canvases, recipe.nulls
-    if recipe.text != isinstance(texts, Corpus) or (nulls is not None and texts is not None):
-        expected = "a corpus folder" if recipe.text else "a file of text or nothing" if nulls is None else "nothing"
-        raise CallError(f"{recipe.name}: expected {expected} as --data, found {texts and texts.fingerprint}")
-    if nulls is not None:
-        return lambda seed, update: draw_nulls(nulls, seed, update)
-    if isinstance(texts, Corpus):
-        bos = tokenizer.bos_token_id if recipe.first_token == "bos" else None
-        return draw_windows(texts, mix.tokens, mix.lengths[0], bos_id=bos)
-    if texts is not None:
-        return TextCanvases(texts, tokenizer, mix).draw
-    return lambda seed, update: draw_canvases(mix, tokenizer, seed, update)
-
-
 def _objective(recipe: Recipe, network: Any, tokenizer: Any, device: str) -> Callable[[Canvases, int], torch.Tensor]:
     """Return the function (batch, update) → loss of a recipe."""
     if recipe.compile:
@@ -166,13 +149,12 @@ def _objective(recipe: Recipe, network: Any, tokenizer: Any, device: str) -> Cal
             if recipe.objective == "next_token":
                 eos = None if recipe.text else tokenizer.eos_token_id
                 return next_token_loss(network, canvases, eos_id=eos, only_answers=recipe.nulls is not None)
-            generator = torch.Generator().manual_seed((recipe.seed * 1_000_003 + update) % 2**64)
             return masked_diffusion_loss(
                 network,
                 canvases,
                 mask_id=tokenizer.mask_token_id,
                 whole_canvas_share=recipe.whole_canvas_share,
-                generator=generator,
+                generator=torch.Generator().manual_seed((recipe.seed * 1_000_003 + update) % 2**64),
                 shift=recipe.objective == "shifted_diffusion",
                 first_stays=recipe.first_token == "bos",
                 flat=recipe.weighting == "flat",

@@ -34,17 +34,15 @@ class Family:
             false.
         source: where its settings were read.
         layout: config keys and tensor names of its published folders; None where they are transformers' own.
-        architectures: what its published config.json files may call the network; another name is refused.
+        architectures: names of the network in its published config.json files; another name is refused.
         claims: whether a config.json with another family's ``model_type`` is of this one.
-        network: ``module:Class`` of the network, where no network of transformers computes it.
-        tokenizer_classes: what its tokenizer_config.json may call byte pairs in vocab.json and merges.txt, which
-            transformers' Qwen2Tokenizer reads.
+        network: ``module:Class``, where no network of transformers computes it.
+        tokenizer_classes: names of Qwen2Tokenizer in its tokenizer_config.json.
         shift: whether the logits of a position predict the token after it, as in a causal model.
         mask_text: the text of the mask token in the published tokenizers.
         end_of_turn: the token that ends a turn of a conversation, beside EOS.
-        chat_template: Jinja, used where the tokenizer has no template of its own.
-        chat_tokens: control tokens that the template needs; a tokenizer without them belongs to a base model.
-        shapes: sizes of the published checkpoints.
+        chat_template, chat_tokens: Jinja for tokenizers without a template, and the control tokens that it needs; a
+            base model's tokenizer lacks them.
     """
 
     name: str

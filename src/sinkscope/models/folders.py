@@ -71,7 +71,14 @@ def find_folder(name: str, revision: str | None = None, weights: bool = True) ->
             ) from error
     if (path := Path(name).expanduser()).exists():
         return _one_file(path)
-    folder = _fetch_small_files(name, revision)
+    import huggingface_hub
+
+    bar = counting_bar(None, MB)
+    with _hub_errors(name):  # what is in the cache needs no connection
+        found = huggingface_hub.snapshot_download(
+            name, revision=revision, allow_patterns=SMALL, ignore_patterns=["*/*"], tqdm_class=bar
+        )
+    folder = Path(found)
     if weights:
         fetch_weights(name, folder)
     return folder
@@ -146,18 +153,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.exists():
         raise ModelError(f"{folder} is no model: expected config.json in it, found {listing(folder)}")
     return read_json_object(path, ModelError, "correct the file or fetch it again")
-
-
-def _fetch_small_files(name: str, revision: str | None) -> Path:
-    """Return the folder of a repository in the cache, with all but its weights; what is there needs no connection."""
-    import huggingface_hub
-
-    bar = counting_bar(None, MB)
-    with _hub_errors(name):
-        folder = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=SMALL, ignore_patterns=["*/*"], tqdm_class=bar
-        )
-    return Path(folder)
 
 
 def fetch_weights(name: str, folder: Path) -> None:

@@ -171,19 +171,12 @@ def assemble(
 def model_of(network: Any, tokenizer: Any = None, *, name: str = "network") -> Model:
     """Return a model around a network in memory, such as one that is being trained; its weights are shared, not copied.
 
-    Args:
-        network: a transformers Llama or Qwen2; a bidirectional one has ``is_causal`` False and a ``mask_token_id``.
-        tokenizer: gives tokens their texts; None where only token ids are used.
-
-    Raises:
-        ModelError: its config belongs to no family.
+    It is a transformers Llama or Qwen2; a bidirectional one has ``is_causal`` False and a ``mask_token_id``. Without a
+    tokenizer only token ids can be used.
     """
     config, variant = split_config(network.config.to_dict() | {"architectures": None}, name)
     if config.get("is_causal") is False and config.get("model_type") in STOCK:
-        config = {
-            MARK: "llada",
-            **config,
-        }  # each masked token is read at its own place, unless the config says otherwise
+        config = {MARK: "llada", **config}  # reads each masked token at its own place, unless the config says otherwise
     family = recognise(config, name)
     plan = Plan(Path(name), config, family, variant, convert_config(config, family, name))
     dtype = str(next(network.parameters()).dtype).removeprefix("torch.")

@@ -22,15 +22,12 @@ class ModelCard:
     """The identity of a model in every artefact, and the shape of its network.
 
     Attributes:
-        name: as `load` was given it.
         weight_hash: sha256 over the safetensors files, in order of their names.
         stored_dtype, dtype: float type of the weights on disk, and in memory.
-        mask_id, eos_id: special tokens, None where the model has none.
         max_positions: the longest canvas that the model was made for.
         eos_ids: all tokens that end an answer, where there are several (Llama 3.1 Instruct has three).
         sink_token: name of the variant of its sink token, None without one.
-        config_hash: sha256 of its config.json without the keys that change no logits, and without the float type;
-            empty where it was not read from one.
+        config_hash: sha256 of its config.json without the float type and other keys that change no logits.
     """
 
     name: str
@@ -129,7 +126,7 @@ class Model:
         """Return the token ids of a raw text, or checked ids as they are.
 
         Raises:
-            CallError: an empty prompt, a token outside the vocabulary, an unknown word, or a mask token in the prompt.
+            CallError: an empty prompt, a token outside the vocabulary, an unknown word, or a mask token.
             ModelError: a tokenizer whose tokens the network does not have.
         """
         if isinstance(prompt, str):

@@ -33,37 +33,26 @@ def _before_stack(stack: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return args, {**kwargs, "sinkscope_prefixes": prefixes(stack, None)}
     names = ("input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds")
     inputs = dict(zip(names, args, strict=False)) | kwargs
-    positions = inputs["position_ids"] = _positions(inputs)
+    ids, mask, cache = (inputs.get(name) for name in ("input_ids", "attention_mask", "past_key_values"))
+    entering = ids if ids is not None else inputs["inputs_embeds"]
+    length = entering.shape[1]
+    seen = 0 if cache is None else int(cache.get_seq_length())
+    real = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None  # [batch, key], 0 on padding
+    positions = inputs.get("position_ids")
+    if positions is None:
+        positions = torch.arange(seen, seen + length, device=entering.device)[None]
+        if real is not None:  # the distance to the sink must not depend on padding; distances within the text do not
+            positions = (real.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
     if variant.position == "front":
-        inputs["position_ids"] = positions + variant.count
-        first = positions.new_zeros(1)
+        inputs["position_ids"], first = positions + variant.count, positions.new_zeros(1)
     else:
-        if inputs.get("past_key_values") is not None and int(inputs["past_key_values"].get_seq_length()):
+        if seen:
             raise AttentionError(
                 "a sink token at the end moves with every token that is added; run without a cache (use_cache=False)"
             )
-        real = _padding_mask(inputs)
+        inputs["position_ids"] = positions
         first = (positions if real is None else positions.masked_fill(real == 0, -1)).amax(-1) + 1
     return (), {**inputs, "sinkscope_prefixes": prefixes(stack, first)}
-
-
-def _positions(inputs: Mapping[str, Any]) -> Tensor:
-    """Return the positions of the text, int64 [1 or batch, query], as the network would count them without a sink."""
-    given, ids, cache = inputs.get("position_ids"), inputs.get("input_ids"), inputs.get("past_key_values")
-    if given is not None:
-        return given
-    shape = ids if ids is not None else inputs["inputs_embeds"]
-    real = _padding_mask(inputs)
-    if real is not None:  # the distance to the sink must not depend on padding; distances within the text do not either
-        return (real.long().cumsum(-1) - 1).clamp(min=0)[:, -shape.shape[1] :]
-    seen = 0 if cache is None else int(cache.get_seq_length())
-    return torch.arange(seen, seen + shape.shape[1], device=shape.device)[None]
-
-
-def _padding_mask(inputs: Mapping[str, Any]) -> Tensor | None:
-    """Return the mask [batch, key] that is 0 on padding; None where the caller gave none."""
-    mask = inputs.get("attention_mask")
-    return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
 
 class Gate(nn.Linear):

@@ -1,9 +1,8 @@
 """Sink tokens and their alternatives: the kinds, their parameters, and their constant keys and values in each layer.
 
-A sink token attends only to itself, so its hidden states do not depend on the text. They are computed once for each
-call, separately from the text. Its key and value in each layer are put in front of those of the text (`Prefix`); no
-canvas, cache, mask or loss has a row for it. The key is rotated to its position: 0 … n−1 in front, where the text
-begins at n; or, at the end, after the last token of each row.
+A sink token attends only to itself, so its hidden states do not depend on the text and are computed once for each call.
+Its key and value in each layer are put in front of those of the text (`Prefix`); no canvas, cache, mask or loss has a
+row for it. The key is rotated to its position: 0 … n−1 in front, where the text begins at n; or after the last token.
 """
 
 from collections.abc import Iterator

@@ -24,7 +24,7 @@ from sinkscope.models.layouts import MARK, STOCK
 from sinkscope.models.loading import outline
 from sinkscope.models.sink_token import KEY, SinkToken
 from sinkscope.models.tokenization import ADDED, CORE, PIECES, SETTINGS, SPECIAL, copy_files, template_files
-from sinkscope.models.weights import DTYPES, match_tensors, read_headers, weight_files
+from sinkscope.models.weights import match_tensors, read_headers, weight_files
 from sinkscope.runs.files import sealed, write_whole
 from sinkscope.runs.folder import new_folder
 
@@ -95,47 +95,32 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     except Exception as error:  # torch has no single exception for files that it refuses, and advises to run their code
         code = re.search(r"GLOBAL [\w.]+", str(error))
         why = f"{code[0]}, which could run code when read" if code else f"none ({type(error).__name__})"
-        raise ModelError(
-            f"{file}: expected a whole file of tensors only, found {why}; where you trust it, save its weights alone"
-        ) from error
+        raise ModelError(f"{file}: expected a file of tensors only, found {why}; save its weights alone") from error
     if isinstance(found, Mapping) and set(found) == {"model"}:
         found = found["model"]
     others = [name for name, one in found.items() if not isinstance(one, Tensor)] if isinstance(found, Mapping) else [0]
     if others:
-        raise ModelError(
-            f"{file}: expected tensors only, by name, found {', '.join(map(str, others[:4]))}; save its weights alone"
-        )
+        found = ", ".join(map(str, others[:4]))
+        raise ModelError(f"{file}: expected tensors only, by name, found {found}; save its weights alone")
     return dict(found)
 
 
 def convert_weights(
     weights: Mapping[str, Tensor], where: str, heads: int | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return a config.json and transformers' tensors for those of lit-gpt."""
+    """Return a config.json and transformers' tensors for those of lit-gpt; others keep their names."""
     left = dict(weights)
-    for name, tensor in weights.items():
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        known = dtype in DTYPES.values()
-        if not known or not tensor.isfinite().all():
-            found = "NaN or infinite ones" if known else dtype
-            raise ModelError(f"{where}: {name}: expected finite numbers of {', '.join(DTYPES.values())}, found {found}")
-
-    def take(name: str) -> Tensor:
-        if name not in left:
-            raise ModelError(f"{where}: expected a tensor {name}, found none, only {', '.join(sorted(weights)[:3])} …")
-        return left.pop(name)
-
-    head, table, norm = take("lm_head.weight"), take("transformer.wte.weight"), take("transformer.ln_f.weight")
+    if not {"lm_head.weight", "transformer.wte.weight"} <= set(left):
+        raise ModelError(f"{where}: expected lm_head.weight and transformer.wte.weight, found {sorted(left)[:3]} …")
+    head, table = left.pop("lm_head.weight"), left.pop("transformer.wte.weight")
     vocabulary, width = head.shape
     extra = table.shape[0] - vocabulary
     layers = 1 + max((int(found[1]) for name in weights if (found := re.match(BLOCK, name))), default=-1)
     first = "transformer.h.0."
     gated = f"{first}attn.gate.weight" in left
     if extra not in (1, 2) or (gated and extra == 2):
-        raise ModelError(
-            f"{where}: expected an embedding with a row for the mask, and one for a sink in a model without a gate, "
-            f"beyond the head's {vocabulary}, found {extra}"
-        )
+        expected = f"a row for the mask, and one for a sink without a gate, beyond the head's {vocabulary}"
+        raise ModelError(f"{where}: expected an embedding with {expected}, found {extra}")
     if heads is None and width not in HEADS:
         raise CallError(f"{where}: its width {width} is none of the published ones ({[*HEADS]}); pass --heads")
     heads = heads or (8 if (width, layers) == (640, 16) else HEADS[width])
@@ -144,22 +129,21 @@ def convert_weights(
     if width % heads or groups < 1 or heads % groups or (heads + 2 * groups) * size != fused_rows:
         expected = f"the rows of {heads} heads of {size} and their keys and values"
         raise ModelError(f"{where}: {FUSED}: expected {expected}, found {fused_rows}; see --heads")
-    tensors = {"lm_head.weight": head, "model.embed_tokens.weight": table[: vocabulary + 1], "model.norm.weight": norm}
+    tensors = {"lm_head.weight": head, "model.embed_tokens.weight": table[: vocabulary + 1]}
+    names = {"transformer.ln_f.weight": "model.norm.weight"}
     for number in range(layers):
         theirs, ours = f"transformer.h.{number}.", f"model.layers.{number}."
-        for name, tensor in zip("qkv", split_fused(take(theirs + FUSED), heads, groups), strict=True):
-            tensors[f"{ours}self_attn.{name}_proj.weight"] = tensor
+        names |= {theirs + name: ours + renamed for name, renamed in PLAIN.items()}
+        if theirs + FUSED in left:
+            for name, tensor in zip("qkv", split_fused(left.pop(theirs + FUSED), heads, groups), strict=True):
+                tensors[f"{ours}self_attn.{name}_proj.weight"] = tensor
         if theirs + PACKED in left and theirs + GATE not in left:
-            left[theirs + GATE], left[theirs + "mlp.swiglu.w2.weight"] = take(theirs + PACKED).chunk(2)
-        for name, renamed in PLAIN.items():
-            if name != "attn.gate.weight" or gated:
-                tensors[ours + renamed] = take(theirs + name)
-    if left:
-        raise ModelError(f"{where}: expected the tensors of paper 2's models, found {sorted(left)[:3]} beside them")
+            left[theirs + GATE], left[theirs + "mlp.swiglu.w2.weight"] = left.pop(theirs + PACKED).chunk(2)
+    tensors |= {names.get(name, name): tensor for name, tensor in left.items()}
     variant = SinkToken(token_id=vocabulary + 1) if extra == 2 else SinkToken(kind="gate") if gated else None
     if extra == 2:
         tensors["model.sink_token.embedding"] = table[vocabulary + 1 :]
-    inner = tensors["model.layers.0.mlp.gate_proj.weight"].shape[0]
+    inner = tensors.get("model.layers.0.mlp.gate_proj.weight", head).shape[0]
     shape = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers}
     shape |= {"num_attention_heads": heads, "num_key_value_heads": groups, "vocab_size": vocabulary + 1}
     widest = reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values()))
