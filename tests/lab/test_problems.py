@@ -19,7 +19,7 @@ from sinkscope.lab.problems import (
     training_code_tasks,
     training_problems,
 )
-from sinkscope.lab.vocabulary import BOS, SPECIAL_TOKENS, build_tokenizer, question_text, render
+from sinkscope.lab.vocabulary import BOS, build_tokenizer, question_text, render
 
 # A change of the generators moves every published number, so it must be made on purpose.
 PROBLEMS_SHA256 = "82661fa1c9f07005fe5edfb016bc1059e3ed63749735f44ef1fe350b576488bb"
@@ -116,13 +116,6 @@ def test_a_text_comes_back_letter_by_letter_without_unknown_words(tokenizer, dra
         ids = tokenizer(text).input_ids
         assert tokenizer.decode(ids, skip_special_tokens=True) == text and tokenizer.unk_token_id not in ids
     assert tokenizer("é", add_special_tokens=False).input_ids == [tokenizer.unk_token_id]
-
-
-def test_digits_punctuation_and_newlines_are_tokens(tokenizer):
-    ids = tokenizer("12 + 340\nf(x):\n    return x", add_special_tokens=False).input_ids
-    assert tokenizer.convert_ids_to_tokens(ids) == "1 2 ▁+ ▁3 4 0 \n f ( x ) : \n ▁▁▁▁ return ▁x".split(" ")
-    special = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.mask_token, tokenizer.unk_token)
-    assert special == SPECIAL_TOKENS and tokenizer("Tom").input_ids[0] == tokenizer.bos_token_id
 
 
 def test_the_chat_template_is_the_few_shot_prompt(tokenizer, drawn):

@@ -102,18 +102,6 @@ def test_constants_that_change_are_rotated_anew(pair):
     assert torch.equal(again, network(tokens, use_cache=False).logits)
 
 
-def test_the_stored_key_is_that_of_the_tokens_row_before_rotation(pair):
-    variant, model, folded = pair
-    stack, hidden = model.network.model, model.network.model.sink_token.embedding
-    for number, layer in enumerate(stack.layers):
-        entering = layer.input_layernorm(hidden)
-        key = layer.self_attn.k_proj(entering).view(variant.count, 1, 8).transpose(0, 1)
-        assert_close(folded.network.model.sink_token.keys[number], key, terms=TERMS)
-        value = layer.self_attn.v_proj(entering) * (not variant.zero_value)
-        hidden = hidden + layer.self_attn.o_proj(value.repeat(1, 5))
-        hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-
-
 def test_shards_are_folded_where_the_embedding_was(tmp_path):
     folder = save(with_sink(), tmp_path / "model")
     weights = load_file(folder / "model.safetensors")

@@ -15,7 +15,7 @@ from sinkscope.errors import CallError, ModelError
 from sinkscope.lab.vocabulary import build_tokenizer
 from sinkscope.models import FAMILIES
 from sinkscope.models.folding import fold
-from sinkscope.models.smdm import convert, convert_weights, split_fused
+from sinkscope.models.smdm import convert, convert_weights
 
 SMDM = FAMILIES["smdm"]
 
@@ -89,23 +89,6 @@ def test_other_forms_of_the_same_weights(form, tmp_path, tokenizer):
     assert found.keys() == expected.keys() and all(
         torch.equal(found[name], tensor) for name, tensor in expected.items()
     )
-
-
-def test_the_fused_projection_is_split_group_by_group():
-    """Rows numbered by what they are: group, place within it, component."""
-    groups, shared, size = 2, 3, 4
-    rows = torch.tensor(
-        [
-            [100 * group + 10 * place + part]
-            for group in range(groups)
-            for place in range(shared + 2)
-            for part in range(size)
-        ]
-    )
-    queries, keys, values = split_fused(rows, groups * shared, groups)
-    assert queries[:, 0].tolist() == [100 * g + 10 * p + c for g in range(2) for p in range(3) for c in range(4)]
-    assert keys[:, 0].tolist() == [100 * g + 30 + c for g in range(2) for c in range(4)]
-    assert values[:, 0].tolist() == [100 * g + 40 + c for g in range(2) for c in range(4)]
 
 
 def changed(change):
