@@ -138,8 +138,8 @@ class TrainingRun:
 
     def checksums(self, update: int) -> tuple[str, ...]:
         """Return the sha256 of a snapshot's file; of the last update also of the snapshot beside the checkpoint."""
-        files = (self.weights[update], self.folder / SNAPSHOTS / f"update-{update:06d}.safetensors")
-        return tuple(dict.fromkeys(files.sha256_of(file) for file in files if file.exists()))
+        both = (self.weights[update], self.folder / SNAPSHOTS / f"update-{update:06d}.safetensors")
+        return tuple(dict.fromkeys(files.sha256_of(file) for file in both if file.exists()))
 
 
 def open_run(folder: str | Path) -> TrainingRun:
