@@ -54,7 +54,7 @@ def seeded_model(sampler, seed=0):
 
 def block_causal(config, seed, block=4):
     """SDAR's network with the weights of the seeded Qwen3."""
-    from sinkscope.models.block_causal import BlockCausalQwen3
+    from sinkscope.models.networks import BlockCausalQwen3
 
     config.is_causal, config.block_size = False, block
     return seed_weights(BlockCausalQwen3(config), seed).eval()

@@ -20,14 +20,13 @@ from sinkscope.errors import CallError, TrainingError
 from sinkscope.figures.emergence_curves import draw_emergence
 from sinkscope.interventions import HideTopSinks
 from sinkscope.lab.canvases import CanvasMix
-from sinkscope.lab.checkpoint import train_checkpoint
-from sinkscope.lab.corpus import LongText, make_corpus, open_corpus
 from sinkscope.lab.nulls import draw_nulls
 from sinkscope.lab.recipes import RECIPES, Architecture
-from sinkscope.lab.snapshots import held_out_rows, network_at, open_run
+from sinkscope.lab.run_folder import held_out_rows, network_at, open_run
 from sinkscope.lab.starting_network import build_network
-from sinkscope.lab.training import train
-from sinkscope.models.in_memory import model_of
+from sinkscope.lab.texts import LongText, make_corpus, open_corpus
+from sinkscope.lab.training import train, train_checkpoint
+from sinkscope.models.loading import model_of
 from sinkscope.roles.probes import predictions
 
 SHAPE = Architecture(layers=2, hidden_size=24, heads=4, kv_heads=2, intermediate_size=40, max_positions=96, tied=True)
@@ -386,7 +385,7 @@ def test_watching_a_finished_training_is_refused_unless_its_moments_are_there(ru
 
 
 def test_weights_that_are_not_the_ones_of_their_run_are_refused(run, tmp_path):
-    from sinkscope.lab.snapshots import open_run
+    from sinkscope.lab.run_folder import open_run
 
     for seed in (0, 1):
         run(

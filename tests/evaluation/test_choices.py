@@ -17,7 +17,7 @@ from sinkscope.evaluation.running import PASS_SEEDS
 from sinkscope.evaluation.tasks import find_task
 from sinkscope.lab.recipes import RECIPES, Architecture
 from sinkscope.lab.starting_network import build_network
-from sinkscope.lab.texts import read_texts, train_tokenizer
+from sinkscope.lab.texts import read_texts
 
 PROBLEMS = [
     {"question": "He was  _  .", "answer": "B", "options": ["in bed", "at school", "ill", "gone"]},
@@ -58,7 +58,7 @@ def model(tmp_path_factory):
     """A random diffusion model that knows every text: 2 layers, 4 heads."""
     folder = tmp_path_factory.mktemp("choices")
     (folder / "text.txt").write_text("the cat sat on the mat\n\nQuestion: what is hot?\nAnswer: the sun")
-    tokenizer = train_tokenizer(read_texts(folder / "text.txt"), vocabulary=280)
+    tokenizer = read_texts(folder / "text.txt").tokenizer(280)
     shape = Architecture(layers=2, hidden_size=32, heads=4, kv_heads=2, intermediate_size=48, max_positions=512)
     network = build_network(dataclasses.replace(RECIPES["lab-diffusion"], architecture=shape), tokenizer)
     with torch.no_grad():

@@ -3,10 +3,9 @@ import random
 
 import pytest
 
-from sinkscope.lab.code_tasks import held_out_code_tasks, training_code_tasks
+from sinkscope.lab.problems import held_out_code_tasks, held_out_problems, training_code_tasks, training_problems
 from sinkscope.lab.prompts import SHOTS, few_shot_prompt
 from sinkscope.lab.vocabulary import question_text, render
-from sinkscope.lab.word_problems import held_out_problems, training_problems
 
 SETS = {"lab-arith": held_out_problems, "lab-code": held_out_code_tasks}
 

@@ -1,8 +1,7 @@
 import pytest
 
 from sinkscope.evaluation.tasks import TASKS, score_number, score_program
-from sinkscope.lab.code_tasks import held_out_code_tasks
-from sinkscope.lab.word_problems import held_out_problems
+from sinkscope.lab.problems import held_out_code_tasks, held_out_problems
 
 PROBLEM = next(problem for problem in held_out_problems() if problem.result == "7")
 CODE = next(task for task in held_out_code_tasks() if task.template == "add")

@@ -11,8 +11,8 @@ import pytest
 from sinkscope.commands.trace import read_prompts
 from sinkscope.errors import CallError
 from sinkscope.lab.canvases import CanvasMix
-from sinkscope.lab.corpus import open_corpus
 from sinkscope.lab.recipes import RECIPES, Architecture
+from sinkscope.lab.texts import open_corpus
 from sinkscope.lab.training import train
 
 EXCERPT = Path(books_corpus.__file__).with_name("books_excerpt.jsonl")

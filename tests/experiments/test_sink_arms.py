@@ -12,8 +12,8 @@ import torch
 from closeness import assert_close, terms_of
 
 import sinkscope
-from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.recipes import RECIPES, Architecture
+from sinkscope.lab.training import train_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def test_content(run, arms):
 def test_rows_of_tokens_are_those_that_the_constant_keys_come_from(monkeypatch, variant):
     from sink_token_states import rows_of_tokens
 
-    from sinkscope.models.sink_token.stream import constant_keys
+    from sinkscope.models.sink_token import constant_keys
 
     model = sinkscope.load("lab-autoregressive", dtype="float32")
     network = sinkscope.add_sink_token(model.network, variant)

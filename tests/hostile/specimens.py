@@ -5,9 +5,9 @@ import json
 import sys
 from pathlib import Path
 
-from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.prompts import problem_prompt
 from sinkscope.lab.recipes import RECIPES, Architecture
+from sinkscope.lab.training import train_checkpoint
 
 PROMPT = problem_prompt("lab-arith", 0, 0)["prompt"]
 OTHER = problem_prompt("lab-arith", 1, 0)["prompt"]
@@ -35,7 +35,7 @@ def make_specimens(folder: Path) -> Path:
     from sinkscope.emergence import TrainingWatch, hold_out
     from sinkscope.evaluation import evaluate
     from sinkscope.evaluation.cache_comparison import compare_caches, read_arms
-    from sinkscope.lab.corpus import LongText, make_corpus, open_corpus
+    from sinkscope.lab.texts import LongText, make_corpus, open_corpus
     from sinkscope.roles.head_roles import HeadRole, Roles
     from sinkscope.roles.verdict import Estimate, Rules
     from sinkscope.traces.bundles import write_bundle

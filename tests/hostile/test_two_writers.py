@@ -7,7 +7,7 @@ import pytest
 from hostile import specimens, trial
 
 from sinkscope.errors import CallError, TraceError, TrainingError
-from sinkscope.lab.checkpoint import train_checkpoint
+from sinkscope.lab.training import train_checkpoint
 from sinkscope.runs.folder import CLAIM, claimed_file, claimed_folder
 
 WORDS = {

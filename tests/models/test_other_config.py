@@ -52,12 +52,8 @@ def test_roles_of_one_are_not_those_of_the_other(two):
         explore(traces[1:], roles=roles)
     cards = [trace.manifest["model"] for trace in traces]
     assert roles_for(cards[0]["weight_hash"], roles, cards[0]["config_hash"]) is roles
-    with pytest.raises(
-        CallError, match=r"the trace is of weights .* and the config.json [0-9a-f]{12}…; find the roles of this model"
-    ):
+    with pytest.raises(CallError, match=r"the trace is of weights .*; find the roles of this model"):
         roles_for(cards[1]["weight_hash"], roles, cards[1]["config_hash"])
-    older = dataclasses.replace(roles, config_hash="")
-    assert roles_for(cards[1]["weight_hash"], older, cards[1]["config_hash"]) is older
 
 
 def test_a_map_is_not_computed_by_the_other(two):
@@ -67,11 +63,6 @@ def test_a_map_is_not_computed_by_the_other(two):
         CallError, match=r"was written by these weights under the config\.json [0-9a-f]{12}…, .* has [0-9a-f]{12}…"
     ):
         recompute_map(models[1], traces[0], step=1, layer=0, head=0)
-
-
-def test_a_model_in_another_float_type_is_the_same_model(two):
-    cards = [sinkscope.load(two[0][0].card.name, dtype=dtype).card for dtype in ("float32", "bfloat16")]
-    assert cards[0].config_hash == cards[1].config_hash != ""
 
 
 def test_their_results_are_not_paired(two, tmp_path):

@@ -9,7 +9,7 @@ from test_any_model import IDS, qwen3
 import sinkscope
 from sinkscope.attention import Watcher, output_norms, output_projection, subscribed
 from sinkscope.attention.projections import reduced
-from sinkscope.models.sink_token import add_sink_token
+from sinkscope.models import add_sink_token
 
 PROMPTS = [[5, 30, 31, 32, 40, 41, 7], [5, 30, 31, 7]]
 

@@ -50,8 +50,8 @@ class Demo(Command):
         from sinkscope.figures import Table, draw_figures, write_page
         from sinkscope.figures.explorer import explore
         from sinkscope.figures.page import REPORT
+        from sinkscope.lab.problems import read_result
         from sinkscope.lab.prompts import held_out, problem_prompt
-        from sinkscope.lab.word_problems import read_result
         from sinkscope.traces import claim_folder
 
         out = self.out

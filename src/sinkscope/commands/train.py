@@ -44,9 +44,9 @@ class Train(Command):
     def run(self) -> None:
         from sinkscope.emergence import TrainingWatch
         from sinkscope.emergence.storage import measured_updates
-        from sinkscope.lab.checkpoint import train_checkpoint
         from sinkscope.lab.recipes import RECIPES
         from sinkscope.lab.run_folder import WEIGHTS, check_recipe, saved_update
+        from sinkscope.lab.training import train_checkpoint
         from sinkscope.models.sink_token import variant_of
 
         expect_one_process("train")
@@ -81,8 +81,7 @@ class Train(Command):
 
 def read_data(path: Path | None) -> Any:
     """Return the user's text, a corpus from a folder or documents from a file; None without a path."""
-    from sinkscope.lab.corpus import open_corpus
-    from sinkscope.lab.texts import read_texts
+    from sinkscope.lab.texts import open_corpus, read_texts
 
     return None if path is None else open_corpus(path) if path.is_dir() else read_texts(path)
 
@@ -90,7 +89,7 @@ def read_data(path: Path | None) -> Any:
 def held_out(recipe: Any, texts: Any, count: int) -> list[Any]:
     """Return canvases on which the sinks of a recipe's network are measured."""
     from sinkscope.emergence import hold_out
-    from sinkscope.lab.snapshots import held_out_rows
+    from sinkscope.lab.run_folder import held_out_rows
     from sinkscope.lab.starting_network import choose_tokenizer
 
     tokenizer = choose_tokenizer(recipe, texts)

@@ -73,7 +73,7 @@ class WatchTraining(Command):
     def _measure(self, folder: Path) -> Path:
         """Measure every snapshot of a run that is not measured yet, and return the folder of the measurements."""
         from sinkscope.emergence import TrainingWatch
-        from sinkscope.lab.snapshots import check_data, network_at, open_run
+        from sinkscope.lab.run_folder import check_data, network_at, open_run
         from sinkscope.lab.starting_network import choose_tokenizer
         from sinkscope.progress import show_progress
 

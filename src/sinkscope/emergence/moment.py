@@ -12,7 +12,7 @@ from sinkscope.errors import CallError, ModelError
 from sinkscope.interventions import parse_rule
 from sinkscope.models import Model, expect_model
 from sinkscope.models.devices import own_defaults
-from sinkscope.models.in_memory import IN_MEMORY
+from sinkscope.models.loading import IN_MEMORY
 from sinkscope.roles import ROLES, find_roles_on
 from sinkscope.roles.probes import check_probe, predictions
 from sinkscope.roles.sight import look, sinks_of

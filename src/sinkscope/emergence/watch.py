@@ -18,7 +18,7 @@ from sinkscope.emergence.moment import check_canvases, measure
 from sinkscope.emergence.storage import FORMAT, IN_MEMORY, ROLES, WEIGHTS, check_watch, open_watch
 from sinkscope.errors import CallError
 from sinkscope.models.fingerprints import hash_memory
-from sinkscope.models.in_memory import model_of
+from sinkscope.models.loading import model_of
 from sinkscope.roles.find import check_halves
 
 

@@ -11,8 +11,8 @@ from sinkscope.errors import CallError
 from sinkscope.evaluation.choices import BENCHMARKS, likelihood_task
 from sinkscope.evaluation.sandbox import run_program
 from sinkscope.evaluation.task import Message, Row, Score, Source, Task, expect_no_shots, hash_rows
+from sinkscope.lab.problems import Problem, read_result
 from sinkscope.lab.prompts import SHOTS, few_shot_prompt, held_out
-from sinkscope.lab.word_problems import Problem, read_result
 
 NEXT_QUESTION = "\n\nQ:"
 FEWSHOT_SEED = 1234  # lm-eval's default --seed for shots

@@ -17,7 +17,7 @@ A2D = "a2d-"
 
 
 def recognise(config: Mapping[str, Any], where: str) -> Family:
-    """Return the family of a ``config.json``; ``where`` names its folder in errors.
+    """Return the family of a ``config.json``, which lies in the folder ``where``.
 
     Raises:
         ModelError: no family claims it, or its network is another one than the family's.
@@ -85,9 +85,7 @@ def _mask_of_tokenizer(folder: Path) -> int:
 
 
 def _stock_family(config: Mapping[str, Any], where: str) -> Family:
-    """Return the family of a folder in transformers' own layout: a causal model, one of the lab's, or one that was
-    saved again.
-    """
+    """Return the family of a folder in transformers' own layout: a causal model, the lab's, or one saved again."""
     model_type, causal = config["model_type"], config.get("is_causal", True)
     marked = FAMILIES.get(str(config.get(MARK)))
     allowed = [BODIES[model_type][1]]

@@ -6,17 +6,17 @@ that does not know it refuses its checkpoints instead of running the network wit
 
 import functools
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sinkscope.attention import NAME, current_session, register_interface
+from sinkscope.attention import NAME, register_interface
 from sinkscope.errors import AttentionError, CallError, ModelError
 from sinkscope.models.devices import own_defaults
 from sinkscope.models.layouts import MARK_POSITIONS, ROPE_TYPES
-from sinkscope.models.sink_token.stream import SinkWeights, prefixes
-from sinkscope.models.sink_token.variant import KEY, SinkToken, read_variant, variant_of
+from sinkscope.models.sink_token import KEY, SinkToken, SinkWeights, prefixes, read_variant, variant_of
 
 PREFIX = "sink_"  # of model_type
 
@@ -33,48 +33,26 @@ def _before_stack(stack: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return args, {**kwargs, "sinkscope_prefixes": prefixes(stack, None)}
     names = ("input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds")
     inputs = dict(zip(names, args, strict=False)) | kwargs
-    positions = inputs["position_ids"] = _positions(inputs)
+    ids, mask, cache = (inputs.get(name) for name in ("input_ids", "attention_mask", "past_key_values"))
+    entering = ids if ids is not None else inputs["inputs_embeds"]
+    length = entering.shape[1]
+    seen = 0 if cache is None else int(cache.get_seq_length())
+    real = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None  # [batch, key], 0 on padding
+    positions = inputs.get("position_ids")
+    if positions is None:
+        positions = torch.arange(seen, seen + length, device=entering.device)[None]
+        if real is not None:  # the distance to the sink must not depend on padding; distances within the text do not
+            positions = (real.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
     if variant.position == "front":
-        inputs["position_ids"] = positions + variant.count
-        first = positions.new_zeros(1)
+        inputs["position_ids"], first = positions + variant.count, positions.new_zeros(1)
     else:
-        if inputs.get("past_key_values") is not None and int(inputs["past_key_values"].get_seq_length()):
+        if seen:
             raise AttentionError(
                 "a sink token at the end moves with every token that is added; run without a cache (use_cache=False)"
             )
-        real = _padding_mask(inputs)
+        inputs["position_ids"] = positions
         first = (positions if real is None else positions.masked_fill(real == 0, -1)).amax(-1) + 1
     return (), {**inputs, "sinkscope_prefixes": prefixes(stack, first)}
-
-
-def _positions(inputs: Mapping[str, Any]) -> Tensor:
-    """Return the positions of the text, int64 [1 or batch, query], as the network would count them without a sink."""
-    given = inputs.get("position_ids")
-    if given is not None:
-        return given
-    ids, embedded, cache = inputs.get("input_ids"), inputs.get("inputs_embeds"), inputs.get("past_key_values")
-    shape = ids if ids is not None else embedded
-    if shape is None:
-        raise CallError("expected input_ids or inputs_embeds, found neither")
-    real = _padding_mask(inputs)
-    if real is not None:  # the distance to the sink must not depend on padding; distances within the text do not either
-        return (real.long().cumsum(-1) - 1).clamp(min=0)[:, -shape.shape[1] :]
-    seen = 0 if cache is None else int(cache.get_seq_length())
-    return torch.arange(seen, seen + shape.shape[1], device=shape.device)[None]
-
-
-def _padding_mask(inputs: Mapping[str, Any]) -> Tensor | None:
-    """Return the mask [batch, key] that is 0 on padding; None where the caller gave none."""
-    mask = inputs.get("attention_mask")
-    return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
-
-
-def _before_attention(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    attention.sink_gate.entering = args[0] if args else kwargs["hidden_states"]
-
-
-def _before_projection(gate: "Gate", projection: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (args[0] * gate(), *args[1:])
 
 
 class Gate(nn.Linear):
@@ -82,11 +60,15 @@ class Gate(nn.Linear):
 
     entering: Tensor | None = None
 
-    def forward(self) -> Tensor:  # type: ignore[override]
-        """Return the factors [batch, query, head · dim] for the newest input."""
-        entering, self.entering = self.entering, None
-        assert entering is not None
-        return torch.sigmoid(super().forward(entering))
+    def note(self, attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep X, the input of attention, until its output is projected."""
+        self.entering = args[0] if args else kwargs["hidden_states"]
+
+    def multiply(self, projection: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments of the output projection, the first one multiplied by the factors."""
+        assert self.entering is not None
+        factors, self.entering = torch.sigmoid(self(self.entering)), None
+        return (args[0] * factors, *args[1:])
 
 
 def _install(network: Any, variant: SinkToken) -> None:
@@ -99,30 +81,24 @@ def _install(network: Any, variant: SinkToken) -> None:
         for layer in stack.layers:
             attention = layer.self_attn
             attention.sink_gate = Gate(config.hidden_size, attention.o_proj.in_features, bias=False)
-            attention.register_forward_pre_hook(_before_attention, with_kwargs=True)
-            attention.o_proj.register_forward_pre_hook(functools.partial(_before_projection, attention.sink_gate))
+            attention.register_forward_pre_hook(attention.sink_gate.note, with_kwargs=True)
+            attention.o_proj.register_forward_pre_hook(attention.sink_gate.multiply)
         _draw_gates(network, variant)
     network.set_attn_implementation(NAME)
 
 
 def _check_body(config: Any, variant: SinkToken) -> None:
-    """Raise an error where a network's positions or its direction of attention do not go with a variant."""
+    """Raise CallError where a network's positions or its direction of attention do not go with a variant."""
+    rotations = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if variant.kind == "token" and getattr(config, MARK_POSITIONS, False):
-        raise CallError(
-            f"sink token {variant.name!r}: expected rotated positions, found learned ones, among which the token has "
-            "no place; use logit, off-by-one or gate"
-        )
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type", "default") not in ROPE_TYPES:
-        raise CallError(
-            f"sink token {variant.name!r}: expected rotations of type {', '.join(ROPE_TYPES)}, found "
-            f"{rope['rope_type']!r}, which change with the length of the text"
-        )
-    if variant.position == "end" and getattr(config, "is_causal", True):
-        raise CallError(
-            "sink token 'token-end': expected a bidirectional network (is_causal false), found a causal one, "
-            "in which the end moves with every token; use position 'front'"
-        )
+        why = "expected rotated positions, found learned ones, among which the token has no place; use another kind"
+    elif rotations not in ROPE_TYPES:
+        why = f"expected rotations of type {', '.join(ROPE_TYPES)}, found {rotations!r}, which change with the text"
+    elif variant.position == "end" and getattr(config, "is_causal", True):
+        why = "expected a bidirectional network (is_causal false), found a causal one; use position 'front'"
+    else:
+        return
+    raise CallError(f"sink token {variant.name!r}: {why}")
 
 
 @functools.cache
@@ -132,9 +108,6 @@ def sink_classes(network_class: Any, config_class: Any) -> tuple[Any, Any]:
     class SinkConfig(config_class):
         model_type = PREFIX + config_class.model_type
 
-        def __reduce__(self) -> tuple[Any, ...]:
-            return _unpickled, (network_class, config_class, 1), self.__getstate__()
-
     class SinkNetwork(network_class):
         config_class = SinkConfig
 
@@ -143,9 +116,6 @@ def sink_classes(network_class: Any, config_class: Any) -> tuple[Any, Any]:
             variant = read_variant(getattr(config, KEY, None), "config")
             _check_body(config, variant)
             _install(self, variant)
-
-        def __reduce__(self) -> tuple[Any, ...]:
-            return _unpickled, (network_class, config_class, 0), self.__getstate__()
 
         def _init_weights(self, module: nn.Module) -> None:
             if isinstance(module, SinkWeights):
@@ -158,45 +128,29 @@ def sink_classes(network_class: Any, config_class: Any) -> tuple[Any, Any]:
     return SinkNetwork, SinkConfig
 
 
-def _unpickled(network_class: Any, config_class: Any, number: int) -> Any:
-    """Return an empty network (0) or configuration (1) with a sink for pickle, which finds no class that is made here,
-    to fill.
-    """
-    register_interface()
-    made = sink_classes(network_class, config_class)[number]
-    return made.__new__(made)
-
-
 def with_sink(network_class: Any, config: Any, variant: SinkToken | None) -> tuple[Any, Any]:
     """Return the class and the configuration of a network with a sink; both as they are where there is none."""
     if variant is None:
         return network_class, config
     made, kind = sink_classes(network_class, type(config))
     stored = {key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")}
-    return made, kind.from_dict({**stored, KEY: variant.as_config()})
+    return made, kind.from_dict({**stored, KEY: asdict(variant)})
 
 
 def split_config(config: Mapping[str, Any], where: str) -> tuple[dict[str, Any], SinkToken | None]:
-    """Return a config.json as the network without its sink would have it, and the variant of the sink; None where it
-    has none.
-
-    Raises:
-        ModelError: the variant is unknown, or the config has only one of its two keys.
-    """
-    model_type = config.get("model_type")
-    named = isinstance(model_type, str) and model_type.startswith(PREFIX)
-    if not named and KEY not in config:
-        return dict(config), None
-    if not named or KEY not in config:
+    """Return a config.json as the network without its sink would have it, and the sink's variant, None without one."""
+    model_type = str(config.get("model_type"))
+    if model_type.startswith(PREFIX) != (KEY in config):
         raise ModelError(
             f"{where}: config.json: expected {KEY} and a model_type that begins with {PREFIX!r} together, "
-            f"found model_type {model_type!r} {'without' if KEY not in config else 'with'} {KEY}"
+            f"found model_type {model_type!r} {'with' if KEY in config else 'without'} {KEY}"
         )
+    if KEY not in config:
+        return dict(config), None
     body = {key: value for key, value in config.items() if key != KEY}
-    body["model_type"] = str(model_type).removeprefix(PREFIX)
+    body["model_type"] = model_type.removeprefix(PREFIX)
     body["architectures"] = [str(one).removeprefix("Sink") for one in config.get("architectures") or []]
-    variant = read_variant(config[KEY], where)
-    return body, variant
+    return body, read_variant(config[KEY], where)
 
 
 @own_defaults()
@@ -220,37 +174,26 @@ def add_sink_token(network: Any, variant: SinkToken | str = "token", *, tokenize
     if wanted is None:
         return network
     if not isinstance(network, LlamaForCausalLM | Qwen2ForCausalLM):
-        raise CallError(
-            f"sink token {wanted.name!r}: expected a LlamaForCausalLM or Qwen2ForCausalLM of transformers, found "
-            f"{type(network).__name__}"
-        )
-    session = current_session(network)
-    if session is not None and session.subscribers:
-        raise CallError(
-            f"sink token {wanted.name!r}: expected a network that nothing records or changes; add it outside of "
-            "the with block"
-        )
-    present = getattr(network.config, KEY, None)
-    if present is not None:
+        found = type(network).__name__
+        raise CallError(f"sink token {wanted.name!r}: expected a LlamaForCausalLM or Qwen2ForCausalLM, found {found}")
+    before = network.config
+    if (present := getattr(before, KEY, None)) is not None:
         raise CallError(f"sink token {wanted.name!r}: the network has {read_variant(present, 'config').name!r} already")
     if wanted.folded:
         raise CallError("sink token: add it unfolded, train, then `sinkscope fold`")
-    _check_body(network.config, wanted)
+    _check_body(before, wanted)
     check_token_id(tokenizer, wanted, "the tokenizer", CallError)
     parameter = next(network.parameters())
-    made, config = with_sink(type(network), network.config, wanted)
-    config._attn_implementation_internal = network.config._attn_implementation_internal
-    before = network.config
+    network.__class__, config = with_sink(type(network), before, wanted)  # checkpoints are loaded by this class
+    config._attn_implementation_internal = before._attn_implementation_internal
     for module in network.modules():  # several networks may share one configuration; this one has its own from now on
         if getattr(module, "config", None) is before:
             module.config = config
-    network.__class__ = made  # so that its checkpoints are loaded by the class with the sink
     _install(network, wanted)
     for module in network.modules():
         if isinstance(module, SinkWeights | Gate):
             module.to(device=parameter.device, dtype=parameter.dtype)
-        if isinstance(module, SinkWeights):
-            module.draw()  # again, as a default dtype of the caller's may have rounded the values
+    network.model.sink_token.draw()  # again, as a default dtype of the caller's may have rounded the values
     _draw_gates(network, wanted)
     return network
 
@@ -267,12 +210,9 @@ def _draw_gates(network: Any, variant: SinkToken) -> None:
 
 def check_token_id(tokenizer: Any, variant: SinkToken, where: str, error: type[Exception]) -> None:
     """Raise an ``error`` where a tokenizer uses the id of the sink for another token."""
-    if tokenizer is None or variant.token_id is None:
-        return
-    taken = {index: text for text, index in tokenizer.get_vocab().items()}
+    taken = {} if tokenizer is None else {index: text for text, index in tokenizer.get_vocab().items()}
     if variant.token_id in taken:
         raise error(
             f"sink token {variant.name!r} has token_id {variant.token_id}, but {where} has "
-            f"{taken[variant.token_id]!r} there; "
-            f"its free ids begin at {max(taken) + 1}"
+            f"{taken[variant.token_id]!r} there; its free ids begin at {max(taken) + 1}"
         )
