@@ -71,32 +71,8 @@ class Browser:
                 return answer["result"]
             self.events.append(answer)
 
-    def trace(self, categories, work):
-        """What ``work`` returns, and the events of these categories that the browser traced meanwhile."""
-        self.call(
-            "Tracing.start", traceConfig={"includedCategories": categories, "recordMode": "recordAsMuchAsPossible"}
-        )
-        returned, first = work(), len(self.events)
-        self.call("Tracing.end")
-        while not any(event["method"] == "Tracing.tracingComplete" for event in self.events[first:]):
-            self.events.append(self._read())
-        traced = [
-            one
-            for event in self.events[first:]
-            if event["method"] == "Tracing.dataCollected"
-            for one in event["params"]["value"]
-        ]
-        return returned, traced
-
-    def open(
-        self,
-        url,
-        width=1280,
-        height=900,
-        dark=False,
-        ready="document.querySelector('.tokens span')?.textContent !== ''",
-    ):
-        """A page that has been loaded and drawn, which ``ready`` tells."""
+    def open(self, url, width=1280, height=900, dark=False):
+        """A page that has been loaded and drawn."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         page = Page(self, self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
         for domain in ("Page", "Runtime", "Network", "Log"):
@@ -109,7 +85,7 @@ class Browser:
             features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
         )
         page.call("Page.navigate", url=url)
-        page.wait(f"document.readyState === 'complete' && {ready}")
+        page.wait("document.readyState === 'complete' && document.querySelector('.tokens span')?.textContent !== ''")
         page.settle()
         return page
 

@@ -56,9 +56,7 @@ def cut_off(sheet):
     canvas = FigureCanvasAgg(sheet)
     canvas.draw()
     edge, found = sheet.bbox, []
-    ticks = set(
-        chain(*(axis.get_ticklabels(which="both") for axis in sheet.findobj(Axis)))
-    )  # some of these are not drawn
+    ticks = {*chain(*(axis.get_ticklabels(which="both") for axis in sheet.findobj(Axis)))}  # some are not drawn
     for text in sheet.findobj(Text):
         if text.get_visible() and text.get_text().strip() and text not in ticks:
             box = text.get_window_extent(canvas.get_renderer())
@@ -95,7 +93,7 @@ def test_comparison_puts_both_traces_into_every_figure(unpainted, sudden, tmp_pa
     [(["a/b", "模型甲"], ["a-b", "模型甲"]), (["Mod_1", "mod-1", "x"], ["Mod-1-1", "mod-1-2", "x-3"])],
 )
 def test_no_trace_overwrites_the_figures_of_another(unpainted, wandering, tmp_path, monkeypatch, labels, names):
-    monkeypatch.setattr("sinkscope.figures.drawing.model_labels", lambda _: labels)
+    monkeypatch.setattr("sinkscope.figures.figure.model_labels", lambda _: labels)
     paths = [path for path in draw_figures([wandering] * len(labels), tmp_path, only=["3"]) if path.suffix == ".csv"]
     assert [path.name for path in paths] == [f"{FIGURES['3'].file}-{name}.csv" for name in names]
     for path, label in zip(paths, labels, strict=True):

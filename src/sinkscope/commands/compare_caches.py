@@ -60,7 +60,7 @@ class CompareCaches(TaskCommand):
         import sinkscope
         from sinkscope.evaluation.cache_comparison import compare_caches
         from sinkscope.evaluation.cache_tables import comparison_table
-        from sinkscope.figures.accuracy_and_work import draw_accuracy_and_work
+        from sinkscope.figures.cache_figures import draw_accuracy_and_work
         from sinkscope.runs.folder import claimed_folder
 
         model = sinkscope.load(self.model, dtype=self.dtype, device=self.device)

@@ -110,7 +110,7 @@ def held_out(recipe: Any, texts: Any, count: int) -> list[Any]:
 
 def _check_watched(folder: Path, every: int, done: int) -> None:
     """Raise CallError where a training has passed updates that its watch should have measured."""
-    from sinkscope.emergence.storage import measured_updates
+    from sinkscope.emergence.history import measured_updates
 
     if missing := sorted({*range(0, done + 1, every)} - measured_updates(folder).keys()):
         raise CallError(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -23,14 +23,8 @@ Place = tuple[int | None, int | None]
 
 @dataclass(frozen=True)
 class Jump:
-    """The main sink of a head is at another position one step later.
-
-    Attributes:
-        step: the step before.
-        clean: whether the old position is no longer a sink, and the new one was not one before.
-        swap: whether both positions are sinks before and after.
-        held: the attention that the place before and the place after hold while the main sink stays there, in steps'
-            worth (1: all attention of the head in one step); the smaller of the two.
+    """The main sink of a head is at another position one step later; clean: neither position is a sink in both steps;
+    swap: both are; held: the attention of the place before or after, the lesser, over the whole stay, in steps' worth.
     """
 
     step: int
@@ -47,8 +41,7 @@ class Jump:
         return self.after - self.before
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(NamedTuple):
     """A step in which the masked and the unmasked queries of a head attend most to different keys; each key gets a
     larger share of attention from its own group than from the other, by ``clarity`` or more.
     """
@@ -61,8 +54,7 @@ class Split:
     clarity: float
 
 
-@dataclass(frozen=True)
-class Flash:
+class Flash(NamedTuple):
     """A sink that lives for one step, neither the first nor the last."""
 
     step: int
@@ -75,13 +67,7 @@ class Flash:
 @final
 @dataclass(frozen=True)
 class Highlights:
-    """The heads and steps of one trace where each effect is clearest. Ties go to the lower layer, then the lower head.
-
-    Attributes:
-        prompt: the numbers of the trace.
-        threshold: of Eq. 3.
-        place: the layer and the head to look at; None for all of them.
-    """
+    """The heads and steps of one trace where each effect is clearest. Ties go to the lower layer, then the lower head."""
 
     trace: Trace = field(repr=False)
     prompt: PromptSummary = field(repr=False)
@@ -94,6 +80,10 @@ class Highlights:
         return self.prompt.main_at(self.threshold)
 
     @cached_property
+    def is_sink(self) -> Callable[..., Any]:
+        return self.prompt.is_sink_at(self.threshold)
+
+    @cached_property
     def asked(self) -> Bool[np.ndarray, "layer head"]:
         asked = np.zeros((self.prompt.layers, self.prompt.heads), bool)
         asked[tuple(slice(None) if at is None else at for at in self.place)] = True
@@ -101,8 +91,7 @@ class Highlights:
 
     @cached_property
     def heads(self) -> list[HeadMovement]:
-        moving = head_movement(self.main, self.prompt.is_sink_at(self.threshold))
-        return [one for one in moving if self.asked[one.layer, one.head]]
+        return [one for one in head_movement(self.main, self.is_sink) if self.asked[one.layer, one.head]]
 
     @property
     def only(self) -> HeadMovement | None:
@@ -114,19 +103,14 @@ class Highlights:
         """Largest column followed, sink or not, mean over steps; −1 in heads that were not asked for."""
         return np.where(self.asked, self.prompt.by_step.main_column.mean(axis=0), -1)
 
-    def places(self, head: HeadMovement) -> int:
-        """Return at how many positions the main sink of a head is."""
+    def steps_at(self, head: HeadMovement) -> Int[np.ndarray, " position"]:
+        """Return in how many steps the main sink of a head is at each position."""
         main = self.main[:, head.layer, head.head]
-        return len(np.unique(main[main >= 0]))
+        return np.bincount(main[main >= 0], minlength=1)
 
     def movement_text(self, head: HeadMovement) -> str:
         swaps = f", {counted(head.swaps, 'swap')}" if head.swaps else ""
-        return f"{counted(self.places(head), 'position')}, {counted(head.moves, 'move')}{swaps}"
-
-    def residence(self, head: HeadMovement) -> int:
-        """Return in how many steps the main sink of a head is at its most frequent position."""
-        main = self.main[:, head.layer, head.head]
-        return int(np.bincount(main[main >= 0]).max(initial=0))
+        return f"{counted(np.count_nonzero(self.steps_at(head)), 'position')}, {counted(head.moves, 'move')}{swaps}"
 
     @cached_property
     def clearest(self) -> HeadMovement | None:
@@ -148,12 +132,9 @@ class Highlights:
                     rows.append((last, one.layer, one.head, old, new))
                     held.append(min(float(share[first:begin].sum()), float(share[begin : end + 1].sum())))
         step, layer, head, old, new = np.array(rows, int).reshape(-1, 5).T
-        is_sink = self.prompt.is_sink_at(self.threshold)
-        stays, was = is_sink(step + 1, layer, head, old), is_sink(step, layer, head, new)
-        return [
-            Jump(*row, clean=clean, swap=swap, held=much)
-            for row, clean, swap, much in zip(rows, (~stays & ~was).tolist(), (stays & was).tolist(), held, strict=True)
-        ]
+        stays, was = self.is_sink(step + 1, layer, head, old), self.is_sink(step, layer, head, new)
+        kinds = zip((~stays & ~was).tolist(), (stays & was).tolist(), strict=True)
+        return [Jump(*row, *kind, held=much) for row, kind, much in zip(rows, kinds, held, strict=True)]
 
     @cached_property
     def moves(self) -> list[Jump]:
@@ -161,18 +142,16 @@ class Highlights:
 
     @cached_property
     def most_moves(self) -> HeadMovement | None:
-        """The head whose main sink moves most often; ties to more positions."""
-        return self._best(lambda head: (head.moves, self.places(head)))
+        return self._best(lambda head: (head.moves, np.count_nonzero(self.steps_at(head))))
 
     @cached_property
     def most_positions(self) -> HeadMovement | None:
-        """The head whose main sink is at the most positions; ties to more moves."""
-        return self._best(lambda head: (self.places(head), head.moves))
+        return self._best(lambda head: (np.count_nonzero(self.steps_at(head)), head.moves))
 
     @cached_property
     def most_static(self) -> HeadMovement | None:
         """The head whose main sink is at one position for the most steps; ties to the larger column."""
-        return self._best(lambda head: (self.residence(head), float(self.largest[head.layer, head.head])))
+        return self._best(lambda head: (int(self.steps_at(head).max()), float(self.largest[head.layer, head.head])))
 
     def _best(self, merit: Callable[[HeadMovement], Any]) -> HeadMovement | None:
         with_sinks = [head for head in self.heads if head.steps_with_sink]
@@ -182,20 +161,19 @@ class Highlights:
     def leftmost(self) -> HeadMovement | None:
         """The head whose main sink drifts left the fastest over half of the steps or more; where none does, right."""
         least = max(2, len(self.main) // 2)
-        drifting = [head for head in self.heads if head.drift_per_step and head.steps_with_sink >= least and head.moves]
-        left = [head for head in drifting if (head.drift_per_step or 0) < 0]
-        return max(
-            left or drifting, key=lambda head: (abs(head.drift_per_step or 0), -head.layer, -head.head), default=None
-        )
+        drifts = {one: one.drift_per_step or 0 for one in self.heads if one.steps_with_sink >= least and one.moves}
+        left = [head for head, drift in drifts.items() if drift < 0]
+        found = left or [head for head, drift in drifts.items() if drift > 0]
+        return max(found, key=lambda head: (abs(drifts[head]), -head.layer, -head.head), default=None)
 
     @cached_property
     def jump(self) -> Jump | None:
         """The longest jump of a main sink: clean ones first, swaps last; ties to the lower layer, then earlier step."""
-        return max(
-            self.jumps,
-            key=lambda one: (one.clean, not one.swap, abs(one.distance), -one.layer, -one.step, -one.head),
-            default=None,
-        )
+
+        def merit(one: Jump) -> tuple[int, ...]:
+            return (one.clean, not one.swap, abs(one.distance), -one.layer, -one.step, -one.head)
+
+        return max(self.jumps, key=merit, default=None)
 
     @cached_property
     def flash(self) -> Flash | None:
@@ -204,15 +182,14 @@ class Highlights:
         for layer in np.flatnonzero(self.asked.any(axis=1)).tolist():
             sinks = self.prompt.followed.of_layer(layer).at(self.threshold)
             step, head, key = sinks.step, sinks.head, sinks.key
-            alone = (
-                ~sinks.contains(step - 1, head, key) & ~sinks.contains(step + 1, head, key) & self.asked[layer, head]
-            )
-            alone &= (step > 0) & (step < self.prompt.steps - 1)
-            rows = zip(*(one[alone].tolist() for one in (step, head, key, sinks.column)), strict=True)
-            found += [Flash(step, layer, head, key, column) for step, head, key, column in rows]
-        return max(
-            found, key=lambda one: (one.column_sum, -one.layer, -one.step, -one.head, -one.position), default=None
-        )
+            alone = ~sinks.contains(step - 1, head, key) & ~sinks.contains(step + 1, head, key)
+            alone &= self.asked[layer, head] & (step > 0) & (step < self.prompt.steps - 1)
+            rows = zip(*(one[alone].tolist() for one in (sinks.column, -step, -head, -key)), strict=True)
+            found += [(column, -layer, *place) for column, *place in rows]
+        if not found:
+            return None
+        column, layer, step, head, key = max(found)
+        return Flash(-step, -layer, -head, -key, column)
 
     @cached_property
     def split(self) -> Split | None:

@@ -16,15 +16,7 @@ from jaxtyping import Float
 from sinkscope.errors import CallError
 from sinkscope.figures.figure5_sink_strengths import draw_strengths, strongest
 from sinkscope.figures.figure7_sink_positions import LETTERS, chosen_heads, draw_positions
-from sinkscope.figures.incoming_attention import (
-    Incoming,
-    check_head,
-    draw_incoming,
-    followed_columns,
-    linear_norm,
-    names_room,
-)
-from sinkscope.figures.position_cut import Cut
+from sinkscope.figures.incoming_attention import Incoming, check_head, draw_incoming, linear_norm
 from sinkscope.figures.style import (
     BLUE,
     HEAT,
@@ -48,33 +40,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Sheet
 
-MAP_HEADER = ("model", "panel", "step", "layer", "head", "query", "key", "attention")
-
 GAMMA = 0.3  # so that an equal share of 1/256 is at a fifth of the scale
 NAMED = 9
 ROOM_FOR_TOKENS = 7.4  # lines of text above a map
-LEAST_SHARE = 1e-4  # smaller shares are left out of CSV files
 
 
 def incoming(
     trace: Any, layer: int | None = None, head: int | None = None, *, ax: "Axes | None" = None, excess: float = 3.0
 ) -> "Sheet":
-    """Draw the attention that each token receives over the steps, with the main sink of the head outlined.
-
-    Args:
-        layer, head: of the head; with ``layer`` alone the mean over its heads, with neither the mean over all.
-
-    Raises:
-        TraceError: no trace there, or not all columns were kept.
+    """Draw the attention that each token receives over the steps, with the main sink of the head outlined; with
+    ``layer`` alone the mean over its heads, with neither the mean over all. Raises TraceError without all columns.
     """
     trace = as_trace(trace)
     one = Incoming.of(trace, layer, head, excess)
-    strong = np.argsort(-np.nan_to_num(one.values).mean(axis=0), kind="stable")[:3].tolist()
-    answer = range(one.prompt_length, len(one.canvas))
-    cut = Cut.around([*answer, *strong, *(position for position, _, _ in one.stays)], len(one.canvas))
     with _axes(ax, 5.4, 3.4) as axes:
-        image = draw_incoming(axes, one, linear_norm([one.values]), cut)
-        axes.set_title(f"{plain(model_label(trace.manifest))}, {one.name}", loc="left", pad=names_room(axes, one, cut))
+        title = f"{plain(model_label(trace.manifest))}, {one.name}"
+        image = draw_incoming(axes, one, linear_norm([one.values]), one.cut(one.values), title)
         axes.set_xlabel("position in the canvas (dashed: end of the prompt)")
         axes.set_ylabel("step")
         whole_numbers(axes.yaxis)
@@ -88,10 +69,8 @@ def incoming(
 def sink_positions(
     trace: Any, layer: int | None = None, head: int | None = None, *, ax: "Axes | None" = None, excess: float = 3.0
 ) -> "Sheet":
-    """Draw the position of a head's main sink over the steps, beside the tokens written.
-
-    Args:
-        layer, head: of the head; where they are left out, the heads of Figure 7 are drawn.
+    """Draw the position of a head's main sink over the steps, or those of the heads of Figure 7, beside the tokens
+    written.
     """
     one = subject_of(as_trace(trace), excess, place=(layer, head))
     with _axes(ax, 5.4, 4.2) as axes:
@@ -119,7 +98,7 @@ def token_column(trace: Any, layer: int, head: int, position: int, *, ax: "Axes 
     if not -one.values.shape[1] <= position < one.values.shape[1]:
         raise CallError(f"position: expected 0 to {one.values.shape[1] - 1}, found {position}")
     position %= one.values.shape[1]
-    column = followed_columns(trace, *place)[:, position]  # type: ignore[arg-type]
+    column = one.values[:, position]
     with _axes(ax, 5.4, 2.6) as axes:
         name = f"“{plain(tick_label(trace, int(one.canvas[position])))}” ({position})"
         curve(axes, column, BLUE, "o", name)
@@ -144,15 +123,8 @@ def attention_map(
     *,
     ax: "Axes | None" = None,
 ) -> "Sheet":
-    """Draw one attention map.
-
-    Args:
-        attention: the map, such as ``recompute_map(model, trace, step, layer, head).attention``; None for one that was
-            stored with the trace (``--keep-maps``).
-
-    Raises:
-        CallError: a map that was not stored.
-        TraceError: a damaged map.
+    """Draw one attention map: ``recompute_map(model, trace, step, layer, head).attention``, or, if it is None, the one
+    that was stored with the trace (``--keep-maps``). Raises CallError without one.
     """
     trace = as_trace(trace)
     step, layer, head = check_place(trace, step, layer, head)
@@ -217,21 +189,3 @@ def scale_of_maps(part: Any, image: Any, panels: Any, **more: Any) -> None:
     """Add the bar of colours of maps beside them."""
     bar = part.colorbar(image, ax=panels, **{"aspect": 30, "pad": 0.01} | more)
     bar.set_label(f"share of a query's attention\n(colours by power {GAMMA})")
-
-
-def mark_column(axes: Any, key: int, queries: int, colour: str = VERMILLION) -> None:
-    """Draw a triangle below a map at a key."""
-    looks: dict[str, Any] = {"markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.4}
-    axes.plot([key], [queries - 0.5], marker="^", color=colour, clip_on=False, zorder=5, **looks)
-
-
-def map_lines(
-    label: str, panel: str, place: tuple[int, int, int], attention: Float[np.ndarray, "query key"]
-) -> list[tuple[Any, ...]]:
-    """Return the rows of a map for a CSV file with `MAP_HEADER`; shares below `LEAST_SHARE` are left out."""
-    query, key = np.nonzero(attention >= LEAST_SHARE)
-    values = attention[query, key]
-    return [
-        (label, panel, *place, i, j, format(value, ".5g"))
-        for i, j, value in zip(query.tolist(), key.tolist(), values.tolist(), strict=True)
-    ]

@@ -1,7 +1,4 @@
-"""The subject of a figure: one recorded generation, or the statistics of many.
-
-A subject computes no statistics; it reads the summaries of `sinkscope.statistics`.
-"""
+"""The subject of a figure: one recorded generation, or the statistics of many, as `sinkscope.statistics` sums them up."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -31,13 +28,13 @@ Maps = Callable[[Trace, int, int, int], np.ndarray]
 
 
 class FigureError(SinkscopeError):
-    """A figure cannot be drawn for a subject; the message says what is missing."""
+    """A figure cannot be drawn for a subject; the message names the missing part."""
 
 
 @final
 @dataclass(frozen=True)
 class OpenedStatistics:
-    """A folder of statistics that has been read: its manifest, and the summary of all its prompts."""
+    """A folder of statistics: its manifest, and the summary of all its prompts."""
 
     manifest: dict[str, Any] = field(repr=False)
     summary: Summary = field(repr=False)
@@ -56,12 +53,9 @@ class Subject:
 
     Attributes:
         label: name of the model in titles, legends and CSV files.
-        manifest: of the trace or of the statistics.
         summary: the numbers, over all steps of all prompts.
-        recorded: the trace, and recorded_prompt: its numbers step by step; None for statistics, which keep no single
-            steps.
+        recorded, recorded_prompt: the trace and its numbers step by step; None for statistics.
         maps: computes attention maps; None without a model.
-        roles: roles of the sinks of the model, where known.
         place: the layer and the head that were asked for; None where figures choose.
     """
 
@@ -90,7 +84,6 @@ class Subject:
 
     @property
     def positions_text(self) -> str:
-        """The number of tokens of a canvas as text: a number, a range, or a mean."""
         if self.recorded_prompt is None:
             return f"{self.positions} on average"
         low = int(self.recorded_prompt.canvas.lengths.min())
@@ -98,7 +91,6 @@ class Subject:
 
     @property
     def followed(self) -> Followed:
-        """The columns in which sinks are followed."""
         if self.recorded is not None:
             return Followed.of(self.recorded)
         return Followed.named(self.manifest.get("followed"), self.summary.causal)
@@ -116,11 +108,7 @@ class Subject:
 
     @property
     def quarters(self) -> Int[np.ndarray, "layer quarter"]:
-        """Counts of column sums in bins of a quarter of a query's worth; statistics spread wider bins above 64 evenly.
-
-        Raises:
-            FigureError: the trace keeps only the largest columns.
-        """
+        """Counts of column sums in bins of a quarter of a query's worth; statistics spread wider bins above 64 evenly."""
         if self.recorded_prompt is None:
             return self.summary.quarters
         kept = self.recorded_prompt.canvas.settings.kept
@@ -130,7 +118,6 @@ class Subject:
         return self.recorded_prompt.quarters
 
     def head_name(self, layer: int, head: int) -> str:
-        """Return the name of a head, with the role of its sink where known."""
         known = None if self.roles is None else self.roles.of_head(layer, head)
         return f"layer {layer} head {head}" + (f" ({known.role})" if known is not None else "")
 
@@ -150,7 +137,6 @@ class Subject:
 
     @cached_property
     def highlights(self) -> Highlights:
-        """The heads and steps that figures pick out."""
         return Highlights(self.trace, self.prompt, self.threshold, self.place)
 
     @property
@@ -161,11 +147,9 @@ class Subject:
 
     @property
     def main(self) -> Int[np.ndarray, "step layer head"]:
-        """Position of the main sink of each head, −1 where Eq. 3 does not hold."""
         return self.highlights.main
 
     def map(self, step: int, layer: int, head: int) -> Float[np.ndarray, "query key"]:
-        """Return one attention map; raises FigureError where it cannot be had."""
         trace = self.trace
         if self.maps is None:
             raise FigureError("it needs attention maps; `sinkscope figures` recomputes them")
@@ -176,7 +160,6 @@ class Subject:
 
     @property
     def prompt_length(self) -> int:
-        """Number of tokens of the prompt; 0 where the trace does not say."""
         return self.prompt.canvas.settings.prompt_length
 
     @cached_property
@@ -198,13 +181,7 @@ def subject_of(
     roles: Roles | None = None,
     place: Place = (None, None),
 ) -> Subject:
-    """Return the subject of figures and of the page for a trace or statistics, at a threshold.
-
-    Raises:
-        CallError: a threshold that no column can exceed, statistics counted at another one, roles of other weights, or
-            a layer or head that the trace does not have.
-        TraceError: no complete step, or not every column was kept.
-    """
+    """Return the subject of figures and of the page for a trace or statistics, at a threshold that can hold."""
     label = model_label(source.manifest) if label is None else label
     model = source.manifest["model"]
     roles = roles_for(model.get("weight_hash"), roles, model.get("config_hash"))
@@ -223,9 +200,7 @@ def subject_of(
 
 
 def of_newest(subjects: Sequence[Subject], text: str) -> str:
-    """Return a caption's sentence about the models whose sinks are followed in the newest queries only, if any; its
-    text has ``{queries}`` where these are named.
-    """
+    """Return a caption's sentence about the models whose sinks are followed in the newest queries, if there are any."""
     newest = [one.followed for one in subjects if one.followed.newest]
     kinds = dict.fromkeys(one.kind for one in newest)
     queries = dict.fromkeys(one.queries_text for one in newest)

@@ -13,8 +13,7 @@ from typing import Any
 
 from sinkscope.counts import counted
 from sinkscope.errors import CallError, TraceError
-from sinkscope.figures.explorer.recorded_views import STRONGEST, add_trace
-from sinkscope.figures.explorer.tiles import Tiles
+from sinkscope.figures.explorer.recorded_views import STRONGEST, Tiles, add_trace
 from sinkscope.figures.style import model_labels
 from sinkscope.roles.head_roles import Roles
 from sinkscope.runs.folder import new_folder
@@ -49,14 +48,29 @@ WORDS = {
 }
 
 
+WIDGET = """
+function render({ model, el }) {
+  const frame = document.createElement("iframe");
+  frame.setAttribute("sandbox", "allow-scripts");
+  frame.setAttribute("title", "Explorer of attention sinks");
+  frame.style.cssText = "width: 100%; border: 0; color-scheme: normal;";
+  const size = () => { frame.style.height = `${model.get("height")}px`; };
+  const fill = () => { frame.srcdoc = model.get("page"); };
+  size();
+  fill();
+  model.on("change:height", size);
+  model.on("change:page", fill);
+  el.append(frame);
+  return () => frame.remove();
+}
+export default { render };
+"""
+"""Shows the page in a frame that can run its script and nothing else."""
+
+
 @dataclass(frozen=True)
 class Explorer:
-    """What the page shows; a notebook shows the page itself (extra ``notebook``).
-
-    Attributes:
-        document: everything but the arrays, as plain values.
-        tiles: the arrays.
-    """
+    """A page: its document, which is everything but the arrays, and its tiles, the arrays. Notebooks show it."""
 
     document: dict[str, Any] = field(repr=False)
     tiles: Tiles = field(repr=False)
@@ -71,9 +85,16 @@ class Explorer:
             CallError: anywidget is not installed.
         """
         try:
-            from sinkscope.figures.explorer.notebook_widget import ExplorerWidget
+            import anywidget
+            import traitlets
         except ImportError as error:
             raise CallError(NO_WIDGET) from error
+
+        class ExplorerWidget(anywidget.AnyWidget):
+            _esm = WIDGET
+            page = traitlets.Unicode().tag(sync=True)
+            height = traitlets.Int(INLINE_HEIGHT).tag(sync=True)
+
         return ExplorerWidget(page=self.page(LARGEST_INLINE), height=height)
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
@@ -86,33 +107,26 @@ class Explorer:
         return self.widget()
 
     def page(self, largest: int | None = None) -> str:
-        """Return the page as one file that holds all its data.
-
-        Args:
-            largest: bytes of tiles above which single heads are left out; `LARGEST_PAGE` when None.
-        """
+        """Return the page as one file; above ``largest`` bytes of tiles, `LARGEST_PAGE` when None, no single heads."""
         return "".join(self._page(LARGEST_PAGE if largest is None else largest))
 
     def _page(self, most: int) -> Iterator[str]:
-        """Return the page in pieces."""
-        tiles, notes, of_heads = self.tiles, self.document["notes"], _of_heads(self.document)
-        if tiles.size > most:
-            names = [name for name in tiles.content if name not in of_heads]
-            tiles = Tiles({name: tiles.index[name] for name in names}, {name: tiles.content[name] for name in names})
-            notes = [*notes, TOO_LARGE]
-        return _pieces(self.document | {"tiles": tiles.index, "notes": notes}, tiles.content, of_heads)
+        """Return the page in pieces; tiles of single heads, which are most of the data, come last or not at all."""
+        content, notes, of_heads = self.tiles.content, self.document["notes"], set()
+        for number, one in enumerate(self.document["traces"]):
+            for quantity in one["quantities"]:
+                of_heads |= {f"{number}/{quantity['name']}/{layer}" for layer in range(one["layers"])}
+        if self.tiles.size > most:
+            content, notes = {name: tile for name, tile in content.items() if name not in of_heads}, [*notes, TOO_LARGE]
+        index = {name: self.tiles.index[name] for name in content}
+        return _pieces(self.document | {"tiles": index, "notes": notes}, content, of_heads)
 
     def folder_page(self, **more: Any) -> str:
         """Return the page that fetches its data from beside it, tile by tile; ``more`` are values of the document."""
-        return "".join(_pieces(self.document | {"tiles": self.tiles.index} | more, {}, frozenset(), connect="'self'"))
+        return "".join(_pieces(self.document | {"tiles": self.tiles.index} | more, {}, set(), connect="'self'"))
 
     def write_page(self, path: str | Path) -> Path:
-        """Write one file.
-
-        Raises:
-            CallError: the path holds a file that is no page of sinkscope.
-            TraceError: it cannot be written.
-        """
+        """Write one file; raise CallError where another file, which is no page of sinkscope, would be lost."""
         path = Path(path)
         if path.exists() and (not path.is_file() or MARK not in path.read_bytes()):
             raise CallError(f"{path} is no explorer page that might be replaced; choose another name")
@@ -121,12 +135,7 @@ class Explorer:
         return path
 
     def write_folder(self, folder: str | Path) -> Path:
-        """Write a new folder for any web server, with ``index.html`` and a small file for each tile; return the former.
-
-        Raises:
-            CallError: the folder holds something.
-            TraceError: it cannot be written.
-        """
+        """Write a new folder for any web server, with a small file for each tile, and return its ``index.html``."""
         with new_folder(Path(folder), TraceError, "the explorer", "index.html") as place:
             (place / "data").mkdir()
             for name, content in self.tiles.content.items():
@@ -174,54 +183,31 @@ def explore(
         f"{who}. A sink is a token that receives more than {excess:g} queries’ worth of attention above what the "
         "others of its head receive on average; the largest is the head’s main sink."
     )
-    words = _words(excess, shown)
-    return Explorer({"excess": excess, "lead": lead, "notes": _notes(shown), "words": words, "traces": shown}, tiles)
-
-
-def _notes(traces: Sequence[dict[str, Any]]) -> list[str]:
     notes = []
-    for one in traces:
+    for one in shown:
         if not one["complete"]:
             notes.append(f"{one['label']}: incomplete, shown as far as it goes: {counted(one['steps'], 'whole step')}.")
         if one["level"] == "top":
             kept = f"{one['label']}: the trace keeps the {counted(one['kept'], 'largest column')} of each head"
             notes.append(f"{kept}; all other tokens are drawn with the mean of the others.")
-    return notes
-
-
-def _words(excess: float, traces: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    widest = max(highest - lowest for lowest, highest in (one["confidenceRange"] for one in traces))
-    return [
-        *WORDS.items(),
-        (
-            "Sink (Eq. 3)",
-            f"A token whose column exceeds the mean of the other columns by more than {excess:g} queries’ worth.",
-        ),
-        (
-            "Exactness",
-            f"Statistics, main sinks, moves and swaps are those of the trace. The largest {STRONGEST} columns of each "
-            "step and head are exact and shown without “≈”. Everything else is stored in one byte by its logarithm; "
-            f"the largest relative error is below. Confidences are within {widest * 1e-5:.5f}.",
-        ),
-    ]
-
-
-def _of_heads(document: dict[str, Any]) -> frozenset[str]:
-    """Return the names of the tiles of single heads, which are most of the data."""
-    quantities = ((number, one, each) for number, one in enumerate(document["traces"]) for each in one["quantities"])
-    return frozenset(
-        f"{number}/{each['name']}/{layer}" for number, one, each in quantities for layer in range(one["layers"])
-    )
+    widest = max(highest - lowest for lowest, highest in (one["confidenceRange"] for one in shown))
+    words = WORDS | {
+        "Sink (Eq. 3)": f"A token whose column exceeds the mean of the other columns by more than {excess:g} queries’ "
+        "worth.",
+        "Exactness": "Statistics, main sinks, moves and swaps are those of the trace. The largest "
+        f"{STRONGEST} columns of each step and head are exact and shown without “≈”. Everything else is stored in one "
+        "byte by its logarithm; the largest relative error is below. Confidences are within "
+        f"{widest * 1e-5:.5f}.",
+    }
+    document = {"excess": excess, "lead": lead, "notes": notes, "words": list(words.items()), "traces": shown}
+    return Explorer(document, tiles)
 
 
 def _pieces(
-    document: dict[str, Any], content: Mapping[str, bytes], late: frozenset[str], connect: str = "'none'"
+    document: dict[str, Any], content: Mapping[str, bytes], late: set[str], connect: str = "'none'"
 ) -> Iterator[str]:
     """Yield the page: only its own script may run, and every `<` of the data is escaped, so that no token ends a block.
-
-    Args:
-        content: tiles that the page holds.
-        late: those that come behind the script, so that a large page is drawn before it has been read to its end.
+    Tiles that are ``late`` come behind the script, so that a large page is drawn before it has been read to its end.
     """
     body, style, script = _assets()
     policy = (

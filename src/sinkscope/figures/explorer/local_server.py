@@ -27,11 +27,7 @@ PLACE = ("trace", "step", "layer", "head")
 @dataclass
 class ExplorerServer:
     """A web server for one explorer. It reads no files: it answers with the page, its tiles and attention maps only.
-
-    Attributes:
-        traces: those that the explorer shows, in the same order.
-        maps: gives an attention map of a trace.
-        port: 0 takes a free one.
+    ``traces`` are in the order of the explorer; port 0 takes a free one.
     """
 
     explorer: Explorer = field(repr=False)
@@ -63,7 +59,7 @@ class ExplorerServer:
         return f"http://{ADDRESS}:{self.http.server_address[1]}/"
 
     def attention_map(self, query: str) -> np.ndarray:
-        """Return the map that a query string asks for, float32 [query, key]; raises SinkscopeError without one."""
+        """Return the map that a query string asks for, float32 [query, key]."""
         asked = parse_qs(query)
         try:
             trace, step, layer, head = (int(asked[name][0]) for name in PLACE)
@@ -99,15 +95,19 @@ class _Handler(BaseHTTPRequestHandler):
     tile_names: dict[str, str]
     server_version = "sinkscope"
     sys_version = ""
-    timeout = 60
-    """Seconds that a connection may say nothing."""
+    timeout = 60  # seconds that a connection may say nothing
 
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
         if not self._asked_from_here():
             self._answer(403, "text/plain", b"expected a request from this machine's own page\n")
         elif path == "/map":
-            self._answer_map(query)
+            try:
+                found = self.server_of.attention_map(query)
+                shape = {"X-Queries": str(found.shape[0])}
+                self._answer(200, "application/octet-stream", found.tobytes(), shape)
+            except (SinkscopeError, RuntimeError, MemoryError) as error:  # torch's, such as too little memory
+                self._answer(422, "application/json", json.dumps({"error": first_line(error)}).encode())
         elif path == "/":
             self._answer(200, "text/html; charset=utf-8", self.index)
         elif path in self.tile_names:
@@ -118,19 +118,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _asked_from_here(self) -> bool:
         """Return whether the request names this page, so that no other site can read it through a name that it owns."""
         port = cast(HTTPServer, self.server).server_port
-        hosts = {f"{name}:{port}" for name in NAMES}
-        if port == HTTP_PORT:  # browsers leave it out
-            hosts.update(NAMES)
+        hosts = {f"{name}:{port}" for name in NAMES} | ({*NAMES} if port == HTTP_PORT else set())  # browsers omit it
         origin = self.headers.get("Origin")
         return self.headers.get("Host") in hosts and (origin is None or origin in {f"http://{host}" for host in hosts})
-
-    def _answer_map(self, query: str) -> None:
-        try:
-            found = self.server_of.attention_map(query)
-        except (SinkscopeError, RuntimeError, MemoryError) as error:  # torch's, such as too little memory
-            self._answer(422, "application/json", json.dumps({"error": first_line(error)}).encode())
-            return
-        self._answer(200, "application/octet-stream", found.tobytes(), {"X-Queries": str(found.shape[0])})
 
     def _answer(self, status: int, kind: str, content: bytes, more: dict[str, str] | None = None) -> None:
         self.send_response(status)
