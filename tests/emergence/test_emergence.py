@@ -159,13 +159,11 @@ def test_canvases_for_another_kind_of_network_are_refused(kind, corpus, tmp_path
 
 
 def test_a_canvas_with_little_to_predict_has_one_mask_at_least():
-    free = [[False] * 6 + [True] * 2, [True, True] + [False] * 6]
     for seed in range(20):
-        one, other = hold_out([[5] * 8, [5] * 8], free, mask_id=2, shift=True, seed=seed)
-        assert 1 <= (one.probe.tokens == 2).sum() <= 2
-        assert (other.probe.tokens == 2).tolist() == [False, True] + [False] * 6
-    with pytest.raises(CallError, match="canvas 1: expected no masks, found the mask token 2 at position 3"):
-        hold_out([[5, 7, 9, 8], [5, 7, 9, 2]], mask_id=2)
+        (one,) = hold_out([[5] * 8], [[True, True] + [False] * 6], mask_id=2, shift=True, seed=seed)
+        assert (one.probe.tokens == 2).tolist() == [False, True] + [False] * 6
+    with pytest.raises(CallError, match="canvas 0: expected no masks, found the mask token 2 at position 3"):
+        hold_out([[5, 7, 9, 2]], mask_id=2)
 
 
 def moment(share, place, loss=1.0):
@@ -296,8 +294,6 @@ def test_roles_of_moments_that_were_measured_without_them_are_found(corpus, tmp_
     watch = TrainingWatch(network, canvases, tmp_path / "watch", every=1, roles=True)
     assert watch(1) and not watch(1)
     assert open_emergence(tmp_path / "watch").stacked("role").shape == (1, 2, 4)
-    assert not TrainingWatch(network, canvases, tmp_path / "watch", every=1)(1)  # what is known stays
-    assert open_emergence(tmp_path / "watch").moments[0].role is not None
 
 
 @pytest.mark.slow
@@ -325,8 +321,7 @@ def test_a_run_is_measured_from_its_snapshots(kind, corpus, run, tmp_path):
     assert status == 0 and "held-out loss" in printed and len(printed.splitlines()) == 2 + 3 + 3
     shutil.copytree(out / "run", tmp_path / "twin")
     status, printed, _ = run("watch-training", out / "run", tmp_path / "twin", "--out", tmp_path / "both")
-    told = [line.partition(":")[0] for line in printed.splitlines() if "held-out" in line]
-    assert status == 0 and told == [f"{opened.name} (run)", f"{opened.name} (twin)"]
+    assert status == 0 and f"{opened.name} (twin): held-out loss" in printed
 
 
 @pytest.mark.slow
@@ -341,14 +336,11 @@ def test_train_watches_and_gives_the_same_weights(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_watching_a_finished_training_is_refused_unless_its_moments_are_there(run, tmp_path):
-    call = ("train", "lab-nulls-autoregressive-1", "--updates", "2", "--out")
-    assert run(*call, tmp_path / "run")[0] == 0
-    status, _, err = run(*call, tmp_path / "run", "--watch", "2")
+def test_watching_a_finished_training_is_refused(run, tmp_path):
+    call = ("train", "lab-nulls-autoregressive-1", "--updates", "2", "--out", tmp_path / "run")
+    assert run(*call)[0] == 0
+    status, _, err = run(*call, "--watch", "2")
     assert status == 2 and f"{tmp_path}/run is at update 2, and {tmp_path}/run/watch lacks update 0" in err
-    run(*call, tmp_path / "watched", "--watch", "2")
-    assert run(*call, tmp_path / "watched", "--watch", "2")[0] == 0  # the same command again
-    assert "lacks update 1" in run(*call, tmp_path / "watched", "--watch", "1")[2]
 
 
 def test_a_snapshot_and_a_state_of_another_run_are_refused(corpus, tmp_path):

@@ -2,11 +2,9 @@
 
 import dataclasses
 import json
-import subprocess
 from pathlib import Path
 
 import books_corpus
-import pytest
 
 from sinkscope.commands.trace import read_prompts
 from sinkscope.lab.canvases import CanvasMix
@@ -20,31 +18,6 @@ EXCERPT = Path(books_corpus.__file__).with_name("books_excerpt.jsonl")
 def write(monkeypatch, *arguments):
     monkeypatch.setattr("sys.argv", ["books_corpus.py", *map(str, arguments)])
     books_corpus.main()
-
-
-@pytest.fixture
-def clone(tmp_path, monkeypatch):
-    """A repository of four books that may be used, one that is too young and one without a year."""
-    folder = tmp_path / "clone"
-    years = {"A/Old": "1900", "B/Ancient": "-300", "C/Young": "1929", "D/Without": "unknown", "E/Late": "1928"}
-    for name, year in years.items():
-        path = folder / f"{name}.md"
-        path.parent.mkdir(parents=True)
-        body = "\n\n".join(f"{name} has page {number}. It says nothing." for number in range(200))
-        path.write_text(f"# {name}\n\n## Year: {year}\n\n-------\n{body}\n")
-    for command in ("init -q", "add .", "-c user.name=a -c user.email=a@b commit -qm books"):
-        subprocess.run(["git", "-C", str(folder), *command.split()], check=True)
-    monkeypatch.setattr(books_corpus, "COMMIT", "HEAD")
-    monkeypatch.setattr(books_corpus, "HELD_OUT_EVERY", 2)
-    return folder
-
-
-def test_books_before_1929_are_taken_and_every_so_many_held_out(clone, tmp_path, monkeypatch, capsys):
-    write(monkeypatch, clone, "--out", tmp_path / "books", "--vocabulary", 400)
-    documents = json.loads((tmp_path / "books" / "corpus.json").read_text())["documents"]
-    found = [(one["title"], one["held_out"]) for one in documents]
-    assert found == [("A/Old", False), ("B/Ancient", True), ("E/Late", False)]
-    assert "books differ from books.json" in capsys.readouterr().out
 
 
 def test_a_network_of_text_is_trained_on_the_excerpt_in_seconds(tmp_path, monkeypatch, capsys):

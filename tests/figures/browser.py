@@ -135,28 +135,21 @@ class Page:
     def box(self, selector):
         return self.evaluate(f"document.querySelector({json.dumps(selector)}).getBoundingClientRect().toJSON()")
 
+    def _events(self, method):
+        """What was reported of this page by this name."""
+        self.evaluate("1")
+        events = [one for one in self.browser.events if one.get("sessionId") == self.session]
+        return [one["params"] for one in events if one["method"] == method]
+
     def complaints(self):
         """Errors and warnings of the console, exceptions, and refused or failed loads."""
-        self.evaluate("1")
-        found = []
-        for event in self.browser.events:
-            if event.get("sessionId") != self.session:
-                continue
-            method, about = event["method"], event["params"]
-            if method == "Runtime.exceptionThrown":
-                found.append(str(about["exceptionDetails"].get("exception", about["exceptionDetails"])))
-            elif method == "Log.entryAdded" and about["entry"]["level"] in ("error", "warning"):
-                found.append(about["entry"]["text"])
-            elif method == "Runtime.consoleAPICalled" and about["type"] in ("error", "warning", "assert"):
-                found.append(str(about["args"]))
-        return found
+        thrown = [str(one["exceptionDetails"]) for one in self._events("Runtime.exceptionThrown")]
+        entries = [one["entry"] for one in self._events("Log.entryAdded")]
+        printed = [one for one in self._events("Runtime.consoleAPICalled") if one["type"] in ("error", "warning")]
+        logged = [one["text"] for one in entries if one["level"] in ("error", "warning")]
+        return thrown + logged + [str(one["args"]) for one in printed]
 
     def requests(self):
         """Addresses that were asked for, those within the page (data:, blob:) left out."""
-        self.evaluate("1")
-        asked = [
-            e["params"]["request"]["url"]
-            for e in self.browser.events
-            if e.get("sessionId") == self.session and e["method"] == "Network.requestWillBeSent"
-        ]
+        asked = [one["request"]["url"] for one in self._events("Network.requestWillBeSent")]
         return [url for url in asked if not url.startswith(("data:", "blob:"))]

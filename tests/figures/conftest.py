@@ -32,9 +32,7 @@ def sudden(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def blocks(tmp_path_factory):
-    """A trace of block diffusion: columns of all queries with sinks that stand, those of the newest queries with sinks
-    that move.
-    """
+    """A trace of block diffusion: sinks of all queries stand, those of the newest ones move."""
     newest, masked = sudden_columns()
     columns = np.random.default_rng(7).random(newest.shape).astype(np.float32) * 0.4
     columns[:, :, 0, 1] = columns[:, :, 1, 4] = columns[:, :, 2:, 6] = 15

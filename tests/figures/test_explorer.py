@@ -19,13 +19,9 @@ def full(tmp_path_factory):
     """A trace with everything that the explorer shows."""
     rng = np.random.default_rng(3)
     shape = (STEPS, POSITIONS)
-    norms = {
-        name: 0.5 + rng.random((STEPS, LAYERS, 1, POSITIONS)).astype(np.float32)
-        for name in ("value_norms", "key_norms")
-    }
     confidence = np.where(rng.random(shape) < 0.5, np.nan, rng.random(shape)).astype(np.float32)
     more = {
-        **norms,
+        "value_norms": 0.5 + rng.random((STEPS, LAYERS, 1, POSITIONS)).astype(np.float32),
         "hidden_norms": 3 + rng.random((STEPS, LAYERS, POSITIONS)).astype(np.float32),
         "predicted": rng.integers(-1, len(VOCABULARY), shape).astype(np.int32),
         "confidence": confidence,
@@ -69,10 +65,8 @@ def test_layers_with_fewer_key_heads_show_those_that_they_have(tmp_path):
     assert quantity["heads"] == HEADS
     expected = norms.copy()
     expected[:, 1] = norms[:, 1, :1]
-    for layer in range(LAYERS):
-        assert_within(
-            page.layer(0, "values", layer), expected[:, layer], quantity["error"], quantity["layers"][layer][0]
-        )
+    for layer, (low, _) in enumerate(quantity["layers"]):
+        assert_within(page.layer(0, "values", layer), expected[:, layer], quantity["error"], low)
 
 
 def test_the_largest_columns_are_exact(page, full):

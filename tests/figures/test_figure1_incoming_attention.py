@@ -33,14 +33,6 @@ def test_it_draws_the_columns_of_the_head_whose_sink_wanders(draw, rows_of, wand
     assert {row["token"] for row in head if row["step"] == "0" and int(row["position"]) >= PROMPT} == {"[M]"}
 
 
-def test_it_draws_the_mean_over_all_heads(draw, rows_of, wandering):
-    mean = rows_of(draw("1", wandering), panel="mean")
-    dense = wandering_columns().astype(np.float64).mean(axis=(1, 2))
-    found = np.array([float(row["column_sum"]) for row in mean]).reshape(STEPS, POSITIONS)
-    np.testing.assert_allclose(found, dense, rtol=1e-6)
-    assert {row["marked"] for row in mean} == {"0"}, "a mean has no main sink"
-
-
 def test_an_autoregressive_model_is_drawn_in_percent_of_the_newest_queries(draw, rows_of, wandering, causal):
     drawn = draw("1", wandering, causal)
     row = rows_of(drawn, model="my-llama", panel="head", step=CAUSAL_STEPS - 1, position=13)[0]

@@ -31,7 +31,7 @@ def test_figure_4_draws_both_maps_and_the_shares_over_steps(draw, rows_of, sudde
     assert found == pytest.approx(shares[:, 25].tolist(), rel=1e-5)
     assert attention_in(rows_of(drawn, panel="self-attention")) == pytest.approx(itself.tolist(), rel=1e-5)
     together, subject = np.corrcoef(shares.max(axis=-1), itself)[0, 1], subject_of(sudden)
-    assert absorbed(subject, subject.highlights.jump) == pytest.approx(together, abs=1e-6)
+    assert absorbed(subject, subject.jump) == pytest.approx(together, abs=1e-6)
     assert f"self-attention {together:+.2f}" in drawn.caption
 
 
@@ -54,7 +54,7 @@ def test_a_share_of_all_attention_counts_what_a_sink_token_has(draw, rows_of, su
     masked = columns * sudden.masked[:].mean(axis=-1, dtype=np.float32)[:, None, None, None]
     token = POSITIONS - columns.sum(axis=-1, keepdims=True)
     trace = write_sudden(tmp_path / "token", columns, masked, sink_token=token)
-    jump = subject_of(trace).highlights.jump
+    jump = subject_of(trace).jump
     rows = rows_of(draw("4", trace), panel="share of all attention", key=jump.before)
     assert attention_in(rows) == pytest.approx(
         (columns[:, jump.layer, jump.head, jump.before] / POSITIONS).tolist(), rel=1e-5

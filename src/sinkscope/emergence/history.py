@@ -6,7 +6,7 @@ update-000100.safetensors   the arrays of one `Moment`, sealed by a checksum
 
 import re
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,7 @@ from sinkscope.errors import CallError, TrainingError
 from sinkscope.runs.files import compare_checksum, compare_sealed, compare_update, read_json_object, sealed, write_whole
 from sinkscope.runs.folder import names_in
 
-SHARE = 0.1
-"""Of a head's attention, from which its top key counts as a sink that has been born."""
+SHARE = 0.1  # of a head's attention, from which its top key counts as a sink that has been born
 MANIFEST, WEIGHTS, IN_MEMORY, ROLES = "manifest.json", "weights_sha256", "weights_in_memory", "roles"
 FORMAT = "sinkscope emergence 1"
 DAMAGED = "delete the file and measure again"
@@ -68,7 +67,7 @@ class Emergence:
         return self.manifest["name"]
 
     def stacked(self, name: str) -> np.ndarray:
-        """Return one array of all moments, [moment, …]; raise CallError where some moments have none."""
+        """Return one array of all moments, [moment, …]."""
         arrays = [getattr(moment, name) for moment in self.moments]
         if any(array is None for array in arrays):
             raise CallError(f"name: {name} was not measured at every moment; measure with roles=True")
@@ -96,16 +95,6 @@ class Emergence:
         """Return the update from which the share of each head's top key stays at or above ``share``; −1 without one."""
         lasting = np.logical_and.accumulate((self.shares >= share)[::-1])[::-1]
         return np.where(lasting.any(0), np.array(self.updates)[lasting.argmax(0)], -1)
-
-
-def moment_about(path: Path, weights: Collection[str] = ()) -> dict[str, str] | None:
-    """Return the metadata of a moment, None without one; raise CallError where it is of none of these weights."""
-    if not path.exists():
-        return None
-    found = compare_sealed(path, TrainingError, DAMAGED)
-    if weights and found.get(WEIGHTS) not in weights:
-        raise CallError(f"{path}: expected the moment of these weights, found others; choose another folder")
-    return found
 
 
 def write_moment(path: Path, update: int, moment: Moment, about: Mapping[str, str | None]) -> None:

@@ -25,9 +25,7 @@ MASKED = 0.5  # share of the tokens of a canvas that are masked for a diffusion 
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """One canvas as the network sees it, with its readers; the tokens that they predict; and the readers as the option
-    ``queries=`` of a rule, such as ``8-10+12``.
-    """
+    """One canvas with its readers, the tokens that they predict, and the readers in a rule, such as ``8-10+12``."""
 
     probe: Probe
     targets: Int[np.ndarray, " reader"]
@@ -103,11 +101,7 @@ def check_canvases(model: Model, canvases: Sequence[HeldOut]) -> None:
 @torch.no_grad()
 def measure(model: Model, canvases: Sequence[HeldOut], *, roles: bool = False) -> Moment:
     """Measure the sinks of a network on held-out canvases, with ``roles`` also what each does, at a hundred times the
-    cost; the network and torch's random state are left as they are.
-
-    Raises:
-        CallError: fewer canvases than roles need, or one that is too long or for another kind of network.
-        ModelError: the network's log-probabilities are not finite.
+    cost; the network and torch's random state are left as they are. Raises ModelError where training has diverged.
     """
     expect_model(model, unwatched=True)
     check_canvases(model, canvases)

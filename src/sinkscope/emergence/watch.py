@@ -17,12 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.emergence.history import FORMAT, IN_MEMORY, MANIFEST, ROLES, WEIGHTS, moment_about, write_moment
+from sinkscope.emergence.history import DAMAGED, FORMAT, IN_MEMORY, MANIFEST, ROLES, WEIGHTS, write_moment
 from sinkscope.emergence.moment import HeldOut, check_canvases, measure
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.models.fingerprints import hash_memory
 from sinkscope.models.in_memory import model_of
 from sinkscope.roles.find import check_halves
+from sinkscope.runs.files import compare_sealed
 from sinkscope.runs.folder import run_folder
 
 
@@ -31,9 +32,7 @@ class _Checked(Exception):
 
 
 class TrainingWatch:
-    """Measures a network at chosen updates and keeps each moment in a folder.
-
-    A moment of the same weights is not measured again; one of other weights is, with a warning.
+    """Measures a network at chosen updates and keeps each moment in a folder; one of other weights is measured again.
 
     Args:
         network: a transformers Llama or Qwen2, causal or with ``is_causal`` False.
@@ -67,10 +66,8 @@ class TrainingWatch:
         check_canvases(self._model, canvases)
         if roles:
             check_halves([one.probe for one in canvases])
-        digest = hashlib.sha256()
-        for one in canvases:
-            for array in (one.probe.tokens, one.probe.readers, one.targets):
-                digest.update(np.ascontiguousarray(array).tobytes() + b"|")
+        arrays = (array for one in canvases for array in (one.probe.tokens, one.probe.readers, one.targets))
+        digest = hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() + b"|" for array in arrays))
         self._identity = {  # must be the same for a run to go on
             "format": FORMAT,
             "name": name,
@@ -83,7 +80,7 @@ class TrainingWatch:
         with contextlib.suppress(_Checked), self._opened():  # before the training begins
             raise _Checked
 
-    def _opened(self) -> contextlib.AbstractContextManager[str]:
+    def _opened(self) -> Any:
         return run_folder(self._out, MANIFEST, self._identity, TrainingError, "another run")
 
     def __call__(self, update: int) -> bool:
@@ -93,15 +90,13 @@ class TrainingWatch:
         in_memory = None if self._weights else hash_memory(self._model.network)
         with self._opened():
             path = self._out / f"update-{update:06d}.safetensors"
-            about = moment_about(path, self._weights)
+            about = compare_sealed(path, TrainingError, DAMAGED) if path.exists() else None
+            if about is not None and self._weights and about.get(WEIGHTS) not in self._weights:
+                raise CallError(f"{path}: expected the moment of these weights, found others; choose another folder")
             if about is not None and in_memory is not None and about.get(IN_MEMORY, in_memory) != in_memory:
-                warnings.warn(
-                    f"{self._out} held update {update} of other weights, so it is measured again; moments of later "
-                    "updates there are of the other training until this one comes to them. Choose another folder to "
-                    "keep both",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
+                again = f"{self._out} held update {update} of other weights, so it is measured again; moments of later "
+                again += "updates there are of the other training until this one comes to them"
+                warnings.warn(again, RuntimeWarning, stacklevel=2)
             elif about is not None and (not self._roles or about.get(ROLES) == "True"):
                 return False
             moment = measure(self._model, self._canvases, roles=self._roles)

@@ -13,47 +13,37 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from sinkscope.errors import CallError, TraceError
-from sinkscope.figures.highlights import Place
 from sinkscope.figures.style import figure_style, model_labels
-from sinkscope.figures.subject import FigureError, Maps, OpenedStatistics, Subject, open_statistics, subject_of
+from sinkscope.figures.subject import FigureError, Maps, OpenedStatistics, Place, Subject, open_statistics, subject_of
 from sinkscope.roles.head_roles import Roles
 from sinkscope.runs.folder import claimed_folder, replaced_files
 from sinkscope.traces import Trace, is_statistics
 from sinkscope.traces.format import write_together
 from sinkscope.traces.reading import as_trace
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Sheet
-
 KINDS = ("png", "pdf", "csv")
-"""Endings of a figure's files."""
 SIDE_BY_SIDE = 4  # more panels leave no room for their labels
 LONGEST = 60  # letters of a model's name in the name of a file, which may have 255 bytes
 
 
 @dataclass(frozen=True)
 class DrawnFigure:
-    """A figure that has been drawn.
-
-    Attributes:
-        file: name of its files, without the ending.
-        title: one line with its content and the names of the models.
-        caption: explains what it shows and what it does not show.
-        header, rows: the numbers drawn, for the CSV file.
+    """A figure that has been drawn: the name of its files without the ending, a title that names the models, a caption
+    with what it shows and does not show, the sheet, and the numbers drawn, as header and rows of the CSV file.
     """
 
     file: str
     title: str
     caption: str
-    sheet: "Sheet"
+    sheet: Any
     header: tuple[str, ...]
     rows: Sequence[Sequence[Any]] = field(repr=False)
 
     def _repr_png_(self) -> bytes:
-        return self.sheet._repr_png_()  # type: ignore[attr-defined]  # the class of `style.new_sheet`
+        return self.sheet._repr_png_()
 
     def save(self, folder: str | Path, suffix: str = "") -> list[Path]:
         """Write a PNG, a PDF and a CSV file; `page` reads the caption from the metadata of the PNG."""
@@ -90,7 +80,7 @@ class Figure(ABC):
     def drawn(
         self,
         subjects: Sequence[Subject],
-        sheet: "Sheet",
+        sheet: Any,
         caption: str,
         header: tuple[str, ...],
         rows: Sequence[Sequence[Any]],
@@ -194,11 +184,9 @@ def draw_figure(
 
     Args:
         traces: one, or several side by side: open traces, statistics (`open_statistics`), or the paths of either.
-        layer, head, excess, maps, roles: as for `draw_figures`.
 
     Raises:
-        CallError: an unknown figure, no trace, or more than fit side by side; and what `draw_figures` raises.
-        FigureError: the figure cannot be drawn for these traces.
+        FigureError: the figure cannot be drawn for these traces. And as `draw_figures`.
     """
     figure = _named(name, find_figures())
     _expect_side_by_side(traces)

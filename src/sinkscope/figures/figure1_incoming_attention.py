@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.incoming_attention import (
@@ -28,9 +30,6 @@ class IncomingAttention(Figure):
     title = "Figure 1: incoming attention per token over steps"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        from matplotlib.lines import Line2D
-        from matplotlib.patches import Patch
-
         many = len(subjects) > 1
         percent = many or subjects[0].followed.newest  # comparable between models
         rows = list(zip(*(_panels(one, percent) for one in subjects), strict=True))
@@ -88,7 +87,7 @@ def _panels(one: Subject, percent: bool) -> tuple[_Panel, _Panel]:
             columns = np.divide(100 * columns, total, out=np.zeros_like(columns), where=total > 0)
         return Incoming(one.trace, name, columns, main, one.written, one.last_canvas, one.prompt_length)
 
-    chosen, largest = one.highlights.only or one.highlights.clearest, one.highlights.largest
+    chosen, largest = one.only or one.clearest, one.largest
     place = np.unravel_index(int(largest.argmax()), largest.shape)
     layer, head = map(int, place) if chosen is None else (chosen.layer, chosen.head)
     name = one.head_name(layer, head)
@@ -105,7 +104,7 @@ def _panels(one: Subject, percent: bool) -> tuple[_Panel, _Panel]:
 
 def _story(panel: _Panel) -> str:
     """Tell in words where the main sink stands or moves."""
-    found, drawn = panel.one.highlights, panel.drawn
+    found, drawn = panel.one, panel.drawn
     moves = [move for move in found.moves if (move.layer, move.head) == (panel.layer, panel.head)]
     if moves:
         best = max(moves, key=lambda move: move.held)
@@ -155,7 +154,7 @@ def _caption(panels: Sequence[_Panel]) -> str:
         f"the head{first.where} with the clearest move (both places hold much attention for long), or the "
         "strongest sink where none moves"
     )
-    if first.highlights.only is not None:
+    if first.only is not None:
         which = "the head that was asked for"
     heads = "all heads" if first.place[0] is None else f"the heads of layer {first.place[0]}"
     return (

@@ -7,6 +7,8 @@ from typing import Any, final
 
 import numpy as np
 from jaxtyping import Int
+from matplotlib.colors import ListedColormap
+from matplotlib.patches import Patch, Rectangle
 
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.style import BLUE, SKY, WIDE, new_sheet, plain, tick_label, token_label, whole_numbers
@@ -28,9 +30,6 @@ class DecodingOrder(Figure):
     title = "Figure 2: how the models decode"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        from matplotlib.colors import ListedColormap
-        from matplotlib.patches import Patch
-
         answering = [one for one in subjects if len(one.last_canvas) > one.prompt_length and len(one.written)]
         if not answering:
             raise FigureError("the trace does not say which tokens were committed")
@@ -85,8 +84,6 @@ def states_of(one: Subject) -> Int[np.ndarray, "step position"]:
 
 
 def _snapshots(axes: Any, one: Subject, states: np.ndarray, wrap: int, lines: int) -> None:
-    from matplotlib.patches import Rectangle
-
     axes.set_axis_off()
     axes.set_xlim(0, wrap)
     cells, steps, top = min(MOST_CELLS, states.shape[1]), one.summary.steps, 0.0

@@ -64,7 +64,7 @@ class SinkPositions(Figure):
             subjects, "the main sink is read from {queries}; in the first steps these are too few for Eq. 3 to hold."
         )
         which, extremes = "the head that was asked for", ""
-        if subjects[0].highlights.only is None:
+        if subjects[0].only is None:
             which = f"the heads with the most moves, the most positions and the longest stay{subjects[0].where}"
             extremes = " these heads are the extremes (the table has the moves per head), and"
         caption = (
@@ -80,7 +80,7 @@ class SinkPositions(Figure):
 
 def chosen_heads(one: Subject) -> dict[HeadMovement, str]:
     """Return, with the reasons, the heads with the most moves, the most positions, and the longest stay."""
-    found = one.highlights
+    found = one
     if found.only is not None:
         return {found.only: ASKED_FOR}
     reasons: dict[HeadMovement, list[str]] = {}
@@ -108,7 +108,7 @@ def draw_positions(axes: Any, one: Subject, heads: dict[HeadMovement, str], lett
     axes.plot(one.written[:, 0], places[one.written[:, 1]], marker="x", label="token committed", **cross)
     for (head, why), main, (colour, marker) in zip(heads.items(), mains, LOOKS, strict=False):
         reason = "" if why == ASKED_FOR else f": {why}"
-        seen = f"({one.highlights.movement_text(head)})".replace(" ", "\N{NO-BREAK SPACE}")
+        seen = f"({one.movement_text(head)})".replace(" ", "\N{NO-BREAK SPACE}")
         label = textwrap.fill(f"{one.head_name(head.layer, head.head)}{reason} {seen}", letters - 8)
         look = {"markerfacecolor": "white", "markeredgewidth": 0.8, "linewidth": 0.9}
         curve(axes, np.where(main >= 0, places[main], np.nan), colour, marker, label, 3, **look)

@@ -1,6 +1,4 @@
-"""Figures 3, 9 and 10: histograms of column sums, of all layers and by layer, and the share of columns that are no
-sinks.
-"""
+"""Figures 3, 9 and 10: histograms of column sums, of all layers and by layer, and the share that are no sinks."""
 
 import math
 from collections.abc import Sequence
@@ -9,22 +7,11 @@ from typing import Any, final
 
 import numpy as np
 from jaxtyping import Float
+from matplotlib import colormaps
+from matplotlib.colors import LogNorm
 
 from sinkscope.figures.figure import DrawnFigure, Figure
-from sinkscope.figures.style import (
-    BLUE,
-    GREEN,
-    HEAT,
-    INK,
-    ORANGE,
-    PURPLE,
-    VERMILLION,
-    WIDE,
-    WIDER,
-    new_sheet,
-    number,
-    plain,
-)
+from sinkscope.figures.style import BLUE, HEAT, SERIES, VERMILLION, WIDE, WIDER, new_sheet, number, plain
 from sinkscope.figures.subject import OF_LINE, RUNNING_SUMS, Subject, of_newest
 from sinkscope.statistics import EPSILONS
 from sinkscope.statistics.step import BINS_PER_QUERY
@@ -32,7 +19,6 @@ from sinkscope.statistics.step import BINS_PER_QUERY
 MOST_BINS = 100
 WIDE_BINS = " Statistics keep columns above 64 in wider bins, whose counts are spread evenly."
 UNITS = {"queries": "queries' worth of attention", "percent": "percent of all attention"}
-LOOKS = ((BLUE, "o"), (VERMILLION, "s"), (GREEN, "^"), (ORANGE, "D"), (PURPLE, "v"), (INK, "P"))
 PAPER_EPSILON, PAPER_SHARE = 3.0, 0.96
 
 
@@ -116,9 +102,6 @@ class ColumnSumsByLayer(Figure):
     title = "Figure 9: column sums by layer"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        from matplotlib import colormaps
-        from matplotlib.colors import LogNorm
-
         wide = bin_width(subjects)
         counts = [binned(one.quarters, wide) for one in subjects]
         shares = [count / count.sum(axis=1, keepdims=True) for count in counts]
@@ -170,7 +153,7 @@ class Thresholds(Figure):
         grid, excess = sheet.subplots(1, 2, sharey=True), subjects[-1].summary.excess
         rows: list[tuple[Any, ...]] = []
         for at, (axes, (unit, name)) in enumerate(zip(grid, UNITS.items(), strict=True)):
-            for one, (colour, marker) in zip(subjects, cycle(LOOKS), strict=False):
+            for one, (colour, marker) in zip(subjects, cycle(SERIES), strict=False):
                 label, shares = f"{plain(one.label)}, S = {one.positions_text}", not_sinks(one)[at]
                 looks: dict[str, Any] = {"color": colour, "marker": marker, "markevery": 4, "markersize": 4}
                 axes.plot(EPSILONS, shares * 100, linewidth=1.2, label=label, **looks)

@@ -7,7 +7,6 @@ import numpy as np
 from jaxtyping import Float
 
 from sinkscope.figures.figure import DrawnFigure, Figure
-from sinkscope.figures.highlights import Flash, Jump, Split
 from sinkscope.figures.incoming_attention import followed_columns
 from sinkscope.figures.panels import draw_map, scale_of_maps
 from sinkscope.figures.style import (
@@ -22,7 +21,7 @@ from sinkscope.figures.style import (
     token_label,
     whole_numbers,
 )
-from sinkscope.figures.subject import FigureError, Subject
+from sinkscope.figures.subject import FigureError, Flash, Jump, Split, Subject
 from sinkscope.sinks import HeadMovement
 from sinkscope.sinks.query_counts import followed_queries
 
@@ -52,7 +51,7 @@ class SinkJump(Figure):
     title = "Figure 4: a main sink jumps"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        jumping = [(one, jump) for one in subjects if (jump := one.highlights.jump) is not None]
+        jumping = [(one, jump) for one in subjects if (jump := one.jump) is not None]
         if not jumping:
             raise FigureError(f"no main sink{subjects[0].where} moves from one step to the next")
         sheet = new_sheet(5.9 * len(jumping) if len(jumping) > 1 else WIDE, 5.6, apart=0.12)
@@ -149,20 +148,20 @@ class QueryGroups(Figure):
     title = "Figure 6: sinks of masked and of unmasked queries"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        splitting = [(one, split) for one in subjects if (split := one.highlights.split) is not None]
+        splitting = [(one, split) for one in subjects if (split := one.split) is not None]
         if not splitting:
             raise FigureError(
                 f"in no step{subjects[0].where} do 8 or more masked and 8 or more unmasked queries attend most to "
                 "different keys (autoregressive models and --keep top have no masked queries)"
             )
-        many, flashing = len(splitting) > 1, any(one.highlights.flash is not None for one, _ in splitting)
+        many, flashing = len(splitting) > 1, any(one.flash is not None for one, _ in splitting)
         sheet = new_sheet(5.9 * len(splitting) if many else WIDE, 7.9 if flashing else 3.9, apart=0.12)
         rows: Rows = []
         for part, (one, split) in zip(sheet.subfigures(1, len(splitting), squeeze=False)[0], splitting, strict=True):
             above, below = part.subfigures(2, 1, height_ratios=[1.25, 1]) if flashing else (part, None)
             above.suptitle(plain(one.heading), x=0.01, ha="left")
             rows += _draw_split(above, one, split)
-            if (flash := one.highlights.flash) is not None:
+            if (flash := one.flash) is not None:
                 rows += _draw_flash(below, one, flash)
         where = splitting[0][0].where
         parts = [
@@ -266,7 +265,7 @@ class FirstAndLastMaps(Figure):
             "another: the head whose main sink drifts left the fastest (least-squares slope over the steps that have "
             "one, at least half of them); where none drifts left, the fastest to the right."
         )
-        if first.highlights.only is not None:
+        if first.only is not None:
             which = "The head is the one that was asked for."
         caption = (
             f"Attention maps of the first and the last step. {which} Triangles: the main sink of that step. What it "
@@ -277,9 +276,9 @@ class FirstAndLastMaps(Figure):
 
 def chosen_heads(one: Subject) -> list[tuple[str, HeadMovement]]:
     """Return the heads whose main sink stays longest and drifts left the fastest, with their names."""
-    if one.highlights.only is not None:
-        return [("asked for", one.highlights.only)]
-    static, drifting = one.highlights.most_static, one.highlights.leftmost
+    if one.only is not None:
+        return [("asked for", one.only)]
+    static, drifting = one.most_static, one.leftmost
     heads = [] if static is None else [("fixed sink", static)]
     if drifting is not None and drifting != static:
         drift = drifting.drift_per_step or 0

@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.errors import CallError
-from sinkscope.figures.highlights import Place, stays_of
 from sinkscope.figures.style import INK, LIGHT_HEAT, VERMILLION, plain, spread_out, tick_label
 from sinkscope.sinks import is_sink, main_sinks
 from sinkscope.sinks.definition import check_excess
@@ -20,6 +19,8 @@ from sinkscope.sinks.followed_columns import Followed
 from sinkscope.traces import Trace
 from sinkscope.traces.stored_maps import check_place
 
+Place = tuple[int | None, int | None]
+"""A layer and a head; None stands for all."""
 MOST_NAMES = 14
 MASK = "[M]"
 SATURATED = 0.95
@@ -123,6 +124,13 @@ class Incoming:
         if masked:
             return f"a mask ({position}{'' if label == MASK else f', later “{label}”'})"
         return f"“{label}” ({position})"
+
+
+def stays_of(main: Int[np.ndarray, " step"]) -> list[tuple[int, int, int]]:
+    """Return (position, first step, last step) of a head's main sink, for each time that it stays in one place."""
+    edges = (np.flatnonzero(np.diff(main)) + 1).tolist()
+    bounds = zip([0, *edges], [*edges, len(main)], strict=True)
+    return [(int(main[first]), first, end - 1) for first, end in bounds if main[first] >= 0]
 
 
 def mean_name(heads: int, layer: int | None) -> str:

@@ -29,7 +29,6 @@ from sinkscope.traces import Trace
 from sinkscope.traces.format import write_whole
 
 REPORT = "report.html"
-"""Name of the page in a folder."""
 SINK_TOKENS = 8
 
 
@@ -73,22 +72,15 @@ def write_page(
     if not traces:
         raise CallError("expected at least one trace for the page, found none")
     path = Path(out) if Path(out).suffix == ".html" else Path(out) / REPORT
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters.update(
-        thousands="{:,}".format,
-        percent=lambda value, digits=2: f"{value:.{digits}%}",
-        decimals=_decimals,
-        interval=_interval,
-    )
+    style: dict[str, Any] = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    environment = jinja2.Environment(autoescape=True, **style)
+    environment.filters |= {"thousands": "{:,}".format, "percent": lambda value, digits=2: f"{value:.{digits}%}"}
+    environment.filters |= {"decimals": _decimals, "interval": _interval}
     template = environment.from_string((files("sinkscope.figures") / "page.html").read_text(encoding="utf-8"))
-    labels = model_labels([trace.manifest for trace in traces])
+    named = list(zip(traces, model_labels([trace.manifest for trace in traces]), strict=True))
     html = template.render(
-        models=[_model(trace, label, excess, roles, command) for trace, label in zip(traces, labels, strict=True)],
-        who=" and ".join(
-            f"{label} ({counted(trace.steps, 'step')})" for trace, label in zip(traces, labels, strict=True)
-        ),
+        models=[_model(trace, label, excess, roles, command) for trace, label in named],
+        who=" and ".join(f"{label} ({counted(trace.steps, 'step')})" for trace, label in named),
         excess=f"{excess:g}",
         tables=tables,
         notes=notes,
@@ -129,16 +121,14 @@ def _canvas(one: Subject) -> list[dict[str, Any]]:
     stood = np.bincount(main[main >= 0], minlength=len(one.last_canvas))
     shades = np.sqrt(stood / max(1, stood.max(initial=0)))
     when = {position: f"; written in step {step}" for step, position, _ in one.written.tolist()}
-    return [
-        {
-            "text": "↵\n" if token_label(one.trace, token) == "↵" else _read(one.trace, [token]),
-            "prompt": position < one.prompt_length,
-            "shade": f"{shades[position]:.2f}" if stood[position] else "",
-            "title": f"position {position}: main sink in {stood[position] / main.size:.2%} of steps × heads"
-            + when.get(position, ""),
-        }
-        for position, token in enumerate(one.last_canvas.tolist())
-    ]
+    found = []
+    for position, token in enumerate(one.last_canvas.tolist()):
+        text = "↵\n" if token_label(one.trace, token) == "↵" else _read(one.trace, [token])
+        shade = f"{shades[position]:.2f}" if stood[position] else ""
+        title = f"position {position}: main sink in {stood[position] / main.size:.2%} of steps × heads"
+        title += when.get(position, "")
+        found.append({"text": text, "prompt": position < one.prompt_length, "shade": shade, "title": title})
+    return found
 
 
 def _figure(path: Path) -> dict[str, Any]:
@@ -150,14 +140,9 @@ def _figure(path: Path) -> dict[str, Any]:
         texts = dict(image.info)
         natural = 100 / float(texts.get("dpi", (200, 200))[0])  # 100 CSS pixels an inch
         width, height = (round(size * natural) for size in image.size)
-    return {
-        "data": base64.b64encode(content).decode(),
-        "width": width,
-        "height": height,
-        "title": str(texts.get("Title", path.stem)),
-        "caption": str(texts.get("Description", "")),
-        "file": path.name,
-    }
+    title, caption = str(texts.get("Title", path.stem)), str(texts.get("Description", ""))
+    about = {"width": width, "height": height, "title": title, "caption": caption, "file": path.name}
+    return about | {"data": base64.b64encode(content).decode()}
 
 
 def _decimals(value: float | None, digits: int = 2) -> str:
@@ -170,11 +155,7 @@ def _interval(value: dict[str, float]) -> str:
 
 def page_numbers(trace: Trace, excess: float = 3.0) -> dict[str, Any]:
     """Return the sinks, tracks, moves and most frequent sink tokens of a trace, at an ε of Eq. 3 in queries' worth: plain
-    values for `json.dumps`, None where a number does not exist.
-
-    Raises:
-        TraceError: the trace holds no complete step.
-        CallError: a threshold that no column can exceed.
+    values for `json.dumps`, None where a number does not exist. Raises TraceError where there is no complete step.
     """
     return _numbers(subject_of(trace, excess))
 

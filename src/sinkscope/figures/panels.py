@@ -8,7 +8,7 @@ not have raise CallError. ``excess`` is ε of Eq. 3, in queries' worth of attent
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -36,18 +36,14 @@ from sinkscope.traces import Trace
 from sinkscope.traces.reading import as_trace
 from sinkscope.traces.stored_maps import check_place, stored_map
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Sheet
-
 GAMMA = 0.3  # so that an equal share of 1/256 is at a fifth of the scale
 NAMED = 9
 ROOM_FOR_TOKENS = 7.4  # lines of text above a map
 
 
 def incoming(
-    trace: Any, layer: int | None = None, head: int | None = None, *, ax: "Axes | None" = None, excess: float = 3.0
-) -> "Sheet":
+    trace: Any, layer: int | None = None, head: int | None = None, *, ax: Any = None, excess: float = 3.0
+) -> Any:
     """Draw the attention that each token receives over the steps, with the main sink of the head outlined; with
     ``layer`` alone the mean over its heads, with neither the mean over all. Raises TraceError without all columns.
     """
@@ -63,12 +59,12 @@ def incoming(
         bar = axes.figure.colorbar(image, ax=axes, aspect=24, pad=0.015, extend="max")
         newest = f"\nfrom {followed.queries_text}" if followed.newest else ""
         bar.set_label(f"attention received, queries' worth{newest}")
-    return axes.figure  # type: ignore[return-value]
+    return axes.figure
 
 
 def sink_positions(
-    trace: Any, layer: int | None = None, head: int | None = None, *, ax: "Axes | None" = None, excess: float = 3.0
-) -> "Sheet":
+    trace: Any, layer: int | None = None, head: int | None = None, *, ax: Any = None, excess: float = 3.0
+) -> Any:
     """Draw the position of a head's main sink over the steps, or those of the heads of Figure 7, beside the tokens
     written.
     """
@@ -76,10 +72,10 @@ def sink_positions(
     with _axes(ax, 5.4, 4.2) as axes:
         draw_positions(axes, one, chosen_heads(one), int(LETTERS * 5.4))
         axes.set_ylabel("position in the canvas")
-    return axes.figure  # type: ignore[return-value]
+    return axes.figure
 
 
-def sink_strengths(trace: Any, *, ax: "Axes | None" = None, excess: float = 3.0) -> "Sheet":
+def sink_strengths(trace: Any, *, ax: Any = None, excess: float = 3.0) -> Any:
     """Draw the main sink's column in every layer and head, mean over the steps that have one."""
     one = subject_of(as_trace(trace), excess)
     mean = one.summary.mean_strength
@@ -87,10 +83,10 @@ def sink_strengths(trace: Any, *, ax: "Axes | None" = None, excess: float = 3.0)
         image = draw_strengths(axes, one, strongest([mean]))
         axes.set_ylabel("layer")
         axes.figure.colorbar(image, ax=axes, aspect=25, pad=0.01).set_label("column of the main sink, queries' worth")
-    return axes.figure  # type: ignore[return-value]
+    return axes.figure
 
 
-def token_column(trace: Any, layer: int, head: int, position: int, *, ax: "Axes | None" = None) -> "Sheet":
+def token_column(trace: Any, layer: int, head: int, position: int, *, ax: Any = None) -> Any:
     """Draw the attention that one token receives in one head over the steps, and mark the step that wrote it."""
     trace = as_trace(trace)
     place = check_head(trace, (layer, head))
@@ -111,7 +107,7 @@ def token_column(trace: Any, layer: int, head: int, position: int, *, ax: "Axes 
         axes.set_ylabel("attention received,\nqueries' worth")
         axes.set_title(f"{plain(model_label(trace.manifest))}, {one.name}", loc="left")
         axes.legend()
-    return axes.figure  # type: ignore[return-value]
+    return axes.figure
 
 
 def attention_map(
@@ -121,8 +117,8 @@ def attention_map(
     head: int,
     attention: Float[np.ndarray, "query key"] | None = None,
     *,
-    ax: "Axes | None" = None,
-) -> "Sheet":
+    ax: Any = None,
+) -> Any:
     """Draw one attention map: ``recompute_map(model, trace, step, layer, head).attention``, or, if it is None, the one
     that was stored with the trace (``--keep-maps``). Raises CallError without one.
     """
@@ -140,11 +136,11 @@ def attention_map(
         axes.set_xlabel("key (position; named: the keys with most attention)")
         axes.set_ylabel("query (position; dashed: end of the prompt)")
         scale_of_maps(axes.figure, image, axes, pad=0.02, shrink=0.85)
-    return axes.figure  # type: ignore[return-value]
+    return axes.figure
 
 
 @contextmanager
-def _axes(ax: "Axes | None", width: float, height: float) -> Iterator["Axes"]:
+def _axes(ax: Any, width: float, height: float) -> Iterator[Any]:
     """Give the user's axes, with the user's settings, or those of a new sheet."""
     if ax is not None:
         yield ax

@@ -4,18 +4,16 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sinkscope.counts import counted
 from sinkscope.notebook_card import visible
 from sinkscope.traces import Trace
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Sheet
-
 BLUE, VERMILLION, GREEN, INK = "#0072B2", "#D55E00", "#009E73", "#3a3a3a"
 ORANGE, PURPLE, SKY = "#E69F00", "#CC79A7", "#56B4E9"
 HEAT, LIGHT_HEAT = "viridis", "Blues"
+SERIES = ((BLUE, "o"), (VERMILLION, "s"), (GREEN, "^"), (ORANGE, "D"), (PURPLE, "v"), (INK, "P"))
 WIDE, WIDER = 5.4, 11.0  # inches: readable in a column of a paper, and over its full width
 
 
@@ -39,7 +37,7 @@ def figure_style(wide: bool = False) -> Iterator[None]:
         yield
 
 
-def new_sheet(width: float, height: float, apart: float = 0.04167) -> "Sheet":
+def new_sheet(width: float, height: float, apart: float = 0.04167) -> Any:
     """Return an empty matplotlib figure without pyplot, which notebooks show; all sizes in inches."""
     from matplotlib.figure import Figure as Sheet
     from matplotlib.layout_engine import ConstrainedLayoutEngine

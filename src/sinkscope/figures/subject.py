@@ -3,22 +3,25 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from sinkscope.counts import counted
 from sinkscope.errors import CallError, SinkscopeError
-from sinkscope.figures.highlights import Highlights, Place
-from sinkscope.figures.incoming_attention import check_head, commits_of, last_canvas_of
+from sinkscope.figures.incoming_attention import Place, check_head, commits_of, last_canvas_of, stays_of
 from sinkscope.figures.style import model_label
 from sinkscope.roles.head_roles import Roles, roles_for
+from sinkscope.sinks import HeadMovement
 from sinkscope.sinks.finding import check_reach
 from sinkscope.sinks.followed_columns import Followed
-from sinkscope.sinks.query_counts import columns_add_up
+from sinkscope.sinks.query_counts import columns_add_up, followed_queries
+from sinkscope.sinks.tracking import head_movement
 from sinkscope.statistics import PromptSummary, Summary, Threshold, summarise
+from sinkscope.statistics.groups import GroupSinks
 from sinkscope.statistics.thresholds import least_column_sum
 from sinkscope.traces import Trace, read_statistics
 from sinkscope.traces.reading import expect_steps
@@ -29,6 +32,49 @@ Maps = Callable[[Trace, int, int, int], np.ndarray]
 
 class FigureError(SinkscopeError):
     """A figure cannot be drawn for a subject; the message names the missing part."""
+
+
+@dataclass(frozen=True)
+class Jump:
+    """The main sink of a head is at another position one step later; clean: neither position is a sink in both steps;
+    swap: both are; held: the attention of the place before or after, the lesser, over the whole stay, in steps' worth.
+    """
+
+    step: int
+    layer: int
+    head: int
+    before: int
+    after: int
+    clean: bool
+    swap: bool
+    held: float = field(compare=False)
+
+    @property
+    def distance(self) -> int:
+        return self.after - self.before
+
+
+class Split(NamedTuple):
+    """A step in which the masked and the unmasked queries of a head attend most to different keys; each key gets a
+    larger share of attention from its own group than from the other, by ``clarity`` or more.
+    """
+
+    step: int
+    layer: int
+    head: int
+    masked_key: int
+    unmasked_key: int
+    clarity: float
+
+
+class Flash(NamedTuple):
+    """A sink that lives for one step, neither the first nor the last."""
+
+    step: int
+    layer: int
+    head: int
+    position: int
+    column_sum: float
 
 
 @final
@@ -135,19 +181,11 @@ class Subject:
         _ = self.trace
         return self.recorded_prompt  # type: ignore[return-value]  # both or none
 
-    @cached_property
-    def highlights(self) -> Highlights:
-        return Highlights(self.trace, self.prompt, self.threshold, self.place)
-
     @property
     def where(self) -> str:
         """The layer or head that was asked for, as the end of a clause."""
         layer, head = self.place
         return "" if layer is None else f" of layer {layer}" if head is None else f" of layer {layer} head {head}"
-
-    @property
-    def main(self) -> Int[np.ndarray, "step layer head"]:
-        return self.highlights.main
 
     def map(self, step: int, layer: int, head: int) -> Float[np.ndarray, "query key"]:
         trace = self.trace
@@ -171,6 +209,132 @@ class Subject:
     def last_canvas(self) -> Int[np.ndarray, " position"]:
         """The tokens after the last step, with all commits."""
         return last_canvas_of(self.prompt.canvas.tokens, self.written)
+
+    # The heads and steps in which each effect is clearest; ties go to the lower layer, then the lower head
+
+    @cached_property
+    def main(self) -> Int[np.ndarray, "step layer head"]:
+        """Position of the main sink of each head, −1 where Eq. 3 does not hold."""
+        return self.prompt.main_at(self.threshold)
+
+    @cached_property
+    def asked(self) -> Bool[np.ndarray, "layer head"]:
+        asked = np.zeros((self.prompt.layers, self.prompt.heads), bool)
+        asked[tuple(slice(None) if at is None else at for at in self.place)] = True
+        return asked
+
+    @cached_property
+    def heads(self) -> list[HeadMovement]:
+        heads = head_movement(self.main, self.prompt.is_sink_at(self.threshold))
+        return [one for one in heads if self.asked[one.layer, one.head]]
+
+    @property
+    def only(self) -> HeadMovement | None:
+        """The head that was asked for; None where figures choose."""
+        return None if None in self.place else self.heads[0]
+
+    @cached_property
+    def largest(self) -> Float[np.ndarray, "layer head"]:
+        """Largest column followed, sink or not, mean over steps; −1 in heads that were not asked for."""
+        return np.where(self.asked, self.prompt.by_step.main_column.mean(axis=0), -1)
+
+    def steps_at(self, head: HeadMovement) -> Int[np.ndarray, " position"]:
+        """Return in how many steps the main sink of a head is at each position."""
+        main = self.main[:, head.layer, head.head]
+        return np.bincount(main[main >= 0], minlength=1)
+
+    def movement_text(self, head: HeadMovement) -> str:
+        swaps = f", {counted(head.swaps, 'swap')}" if head.swaps else ""
+        return f"{counted(np.count_nonzero(self.steps_at(head)), 'position')}, {counted(head.moves, 'move')}{swaps}"
+
+    @cached_property
+    def clearest(self) -> HeadMovement | None:
+        """The head with the clearest move (the largest `Jump.held`); without moves, the one with the strongest sink."""
+        if self.moves:
+            best = max(self.moves, key=lambda move: move.held)
+            return next(one for one in self.heads if (one.layer, one.head) == (best.layer, best.head))
+        return self._best(lambda head: self.largest[head.layer, head.head])
+
+    @cached_property
+    def jumps(self) -> list[Jump]:
+        """Every change of place of a main sink from one step to the next, by layer, head and step."""
+        shares = self.prompt.by_step.main_column / followed_queries(self.trace)[:, None, None]
+        rows, held = [], []
+        for one in self.heads:
+            share = shares[:, one.layer, one.head]
+            for (old, first, last), (new, begin, end) in pairwise(stays_of(self.main[:, one.layer, one.head])):
+                if begin == last + 1:
+                    rows.append((last, one.layer, one.head, old, new))
+                    held.append(min(float(share[first:begin].sum()), float(share[begin : end + 1].sum())))
+        step, layer, head, old, new = np.array(rows, int).reshape(-1, 5).T
+        is_sink = self.prompt.is_sink_at(self.threshold)
+        stays, was = is_sink(step + 1, layer, head, old), is_sink(step, layer, head, new)
+        kinds = zip((~stays & ~was).tolist(), (stays & was).tolist(), strict=True)
+        return [Jump(*row, *kind, held=much) for row, kind, much in zip(rows, kinds, held, strict=True)]
+
+    @cached_property
+    def moves(self) -> list[Jump]:
+        return [one for one in self.jumps if not one.swap]
+
+    @cached_property
+    def most_moves(self) -> HeadMovement | None:
+        return self._best(lambda head: (head.moves, np.count_nonzero(self.steps_at(head))))
+
+    @cached_property
+    def most_positions(self) -> HeadMovement | None:
+        return self._best(lambda head: (np.count_nonzero(self.steps_at(head)), head.moves))
+
+    @cached_property
+    def most_static(self) -> HeadMovement | None:
+        """The head whose main sink is at one position for the most steps; ties to the larger column."""
+        return self._best(lambda head: (self.steps_at(head).max(), self.largest[head.layer, head.head]))
+
+    def _best(self, merit: Callable[[HeadMovement], Any]) -> HeadMovement | None:
+        return max((head for head in self.heads if head.steps_with_sink), key=merit, default=None)
+
+    @cached_property
+    def leftmost(self) -> HeadMovement | None:
+        """The head whose main sink drifts left the fastest over half of the steps or more; where none does, right."""
+        least = max(2, len(self.main) // 2)
+        drifts = {one: one.drift_per_step or 0 for one in self.heads if one.steps_with_sink >= least and one.moves}
+        left = [head for head, drift in drifts.items() if drift < 0]
+        found = left or [head for head, drift in drifts.items() if drift > 0]
+        return max(found, key=lambda head: abs(drifts[head]), default=None)
+
+    @cached_property
+    def jump(self) -> Jump | None:
+        """The longest jump of a main sink: clean ones first, swaps last; ties to the lower layer, then earlier step."""
+        merits = ((one.clean, not one.swap, abs(one.distance), -one.layer, -one.step) for one in self.jumps)
+        return max(zip(merits, self.jumps, strict=True), key=lambda pair: pair[0], default=(None, None))[1]
+
+    @cached_property
+    def flash(self) -> Flash | None:
+        """The strongest sink that lives for one step; ties to the lower layer, then earlier step, head and position."""
+        found = []
+        for layer in np.flatnonzero(self.asked.any(axis=1)).tolist():
+            sinks = self.prompt.followed.of_layer(layer).at(self.threshold)
+            step, head, key = sinks.step, sinks.head, sinks.key
+            alone = ~sinks.contains(step - 1, head, key) & ~sinks.contains(step + 1, head, key)
+            alone &= self.asked[layer, head] & (step > 0) & (step < self.prompt.steps - 1)
+            rows = zip(*(one[alone].tolist() for one in (sinks.column, -step, -head, -key)), strict=True)
+            found += [(column, -layer, *place) for column, *place in rows]
+        if not found:
+            return None
+        column, layer, step, head, key = max(found)
+        return Flash(-step, -layer, -head, -key, column)
+
+    @cached_property
+    def split(self) -> Split | None:
+        """The clearest split of masked and unmasked queries; None where the trace has no sums of masked queries."""
+        if "column_sums_masked" not in self.trace.tensors or "masked" not in self.trace.tensors:
+            return None
+        groups = self.prompt.kept(GroupSinks)
+        clarity = np.where(self.asked, np.nan_to_num(groups.clarity, nan=-np.inf), -np.inf)
+        step, layer, head = (int(one) for one in np.unravel_index(int(clarity.argmax()), clarity.shape))
+        if clarity[step, layer, head] <= 0:
+            return None
+        masked, unmasked = (int(one) for one in groups.position[step, :2, layer, head])
+        return Split(step, layer, head, masked, unmasked, float(clarity[step, layer, head]))
 
 
 def subject_of(

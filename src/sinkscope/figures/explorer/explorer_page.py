@@ -5,7 +5,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -22,10 +21,8 @@ from sinkscope.traces.format import hidden_rules, write_whole
 from sinkscope.traces.reading import as_trace, expect_steps
 
 SCRIPTS = "data selection drawing heads_view trace_view charts difference attention_map explorer".split()
-LARGEST_PAGE = 64_000_000
-"""Bytes of tiles up to which one page holds every head; a larger one keeps the strongest columns and the means."""
-LARGEST_INLINE = 16_000_000
-"""The same inside a notebook, where the page travels through the kernel."""
+LARGEST_PAGE, LARGEST_INLINE = 64_000_000, 16_000_000
+"""Bytes of tiles up to which a page, or one inside a notebook, where it travels through the kernel, holds every head."""
 MARK = b" \xc2\xb7 sinkscope</title>"
 INLINE_HEIGHT = 900
 NO_WIDGET = (
@@ -46,7 +43,6 @@ WORDS = {
     "block diffusion from the newest blocks of 16 or more, because sums over all queries can hardly move. The number "
     "of sinks and their share of attention are those of all queries.",
 }
-
 
 WIDGET = """
 function render({ model, el }) {
@@ -79,11 +75,7 @@ class Explorer:
         return f"Explorer({' and '.join(one['label'] for one in self.document['traces'])})"
 
     def widget(self, height: int = INLINE_HEIGHT) -> Any:
-        """Return the page as an anywidget for Jupyter, VS Code and marimo; above `LARGEST_INLINE` without single heads.
-
-        Raises:
-            CallError: anywidget is not installed.
-        """
+        """Return the page as an anywidget for Jupyter, VS Code and marimo; above `LARGEST_INLINE` without single heads."""
         try:
             import anywidget
             import traitlets
@@ -157,7 +149,7 @@ def explore(
     Args:
         traces: open ones or their paths, one by one or in a list.
         excess: ε of Eq. 3, in queries' worth.
-        roles: what the sinks of the model do (`find_roles`). They apply to the traces of its weights.
+        roles: what the sinks of the model do (`find_roles`), for the traces of its weights.
 
     Raises:
         CallError: no traces, roles of none of them, or a threshold that cannot hold.
@@ -209,9 +201,13 @@ def _pieces(
     """Yield the page: only its own script may run, and every `<` of the data is escaped, so that no token ends a block.
     Tiles that are ``late`` come behind the script, so that a large page is drawn before it has been read to its end.
     """
-    body, style, script = _assets()
+    names = ("explorer.html", "explorer.css", *(f"{one}.js" for one in SCRIPTS))
+    folder = files("sinkscope.figures.explorer") / "assets"
+    body, style, *scripts = ((folder / name).read_text(encoding="utf-8") for name in names)
+    script = '"use strict";\n(() => {\n' + "\n".join(scripts) + "\n})();\n"
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style)]
     policy = (
-        f"default-src 'none'; script-src '{_source_hash(script)}'; style-src '{_source_hash(style)}'; connect-src "
+        f"default-src 'none'; script-src 'sha256-{hashes[0]}'; style-src 'sha256-{hashes[1]}'; connect-src "
         f"{connect}; img-src data:; base-uri 'none'; form-action 'none'"
     )
     data = json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
@@ -232,18 +228,3 @@ def _pieces(
     yield f"<script>{script}</script>\n"
     yield from blocks(True)
     yield "</body>\n</html>\n"
-
-
-@cache
-def _assets() -> tuple[str, str, str]:
-    """Return the body, the style and the script of the page."""
-    folder = files("sinkscope.figures.explorer") / "assets"
-    body, style, *scripts = (
-        (folder / name).read_text(encoding="utf-8")
-        for name in ("explorer.html", "explorer.css", *(f"{one}.js" for one in SCRIPTS))
-    )
-    return body, style, '"use strict";\n(() => {\n' + "\n".join(scripts) + "\n})();\n"
-
-
-def _source_hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -8,7 +8,7 @@ from functools import cached_property
 from http.client import HTTP_PORT
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from threading import Lock
-from typing import cast
+from typing import Any, cast
 from urllib.parse import parse_qs
 
 import numpy as np
@@ -34,9 +34,7 @@ class ExplorerServer:
     traces: Sequence[Trace]
     maps: Maps
     port: int = 0
-
-    def __post_init__(self) -> None:
-        self._one_at_a_time = Lock()
+    _one_at_a_time: Any = field(default_factory=Lock, init=False)
 
     @cached_property
     def http(self) -> ThreadingHTTPServer:
@@ -48,11 +46,9 @@ class ExplorerServer:
             server_of, index, tile_names = self, page, tiles
 
         try:
-            server = _Server((ADDRESS, self.port), Handler)
+            return _Server((ADDRESS, self.port), Handler)
         except OSError as error:
             raise CallError(f"port {self.port}: expected a free one ({error}); leave --port out to take any") from error
-        server.daemon_threads = True
-        return server
 
     @property
     def url(self) -> str:
@@ -71,12 +67,8 @@ class ExplorerServer:
             return np.ascontiguousarray(self.maps(one, step, layer, head), "<f4")
 
     def serve(self) -> None:
-        try:
-            self.http.serve_forever()
-        except KeyboardInterrupt:
-            pass
-        finally:
-            self.http.server_close()
+        with self.http as server:
+            server.serve_forever()
 
     def begin_no_map(self) -> bool:
         """From now on compute no other map; return whether none is being computed either."""
@@ -84,6 +76,8 @@ class ExplorerServer:
 
 
 class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
     def handle_error(self, request: object, client_address: object) -> None:
         if not isinstance(sys.exception(), ConnectionError):  # of a tab that was closed
             super().handle_error(request, client_address)  # type: ignore[arg-type]

@@ -32,8 +32,6 @@ STRONGEST = 8
 NO_CONFIDENCE = 65535
 LEAST_SHARE = 0.0001
 """Smaller shares of a query's attention are not told in the maps that were kept."""
-
-
 TYPES = {"u8": "<u1", "u16": "<u2", "i32": "<i4", "f32": "<f4"}
 """Names of types on the page and in NumPy."""
 CODES = 255
@@ -84,18 +82,16 @@ class Tiles:
     def size(self) -> int:
         return sum(map(len, self.content.values()))
 
-    def add(self, name: str, array: np.ndarray, kind: str, *, delta: bool = False) -> None:
+    def add(self, name: str, array: np.ndarray, kind: str = "", *, delta: bool = False) -> None:
+        """Add an array of this type, or the smallest that holds its numbers, none of which is negative."""
+        if not kind:
+            largest = int(array.max(initial=0))
+            kind = "u8" if largest < 1 << 8 else "u16" if largest < 1 << 16 else "i32"
         values = np.ascontiguousarray(array, dtype=TYPES[kind])
         self.index[name] = {"type": kind, "shape": list(values.shape), "delta": delta}
         if delta and len(values) > 1:
             values = np.concatenate([values[:1], np.diff(values, axis=0)])
         self.content[name] = zlib.compress(values.tobytes(), 6)
-
-
-def smallest_type(array: np.ndarray) -> str:
-    """Return the smallest type for an array without negative numbers."""
-    largest = int(array.max(initial=0))
-    return "u8" if largest < 1 << 8 else "u16" if largest < 1 << 16 else "i32"
 
 
 @dataclass(frozen=True)
@@ -151,6 +147,13 @@ def add_trace(
     check_reach(excess, "queries", prompt.by_step.total, positions)
     quantities = [_add_quantity(tiles, prefix, trace, quantity) for quantity in quantities_of(trace)]
     _add_strongest(tiles, prefix, trace)
+    maps = []
+    for step, layer, head in manifest.get("maps") or []:
+        if (attention := stored_map(trace, step, layer, head)) is not None:
+            name, scale = f"{prefix}map/{step}-{layer}-{head}", LogScale.of(attention, LEAST_SHARE)
+            tiles.add(name, scale.encode(attention), "u8")
+            tiles.index[name]["scale"] = [scale.low, scale.high]
+            maps.append([step, layer, head])
     followed = Followed.of(trace)
     return {
         "label": label,
@@ -171,7 +174,7 @@ def add_trace(
         "threshold": least_column_sum(excess, positions) if columns_add_up(manifest, trace) else 0,
         "quantities": quantities,
         "confidenceRange": confidence_range(trace),
-        "maps": _add_maps(tiles, prefix, trace),
+        "maps": maps,
         "about": provenance(trace),
         **_add_canvas(tiles, prefix, trace, prompt),
         **_add_sinks(tiles, prefix, prompt, threshold),
@@ -196,9 +199,8 @@ def _add_canvas(tiles: Tiles, prefix: str, trace: Trace, prompt: PromptSummary) 
         rows["predicted"] = np.asarray(trace.predicted[:])
     known = np.unique(np.concatenate([part.ravel() for part in rows.values()]))
     known = known[known >= 0]
-    kind = smallest_type(np.array([len(known) + 1]))
     for name, tokens in rows.items():
-        tiles.add(f"{prefix}{name}", np.where(tokens >= 0, np.searchsorted(known, tokens) + 1, 0), kind, delta=True)
+        tiles.add(f"{prefix}{name}", np.where(tokens >= 0, np.searchsorted(known, tokens) + 1, 0), delta=True)
     tiles.add(f"{prefix}masked", canvas.masked, "u8", delta=True)
     tiles.add(f"{prefix}lengths", canvas.lengths, "i32", delta=True)
     if "confidence" in trace.tensors:
@@ -217,14 +219,14 @@ def _add_canvas(tiles: Tiles, prefix: str, trace: Trace, prompt: PromptSummary) 
 def _add_sinks(tiles: Tiles, prefix: str, prompt: PromptSummary, threshold: Threshold) -> dict[str, Any]:
     """Add sinks, main sinks and statistics of heads; return changes of place: step, layer, head, 1 for a swap."""
     main = prompt.main_at(threshold)
-    tiles.add(f"{prefix}main", main + 1, smallest_type(main + 1), delta=True)
+    tiles.add(f"{prefix}main", main + 1, delta=True)
     in_heads = np.zeros((prompt.steps, int(prompt.canvas.lengths.max())), np.int64)
     for layer in range(prompt.layers):
         found = prompt.followed.of_layer(layer).at(threshold)
         rows = np.stack([found.head, found.key, found.step], axis=-1)
-        tiles.add(f"{prefix}sinks/{layer}", rows, smallest_type(rows), delta=True)
+        tiles.add(f"{prefix}sinks/{layer}", rows, delta=True)
         np.add.at(in_heads, (found.step, found.key), 1)
-    tiles.add(f"{prefix}sink-heads", in_heads, smallest_type(in_heads), delta=True)
+    tiles.add(f"{prefix}sink-heads", in_heads, delta=True)
     there, moves = main >= 0, MainMoves.of(main, prompt.is_sink_at(threshold))
     by_head = {
         "moves": moves.moves,
@@ -282,18 +284,5 @@ def _add_strongest(tiles: Tiles, prefix: str, trace: Trace) -> None:
         sizes = np.nan_to_num(columns, nan=-1)
         order = np.argpartition(sizes, columns.shape[-1] - count, axis=-1)[..., -count:]
         order = np.take_along_axis(order, np.argsort(-np.take_along_axis(sizes, order, axis=-1), axis=-1), axis=-1)
-        tiles.add(f"{prefix}strongest-keys/{layer}", order, smallest_type(order), delta=True)
+        tiles.add(f"{prefix}strongest-keys/{layer}", order, delta=True)
         tiles.add(f"{prefix}strongest/{layer}", np.take_along_axis(columns, order, axis=-1), "f32")
-
-
-def _add_maps(tiles: Tiles, prefix: str, trace: Trace) -> list[list[int]]:
-    """Add the single attention maps that were kept with the trace, and return their places: step, layer, head."""
-    places = []
-    for step, layer, head in trace.manifest.get("maps") or []:
-        attention = stored_map(trace, step, layer, head)
-        if attention is not None:
-            name, scale = f"{prefix}map/{step}-{layer}-{head}", LogScale.of(attention, LEAST_SHARE)
-            tiles.add(name, scale.encode(attention), "u8")
-            tiles.index[name]["scale"] = [scale.low, scale.high]
-            places.append([step, layer, head])
-    return places
