@@ -16,6 +16,9 @@ from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.recipes import RECIPES, Architecture
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def arms(tmp_path_factory):
     home = tmp_path_factory.mktemp("arms")

@@ -29,7 +29,7 @@ def test_norms_are_those_of_sinks_and_of_others(draw, rows_of, sudden):
             assert float(row["effect_size"]) == pytest.approx((sinks.mean() - others.mean()) / pooled, rel=1e-5)
 
 
-def test_a_trace_of_the_largest_columns_draws_the_other_figures(diffusion, tmp_path):
+def test_a_trace_of_the_largest_columns_draws_the_other_figures(unpainted, diffusion, tmp_path):
     with sinkscope.recording(diffusion, out=tmp_path / "top", keep="top", top=6):
         sinkscope.generate(diffusion, "Q: Write a function f(x) that returns x plus 3.\nA:", length=6)
     said = []

@@ -1,5 +1,7 @@
 """Labels of models and tokens, and what an import of the package loads."""
 
+import pytest
+
 from sinkscope.figures import draw_figures
 from sinkscope.figures.style import model_label, model_labels, plain, tick_label, token_label
 
@@ -18,6 +20,7 @@ def test_labels_of_tokens_and_models(wandering, causal):
     assert plain("$x$ 漢") == r"\$x\$ ▯"
 
 
+@pytest.mark.slow
 def test_settings_of_the_user_change_no_figure_and_are_his_again_afterwards(wandering, tmp_path):
     import matplotlib
 

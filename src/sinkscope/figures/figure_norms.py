@@ -45,8 +45,9 @@ class SinkNorms(Figure):
             tops = [0.0]
             for axes, one in zip(panels, with_norms, strict=True):
                 if kind in recorded_kinds(one):
-                    tops.append(_draw(axes, one, kind))
-                    rows += _rows(one, kind)
+                    top, lines = _draw(axes, one, kind)
+                    tops.append(top)
+                    rows += lines
                 if axes is panels[0]:
                     axes.set_ylabel(LABELS[kind])
                 if kind == kinds[-1] or not many:
@@ -81,10 +82,10 @@ def recorded_kinds(one: Subject) -> list[str]:
     return [kind for kind, total in zip(NORM_KINDS, one.summary.norms.total, strict=True) if total.any()]
 
 
-def _draw(axes: Any, one: Subject, kind: str) -> float:
-    """Draw means and standard deviations of both groups, and return the upper end of the largest."""
+def _draw(axes: Any, one: Subject, kind: str) -> tuple[float, list[tuple[Any, ...]]]:
+    """Draw means and standard deviations of sinks and others; return the upper end of the largest, and the rows."""
     norms, at = one.summary.norms, NORM_KINDS.index(kind)
-    means, spreads = norms.mean[at], norms.deviation[at]
+    means, spreads, effects = norms.mean[at], norms.deviation[at], norms.effect[at]
     layers = np.arange(means.shape[1])
     looks = ((VERMILLION, "o", "sinks (Eq. 3)", -0.12), (BLUE, "s", "other tokens", 0.12))
     for mean, spread, (colour, marker, name, shift) in zip(means, spreads, looks, strict=True):
@@ -92,14 +93,9 @@ def _draw(axes: Any, one: Subject, kind: str) -> float:
         axes.errorbar(layers + shift, mean, spread, capsize=2, label=f"{name}: mean ± standard deviation", **look)
     axes.set_xticks(layers[:: 1 if len(layers) <= 16 else 4])
     axes.grid(axis="y", color="#e4e4e4", linewidth=0.5)
-    return float(np.nanmax(means + spreads, initial=0))
-
-
-def _rows(one: Subject, kind: str) -> list[tuple[Any, ...]]:
-    norms, at = one.summary.norms, NORM_KINDS.index(kind)
     rows = []
-    for layer in range(one.summary.layers):
+    for layer in layers.tolist():
         for group, name in enumerate(("sinks", "others")):
-            values = (norms.mean[at][group, layer], norms.deviation[at][group, layer], norms.effect[at][layer])
+            values = (means[group, layer], spreads[group, layer], effects[layer])
             rows.append((one.label, kind, layer, name, *("" if np.isnan(value) else number(value) for value in values)))
-    return rows
+    return float(np.nanmax(means + spreads, initial=0)), rows
