@@ -15,7 +15,6 @@ import sinkscope
 from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.recipes import RECIPES, Architecture
 
-
 pytestmark = pytest.mark.slow
 
 

@@ -7,6 +7,7 @@ import csv
 import io
 import pkgutil
 import re
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
@@ -92,10 +93,8 @@ class Figure(ABC):
 
 def find_figures() -> dict[str, Figure]:
     """Return every figure of this package by name: numbers first, in order, then words."""
-    import sinkscope.figures
-
     figures = []
-    for found in pkgutil.iter_modules(sinkscope.figures.__path__):
+    for found in pkgutil.iter_modules(sys.modules["sinkscope.figures"].__path__):
         if re.fullmatch(r"figure(\d+)?_\w+", found.name):
             module = import_module(f"sinkscope.figures.{found.name}")
             kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Figure)]

@@ -87,7 +87,7 @@ class Incoming:
 
     @classmethod
     def of(cls, trace: Trace, layer: int | None, head: int | None, excess: float = 3.0) -> "Incoming":
-        """Return the followed columns of a head, or their mean over a layer's heads or all heads; only these are read."""
+        """Return the followed columns of a head, or their mean over a layer's or all heads; only these are read."""
         check_excess(float(excess), "queries")
         layer, head = check_head(trace, (layer, head))
         commits = commits_of(trace.written[:] if "written" in trace.tensors else None, trace.manifest.get("mask_id"))

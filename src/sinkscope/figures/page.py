@@ -154,7 +154,7 @@ def _interval(value: dict[str, float]) -> str:
 
 
 def page_numbers(trace: Trace, excess: float = 3.0) -> dict[str, Any]:
-    """Return the sinks, tracks, moves and most frequent sink tokens of a trace, at an ε of Eq. 3 in queries' worth: plain
+    """Return the sinks, tracks, moves and most frequent sink tokens of a trace, at ε of Eq. 3 in queries' worth: plain
     values for `json.dumps`, None where a number does not exist. Raises TraceError where there is no complete step.
     """
     return _numbers(subject_of(trace, excess))

@@ -1,4 +1,4 @@
-"""The style of figures: colours (viridis, and Okabe and Ito's), type and sheets, and the labels of models and tokens."""
+"""The style of figures: colours (viridis, and Okabe and Ito's), type, sheets, and labels of models and tokens."""
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +29,9 @@ def figure_style(wide: bool = False) -> Iterator[None]:
         matplotlib.rc("figure", titlesize=size + 1.5)
         matplotlib.rc("axes", titlesize=size, titlelocation="left", linewidth=0.6)
         matplotlib.rc("axes.spines", top=False, right=False)
-        matplotlib.rc(("xtick", "ytick"), labelsize=size - 1)
-        matplotlib.rc(("xtick.major", "ytick.major"), width=0.6)
+        matplotlib.rc("xtick", labelsize=size - 1)
+        matplotlib.rc("ytick", labelsize=size - 1)
+        matplotlib.rcParams.update({"xtick.major.width": 0.6, "ytick.major.width": 0.6})
         matplotlib.rc("legend", fontsize=size - 1, frameon=False)
         matplotlib.rc("savefig", dpi=160 if wide else 200)
         matplotlib.rc("pdf", fonttype=42)

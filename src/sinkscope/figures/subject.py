@@ -1,4 +1,4 @@
-"""The subject of a figure: one recorded generation, or the statistics of many, as `sinkscope.statistics` sums them up."""
+"""The subject of a figure: one recorded generation, whose clearest effects it finds, or the statistics of many."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -154,7 +154,7 @@ class Subject:
 
     @property
     def quarters(self) -> Int[np.ndarray, "layer quarter"]:
-        """Counts of column sums in bins of a quarter of a query's worth; statistics spread wider bins above 64 evenly."""
+        """Counts of column sums in bins of a quarter of a query's worth; statistics spread wider ones evenly."""
         if self.recorded_prompt is None:
             return self.summary.quarters
         kept = self.recorded_prompt.canvas.settings.kept
@@ -245,7 +245,7 @@ class Subject:
 
     def movement_text(self, head: HeadMovement) -> str:
         swaps = f", {counted(head.swaps, 'swap')}" if head.swaps else ""
-        return f"{counted(np.count_nonzero(self.steps_at(head)), 'position')}, {counted(head.moves, 'move')}{swaps}"
+        return f"{counted(int((self.steps_at(head) > 0).sum()), 'position')}, {counted(head.moves, 'move')}{swaps}"
 
     @cached_property
     def clearest(self) -> HeadMovement | None:
@@ -269,8 +269,8 @@ class Subject:
         step, layer, head, old, new = np.array(rows, int).reshape(-1, 5).T
         is_sink = self.prompt.is_sink_at(self.threshold)
         stays, was = is_sink(step + 1, layer, head, old), is_sink(step, layer, head, new)
-        kinds = zip((~stays & ~was).tolist(), (stays & was).tolist(), strict=True)
-        return [Jump(*row, *kind, held=much) for row, kind, much in zip(rows, kinds, held, strict=True)]
+        given = zip(rows, (~stays & ~was).tolist(), (stays & was).tolist(), held, strict=True)
+        return [Jump(*row, clean=clean, swap=swap, held=much) for row, clean, swap, much in given]
 
     @cached_property
     def moves(self) -> list[Jump]:

@@ -37,7 +37,7 @@ NAMES = (ADDRESS, "localhost")
 PLACE = ("trace", "step", "layer", "head")
 SCRIPTS = "data selection drawing heads_view trace_view charts difference attention_map explorer".split()
 LARGEST_PAGE, LARGEST_INLINE = 64_000_000, 16_000_000
-"""Bytes of tiles up to which a page, or one inside a notebook, where it travels through the kernel, holds every head."""
+"""Bytes of tiles up to which a page holds every head, and a page that travels through the kernel of a notebook."""
 MARK = b" \xc2\xb7 sinkscope</title>"
 INLINE_HEIGHT = 900
 NO_WIDGET = (
@@ -90,7 +90,7 @@ class Explorer:
         return f"Explorer({' and '.join(one['label'] for one in self.document['traces'])})"
 
     def widget(self, height: int = INLINE_HEIGHT) -> Any:
-        """Return the page as an anywidget for Jupyter, VS Code and marimo; above `LARGEST_INLINE` without single heads."""
+        """Return the page as an anywidget for notebooks; above `LARGEST_INLINE` without single heads."""
         try:
             import anywidget
             import traitlets
