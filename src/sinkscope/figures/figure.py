@@ -93,10 +93,10 @@ class Figure(ABC):
 
 def find_figures() -> dict[str, Figure]:
     """Return every figure of this package by name: numbers first, in order, then words."""
-    figures = []
-    for found in pkgutil.iter_modules(sys.modules["sinkscope.figures"].__path__):
+    package, figures = __name__.rpartition(".")[0], []
+    for found in pkgutil.iter_modules(sys.modules[package].__path__):
         if re.fullmatch(r"figure(\d+)?_\w+", found.name):
-            module = import_module(f"sinkscope.figures.{found.name}")
+            module = import_module(f"{package}.{found.name}")
             kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Figure)]
             figures += [kind() for kind in kinds if kind.__module__ == module.__name__]
     figures.sort(key=lambda figure: (not figure.name.isdigit(), len(figure.name) * figure.name.isdigit(), figure.name))
