@@ -1,14 +1,11 @@
 """results/table-1 follows from the outcomes that lie beside it, by one command."""
 
 import json
-import shutil
-from dataclasses import replace
 
 import pytest
-from table_one import FOLDER, add, cell_of, documents, with_outcomes, write
+from table_one import FOLDER, cell_of, documents, with_outcomes
 
 from sinkscope.evaluation.paired_tests import holm
-from sinkscope.evaluation.results import write_results
 from sinkscope.evaluation.tables import compare
 
 STORED = json.loads((FOLDER / "table.json").read_text())
@@ -51,22 +48,3 @@ def test_the_p_values_are_adjusted_over_all_cells():
         assert change["p_holm"] == pytest.approx(least)
     contrasts = [one for row in rows for one in row["controls"]]
     assert [one["p_holm"] for one in contrasts] == pytest.approx(holm([one["p_value"] for one in contrasts]))
-
-
-def test_outcomes_are_added_from_an_evaluation(tmp_path, monkeypatch):
-    shutil.copytree(FOLDER, tmp_path / "table-1")
-    known = with_outcomes()
-    one = next(one for one in known if one.hide == "top:1")
-    new = replace(one, hide="top:7")
-    (tmp_path / "evaluation").mkdir()
-    write_results(tmp_path / "evaluation", [new, replace(one, seconds=1.5)])
-    add([tmp_path / "evaluation"], tmp_path / "table-1")
-    found = {cell_of(one): one for one in with_outcomes(tmp_path / "table-1")}
-    assert len(found) == len(known) + 1
-    assert (found[cell_of(new)], found[cell_of(one)].seconds) == (new, 1.5)
-    stored = (tmp_path / "table-1" / one.model / "results.json.gz").read_bytes()
-    add([tmp_path / "evaluation"], tmp_path / "table-1")
-    assert (tmp_path / "table-1" / one.model / "results.json.gz").read_bytes() == stored
-    write(tmp_path / "table-1")
-    assert len(json.loads((tmp_path / "table-1" / "table.json").read_text())["rows"]) == 169
-    assert "| top:7 |" in (tmp_path / "table-1" / "table.md").read_text()

@@ -178,7 +178,7 @@ class Trace(Command):
 
     def _record_drift(self, model: Any, prompts: Sequence[Any], settings: Any, rule: Any) -> None:
         """Measure the drift of keys and values over all prompts, and draw it."""
-        from sinkscope.figures.drift_by_layer import draw_drift
+        from sinkscope.figures.cache_figures import draw_drift
         from sinkscope.recorder.drift_recorder import TOO_FEW
         from sinkscope.statistics.key_drift import drift_table
         from sinkscope.traces.format import DRIFT

@@ -43,7 +43,7 @@ class Train(Command):
 
     def run(self) -> None:
         from sinkscope.emergence import TrainingWatch
-        from sinkscope.emergence.storage import measured_updates
+        from sinkscope.emergence.history import measured_updates
         from sinkscope.lab.recipes import RECIPES
         from sinkscope.lab.run_folder import WEIGHTS, check_recipe, saved_update
         from sinkscope.lab.training import train_checkpoint

@@ -38,7 +38,7 @@ class WatchTraining(Command):
 
     def run(self) -> None:
         from sinkscope.emergence import open_emergence
-        from sinkscope.emergence.storage import MANIFEST, check_collection
+        from sinkscope.emergence.history import MANIFEST, check_collection
         from sinkscope.figures.emergence_curves import FILE, draw_emergence
         from sinkscope.runs.folder import claimed_folder
 
@@ -98,7 +98,7 @@ def _name_of(run: Path) -> str:
 
 def _is_measured(folder: Path) -> bool:
     """Return whether a folder holds the measurements of a run; raise CallError where it is something else."""
-    from sinkscope.emergence.storage import MANIFEST
+    from sinkscope.emergence.history import MANIFEST
     from sinkscope.lab.run_folder import RECIPE
 
     if not (folder / MANIFEST).exists():
