@@ -9,7 +9,7 @@ the modules that own the layers.
 
 from sinkscope.attention.dispatch import attend, without_autocast
 from sinkscope.attention.foreign_network import foreign
-from sinkscope.attention.hooks import NAME, register_interface
+from sinkscope.attention.hooks import NAME, generating_in, is_generating, register_interface, subscribed
 from sinkscope.attention.projections import KeyNorms, OutputProjections, norms_of, output_norms, output_projection
 from sinkscope.attention.records import (
     AttentionInputs,
@@ -17,17 +17,19 @@ from sinkscope.attention.records import (
     Columns,
     GenerationStart,
     Hidden,
+    Hider,
     LayerCall,
     Prefix,
+    Prepender,
     StepContext,
     StepResult,
+    Subscriber,
+    Watcher,
     upload,
 )
 from sinkscope.attention.scores import mask_for
 from sinkscope.attention.session import Session, current_session
 from sinkscope.attention.stacks import query_heads
-from sinkscope.attention.subscribers import Hider, Prepender, Subscriber, Watcher
-from sinkscope.attention.subscribing import generating_in, is_generating, subscribed
 
 __all__ = [
     "NAME",
