@@ -311,8 +311,9 @@ class _BeforeAttention:
         self.takes_call = inspect.Parameter.VAR_KEYWORD in kinds
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if any(isinstance(kwargs.get(name), Tensor) for name in SOURCES) and self.session.calls:
-            self.session.calls[-1].crossing.add(module)
+        for name in SOURCES:
+            if isinstance(kwargs.get(name), Tensor) and self.session.calls:
+                self.session.calls[-1].crossing.add(module)
         if "sinkscope_call" in kwargs or not self.takes_call or torch.compiler.is_compiling():
             return None
         if torch.is_grad_enabled() and getattr(self.session.network, "is_gradient_checkpointing", False):

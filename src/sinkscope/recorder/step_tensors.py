@@ -1,13 +1,13 @@
 """The tensors of one step: the measurements of each layer, stacked over layers, and cut into the arrays of each prompt.
 
-A prompt's row loses its left padding; where the model is causal, its sums run over the steps. Layers of one stack may
-attend to the tokens of different stacks (cross-attention); each such part of a stack has traces of its own.
+A prompt's row loses its left padding; where the model is causal, its sums run over the steps. Cross-attention of a
+stack has separate traces.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -51,7 +51,6 @@ class LayerTensors:
 
     @classmethod
     def of(cls, call: LayerCall, columns: Columns, groups: tuple[str, ...], norms: KeyNorms) -> "LayerTensors":
-        """Return the measurements of a layer call: its columns, and the norms of its values, keys and inputs."""
         hidden = None if call.hidden_states is None else norms_of(call.hidden_states)
         diagonal, sums, outputs, keys = columns.diagonal, columns.sums, norms.outputs, call.keys
         if call.part is not None:  # the diagonal is measured for queries at the end of the canvas only
@@ -86,7 +85,6 @@ class LayerTensors:
         return replace(self, **{name: torch.full_like(one, values[name]) for name, one in held.items()})
 
     def on_the_host(self) -> "LayerTensors":
-        """Return the same tensors on the host, for a device that has no room to stack layers."""
         return replace(self, **{name: one.cpu() for name, one in vars(self).items() if one is not None})
 
 
@@ -98,9 +96,8 @@ def _placed(norms: Tensor, first_key: int) -> Tensor:
 def stack_layers(layers: list[LayerTensors], causal: bool, blocks: bool = False) -> list[dict[str, Tensor]]:
     """Return the tensors of one step stacked over layers, [layer, batch, …], one dictionary for each device.
 
-    Args:
-        causal: keeps the last row in place of the query groups, as an autoregressive trace does.
-        blocks: keeps the last row beside them, for block diffusion behind a cache.
+    A causal trace keeps the last row in place of the query groups; with ``blocks`` (block diffusion behind a cache) it
+    stands beside them.
     """
     runs = [list(run) for _, run in groupby(layers, lambda layer: layer.sums.device)]
     missing = {name for layer in layers for name in OPTIONAL if getattr(layer, name) is None}
@@ -132,11 +129,7 @@ def join_devices(stacked: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def head_counts(layers: list[LayerTensors]) -> tuple[int, int]:
-    """Return the number of query heads, and the largest number of kv heads of any layer.
-
-    Raises:
-        AttentionError: layers with different numbers of query heads.
-    """
+    """Return the number of query heads, and the largest number of kv heads of any layer."""
     heads = sorted({layer.sums.shape[1] for layer in layers})
     if len(heads) > 1:
         raise AttentionError(f"expected as many query heads in every layer, found {' and '.join(map(str, heads))}")
@@ -151,8 +144,7 @@ def _in_heads(norms: list[Tensor]) -> Tensor:
     return torch.cat(norms)
 
 
-@dataclass(frozen=True)
-class StackPart:
+class StackPart(NamedTuple):
     """The layers of one stack, a module path, that attend to the same tokens; crossing: those of another stack."""
 
     stack: str
@@ -168,8 +160,7 @@ class PartStep:
         queries: tokens that attend, left padding included.
         all_queries: whether the step computes every query of the canvas, so that none was left to a cache.
         causal: whether column sums are running sums over the steps.
-        crossing: whether the tokens are another stack's.
-        source: module path of that stack; None where it is unknown.
+        crossing: whether the tokens are another stack's, ``source``, where it is known.
     """
 
     context: StepContext
@@ -187,12 +178,9 @@ def part_step(
     start: GenerationStart,
     last_contexts: Mapping[str, StepContext],
 ) -> PartStep:
-    """Return the step of one part of a stack.
+    """Return the step of one part of a stack, given any of its layers and the stack's input.
 
-    Args:
-        layer: any of its layers.
-        context: input of the stack.
-        last_contexts: the newest step of each stack; a crossing part attends to the tokens of one of them.
+    A crossing part attends to the tokens of one of the other stacks, of which this is the newest step.
     """
     queries, causal = layer.diagonal.shape[-1], start.causal if context.causal is None else context.causal
     all_queries = queries == context.tokens.shape[1]
@@ -218,11 +206,9 @@ def part_step(
 def prompt_arrays(
     step: PartStep, row: int, stacked: Mapping[str, Tensor], result: StepResult | None, running: dict[str, Tensor]
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of one prompt, as in `axes.TRACE_AXES` without the step axis.
+    """Return the arrays of one prompt, a row of the batch, as in `axes.TRACE_AXES` without the step axis.
 
     Args:
-        step: on the host.
-        row: of the batch.
         stacked: tensors [layer, batch, …] of all layers, on the host.
         running: sums of this prompt over the steps before, where the model is causal; changed.
     """
@@ -269,12 +255,7 @@ def canvas_after(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def check_numbers(sums: Tensor, arrays: Mapping[str, np.ndarray], layers: list[str], step: int) -> None:
-    """Raise AttentionError where a column is not a number, naming the first one, or where a norm is infinite.
-
-    Args:
-        sums: float32 [layer, head, key] of one prompt, from all queries.
-        arrays: of the same step and prompt.
-    """
+    """Raise AttentionError where a column sum [layer, head, key] of a prompt is NaN, or where a norm is infinite."""
     if bool(sums.sum().isnan()):  # one pass; infinities cannot occur
         layer, head = (int(place) for place in sums.isnan().any(-1).nonzero()[0])
         raise AttentionError(
@@ -290,14 +271,9 @@ def check_numbers(sums: Tensor, arrays: Mapping[str, np.ndarray], layers: list[s
 
 
 def accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor], all_queries: bool) -> dict[str, Tensor]:
-    """Return the sums of a step and the steps before it, of which a cache left it only the new queries.
+    """Return the sums of a step and the steps before it, ``running``, which are replaced by a step with all queries.
 
     Column sums are added, per-query values appended, and norms of keys that are no longer visible kept.
-
-    Args:
-        running: the sums so far; changed in place.
-        arrays: of this step.
-        all_queries: whether the step has all queries, so that it replaces the sums.
     """
     if all_queries:
         running.clear()
@@ -323,14 +299,9 @@ def accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor], all_querie
 def add_finished(running: dict[str, Tensor], arrays: dict[str, Tensor], final: bool) -> dict[str, Tensor]:
     """Return the sums of a step of block diffusion and of the finished blocks before it.
 
-    Column sums are those of the step's own queries and of every finished query. ``newest_columns`` are those of the
-    step's queries, and of as many finished blocks before them as make 16 queries, the window in which sinks of
-    autoregressive models are followed. Of a longer prompt, which is read at once, only the newest row is known.
-
-    Args:
-        running: sums and rows of the finished queries; changed in place where the step's queries are final.
-        arrays: of this step; its ``last_query`` is used up.
-        final: whether the queries of the step are finished.
+    Column sums are those of the step's own queries and of every finished query, ``running``. ``newest_columns`` are
+    those of the step's queries, and of as many finished blocks before them as make 16 queries, the window in which
+    sinks of autoregressive models are followed. Of a longer prompt, which is read at once, only the newest row is known.
     """
     made, queries, last = {}, arrays["self_attention"].shape[-1], arrays.pop("last_query")
     for name in (one for one in (*GROUPS, "sink_token_columns") if one in arrays):
