@@ -1,13 +1,11 @@
 """`attend` against dense attention: output, columns, diagonal, hiding, prefix, any shape."""
 
-import math
 from dataclasses import replace
 
 import pytest
 import torch
 from dense import (
     BATCH,
-    DIM,
     HEADS,
     KEYS,
     KV_HEADS,
@@ -25,24 +23,9 @@ from dense import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import pad, scaled_dot_product_attention
 
-from sinkscope.attention import Columns, Prefix, attend
-
-
-@pytest.fixture(params=["heads together", "heads apart"])
-def chunks(request, monkeypatch):
-    """On long sequences heads are taken a few at a time."""
-    if request.param == "heads apart":
-        monkeypatch.setattr("sinkscope.attention.blockwise.CPU_SCORES", 1)
-
-
-# Output and columns
-
-
-def test_scale_is_used_as_given():
-    inputs = draw()
-    output, _ = attend(**vars(inputs), scale=0.3)
-    close(output, dense(inputs, scale=0.3)[0], inputs)
+from sinkscope.attention import Prefix, attend
 
 
 def test_fully_masked_rows_give_nothing_as_sdpa():
@@ -51,7 +34,7 @@ def test_fully_masked_rows_give_nothing_as_sdpa():
     visible[1, :, 3] = False
     output, columns = attend(**vars(inputs), mask=visible, block=4)
     repeated = (tensor.repeat_interleave(HEADS // KV_HEADS, dim=1) for tensor in (inputs.key, inputs.value))
-    close(output, torch.nn.functional.scaled_dot_product_attention(inputs.query, *repeated, attn_mask=visible), inputs)
+    close(output, scaled_dot_product_attention(inputs.query, *repeated, attn_mask=visible), inputs)
     assert torch.equal(output[1, :, 3], torch.zeros(HEADS, VALUE_DIM))
     everything = inputs.groups.sum(-1)
     everything[1] -= inputs.groups[1, :, 3]
@@ -63,123 +46,79 @@ def test_left_padding_counts_for_nothing():
     inputs, padding = draw(queries=KEYS), 4
     real = torch.ones(BATCH, KEYS, dtype=torch.bool)
     real[0, :padding] = False
-    groups = real[:, None].float()
-    output, columns = attend(
-        **vars(replace(inputs, groups=groups)), mask=real[:, None, None].expand(-1, 1, KEYS, -1), block=5
-    )
+    padded = replace(inputs, groups=real[:, None].float())
+    output, columns = attend(**vars(padded), mask=real[:, None, None].expand(-1, 1, KEYS, -1), block=5)
     own = slice(padding, None)
-    alone = Inputs(
-        inputs.query[:1, :, own], inputs.key[:1, :, own], inputs.value[:1, :, own], torch.ones(1, 1, KEYS - padding)
-    )
-    expected, expected_columns = attend(**vars(alone))
+    alone = (one[:1, :, own] for one in (inputs.query, inputs.key, inputs.value))
+    expected, expected_columns = attend(*alone, groups=torch.ones(1, 1, KEYS - padding))
     close(output[:1, :, own], expected, inputs)
     close(columns.sums[:1, :, :, own], expected_columns.sums, inputs)
     assert torch.equal(columns.sums[0, :, :, :padding], torch.zeros(HEADS, 1, padding))
     adds_up(columns.sums.sum(-1), torch.tensor([KEYS - padding, KEYS])[:, None, None].expand(-1, HEADS, -1), inputs)
 
 
-# The diagonal and the last row
+def in_front(inputs: Inputs, kind: str, count: int, scale: float) -> tuple[Prefix, torch.Tensor, torch.Tensor]:
+    """Return constant keys, their scores [batch, head, query, count], and their values for every head."""
+    heads, kv_heads, dim = inputs.query.shape[1], *inputs.key.shape[1::2]
+    source = torch.Generator().manual_seed(5)
+    keys = torch.randn(kv_heads, count, dim, generator=source)
+    values = torch.randn(kv_heads, count, inputs.value.shape[-1], generator=source)
+    logits = torch.randn(heads, count, generator=source)
+    prefix = {"keys": Prefix(keys), "keys and values": Prefix(keys, values), "logits": Prefix(logits=logits)}[kind]
+    keys, values = (one.double().repeat_interleave(heads // kv_heads, 0) for one in (keys, values))
+    scores = logits.double()[:, None] if kind == "logits" else inputs.query.double() @ keys.mT * scale
+    values = values if kind == "keys and values" else torch.zeros_like(values)
+    return prefix, scores.expand(*inputs.query.shape[:3], -1), values.expand(len(inputs.query), -1, -1, -1)
 
 
-# Hiding
-
-
-def test_a_query_keeps_its_keys_where_only_hidden_ones_are_visible():
-    """Causal query 0 sees key 0 alone; queries 1 and later lose it."""
-    inputs = draw()
-    hidden = torch.zeros(1, 1, KEYS, dtype=torch.bool)
-    hidden[..., 0] = True
-    output, columns = attend(**vars(inputs), causal=True, hidden=hidden, block=4)
-    close(output[:, :, 0], inputs.value.repeat_interleave(HEADS // KV_HEADS, dim=1)[:, :, 0], inputs)
-    close(columns.sums[..., 0], inputs.groups[:, None, :, 0].expand(-1, HEADS, -1), inputs)
-
-
-# The prefix
-
-
-@pytest.mark.parametrize("hide", [False, True])
-@pytest.mark.parametrize("kind", MASKS)
-def test_prefix_equals_dense_with_the_keys_in_front(kind, hide, chunks):
-    inputs, count = draw(), 2
-    arguments, bias = draw_mask(kind, inputs)
-    front = draw(seed=5, batch=1, keys=count)
-    prefix = Prefix(keys=front.key[0], values=front.value[0])
-    hidden = torch.rand(BATCH, HEADS, KEYS, generator=torch.Generator().manual_seed(3)) < 0.4 if hide else None
-    output, columns = attend(**vars(inputs), **arguments, prefix=prefix, hidden=hidden, block=4)
-    longer = replace(
-        inputs,
-        key=torch.cat([front.key.expand(BATCH, -1, -1, -1), inputs.key], dim=2),
-        value=torch.cat([front.value.expand(BATCH, -1, -1, -1), inputs.value], dim=2),
-    )
-    taken = bias.expand(-1, HEADS, -1, -1) if hidden is None else bias.masked_fill(hidden[:, :, None], -torch.inf)
-    expected, weights = dense(longer, torch.nn.functional.pad(taken, (count, 0)))
-    close(output, expected, inputs)
-    close(columns.sums, dense_sums(inputs, weights)[..., count:], inputs)
-    close(columns.prefix, dense_sums(inputs, weights)[..., :count], inputs)
-    close(columns.last_row, dense(longer, torch.nn.functional.pad(bias, (count, 0)))[1][:, :, -1, count:], inputs)
-
-
-@pytest.mark.parametrize("dressed", ["keys", "logits"])
-def test_prefix_without_values_only_takes_attention(dressed, chunks):
-    inputs, count = draw(), 2
-    keys, logits = (
-        draw(seed=5, batch=1, keys=count).key[0],
-        torch.randn(HEADS, count, generator=torch.Generator().manual_seed(6)),
-    )
-    output, columns = attend(
-        **vars(inputs), prefix=Prefix(keys=keys) if dressed == "keys" else Prefix(logits=logits), block=4
-    )
-    repeat = HEADS // KV_HEADS
-    mine = (
-        inputs.query @ keys.repeat_interleave(repeat, 0).mT / math.sqrt(DIM)
-        if dressed == "keys"
-        else logits[:, None].expand(-1, QUERIES, -1)
-    )
-    scores = inputs.query @ inputs.key.repeat_interleave(repeat, 1).mT / math.sqrt(DIM)
-    weights = torch.softmax(torch.cat([mine.expand(BATCH, -1, -1, -1), scores], dim=-1), dim=-1)
-    close(output, weights[..., count:] @ inputs.value.repeat_interleave(repeat, 1), inputs)
-    close(columns.prefix, dense_sums(inputs, weights)[..., :count], inputs)
-    close(columns.sums, dense_sums(inputs, weights)[..., count:], inputs)
-
-
-# Any shape
-
-
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=120, deadline=None, derandomize=True, database=None)
 @given(st.data())
-def test_any_shape_equals_dense(data):
+def test_any_call_equals_dense(data):
     size = st.integers(1, 9)
     kv_heads, repeat = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
-    batch, queries, keys, groups = (data.draw(size) for _ in range(4))
-    inputs = draw(
-        data.draw(st.integers(0, 99)),
-        batch,
-        kv_heads * repeat,
-        kv_heads,
-        queries,
-        keys,
-        data.draw(size),
-        data.draw(size),
-        groups,
-    )
+    heads, (batch, queries, keys, groups, dim, value_dim) = kv_heads * repeat, (data.draw(size) for _ in range(6))
+    seed, scale = data.draw(st.integers(0, 99)), data.draw(st.sampled_from([0.3, dim**-0.5]))
+    inputs = draw(seed, batch, heads, kv_heads, queries, keys, dim, value_dim, groups)
     arguments, bias = draw_mask(data.draw(st.sampled_from(MASKS)), inputs)
-    hidden = torch.rand(batch, kv_heads * repeat, keys, generator=torch.Generator().manual_seed(9)) < data.draw(
-        st.sampled_from([0.0, 0.3, 1.0])
-    )
+    share, front = data.draw(st.sampled_from([0.0, 0.3, 1.0])), data.draw(st.sampled_from([0, 2]))
+    hidden = torch.rand(batch, heads, keys, generator=torch.Generator().manual_seed(9)) < share
+    bias = bias.expand(-1, heads, -1, -1)
+    key, values = (one.double().repeat_interleave(repeat, 1) for one in (inputs.key, inputs.value))
+    scores = inputs.query.double() @ key.mT * scale
+    if front:
+        kind = data.draw(st.sampled_from(["keys", "keys and values", "logits"]))
+        arguments["prefix"], before, front_values = in_front(inputs, kind, front, scale)
+        scores, values = torch.cat([before, scores], -1), torch.cat([front_values, values], 2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sinkscope.attention.blockwise.CPU_SCORES", data.draw(st.sampled_from([1, 200, 1 << 18])))
-        output, columns = attend(**vars(inputs), **arguments, hidden=hidden, block=data.draw(st.integers(1, 10)))
-    bias = bias.expand(-1, kv_heads * repeat, -1, -1)
-    expected, weights = dense(inputs, without(bias, hidden))
+        block = data.draw(st.integers(1, 10))
+        output, columns = attend(**vars(inputs), **arguments, scale=scale, hidden=hidden, block=block)
+    bias = pad(bias, (front, 0))
+    clean = torch.softmax(scores + bias, -1).nan_to_num(0.0)
+    weights = torch.softmax(scores + without(bias, pad(hidden, (front, 0))), -1).nan_to_num(0.0)
+    close(output, weights @ values, inputs)
+    sums = dense_sums(inputs, weights)
+    close(columns.sums, sums[..., front:], inputs)
+    close(columns.local, dense_sums(inputs, clean)[..., front:], inputs)
+    close(columns.last_row, clean[:, :, -1, front:], inputs)
+    close(columns.last_row_in_force, weights[:, :, -1, front:], inputs)
+    if front:
+        close(columns.prefix, sums[..., :front], inputs)
+    first = 0 if arguments.get("causal") else keys - queries  # the key of query 0
+    diagonal = torch.zeros(batch, heads, queries, dtype=torch.float64)
+    for query in range(queries):
+        if 0 <= query + first < keys:
+            diagonal[..., query] = weights[..., query, front + query + first]
+    close(columns.diagonal, diagonal, inputs)
+
+
+def test_a_call_without_hiding_in_one_block_equals_dense():
+    """The common call has a separate path through the pass."""
+    inputs = draw()
+    output, columns = attend(**vars(inputs))
+    expected, weights = dense(inputs)
     close(output, expected, inputs)
     close(columns.sums, dense_sums(inputs, weights), inputs)
-    close(columns.local, dense_sums(inputs, dense(inputs, bias)[1]), inputs)
-    close(columns.last_row, dense(inputs, bias)[1][:, :, -1], inputs)
-    close(columns.last_row_in_force, weights[:, :, -1], inputs)
-    first = 0 if arguments.get("causal") else keys - queries  # the key of query 0
-    own = [(query, query + first) for query in range(queries) if 0 <= query + first < keys]
-    diagonal = torch.zeros(batch, kv_heads * repeat, queries, dtype=torch.float64)
-    for query, key in own:
-        diagonal[..., query] = weights[..., query, key]
-    close(columns.diagonal, diagonal, inputs)
-    assert isinstance(columns, Columns)
+    close(columns.last_row, weights[:, :, -1], inputs)
+    close(columns.diagonal, weights.diagonal(KEYS - QUERIES, -2, -1), inputs)
+    assert columns.local is None and columns.removed is None

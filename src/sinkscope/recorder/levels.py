@@ -75,9 +75,10 @@ def recording(
 
                 recorder: Any = steps.enter_context(recording_drift(model, folder))  # type: ignore[arg-type]
             elif keep == "statistics":
-                from sinkscope.recorder.statistics_destination import StatisticsDestination, own_folder
+                from sinkscope.recorder.statistics_destination import StatisticsDestination, merge_statistics
+                from sinkscope.traces.statistics_folder import StatisticsFolder
 
-                statistics = own_folder(folder)
+                statistics = StatisticsFolder(folder, {}, merge_statistics)
                 destination = StatisticsDestination(statistics, count())
                 recorder = steps.enter_context(recording_to(model, destination, tokenizer))
             else:

@@ -117,8 +117,3 @@ def merge_statistics(earlier: Arrays, later: Arrays) -> Arrays:
     merged = Summary.from_arrays(earlier)
     merged.merge(Summary.from_arrays(later))
     return merged.to_arrays()
-
-
-def own_folder(out: Path) -> StatisticsFolder:
-    """Return a folder for the statistics of one recording, however many prompts it will have."""
-    return StatisticsFolder(out, {}, merge_statistics)

@@ -45,7 +45,9 @@ from sinkscope.recorder.step_tensors import (
     canvas_after,
     check_numbers,
     head_counts,
+    in_batch,
     join_devices,
+    layer_tensors,
     part_step,
     prompt_arrays,
     stack_layers,
@@ -173,8 +175,8 @@ class Recorder(Watcher):
             measured = self._measure(call, columns)
         layers = self._measured.setdefault(part, {})
         if call.part is not None and len(call.part.rows) < len(self._context.tokens):
-            others = layers.get(call.name) or self._before[part][call.name].one_step_later()
-            measured = measured.in_batch(call.part.rows, others)
+            before = self._before.get(part, {}).get(call.name, {})
+            measured = in_batch(measured, call.part.rows, layers.get(call.name), before)
         layers[call.name] = measured
 
     def _measure(self, call: LayerCall, columns: Columns) -> LayerTensors:
@@ -190,7 +192,7 @@ class Recorder(Watcher):
                 f"{call.keys}; fill the cache inside recording, and begin each text with an empty one"
             )
         norms = self._projections.key_norms(call, queries if behind else None)
-        return LayerTensors.of(call, columns, self.groups, norms)
+        return layer_tensors(call, columns, self.groups, norms)
 
     def end_step(self, result: StepResult | None) -> None:
         """Send the step to the writers; on a GPU it is still on its way when this returns."""
@@ -212,7 +214,8 @@ class Recorder(Watcher):
                 stacked = stack_layers(layers, step.causal, blocks)
             except torch.OutOfMemoryError:
                 self._async_writer.drain()
-                stacked = stack_layers([layer.on_the_host() for layer in layers], step.causal, blocks)
+                here = [{name: one.cpu() for name, one in layer.items()} for layer in layers]
+                stacked = stack_layers(here, step.causal, blocks)
             sent: dict[tuple[int, str], Tensor]  # by the number of the device, −1 for the step itself
             sent = {(number, name): one for number, device in enumerate(stacked) for name, one in device.items()}
             sent |= {(-1, name): getattr(step.context, name) for name in CONTEXT}

@@ -22,70 +22,52 @@ GROUPS = ("column_sums", "column_sums_masked", "column_sums_prompt")
 """Names of the column sums of the three query groups: all queries, masked ones, those of the prompt."""
 PER_QUERY = ("self_attention", "hidden_norms")
 PER_KEY = ("value_norms", "key_norms", "output_norms")
-OPTIONAL = {"hidden_norms": "hidden_norms", "sink_token": "sink_token_columns", "output_norms": "output_norms"}
-"""Measurements that a layer may lack, and their names on disk; a step has those that all of its layers have."""
+NOTHING = {"sums": 0.0, "last_query": 0.0, "sink_token_columns": 0.0, "self_attention": np.nan, "hidden_norms": np.nan}
+"""Measurements of a step that computes nothing; keys and values stay."""
+
+LayerTensors = dict[str, Tensor]
+"""The measurements of one layer in a step, for the whole batch; norms are NaN for keys that the layer dropped.
+
+``sums`` are [batch, head, group, key], ``self_attention`` [batch, head, query], ``last_query`` (as it took effect)
+[batch, head, key], ``value_norms`` and ``key_norms`` [batch, kv_head, key]. A layer may lack ``hidden_norms``
+[batch, query], ``sink_token_columns`` [batch, head, sink] of the network's own constant keys, and ``output_norms``
+[batch, head, key], NaN for keys of earlier steps.
+"""
 
 
-@dataclass(frozen=True, eq=False)
-class LayerTensors:
-    """The measurements of one layer in a step, for the whole batch; norms are NaN for keys that the layer dropped.
+def layer_tensors(call: LayerCall, columns: Columns, groups: tuple[str, ...], norms: KeyNorms) -> LayerTensors:
+    """Return the measurements of a layer call."""
+    hidden = None if call.hidden_states is None else norms_of(call.hidden_states)
+    diagonal, sums, outputs, keys = columns.diagonal, columns.sums, norms.outputs, call.keys
+    if call.part is not None:  # the diagonal is measured for queries at the end of the canvas only
+        hidden = None if hidden is None else call.part.spread(hidden, keys)
+        diagonal = call.part.spread(diagonal if call.part.whole else torch.full_like(diagonal, torch.nan), keys)
+    if groups != call.groups:
+        sums = torch.stack([sums[:, :, call.groups.index(group)] for group in groups], dim=2)
+    first = call.first_key
+    found = {
+        "sums": sums,
+        "self_attention": diagonal,
+        "last_query": columns.last_row_in_force,
+        "value_norms": _placed(norms.values, first) if first else norms.values,
+        "key_norms": _placed(norms.keys, first) if first else norms.keys,
+    }
+    if hidden is not None:
+        found["hidden_norms"] = hidden.to(sums.device)  # it comes from the device of the layer before
+    if columns.prefix is not None and call.own is not None:
+        found["sink_token_columns"] = columns.prefix[:, :, call.groups.index("all")]
+    if outputs is not None:
+        found["output_norms"] = _placed(outputs, keys - outputs.shape[-1])
+    return found
 
-    Attributes:
-        sums: [batch, head, group, key].
-        diagonal: [batch, head, query].
-        last_row: [batch, head, key], as it took effect.
-        value_norms, key_norms: [batch, kv_head, key].
-        hidden_norms: [batch, query]; None where the layer's input is not visible.
-        sink_token: [batch, head, sink], columns of the network's own constant keys; None where it has none.
-        output_norms: [batch, head, key]; None without a known output projection, NaN for keys of earlier steps.
+
+def in_batch(measured: LayerTensors, rows: Tensor, others: LayerTensors | None, before: LayerTensors) -> LayerTensors:
+    """Return the measurements of the whole batch: those of some rows, int64 [row], and known ones of the others, which
+    computed nothing since the step before where this step has none of them.
     """
-
-    sums: Tensor
-    diagonal: Tensor
-    last_row: Tensor
-    value_norms: Tensor
-    key_norms: Tensor
-    hidden_norms: Tensor | None
-    sink_token: Tensor | None = None
-    output_norms: Tensor | None = None
-
-    @classmethod
-    def of(cls, call: LayerCall, columns: Columns, groups: tuple[str, ...], norms: KeyNorms) -> "LayerTensors":
-        hidden = None if call.hidden_states is None else norms_of(call.hidden_states)
-        diagonal, sums, outputs, keys = columns.diagonal, columns.sums, norms.outputs, call.keys
-        if call.part is not None:  # the diagonal is measured for queries at the end of the canvas only
-            hidden = None if hidden is None else call.part.spread(hidden, keys)
-            measured = diagonal if call.part.whole else torch.full_like(diagonal, torch.nan)
-            diagonal = call.part.spread(measured, keys)
-        if groups != call.groups:
-            sums = torch.stack([sums[:, :, call.groups.index(group)] for group in groups], dim=2)
-        first, known = call.first_key, 0 if outputs is None else keys - outputs.shape[-1]
-        return cls(
-            sums,
-            diagonal,
-            columns.last_row_in_force,
-            _placed(norms.values, first) if first else norms.values,
-            _placed(norms.keys, first) if first else norms.keys,
-            None if hidden is None else hidden.to(sums.device),  # it comes from the device of the layer before
-            None if columns.prefix is None or call.own is None else columns.prefix[:, :, call.groups.index("all")],
-            _placed(outputs, known) if outputs is not None and known else outputs,
-        )
-
-    def in_batch(self, rows: Tensor, others: "LayerTensors") -> "LayerTensors":
-        """Return the measurements of the whole batch: these of some rows, int64 [row], known ones of the others."""
-        known = {name: (getattr(others, name), mine) for name, mine in vars(self).items() if mine is not None}
-        return replace(
-            self, **{name: other.index_copy(0, rows.to(mine.device), mine) for name, (other, mine) in known.items()}
-        )
-
-    def one_step_later(self) -> "LayerTensors":
-        """Return the measurements of a next step that computes nothing: no attention, and the same keys and values."""
-        values = {"sums": 0.0, "last_row": 0.0, "sink_token": 0.0, "diagonal": torch.nan, "hidden_norms": torch.nan}
-        held = {name: one for name in values if (one := getattr(self, name)) is not None}
-        return replace(self, **{name: torch.full_like(one, values[name]) for name, one in held.items()})
-
-    def on_the_host(self) -> "LayerTensors":
-        return replace(self, **{name: one.cpu() for name, one in vars(self).items() if one is not None})
+    if others is None:
+        others = {name: torch.full_like(one, NOTHING[name]) if name in NOTHING else one for name, one in before.items()}
+    return {name: others[name].index_copy(0, rows.to(one.device), one) for name, one in measured.items()}
 
 
 def _placed(norms: Tensor, first_key: int) -> Tensor:
@@ -97,27 +79,24 @@ def stack_layers(layers: list[LayerTensors], causal: bool, blocks: bool = False)
     """Return the tensors of one step stacked over layers, [layer, batch, …], one dictionary for each device.
 
     A causal trace keeps the last row in place of the query groups; with ``blocks`` (block diffusion behind a cache) it
-    stands beside them.
+    stands beside them. A measurement that some layer lacks is left out.
     """
-    runs = [list(run) for _, run in groupby(layers, lambda layer: layer.sums.device)]
-    missing = {name for layer in layers for name in OPTIONAL if getattr(layer, name) is None}
-    shown = [name for name in OPTIONAL if name not in missing]
-    return [_stacked(run, causal, shown, causal or blocks) for run in runs]
-
-
-def _stacked(layers: list[LayerTensors], causal: bool, shown: list[str], last: bool) -> dict[str, Tensor]:
-    groups = GROUPS[:1] if causal else GROUPS  # one tensor each, as on disk
-    sums = [layer.sums[:, :, : len(groups)] for layer in layers]
-    batch, heads, _, keys = sums[0].shape
-    by_group = sums[0].new_empty(len(groups), len(sums), batch, heads, keys)
-    torch.stack(sums, out=by_group.movedim(0, 3))
-    stacked: dict[str, Tensor] = dict(zip(groups, by_group, strict=True))
-    stacked["self_attention"] = torch.stack([layer.diagonal for layer in layers])
-    if last:
-        stacked["last_query"] = torch.stack([layer.last_row for layer in layers])
-    for name in ("value_norms", "key_norms"):
-        stacked[name] = _in_heads([getattr(layer, name)[None] for layer in layers])
-    return stacked | {OPTIONAL[name]: torch.stack([getattr(layer, name) for layer in layers]) for name in shown}
+    everywhere = set(layers[0]).intersection(*layers) - {"sums"}
+    names = [name for name in layers[0] if name in everywhere and (name != "last_query" or causal or blocks)]
+    stacked = []
+    for _, run in groupby(layers, lambda layer: layer["sums"].device):
+        here = list(run)
+        groups = GROUPS[:1] if causal else GROUPS  # one tensor each, as on disk
+        sums = [layer["sums"][:, :, : len(groups)] for layer in here]
+        batch, heads, _, keys = sums[0].shape
+        by_group = sums[0].new_empty(len(groups), len(sums), batch, heads, keys)
+        torch.stack(sums, out=by_group.movedim(0, 3))
+        found: dict[str, Tensor] = dict(zip(groups, by_group, strict=True))
+        for name in names:
+            one = [layer[name] for layer in here]
+            found[name] = _in_heads([norms[None] for norms in one]) if name in PER_KEY else torch.stack(one)
+        stacked.append(found)
+    return stacked
 
 
 def join_devices(stacked: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -130,10 +109,10 @@ def join_devices(stacked: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 def head_counts(layers: list[LayerTensors]) -> tuple[int, int]:
     """Return the number of query heads, and the largest number of kv heads of any layer."""
-    heads = sorted({layer.sums.shape[1] for layer in layers})
+    heads = sorted({layer["sums"].shape[1] for layer in layers})
     if len(heads) > 1:
         raise AttentionError(f"expected as many query heads in every layer, found {' and '.join(map(str, heads))}")
-    return heads[0], max(layer.value_norms.shape[1] for layer in layers)
+    return heads[0], max(layer["value_norms"].shape[1] for layer in layers)
 
 
 def _in_heads(norms: list[Tensor]) -> Tensor:
@@ -182,11 +161,11 @@ def part_step(
 
     A crossing part attends to the tokens of one of the other stacks, of which this is the newest step.
     """
-    queries, causal = layer.diagonal.shape[-1], start.causal if context.causal is None else context.causal
+    queries, causal = layer["self_attention"].shape[-1], start.causal if context.causal is None else context.causal
     all_queries = queries == context.tokens.shape[1]
     if not part.crossing:
         return PartStep(context, queries, all_queries, causal)
-    shape = (layer.sums.shape[0], layer.sums.shape[-1])
+    shape = (layer["sums"].shape[0], layer["sums"].shape[-1])
     fitting = [name for name, one in last_contexts.items() if name != part.stack and one.tokens.shape == shape]
     source = fitting[-1] if fitting else None
     if source is None:  # the caller gave encoder states, not encoder tokens
