@@ -116,8 +116,6 @@ class Front(Prepender):
         return self.prefix
 
 
-# Watching
-
 SOME = torch.rand(ROWS, 1, LENGTH, LENGTH, generator=torch.Generator().manual_seed(1)) < 0.7
 SOME[..., [0, -1]] = True
 SLOPE = torch.randn(HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(2))
@@ -127,7 +125,6 @@ CALLS = {
     "scale": ({"scale": 0.9}, {}),
     "boolean mask": ({}, {"attn_mask": SOME}),
     "mask for all rows": ({}, {"attn_mask": SOME[0, 0]}),
-    "mask of keys": ({}, {"attn_mask": SOME[:, :, :1]}),
     "additive mask of three axes": ({}, {"attn_mask": SLOPE}),
     "value as wide as key": ({"value_dim": DIM}, {}),
 }
@@ -178,15 +175,9 @@ def test_padding_on_the_left_counts_for_nothing():
     assert diary.steps[0].lengths.tolist() == [4, 7]
     for columns, attention in zip(diary.columns, network.attentions(), strict=True):
         assert_close(columns.sums[0, :, 0], attention.maps[0][0, :, 3:].sum(dim=1), terms=TERMS)
-    with (
-        pytest.raises(AttentionError, match="expected padding on the left alone, found it behind"),
-        foreign(network),
-        subscribed(network, Diary()),
-    ):
+    refused = pytest.raises(AttentionError, match="expected padding on the left alone, found it behind")
+    with refused, foreign(network), subscribed(network, Diary()):
         logits(network, attn_mask=mask.flip(-1))
-
-
-# Hiding and prepending
 
 
 def test_hiding_equals_a_mask_given_to_the_stock_network():
@@ -217,9 +208,6 @@ def test_a_prefix_equals_a_key_in_front():
     assert_close(found, expected, terms=TERMS)
 
 
-# Traces
-
-
 def test_a_foreign_network_is_recorded(tmp_path):
     network = build()
     with foreign(network), sinkscope.recording(network, out=tmp_path / "t"):
@@ -240,7 +228,6 @@ def test_behind_its_own_cache_columns_run_on(tmp_path):
     """A loop that passes only the new token; a call with all queries again begins another text."""
     network = build()
     with foreign(network, causal=True), sinkscope.recording(network, out=tmp_path / "t"):
-        network.blocks[0].attention.arguments["is_causal"] = True
         for attention in network.attentions():
             attention.arguments["is_causal"] = True
         logits(network, IDS[:1, :5], cached=True)
@@ -279,9 +266,6 @@ def test_a_generate_of_its_own_is_one_generation(tmp_path):
     assert_close(first.column_sums[2, 1], network.attentions()[1].maps[2][0].sum(dim=1), terms=TERMS)
 
 
-# torch's own layers
-
-
 def test_a_transformer_encoder_of_torch_is_watched_and_hidden_in():
     """nn.MultiheadAttention: torch shows it as one function, whose code is run with our attention inside."""
     torch.manual_seed(0)
@@ -304,9 +288,6 @@ def test_a_transformer_encoder_of_torch_is_watched_and_hidden_in():
     assert torch.equal(diary.calls[0].hidden_states, x)
 
 
-# Which layers
-
-
 def test_layers_that_look_at_other_tokens_are_refused():
     class Two(nn.Module):
         def __init__(self):
@@ -317,35 +298,20 @@ def test_layers_that_look_at_other_tokens_are_refused():
             return self.one(x), self.two(x[:, :4])
 
     network = Two()
-    with (
-        pytest.raises(AttentionError, match=r"expected two to have 7 queries on 7 keys .* found 4 on 4; choose layers"),
-        foreign(network),
-        subscribed(network, Diary()),
-    ):
+    refused = pytest.raises(AttentionError, match=r"expected two to have 7 queries on 7 keys .* found 4 on 4")
+    with refused, foreign(network), subscribed(network, Diary()):
         network(torch.ones(ROWS, LENGTH, WIDTH))
 
 
 def test_an_unknown_layer_is_refused():
-    with (
-        pytest.raises(CallError, match=r"layers: Foreign has no module blocks\.7; it has blocks, "),
-        foreign(build(), layers=["blocks.7"]),
-    ):
+    with pytest.raises(CallError, match=r"Foreign has no module blocks\.7"), foreign(build(), layers=["blocks.7"]):
         pass
-
-
-# What is refused
 
 
 def test_a_network_that_does_not_ask_is_refused():
     network = nn.Sequential(nn.Linear(3, 3))
-    with (
-        pytest.raises(
-            AttentionError,
-            match=r"expected Sequential to call F\.scaled_dot_product_attention in its layers, found that it did not",
-        ),
-        foreign(network),
-        subscribed(network, Diary()),
-    ):
+    refused = pytest.raises(AttentionError, match=r"expected Sequential to call F\.scaled_dot_product_attention")
+    with refused, foreign(network), subscribed(network, Diary()):
         network(torch.ones(1, 2, 3))
 
 
@@ -357,11 +323,8 @@ class WithoutBatch(nn.Module):
 def test_heads_in_place_of_a_batch_are_not_recorded_as_texts(tmp_path):
     network = WithoutBatch()
     expected = "of attention to have as many rows as the tokens, found 4 and 1; give heads an axis"
-    with (
-        pytest.raises(AttentionError, match=expected),
-        foreign(network),
-        sinkscope.recording(network, out=tmp_path / "t"),
-    ):
+    refused = pytest.raises(AttentionError, match=expected)
+    with refused, foreign(network), sinkscope.recording(network, out=tmp_path / "t"):
         network(torch.ones(1, 9, dtype=torch.long))
     with foreign(network), sinkscope.recording(network, out=tmp_path / "rows"):
         network(torch.ones(4, 9, dtype=torch.long))
@@ -373,13 +336,8 @@ def test_gradient_checkpointing_is_refused():
     network.checkpointed = True
     with foreign(network), subscribed(network, HideOne(2)):
         loss = network(IDS).logits.sum()
-        with pytest.raises(
-            AttentionError, match=r"gradient checkpointing runs blocks\.2.* once more, unseen; turn it off"
-        ):
+        with pytest.raises(AttentionError, match=r"gradient checkpointing runs blocks\.2.* once more, unseen"):
             loss.backward()
-
-
-# It leaves no trace
 
 
 def test_watching_and_hiding_leave_no_trace():
