@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import sinkscope
-from sinkscope.attention import Hider, Prefix, Prepender, foreign, subscribed
+from sinkscope.attention import Hider, foreign, subscribed
 from sinkscope.errors import AttentionError, CallError
 
 ROWS, LENGTH, HEADS, KV_HEADS, DIM, WIDTH = 2, 7, 6, 3, 5, 24
@@ -108,14 +108,6 @@ class HideOne(Hider):
         return (torch.arange(call.keys) == self.place)[None, None]
 
 
-class Front(Prepender):
-    def __init__(self, prefix):
-        self.prefix = prefix
-
-    def prepend(self, call):
-        return self.prefix
-
-
 SOME = torch.rand(ROWS, 1, LENGTH, LENGTH, generator=torch.Generator().manual_seed(1)) < 0.7
 SOME[..., [0, -1]] = True
 SLOPE = torch.randn(HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(2))
@@ -188,24 +180,6 @@ def test_hiding_equals_a_mask_given_to_the_stock_network():
     assert_close(found, logits(network, attn_mask=visible), terms=TERMS)
     assert (found - logits(network)).abs().amax() > 1e-3
     assert all(not columns.sums[..., 2].any() and (columns.local[..., 2] > 0).all() for columns in diary.columns)
-
-
-def test_a_prefix_equals_a_key_in_front():
-    """One layer, by hand: keys and values with one more in front."""
-    network = build(value_dim=DIM).blocks[0]
-    source = torch.Generator().manual_seed(0)
-    keys, values = torch.randn(2, KV_HEADS, 1, DIM, generator=source)
-    x = torch.randn(ROWS, LENGTH, WIDTH, generator=source)
-    attention = network.attention
-    with torch.no_grad(), foreign(attention), subscribed(attention, Front(Prefix(keys, values))):
-        found = attention(x)
-        heads = (("query", HEADS), ("key", KV_HEADS), ("value", KV_HEADS))
-        q, k, v = (getattr(attention, name)(x).unflatten(-1, (count, -1)).transpose(1, 2) for name, count in heads)
-        k, v = (torch.cat([one.expand(ROWS, -1, -1, -1), two], dim=2) for one, two in ((keys, k), (values, v)))
-        expected = attention.out(
-            functional.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2)
-        )
-    assert_close(found, expected, terms=TERMS)
 
 
 def test_a_foreign_network_is_recorded(tmp_path):

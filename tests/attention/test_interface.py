@@ -109,23 +109,6 @@ def test_columns_equal_the_eager_maps(model, ids, padded, padding):
         assert_close(columns.sums[:, :, 0], expected, terms=terms_of(model.network, LENGTH))
 
 
-def test_what_a_layer_shows_is_what_it_used(model, ids):
-    """The hidden states are transformers' own; projected, they are the layer's values."""
-    seen = Diary()
-    watched(model.network, [seen], ids)
-    with torch.no_grad():
-        entering = model.network(ids, output_hidden_states=True).hidden_states
-    for call, layer, expected in zip(seen.calls, model.network.model.layers, entering, strict=False):
-        assert_close(call.hidden_states, expected, terms=terms_of(model.network, LENGTH))
-        values = layer.self_attn.v_proj(layer.input_layernorm(call.hidden_states))
-        assert_close(
-            call.value,
-            values.view(ROWS, LENGTH, model.card.kv_heads, -1).transpose(1, 2),
-            terms=terms_of(model.network, LENGTH),
-        )
-        assert call.query.shape[:3] == (ROWS, model.card.heads, LENGTH)
-
-
 def test_hiding_equals_a_mask_given_to_the_stock_model(model, ids):
     visible = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
     if model.family.causal:

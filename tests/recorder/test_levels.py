@@ -42,11 +42,7 @@ def test_top_keeps_the_largest_columns_and_where_they_are(kept):
         assert "value_norms" not in top.tensors
         np.testing.assert_array_equal(top.tokens[:], whole.tokens[:])
         np.testing.assert_array_equal(top.written[:], whole.written[:])
-
-
-def test_top_reads_as_whole_columns_whose_means_are_exact(kept):
-    for whole, top in zip(sinkscope.open_traces(kept / "columns"), sinkscope.open_traces(kept / "top"), strict=True):
-        columns, found = whole.column_sums[:], top.column_sums[:]
+        found = top.column_sums[:]  # reads as whole columns whose means are exact
         assert found.shape == top.column_sums.shape == columns.shape
         np.testing.assert_array_equal(np.isnan(found), np.isnan(columns))
         assert_close(np.nansum(found, axis=-1), np.nansum(columns, axis=-1), terms=columns.shape[-1])

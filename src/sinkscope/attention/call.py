@@ -49,10 +49,7 @@ class Call:
     Attributes:
         context: the step; None where it is not known.
         prompt_lengths: tokens of the prompts, one for each row or one for all.
-        inferred: whether the step was read from the arguments of the call because no sampler published it.
-        cache: the cache among the arguments, where the step was inferred.
-        workspace: memory for scores.
-        part: the part of the canvas that is computed; None for all of it.
+        inferred: whether the step was read from the arguments of the call, ``cache`` among them.
         seeing_ahead: is called where a stack that says it is causal is not; it returns the corrected step.
         hidden_states: the input of each layer, by attention module; hooks around the layers note it.
         crossing: attention modules whose keys belong to another stack.
@@ -169,14 +166,9 @@ class Call:
             self.hidden_states[list(self.stack.layers)[self._turn]] = hidden_states
 
     def attend(self, layer: LayerCall, inputs: AttentionInputs, dropout: float) -> Tensor | None:
-        """Compute the attention of a layer as the subscribers request it, and show them its columns.
+        """Return the attention of a layer as the subscribers request it, and show them its columns.
 
-        Args:
-            inputs: of the layer, with nothing hidden and no prefix.
-
-        Returns:
-            Output [batch, head, query, value_dim]; None where nothing is requested: the layer runs as in the stock
-            model.
+        None where nothing is requested: the layer runs as in the stock model.
         """
         hidden, prefix, in_force = self._requests_for(layer, inputs)
         if not in_force:

@@ -129,9 +129,8 @@ def _by_kernels(tensor: Tensor, wide: int, what: str, run: Callable[[Any], Found
         return run(fused)
     except failures as error:
         _given_up.add((device, dtype, wide, what))
-        slower = "torch's slower operations run" if what == OF_NORMS else BLOCKWISE
         failed = f"expected to run with head size {wide} in {dtype}{what} on {device}, found that it does not ({error})"
-        _warn(failed, slower)
+        _warn_once(failed, "torch's slower operations run" if what == OF_NORMS else BLOCKWISE)
         return None
 
 
@@ -167,11 +166,7 @@ def has_triton() -> bool:
 
 
 @cache
-def _warn_once(what: str) -> None:
-    _warn(what)
-
-
-def _warn(what: str, slower: str = BLOCKWISE) -> None:
+def _warn_once(what: str, slower: str = BLOCKWISE) -> None:
     warnings.warn(f"sinkscope's Triton attention: {what}; {slower} instead", RuntimeWarning, stacklevel=5)
 
 

@@ -1,6 +1,4 @@
-"""Records of attention: inputs and results of a call, the steps of decoding, the layers that subscribers see; and the
-subscribers, which watch, hide or prepend.
-"""
+"""Records of attention (calls, steps, layers), and the subscribers that see them: they watch, hide or prepend."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +8,6 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
-
-AttentionPath = Literal["sweep", "triton", "flash", "cudnn"]
-"""The implementations of attention with column sums, as traces name them: see `dispatch`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +27,6 @@ class Prefix:
 
     @property
     def count(self) -> int:
-        """Number of constant keys."""
         if self.keys is not None:
             return self.keys.shape[-2]
         assert self.logits is not None
@@ -128,7 +122,7 @@ class Columns:
     last_row_in_force: Tensor
     removed: Tensor | None
     prefix: Tensor | None
-    path: AttentionPath
+    path: Literal["sweep", "triton", "flash", "cudnn"]
 
 
 @dataclass(frozen=True)
@@ -188,7 +182,7 @@ class CallPart:
     Attributes:
         rows: int64 [row], numbers of its rows in the batch.
         queries: int64 [row, query], positions of its queries, padding counted; −1 for a query that only fills up a row.
-        whole: whether they are the newest positions of the canvas, in order, with all tokens of these rows among them.
+        whole: whether they are the newest positions, in order, with all tokens of these rows among them.
     """
 
     rows: Tensor
@@ -210,15 +204,13 @@ class CallPart:
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """The result of one step, for all rows, in the coordinates of `StepContext.tokens` (left padding included).
-
-    An autoregressive step writes one position beyond the tokens it read.
+    """The result of one step, [batch, position] as `StepContext.tokens`; an autoregressive step writes one position more.
 
     Attributes:
-        written: int64 [batch, position], the token committed in this step, −1 elsewhere.
-        predicted: int64 [batch, position], what would be committed, −1 where not computed.
-        confidence: float32 [batch, position], NaN where not computed.
-        readers: bool [batch, position], the queries from whose outputs the committed tokens were read.
+        written: int64, the token committed in this step, −1 elsewhere.
+        predicted: int64, the token that would be committed, −1 where not computed.
+        confidence: float32, NaN where not computed.
+        readers: bool, the queries from whose outputs the committed tokens were read.
     """
 
     written: Tensor

@@ -49,12 +49,7 @@ class Hooks(ABC):
 
 
 class Session:
-    """The subscribers of one network, and the running step.
-
-    Args:
-        hooks: report the calls of the network.
-        stays: whether the session stays open when the last subscriber has left.
-    """
+    """The subscribers of one network, and the running step; it closes with the last of them unless it ``stays``."""
 
     def __init__(self, network: nn.Module, hooks: Hooks, *, stays: bool = False) -> None:
         self.network, self.stays = network, stays
@@ -110,7 +105,8 @@ class Session:
 
     def begin_generation(self, start: GenerationStart) -> None:
         """Begin a generation for all subscribers; a sampler calls this before its first step."""
-        self._refuse_if((self._in_generation and self.published) or bool(self.calls))
+        if (self._in_generation and self.published) or self.calls:
+            self.refuse_other_threads(busy=True)
         self.end_generation(failed=False)
         self.published, self._thread = True, threading.get_ident()
         self._begin(start)
@@ -154,7 +150,7 @@ class Session:
     @contextmanager
     def foreign_generation(self, prompt: int | None = None) -> Iterator[None]:
         """Run the body as one generation, whose first ``prompt`` tokens (or those of its first call) are the prompt."""
-        self._refuse_if(self.runs_elsewhere() or (prompt is not None and self.published))
+        self.refuse_other_threads(busy=prompt is not None and self.published)
         if self.published:
             yield
             return
@@ -199,12 +195,9 @@ class Session:
         """Return whether another thread runs the network, in a call, a published generation or its ``generate``."""
         return bool(self.published or self._foreign or self.calls) and self._thread != threading.get_ident()
 
-    def refuse_other_threads(self) -> None:
-        """Raise AttentionError where another thread runs the network."""
-        self._refuse_if(self.runs_elsewhere())
-
-    def _refuse_if(self, busy: bool) -> None:
-        if busy:
+    def refuse_other_threads(self, busy: bool = False) -> None:
+        """Raise AttentionError where another thread runs the network, or this one is ``busy``."""
+        if busy or self.runs_elsewhere():
             raise AttentionError(
                 f"{self._name} is recorded or changed, and one generation of it runs already, here or in another "
                 "thread; end that first, or load it once per thread"
@@ -213,11 +206,7 @@ class Session:
     def begin_call(
         self, stack: Stack, arguments: Mapping[str, Any], parents: Iterable[Mapping[str, Any]] = ()
     ) -> Call | None:
-        """Return the call that begins, for the attention function; None when there are no subscribers.
-
-        Args:
-            parents: arguments of the modules around the stack that are running, the nearest first.
-        """
+        """Return the call that begins, for the attention function; None when there are no subscribers."""
         if not self.subscribers:
             return None
         read = partial(read_stack_input, arguments, parents)
@@ -269,11 +258,7 @@ class Session:
         return stack.causal and stack.name not in self._both_ways
 
     def end_call(self, failed: bool, made: Any = None) -> None:
-        """End the running call: its stack has returned or raised. A step that no sampler published ends with it.
-
-        Args:
-            made: the cache that it returned; it may have made it itself.
-        """
+        """End the running call, and a step that no sampler published; ``made`` is the cache that the stack returned."""
         if self.runs_elsewhere():
             return
         given, self._given, self._unread = self._given, None, None

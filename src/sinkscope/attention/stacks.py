@@ -18,10 +18,9 @@ PAD_LEFT = "set tokenizer.padding_side = 'left', or run each text by itself wher
 
 @dataclass(frozen=True)
 class Stack:
-    """A module that owns attention layers.
+    """A module that owns attention layers; its name is its path, ``""`` for the network itself.
 
     Attributes:
-        name: module path within the network, ``""`` for the network itself.
         layers: module path and index of each layer by its attention module, in order.
         blocks: the layer that contains each attention module.
         causal: whether its queries see only earlier tokens.
@@ -160,9 +159,7 @@ def cached_keys(cache: Any) -> tuple[weakref.ref[Tensor], ...]:
 def lengths_of(real: Tensor, advice: str) -> Tensor:
     """Return the number of real tokens of each row, int64 [batch], on the host; this waits for a GPU.
 
-    Args:
-        real: [batch, position], 0 or False on padding.
-        advice: what to do about padding on the right.
+    ``real`` [batch, position] is 0 or False on padding; the advice says what to do about padding on the right.
     """
     real = real.cpu().bool().long()
     falls = real.diff(dim=-1) < 0
@@ -180,9 +177,7 @@ def lengths_of(real: Tensor, advice: str) -> Tensor:
 def read_stack_input(arguments: Mapping[str, Any], parents: Iterable[Mapping[str, Any]] = ()) -> StackInput | None:
     """Return the step that a stack's arguments describe; None where the call has neither tokens nor embeddings.
 
-    Args:
-        parents: arguments of the modules around it that are running, the nearest first; they hold the ids where the
-            stack got only embeddings.
+    ``parents`` are the arguments of the modules around it, the nearest first, which hold ids where it got embeddings.
     """
     cache = arguments.get("past_key_values")
     if getattr(cache, "is_compileable", False):

@@ -86,14 +86,12 @@ class Destination(Protocol):
 
 @dataclass(eq=False)
 class _Prompt:
-    """A prompt whose steps are being recorded.
+    """A prompt of so many tokens whose steps are being recorded.
 
     Attributes:
-        length: tokens of the prompt.
         running: column sums and norms that a causal model has added up so far.
         canvas: int32 [position], after the last step.
         tokens: all that have stood on a canvas.
-        steps: steps so far.
     """
 
     writer: StepWriter
