@@ -1,5 +1,7 @@
 """Foreign torch modules: their calls of ``F.scaled_dot_product_attention`` are watched, hidden from and prepended to."""
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 from closeness import assert_close, terms_of
@@ -317,14 +319,10 @@ def test_gradient_checkpointing_is_refused():
 def test_watching_and_hiding_leave_no_trace():
     network = build()
 
-    class Both:
-        def __enter__(self):
-            self.contexts = [foreign(network), subscribed(network, Diary()), subscribed(network, HideOne(2))]
-            for context in self.contexts:
-                context.__enter__()
+    def watched_and_hidden_from():
+        contexts = ExitStack()
+        for context in (foreign(network), subscribed(network, Diary()), subscribed(network, HideOne(2))):
+            contexts.enter_context(context)
+        return contexts
 
-        def __exit__(self, *exception):
-            for context in self.contexts[::-1]:
-                context.__exit__(None, None, None)
-
-    check_leaves_no_trace(network, Both, IDS)
+    check_leaves_no_trace(network, watched_and_hidden_from, IDS)

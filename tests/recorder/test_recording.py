@@ -1,7 +1,5 @@
 import errno
-import itertools
 import os
-from collections.abc import Mapping
 from importlib.metadata import version
 from types import SimpleNamespace
 
@@ -9,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close, terms_of
+from leaves_no_trace import compare, look
 
 import sinkscope
 from sinkscope.attention import current_session
@@ -19,6 +18,7 @@ QUESTION = "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have n
 SHORT = "Q: Write a function f(x) that returns x plus 3.\nA:"
 DIFFUSION = {"length": 12, "block": 6, "steps": 12}
 AUTOREGRESSIVE = {"length": 10}
+IDS = torch.arange(5, 22)[None]
 
 
 @pytest.fixture(params=["diffusion", "autoregressive"])
@@ -53,13 +53,7 @@ SAMPLED = {"temperature": 0.9, "seed": 3}
 
 @pytest.mark.parametrize("prompts", [QUESTION, [QUESTION, SHORT]], ids=["one", "batch"])
 @pytest.mark.parametrize(
-    ("family", "more"),
-    [
-        ("diffusion", SAMPLED),
-        ("diffusion", {"guidance": 1.0}),
-        ("autoregressive", SAMPLED),
-    ],
-    indirect=["family"],
+    ("family", "more"), [("diffusion", {"guidance": 1.0}), ("autoregressive", SAMPLED)], indirect=["family"]
 )
 def test_recording_changes_no_token(family, out, prompts, more):
     model, settings = family
@@ -69,26 +63,6 @@ def test_recording_changes_no_token(family, out, prompts, more):
     for one, other in zip(plain, recorded, strict=True) if isinstance(plain, list) else [(plain, recorded)]:
         assert one.tokens.tolist() == other.tokens.tolist()
         assert (one.text, one.steps) == (other.text, other.steps)
-
-
-def state_of(network):
-    """Return everything that a session could leave behind, and the logits."""
-    state = {}
-    for name, module in network.named_modules():
-        state[name] = {
-            key: list(value) if isinstance(value, Mapping | list) else None for key, value in vars(module).items()
-        }
-        if hasattr(module, "config"):
-            state[name]["attention"] = module.config._attn_implementation
-    with torch.no_grad():
-        logits = network(torch.arange(5, 22)[None]).logits
-    return state, {name: value.clone() for name, value in network.state_dict().items()}, logits
-
-
-def assert_same(before, after):
-    assert after[0] == before[0]
-    for one, other in itertools.chain(zip(before[1].values(), after[1].values(), strict=True), [(before[2], after[2])]):
-        assert torch.equal(one, other)
 
 
 def sampler_raises(model, settings):
@@ -104,17 +78,17 @@ def layer_raises(model, settings):
 
 
 def body_raises_between_forwards(model, settings):
-    model.network(torch.arange(5, 22)[None])
+    model.network(IDS)
     raise Stop
 
 
 @pytest.mark.parametrize("body", [sampler_raises, layer_raises, body_raises_between_forwards])
 def test_recording_leaves_no_trace_on_the_model(family, out, body):
     model, settings = family
-    before = state_of(model.network)
+    before = look(model.network, IDS)
     with pytest.raises(Stop), sinkscope.recording(model, out=out):
         body(model, settings)
-    assert_same(before, state_of(model.network))
+    compare(before, look(model.network, IDS), "after the recording")
     assert current_session(model.network) is None
 
 
@@ -134,7 +108,7 @@ def full(*_):
 
 def test_a_disk_that_fills_up_is_one_clear_message_and_leaves_no_trace_on_the_model(family, out, monkeypatch):
     model, settings = family
-    before = state_of(model.network)
+    before = look(model.network, IDS)
     monkeypatch.setattr(writing, "time", SimpleNamespace(monotonic=lambda: 0.0))  # one part, however slow the machine
     with pytest.raises(TraceError) as caught, sinkscope.recording(model, out=out), monkeypatch.context() as patch:
         fill = lambda step: patch.setattr(os, "fsync", full) if step.number == 5 else None  # noqa: E731
@@ -142,7 +116,7 @@ def test_a_disk_that_fills_up_is_one_clear_message_and_leaves_no_trace_on_the_mo
     assert "steps-000000.safetensors cannot be written (No space left on device)" in str(caught.value)
     assert [path.name for path in out.iterdir()] == ["manifest.json"]
     assert not sinkscope.open_trace(out).complete
-    assert_same(before, state_of(model.network))
+    compare(before, look(model.network, IDS), "after the recording")
 
 
 def test_an_occupied_folder_is_refused_before_the_model_is_touched(diffusion, out):
@@ -226,10 +200,7 @@ def test_a_second_generation_makes_the_first_a_numbered_trace(family, out):
 
 def test_a_forward_call_between_two_steps_of_a_sampler_is_nobodys_step(family, tmp_path):
     model, settings = family
-    for name, call in (
-        ("plain", lambda step: None),
-        ("disturbed", lambda step: model.network(torch.arange(5, 22)[None])),
-    ):
+    for name, call in (("plain", lambda step: None), ("disturbed", lambda step: model.network(IDS))):
         with sinkscope.recording(model, out=tmp_path / name), torch.no_grad():
             sinkscope.generate(model, SHORT, **settings, on_step=call)
     plain, disturbed = sinkscope.open_trace(tmp_path / "plain"), sinkscope.open_trace(tmp_path / "disturbed")

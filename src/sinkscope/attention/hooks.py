@@ -11,7 +11,6 @@ import inspect
 import math
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -322,8 +321,8 @@ class _BeforeAttention:
         return None if call is None else (args, {**kwargs, "sinkscope_call": call})
 
 
-_generating: "weakref.WeakKeyDictionary[nn.Module, Counter[int]]" = weakref.WeakKeyDictionary()
-"""How many generations of ours each thread has begun and not ended, recorded or not."""
+_generating: "weakref.WeakKeyDictionary[nn.Module, list[int]]" = weakref.WeakKeyDictionary()
+"""The threads of our generations that have begun and not ended, recorded or not."""
 
 
 @contextmanager
@@ -372,18 +371,16 @@ def generating_in(network: nn.Module) -> Iterator[Session | None]:
     torch.clear_autocast_cache()  # within the caller's autocast, weights would stay as an earlier call cast them
     with one_at_a_time:
         session = current_session(network)
-        by_thread = _generating.setdefault(network, Counter())
-        by_thread[me] += 1
+        threads = _generating.setdefault(network, [])
+        threads.append(me)
     try:
         yield session
     finally:
         with one_at_a_time:
-            by_thread[me] -= 1
+            threads.remove(me)
 
 
 def is_generating(network: nn.Module, *, elsewhere: bool = False) -> bool:
     """Return whether a generation of a network runs, in this thread or another; ``elsewhere`` asks of others alone."""
-    me = threading.get_ident()
     with one_at_a_time:
-        by_thread = _generating.get(network, Counter()).items()
-        return any(number and (not elsewhere or thread != me) for thread, number in by_thread)
+        return any(not elsewhere or thread != threading.get_ident() for thread in _generating.get(network, ()))
