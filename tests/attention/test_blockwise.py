@@ -1,4 +1,4 @@
-"""`attend` against dense attention: output, columns, diagonal, hiding, prefix, any shape."""
+"""`attend` against dense attention: any call, low precision, gradients, memory."""
 
 from dataclasses import replace
 
@@ -23,9 +23,13 @@ from dense import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from sinkscope.attention import Prefix, attend
+from sinkscope.attention import Hidden, Prefix, attend, scores
+from sinkscope.attention.scores import Workspace
+from sinkscope.errors import AttentionError
 
 
 def test_fully_masked_rows_give_nothing_as_sdpa():
@@ -100,16 +104,14 @@ def test_any_call_equals_dense(data):
     sums = dense_sums(inputs, weights)
     close(columns.sums, sums[..., front:], inputs)
     close(columns.local, dense_sums(inputs, clean)[..., front:], inputs)
+    gone = pad(hidden, (front, 0))[:, :, None] & (weights == 0)
+    close(columns.removed, (clean * gone).sum(-1), inputs)
     close(columns.last_row, clean[:, :, -1, front:], inputs)
     close(columns.last_row_in_force, weights[:, :, -1, front:], inputs)
     if front:
         close(columns.prefix, sums[..., :front], inputs)
     first = 0 if arguments.get("causal") else keys - queries  # the key of query 0
-    diagonal = torch.zeros(batch, heads, queries, dtype=torch.float64)
-    for query in range(queries):
-        if 0 <= query + first < keys:
-            diagonal[..., query] = weights[..., query, front + query + first]
-    close(columns.diagonal, diagonal, inputs)
+    close(columns.diagonal, own_places(weights[..., front:], first), inputs)
 
 
 def test_a_call_without_hiding_in_one_block_equals_dense():
@@ -122,3 +124,187 @@ def test_a_call_without_hiding_in_one_block_equals_dense():
     close(columns.last_row, weights[:, :, -1], inputs)
     close(columns.diagonal, weights.diagonal(KEYS - QUERIES, -2, -1), inputs)
     assert columns.local is None and columns.removed is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_inputs_have_fp32_columns(dtype):
+    """Scores reach ±60 and more here, where a score rounded to bfloat16 would already be off by a tenth."""
+    inputs = draw(queries=300, keys=310, dim=64, groups=1)
+    inputs = Inputs(
+        *(2 * tensor.to(dtype) for tensor in (inputs.query, inputs.key, inputs.value)), torch.ones(BATCH, 1, 300)
+    )
+    output, columns = attend(**vars(inputs))
+    expected, weights = dense(inputs)
+    assert columns.sums.dtype == columns.diagonal.dtype == columns.last_row.dtype == torch.float32
+    assert output.dtype == dtype
+    close(columns.sums, dense_sums(inputs, weights), inputs)
+    adds_up(columns.sums.sum(-1), torch.full((BATCH, HEADS, 1), 300.0), inputs)
+    close(output, expected, inputs)
+
+
+class Rounding(TorchDispatchMode):
+    """Rounds the factors of float32 products to bfloat16 where the program allows it, as CPUs with units for that do."""
+
+    products = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.baddbmm)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in self.products and torch.get_float32_matmul_precision() != "highest":
+            *others, left, right = args
+            args = (*others, *(one.bfloat16().float() if one.dtype == torch.float32 else one for one in (left, right)))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def rounding(monkeypatch):
+    """A program that lets torch round, on a CPU that rounds; setting the precision raises while the test runs."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    scores._rounds.cache_clear()
+    with Rounding(), monkeypatch.context() as patch:
+        for name in ("_set_float32_matmul_precision", "_set_fp32_precision_setter"):
+            patch.setattr(torch._C, name, None, raising=False)
+        yield
+    torch.set_float32_matmul_precision(before)
+    scores._rounds.cache_clear()
+
+
+HIDING = {
+    "nothing hidden": None,
+    "keys hidden": torch.arange(310)[None, None] % 7 == 3,
+    "nearly all keys hidden": torch.arange(310)[None, None] != 3,
+    "other keys for each query": [Hidden((torch.arange(310) % 7 == torch.arange(300)[:, None] % 7)[None, None])],
+}
+
+
+@pytest.mark.parametrize(("dtype", "block"), [(torch.float32, None), (torch.bfloat16, 64)])
+@pytest.mark.parametrize("hiding", HIDING)
+def test_scores_and_sums_keep_their_digits_where_the_program_lets_torch_round(hiding, dtype, block, rounding):
+    """The output's product with the values is left as the program has it, as in torch's own attention."""
+    inputs = draw(queries=300, keys=310, groups=1)
+    inputs = Inputs(*(one.to(dtype) for one in (inputs.query, inputs.key, inputs.value)), inputs.groups)
+    hidden = HIDING[hiding]
+    output, columns = attend(**vars(inputs), hidden=hidden, block=block)
+    expected, clean = dense(inputs)
+    assert torch.get_float32_matmul_precision() == "medium"
+    close(columns.sums if hidden is None else columns.local, dense_sums(inputs, clean), inputs)
+    if hidden is not None:
+        keys = hidden[0].keys if isinstance(hidden, list) else hidden[:, :, None]
+        bias = torch.zeros(1, 1, 300, 310, dtype=torch.float64).masked_fill(keys, -torch.inf)
+        expected, weights = dense(inputs, bias)
+        close(columns.sums, dense_sums(inputs, weights), inputs)
+        close(columns.removed, (clean * keys).sum(-1), inputs)
+        close(columns.last_row_in_force, weights[:, :, -1], inputs)
+    close(output, expected, inputs, torch.bfloat16)
+
+
+@pytest.mark.parametrize("constant", ["keys", "logits"])
+def test_constant_keys_keep_their_digits_where_the_program_lets_torch_round(constant, rounding):
+    inputs, front = draw(queries=300, keys=310, groups=1), draw(batch=1, keys=2, seed=5)
+    prefix = Prefix(keys=front.key[0]) if constant == "keys" else Prefix(logits=torch.ones(HEADS, 2))
+    _, columns = attend(**vars(inputs), prefix=prefix)
+    repeat, scale = HEADS // KV_HEADS, DIM**-0.5
+    body = inputs.query.double() @ inputs.key.repeat_interleave(repeat, 1).double().mT * scale
+    own = inputs.query.double() @ front.key.repeat_interleave(repeat, 1).double().mT * scale
+    own = own if constant == "keys" else torch.ones_like(own)
+    sums = dense_sums(inputs, torch.softmax(torch.cat([own, body], -1), -1))
+    close(columns.prefix, sums[..., :2], inputs)
+    close(columns.sums, sums[..., 2:], inputs)
+
+
+@pytest.mark.parametrize("kind", ["causal", "boolean", "additive"])
+def test_gradients_equal_dense(kind):
+    """With a row that sees nothing and a query that would lose all it sees, both of which could turn gradients into
+    NaN.
+    """
+    inputs = draw()
+    arguments, bias = draw_mask(kind, inputs)
+    if "mask" in arguments:
+        arguments["mask"][0, 0, 2], bias[0, 0, 2] = False if kind == "boolean" else -torch.inf, -torch.inf
+    hidden = torch.zeros(1, 1, KEYS, dtype=torch.bool)
+    hidden[..., :2] = True
+    direction = torch.randn(BATCH, HEADS, QUERIES, VALUE_DIM, generator=torch.Generator().manual_seed(7))
+
+    def gradients(fast: bool) -> tuple[Tensor, ...]:
+        leaves = [tensor.clone().requires_grad_() for tensor in (inputs.query, inputs.key, inputs.value)]
+        mine = Inputs(*leaves, inputs.groups)
+        if fast:
+            output, columns = attend(**vars(mine), **arguments, hidden=hidden, block=4)
+            assert not columns.sums.requires_grad
+        else:
+            empty = bias.isneginf().all(-1, keepdim=True)
+            output, _ = dense(mine, without(bias.expand(-1, HEADS, -1, -1), hidden).masked_fill(empty, 0))
+            output = output.masked_fill(empty, 0)
+        return torch.autograd.grad((output * direction).sum(), leaves)
+
+    for found, expected in zip(gradients(fast=True), gradients(fast=False), strict=True):
+        assert found.abs().sum() > 0
+        close(found, expected, inputs)
+
+
+class LargestTensor(TorchDispatchMode):
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+def test_no_map_is_ever_held():
+    inputs = draw(batch=1, heads=6, kv_heads=2, queries=1300, keys=1320, groups=1)
+    hidden = torch.zeros(1, 1, 1320, dtype=torch.bool)
+    hidden[..., 3] = True
+    with LargestTensor() as largest, torch.no_grad():
+        attend(**vars(inputs), mask=torch.ones(1, 1, 1300, 1320, dtype=torch.bool), hidden=hidden)
+    assert 0 < largest.elements <= max(3 * 512 * 1320, torch.get_num_threads() << 19)
+    with LargestTensor() as whole:
+        dense(inputs)
+    assert whole.elements >= 6 * 1300 * 1320, "the measure sees a map where there is one"
+
+
+def test_a_workspace_is_kept_and_nothing_that_is_returned_lies_in_it():
+    workspace, found = Workspace(), []
+    for queries in (KEYS, 5, KEYS):
+        inputs = draw(queries=queries)
+        with torch.no_grad():
+            found.append((inputs, attend(**vars(inputs), workspace=workspace, block=4)))
+    place = workspace.take(1, torch.device("cpu")).untyped_storage().data_ptr()
+    workspace.take(1, torch.device("cpu")).untyped_storage().fill_(255)  # every value becomes a NaN
+    for inputs, (output, columns) in found:
+        expected, dense_columns = attend(**vars(inputs), block=4)
+        assert torch.equal(output, expected) and torch.equal(columns.sums, dense_columns.sums)
+        assert place not in {
+            one.untyped_storage().data_ptr() for one in (output, columns.sums, columns.diagonal, columns.last_row)
+        }
+    with torch.no_grad():
+        again, _ = attend(**vars(found[0][0]), workspace=workspace, block=4)
+    assert torch.equal(again, found[0][1][0]), "what lies in the workspace does not matter"
+
+
+def test_causal_with_a_mask_is_refused():
+    inputs = draw()
+    with pytest.raises(AttentionError, match="either a mask or causal=True"):
+        attend(**vars(inputs), causal=True, mask=torch.ones(1, 1, QUERIES, KEYS, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("kind", ["boolean", "additive"])
+def test_a_mask_that_changes_in_place_is_read_anew(kind):
+    workspace, inputs = Workspace(), draw()
+    mask = torch.rand(2, 1, 11, 13, generator=torch.Generator().manual_seed(4)) < 0.7
+    mask = mask if kind == "boolean" else torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
+    for _ in range(2):
+        for prefix in (None, Prefix(logits=torch.zeros(6, 1))):  # behind which every query sees something
+            found, expected = (
+                attend(**vars(inputs), mask=mask, prefix=prefix, workspace=place) for place in (workspace, None)
+            )
+            assert torch.equal(found[0], expected[0]) and torch.equal(found[1].sums, expected[1].sums)
+        mask[:, :, :4] = False if kind == "boolean" else -torch.inf
+    with torch.inference_mode():
+        unversioned = mask.clone()
+        before = attend(**vars(inputs), mask=unversioned, workspace=workspace)[0]
+        unversioned.fill_(True if kind == "boolean" else 0.0)
+        after = attend(**vars(inputs), mask=unversioned, workspace=workspace)[0]
+    assert not torch.equal(after, before)
+    assert torch.equal(after, attend(**vars(inputs))[0])

@@ -6,7 +6,20 @@ from dataclasses import replace
 import numpy
 import pytest
 import torch
-from dense import MASKS, Inputs, as_bias, attention_inputs, close, dense, dense_sums, draw, draw_mask, triangle, without
+from dense import (
+    MASKS,
+    Inputs,
+    as_bias,
+    attention_inputs,
+    close,
+    dense,
+    dense_sums,
+    draw,
+    draw_mask,
+    own_places,
+    triangle,
+    without,
+)
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sinkscope.attention import Prefix, norms_of, output_norms
@@ -72,17 +85,6 @@ def all_equal_dense(output, columns, inputs, bias, hidden=None):
     close(columns.removed, (clean * gone).sum(-1), inputs)
 
 
-def own_places(inputs, weights, shift):
-    found = torch.zeros(weights.shape[:3], dtype=weights.dtype)
-    for query in range(weights.shape[2]):
-        if 0 <= query + shift < weights.shape[3]:
-            found[:, :, query] = weights[:, :, query, query + shift]
-    return found
-
-
-# The kernels
-
-
 @pytest.mark.parametrize("hide", [False, True])
 @pytest.mark.parametrize("kind", MASKS)
 def test_kernels_equal_dense(kind, hide, device, small_tiles):
@@ -93,7 +95,7 @@ def test_kernels_equal_dense(kind, hide, device, small_tiles):
     all_equal_dense(output, columns, inputs, bias, hidden)
     spread = bias.expand(-1, 2, -1, -1)
     weights = dense(inputs, spread if hidden is None else without(spread, hidden))[1]
-    close(columns.diagonal, own_places(inputs, weights, 0 if kind == "causal" else 16), inputs)
+    close(columns.diagonal, own_places(weights, 0 if kind == "causal" else 16), inputs)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ def test_any_lengths(queries, keys, groups, causal, device, small_tiles):
         else torch.zeros(1, 1, queries, keys, dtype=torch.float64)
     )
     all_equal_dense(output, columns, inputs, bias)
-    close(columns.diagonal, own_places(inputs, dense(inputs, bias)[1], 0 if causal else keys - queries), inputs)
+    close(columns.diagonal, own_places(dense(inputs, bias)[1], 0 if causal else keys - queries), inputs)
 
 
 @pytest.mark.parametrize("shape", [(2, 1), (1, 2)])
@@ -243,7 +245,7 @@ def test_columns_beside_torch_s_attention_equal_dense(
     close(columns.sums, dense_sums(inputs, weights), inputs, dtype)
     close(columns.last_row, weights[:, :, -1], inputs, dtype)
     close(columns.last_row_in_force, weights[:, :, -1], inputs, dtype)
-    close(columns.diagonal, own_places(inputs, weights, 0 if causal else keys - queries), inputs, dtype)
+    close(columns.diagonal, own_places(weights, 0 if causal else keys - queries), inputs, dtype)
 
 
 @pytest.mark.gpu

