@@ -139,21 +139,10 @@ class Call:
                     f"expected {name} to look at the {self.context.tokens.shape[1]} tokens so far, found "
                     f"{key.shape[2]} keys; such attention is not modelled"
                 )
-        return LayerCall(
-            name,
-            index,
-            query,
-            key,
-            value,
-            self.hidden_states.pop(module, None),  # popped: only its norms are needed
-            self.groups,
-            self._members(query) if self._membership is None else self._membership.to(query.device),
-            self.stack.name,
-            first_key,
-            crossing,
-            own=own,
-            part=self.part,
-        )
+        members = self._members(query) if self._membership is None else self._membership.to(query.device)
+        hidden_states = self.hidden_states.pop(module, None)  # popped: only its norms are needed
+        given = (query, key, value, hidden_states, self.groups, members, self.stack.name, first_key, crossing)
+        return LayerCall(name, index, *given, own=own, part=self.part)
 
     def next_module(self) -> nn.Module:
         """Return the next attention module of a stack of compiled layers, which run in order, once each."""

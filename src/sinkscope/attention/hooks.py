@@ -163,8 +163,9 @@ class TransformersHooks(Hooks):
         self._use_interface()
         for name in ("generate", *BATCHED):
             if name not in vars(self.network) and hasattr(self.network, name):
-                generate = partial(_one_generation, session, self.network.generate)
-                setattr(self.network, name, generate if name == "generate" else partial(_refused, name))
+                theirs: Any = getattr(self.network, name)
+                ours = partial(_one_generation, session, theirs) if name == "generate" else partial(_refused, name)
+                setattr(self.network, name, ours)
                 self._replaced.append(name)
         names = {stack.name for stack in self.stacks}
         for path in {"", *(path for name in names for path in _above(name))} - names:

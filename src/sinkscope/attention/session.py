@@ -304,7 +304,8 @@ class Session:
             )
         tokens, length = context.tokens, context.tokens.shape[1]
         real = torch.arange(length, device=tokens.device) >= length - upload(context.lengths, tokens.device)[:, None]
-        subscribers, self.subscribers, self._unhidden_running = self.subscribers, [watcher], True
+        alone: list[Subscriber] = [watcher]
+        subscribers, self.subscribers, self._unhidden_running = self.subscribers, alone, True
         try:
             self._hooks.run_again(tokens, real)
         finally:

@@ -82,6 +82,7 @@ class Destination(Protocol):
 
     def open(self, manifests: Sequence[dict[str, Any]], several: bool) -> list[StepWriter]:
         """Return a writer for each prompt; ``several`` is whether the generation makes more than one trace."""
+        ...
 
 
 @dataclass(eq=False)
