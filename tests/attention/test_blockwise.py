@@ -6,6 +6,7 @@ import pytest
 import torch
 from dense import (
     BATCH,
+    DIM,
     HEADS,
     KEYS,
     KV_HEADS,
@@ -19,6 +20,7 @@ from dense import (
     dense_sums,
     draw,
     draw_mask,
+    own_places,
     without,
 )
 from hypothesis import given, settings

@@ -1,6 +1,4 @@
-"""`Hidden` in `attend` against dense attention: per query, zeroed, several at once; what was removed; the last row in
-force.
-"""
+"""`Hidden` in `attend` against dense attention: per query, zeroed, several at once."""
 
 import pytest
 import torch
