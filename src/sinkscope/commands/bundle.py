@@ -50,6 +50,6 @@ class Bundle(Command):
             for text in explorer.document["notes"]:
                 note(text)
             page = explorer.page()
-        from sinkscope.recorder.manifest import command_line
+        from sinkscope.recorder.step_recorder import command_line
 
         print(write_bundle(trace, self.out, self.precision, page, command_line()))

@@ -295,18 +295,13 @@ class Publisher:
 
 
 @contextmanager
-def publishing(model: Model, batch: Batch, settings: Settings, final_length: int | None = None) -> Iterator[Publisher]:
-    """Publish the start and the end of a generation; an exception ends it as failed.
-
-    Args:
-        final_length: positions of the longest canvas once it is written; by default the prompt and ``length``.
-    """
+def publishing(model: Model, batch: Batch, settings: Settings) -> Iterator[Publisher]:
+    """Publish the start and the end of a generation; an exception ends it as failed."""
     with generating_in(model.network) as session:
         if session is not None:
             session.begin_generation(
                 GenerationStart(
                     prompt_lengths=batch.lengths,
-                    final_length=final_length or max(batch.lengths) + settings.length,
                     causal=model.family.causal,
                     sampler={"name": model.family.sampler, **described(settings)},
                     prompts=batch.texts,

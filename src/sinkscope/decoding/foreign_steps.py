@@ -175,7 +175,7 @@ class ForeignSteps:
         first = torch.where(masked.any(-1), masked.int().argmax(-1), width).cpu()
         prompts = tuple((first - (width - lengths)).clamp(min=0).tolist())
         session.begin_generation(
-            GenerationStart(prompts, width, False, {"name": self.sampler}, (None,) * len(canvas), self.mask_id)
+            GenerationStart(prompts, False, {"name": self.sampler}, (None,) * len(canvas), self.mask_id)
         )
         self._session, self._publisher = session, Publisher(session, shift=self._shift, mask_id=self.mask_id)
         self._watchers = [one for one in session.subscribers if isinstance(one, Watcher) and not isinstance(one, Hider)]

@@ -56,7 +56,7 @@ def block_diffusion_steps(
         mine, here = slice(row, row + 1), slice(width - own, None)
         alone = Batch(batch.tokens[mine, here], batch.real[mine, here], batch.texts[mine])
         seeded = replace(settings, seed=settings.seed + row)
-        with publishing(model, alone, seeded, final_length=finals[row]) as publisher:
+        with publishing(model, alone, seeded) as publisher:
             for tokens, written, confidence, queries in writer(model, alone, seeded, finals[row], publisher).steps():
                 meter.add(row, queries, tokens.shape[1], writer.copies(settings))
                 if not confidence.isnan().all():

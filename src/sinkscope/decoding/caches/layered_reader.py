@@ -185,7 +185,7 @@ class LayerKeeper(Call):
         running.reported = True
         return self
 
-    def layer(self, module: Any, query: Tensor, key: Tensor, value: Tensor, own: Prefix | None = None) -> None:
+    def layer(self, module: Any, query: Tensor, key: Tensor, value: Tensor, own: Prefix | None, *others: Any) -> None:
         self.kept = LayerCall(type(module).__name__, module.layer_idx, query, key, value, None, own=own)
 
 
