@@ -12,10 +12,16 @@ from closeness import assert_close, terms_of
 
 from sinkscope.models import add_sink_token
 from sinkscope.models.sink_token import VARIANTS
-from sinkscope.roles.measurement import described_head, measure_heads, measure_together, sinks_by_head
 from sinkscope.roles.probes import Probe, make_probes
 from sinkscope.roles.prompt_store import PromptStore
-from sinkscope.roles.removal import Removal, divergences
+from sinkscope.roles.removal import (
+    Removal,
+    described_head,
+    divergences,
+    measure_heads,
+    measure_together,
+    sinks_by_head,
+)
 from sinkscope.roles.sight import look
 from sinkscope.roles.verdict import Rules
 
@@ -43,11 +49,11 @@ def check(model):
     assert (sight.itself >= 0).all() and (sight.itself <= sight.moved + 1e-6).all()
     for layer, head in np.ndindex(shares.shape):
         # By this rule half of the keys are substitutes.
-        described = described_head(sight, probe, layer, head, np.ones(24, bool), Rules(small=1.0))
+        described = described_head(sight, probe, (layer, head), np.ones(24, bool), Rules(small=1.0))
         to = [described[f"to_{name}"] for name in ("substitutes", "itself", "text", "sink_token")]
         assert min(to) >= 0 and sum(to) == pytest.approx(1, abs=1e-4)
-    nobody = [Removal("nothing", 0, 0, np.zeros(24, bool), zeroed) for zeroed in (False, True)]
-    one = [Removal("one", layer, 0, np.arange(24) == sight.order[layer, 0, 0]) for layer in range(len(sight.columns))]
+    nobody = [[Removal("nothing", 0, 0, np.zeros(24, bool), zeroed)] for zeroed in (False, True)]
+    one = [[Removal("one", layer, 0, np.arange(24) == order[0, 0])] for layer, order in enumerate(sight.order)]
     kl, kept = divergences(model, probe, sight.log_probabilities, [*nobody, *one], rows=3)
     assert kl[:2].max() < 1e-6 and kept[:2].tolist() == [1, 1] and kl[2:].min() > 1e-7
     return sight
@@ -70,9 +76,9 @@ def check_files(model, folder):
     probes, rules = make_probes(model, [PROMPT], canvases=1, length=8), Rules(excess=0.0, lasting=0.0)
     heads, store = [(layer, 0) for layer in range(model.card.layers)], PromptStore(folder)
     found = {
-        "choose": [sinks_by_head(model, probe, rules) for probe in probes],
-        "judge": [row for probe in probes for row in measure_heads(model, probe, heads, rules, 32, 0)],
-        "together": [measure_together(model, probe, heads, rules, 32, 0) for probe in probes],
+        "choose": sinks_by_head(probes, (), model, rules, 32, 0),
+        "judge": measure_heads(probes, heads, model, rules, 32, 0),
+        "together": measure_together(probes, heads, model, rules, 32, 0),
     }
     for kind, rows in found.items():
         store.write(kind, 0, heads, len(probes), rows)
@@ -105,6 +111,6 @@ def test_a_canvas_is_seen_in_the_blocks_that_it_was_written_in():
     assert np.abs(found.columns - other.columns).max() > 0.01
     hidden = Removal("one", 0, 0, np.arange(len(probe.tokens)) == 2)
     with model.network.model.blocks_of(8):
-        wanted = divergences(model, plain, expected.log_probabilities, [hidden])
-    assert divergences(model, probe, found.log_probabilities, [hidden])[0] == pytest.approx(wanted[0], rel=1e-4)
+        wanted = divergences(model, plain, expected.log_probabilities, [[hidden]])
+    assert divergences(model, probe, found.log_probabilities, [[hidden]])[0] == pytest.approx(wanted[0], rel=1e-4)
     assert make_probes(model, [PROMPT], length=16)[0].block == 4

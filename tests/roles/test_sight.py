@@ -75,7 +75,7 @@ def test_a_removal_in_one_head_is_that_of_a_map_without_the_keys(model, probe, z
     keys = np.zeros(len(probe.tokens), bool)
     keys[2:-2] = True  # nearly all, so that the divergence is far above what rounding explains
     places = [(layer, head) for layer in range(3) for head in (0, 3)]
-    removals = [Removal("a", layer, head, keys, zeroed) for layer, head in places]
+    removals = [[Removal("a", layer, head, keys, zeroed)] for layer, head in places]
     kl, kept = divergences(model, probe, said, removals, rows=4)
 
     now = {}

@@ -15,7 +15,7 @@ from sinkscope.commands.roles import heading, table
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.models.fingerprints import weight_hash_of
 from sinkscope.roles import Estimate, HeadRole, Roles, Rules, find_roles, read_roles, roles_for
-from sinkscope.roles.conclusion import MATCHED_OVER, count_to_hide
+from sinkscope.roles.find import MATCHED_OVER, count_to_hide
 from sinkscope.roles.probes import make_probes, predictions
 from sinkscope.roles.removal import removals_of
 from sinkscope.roles.sight import look

@@ -15,7 +15,7 @@ from sinkscope.statistics import (
     definition_of,
     summarise,
 )
-from sinkscope.statistics.prompt_rows import PromptRows
+from sinkscope.statistics.analysis import PromptRows
 from sinkscope.statistics.statistic import values_of
 
 FEW = [Threshold(3.0), Threshold(5.0, "percent")]
@@ -71,7 +71,7 @@ def test_an_analysis_is_json_without_nan(analysis):
 def test_no_trace_and_networks_of_another_shape_are_refused():
     with pytest.raises(CallError, match="expected at least one trace, found none"):
         analyse([])
-    with pytest.raises(CallError, match=r"2 layers × 3 heads as in the first; found 2 × 4"):
+    with pytest.raises(CallError, match=r"traces of one model, found 2 layers × 3 heads and 2 layers × 4 heads"):
         analyse([*random_traces(1), *random_traces(1, heads=4)], FEW)
 
 
@@ -83,7 +83,7 @@ def test_no_trace_and_networks_of_another_shape_are_refused():
         ([{}, {"sampler": {"cache": "block"}}], "expected one cache, found none and block"),
         ([{}, {"sampler": {"guidance": 2.0}}], "expected guidance in all traces or in none, found False and True"),
         ([{"dtype": "float32"}, {"dtype": "bfloat16"}], "expected one dtype, found float32 and bfloat16"),
-        ([{"model": {"name": name, "weight_hash": name}} for name in "ab"], r"one model, found a \(weights a…\) and b"),
+        ([{"model": {"name": name, "weight_hash": name}} for name in "ab"], r"one model \(weights\), found a and b"),
     ],
 )
 def test_traces_that_may_not_be_pooled_are_refused(changes, message):

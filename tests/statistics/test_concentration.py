@@ -6,11 +6,7 @@ from planted import make_trace, random_columns
 
 from sinkscope.sinks import excess_of, is_sink, sink_rates
 from sinkscope.statistics import Threshold, summarise
-from sinkscope.statistics.concentration import (
-    Evenness,
-    evenness_values,
-    not_sink_values,
-)
+from sinkscope.statistics.concentration import Concentration, Evenness, evenness_values
 from sinkscope.statistics.step import count_above
 from sinkscope.statistics.thresholds import EPSILONS
 
@@ -108,7 +104,7 @@ def test_a_short_canvas_has_no_rate_but_one_of_its_first_token():
 
 def test_the_curve_counts_columns_that_do_not_exceed_epsilon():
     trace = ragged(2)
-    values = not_sink_values(summarise(trace, THRESHOLDS))
+    values = Concentration().values(summarise(trace, THRESHOLDS))
     columns = (~np.isnan(trace.column_sums)).sum()
     for unit in ("queries", "percent"):
         for epsilon in EPSILONS[::2].tolist():
@@ -125,7 +121,7 @@ def test_the_curve_counts_columns_that_do_not_exceed_epsilon():
 def test_an_excess_that_is_epsilon_itself_is_no_sink():
     columns = np.full((1, 1, 1, 5), 0.5)
     columns[..., 2] = 3.0  # an excess of 2.5 exactly
-    values = not_sink_values(summarise(make_trace(columns, prompt_length=1, block=4), THRESHOLDS))
+    values = Concentration().values(summarise(make_trace(columns, prompt_length=1, block=4), THRESHOLDS))
     place = (("positions", "any"), ("unit", "queries"))
     found = [values["epsilon.not_sinks", (*place, ("excess", excess))] for excess in (2.0, 2.5, 3.0)]
     assert found == [pytest.approx(0.8), 1.0, 1.0]

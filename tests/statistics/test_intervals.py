@@ -3,12 +3,12 @@ import warnings
 import numpy as np
 import pytest
 
-from sinkscope.statistics.averages import product
 from sinkscope.statistics.intervals import (
     LEAST_PROMPTS,
     interval_of_difference,
     interval_of_means,
     interval_of_pairs,
+    product,
 )
 
 

@@ -62,15 +62,15 @@ def test_main_sinks_and_tracks_are_those_of_the_whole_trace(threshold, tolerance
     tracks = track(sinks, tolerance)
     np.testing.assert_array_equal(found.main_at(threshold), tracks.main)
     kinds = track_kinds(found)
-    assert dict(zip(HEAD_KINDS, kinds.tracks[1].sum(axis=0).tolist(), strict=True)) == {**tracks.kinds, "none": 0}
+    assert dict(zip(HEAD_KINDS, kinds["tracks"][1].sum(axis=0).tolist(), strict=True)) == {**tracks.kinds, "none": 0}
     durations = [one.last_step - one.first_step + 1 for one in tracks.tracks]
-    assert kinds.lived[1].sum() == sum(durations)
+    assert kinds["lived"][1].sum() == sum(durations)
     longest = dict.fromkeys(np.ndindex(2, 3), (0, "none"))
     for one in tracks.tracks:
         longest[one.layer, one.head] = max(
             longest[one.layer, one.head], (one.last_step - one.first_step + 1, one.kind), key=lambda pair: pair[0]
         )
-    by_kind = dict(zip(HEAD_KINDS, kinds.heads[1].sum(axis=0).tolist(), strict=True))
+    by_kind = dict(zip(HEAD_KINDS, kinds["heads"][1].sum(axis=0).tolist(), strict=True))
     assert by_kind == {kind: sum(name == kind for _, name in longest.values()) for kind in HEAD_KINDS}
     assert set(KINDS) == set(HEAD_KINDS) - {"none"}
 
@@ -201,7 +201,7 @@ def test_layers_are_looked_at_together_without_a_difference():
     assert list(followed.groups_of_layers()) == [(0, 4)]
     assert list(followed.groups_of_layers(1)) == [(0, 1), (1, 2), (2, 3), (3, 4)]
     assert list(followed.groups_of_layers(sum(counts[:3]))) == [(0, 3), (3, 4)]
-    together = followed.of_layers(1, 4).episodes(threshold)
-    alone = [followed.of_layer(layer).episodes(threshold) for layer in (1, 2, 3)]
-    for name in ("kind", "first"):
-        assert getattr(together, name).tolist() == [one for each in alone for one in getattr(each, name).tolist()]
+    together = followed.of_layers(1, 4).at(threshold)
+    alone = [followed.of_layer(layer).at(threshold) for layer in (1, 2, 3)]
+    assert together.key.tolist() == [one for each in alone for one in each.key.tolist()]
+    assert together.head.tolist() == [3 * layer + one for layer, each in enumerate(alone) for one in each.head.tolist()]

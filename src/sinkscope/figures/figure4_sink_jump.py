@@ -12,7 +12,7 @@ from sinkscope.figures.incoming_attention import followed_columns
 from sinkscope.figures.panels import MAP_HEADER, draw_map, map_lines, mark_column, scale_of_maps
 from sinkscope.figures.style import BLUE, INK, VERMILLION, WIDE, curve, new_sheet, number, plain, whole_numbers
 from sinkscope.figures.subject import FigureError, Subject
-from sinkscope.sinks.query_counts import followed_queries
+from sinkscope.sinks.followed_columns import followed_queries
 
 
 @final

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 
 from sinkscope.counts import counted
 from sinkscope.sinks import HeadMovement
-from sinkscope.sinks.query_counts import followed_queries
+from sinkscope.sinks.followed_columns import followed_queries
 from sinkscope.sinks.tracking import head_movement
 from sinkscope.statistics import PromptSummary, Threshold
 from sinkscope.statistics.groups import GroupSinks

@@ -21,9 +21,9 @@ from sinkscope.sinks import movement_test
 from sinkscope.sinks.episodes import KINDS
 from sinkscope.sinks.followed_columns import Followed
 from sinkscope.statistics import Threshold
-from sinkscope.statistics.averages import mean
 from sinkscope.statistics.composition import expected_shares
 from sinkscope.statistics.concentration import Evenness
+from sinkscope.statistics.intervals import mean
 from sinkscope.statistics.movement import track_kinds
 from sinkscope.traces import Trace
 from sinkscope.traces.format import write_whole
@@ -185,7 +185,7 @@ def numbers_of(subject: Subject) -> dict[str, Any]:
     """Return the numbers of `page_numbers` for a subject."""
     manifest, prompt, summary, threshold = subject.manifest, subject.prompt, subject.summary, subject.threshold
     in_percent = prompt.sinks(Threshold(threshold.excess, "percent")) if threshold.excess < 100 else 0
-    tracks = track_kinds(replace(prompt, thresholds=(threshold,))).tracks[0].sum(axis=0).tolist()
+    tracks = track_kinds(replace(prompt, thresholds=(threshold,)))["tracks"][0].sum(axis=0).tolist()
     document = {
         "model": subject.label,
         "family": manifest["model"].get("family"),

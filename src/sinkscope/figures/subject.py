@@ -19,8 +19,7 @@ from sinkscope.figures.incoming_attention import check_head, commits_of, last_ca
 from sinkscope.figures.style import model_label
 from sinkscope.roles.head_roles import Roles, roles_for
 from sinkscope.sinks.finding import check_reach
-from sinkscope.sinks.followed_columns import Followed
-from sinkscope.sinks.query_counts import columns_add_up
+from sinkscope.sinks.followed_columns import Followed, columns_add_up
 from sinkscope.statistics import PromptSummary, Summary, Threshold, summarise
 from sinkscope.statistics.thresholds import least_column_sum
 from sinkscope.traces import Trace, read_statistics
@@ -101,7 +100,7 @@ class Subject:
         """The columns in which sinks are followed."""
         if self.recorded is not None:
             return Followed.of(self.recorded)
-        return Followed.named(self.manifest.get("followed"), self.summary.causal)
+        return Followed(self.manifest.get("followed") or ("last_query" if self.summary.causal else "column_sums"))
 
     @property
     def threshold(self) -> Threshold:

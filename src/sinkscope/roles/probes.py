@@ -1,4 +1,4 @@
-"""Probes: canvases on which heads are asked what their sinks do, and the predictions that are compared.
+"""Probes: canvases on which sinks are hidden, and the predictions that are compared.
 
 A diffusion model is probed on canvases from the middle of its own generations, where it predicts every masked token. An
 autoregressive model is probed on its whole answer at once, where each query predicts the next token.
@@ -28,7 +28,6 @@ class Probe:
     Attributes:
         prompt: number of the prompt it comes from.
         step: of the generation; the last one for an autoregressive model.
-        tokens: the canvas.
         readers: the queries from which the compared predictions are read: those of masked tokens, one place to the left
             for a family with a logit shift; for an autoregressive model those that predict its answer.
         committed: those readers whose prediction is committed in this step; all of them for an autoregressive model.
@@ -57,7 +56,6 @@ def make_probes(
     """Write an answer to each prompt and return probes of it.
 
     Args:
-        prompts: texts or token ids.
         first: number of the first prompt.
         canvases: how many steps of a diffusion model's generation become probes, spread evenly over those with masks.
         settings: of the model's sampler.

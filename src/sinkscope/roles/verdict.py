@@ -1,15 +1,11 @@
-"""The verdict on a sink: what it does, by fixed rules. They were written down before a trained model was
-measured, but for two: the comparison with the control prompt by prompt, and what a sink must take from the queries that
-predict.
+"""The verdict on a sink by fixed rules, written down before a trained model was measured, but for two: the comparison
+with the control prompt by prompt, and the share of the attention of the queries that predict.
 
-idle        What it adds changes nothing: without its contribution (0 behind the softmax) the predictions stay as they
-are.
-            Attention is parked on it.
-broadcast   What it adds matters, and all queries that predict get the same amount of it.
-carrier     What it adds matters, and some queries that predict get it more than others.
+idle        Without its contribution (0 behind the softmax) the predictions stay as they are: attention is parked on it.
+broadcast   Its contribution matters, and all queries that predict get the same amount of it.
+carrier     Its contribution matters, and some queries that predict get it more than others.
 undecided   Anything else: no lasting sink, too little difference, a head in which nothing of its size would matter, or
-a sink that
-            matters although the queries that predict hardly look at it.
+            a sink that matters although the queries that predict hardly look at it.
 
 Whether an idle sink can be taken away is another question. Its attention has to go somewhere: to another idle key (a
 substitute), which changes nothing, or to the text, which may. So beside the role stands how many keys must be hidden
@@ -36,8 +32,7 @@ class Rules:
         small: output norm of an idle key, over the median of its canvas, where nothing else tells it from others.
         even: evenness from which all queries that predict get the same.
         faint: share of the attention of the queries that predict below which a sink does not act through them, so that
-            neither their evenness nor a control of equal weight says what it does. 0 in files that were written before
-            there was this rule.
+            neither their evenness nor a control of equal weight decides; 0 in files that are older than this rule.
         lasting: share of canvases in which a head has a sink by Eq. 3.
         excess: ε of Eq. 3, in queries' worth.
 

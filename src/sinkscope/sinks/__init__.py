@@ -1,13 +1,11 @@
-"""Sinks: what counts as one, where they are in a trace, and how they are followed over its steps."""
+"""Sinks: their definition, their places in a trace, and their tracks over its steps."""
 
 from sinkscope.sinks.definition import (
     SinkRates,
     Unit,
     excess_of,
     in_unit,
-    is_outlier,
     is_sink,
-    is_top,
     last_query_window,
     running_mean,
     sink_rates,
@@ -37,9 +35,7 @@ __all__ = [
     "excess_of",
     "find_sinks",
     "in_unit",
-    "is_outlier",
     "is_sink",
-    "is_top",
     "last_query_window",
     "main_sinks",
     "movement_test",

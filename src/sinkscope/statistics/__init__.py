@@ -1,9 +1,8 @@
 """Statistics of sinks: one summary of each prompt, and every number that is read from it, defined once."""
 
-from sinkscope.statistics.analysis import Analysis, analyse, compare
+from sinkscope.statistics.analysis import Analysis, Estimate, analyse, compare
 from sinkscope.statistics.prompt import PromptFeed, PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptCanvas, PromptSettings
-from sinkscope.statistics.prompt_rows import Estimate
 from sinkscope.statistics.statistic import (
     Definition,
     Statistic,

@@ -7,8 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sinkscope.sinks.token_classes import CLASSES
-from sinkscope.statistics.averages import product, quotient
-from sinkscope.statistics.intervals import interval_of_pairs
+from sinkscope.statistics.intervals import interval_of_pairs, product, quotient
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
 from sinkscope.statistics.thresholds import Threshold
@@ -24,27 +23,24 @@ class Agreement(Statistic):
 
     order = 3
     definitions: ClassVar = {
-        f"agreement.{name}_layer{'s' * (name == 'other')}": Definition(
-            f"two heads of {which} have their main sink at one position", "probability", FEW
-        )
-        for name, which in (("same", "a layer"), ("other", "different layers"))
+        "agreement.same_layer": Definition(
+            "two heads of a layer have their main sink at one position", "probability", FEW
+        ),
+        "agreement.other_layers": Definition(
+            "two heads of different layers have their main sink at one position", "probability", FEW
+        ),
     }
-    for _name, _where in (
-        ("place", "stand in the same tenth of the canvas"),
-        ("class", "stand on the same class of token"),
-    ):
-        _text = f"main sinks of one head in two prompts {_where}; percentile interval over prompts"
+    for _name, _where in (("place", "in the same tenth of the canvas"), ("class", "on the same class of token")):
+        _text = f"main sinks of one head in two prompts stand {_where}; percentile interval over prompts"
         definitions[f"agreement.prompts_{_name}"] = Definition(_text, "probability", SAME)
-        definitions[f"agreement.prompts_{_name}_over_other_heads"] = Definition(
-            "that minus the same for two different heads", "probability", SAME
-        )
+        _text = "that minus the same for two different heads"
+        definitions[f"agreement.prompts_{_name}_over_other_heads"] = Definition(_text, "probability", SAME)
 
     def values(self, prompt: PromptSummary) -> Values:
-        return at_thresholds(prompt, _heads_agreement)
+        return at_thresholds(prompt, _values_at)
 
 
-def _heads_agreement(prompt: PromptSummary, threshold: Threshold) -> Values:
-    """Return the probability that the main sinks of two different heads stand at one position in one step."""
+def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
     main = prompt.main_at(threshold)
     steps, layers, _ = main.shape
     width = max(int(main.max()) + 1, 1)
@@ -93,9 +89,9 @@ class Pattern:
 class PromptAgreement:
     """Collects the patterns of the first 128 prompts, and compares each head with itself and with other heads.
 
-    ``same head``: the probability that the main sinks of one head, in random steps of two prompts, fall into the same
-    tenth of the canvas (or on the same class of token). ``over other heads``: minus the same for two different heads,
-    which is 0 when it does not matter which head it is.
+    A head agrees with itself with the probability that its main sinks, in random steps of two prompts, fall into the
+    same tenth of the canvas (or on the same class of token); minus the same for two different heads, this is 0 when it
+    does not matter which head it is.
     """
 
     places: list[np.ndarray] = field(default_factory=list)
