@@ -14,14 +14,7 @@ from sinkscope.models import add_sink_token
 from sinkscope.models.sink_token import VARIANTS
 from sinkscope.roles.probes import Probe, make_probes
 from sinkscope.roles.prompt_store import PromptStore
-from sinkscope.roles.removal import (
-    Removal,
-    described_head,
-    divergences,
-    measure_heads,
-    measure_together,
-    sinks_by_head,
-)
+from sinkscope.roles.removal import Removal, described_head, divergences, measure_heads, measure_together, sinks_by_head
 from sinkscope.roles.sight import look
 from sinkscope.roles.verdict import Rules
 

@@ -95,10 +95,7 @@ def test_a_trace_without_a_whole_step_is_refused():
         find_sinks(SimpleNamespace(steps=0))
 
 
-@pytest.mark.parametrize(
-    ("excess", "unit", "says"),
-    [(14.0, "queries", "by 14"), (100.0, "percent", "by 100")],
-)
+@pytest.mark.parametrize(("excess", "unit", "says"), [(14.0, "queries", "by 14"), (100.0, "percent", "by 100")])
 def test_an_excess_that_can_never_hold_is_refused(excess, unit, says):
     with pytest.raises(CallError, match=f"can never hold here.*{says}$"):
         find_sinks(make_trace(), excess, unit)

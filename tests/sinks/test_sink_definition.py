@@ -1,20 +1,10 @@
-import warnings
-
 import numpy as np
 import pytest
 import torch
 from closeness import assert_close
 
 from sinkscope.errors import CallError
-from sinkscope.sinks import (
-    excess_of,
-    in_unit,
-    is_sink,
-    last_query_window,
-    running_mean,
-    sink_rates,
-    visible_query_mean,
-)
+from sinkscope.sinks import excess_of, in_unit, is_sink, last_query_window, running_mean, sink_rates, visible_query_mean
 
 STEPS, LAYERS, HEADS, KEYS = 4, 2, 3, 11
 
@@ -77,14 +67,6 @@ def test_in_sums_the_rule_reads_c_above_one_plus_epsilon(length, published):
         found = is_sink(columns, 3.0)
         assert found[0, 0, 5] == expected
         assert found.sum() == expected
-
-
-def test_one_token_alone_is_measured_without_a_division_by_zero():
-    columns = np.array([[[1.0, np.nan]]])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert excess_of(columns)[0, 0, 0] == 1.0
-        assert (in_unit(np.zeros((1, 1, 2)), "percent") == 0).all()
 
 
 def test_the_causal_mean_is_over_the_queries_that_can_see_the_key():

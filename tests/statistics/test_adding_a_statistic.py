@@ -123,9 +123,3 @@ def test_a_statistic_of_another_package_is_declared_as_an_entry_point(monkeypatc
     trace = make_trace(random_columns(0, steps=9))
     (found,) = analyse([trace], [Threshold(3.0)], choice=False).find("elsewhere.steps")
     assert (found.value, found.definition.unit) == (9, "steps")
-
-
-def test_an_entry_point_that_brings_no_statistic_is_refused(monkeypatch, anew):
-    declared(monkeypatch, "sinkscope.statistics.norms:Moments")
-    with pytest.raises(CallError, match="expected a class that extends Statistic, or a module with one, found"):
-        all_statistics()

@@ -107,14 +107,6 @@ def test_a_rate_that_follows_training_frequency_correlates_with_it():
     assert np.isnan(correlation(flat))
 
 
-def test_without_sinks_there_are_no_shares_of_them():
-    profile = summarise(make_trace(np.ones((4, 2, 3, 30))), THRESHOLDS)
-    values = values_at(Composition(), profile, THRESHOLDS[0])
-    assert np.isnan(values["composition.share_of_sinks", (("class", "mask"),)])
-    assert values["composition.share_of_canvas", (("class", "mask"),)] > 0
-    assert leading_tokens([TokenShares.of(profile)], 0) == {}
-
-
 def test_the_leading_tokens_are_those_of_the_mean_over_prompts():
     shares = [
         TokenShares(np.array([3, 5, 9]), np.array([[0.5, 0.5, 0.0]]), np.array([0.2, 0.2, 0.6])),

@@ -35,15 +35,6 @@ def test_entropy_and_gini_are_those_of_their_formulas():
         assert_close(found.gini[place], gini, terms=3 * len(columns), dtype=torch.float32)
 
 
-def test_columns_of_a_head_without_attention_are_equal_ones():
-    trace = ragged()
-    trace.column_sums[:, 1] = np.where(np.isnan(trace.column_sums[:, 1]), np.nan, 0)
-    trace.column_sums[:, 2] = np.where(np.isnan(trace.column_sums[:, 2]), np.nan, 1e-39)
-    found = summarise(trace, THRESHOLDS).kept(Evenness)
-    np.testing.assert_allclose(found.gini[:, 1:], 0, atol=1e-5)
-    np.testing.assert_allclose(found.entropy[:, 1:], 1, atol=1e-5)
-
-
 def test_the_rate_of_gu_is_that_of_the_definition():
     trace = ragged(1)
     trace.column_sums[0, 0, 0] = 0.1
@@ -116,12 +107,3 @@ def test_the_curve_counts_columns_that_do_not_exceed_epsilon():
     for layer, counted in enumerate(count_above(excess_of(trace.column_sums).swapaxes(0, 1))):
         expected = [is_sink(trace.column_sums, epsilon)[:, layer].sum() for epsilon in EPSILONS.tolist()]
         assert counted.tolist() == expected
-
-
-def test_an_excess_that_is_epsilon_itself_is_no_sink():
-    columns = np.full((1, 1, 1, 5), 0.5)
-    columns[..., 2] = 3.0  # an excess of 2.5 exactly
-    values = Concentration().values(summarise(make_trace(columns, prompt_length=1, block=4), THRESHOLDS))
-    place = (("positions", "any"), ("unit", "queries"))
-    found = [values["epsilon.not_sinks", (*place, ("excess", excess))] for excess in (2.0, 2.5, 3.0)]
-    assert found == [pytest.approx(0.8), 1.0, 1.0]

@@ -6,7 +6,6 @@ from sinkscope.statistics import Threshold, summarise
 from sinkscope.statistics.intervals import interval_of_means
 from sinkscope.statistics.placement_model import (
     BLOCKS,
-    CLASS,
     MOST_STEPS,
     RIDGE,
     Choices,
@@ -113,12 +112,3 @@ def test_choice_sets_hold_every_position_of_the_canvas_and_every_head():
     assert np.abs(choices.features).max() <= 1
     uniform = bits_per_choice(np.zeros(len(BLOCKS)), choices, 0, np.ones(len(BLOCKS), bool))
     assert uniform == pytest.approx(np.log2(28))
-
-
-def test_one_prompt_or_none_with_a_sink_is_no_evidence():
-    model = PlacementModel()
-    model.add(Choices.of(summarise(make_trace(random_columns(0)), [POINT])))
-    assert np.isnan(model.result(0)["class"]).all()
-    model.add(Choices.of(summarise(make_trace(np.ones((4, 2, 3, 30))), [POINT])))
-    assert np.isnan(model.result(0)["class"]).all()
-    assert (BLOCKS == CLASS).sum() == 5

@@ -18,15 +18,7 @@ from sinkscope.models.fingerprints import fingerprints, weight_hash_of
 from sinkscope.roles.head_roles import HeadRole, Roles, Together
 from sinkscope.roles.probes import CANVASES, Probe, check_probe, make_probes
 from sinkscope.roles.prompt_store import PromptStore, open_store
-from sinkscope.roles.removal import (
-    MOST_HIDDEN,
-    REMOVALS,
-    Heads,
-    Rows,
-    measure_heads,
-    measure_together,
-    sinks_by_head,
-)
+from sinkscope.roles.removal import MOST_HIDDEN, REMOVALS, Heads, Rows, measure_heads, measure_together, sinks_by_head
 from sinkscope.roles.verdict import Estimate, Rules, decide
 from sinkscope.statistics.intervals import LEAST_PROMPTS, interval_of_means, known
 
@@ -140,7 +132,6 @@ class _Run:
         return replace(roles, failed=self.failed, settings=settings, together=together)
 
     def _each(self, numbers: Sequence[int], kind: str, heads: Heads) -> dict[int, Rows]:
-        """Return the rows of every prompt that could be measured, of which there must be enough."""
         found = {}
         for number in numbers:
             rows = self._measured(number, kind, heads)

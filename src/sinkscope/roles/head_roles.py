@@ -119,7 +119,6 @@ class Roles:
         )
 
     def are_of(self, model: Mapping[str, Any]) -> bool:
-        """Return whether these are the roles of the model in a manifest."""
         known = {self.config_hash, model.get("config_hash") or ""} - {""}
         return model.get("weight_hash") == self.weight_hash and len(known) < 2
 
@@ -131,12 +130,10 @@ class Roles:
         return f" ({self.source['task']}, {self.source.get('shots', 0)} shots)" if "task" in self.source else ""
 
     def by_head(self) -> list[dict[str, Any]]:
-        """Return plain values of every head: its role, and how many keys must be hidden."""
         names = ("layer", "head", "role", "removable", "substitutes", "substitutes_at_least")
         return [{name: getattr(one, name) for name in names} for one in self.heads]
 
     def _repr_html_(self) -> str:
-        """Return a summary for notebooks."""
         ordered = sorted(self.heads, key=lambda one: (ROLES.index(one.role), one.layer, one.head))
         rows = []
         for one in ordered[:MOST_ROWS]:
@@ -154,7 +151,6 @@ class Roles:
         return card(f"Roles of the sinks of {self.model}", facts, columns, rows, len(ordered) - len(rows))
 
     def in_lines(self) -> str:
-        """Return a line for each role."""
         heads = {role: [f"{one.layer}.{one.head}" for one in self.heads if one.role == role] for role in ROLES}
         return "\n".join(f"  {role}: {', '.join(mine)}" for role, mine in heads.items() if mine)
 
@@ -162,7 +158,6 @@ class Roles:
         return sum(one.role == role for one in self.heads)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, as ``sinkscope roles --json`` prints them."""
         return json.loads(json.dumps(asdict(self)))
 
     def save(self, folder: str | Path) -> Path:

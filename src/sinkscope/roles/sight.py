@@ -50,7 +50,6 @@ class Sight:
         return np.argsort(-self.columns, axis=-1, kind="stable")
 
     def sinks(self, excess: float) -> Bool[np.ndarray, "layer head key"]:
-        """Return which keys are sinks by Eq. 3."""
         return is_sink(self.columns, excess)
 
 

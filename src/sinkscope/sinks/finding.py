@@ -65,7 +65,6 @@ class Sinks:
         return [(*place, count, sums[place] / count) for place, count in found.most_common()]
 
     def _repr_html_(self) -> str:
-        """Return a summary for notebooks."""
         steps, layers, heads, _ = self.shape
         places = self.places()
         rows = [

@@ -41,7 +41,6 @@ class Followed:
 
     @classmethod
     def of(cls, recorded: Recorded) -> "Followed":
-        """Return the columns that are followed in a trace."""
         if recorded.causal:
             return cls("last_query")
         held = getattr(recorded, "tensors", ())
@@ -49,7 +48,6 @@ class Followed:
 
     @property
     def newest(self) -> bool:
-        """Whether only the newest queries count."""
         return self.tensor != "column_sums"
 
     @property

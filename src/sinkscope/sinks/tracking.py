@@ -95,12 +95,10 @@ class Tracks:
 
     @property
     def moving(self) -> list[HeadMovement]:
-        """The heads whose main sink moves or swaps, those that move most first."""
         found = [one for one in self.heads if one.moves + one.swaps]
         return sorted(found, key=lambda one: (-one.moves, -one.swaps, one.layer, one.head))
 
     def _repr_html_(self) -> str:
-        """Return a summary for notebooks."""
         facts = {
             kind.replace("_", " "): f"{count:,} ({KIND_MEANINGS[kind]})" for kind, count in self.kinds.items() if count
         }
@@ -113,7 +111,6 @@ class Tracks:
         return card(title, facts, columns, rows, len(self.moving) - len(rows))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, as ``sinkscope tracks --json`` prints them."""
         return {
             "tracks": [vars(track) for track in self.tracks],
             "kinds": self.kinds,

@@ -70,7 +70,6 @@ class Pattern:
 
     @classmethod
     def of(cls, prompt: PromptSummary, threshold: Threshold) -> "Pattern":
-        """Return the pattern of one prompt."""
         canvas, main = prompt.canvas, prompt.main_at(threshold)
         step, layer, head = places = np.nonzero(main >= 0)
         position = main[places]
@@ -98,7 +97,6 @@ class PromptAgreement:
     tokens: list[np.ndarray] = field(default_factory=list)
 
     def add(self, pattern: Pattern) -> None:
-        """Take in one prompt's pattern."""
         if len(self.places) < MOST_PROMPTS:
             self.places.append(pattern.place.reshape(-1, TENTHS))
             self.tokens.append(pattern.token.reshape(-1, len(CLASSES)))
@@ -115,11 +113,9 @@ class PromptAgreement:
         return found
 
 
-def head_agreement(
-    patterns: Float[np.ndarray, "prompt head kind"],
-) -> tuple[Float[np.ndarray, "prompt prompt"], ...]:
-    """Return for every pair of prompts the agreement of a head with itself; the heads that have a sink in both, which
-    are its weight; its excess over other heads; and the weight of that, 0 where no two different heads have one.
+def head_agreement(patterns: Float[np.ndarray, "prompt head kind"]) -> tuple[Float[np.ndarray, "prompt prompt"], ...]:
+    """Return for every pair of prompts the agreement of a head with itself and its weight, the heads that have a sink
+    in both; its excess over other heads and the weight of that, 0 where no two different heads have one.
     """
     prompts, _, _ = patterns.shape
     patterns = patterns.astype(np.float64)

@@ -57,11 +57,9 @@ class Estimate:
 
     @property
     def definition(self) -> Definition:
-        """Its meaning, its unit, and the claim that it measures."""
         return definition_of(self.name)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, no NaN."""
         row = {"name": self.name, "at": dict(self.place), "value": self.value, "low": self.low, "high": self.high}
         return {**row, "prompts": self.prompts, **({} if self.p is None else {"p": self.p})}
 
@@ -79,11 +77,9 @@ class PromptRows:
     rows: list[np.ndarray] = field(default_factory=list)
 
     def add(self, values: Values) -> None:
-        """Add one prompt."""
         self._place(list(values), np.array(list(values.values()), float))
 
     def extend(self, others: "PromptRows") -> None:
-        """Add the prompts of other rows behind these."""
         for row in others.rows:
             self._place(list(others.columns), row)
 
@@ -166,7 +162,6 @@ class Analysis:
         return [one for one in of_name if all(one.place.get(key) == value for key, value in place.items())]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, definitions once."""
         definitions = {name: vars(definition_of(name)) for name in dict.fromkeys(one.name for one in self.statistics)}
         sizes = {name: getattr(self, name) for name in ("prompts", "layers", "heads", "tolerance")}
         statistics = [one.as_dict() for one in self.statistics]
@@ -294,8 +289,7 @@ def _with(shared: Mapping[str, Any], manifest: Mapping[str, Any], shape: str) ->
 
 
 def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Estimate, ...]:
-    """Return second minus first, of every statistic that both have: what is left of a drift with one block, or with
-    blocks reversed.
+    """Return second minus first, of every statistic that both have.
 
     Where both hold the same prompts in the same order the prompts are paired, which makes the interval narrower.
 
@@ -305,15 +299,10 @@ def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Estimate,
     same_corpus = first.corpus == second.corpus or not (first.corpus and second.corpus)
     if first.tolerance != second.tolerance or not same_corpus:
         raise CallError("expected two analyses of one tolerance and with the same training=; analyse one of them again")
-    points = []
-    for one in (first, second):  # the curve over ε has every threshold in every analysis
-        places = [dict(place) for name, place in one.keys if not name.startswith("epsilon.")]
-        points.append({(at["excess"], at["unit"]) for at in places if "excess" in at})
-    if all(points) and not points[0] & points[1]:
-        told = " and ".join(", ".join(f"{excess:g} {unit}" for excess, unit in sorted(one)) for one in points)
-        raise CallError(f"expected two analyses with a threshold in common, found {told}; analyse one of them again")
     numbers = [{key: number for number, key in enumerate(one.keys)} for one in (first, second)]
     both = [key for key in numbers[0] if key in numbers[1]]
+    if not any(dict(place).keys() >= {"excess"} for name, place in both if not name.startswith("epsilon.")):
+        raise CallError("expected two analyses with a threshold in common, found none; analyse one of them again")
     ours, theirs = (one.values[:, [at[key] for key in both]] for one, at in zip((first, second), numbers, strict=True))
     paired = first.prompt_texts == second.prompt_texts and None not in first.prompt_texts
     return tuple(estimates_of(both, interval_of_difference(ours, theirs, paired, seed)))

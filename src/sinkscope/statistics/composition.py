@@ -92,7 +92,6 @@ class TokenShares:
 
     @classmethod
     def of(cls, prompt: PromptSummary) -> "TokenShares":
-        """Return the shares of every token of one prompt."""
         tally = np.array([prompt.sinks_by_token(threshold) for threshold in prompt.thresholds])
         shares = tally / np.maximum(tally.sum(axis=1, keepdims=True), 1)
         counts = prompt.canvas.token_counts

@@ -75,7 +75,7 @@ class Movement(Statistic):
 
 
 def drift_values(family: str, found: MainMoves) -> Values:
-    """Return the drift of main sinks: its mean and median over heads, and the share of heads that drift right."""
+    """Return mean and median of the drift over heads, and the share of heads that drift to the right."""
     counted = ~np.isnan(found.drift)
     return {
         (f"{family}.drift", ()): mean(found.drift),
@@ -112,10 +112,10 @@ def main_sink_values(main: Int[np.ndarray, "step layer head"], canvas: PromptCan
     if block and canvas.written is not None:
         edges = block_edges(blocks_of(canvas.written, first, block), first, block)
     for frontier in FRONTIERS:
-        relative = slopes(relative_positions(main, frontier, canvas.masked, edges))
-        values["movement.drift_relative", (("frontier", frontier),)] = mean(relative)
+        relative, at = slopes(relative_positions(main, frontier, canvas.masked, edges)), ("frontier", frontier)
+        values["movement.drift_relative", (at,)] = mean(relative)
         for layer, of_layer in enumerate(layer_means(relative).tolist()):
-            values["movement.drift_relative_in", (("layer", layer), ("frontier", frontier))] = of_layer
+            values["movement.drift_relative_in", (("layer", layer), at)] = of_layer
     return values
 
 

@@ -39,12 +39,10 @@ class Moments:
 
     @property
     def mean(self) -> Float[np.ndarray, "kind group layer"]:
-        """Means; NaN where there is no token, or the norm was not recorded."""
         return ratio(self.total, self.count)
 
     @property
     def deviation(self) -> Float[np.ndarray, "kind group layer"]:
-        """Standard deviations, with n."""
         return np.sqrt(np.maximum(ratio(self.square, self.count) - self.mean**2, 0))
 
     @property

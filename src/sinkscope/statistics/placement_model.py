@@ -63,7 +63,6 @@ class Choices:
 
     @classmethod
     def of(cls, prompt: PromptSummary) -> "Choices":
-        """Return the choice sets of one prompt, at its thresholds."""
         canvas = prompt.canvas
         steps = np.unique(np.linspace(0, prompt.steps - 1, min(MOST_STEPS, prompt.steps)).round().astype(int))
         indices, masked = canvas.token_indices[steps], canvas.masked[steps]
@@ -161,7 +160,6 @@ class PlacementModel:
     prompts: list[Choices] = field(default_factory=list)
 
     def add(self, choices: Choices) -> None:
-        """Take in one prompt."""
         if len(self.prompts) < MOST_PROMPTS:
             self.prompts.append(choices)
 

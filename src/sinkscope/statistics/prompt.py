@@ -19,7 +19,6 @@ from sinkscope.sinks.tracking import check_tolerance, fill_dips
 from sinkscope.statistics.prompt_canvas import PromptCanvas, PromptSettings
 from sinkscope.statistics.step import (
     LINEAR_BINS,
-    PER_STEP,
     Candidates,
     FollowedSinks,
     RecordedStep,
@@ -53,7 +52,6 @@ class StepSummary:
 
     @classmethod
     def of(cls, step: RecordedStep) -> "StepSummary":
-        """Return the numbers of one step."""
         columns, followed, sinks = step.columns, step.followed, step.columns.candidates
         layers, heads = columns.total.shape
         place = sinks.layer * heads + sinks.head
@@ -108,17 +106,14 @@ class PromptSummary:
 
     @property
     def steps(self) -> int:
-        """Whole steps."""
         return self.by_step.top.shape[0]
 
     @property
     def layers(self) -> int:
-        """Layers of the model."""
         return self.by_step.top.shape[1]
 
     @property
     def heads(self) -> int:
-        """Query heads of a layer."""
         return self.by_step.top.shape[2]
 
     @property
@@ -141,7 +136,6 @@ class PromptSummary:
         return self.counted_at.index(threshold)
 
     def counts(self, threshold: Threshold) -> Int[np.ndarray, "step layer head"]:
-        """Return how many sinks each head has."""
         return self.by_step.counts[:, self.number(threshold)]
 
     def shares(self, threshold: Threshold) -> Float[np.ndarray, "step layer head"]:
@@ -149,7 +143,6 @@ class PromptSummary:
         return self.by_step.shares[:, self.number(threshold)]
 
     def has_sink(self, threshold: Threshold) -> Bool[np.ndarray, "step layer head"]:
-        """Return whether a head has a sink."""
         return self.counts(threshold) > 0
 
     def strength(self, threshold: Threshold) -> Float[np.ndarray, "step layer head"]:
@@ -157,7 +150,6 @@ class PromptSummary:
         return np.where(self.has_sink(threshold), self.by_step.largest, np.float32(np.nan))
 
     def sinks(self, threshold: Threshold) -> int:
-        """Return how many columns are sinks, over steps, layers and heads."""
         return int(self.counts(threshold).sum())
 
     def sinks_by_token(self, threshold: Threshold) -> Int[np.ndarray, " token"]:
@@ -206,20 +198,15 @@ class PromptFeed:
 
     @property
     def steps(self) -> int:
-        """Steps taken in so far."""
         return len(self._canvas)
 
     def feed(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Take in the next step: arrays as in `axes.TRACE_AXES`, without the step axis and without positions beyond the
-        canvas; they are copied.
+        canvas, into which the caller may write afterwards.
 
         Raises:
             CallError: columns that are not finite or not those of the canvas, or a canvas that shrank.
         """
-        self.take({name: np.array(arrays[name]) for name in PER_STEP if arrays.get(name) is not None})
-
-    def take(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take in the next step as `feed` does, without a copy."""
         settings, length = self.settings, arrays["column_sums"].shape[-1]
         before = len(self._canvas[-1][0]) if self._canvas else 0
         if length < before and (settings.causal or length < settings.prompt_length):  # no answer is left of diffusion
@@ -227,7 +214,7 @@ class PromptFeed:
             raise CallError(f"expected a canvas that grows, found {found}; record each text by itself")
         newest = arrays.get("newest_columns")
         if settings.causal:  # a key that came later counts 0 for the queries before it
-            self._rows.append(np.asarray(arrays["last_query"], np.float32))
+            self._rows.append(np.array(arrays["last_query"], np.float32))
             summed = np.zeros(self._rows[-1].shape, np.float64)
             for row in self._rows:
                 summed[..., : row.shape[-1]] += row

@@ -48,14 +48,12 @@ class PromptSettings:
 
     @cached_property
     def corpus(self) -> int:
-        """A checksum of the counts of the training corpus; 0 if unknown."""
         return 0 if self.training is None else 1 + zlib.crc32(repr(sorted(self.training.items())).encode())
 
     @classmethod
     def of(
         cls, causal: bool, manifest: Mapping[str, Any], training: Mapping[int, int] | None = None
     ) -> "PromptSettings":
-        """Return the settings in the manifest of a trace."""
         special = [manifest.get("eos_id"), *(manifest.get("special_ids") or ())]
         return cls(
             causal,
@@ -71,7 +69,6 @@ class PromptSettings:
 
     @property
     def first_block(self) -> int:
-        """Where the first block begins."""
         return 0 if self.aligned else self.prompt_length
 
 

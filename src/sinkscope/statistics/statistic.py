@@ -214,7 +214,7 @@ def summarise(
     settings = replace(PromptSettings.of(bool(trace.causal), manifest, training), kept=kept)
     feed = feed_of(settings, thresholds, tolerance, statistics)
     for step in recorded_steps(trace):
-        feed.take(step)
+        feed.feed(step)
     return feed.finish({int(token): text for token, text in (manifest.get("vocabulary") or {}).items()})
 
 

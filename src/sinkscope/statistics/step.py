@@ -47,7 +47,6 @@ class Candidates:
     thresholds: tuple[Threshold, ...]
 
     def at(self, threshold: Threshold) -> Bool[np.ndarray, " candidate"]:
-        """Return which of them are sinks at a threshold."""
         return (self.excess if threshold.unit == "queries" else self.percent) > threshold.excess
 
     def tally(
@@ -91,13 +90,11 @@ class SummedColumns:
 
     @classmethod
     def of(cls, sums: Float[np.ndarray, "layer head key"], thresholds: Sequence[Threshold]) -> "SummedColumns":
-        """Return column sums with their excesses, candidates and largest columns."""
         excess, percent = excess_of(sums), excess_of(in_unit(sums, "percent"))
         found = find_candidates(sums, excess, percent, thresholds)
         return cls(sums, excess, percent, sums.sum(axis=-1), found, sums.argmax(axis=-1))
 
     def at_top(self, array: Float[np.ndarray, "layer head key"]) -> Float[np.ndarray, "layer head"]:
-        """Return what an array has at the largest column of each head."""
         return np.take_along_axis(array, self.top[..., None], axis=-1)[..., 0]
 
 
@@ -163,9 +160,9 @@ class RecordedStep:
         return cls(
             columns,
             columns if newest is None else SummedColumns.of(newest, thresholds),
-            np.asarray(tokens),
+            np.array(tokens),
             np.zeros(tokens.shape, bool) if masked is None else np.asarray(masked).astype(bool),
-            arrays.get("written"),
+            None if arrays.get("written") is None else np.array(arrays["written"]),
             settings,
             queries,
             {group: arrays[name] for group in QUERY_GROUPS if arrays.get(name := f"column_sums_{group}") is not None},
@@ -188,7 +185,6 @@ class RecordedStep:
 
     @property
     def length(self) -> int:
-        """Tokens of the canvas."""
         return len(self.tokens)
 
 
@@ -207,14 +203,12 @@ class LayerSinks:
     percent: Float[np.ndarray, " sink"]
 
     def at(self, threshold: Threshold) -> "LayerSinks":
-        """Return the sinks at a threshold."""
         chosen = (self.excess if threshold.unit == "queries" else self.percent) > threshold.excess
         return LayerSinks(*(getattr(self, one.name)[chosen] for one in fields(self)))
 
     def contains(
         self, step: Int[np.ndarray, " asked"], head: Int[np.ndarray, " asked"], key: Int[np.ndarray, " asked"]
     ) -> Bool[np.ndarray, " asked"]:
-        """Return whether the keys asked for are sinks in these steps and heads."""
         mine, asked = (self.step, self.head, self.key), (step, head, key)
         size = 1 + max(int(one.max(initial=0)) for one in (*mine, *asked))
         codes, wanted = ((one[0] * size + one[1]) * size + one[2] for one in (mine, asked))
@@ -230,11 +224,9 @@ class FollowedSinks:
     heads: int
 
     def of_layer(self, layer: int) -> LayerSinks:
-        """Return the candidates of one layer."""
         return self.of_layers(layer, layer + 1)
 
     def of_layers(self, first: int, last: int) -> LayerSinks:
-        """Return the candidates of the layers from the first up to the last, which is not included."""
         parts = [slice(*np.searchsorted(one.layer, (first, last)).tolist()) for one in self.steps]
         step = np.repeat(np.arange(len(self.steps)), [part.stop - part.start for part in parts])
 
@@ -255,7 +247,6 @@ class FollowedSinks:
         head: Int[np.ndarray, " asked"],
         key: Int[np.ndarray, " asked"],
     ) -> Bool[np.ndarray, " asked"]:
-        """Return whether the keys asked for are sinks in these steps, layers and heads."""
         found = np.zeros(len(step), bool)
         for first, last in self.groups_of_layers():
             here = (layer >= first) & (layer < last)

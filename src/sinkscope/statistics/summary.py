@@ -62,17 +62,14 @@ class Summary:
 
     @staticmethod
     def thresholds(excess: float = 3.0) -> tuple[Threshold, ...]:
-        """Return the thresholds at which the sinks of a prompt must be counted for `of`."""
         return tuple(dict.fromkeys((*THRESHOLDS, Threshold(excess))))
 
     @classmethod
     def feed(cls, settings: PromptSettings, excess: float = 3.0) -> PromptFeed:
-        """Return a feed for the steps of one prompt, whose summary `of` takes."""
         return feed_of(settings, cls.thresholds(excess))
 
     @classmethod
     def of(cls, prompt: PromptSummary, excess: float = 3.0) -> "Summary":
-        """Return the summary of one prompt, with sinks counted at `thresholds`."""
         prompt, settings, rows = replace(prompt, thresholds=THRESHOLDS), prompt.canvas.settings, PromptRows()
         sums, numbers = _sums(prompt, Threshold(excess))
         unmoved = trigger_values(np.full((len(TRIGGERS), 1), np.nan))  # of a prompt without commits
@@ -103,7 +100,6 @@ class Summary:
         self.rows.extend(other.rows)
 
     def to_arrays(self) -> Arrays:
-        """Return everything as named arrays, for a file."""
         keys, values = self.rows.whole()
         names = zlib.compress(json.dumps(keys, ensure_ascii=False).encode())
         rows = {"rows.keys": np.frombuffer(names, np.uint8), "rows.values": values}
@@ -138,7 +134,6 @@ class Summary:
 
     @property
     def sinks(self) -> int:
-        """Number of columns that are sinks."""
         return int(self.arrays["strength.sinks"].sum())
 
     @property
@@ -167,12 +162,10 @@ class Summary:
 
     @property
     def norms(self) -> Moments:
-        """Norms of sinks and of other tokens."""
         return Moments(*(self.arrays[f"norms.{name}"] for name in ("count", "sum", "square")))
 
     @property
     def by_head(self) -> dict[str, Float[np.ndarray, "layer head"]]:
-        """Means by layer and head, over the steps of all prompts."""
         arrays = self.arrays
         per_step = ("sinks", "largest", "sink_share", "entropy", "gini")
         return {

@@ -35,7 +35,6 @@ class Threshold:
 
     @property
     def place(self) -> Place:
-        """The threshold as the beginning of a place."""
         return (("excess", self.excess), ("unit", self.unit))
 
 
