@@ -57,7 +57,7 @@ def test_every_family(family, tmp_path):
     model = seeded_model(family)
     assert_close(check(model).columns.sum(-1), 24.0, terms=terms_of(model.network, 24), dtype=torch.float32)
     check_files(model, tmp_path)
-    probe = make_probes(model, [PROMPT], canvases=1, length=12)[0]
+    probe = make_probes(model, PROMPT, canvases=1, length=12)[0]
     assert probe.committed.any() and (probe.committed <= probe.readers).all()
     if not model.family.causal:
         masked = np.flatnonzero(probe.tokens == model.card.mask_id) - int(model.family.shift)
@@ -66,7 +66,7 @@ def test_every_family(family, tmp_path):
 
 def check_files(model, folder):
     """Write what is measured of a prompt, and read it back."""
-    probes, rules = make_probes(model, [PROMPT], canvases=1, length=8), Rules(excess=0.0, lasting=0.0)
+    probes, rules = make_probes(model, PROMPT, canvases=1, length=8), Rules(excess=0.0, lasting=0.0)
     heads, store = [(layer, 0) for layer in range(model.card.layers)], PromptStore(folder)
     found = {
         "choose": sinks_by_head(probes, (), model, rules, 32, 0),
@@ -94,7 +94,7 @@ def test_every_sink_token(diffusion, variant, tmp_path):
 
 def test_a_canvas_is_seen_in_the_blocks_that_it_was_written_in():
     model = seeded_model("sdar")
-    probe = make_probes(model, [PROMPT], length=16, block=8, block_steps=8, temperature=0)[1]
+    probe = make_probes(model, PROMPT, length=16, block=8, block_steps=8, temperature=0)[1]
     assert probe.block == 8
     plain = dataclasses.replace(probe, block=None)
     with model.network.model.blocks_of(8):
@@ -106,4 +106,4 @@ def test_a_canvas_is_seen_in_the_blocks_that_it_was_written_in():
     with model.network.model.blocks_of(8):
         wanted = divergences(model, plain, expected.log_probabilities, [[hidden]])
     assert divergences(model, probe, found.log_probabilities, [[hidden]])[0] == pytest.approx(wanted[0], rel=1e-4)
-    assert make_probes(model, [PROMPT], length=16)[0].block == 4
+    assert make_probes(model, PROMPT, length=16)[0].block == 4

@@ -165,7 +165,7 @@ def test_sinks_that_can_be_hidden_alone_are_hidden_together(folder):
 @pytest.mark.parametrize("sinks", [0, 5])
 def test_controls_hold_as_much_attention_as_the_sink_and_are_no_sinks(diffusion, sinks):
     """Where the keys that are no sinks hold less than the sink, the control is all of them."""
-    (probe,) = make_probes(diffusion, [[5, 30, 31, 32, 40, 41]], canvases=1, length=24, steps=24, block=24)
+    (probe,) = make_probes(diffusion, [5, 30, 31, 32, 40, 41], canvases=1, length=24, steps=24, block=24)
     sight = look(diffusion, probe)
     for layer, head in np.ndindex(sight.evenness.shape):
         rows = sight.reader_rows[layer, head]

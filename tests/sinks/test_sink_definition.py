@@ -4,7 +4,7 @@ import torch
 from closeness import assert_close
 
 from sinkscope.errors import CallError
-from sinkscope.sinks import excess_of, in_unit, is_sink, last_query_window, running_mean, sink_rates, visible_query_mean
+from sinkscope.sinks import excess_of, in_unit, is_sink, last_query_window, running_mean, visible_query_mean
 
 STEPS, LAYERS, HEADS, KEYS = 4, 2, 3, 11
 
@@ -79,39 +79,6 @@ def test_the_causal_mean_is_over_the_queries_that_can_see_the_key():
             assert_close(
                 found[step, layer, head, j], columns[step, layer, head, j] / visible, terms=1, dtype=torch.float32
             )
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("threshold", "least_queries"), [(0.3, 1), (0.2, 7)])
-def test_sink_rates_count_layers_and_heads(causal, threshold, least_queries):
-    columns = make_columns(seed=3)
-    rates = sink_rates(columns, causal, threshold, least_queries)
-    per_key, any_key, none = np.zeros((STEPS, KEYS)), np.zeros(STEPS), np.zeros(STEPS, bool)
-    for step in range(STEPS):
-        for layer in range(LAYERS):
-            for head in range(HEADS):
-                length = np.sum(~np.isnan(columns[step, layer, head]))
-                alpha = [columns[step, layer, head, j] / (length - j if causal else length) for j in range(length)]
-                per_key[step, :length] += [a > threshold for a in alpha]
-                rated = [a for j, a in enumerate(alpha) if not causal or length - j >= least_queries]
-                none[step] = not rated
-                any_key[step] += max(rated, default=0) > threshold
-    assert_close(rates.per_key, per_key / (LAYERS * HEADS), terms=LAYERS * HEADS)
-    assert_close(rates.any_key, np.where(none, np.nan, any_key / (LAYERS * HEADS)), terms=LAYERS * HEADS)
-    assert rates.first_key.tolist() == rates.per_key[:, 0].tolist()
-    assert none.any() == (causal and least_queries == 7)  # one canvas has six tokens
-    assert np.nanmean(rates.any_key) > 0
-
-
-def test_the_newest_keys_of_a_causal_model_are_no_sinks():
-    """Each of the newest keys takes all that the few queries behind it give; 64 queries see the others."""
-    queries = np.tril(np.full((70, 70), 0.001))
-    queries[np.arange(70), np.arange(70)] += 1 - queries.sum(axis=1)
-    columns = queries.sum(axis=0)[None, None, None].astype(np.float32)
-    assert sink_rates(columns, causal=True, least_queries=1).any_key == 1
-    assert sink_rates(columns, causal=True).any_key == 0
-    assert np.isnan(sink_rates(columns[..., :63], causal=True).any_key)
-    assert sink_rates(columns[..., :63], causal=False).any_key == 0
 
 
 @pytest.mark.parametrize("window", [1, 16])

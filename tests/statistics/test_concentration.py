@@ -4,7 +4,7 @@ import torch
 from closeness import assert_close
 from planted import make_trace, random_columns
 
-from sinkscope.sinks import excess_of, is_sink, sink_rates
+from sinkscope.sinks import excess_of, is_sink
 from sinkscope.statistics import Threshold, summarise
 from sinkscope.statistics.concentration import Concentration, Evenness, evenness_values
 from sinkscope.statistics.step import count_above
@@ -40,10 +40,11 @@ def test_the_rate_of_gu_is_that_of_the_definition():
     trace.column_sums[0, 0, 0] = 0.1
     trace.column_sums[0, 0, 0, 4] = 30
     trace.column_sums[3, 0, 1, 0] = 30
-    found, rates = summarise(trace, THRESHOLDS).kept(Evenness), sink_rates(trace.column_sums, causal=False)
-    np.testing.assert_allclose(found.over_third.mean(axis=(1, 2)), rates.any_key)
-    np.testing.assert_allclose(found.first_over_third.mean(axis=(1, 2)), rates.first_key)
-    assert 0 < rates.first_key.max() < 1
+    found = summarise(trace, THRESHOLDS).kept(Evenness)
+    over = trace.column_sums / trace.lengths[:, None, None, None] > 0.3
+    np.testing.assert_array_equal(found.over_third, over.any(axis=-1))
+    np.testing.assert_array_equal(found.first_over_third, over[..., 0])
+    assert 0 < over[..., 0].mean() < over.any(axis=-1).mean() < 1
 
 
 def causal_trace(lengths=(60, 63, 64, 66, 70), heads=2):
@@ -80,11 +81,7 @@ def test_only_keys_that_64_queries_see_count_in_the_rate_of_an_autoregressive_mo
     assert values["concentration.gu_rate", ()] == pytest.approx(np.mean(any_key)) == pytest.approx(4 / 12)
     assert values["concentration.gu_rate_first", ()] == pytest.approx(np.mean(first)) == pytest.approx(1 / 4)
     assert values["concentration.gu_rate_first_in", (("layer", 0),)] == 1 / 2
-    rates = sink_rates(trace.column_sums, causal=True)
-    kept = prompt.kept(Evenness)
-    np.testing.assert_allclose(kept.over_third.mean(axis=(1, 2)), rates.any_key)
-    np.testing.assert_allclose(kept.first_over_third.mean(axis=(1, 2)), rates.first_key)
-    assert np.isnan(rates.any_key).tolist() == [True, True, False, False, False]
+    assert np.isnan(prompt.kept(Evenness).over_third[:, 0, 0]).tolist() == [True, True, False, False, False]
 
 
 def test_a_short_canvas_has_no_rate_but_one_of_its_first_token():

@@ -58,7 +58,7 @@ def test_all_shifts_are_those_counted_move_by_move(seed, blocked):
 
 def test_moves_that_know_nothing_of_the_commits_are_found_at_the_stated_rate():
     rejected, over = dict.fromkeys(TRIGGERS, 0), []
-    for seed in range(100):
+    for seed in range(50):
         test = TriggerTest(null=np.zeros((len(TRIGGERS), 199)))
         for one in range(5):
             rng = np.random.default_rng([seed, one])
@@ -73,9 +73,9 @@ def test_moves_that_know_nothing_of_the_commits_are_found_at_the_stated_rate():
         for name in TRIGGERS:
             rejected[name] += test.p_value(name) <= 0.05
     for name, count in rejected.items():
-        assert within_binomial(count, 100), (name, rejected)
-    assert sum(rejected.values()) > 2  # nor blind
-    np.testing.assert_allclose(np.mean(over, axis=0), 0, atol=4 * np.std(over) / np.sqrt(500))
+        assert within_binomial(count, 50), (name, rejected)
+    assert sum(rejected.values()) > 0  # nor blind
+    np.testing.assert_allclose(np.mean(over, axis=0), 0, atol=4 * np.std(over) / np.sqrt(250))
 
 
 def test_where_nothing_moves_there_is_no_trigger_and_the_last_commit_triggers_nothing():

@@ -84,14 +84,14 @@ def test_sinks_near_the_right_end_are_positional():
 
 def test_sinks_anywhere_gain_nothing_on_held_out_prompts_at_the_stated_rate():
     rejected = dict.fromkeys(("all", "class", "position", "mask_state"), 0)
-    for seed in range(10):
+    for seed in range(6):
         model = PlacementModel()
         for one in range(6):
             trace = make_trace(random_columns(100 * seed + one, steps=8, layers=1, heads=3), seed=seed)
             model.add(Choices.of(summarise(trace, [POINT])))
         for name, gains in model.result(0).items():
             rejected[name] += interval_of_means(gains[:, None], resamples=400).low[0] > 0
-    assert max(rejected.values()) <= 2  # of 10, at 5 % (2.5 % on this side): P(more) < .002
+    assert max(rejected.values()) <= 1  # of 6, at 2.5 % on this side
 
 
 def test_choice_sets_hold_every_position_of_the_canvas_and_every_head():

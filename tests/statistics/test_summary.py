@@ -10,7 +10,7 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.sinks import find_sinks, is_sink, last_query_window, main_sinks, track
 from sinkscope.sinks.token_classes import token_class
 from sinkscope.statistics import EPSILONS, PromptSettings, Summary, analyse, document_of, summarise
-from sinkscope.statistics.step import PER_STEP, histogram_edges
+from sinkscope.statistics.step import PER_LAYER, histogram_edges
 
 LAYERS, HEADS, WIDTH = 2, 3, 40
 ELSEWHERE = {f"agreement.prompts_{name}_over_other_heads" for name in ("place", "class")}
@@ -34,10 +34,10 @@ def traces(causal=False, prompts=6):
         yield trace
 
 
-def counted(trace, without=()):
+def counted(trace):
     """A prompt as a recorder gives it, a step at a time."""
     feed = Summary.feed(PromptSettings.of(trace.causal, trace.manifest))
-    names = [name for name in PER_STEP if hasattr(trace, name) and name not in without]
+    names = [name for name in ("tokens", "masked", "written", *PER_LAYER) if hasattr(trace, name)]
     for step in range(trace.steps):
         feed.feed({name: getattr(trace, name)[step] for name in names})
     return Summary.of(feed.finish({int(token): text for token, text in trace.manifest["vocabulary"].items()}))

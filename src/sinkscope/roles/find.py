@@ -4,20 +4,20 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sinkscope.decoding import Settings, resolve_settings
+from sinkscope.decoding import resolve_settings
 from sinkscope.errors import CallError, EvaluationError, SinkscopeError
 from sinkscope.models import Family, Model, expect_model
 from sinkscope.models.devices import is_out_of_memory, own_defaults
 from sinkscope.models.fingerprints import fingerprints, weight_hash_of
 from sinkscope.roles.head_roles import HeadRole, Roles, Together
 from sinkscope.roles.probes import CANVASES, Probe, check_probe, make_probes
-from sinkscope.roles.prompt_store import PromptStore, open_store
+from sinkscope.roles.prompt_store import open_store
 from sinkscope.roles.removal import MOST_HIDDEN, REMOVALS, Heads, Rows, measure_heads, measure_together, sinks_by_head
 from sinkscope.roles.verdict import Estimate, Rules, decide
 from sinkscope.statistics.intervals import LEAST_PROMPTS, interval_of_means, known
@@ -62,8 +62,7 @@ def find_roles(
         settings: of the model's sampler.
 
     Raises:
-        CallError: fewer prompts than a verdict needs, one given twice, settings that do not fit, or a folder of another
-            run.
+        CallError: too few prompts, one given twice, settings that do not fit, or a folder of another run.
         EvaluationError: memory does not suffice for one canvas.
     """
     expect_model(model, unwatched=True)
@@ -91,81 +90,59 @@ def find_roles(
         "settings": {name: repr(value) for name, value in asdict(resolved).items()},
     }
     folder = None if out is None else Path(out)
+    numbers, failed, probes = range(len(prompts)), dict[int, str](), dict[int, list[Probe]]()
+    settings = asdict(resolved)
     canvases = 1 if model.family.causal else canvases
-    with open_store(folder, identity) as store:
-        found = _Run(model, prompts, resolved, store, rules, canvases, rows, control_seed, on_prompt).find()
-        if folder is not None:
-            found.save(folder)
-        return found
 
-
-@dataclass
-class _Run:
-    """One search, and the prompts that could not be measured."""
-
-    model: Model
-    prompts: Sequence[Any]
-    settings: Settings
-    store: PromptStore
-    rules: Rules
-    canvases: int
-    rows: int
-    seed: int
-    on_prompt: Callable[[int], object] | None
-    failed: dict[int, str] = field(default_factory=dict)
-    probes: dict[int, list[Probe]] = field(default_factory=dict)
-
-    def find(self) -> Roles:
-        model, count = self.model, len(self.prompts)
-        chosen = self._each(range(0, count, 2), "choose", ())
-        heads, shape = _lasting([*chosen.values()], self.rules)
-        judged = self._each(range(1, count, 2), "judge", heads)
-        found = tuple(_conclude(model, head, [*judged.values()], self.rules) for head in heads)
-        removable, together = [(one.layer, one.head) for one in found if one.removable], None
-        if len(removable) > 1:
-            costs = [self._measured(number, "together", removable) for number in judged]
-            together = Together(tuple(removable), _estimates([one for one in costs if one is not None]))
-        asked = [model.encode(prompt) for at, prompt in enumerate(self.prompts) if at not in self.failed]
-        lengths = [len(one) + self.settings.length for one in asked]
-        roles = _roles(model, self.rules, shape, found, (count, len(judged)), lengths)
-        settings = {**asdict(self.settings), "canvases": self.canvases}
-        return replace(roles, failed=self.failed, settings=settings, together=together)
-
-    def _each(self, numbers: Sequence[int], kind: str, heads: Heads) -> dict[int, Rows]:
-        found = {}
-        for number in numbers:
-            rows = self._measured(number, kind, heads)
-            if self.on_prompt is not None:
-                self.on_prompt(number)
-            if rows is not None:
-                found[number] = rows
-        if len(found) < LEAST_PROMPTS:
-            number, why = next(iter((number, self.failed[number]) for number in numbers if number in self.failed))
-            raise CallError(
-                f"expected at least {LEAST_PROMPTS} prompts that {kind} heads, found {len(found)} that could be "
-                f"measured, of {len(numbers)}; prompt {number} failed with: {why}"
-            )
-        return found
-
-    def _measured(self, number: int, kind: str, heads: Heads) -> Rows | None:
-        rows = self.store.read(kind, number, heads)
-        if rows is not None:
-            return rows
+    def measured(number: int, kind: str, heads: Heads) -> Rows | None:
+        found = store.read(kind, number, heads)
+        if found is not None:
+            return found
         try:
-            if number not in self.probes:
-                asked, settings = [self.prompts[number]], asdict(self.settings)
-                self.probes[number] = make_probes(self.model, asked, number, self.canvases, **settings)
-            rows = _MEASURES[kind](self.probes[number], heads, self.model, self.rules, self.rows, self.seed)
+            if number not in probes:
+                probes[number] = make_probes(model, prompts[number], number, canvases, **settings)
+            found = _MEASURES[kind](probes[number], heads, model, rules, rows, control_seed)
         except (SinkscopeError, RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 raise EvaluationError(
-                    f"prompt {number}: out of memory on {self.model.device} with a single canvas; shorter prompts, a "
+                    f"prompt {number}: out of memory on {model.device} with a single canvas; shorter prompts, a "
                     f"smaller --length or --dtype bfloat16 take less ({error})"
                 ) from error
-            self.failed[number] = str(error)  # one prompt's failure must not lose the others
+            failed[number] = str(error)  # one prompt's failure must not lose the others
             return None
-        self.store.write(kind, number, heads, len(self.probes[number]), rows)
-        return rows
+        store.write(kind, number, heads, len(probes[number]), found)
+        return found
+
+    def each(asked: Sequence[int], kind: str, heads: Heads) -> dict[int, Rows]:
+        """Return the rows of every prompt that could be measured, of which there must be enough."""
+        found = {}
+        for number in asked:
+            if (of_prompt := measured(number, kind, heads)) is not None:
+                found[number] = of_prompt
+            if on_prompt is not None:
+                on_prompt(number)
+        if len(found) < LEAST_PROMPTS:
+            number = next(number for number in asked if number in failed)
+            raise CallError(
+                f"expected at least {LEAST_PROMPTS} prompts that {kind} heads, found {len(found)} that could be "
+                f"measured, of {len(asked)}; prompt {number} failed with: {failed[number]}"
+            )
+        return found
+
+    with open_store(folder, identity) as store:
+        heads, shape = _lasting([*each(numbers[::2], "choose", ()).values()], rules)
+        judged = each(numbers[1::2], "judge", heads)
+        found = tuple(_conclude(model, head, [*judged.values()], rules) for head in heads)
+        removable, together = [(one.layer, one.head) for one in found if one.removable], None
+        if len(removable) > 1:
+            costs = [measured(number, "together", removable) for number in judged]
+            together = Together(tuple(removable), _estimates([one for one in costs if one is not None]))
+        lengths = [len(model.encode(prompts[at])) + resolved.length for at in numbers if at not in failed]
+        roles = _roles(model, rules, shape, found, (len(prompts), len(judged)), lengths)
+        roles = replace(roles, failed=failed, settings={**settings, "canvases": canvases}, together=together)
+        if folder is not None:
+            roles.save(folder)
+        return roles
 
 
 def _roles(
@@ -250,8 +227,7 @@ def find_roles_on(
     Probes of even prompts choose the heads, those of odd ones judge them; the rest is as in `find_roles`.
 
     Raises:
-        CallError: probes of fewer prompts of either kind than a verdict needs, or canvases that the network cannot
-            read.
+        CallError: too few prompts of either kind, or canvases that the network cannot read.
     """
     expect_model(model, unwatched=True)
     rules = rules or Rules()

@@ -33,12 +33,7 @@ class PromptStore:
         self._folder, self._run = folder, run
 
     def read(self, kind: str, number: int, heads: Heads) -> Rows | None:
-        """Return the rows of a prompt; None where it is not done, or where its file is damaged or of another place.
-
-        Args:
-            kind: ``choose``, ``judge`` or ``together``.
-            heads: of the rows; none where the prompt chooses them.
-        """
+        """Return the rows of a prompt; None where it is not done, or where its file is damaged or of another place."""
         path = None if self._folder is None else item_path(self._folder / kind, number, ".json")
         if path is None or not path.exists():
             return None
@@ -54,7 +49,6 @@ class PromptStore:
         return found["rows"]
 
     def write(self, kind: str, number: int, heads: Heads, canvases: int, rows: Rows) -> None:
-        """Keep the rows of a prompt, of so many canvases; the rest as in `read`."""
         if self._folder is not None:
             path = item_path(self._folder / kind, number, ".json")
             path.parent.mkdir(exist_ok=True)

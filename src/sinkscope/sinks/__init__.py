@@ -1,14 +1,12 @@
 """Sinks: their definition, their places in a trace, and their tracks over its steps."""
 
 from sinkscope.sinks.definition import (
-    SinkRates,
     Unit,
     excess_of,
     in_unit,
     is_sink,
     last_query_window,
     running_mean,
-    sink_rates,
     visible_query_mean,
 )
 from sinkscope.sinks.finding import Sinks, find_sinks
@@ -26,7 +24,6 @@ from sinkscope.sinks.tracking import (
 __all__ = [
     "HeadMovement",
     "MovementTest",
-    "SinkRates",
     "Sinks",
     "SinksIn",
     "Track",
@@ -40,7 +37,6 @@ __all__ = [
     "main_sinks",
     "movement_test",
     "running_mean",
-    "sink_rates",
     "track",
     "visible_query_mean",
 ]

@@ -1,4 +1,4 @@
-"""The definition of a sink: Eq. 3 of paper 1 in two units, and the rates of Gu et al., on column sums.
+"""The definition of a sink: Eq. 3 of paper 1 in two units, on column sums.
 
 c_j = Σ_i A_ij is the attention key j receives, in queries' worth. Its excess is c_j − mean of the other columns.
 
@@ -6,7 +6,6 @@ Quirk: paper 1's text divides by the number of queries, with which Eq. 3 and ε 
 axes up to 50. Sums (``queries``) and percent of all attention are offered, and the mean form is refused for ε ≥ 1.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -72,54 +71,6 @@ def visible_query_mean(
     """Return column sums over the number of queries that may see the key: S − j for causal models, else S."""
     length = (~np.isnan(columns)).sum(axis=-1, keepdims=True)
     return columns / np.maximum(length - np.arange(columns.shape[-1]) if causal else length, 1)
-
-
-LEAST_QUERIES = 64
-"""Queries that must see a key before its mean α counts in a sink rate; Gu et al. take their rates over 64 tokens."""
-
-
-def rated_keys(keys: int, causal: bool, least_queries: int = LEAST_QUERIES) -> int:
-    """Return how many of the first keys at least ``least_queries`` queries see; all for bidirectional models."""
-    return max(0, keys - least_queries + 1) if causal else keys
-
-
-@dataclass(frozen=True, eq=False)
-class SinkRates:
-    """Shares of layers × heads whose mean α exceeds a threshold (Gu et al., ICLR 2025).
-
-    Attributes:
-        per_key: [step, key], Sink_k, of every key by itself, however few queries see it.
-        any_key: [step], Sink_*, over the keys that ``least_queries`` queries see; NaN where there is no such key.
-        first_key: [step], Sink_1, of the first token.
-    """
-
-    per_key: Float[np.ndarray, "step key"]
-    any_key: Float[np.ndarray, " step"]
-    first_key: Float[np.ndarray, " step"]
-
-
-def sink_rates(
-    columns: Float[np.ndarray, "step layer head key"],
-    causal: bool,
-    threshold: float = 0.3,
-    least_queries: int = LEAST_QUERIES,
-) -> SinkRates:
-    """Sink_k, Sink_* and Sink_1 of Gu et al. (2410.10781), defined for causal models; bidirectional ones divide by S.
-
-    Args:
-        threshold: on α.
-        least_queries: keys that fewer queries see do not count in Sink_*, in causal models, as their means are often
-            large: the newest key has one query, its own.
-    """
-    with np.errstate(invalid="ignore"):
-        over = visible_query_mean(columns, causal) > threshold
-    lengths = (~np.isnan(columns[:, 0, 0])).sum(axis=-1)
-    any_key = np.full(len(columns), np.nan)
-    for step, length in enumerate(lengths.tolist()):
-        if keys := rated_keys(length, causal, least_queries):
-            any_key[step] = over[step, ..., :keys].any(axis=-1).mean()
-    per_key = over.mean(axis=(1, 2))
-    return SinkRates(per_key, any_key, per_key[:, 0])
 
 
 def last_query_window(

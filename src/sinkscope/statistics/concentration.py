@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Float
 
-from sinkscope.sinks.definition import rated_keys, visible_query_mean
+from sinkscope.sinks.definition import visible_query_mean
 from sinkscope.statistics.intervals import depth_slope, mean, product, ratio
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds, in_layers, over_steps
@@ -16,6 +16,9 @@ from sinkscope.statistics.thresholds import EPSILONS, UNITS, Threshold
 DEPTH = "deeper layers have fewer, stronger sinks (Fig. 5)"
 FEW = "few tokens take most attention (Fig. 3, 9)"
 GU_THRESHOLD = 0.3
+LEAST_QUERIES = 64
+"""Queries that must see a key of a causal model before its mean α counts in a rate, as Gu et al. take theirs over 64
+tokens; means of a few queries are often large: the newest key has one query, its own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,8 +28,8 @@ class Evenness:
     Attributes:
         entropy: of the columns, over that of equal columns: 0 where one has all, 1 where all are equal (or 0).
         gini: Gini coefficient: 0 where all columns are equal, 1 − 1/S where one has all.
-        over_third: 1 where any key's mean α exceeds 0.3, else 0 (Gu et al., ICLR 2025); in causal models any key that
-            64 queries see, NaN where there is none.
+        over_third: 1 where any key's mean α exceeds 0.3, else 0 (Gu et al., arXiv 2410.10781); in causal models any key
+            that 64 queries see, NaN where there is none.
         first_over_third: the same of the first token alone, however many queries see it.
     """
 
@@ -41,8 +44,8 @@ class Evenness:
         queries = np.maximum(step.queries, 1)[:, None]
         of_any, of_first = step.columns.at_top(columns) / queries, columns[..., 0] / queries
         if step.settings.causal and not step.settings.crossing:
-            alpha, keys = visible_query_mean(columns, causal=True), rated_keys(step.length, causal=True)
-            of_any = alpha[..., :keys].max(axis=-1) if keys else np.full_like(of_any, np.nan)
+            alpha, keys = visible_query_mean(columns, causal=True), step.length - LEAST_QUERIES + 1
+            of_any = alpha[..., :keys].max(axis=-1) if keys > 0 else np.full_like(of_any, np.nan)
             of_first = alpha[..., 0]
         over, first_over = (
             np.where(np.isnan(one), one, one > GU_THRESHOLD).astype(np.float32) for one in (of_any, of_first)

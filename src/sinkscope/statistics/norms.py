@@ -119,7 +119,7 @@ def _sum_of_squares(values: Float[np.ndarray, "layer any key"]) -> Float[np.ndar
 def _tallied(
     step: RecordedStep, at: Float[np.ndarray, " candidate"], there: Bool[np.ndarray, " candidate"] | None = None
 ) -> Float[np.ndarray, "threshold moment layer"]:
-    """Return number, sum and sum of squares of the sinks; ``there``: which of them have a norm, by default all."""
+    """Return the moments of the sinks; ``there``: which of them have a norm, by default all."""
     sinks, layers = step.columns.candidates, len(step.columns.total)
     weights = None if there is None or there.all() else there.astype(np.float64)
     return np.stack([sinks.tally(sinks.layer, layers, one) for one in (weights, at, at**2)], axis=1, dtype=np.float64)

@@ -36,8 +36,8 @@ Keep = Callable[[RecordedStep], Any]
 @dataclass(frozen=True, eq=False)
 class StepSummary:
     """The numbers kept of a step, or of all: sinks of each head and their share of its attention; position and size of
-    the largest column and the sum of all, in queries' worth; and position, size and excess over the mean of the others
-    of the largest column followed, sink or not.
+    the largest column, and the sum of all, in queries' worth; and of the largest column followed its position, size and
+    excess over the mean of the others.
     """
 
     counts: Int[np.ndarray, "*step threshold layer head"]
@@ -185,11 +185,8 @@ class PromptFeed:
         check_tolerance(tolerance)
         self.settings, self.thresholds, self.tolerance = settings, tuple(thresholds), tolerance
         self._rows: deque[np.ndarray] = deque(maxlen=WINDOW)
-        self._summaries: list[StepSummary] = []
         self._canvas: list[tuple[np.ndarray, np.ndarray, np.ndarray | None]] = []
-        self._tally: list[np.ndarray] = []
-        self._means: list[np.ndarray] = []
-        self._followed: list[Candidates] = []
+        self._kept: list[tuple[StepSummary, np.ndarray, np.ndarray, Candidates]] = []
         self._keeps, self._records = tuple(keeps), dict[type, tuple[int, list[Any]]]()
         self._above: Any = 0
         self._far: Any = 0
@@ -221,11 +218,10 @@ class PromptFeed:
             newest = summed.astype(np.float32)
         step = RecordedStep.of(arrays, self.thresholds, settings, newest)
         columns = step.columns
-        self._summaries.append(StepSummary.of(step))
         self._canvas.append((step.tokens, step.masked, step.written))
-        self._tally.append(columns.candidates.tally(columns.candidates.key, length).astype(np.int32))
-        self._means.append(step.followed.sums.mean(axis=(0, 1), dtype=np.float64))
-        self._followed.append(step.followed.candidates)
+        tally = columns.candidates.tally(columns.candidates.key, length).astype(np.int32)
+        means = step.followed.sums.mean(axis=(0, 1), dtype=np.float64)
+        self._kept.append((StepSummary.of(step), tally, means, step.followed.candidates))
         self._above = self._above + np.stack([count_above(columns.excess), count_above(columns.percent)])
         self._far = self._far + count_far(columns.sums)
         quarters = count_quarters(columns.sums)
@@ -239,13 +235,10 @@ class PromptFeed:
                     raise CallError(f"{type(record).__name__}: expected one record of each step from the first on")
                 records.append(record)
         if (kept := settings.kept) is not None and kept < length:
-            followed = (columns, *([] if settings.causal else [step.followed]))
-            least = [
-                [np.partition(one, -kept, axis=-1)[..., -kept].max() for one in (each.excess, each.percent)]
-                for each in followed
-            ]
-            queries, percent = np.max([self._known_from, *least], axis=0).tolist()
-            self._known_from = (queries, percent)
+            for one in (columns, *([] if settings.causal else [step.followed])):
+                sizes = zip(self._known_from, (one.excess, one.percent), strict=True)
+                least = [max(known, np.partition(size, -kept, axis=-1)[..., -kept].max()) for known, size in sizes]
+                self._known_from = (float(least[0]), float(least[1]))
 
     def finish(self, vocabulary: Mapping[int, str] | None = None) -> PromptSummary:
         """Return the summary of all steps taken in; ``vocabulary``: {token: how it reads}, for the classes of tokens.
@@ -256,11 +249,10 @@ class PromptFeed:
         if not self._canvas:
             raise SinkscopeError("the trace holds no whole step yet; there is nothing to analyse")
         width, steps = max(len(tokens) for tokens, _, _ in self._canvas), len(self._canvas)
-        by_step = stack_steps(self._summaries)
-        self._summaries.clear()  # one copy at a time is in memory
+        by_step = stack_steps([one for one, *_ in self._kept])
         tally = np.zeros((len(self.thresholds), steps, width), np.int32)
         means = np.full((steps, width), np.nan)
-        for number, (one, mean) in enumerate(zip(self._tally, self._means, strict=True)):
+        for number, (_, one, mean, _) in enumerate(self._kept):
             tally[:, number, : one.shape[1]] = one
             means[number, : len(mean)] = mean
         return PromptSummary(
@@ -274,7 +266,7 @@ class PromptFeed:
             quarters=self._quarters,
             far=self._far,
             mean_columns=means,
-            followed=FollowedSinks(tuple(self._followed), *by_step.top.shape[1:]),
+            followed=FollowedSinks([candidates for *_, candidates in self._kept], *by_step.top.shape[1:]),
             kept_records={kind: stack_steps(records) for kind, (_, records) in self._records.items()},
             known_from=self._known_from,
         )

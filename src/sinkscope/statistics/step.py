@@ -26,8 +26,7 @@ QUERY_GROUPS = ("masked", "prompt")
 """Groups of queries whose column sums are recorded apart."""
 PER_LAYER = ("column_sums", "column_sums_masked", "column_sums_prompt", "self_attention", "last_query")
 PER_LAYER += ("newest_columns", *NORMS, OUTPUT_NORMS, SINK_TOKEN)
-PER_STEP = ("tokens", "masked", "written", *PER_LAYER)
-"""Tensors of a trace that are read, as `axes.TRACE_AXES` names them."""
+"""Tensors of a trace that are read beside tokens, masks and commits, as `axes.TRACE_AXES` names them."""
 BINS_PER_QUERY = 4
 LINEAR_BINS = 256
 OCTAVES, BINS_PER_OCTAVE = 10, 8
