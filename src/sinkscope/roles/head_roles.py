@@ -99,7 +99,7 @@ class Roles:
     config_hash: str = ""
 
     def of_head(self, layer: int, head: int) -> HeadRole | None:
-        """Return what is known of a head; None where it has no lasting sink."""
+        """Return the role of a head; None where it has no lasting sink."""
         return next((one for one in self.heads if (one.layer, one.head) == (layer, head)), None)
 
     def doubt(self, manifests: Sequence[Mapping[str, Any]]) -> str | None:
@@ -124,7 +124,7 @@ class Roles:
 
     @property
     def from_where(self) -> str:
-        """Where the prompts came from, as words in brackets with a space before them; nothing where it is not known."""
+        """The source of the prompts in brackets behind a space; nothing where it is not known."""
         if "file" in self.source:
             return f" ({self.source['file']})"
         return f" ({self.source['task']}, {self.source.get('shots', 0)} shots)" if "task" in self.source else ""

@@ -133,26 +133,23 @@ def sinks_by_head(probes: Sequence[Probe], heads: Heads, model: Model, rules: Ru
 
 def measure_heads(probes: Sequence[Probe], heads: Heads, model: Model, rules: Rules, rows: int, seed: int) -> Rows:
     """Return one row for each canvas and head."""
-    return [row for probe in probes for row in _measure_heads(model, probe, heads, rules, rows, seed)]
-
-
-def _measure_heads(model: Model, probe: Probe, heads: Heads, rules: Rules, rows: int, seed: int) -> Rows:
-    sight = look(model, probe)
-    sinks = sight.sinks(rules.excess)
-    with_sink = [one for one in heads if sinks[one].any()]
-    removals = [one for head in with_sink for one in removals_of(sight, sinks[head], *head, seed + probe.prompt)]
-    kl, kept = divergences(model, probe, sight.log_probabilities, [[one] for one in removals], rows)
-    found: dict[tuple[int, int], dict[str, Any]] = {
-        one: {"prompt": probe.prompt, "layer": one[0], "head": one[1], "sink": one in with_sink} for one in heads
-    }
-    for one, divergence, share in zip(removals, kl.tolist(), kept.tolist(), strict=True):
-        row = found[one.layer, one.head]
-        row[f"kl.{one.name}"], row[f"kept.{one.name}"] = divergence, share
-        if one.name in ("sink", "rowmass"):
-            row[f"taken.{one.name}"] = float(sight.reader_rows[one.layer, one.head][one.keys].sum())
-    for one in with_sink:
-        found[one] |= described_head(sight, probe, one, sinks[one], rules)
-    return list(found.values())
+    found = []
+    for probe in probes:
+        sight = look(model, probe)
+        sinks = sight.sinks(rules.excess)
+        of_heads = {at: {"prompt": probe.prompt, "layer": at[0], "head": at[1], "sink": False} for at in heads}
+        with_sink = [at for at in heads if sinks[at].any()]
+        removals = [one for at in with_sink for one in removals_of(sight, sinks[at], *at, seed + probe.prompt)]
+        kl, kept = divergences(model, probe, sight.log_probabilities, [[one] for one in removals], rows)
+        for one, divergence, share in zip(removals, kl.tolist(), kept.tolist(), strict=True):
+            at = one.layer, one.head
+            of_heads[at] |= {"sink": True, f"kl.{one.name}": divergence, f"kept.{one.name}": share}
+            if one.name in ("sink", "rowmass"):
+                of_heads[at][f"taken.{one.name}"] = float(sight.reader_rows[at][one.keys].sum())
+        for at in with_sink:
+            of_heads[at] |= described_head(sight, probe, at, sinks[at], rules)
+        found += of_heads.values()
+    return found
 
 
 def described_head(

@@ -5,12 +5,9 @@ two sinks have only exchanged their rank: a swap. Any other change is a move: th
 new one was none before. The drift of a main sink is the slope of its position against the step.
 
 A diffusion sampler that finishes blocks from left to right moves its masks to the right by design. A sink that only
-keeps its distance to the masks therefore drifts in absolute positions and stands still relative to a frontier:
-
-nearest_mask     the masked position nearest to the sink, ties to the left
-leftmost_mask    the first masked position of the canvas
-rightmost_mask   the last one
-block_edge       the right edge of the block in which tokens are being committed
+keeps its distance to the masks therefore drifts in absolute positions and stands still relative to a frontier: the
+masked position nearest to the sink (ties to the left), the first or the last one of the canvas, or the right edge of
+the block in which tokens are being committed.
 """
 
 from collections.abc import Callable

@@ -81,11 +81,11 @@ class Sinks:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one plain record for each sink, as ``sinkscope sinks --json`` prints them."""
-        columns = {name: getattr(self, name) for name in ("step", "layer", "head", "position", "token")}
-        for name in ("column_sum", "excess", "visible_query_mean"):
-            columns[name] = getattr(self, name).astype(float).round(4)
-        rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-        return [dict(zip(columns, row, strict=True)) for row in rows]
+        whole, rounded = ("step", "layer", "head", "position", "token"), ("column_sum", "excess", "visible_query_mean")
+        columns = [getattr(self, name) for name in whole]
+        columns += [getattr(self, name).astype(float).round(4) for name in rounded]
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return [dict(zip((*whole, *rounded), row, strict=True)) for row in rows]
 
 
 def find_sinks(trace: Recorded | str | Path, excess: float = EXCESS, unit: Unit = "queries") -> Sinks:

@@ -131,14 +131,11 @@ def main_sinks(
 
 
 def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
-    """Return the tracks and main sinks of a trace, read from ``columns`` and ``moving`` of its sinks.
+    """Return the tracks and main sinks of a trace.
 
     Args:
         tolerance: a dip below the threshold of at most so many steps does not end a track, nor a main sink where its
-            head has no other.
-
-    Raises:
-        CallError: a tolerance below 0.
+            head has no other; CallError below 0.
     """
     check_tolerance(tolerance)
     steps, _, heads = sinks.moving.shape[:3]
@@ -157,7 +154,7 @@ def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
 
 @dataclass(frozen=True, eq=False)
 class SinksIn:
-    """Looks sinks up in an array; an object and no inner function, so that tracks can be pickled."""
+    """Looks sinks up in an array; a class, so that tracks can be pickled."""
 
     selected: Bool[np.ndarray, "step layer head key"]
 
@@ -175,8 +172,7 @@ def fill_dips(main: Int[np.ndarray, "step *head"], tolerance: int) -> Int[np.nda
     """Fill dips of main sinks: up to ``tolerance`` steps without one between two steps with the same one."""
     if not tolerance:
         return main
-    steps = np.arange(len(main)).reshape(-1, *[1] * (main.ndim - 1))
-    there = main >= 0
+    steps, there = np.arange(len(main)).reshape(-1, *[1] * (main.ndim - 1)), main >= 0
     before = np.maximum.accumulate(np.where(there, steps, -1), axis=0)
     after = np.minimum.accumulate(np.where(there, steps, len(main))[::-1], axis=0)[::-1]
     known = (before >= 0) & (after < len(main)) & (after - before <= tolerance + 1)
@@ -186,19 +182,13 @@ def fill_dips(main: Int[np.ndarray, "step *head"], tolerance: int) -> Int[np.nda
 
 
 def head_movement(main: Int[np.ndarray, "step layer head"], is_sink: IsSink | None = None) -> list[HeadMovement]:
-    """Return moves, swaps and drift of every head; arguments as those of `MainMoves.of`."""
+    """Return the movement of every head; arguments as those of `MainMoves.of`."""
     found, with_sink = MainMoves.of(main, is_sink), (main >= 0).sum(axis=0)
-    return [
-        HeadMovement(
-            layer,
-            head,
-            int(found.moves[layer, head]),
-            int(found.swaps[layer, head]),
-            None if np.isnan(drift) else float(drift),
-            int(with_sink[layer, head]),
-        )
-        for (layer, head), drift in np.ndenumerate(found.drift)
-    ]
+    heads = []
+    for at, drift in np.ndenumerate(found.drift):
+        moves, swaps, steps = (int(one[at]) for one in (found.moves, found.swaps, with_sink))
+        heads.append(HeadMovement(*at, moves, swaps, None if np.isnan(drift) else float(drift), steps))
+    return heads
 
 
 @dataclass(frozen=True)
@@ -207,12 +197,10 @@ class MovementTest:
 
     Attributes:
         moves_per_head, swaps_per_head, drift_per_step: means over heads that have a main sink in at least two steps.
-        drift_median, drift_right: median drift of these ``heads``, and the share of them that drift to the right; few
-            heads lead the mean.
+        drift_median, drift_right: median drift of these ``heads``, and the share of them that drift to the right.
         null_moves, null_drift: (mean, 2.5th, 97.5th percentile) over the shuffles.
-        p_moves: share of shuffles with as few or fewer moves (shuffling destroys residence, so a real trace moves
-            less).
-        p_drift: share of shuffles with a drift at least as far from zero.
+        p_moves: share of shuffles with as few or fewer moves, as shuffling destroys residence; p_drift: with a drift at
+            least as far from zero.
         block_steps: steps that stay together where drift is compared.
         blocks: how many of them the trace has; fewer than `FEW_BLOCKS` tell little.
     """
@@ -252,9 +240,8 @@ def movement_test(
     counted = ~np.isnan(found.drift)
     moves = swaps = drift = median = right = 0.0
     if counted.any():
-        means = (found.moves[counted].mean(), found.swaps[counted].mean(), found.drift[counted].mean())
-        moves, swaps, drift = map(float, means)
-        median, right = float(np.median(found.drift[counted])), float((found.drift[counted] > 0).mean())
+        moves, swaps, drifts = found.moves[counted].mean(), found.swaps[counted].mean(), found.drift[counted]
+        drift, median, right = drifts.mean(), np.median(drifts), (drifts > 0).mean()
     rng = np.random.default_rng(seed)
     null, block = np.array([(moves, drift)]), max(1, len(main))
     if len(main) > 1 and counted.any():
@@ -269,11 +256,7 @@ def movement_test(
         return float(values.mean()), *(float(value) for value in np.percentile(values, [2.5, 97.5]))  # type: ignore[return-value]
 
     return MovementTest(
-        moves_per_head=moves,
-        swaps_per_head=swaps,
-        drift_per_step=drift,
-        drift_median=median,
-        drift_right=right,
+        *map(float, (moves, swaps, drift, median, right)),
         null_moves=spread(null[:, 0]),
         null_drift=spread(null[:, 1]),
         p_moves=float((1 + (null[:, 0] <= moves).sum()) / (1 + len(null))),

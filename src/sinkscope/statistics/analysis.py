@@ -37,13 +37,12 @@ from sinkscope.traces.reading import Trace, as_trace
 
 @dataclass(frozen=True)
 class Estimate:
-    """One number: a mean over prompts.
+    """One number: a mean over the prompts that have it, with its interval.
 
     Attributes:
         name: of a statistic, with an ending for layers or thirds of the steps.
         place: where it holds, such as {"excess": 3.0, "unit": "queries", "layer": 2}.
         value, low, high: None where no prompt has a value, or where there are fewer than five for an interval.
-        prompts: how many have a value.
         p: of the test against shifted commits (triggers only).
     """
 
@@ -66,12 +65,7 @@ class Estimate:
 
 @dataclass(eq=False)
 class PromptRows:
-    """The numbers of prompts, a row each.
-
-    Attributes:
-        columns: {key: its number}, in the order in which they came.
-        rows: may be shorter than ``columns``: numbers that came later are missing in them.
-    """
+    """The numbers of prompts, a row each, which may be shorter than ``columns``, {key: its number} as they came."""
 
     columns: dict[Key, int] = field(default_factory=dict)
     rows: list[np.ndarray] = field(default_factory=list)
@@ -90,10 +84,8 @@ class PromptRows:
         self.rows.append(row)
 
     def whole(self, late: Mapping[Key, np.ndarray] | None = None) -> tuple[tuple[Key, ...], np.ndarray]:
-        """Return the keys, and [prompt, key], NaN where a prompt has no such number.
-
-        Args:
-            late: columns that only all prompts together give, by key; a shorter one lacks the last prompts.
+        """Return the keys, and [prompt, key], NaN where a prompt has no such number; ``late``: columns that only all
+        prompts together give, of which a shorter one lacks the last prompts.
         """
         late = late or {}
         found = np.full((len(self.rows), len(self.columns) + len(late)), np.nan)

@@ -103,18 +103,17 @@ def interval_of_means(
     return Means(means, low, high, prompts)
 
 
-def _quantile(prompts: np.ndarray) -> Float[np.ndarray, "..."]:
+def _quantile(prompts: Any) -> Any:
     """Return the normal quantile at which a bootstrap should take the upper end of an interval over so many prompts."""
     from scipy.special import stdtrit
 
-    prompts = np.asarray(prompts, dtype=np.float64)
-    return np.asarray(np.sqrt(prompts / (prompts - 1)) * stdtrit(prompts - 1, (1 + LEVEL) / 2))
+    return np.sqrt(prompts / (prompts - 1)) * stdtrit(prompts - 1, (1 + LEVEL) / 2)
 
 
 def _percentiles(prompts: int) -> list[float]:
     from scipy.special import ndtr
 
-    upper = 100 * float(ndtr(_quantile(np.array(prompts))))
+    upper = 100 * float(ndtr(_quantile(prompts)))
     return [100 - upper, upper]
 
 

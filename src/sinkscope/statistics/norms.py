@@ -128,8 +128,8 @@ def _tallied(
 def _share_above(
     norms: Float[np.ndarray, "layer kv_head key"], shared: int, top: Int[np.ndarray, "layer head"]
 ) -> Float[np.ndarray, "layer head"]:
-    """Return the share of the other tokens with a norm whose norm is above that of each head's largest column; ties
-    count half. NaN where the norm of the largest column is not known, as that of a token which was not computed.
+    """Return the share of the other tokens whose norm is above that of each head's largest column; ties count half.
+    NaN where the norm of the largest column is not known, as that of a token which was not computed.
     """
     layers, kv_heads, _ = norms.shape
     own = np.take_along_axis(norms, top.reshape(layers, kv_heads, shared), axis=-1)

@@ -20,8 +20,7 @@ class PromptSettings:
     """Settings that are known before the first step of a prompt.
 
     Attributes:
-        causal: whether the model is autoregressive.
-        prompt_length: tokens of the prompt; 0 where unknown.
+        prompt_length: 0 where unknown.
         block: tokens of a block of the sampler; None for samplers without blocks.
         mask_id: the mask token; special_ids: other tokens that are special.
         training: {token: how often it stands in the training corpus}; None if unknown.

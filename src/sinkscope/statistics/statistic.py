@@ -138,15 +138,14 @@ def order_of(name: str) -> int:
     return list(all_definitions()).index(short_name(name))
 
 
-def values_of(prompt: PromptSummary, statistics: Sequence[Statistic] | None = None) -> Values:
-    """Return all numbers of one prompt, or of some statistics; NaN too where the columns that ``keep="top"`` kept do
-    not tell.
+def values_of(prompt: PromptSummary) -> Values:
+    """Return all numbers of one prompt; NaN too where the columns that ``keep="top"`` kept do not tell.
 
     Raises:
         CallError: a number without a definition.
     """
     values: Values = {}
-    for one in all_statistics() if statistics is None else statistics:
+    for one in all_statistics():
         found = one.values(prompt)
         if undefined := {short_name(name) for name, _ in found} - one.definitions.keys():
             raise CallError(f"{type(one).__qualname__}: expected a definition of {undefined.pop()!r}, found none")
@@ -175,15 +174,9 @@ def has_every_sink(known_from: Sequence[tuple[float, ...]], name: str, place: Ma
     return all(one[UNITS.index(place["unit"])] <= place["excess"] for one in known_from)
 
 
-def feed_of(
-    settings: PromptSettings,
-    thresholds: Sequence[Threshold] = THRESHOLDS,
-    tolerance: int = 0,
-    statistics: Sequence[Statistic] | None = None,
-) -> PromptFeed:
-    """Return a feed that keeps the records of some statistics, of all when not given."""
-    keeps = [one.keep for one in (all_statistics() if statistics is None else statistics)]
-    return PromptFeed(settings, thresholds, tolerance, keeps)
+def feed_of(settings: PromptSettings, thresholds: Sequence[Threshold] = THRESHOLDS, tolerance: int = 0) -> PromptFeed:
+    """Return a feed that keeps the records of all statistics."""
+    return PromptFeed(settings, thresholds, tolerance, [one.keep for one in all_statistics()])
 
 
 def summarise(
@@ -191,12 +184,8 @@ def summarise(
     thresholds: Sequence[Threshold] = THRESHOLDS,
     tolerance: int = 0,
     training: Mapping[int, int] | None = None,
-    statistics: Sequence[Statistic] | None = None,
 ) -> PromptSummary:
     """Return the summary of a trace, which is read once, a few steps at a time; arguments as those of `analyse`.
-
-    Args:
-        statistics: whose records are kept; all when not given.
 
     Raises:
         CallError: a threshold that never holds, a tolerance below 0, or columns that are not finite.
@@ -212,7 +201,7 @@ def summarise(
     if isinstance(trace, Trace) and "column_sums" not in trace.tensors:
         kept = trace.top_column_sums.shape[-1]
     settings = replace(PromptSettings.of(bool(trace.causal), manifest, training), kept=kept)
-    feed = feed_of(settings, thresholds, tolerance, statistics)
+    feed = feed_of(settings, thresholds, tolerance)
     for step in recorded_steps(trace):
         feed.feed(step)
     return feed.finish({int(token): text for token, text in (manifest.get("vocabulary") or {}).items()})

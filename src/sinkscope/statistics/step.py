@@ -21,11 +21,10 @@ from sinkscope.statistics.thresholds import EPSILON_STEP, EPSILONS, Threshold
 
 NORMS = ("value_norms", "key_norms", "hidden_norms")
 OUTPUT_NORMS = "output_norms"
-SINK_TOKEN = "sink_token_columns"
 QUERY_GROUPS = ("masked", "prompt")
 """Groups of queries whose column sums are recorded apart."""
 PER_LAYER = ("column_sums", "column_sums_masked", "column_sums_prompt", "self_attention", "last_query")
-PER_LAYER += ("newest_columns", *NORMS, OUTPUT_NORMS, SINK_TOKEN)
+PER_LAYER += ("newest_columns", *NORMS, OUTPUT_NORMS, "sink_token_columns")
 """Tensors of a trace that are read beside tokens, masks and commits, as `axes.TRACE_AXES` names them."""
 BINS_PER_QUERY = 4
 LINEAR_BINS = 256
@@ -62,7 +61,7 @@ def find_candidates(
     percent: Float[np.ndarray, "layer head key"],
     thresholds: Sequence[Threshold],
 ) -> Candidates:
-    """Return the columns of one step, of such an excess, that are sinks at any of the thresholds."""
+    """Return the columns of one step that are sinks at any of the thresholds."""
     chosen = np.zeros(columns.shape, dtype=bool)
     for unit, size in (("queries", excess), ("percent", percent)):
         if excesses := [one.excess for one in thresholds if one.unit == unit]:
@@ -151,7 +150,7 @@ class RecordedStep:
         if hidden is not None and not settings.crossing:
             queries = count_queries(sums, np.asarray(hidden).reshape(len(sums), -1))
         elif settings.crossing or settings.kept is not None:
-            queries = count_queries(sums, sink_token=arrays.get(SINK_TOKEN))
+            queries = count_queries(sums, sink_token=arrays.get("sink_token_columns"))
         norms = {name: np.asarray(arrays[name]) for name in (*NORMS, OUTPUT_NORMS) if arrays.get(name) is not None}
         for name in {"value_norms", "key_norms"} & norms.keys():
             if lacks_key_heads(norms[name]):
@@ -205,9 +204,8 @@ class LayerSinks:
         chosen = (self.excess if threshold.unit == "queries" else self.percent) > threshold.excess
         return LayerSinks(*(getattr(self, one.name)[chosen] for one in fields(self)))
 
-    def contains(
-        self, step: Int[np.ndarray, " asked"], head: Int[np.ndarray, " asked"], key: Int[np.ndarray, " asked"]
-    ) -> Bool[np.ndarray, " asked"]:
+    def contains(self, step: np.ndarray, head: np.ndarray, key: np.ndarray) -> Bool[np.ndarray, " asked"]:
+        """Return whether keys are sinks in these steps and heads."""
         mine, asked = (self.step, self.head, self.key), (step, head, key)
         size = 1 + max(int(one.max(initial=0)) for one in (*mine, *asked))
         codes, wanted = ((one[0] * size + one[1]) * size + one[2] for one in (mine, asked))
@@ -239,13 +237,9 @@ class FollowedSinks:
         return LayerSinks(step[order], head[order], key[order], *sizes)
 
     def contain(
-        self,
-        threshold: Threshold,
-        step: Int[np.ndarray, " asked"],
-        layer: Int[np.ndarray, " asked"],
-        head: Int[np.ndarray, " asked"],
-        key: Int[np.ndarray, " asked"],
+        self, threshold: Threshold, step: np.ndarray, layer: np.ndarray, head: np.ndarray, key: np.ndarray
     ) -> Bool[np.ndarray, " asked"]:
+        """Return whether keys are sinks in these steps, layers and heads."""
         found = np.zeros(len(step), bool)
         for first, last in self.groups_of_layers():
             here = (layer >= first) & (layer < last)
