@@ -1,4 +1,4 @@
-"""One canvas with nothing hidden: the sinks of each head, what they take and add, and where attention would go."""
+"""One canvas with nothing hidden: the sinks of each head, their attention and norms, and where attention would go."""
 
 from dataclasses import dataclass
 

@@ -61,9 +61,7 @@ def _pairs(count: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """Where the main sink of each head stands in one prompt, as shares of the steps that have one (0 without): by tenth
-    of the canvas, and by class of token as in `token_classes.CLASSES`.
-    """
+    """Places of the main sink of each head in one prompt, as shares of the steps that have one (0 without)."""
 
     place: Float[np.ndarray, "layer head tenth"]
     token: Float[np.ndarray, "layer head class"]
@@ -88,9 +86,8 @@ class Pattern:
 class PromptAgreement:
     """Collects the patterns of the first 128 prompts, and compares each head with itself and with other heads.
 
-    A head agrees with itself with the probability that its main sinks, in random steps of two prompts, fall into the
-    same tenth of the canvas (or on the same class of token); minus the same for two different heads, this is 0 when it
-    does not matter which head it is.
+    The agreement of a head is the probability that its main sinks, in random steps of two prompts, fall into one tenth
+    of the canvas (or on one class of token); minus that of two different heads, it is 0 if heads do not matter.
     """
 
     places: list[np.ndarray] = field(default_factory=list)

@@ -37,10 +37,9 @@ class GroupSinks:
             where its columns were not recorded.
         excess: of that column over the mean of the others, scaled to the whole canvas, in queries' worth; percent: in
             percent of the sum of the group's columns.
-        clarity: by how much more of a query's attention the masked and the unmasked queries' sink gets from its own
+        clarity: how much more of a query's attention the sinks of masked and of unmasked queries get from their own
             group than from the other, the smaller of the two. NaN where they are one key, or a group is small.
-        own_attention: attention of the query at the head's largest column on itself; other_attention: mean of all other
-            queries on themselves. NaN where not recorded.
+        own_attention: of the query at the head's largest column on itself; other_attention: mean of all other queries.
     """
 
     position: Int[np.ndarray, "*step group layer head"]

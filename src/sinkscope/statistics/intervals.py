@@ -70,9 +70,7 @@ def ratio(total: Any, count: Any) -> Float[np.ndarray, "*any"]:
 
 @dataclass(frozen=True, eq=False)
 class Means:
-    """Means over the prompts that have a value (NaN where none has), their number, and BCa intervals, NaN with fewer
-    than five prompts.
-    """
+    """Means over the prompts that have a value, their number, and intervals, NaN with fewer than five prompts."""
 
     mean: Float[np.ndarray, " statistic"]
     low: Float[np.ndarray, " statistic"]

@@ -130,14 +130,9 @@ def draws_of(canvas: PromptCanvas) -> int:
 
 @dataclass(eq=False)
 class TriggerTest:
-    """Sums over prompts, by which a trigger is compared with commits that are shifted in every prompt on its own.
-
-    The shift as it was is among the draws, so that under the null the observed mean is one draw like the others and p
-    is exact.
-
-    Attributes:
-        prompts: in which something moves.
-        observed: shares as they were; null: shares with the commits shifted at random.
+    """Sums over the prompts in which something moves: shares as they were, and with the commits of every prompt shifted
+    at random. The shift as it was is among the draws, so that under the null the observed mean is one draw like the
+    others and p is exact.
     """
 
     prompts: int = 0

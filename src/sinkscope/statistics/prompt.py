@@ -168,15 +168,8 @@ class PromptSummary:
 
 
 class PromptFeed:
-    """Takes in the steps of one prompt, one after the other, and makes its summary.
-
-    Args:
-        thresholds: at which sinks are counted.
-        tolerance: steps without a sink that a track and a main sink survive.
-        keeps: of each statistic, which return its record of a step.
-
-    Raises:
-        CallError: a tolerance below 0.
+    """Takes in the steps of one prompt, one after the other, and makes its summary; arguments as those of
+    `statistic.summarise`, and the ``keep`` of each statistic.
     """
 
     def __init__(

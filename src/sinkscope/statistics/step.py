@@ -50,7 +50,7 @@ class Candidates:
     def tally(
         self, place: Int[np.ndarray, " candidate"], places: int, weights: Float[np.ndarray, " candidate"] | None = None
     ) -> Float[np.ndarray, "threshold place"] | Int[np.ndarray, "threshold place"]:
-        """Return how many sinks there are at each threshold and place, or what they weigh together."""
+        """Return how many sinks there are at each threshold and place, or the sum of their weights."""
         chosen = [self.at(threshold) for threshold in self.thresholds]
         return np.array([np.bincount(place[one], None if weights is None else weights[one], places) for one in chosen])
 
