@@ -16,7 +16,7 @@ from sinkscope.models.devices import own_defaults
 from sinkscope.models.loading import IN_MEMORY
 from sinkscope.roles import ROLES, Probe, find_roles_on
 from sinkscope.roles.probes import check_probe, predictions
-from sinkscope.roles.sight import look, sinks_of
+from sinkscope.roles.sight import look
 from sinkscope.roles.verdict import Rules
 
 FIRST_READ = 64  # queries of an autoregressive model that are not judged: they see few keys, which take much of each
@@ -145,5 +145,5 @@ def _of_canvas(model: Model, one: HeldOut) -> dict[str, Any]:
         "masks_share": sight.reader_rows[..., masks].sum(-1).astype(np.float32),
         "value_ratio": over_median(sight.value_norms),
         "output_ratio": over_median(sight.output_norms),
-        "sinks": sinks_of(sight, Rules().excess).sum(-1).astype(np.int32),
+        "sinks": sight.sinks(Rules().excess).sum(-1).astype(np.int32),
     }

@@ -23,7 +23,7 @@ from sinkscope.figures.style import (
 )
 from sinkscope.figures.subject import FigureError, Flash, Jump, Split, Subject
 from sinkscope.sinks import HeadMovement
-from sinkscope.sinks.query_counts import followed_queries
+from sinkscope.sinks.followed_columns import followed_queries
 
 HEADER = ("model", "panel", "step", "layer", "head", "query", "key", "attention")
 LEAST_SHARE = 1e-4  # smaller shares are left out of CSV files

@@ -21,9 +21,9 @@ from sinkscope.sinks import movement_test
 from sinkscope.sinks.episodes import KINDS
 from sinkscope.sinks.followed_columns import Followed
 from sinkscope.statistics import Threshold
-from sinkscope.statistics.averages import mean
 from sinkscope.statistics.composition import expected_shares
 from sinkscope.statistics.concentration import Evenness
+from sinkscope.statistics.intervals import mean
 from sinkscope.statistics.movement import track_kinds
 from sinkscope.traces import Trace
 from sinkscope.traces.format import write_whole
@@ -163,7 +163,7 @@ def page_numbers(trace: Trace, excess: float = 3.0) -> dict[str, Any]:
 def _numbers(subject: Subject) -> dict[str, Any]:
     manifest, prompt, summary, threshold = subject.manifest, subject.prompt, subject.summary, subject.threshold
     in_percent = prompt.sinks(Threshold(threshold.excess, "percent")) if threshold.excess < 100 else 0
-    tracks = track_kinds(replace(prompt, thresholds=(threshold,))).tracks[0].sum(axis=0).tolist()
+    tracks = track_kinds(replace(prompt, thresholds=(threshold,)))["tracks"][0].sum(axis=0).tolist()
     found, movement = movement_test(subject.main, prompt.is_sink_at(threshold)), None
     if found.heads and summary.steps > 1:  # some head has a main sink in two steps
         movement = asdict(found)

@@ -17,8 +17,7 @@ from sinkscope.figures.style import model_label
 from sinkscope.roles.head_roles import Roles, roles_for
 from sinkscope.sinks import HeadMovement
 from sinkscope.sinks.finding import check_reach
-from sinkscope.sinks.followed_columns import Followed
-from sinkscope.sinks.query_counts import columns_add_up, followed_queries
+from sinkscope.sinks.followed_columns import Followed, columns_add_up, followed_queries
 from sinkscope.sinks.tracking import head_movement
 from sinkscope.statistics import PromptSummary, Summary, Threshold, summarise
 from sinkscope.statistics.groups import GroupSinks
@@ -139,7 +138,7 @@ class Subject:
     def followed(self) -> Followed:
         if self.recorded is not None:
             return Followed.of(self.recorded)
-        return Followed.named(self.manifest.get("followed"), self.summary.causal)
+        return Followed(self.manifest.get("followed") or ("last_query" if self.summary.causal else "column_sums"))
 
     @property
     def threshold(self) -> Threshold:

@@ -31,7 +31,7 @@ class PromptCounter:
         self._feed = Summary.feed(PromptSettings.of(manifest["causal"], manifest), excess)
 
     def add(self, step: dict[str, np.ndarray]) -> None:
-        self._feed.take(step)
+        self._feed.feed(step)
         if "newest_columns" in step:
             self._followed = "newest_columns"
 

@@ -10,7 +10,7 @@ from seeded_models import seeded_model
 
 import sinkscope
 from sinkscope.attention import Watcher, subscribed
-from sinkscope.sinks.query_counts import followed_queries
+from sinkscope.sinks.followed_columns import followed_queries
 
 PROMPTS = [[5, 9, 22, 41, 7, 3, 18, 30, 2], [14, 8, 8, 51], [33, 2, 19, 44, 27, 6]]
 SETTINGS = {"length": 16, "block": 8, "steps": 8}

@@ -18,8 +18,7 @@ from sinkscope.roles.head_roles import Roles
 from sinkscope.sinks import last_query_window
 from sinkscope.sinks.drift import MainMoves
 from sinkscope.sinks.finding import check_reach
-from sinkscope.sinks.followed_columns import WINDOW, Followed
-from sinkscope.sinks.query_counts import columns_add_up
+from sinkscope.sinks.followed_columns import WINDOW, Followed, columns_add_up
 from sinkscope.sinks.token_classes import token_class
 from sinkscope.statistics import PromptSummary, Threshold, summarise
 from sinkscope.statistics.thresholds import least_column_sum
