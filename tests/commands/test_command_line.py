@@ -261,7 +261,7 @@ def test_help_loads_no_torch(arguments):
             cli.main()
         except SystemExit as stop:
             assert not stop.code
-        from sinkscope.decoding.samplers import SHIPPED, all_settings
+        from sinkscope.decoding.settings import SHIPPED, all_settings
         shipped = set(all_settings()) == set(SHIPPED)
         heavy = {{"torch", "transformers", "numpy", "matplotlib"}} if shipped else {{"matplotlib"}}
         assert not heavy & set(sys.modules), "heavy modules are loaded"

@@ -11,7 +11,7 @@ from closeness import assert_close, probabilities_of
 from other_kernels import other_kernels
 
 from sinkscope.decoding import LLaDASettings, make_batch
-from sinkscope.decoding.llada import llada_steps
+from sinkscope.decoding.blocks import llada_steps
 
 MORE = "Q: There are 3 boxes with 4 pens in each box. How many pens are there?\nA:"
 EOT = 57  # an ordinary word that a test declares to be the end of a turn

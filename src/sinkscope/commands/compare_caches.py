@@ -41,7 +41,7 @@ class CompareCaches(TaskCommand):
         from sinkscope.evaluation.cache_arms import read_arms, read_budgets
 
         if self.definitions:
-            from sinkscope.decoding.caches.parsing import cache_definitions, definitions_text
+            from sinkscope.decoding.caches.policy import cache_definitions, definitions_text
 
             print_json({"caches": cache_definitions()}) if self.json else say(definitions_text())
             return

@@ -15,7 +15,7 @@ def _flags(default: str | None = None) -> type:
     """
     import docstring_parser
 
-    from sinkscope.decoding.samplers import all_settings
+    from sinkscope.decoding.settings import all_settings
 
     types: dict[str, Any] = {}
     for kind in all_settings().values():
@@ -34,7 +34,7 @@ def _flags(default: str | None = None) -> type:
 
 def _default_by_sampler(name: str) -> str:
     """Return the default of a setting as text, with the names of the samplers if their defaults differ."""
-    from sinkscope.decoding.samplers import all_settings
+    from sinkscope.decoding.settings import all_settings
 
     samplers: dict[str, list[str]] = {}
     for sampler, kind in all_settings().items():

@@ -1,8 +1,4 @@
-"""A batch of prompts as one left-padded canvas, the work of writing it, and the publication of its steps.
-
-A canvas is the whole sequence that the network reads in a step: the prompt, followed by the tokens to be written,
-masked or not.
-"""
+"""A batch of prompts as one left-padded canvas (prompt and tokens to be written), its work, and its published steps."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -82,15 +78,8 @@ class WorkMeter:
         self._words: Tensor | list[Any] = [0] * rows
 
     def add(self, row: int, queries: int, keys: int, copies: int = 1) -> None:
-        """Count a call that computes some positions of a row.
-
-        Args:
-            keys: how many each of them reads, including itself.
-            copies: how many canvases of the row are in the call, two with guidance.
-        """
-        self._forwards[row] += 1
-        self._rows[row] += self._layers * copies * queries
-        self._pairs[row] += self._layers * copies * queries * (keys + self._front)
+        """Count a call that computes some positions, each of which reads ``keys``; guidance has two ``copies``."""
+        self.add_layers(row, [copies * queries] * self._layers, keys, 0)
 
     def add_layers(self, row: int, queries: Sequence[int], keys: int, values: int) -> None:
         """Count a call of which each layer computes other positions.
@@ -111,7 +100,7 @@ class WorkMeter:
         self._words = counted if isinstance(self._words, list) else self._words + counted
 
     def take(self, row: int, alone: "WorkMeter") -> None:
-        """Take over the counts of another meter, of its only row."""
+        """Copy the counts of another meter, of its only row."""
         for name in ("_forwards", "_rows", "_pairs", "_values", "_words"):
             getattr(self, name)[row] = getattr(alone, name)[0]
 
@@ -237,7 +226,7 @@ class Publisher:
         session: of the model; None without subscribers.
         causal: whether a token is read from the query in front of it, the newest one.
         shift: the same for a masked position of a diffusion model; a row's first token is read at its own place.
-        mask_id: the mask token, with which a position is written that is masked again; that is no commit.
+        mask_id: the mask token; a position that is masked again is no commit.
     """
 
     def __init__(
@@ -245,11 +234,7 @@ class Publisher:
     ) -> None:
         self._session, self._causal, self._shift, self._mask_id = session, causal, shift, mask_id
         self._lengths = torch.zeros(0, dtype=torch.long, device="cpu")
-
-    @property
-    def listened(self) -> bool:
-        """Whether the model has subscribers."""
-        return self._session is not None
+        self.listened = session is not None
 
     def before(
         self,
@@ -260,16 +245,11 @@ class Publisher:
         candidates: Tensor | None = None,
         final_queries: bool | None = None,
     ) -> None:
-        """Publish that a forward call is about to run.
+        """Publish that a forward call is about to run, with the fields of `StepContext`.
 
         Args:
-            tokens: int64 [batch, position], the canvas that goes in.
-            masked: bool [batch, position], where it holds the mask token.
-            lengths: int64 [batch], real tokens of each row; on the host.
-            rows: those of the batch that are still being written.
             candidates: bool [batch, position], where this step may commit a token, for an autoregressive model one
                 position beyond its tokens; None where nothing is committed.
-            final_queries: see `StepContext`.
         """
         if self._session is not None:
             self._lengths = lengths
@@ -280,7 +260,7 @@ class Publisher:
     def after(self, written: Tensor, predicted: Tensor | None, confidence: Tensor | None) -> None:
         """Publish what a step has committed: int64, int64 and float32 [batch, position], as in `StepResult`."""
         if self._session is not None:
-            commits = written >= 0 if self._mask_id is None else (written >= 0) & (written != self._mask_id)
+            commits = (written >= 0) & (written != (-1 if self._mask_id is None else self._mask_id))
             self._session.end_step(StepResult(written, predicted, confidence, self._readers(commits)))
 
     def _readers(self, places: Tensor) -> Tensor:
@@ -296,11 +276,7 @@ class Publisher:
 
 @contextmanager
 def publishing(model: Model, batch: Batch, settings: Settings, final_length: int | None = None) -> Iterator[Publisher]:
-    """Publish the start and the end of a generation; an exception ends it as failed.
-
-    Args:
-        final_length: positions of the longest canvas once it is written; by default the prompt and ``length``.
-    """
+    """Publish the start and the end of a generation, whose canvas ends with ``final_length`` positions."""
     with generating_in(model.network) as session:
         if session is not None:
             session.begin_generation(

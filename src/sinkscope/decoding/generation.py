@@ -9,16 +9,13 @@ from typing import Any, overload
 import numpy as np
 import torch
 
-from sinkscope.decoding.caches.parsing import parse_cache
-from sinkscope.decoding.caches.policy import CachePolicy
+from sinkscope.decoding.caches.policy import CachePolicy, parse_cache
 from sinkscope.decoding.canvas import Step, Work, make_batch
 from sinkscope.decoding.projection import finite_steps
-from sinkscope.decoding.samplers import find_sampler, resolve_settings
+from sinkscope.decoding.settings import find_sampler, resolve_settings
 from sinkscope.errors import CallError
 from sinkscope.models import Model
 from sinkscope.notebook_card import card
-
-Prompt = str | Sequence[int] | torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,14 +46,7 @@ def generate(
     model: Model, prompt: str | torch.Tensor, *, on_step: Callable[[Step], object] | None = None, **settings: Any
 ) -> Generation: ...
 @overload
-def generate(
-    model: Model,
-    prompt: Sequence[Any] | None = None,
-    *,
-    messages: Any = None,
-    on_step: Callable[[Step], object] | None = None,
-    **settings: Any,
-) -> Any: ...
+def generate(model: Model, prompt: Sequence[Any] | None = None, *, messages: Any = None, **settings: Any) -> Any: ...
 def generate(
     model: Model,
     prompt: Any = None,
@@ -85,11 +75,8 @@ def generate(
     prompts, texts, single = _read_prompts(model, prompt, messages)
     if isinstance(policy := settings.get("cache"), CachePolicy):
         settings["cache"] = policy.text
-        if parse_cache(policy.text) != policy:
-            raise CallError(
-                f"cache: expected a policy of a class that is found by its name, found {type(policy).__name__}; "
-                "declare it as an entry point of the group sinkscope.caches in an installed package"
-            )
+        if parse_cache(policy.text) != policy:  # the text would name another class
+            raise CallError(f"cache: declare {type(policy).__name__} as an entry point of the group sinkscope.caches")
     resolved = resolve_settings(model.family, **settings)
     batch = make_batch(model, prompts, texts, resolved.length)
     canvas, lengths = batch.tokens, None

@@ -4,15 +4,13 @@ The projection onto the vocabulary is the costly part of a small network; it is 
 """
 
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sinkscope.attention import mask_for, upload
-from sinkscope.decoding.caches.store import KeyValueStore
 from sinkscope.decoding.canvas import Layout, Step, WorkMeter
 from sinkscope.errors import ModelError
 from sinkscope.models import Model
@@ -25,11 +23,7 @@ class NotFiniteError(ModelError):
 
 
 def check_finite(logits: Tensor) -> Tensor:
-    """Return logits; on a GPU without a check, because reading one from it would wait.
-
-    Raises:
-        NotFiniteError: NaN or an infinite number among them.
-    """
+    """Return logits, or raise `NotFiniteError`; on a GPU without a check, because reading one from it would wait."""
     on_the_host = logits.device.type == "cpu" and not logits.is_cuda
     if on_the_host and logits.numel() and not math.isfinite(largest := float(logits.detach().amax())):
         raise NotFiniteError(
@@ -39,11 +33,7 @@ def check_finite(logits: Tensor) -> Tensor:
 
 
 def finite_steps(model: Model, steps: Iterable[Step]) -> Generator[Step, None, None]:
-    """Yield the steps of a sampler.
-
-    Raises:
-        ModelError: logits that are not finite; the message names the step. On a GPU it is raised after the last step.
-    """
+    """Yield the steps of a sampler; `ModelError` for logits that are not finite, on a GPU after the last step."""
     number, flaws = 0, []
     try:
         for step in steps:
@@ -62,7 +52,7 @@ def finite_steps(model: Model, steps: Iterable[Step]) -> Generator[Step, None, N
 
 def has_flaw(step: Step, mask_id: int | None) -> Tensor:
     """Return whether a token was committed without a finite confidence, bool []; masks that are put back have none."""
-    commits = step.written >= 0 if mask_id is None else (step.written >= 0) & (step.written != mask_id)
+    commits = (step.written >= 0) & (step.written != (-1 if mask_id is None else mask_id))
     return (commits & ~step.confidence.isfinite()).any()
 
 
@@ -91,34 +81,25 @@ class Remaining:
     the count of the previous step is used; a few rows too many are projected and dropped.
 
     Args:
-        late: whether the count of the previous step is used; None uses it on a GPU.
+        late: whether the count of the previous step is used on a GPU.
     """
 
-    def __init__(self, late: bool | None = None) -> None:
+    def __init__(self, late: bool) -> None:
         self._late = late
-        self._before: tuple[Tensor, Any] | None = None
+        self._before: tuple[Tensor, Any] | None = None  # its copy on the host, and the event after which it is there
 
     def most(self, candidates: Tensor) -> int:
         """Return a number that is at least the number of marks in ``candidates``, bool [batch, position]."""
         counted, before = candidates.sum(), self._before
-        if not (candidates.is_cuda if self._late is None else self._late):
+        if not (self._late and candidates.is_cuda):
             return int(counted)
-        self._before = _on_its_way(counted)
+        here = torch.empty((), dtype=counted.dtype, device="cpu", pin_memory=True)
+        here.copy_(counted, non_blocking=True)
+        self._before = here, torch.cuda.current_stream(counted.device).record_event()
         if before is None:
             return int(counted)
-        number, arrived = before
-        if arrived is not None:
-            arrived.synchronize()
-        return int(number)
-
-
-def _on_its_way(number: Tensor) -> tuple[Tensor, Any]:
-    """Return a number whose copy to the host has started, and the event after which it has arrived; None on the CPU."""
-    if not number.is_cuda:
-        return number, None
-    here = torch.empty((), dtype=number.dtype, device="cpu", pin_memory=True)
-    here.copy_(number, non_blocking=True)
-    return here, torch.cuda.current_stream(number.device).record_event()
+        before[1].synchronize()
+        return int(before[0])
 
 
 def project(
@@ -191,18 +172,6 @@ class WholeReader:
         self._hidden[chosen] = hidden_states(self.model, inputs[chosen], rows_of(self.layout, rows))
         return self._hidden
 
-    def _stored_call(self, tokens: Tensor, positions: Tensor, seen: Tensor | None, store: KeyValueStore) -> Tensor:
-        """Return the hidden states of tokens that read and write stored keys and values."""
-        network = self.model.network
-        output = network.model(
-            input_ids=tokens,
-            attention_mask=mask_for(network, seen),
-            position_ids=positions,
-            past_key_values=store,
-            use_cache=True,
-        )
-        return output.last_hidden_state.to(tokens.device)
-
     def surveys(self) -> bool:
         """Whether the next step's confidence of every mask is wanted, see `survey`."""
         return False
@@ -222,20 +191,3 @@ def rows_of(layout: Layout, rows: Sequence[int]) -> Layout:
     chosen = list(rows)
     seen = None if layout.seen is None else layout.seen[chosen]
     return Layout(seen, layout.positions[chosen], layout.lengths[chosen], tuple(layout.starts[row] for row in chosen))
-
-
-def at_places(places: Tensor, values: Tensor) -> Tensor:
-    """Return values [row, position, width] at some positions of each row, int64 [row, chosen]."""
-    return values.gather(1, places[..., None].expand(-1, -1, values.shape[-1]))
-
-
-@contextmanager
-def replaced_layers(layers: Any, forward_of: Callable[[int, Any], Callable[..., Tensor]]) -> Iterator[None]:
-    """Let every layer run the forward that ``forward_of(index, layer)`` returns, while the body runs."""
-    for index, layer in enumerate(layers):
-        layer.forward = forward_of(index, layer)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del layer.forward

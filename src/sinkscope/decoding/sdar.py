@@ -1,16 +1,21 @@
-"""SDAR's sampler as a generator of steps: block after block, each by diffusion behind a cache of the finished ones.
+"""The block diffusion of SDAR and LLaDA 2: block after block, each by diffusion behind a cache of the finished ones.
 
 A step is one forward call. Most denoise the running block; its queries are the block, its keys everything up to its
 end. The others only *read*: the whole blocks of the prompt before the first block, and each block once it is finished.
 They store keys and values and commit nothing. The published code writes one prompt at a time, and so does this: a list
 of prompts is written one after the other.
 
-Quirk: above temperature 0 a step commits as many tokens as its share says even where fewer masks are left, and then
-replaces tokens that were written, the end of the prompt in the first block included. The published evaluation, which
-temperature 0 follows, does not.
+LLaDA 2's published loop has no cache: it computes all blocks so far in every call. No token sees a later block, so
+finished blocks come out the same, and here they are read once. Its steps commit masks only, and writing stops after the
+block with an end-of-text token.
+
+Quirk: SDAR, above temperature 0: a step commits as many tokens as its share says even where fewer masks are left, and
+then replaces tokens that were written, the end of the prompt in the first block included. The published evaluation,
+which temperature 0 follows, does not.
 Quirk: at temperature 0, as in the published evaluation, confidences are probabilities of the whole vocabulary; above
 it, of the tokens that top_k and top_p leave.
 Quirk: the last block ends where a block ends, up to block − 1 tokens beyond the length.
+Quirk: LLaDA 2: a block has at most as many steps as there are tokens to write.
 """
 
 from collections.abc import Iterator
@@ -20,10 +25,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sinkscope.decoding.blocks import quotas
-from sinkscope.decoding.canvas import Batch, Publisher, Step, WorkMeter, publishing
+from sinkscope.decoding.blocks import prompt_by_prompt, quotas
+from sinkscope.decoding.canvas import Batch, Step, WorkMeter, publishing
 from sinkscope.decoding.projection import check_finite
-from sinkscope.decoding.settings import BlockDiffusionSettings, SDARSettings
+from sinkscope.decoding.settings import BlockDiffusionSettings, LLaDA2Settings, SDARSettings
 from sinkscope.errors import CallError
 from sinkscope.models import Model
 
@@ -33,122 +38,91 @@ def sdar_steps(model: Model, batch: Batch, settings: SDARSettings) -> Iterator[S
     return block_diffusion_steps(model, batch, settings)
 
 
+def llada2_steps(model: Model, batch: Batch, settings: LLaDA2Settings) -> Iterator[Step]:
+    """Write ``settings.length`` tokens behind each prompt, up to the end of a block; one `Step` a forward call."""
+    steps = min(settings.block_steps, settings.length)
+    return block_diffusion_steps(model, batch, replace(settings, block_steps=steps))
+
+
 @torch.no_grad()
 def block_diffusion_steps(model: Model, batch: Batch, settings: BlockDiffusionSettings) -> Iterator[Step]:
     """Write ``settings.length`` tokens behind each prompt, up to the end of a block; one `Step` a forward call."""
-    mask_id, block = model.card.mask_id, settings.block
-    assert mask_id is not None
-    width, lengths = batch.tokens.shape[1], batch.lengths
-    finals = [-(-(own + settings.length) // block) * block for own in lengths]
+    block = settings.block
+    finals = [-(-(own + settings.length) // block) * block for own in batch.lengths]
     if max(finals) > model.card.max_positions:
         raise CallError(
             f"the canvas does not fit: the last block of {block} ends at token {max(finals)}, {model.limit}; "
             "shorten the prompt or --length"
         )
-    most = max(final - own for final, own in zip(finals, lengths, strict=True))
-    canvas = pad(batch.tokens, (0, most), value=mask_id)
+    most = max(final - own for final, own in zip(finals, batch.lengths, strict=True))
     ends = torch.tensor(finals, device="cpu")
-    meter, number = WorkMeter(model.network, len(lengths)), 0
-    for row, own in enumerate(lengths):
-        mine, here = slice(row, row + 1), slice(width - own, None)
-        alone = Batch(batch.tokens[mine, here], batch.real[mine, here], batch.texts[mine])
-        seeded = replace(settings, seed=settings.seed + row)
-        with (
-            model.network.model.blocks_of(block),
-            publishing(model, alone, seeded, final_length=finals[row]) as publisher,
-        ):
-            writer = _Writer(model, alone, seeded, finals[row], publisher)
-            for tokens, written, confidence, queries in writer.steps():
-                meter.add(row, queries, tokens.shape[1])
-                if not confidence.isnan().all():
-                    projected = torch.ones_like(written[:, -block:], dtype=torch.bool)
-                    meter.add_words(pad(projected, (0, 0, row, len(lengths) - row - 1)))
-                stop = width - own + tokens.shape[1]
-                canvas[row, width - own : stop] = tokens[0]
-                whole = torch.full_like(canvas, -1)
-                whole[row, width - own : stop] = written[0]
-                sure = torch.full(canvas.shape, torch.nan, device=canvas.device, dtype=torch.float32)
-                sure[row, width - own : stop] = confidence[0]
-                yield Step(number, canvas.clone(), whole, sure, meter, ends)
-                number += 1
+    yield from prompt_by_prompt(model, batch, settings, lambda one, its: _write_one(model, one, its), most, ends)
 
 
-class _Writer:
-    def __init__(
-        self, model: Model, batch: Batch, settings: BlockDiffusionSettings, final: int, publisher: Publisher
-    ) -> None:
-        from transformers import DynamicCache
+@torch.no_grad()
+def _write_one(model: Model, batch: Batch, settings: BlockDiffusionSettings) -> Iterator[Step]:
+    """Yield the steps of a batch of one prompt, each with the tokens so far."""
+    from transformers import DynamicCache
 
-        self.model, self.settings, self.publisher = model, settings, publisher
-        mask_id = model.card.mask_id
-        assert mask_id is not None
-        self.mask_id, self.prompt, self.final = mask_id, batch.tokens.shape[1], final
-        self.canvas = pad(batch.tokens, (0, final - self.prompt), value=mask_id)
-        self.cache = DynamicCache(config=model.network.config)
-        self.source = torch.Generator(self.canvas.device).manual_seed(settings.seed)
-        turn = model.family.end_of_turn
-        turns = [] if turn is None or turn >= model.card.vocabulary else [turn]
-        self.ends = torch.tensor([*model.card.ends, *turns], device=self.canvas.device)
+    mask_id, block = model.card.mask_id, settings.block
+    assert mask_id is not None
+    prompt = batch.tokens.shape[1]
+    final = -(-(prompt + settings.length) // block) * block
+    canvas = pad(batch.tokens, (0, final - prompt), value=mask_id)
+    cache = DynamicCache(config=model.network.config)
+    source = torch.Generator(canvas.device).manual_seed(settings.seed)
+    turn = model.family.end_of_turn
+    turns = [] if turn is None or turn >= model.card.vocabulary else [turn]
+    ends = torch.tensor([*model.card.ends, *turns], device=canvas.device)
+    meter = WorkMeter(model.network, 1)
 
-    def steps(self) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
-        """Yield for each call the tokens so far, those committed, their confidences, and its number of queries."""
-        block = self.settings.block
-        first = self.prompt // block * block
-        if first:
-            yield self._read(0, first)
-        shares = quotas(block, self.settings.block_steps)
-        for start in range(first, self.final, block):
-            for share in shares:
-                if not bool((self.canvas[:, start : start + block] == self.mask_id).any()):
-                    break
-                yield self._denoise(start, start + block, share)
-            yield self._read(start, start + block)
-            if self.settings.stop and bool(torch.isin(self.canvas[:, self.prompt : start + block], self.ends).any()):
-                return
-
-    def _forward(self, start: int, stop: int, keep: bool) -> Tensor:
-        """Compute hidden states of some positions behind the cache; ``keep`` stores their keys and values."""
-        hidden = self.model.network.model(
-            input_ids=self.canvas[:, start:stop],
-            position_ids=torch.arange(start, stop, device=self.canvas.device)[None],
-            past_key_values=self.cache,
-            use_cache=True,
-        ).last_hidden_state
-        if not keep:
-            self.cache.crop(start - stop)
-        return hidden
-
-    def _read(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor, int]:
-        tokens = self.canvas[:, :stop].clone()
-        lengths, nothing = torch.tensor([stop], device="cpu"), torch.full_like(tokens, -1)
-        self.publisher.before(tokens, tokens == self.mask_id, lengths, [0], candidates=nothing >= 0, final_queries=True)
-        self._forward(start, stop, keep=True)
-        unknown = torch.full(tokens.shape, torch.nan, device=tokens.device, dtype=torch.float32)
-        self.publisher.after(nothing, nothing, unknown)
-        return tokens, nothing, unknown, stop - start
-
-    def _denoise(self, start: int, stop: int, share: int) -> tuple[Tensor, Tensor, Tensor, int]:
-        tokens = self.canvas[:, :stop].clone()
-        masked = tokens == self.mask_id
-        candidates = masked.clone()
-        candidates[:, :start] = False
+    def step(start: int, stop: int, share: int | None) -> Step:
+        """Denoise some positions behind the cache; without a share read them, which stores their keys and values."""
+        reads, tokens = share is None, canvas[:, :stop].clone()
+        masked = tokens == mask_id
+        candidates = torch.zeros_like(masked)
+        candidates[:, start:] = masked[:, start:] & (not reads)
         lengths = torch.tensor([stop], device="cpu")
-        self.publisher.before(tokens, masked, lengths, [0], candidates=candidates, final_queries=False)
-        logits = self.model.network.lm_head(self._forward(start, stop, keep=False))[0]
-        token, probability = _choose(check_finite(logits.to(tokens.device)), self.settings, self.source)
-        chosen = _places(probability, masked[0, start:], share, self.settings)
-        if self.settings.temperature == 0:
-            chosen = chosen & masked[0, start:]
+        publisher.before(tokens, masked, lengths, [0], candidates=candidates, final_queries=reads)
+        positions = torch.arange(start, stop, device=canvas.device)[None]
+        hidden = model.network.model(
+            input_ids=canvas[:, start:stop], position_ids=positions, past_key_values=cache, use_cache=True
+        ).last_hidden_state
+        meter.add(0, stop - start, stop)
         predicted, written = (torch.full_like(tokens, -1) for _ in range(2))
-        predicted[0, start:] = token
-        written[0, start:] = torch.where(chosen, token, -1)
         confidence = torch.full(tokens.shape, torch.nan, device=tokens.device, dtype=torch.float32)
-        confidence[0, start:] = torch.where(chosen | masked[0, start:], probability.float(), torch.nan)
-        predicted = torch.where(candidates | (written >= 0), predicted, -1)
-        after = torch.where(written >= 0, written, tokens)
-        self.canvas[:, :stop] = after
-        self.publisher.after(written, predicted, confidence)
-        return after, written, confidence, stop - start
+        if share is not None:
+            cache.crop(start - stop)
+            meter.add_words(torch.ones_like(masked[:, start:]))
+            logits = model.network.lm_head(hidden)[0]
+            token, probability = _choose(check_finite(logits.to(tokens.device)), settings, source)
+            chosen = _places(probability, masked[0, start:], share, settings)
+            if settings.temperature == 0:
+                chosen = chosen & masked[0, start:]
+            written[0, start:] = torch.where(chosen, token, -1)
+            either = chosen | masked[0, start:]
+            predicted[0, start:] = torch.where(either, token, -1)
+            confidence[0, start:] = torch.where(either, probability.float(), torch.nan)
+            tokens = torch.where(written >= 0, written, tokens)
+            canvas[:, :stop] = tokens
+        publisher.after(written, predicted, confidence)
+        return Step(0, tokens, written, confidence, meter)
+
+    first = prompt // block * block
+    with (
+        model.network.model.blocks_of(block),
+        publishing(model, batch, settings, final_length=final) as publisher,
+    ):
+        if first:
+            yield step(0, first, None)
+        for start in range(first, final, block):
+            for share in quotas(block, settings.block_steps):
+                if not bool((canvas[:, start : start + block] == mask_id).any()):
+                    break
+                yield step(start, start + block, share)
+            yield step(start, start + block, None)
+            if settings.stop and bool(torch.isin(canvas[:, prompt : start + block], ends).any()):
+                return
 
 
 def _choose(logits: Tensor, settings: BlockDiffusionSettings, source: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -172,13 +146,7 @@ def _choose(logits: Tensor, settings: BlockDiffusionSettings, source: torch.Gene
 
 
 def _places(probability: Tensor, masked: Tensor, share: int, settings: BlockDiffusionSettings) -> Tensor:
-    """Return which positions of a block are committed, bool [position].
-
-    Args:
-        probability: of the token that each position would take.
-        masked: bool [position].
-        share: how many tokens a step of this number commits.
-    """
+    """Return which positions of a block a step commits, bool [position], by the probabilities of their tokens."""
     chosen = torch.zeros_like(masked)
     if settings.remasking == "sequential":
         first = int(masked.nonzero()[0])

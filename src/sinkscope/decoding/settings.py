@@ -1,15 +1,18 @@
-"""Sampling settings, one frozen record for each sampler. Defaults are those of the published sampling function.
+"""Samplers by name, and their settings, one frozen record for each; defaults are those of the published function.
 
 This module loads without torch: the command line builds its flags from these records.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from importlib import import_module
 from itertools import chain
 from math import inf
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
 from sinkscope.errors import CallError
+from sinkscope.models.families import FAMILIES
+from sinkscope.models.family import Family
 
 RANGES = {
     **dict.fromkeys(("length", "steps", "block", "block_steps"), (1, inf)),
@@ -102,27 +105,24 @@ class BlockSettings(Settings):
     """Whether blocks must divide the length, and the steps share out among them, as the published loops assume."""
 
     def misfits(self) -> Iterator[str]:
-        if self.even:
-            yield from self._uneven()
-        if self.threshold and self.factor:
-            yield f"expected one of threshold and factor, found {self.threshold} and {self.factor}; set the other to 0"
-        if self.cache != "none" and self.guidance:
-            yield f"cache {self.cache}: does not go with guidance {self.guidance}; use --guidance 0 or --cache none"
-
-    def _uneven(self) -> Iterator[str]:
-        blocks = self.length // self.block
-        if self.length % self.block:
+        blocks, length = self.length // self.block, self.length
+        if self.even and length % self.block:
+            divisors = (number for number in range(1, length + 1) if length % number == 0)
             yield (
-                f"length must be a multiple of block: {self.length} tokens do not split into blocks of {self.block}; "
-                f"try --block {nearest_divisor(self.length, self.block)}"
+                f"length must be a multiple of block: {length} tokens do not split into blocks of {self.block}; "
+                f"try --block {min(divisors, key=lambda number: abs(number - self.block))}"
             )
-        elif self.steps % blocks:
+        elif self.even and self.steps % blocks:
             yield (
                 f"steps must be a multiple of the number of blocks: {self.steps} steps do not share out among {blocks} "
                 f"blocks; try --steps {max(1, round(self.steps / blocks)) * blocks}"
             )
-        if self.steps > self.length:
-            yield f"steps must not exceed length, found {self.steps} steps for {self.length} tokens"
+        if self.even and self.steps > length:
+            yield f"steps must not exceed length, found {self.steps} steps for {length} tokens"
+        if self.threshold and self.factor:
+            yield f"expected one of threshold and factor, found {self.threshold} and {self.factor}; set the other to 0"
+        if self.cache != "none" and self.guidance:
+            yield f"cache {self.cache}: does not go with guidance {self.guidance}; use --guidance 0 or --cache none"
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class LLaDASettings(BlockSettings):
 
     Attributes:
         logits_eos_inf: whether EOS is never predicted.
-        confidence_eos_eot_inf: whether EOS and EoT are committed last (see the quirk in `llada`).
+        confidence_eos_eot_inf: whether EOS and EoT are committed last (see the quirk in `blocks`).
     """
 
     logits_eos_inf: bool = False
@@ -242,7 +242,7 @@ class SDARSettings(BlockDiffusionSettings):
 
     remasking: Literal["dynamic", "static", "sequential"] = "dynamic"  # type: ignore[misc]
 
-    replaces: ClassVar = True  # see the first quirk of sdar.py
+    replaces: ClassVar = True  # see the first quirk of `sdar`
 
 
 @dataclass(frozen=True)
@@ -276,17 +276,82 @@ class AutoregressiveSettings(Settings):
     seed: int = 0
 
 
-ADDED = ("cache", "threshold", "factor")
-"""Settings that no published sampler has; manifests and results name them only where they are used."""
+SHIPPED: dict[str, type[Settings]] = {
+    "llada": LLaDASettings,
+    "mmada": MMaDASettings,
+    "dream": DreamSettings,
+    "sdar": SDARSettings,
+    "llada2": LLaDA2Settings,
+    "autoregressive": AutoregressiveSettings,
+}
+
+OTHER_NAMES = {
+    "max_new_tokens": "length",
+    "max_length": "length",
+    "gen_length": "length",
+    "block_length": "block",
+    "block_size": "block",
+    "cfg_scale": "guidance",
+    "do_sample": "temperature",
+    "alg": "algorithm",
+    "denoising_steps": "block_steps",
+    "remasking_strategy": "remasking",
+    "confidence_threshold": "threshold",
+    "stopping_criteria_idx": "stop",
+}
+"""Our name for each setting of other libraries."""
+
+
+def find_sampler(name: str) -> Callable[..., Any]:
+    """Return the function that writes, one step at a time: ``NAME_steps(model, batch, settings)`` in NAME.py here."""
+    module = {"llada": "blocks", "mmada": "blocks", "llada2": "sdar"}.get(name, name)
+    return getattr(import_module(f"sinkscope.decoding.{module}"), f"{name}_steps")
+
+
+def settings_of(sampler: str) -> type[Settings]:
+    """Return the class of a sampler's settings, which annotates them in its function."""
+    return SHIPPED[sampler] if sampler in SHIPPED else get_type_hints(find_sampler(sampler))["settings"]
+
+
+def all_settings() -> dict[str, type[Settings]]:
+    """Return the class of the settings of every sampler that a family names, by the sampler's name."""
+    return {name: settings_of(name) for name in [*SHIPPED, *(family.sampler for family in FAMILIES.values())]}
+
+
+def resolve_settings(family: Family, **given: Any) -> Settings:
+    """Return the settings of a family's sampler; for diffusion, ``length`` alone sets ``steps`` and ``block`` to it.
+
+    Raises:
+        SettingsError: an unknown setting, with the right name where there is one.
+        CallError: values that do not fit together.
+    """
+    kind = settings_of(family.sampler)
+    import numpy as np  # not for help
+
+    given = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
+    names = [field.name for field in fields(kind)]
+    for name in given:
+        if name not in names:
+            other = OTHER_NAMES.get(name)
+            hint = f"; here it is called {other}" if other in names else ""
+            raise SettingsError(f"{family.name} has no setting {name!r}{hint}. Its settings are {', '.join(names)}")
+    if "length" in given:
+        given = {**{name: given["length"] for name in kind.follows_length if name in names}, **given}
+    settings = kind(**given)
+    if getattr(settings, "cache", "none") != "none":
+        from sinkscope.decoding.caches.policy import parse_cache  # not for help
+
+        policy = parse_cache(settings.cache)  # type: ignore[attr-defined]
+        for wrong in policy.misfits(family, settings) if policy is not None else ():
+            raise policy.refuse(wrong)
+    return settings
 
 
 def described(settings: Any) -> dict[str, Any]:
-    """Return settings, those of a sampler or of a likelihood, as plain values, for manifests and results."""
-    defaults = {field.name: field.default for field in fields(settings) if field.name in ADDED}
+    """Return settings, those of a sampler or of a likelihood, as plain values, for manifests and results.
+
+    Settings that no published sampler has are named only where they are used.
+    """
+    added = ("cache", "threshold", "factor")
+    defaults = {field.name: field.default for field in fields(settings) if field.name in added}
     return {name: value for name, value in asdict(settings).items() if name not in defaults or value != defaults[name]}
-
-
-def nearest_divisor(length: int, near: int) -> int:
-    """Return the divisor that is nearest to a number, the lower one of two."""
-    divisors = (number for number in range(1, length + 1) if length % number == 0)
-    return min(divisors, key=lambda number: (abs(number - near), number))

@@ -20,7 +20,7 @@ import torch
 
 from sinkscope.counts import counted
 from sinkscope.decoding import Generation, generate
-from sinkscope.decoding.caches.parsing import parse_cache
+from sinkscope.decoding.caches.policy import parse_cache
 from sinkscope.decoding.caches.reader import check_model
 from sinkscope.errors import EvaluationError
 from sinkscope.evaluation.answers import answer_until, reseeded, rule_in_force

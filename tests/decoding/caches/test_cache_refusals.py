@@ -7,7 +7,7 @@ from seeded_models import seeded_model
 
 import sinkscope
 from sinkscope.decoding import BlockCache, SettingsError, known_caches, parse_cache
-from sinkscope.decoding.caches.parsing import cache_definitions, definitions_text
+from sinkscope.decoding.caches.policy import cache_definitions, definitions_text
 from sinkscope.errors import CallError
 
 PROMPT = [5, 9, 22, 41, 7]

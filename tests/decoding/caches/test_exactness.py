@@ -74,7 +74,7 @@ def test_what_is_stored_is_what_was_computed(fresh):
     """One step after a refresh without any commit, the same positions have the same hidden states."""
     model = seeded_model("llada")
     tokens = torch.tensor([PROMPTS[0] + [60] * 8])
-    from sinkscope.decoding.caches.cached_reader import CachedReader
+    from sinkscope.decoding.caches.reader import CachedReader
     from sinkscope.decoding.canvas import WorkMeter, lay_out
 
     real = torch.ones_like(tokens, dtype=torch.bool)

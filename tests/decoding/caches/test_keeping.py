@@ -7,9 +7,9 @@ from seeded_models import seeded_model
 
 from sinkscope.attention import Columns, LayerCall, Prefix, Watcher, subscribed
 from sinkscope.decoding import BlockCache, parse_cache
-from sinkscope.decoding.caches.cached_reader import CachedReader
 from sinkscope.decoding.caches.keeping import loss_without, pick
 from sinkscope.decoding.caches.policy import Moment
+from sinkscope.decoding.caches.reader import CachedReader
 from sinkscope.decoding.canvas import WorkMeter, lay_out
 
 PROMPTS = [[5, 9, 22, 41, 7, 3, 18, 30, 2], [14, 8, 8, 51], [33, 2, 19, 44, 27, 6]]

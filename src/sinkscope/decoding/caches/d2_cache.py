@@ -64,7 +64,11 @@ class D2Cache(CachePolicy):
         fresh |= moment.commits[-1]
         importance = (moment.now * moment.real[:, :, None]).sum(1)
         fresh |= _nucleus(importance, self.rollout, moment.real & ~fresh)
-        return Plan(_inflated(fresh, self.inflate))
+        # The gaps between two of them, where they are at most ``inflate`` apart.
+        place = torch.arange(fresh.shape[1], device=fresh.device).expand_as(fresh)
+        after = torch.where(fresh, place, fresh.shape[1]).flip(-1).cummin(-1).values.flip(-1)
+        before = torch.where(fresh, place, -1).cummax(-1).values
+        return Plan(fresh | ((after - before <= self.inflate) & (before >= 0) & (after < fresh.shape[1])))
 
     def _surest(self, moment: Moment) -> Tensor:
         """Return which masks of the answer are computed, bool [batch, position of the answer]."""
@@ -127,14 +131,3 @@ def _nucleus(scores: Tensor, share: float, among: Tensor) -> Tensor:
     chosen = ordered.cumsum(-1) <= share
     chosen[:, 0] = True
     return torch.zeros_like(among).scatter(1, order, chosen) & among
-
-
-def _inflated(fresh: Tensor, gap: int) -> Tensor:
-    """Return marks with the gaps between two of them closed, where they are at most ``gap`` apart."""
-    if not gap:
-        return fresh
-    length = fresh.shape[1]
-    place = torch.arange(length, device=fresh.device).expand_as(fresh)
-    after = torch.where(fresh, place, length).flip(-1).cummin(-1).values.flip(-1)
-    before = torch.where(fresh, place, -1).cummax(-1).values
-    return fresh | ((after - before <= gap) & (before >= 0) & (after < length))

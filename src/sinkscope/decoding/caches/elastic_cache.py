@@ -11,15 +11,22 @@ Quirk: the first layer behind begins with the hidden states that entered it last
 Quirk: the published loop leaves the masks behind the first EOS unwritten; here all are written.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
+from sinkscope.attention import Hider, LayerCall, Prefix
+from sinkscope.attention.call import Call
+from sinkscope.decoding.caches.keeping import attention_weights
 from sinkscope.decoding.caches.policy import CachePolicy, Moment, Plan
+from sinkscope.decoding.caches.store import LayerByLayer, at_places
+from sinkscope.decoding.canvas import Layout, WorkMeter
+from sinkscope.models import Model
 from sinkscope.models.family import Family
 
 
@@ -36,6 +43,7 @@ class ElasticCache(CachePolicy):
 
     name = "elastic-cache"
     double = True
+    by_layer = True
     own_places = True
 
     window: int = 16
@@ -54,17 +62,6 @@ class ElasticCache(CachePolicy):
         """Return the first masks of each row, bool [row, position]."""
         return masked & (masked.cumsum(-1) <= self.window)
 
-    def has_turned(self, before: Tensor, now: Tensor, real: Tensor) -> bool:
-        """Return whether the attention of the tracked tokens, [1, head, token, key], has turned."""
-        alike = torch.nn.functional.cosine_similarity(before, now, dim=1)
-        return bool(alike[:, :, real[0]].mean() < self.gamma)
-
-    def most_attended(self, weights: Tensor, among: Tensor) -> Tensor:
-        """Return the tracked tokens among some, bool [row, position], by the weights of the window's queries."""
-        received = weights.sum((1, 2)).masked_fill(~among, 0)
-        best = received.topk(min(self.tracked, received.shape[1]), dim=-1).indices
-        return torch.zeros_like(among).scatter(1, best, True) & among
-
     def misfits(self, family: Family, settings: Any) -> Iterator[str]:
         yield from super().misfits(family, settings)
         if settings.block != settings.length:
@@ -72,3 +69,152 @@ class ElasticCache(CachePolicy):
         each = -(-settings.length // settings.steps)
         if not (settings.threshold or settings.factor) and self.window < each:
             yield f"expected a window of at least {each}, which a step commits, found {self.window}; raise --steps"
+
+
+class Nothing(Hider):
+    """Hides nothing; subscribed so that layers run sinkscope's attention."""
+
+    def hide(self, call: LayerCall) -> None:
+        return None
+
+
+class LayerKeeper(Call):
+    """Takes the place of the stack's running call, and keeps the newest layer; nobody else watches."""
+
+    def __init__(self) -> None:
+        self.kept: LayerCall | None = None
+
+    def instead_of(self, running: Call) -> "LayerKeeper":
+        running.reported = True
+        return self
+
+    def layer(self, module: Any, query: Tensor, key: Tensor, value: Tensor, own: Prefix | None = None) -> None:
+        self.kept = LayerCall(type(module).__name__, module.layer_idx, query, key, value, None, own=own)
+
+
+@dataclass(eq=False)
+class Pass:
+    """One pass of some rows through the layers.
+
+    Attributes:
+        rows: int64 [row], their numbers in the batch.
+        places: int64 [row, position], the positions that the next layer is given.
+        tracked: int64 [token], the tracked tokens of the only row; None where the next layer computes all positions.
+        first: whether it is the first pass, before which nothing is stored.
+        turned: whether the layer before it was the first to say so.
+        computed: how many positions each layer has computed so far.
+    """
+
+    rows: Tensor
+    places: Tensor
+    tracked: Tensor | None = None
+    first: bool = False
+    turned: bool = False
+    computed: list[int] = field(default_factory=list)
+
+
+class ElasticReader(LayerByLayer):
+    """Computes the positions of an `ElasticCache`; each row alone after the first step, as rows turn elsewhere."""
+
+    def __init__(self, model: Model, layout: Layout, meter: WorkMeter, policy: ElasticCache, real: Tensor) -> None:
+        super().__init__(model, layout, meter, policy, real)
+        self.policy, self._keeper = policy, LayerKeeper()
+        self._entering: dict[int, Tensor] = {}
+        self._queries: dict[int, Tensor] = {}
+        nowhere = torch.zeros_like(real)
+        self._masked, self._window, self._written, self._tracked = nowhere, nowhere, nowhere, nowhere.clone()
+
+    def open_places(self, tokens: Tensor, masked: Tensor) -> Tensor:
+        self._masked, self._window = masked, self.policy.window_of(masked)
+        return self._window
+
+    def committed(self, written: Tensor, confidence: Tensor) -> None:
+        self._written = written >= 0
+
+    def read(self, inputs: Tensor, rows: Sequence[int] | None = None, together: bool = False) -> Tensor:
+        every = torch.arange(inputs.shape[1], device=inputs.device)
+        if self._hidden is None:
+            self._store.refresh(range(len(inputs)))
+            mine = torch.arange(len(inputs), device=inputs.device)
+            self._hidden = self._run(inputs, Pass(mine, every.expand(len(inputs), -1), first=True))
+            return self._hidden
+        for row in range(len(inputs)) if rows is None else rows:
+            tracked = every[self._tracked[row]]
+            places = every[self._tracked[row] | self._written[row] | self._window[row]][None]
+            self._tracked[row] = False
+            one = Pass(torch.tensor([row], device=inputs.device), places, tracked)
+            found = self._run(inputs[[row]], one)
+            self._hidden[row, one.places[0]] = found[0, one.places[0]]
+        return self._hidden
+
+    def _run(self, tokens: Tensor, state: Pass) -> Tensor:
+        """Return the hidden states of the rows of a pass; only those at its places at the end were computed."""
+        rows = state.rows.tolist()
+        hidden = self._through(tokens, rows, lambda index, layer: self._forward_of(index, layer, state))
+        for row in rows:
+            own = self._lengths[row]
+            self.meter.add_layers(row, [min(count, own) for count in state.computed], own, 0)
+        return hidden
+
+    def _forward_of(self, index: int, layer: Any, state: Pass) -> Callable[..., Tensor]:
+        def forward(
+            hidden: Tensor, *, position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor | None, **given: Any
+        ) -> Tensor:
+            hidden = self._enter(index, hidden, state)
+            places, rows, before = state.places, state.rows, None
+            state.computed.append(places.shape[1])
+            if state.tracked is not None:
+                before = self._queries[index][rows][:, :, state.tracked], self._store.keys[index][rows]
+            given["sinkscope_call"] = self._keeper.instead_of(given["sinkscope_call"])
+            if not state.first:
+                self._store.compute(places, None, rows)
+            some = at_places(places, hidden)
+            entering = layer.input_layernorm(some)
+            attended = self._attend(layer, entering, rows, places, position_embeddings, attention_mask, given)
+            self._watch(index, state, before)
+            some = some + attended
+            some = some + layer.mlp(layer.post_attention_layernorm(some))
+            some = some.to(hidden.dtype)  # within a caller's autocast they differ
+            return hidden.scatter(1, places[..., None].expand_as(some), some)
+
+        return forward
+
+    def _enter(self, index: int, hidden: Tensor, state: Pass) -> Tensor:
+        """Store what enters a layer, and return it; behind a layer that has turned, for all places."""
+        if index not in self._entering:
+            self._entering[index] = hidden.clone()
+            return hidden
+        self._entering[index][state.rows[:, None], state.places] = at_places(state.places, hidden)
+        if not state.turned:
+            return hidden
+        state.turned, state.tracked = False, None
+        state.places = torch.arange(hidden.shape[1], device=hidden.device).expand(len(state.rows), -1)
+        return self._entering[index][state.rows]
+
+    def _watch(self, index: int, state: Pass, before: tuple[Tensor, Tensor] | None) -> None:
+        """Note the most attended tokens of a layer's window, and whether attention of the tracked ones turned."""
+        call, rows, places = self._keeper.kept, state.rows, state.places
+        assert call is not None
+        if index not in self._queries:
+            self._queries[index] = call.query.clone()
+        else:
+            self._queries[index][rows[:, None], :, places] = call.query.transpose(1, 2)
+        real = self._real[rows]
+        member = self._window[rows].gather(1, places)
+        column = member.any(0).nonzero().flatten()
+        weights = attention_of(call, real, call.query[:, :, column], call.key) * member[:, None, column, None]
+        among = real & ~self._masked[rows]
+        received = weights.sum((1, 2)).masked_fill(~among, 0)
+        best = received.topk(min(self.policy.tracked, received.shape[1]), dim=-1).indices
+        self._tracked[rows] |= torch.zeros_like(among).scatter(1, best, True) & among
+        if before is not None:
+            assert state.tracked is not None
+            now = attention_of(call, real, call.query[:, :, torch.isin(places[0], state.tracked)], call.key)
+            alike = cosine_similarity(attention_of(call, real, *before), now, dim=1)
+            state.turned = bool(alike[:, :, real[0]].mean() < self.policy.gamma)
+
+
+def attention_of(call: LayerCall, real: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """Return the attention of queries [row, head, query, dim] to the real keys, float32 [row, head, query, key]."""
+    weights = attention_weights(replace(call, query=queries, key=keys), real[:, None, None], slice(None))
+    return weights[..., -keys.shape[2] :]

@@ -1,31 +1,34 @@
-"""The base class of cache policies: a policy decides which positions a step computes.
+"""The base class of cache policies, which decide the positions that a step computes, and policies as text.
 
-A step computes some positions of the canvas, the *fresh* ones: their queries, keys, values and hidden states. Of all
-other positions the stored keys and values are used as they were. A *refresh* is a step in which all positions are
-fresh. Every block begins with one, so that no row of a batch depends on what another row did in an earlier block.
+A step computes the *fresh* positions: their queries, keys, values and hidden states. Of all others it uses the stored
+keys and values. A *refresh* computes all positions. Every block begins with one, so that no row of a batch depends on
+what another row did in an earlier block.
 """
 
+import functools
+import inspect
+import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
 from sinkscope.attention import Columns, LayerCall
 from sinkscope.decoding.canvas import Batch
-from sinkscope.decoding.settings import Settings, out_of_range
+from sinkscope.decoding.settings import out_of_range
 from sinkscope.errors import CallError
+from sinkscope.extension_points import find_kinds
 from sinkscope.models.family import Family
+from sinkscope.runs.files import validated
 
 Places = Tensor | slice
 """Positions of a canvas: a slice of columns for all rows, or bool [batch, position]."""
-
-
-MEASURED = ("confidence", "entropy", "surveyed", "now", "before", "at_refresh", "scores", "values")
-"""What `Moment.of_rows` leaves out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,12 +77,12 @@ class Moment:
     settings: Any = None
     width: int = 0
 
-    def of_rows(self, rows: Sequence[int]) -> "Moment":
+    def of_rows(self, rows: list[int]) -> "Moment":
         """Return the moment of some rows, without measurements."""
-        chosen = list(rows)
-        tokens, masked, real = self.tokens[chosen], self.masked[chosen], self.real[chosen]
-        commits = tuple(one[chosen] for one in self.commits)
-        return replace(self, tokens=tokens, masked=masked, real=real, commits=commits, **dict.fromkeys(MEASURED))
+        measured = ("confidence", "entropy", "surveyed", "now", "before", "at_refresh", "scores", "values")
+        tokens, masked, real = self.tokens[rows], self.masked[rows], self.real[rows]
+        commits = tuple(one[rows] for one in self.commits)
+        return replace(self, tokens=tokens, masked=masked, real=real, commits=commits, **dict.fromkeys(measured))
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,22 +99,26 @@ class CachePolicy(ABC):
 
     A subclass with a `name`, in a module of this package or in one that an installed package declares as an entry point
     of the group ``sinkscope.caches``, is found by `parse_cache` and ``--cache``.
+
+    Class attributes:
+        name: of the policy in the text form.
+        double: whether confidences are taken in float64, as the published code of the policy does.
+        lasting: whether a block begins without a refresh; a step is then planned at the end of the one before.
+        surveys: whether the first step of a generation takes the confidence of every mask, see `Moment.surveyed`.
+        by_layer: whether each layer computes other positions, which no subscriber can then watch.
+        own_places: whether it only goes with a family that reads a token at its own position.
+        rightward: whether it only goes with blocks from left to right.
+        ranges: least and largest value of options.
     """
 
     name: ClassVar[str] = ""
-    """The policy's name in the text form."""
     double: ClassVar[bool] = False
-    """Whether confidences are taken in float64, as the published code of the policy does."""
     lasting: ClassVar[bool] = False
-    """Whether a block begins without a refresh; the plan of a step is then made at the end of the one before."""
     surveys: ClassVar[bool] = False
-    """Whether the first step of a generation takes the confidence of every mask, see `Moment.surveyed`."""
+    by_layer: ClassVar[bool] = False
     own_places: ClassVar[bool] = False
-    """Whether it only goes with a family that reads a token at its own position."""
     rightward: ClassVar[bool] = False
-    """Whether it only goes with blocks from left to right."""
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
-    """Least and largest value of options."""
 
     def __post_init__(self) -> None:
         for wrong in chain(out_of_range(self, self.ranges), self.contradictions()):
@@ -177,11 +184,6 @@ class CachePolicy(ABC):
         if self.rightward and getattr(settings, "block_order", "") == "right_to_left":
             yield "expected blocks from left to right, found right_to_left"
 
-    def check(self, family: Family, settings: Settings) -> None:
-        """Raise `CallError` where the policy does not go with a family or with the settings of its sampler."""
-        for wrong in self.misfits(family, settings):
-            raise self.refuse(wrong)
-
     def check_canvas(self, batch: Batch, settings: Any) -> None:  # noqa: B027
         """Raise `CallError` where the policy does not fit the canvases of a batch."""
 
@@ -197,21 +199,81 @@ class CachePolicy(ABC):
         return CallError(f"cache {self.text}: {what}")
 
 
-@dataclass(frozen=True)
-class LayeredPolicy(CachePolicy):
-    """Decides in every layer by itself which positions it computes; the others get the layer's stored outputs."""
+@functools.cache
+def known_caches() -> Mapping[str, type[CachePolicy]]:
+    """Return the class of every policy by its name, in alphabetical order; `CallError` where two have one name."""
+    package, group = "sinkscope.decoding.caches", "sinkscope.caches"
+    expected = "a CachePolicy with a `name`, or a module with some"
+    found: dict[str, type[CachePolicy]] = {}
+    for kind in find_kinds(package, CachePolicy, lambda kind: bool(vars(kind).get("name")), group, expected):
+        if kind.name in ("none", *found):
+            raise CallError(f"{kind.__qualname__}: expected a new name, found {kind.name!r}, which another policy has")
+        found[kind.name] = kind
+    return MappingProxyType(dict(sorted(found.items())))
 
-    def plan(self, moment: Moment) -> Plan:
-        return Plan()
 
-    @abstractmethod
-    def whole_parts(self, layer: int, number: int) -> tuple[bool, bool]:
-        """Return whether a layer computes the whole prompt, and the whole answer, in a step of the generation."""
+def parse_cache(text: str) -> CachePolicy | None:
+    """Return a policy from text such as ``block:every=8,keep=sinks,budget=64``; None for ``none``.
 
-    @abstractmethod
-    def share(self, length: int) -> int:
-        """Return how many of the positions of an answer a layer computes where it does not compute all of them."""
+    A policy is its name, and its options behind a colon, separated by commas: ``name=value`` for the fields of its
+    class; a choice may be written as its value alone.
 
-    @abstractmethod
-    def choose(self, values: Tensor, before: Tensor) -> Tensor:
-        """Return these positions, int64 [row, chosen], by the new and the stored values [row, position, width]."""
+    Raises:
+        CallError: no such policy or option; the message names those there are.
+    """
+    name, _, tail = text.strip().partition(":")
+    known = known_caches()
+    if name == "none" and not tail:
+        return None
+    if name not in known:
+        raise CallError(
+            f"no cache {text!r}; expected one of none, {', '.join(known)}, with options as in block:every=8"
+        )
+    hints = _hints(known[name])
+    given: dict[str, Any] = {}
+    for piece in filter(None, map(str.strip, tail.split(","))):
+        option, equals, value = piece.partition("=")
+        owners = [option] if equals else [one for one, hint in hints.items() if piece in get_args(hint)]
+        if len(owners) != 1 or owners[0] not in hints or owners[0] in given:
+            options = ", ".join(f"{one}=…" for one in hints) or "none"
+            raise CallError(f"cache {text!r}: expected options of {name}, each once ({options}), found {piece!r}")
+        where = f"cache {text!r}: {owners[0]}"
+        given[owners[0]] = validated(hints[owners[0]], value if equals else piece, where, CallError)
+    return known[name](**given)
+
+
+def _hints(kind: type[CachePolicy]) -> dict[str, Any]:
+    types = get_type_hints(kind)
+    return {one.name: types[one.name] for one in fields(kind)}
+
+
+def cache_definitions() -> list[dict[str, Any]]:
+    """Return name, purpose, source and options of every policy, those of installed packages included."""
+    import docstring_parser
+
+    found = []
+    for name, kind in known_caches().items():
+        # The paper and the code stand in brackets behind the title of a policy's module.
+        source = re.match(r"[^\n]*?(\(.*?\))\.?\n", sys.modules[kind.__module__].__doc__ or "", flags=re.DOTALL)
+        docs = [docstring_parser.parse(one.__doc__ or "") for one in reversed(kind.__mro__)]
+        meanings = {one.arg_name: " ".join((one.description or "").split()) for doc in docs for one in doc.params}
+        hints, options = _hints(kind), []
+        for one in fields(kind):
+            choices = [choice for choice in get_args(hints[one.name]) if isinstance(choice, str)] or None
+            does = meanings.get(one.name, "").replace("``", "")
+            options.append({"name": one.name, "default": one.default, "choices": choices, "does": does})
+        does = " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
+        origin = source.group(1).replace("\n", " ") if source else None
+        found.append({"name": name, "does": does, "source": origin, "options": options})
+    return found
+
+
+def definitions_text() -> str:
+    """Return `cache_definitions` as lines of text."""
+    lines = []
+    for one in cache_definitions():
+        lines.append(f"{one['name']}: {one['does']}" + (f" {one['source']}" if one["source"] else ""))
+        for option in one["options"]:
+            choices = f" one of {', '.join(option['choices'])};" if option["choices"] else ""
+            lines.append(f"    {option['name']}={option['default']}:{choices} {option['does']}")
+    return "\n".join(lines)

@@ -1,18 +1,21 @@
-"""Makes the reader of a sampler's cache, after checking that it goes with the model and its watchers."""
+"""Reads the positions of a step that a sampler's cache policy names; all others keep their stored keys and values."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
-from sinkscope.attention import Hider, Watcher, current_session, subscribed
-from sinkscope.decoding.caches.cached_reader import CachedReader
-from sinkscope.decoding.caches.elastic_cache import ElasticCache
-from sinkscope.decoding.caches.layered_reader import ElasticReader, LayeredReader, Nothing
-from sinkscope.decoding.caches.parsing import parse_cache
-from sinkscope.decoding.caches.policy import CachePolicy, LayeredPolicy
+from sinkscope.attention import CallPart, Columns, Hider, LayerCall, Watcher, current_session, subscribed
+from sinkscope.decoding.caches.dllm_cache import DLLMCache, DLLMReader
+from sinkscope.decoding.caches.elastic_cache import ElasticCache, ElasticReader, Nothing
+from sinkscope.decoding.caches.policy import CachePolicy, Moment, Places, Plan, parse_cache
+from sinkscope.decoding.caches.store import KeyValueStore, stored_call
 from sinkscope.decoding.canvas import Batch, Layout, WorkMeter
-from sinkscope.decoding.projection import WholeReader
+from sinkscope.decoding.projection import WholeReader, rows_of
 from sinkscope.decoding.settings import Settings
 from sinkscope.models import Model
 
@@ -26,21 +29,18 @@ def reading(model: Model, batch: Batch, layout: Layout, meter: WorkMeter, settin
         return
     policy.check_canvas(batch, settings)
     check_model(model, policy)
-    length = layout.positions.shape[1]
-    real = torch.nn.functional.pad(batch.real, (0, length - batch.real.shape[1]), value=True)
-    if isinstance(policy, LayeredPolicy):
-        yield LayeredReader(model, layout, meter, policy, real, batch.real.shape[1])
-        return
-    if isinstance(policy, ElasticCache):
+    width, length = batch.real.shape[1], layout.positions.shape[1]
+    real = pad(batch.real, (0, length - width), value=True)
+    if isinstance(policy, DLLMCache):
+        yield DLLMReader(model, layout, meter, policy, real, width)
+    elif isinstance(policy, ElasticCache):
         with subscribed(model.network, Nothing()):
             yield ElasticReader(model, layout, meter, policy, real)
-        return
-    reader = CachedReader(model, layout, meter, policy, real, settings, batch.real.shape[1])
-    if not (policy.measures or policy.watches(refresh=True)):
-        yield reader
-        return
-    with subscribed(model.network, reader.measurer):
-        yield reader
+    else:
+        reader = CachedReader(model, layout, meter, policy, real, settings, width)
+        measured = policy.measures or policy.watches(refresh=True)
+        with subscribed(model.network, reader.measurer) if measured else nullcontext():
+            yield reader
 
 
 def check_model(model: Model, policy: CachePolicy) -> None:
@@ -53,9 +53,10 @@ def check_model(model: Model, policy: CachePolicy) -> None:
                 f"expected a model in which nothing is hidden or put in front, as a step computes only some queries, "
                 f"found {found}; hide without a cache (--cache none)"
             )
-        layered = isinstance(policy, LayeredPolicy | ElasticCache)
-        if layered or policy.selects:
-            why = "each of its layers computes other positions" if layered else "its queries read only some keys"
+        if policy.by_layer or policy.selects:
+            why = (
+                "each of its layers computes other positions" if policy.by_layer else "its queries read only some keys"
+            )
             raise policy.refuse(
                 f"expected a model that nothing watches, because {why}, found one that is recorded; use a policy that "
                 "computes whole positions and reads all keys, such as --cache block"
@@ -66,3 +67,281 @@ def check_model(model: Model, policy: CachePolicy) -> None:
             f"{model.card.name} has a sink token at the end of the whole canvas, of which a step computes a part; use "
             "--cache none"
         )
+
+
+class Measurer(Hider):
+    """Measures layers for a policy while the network runs; it hides nothing.
+
+    Attributes:
+        found: results of `CachePolicy.measure` for each layer of a refresh.
+        watched: result of `CachePolicy.follow` in the last layer of a step.
+    """
+
+    def __init__(self, policy: CachePolicy) -> None:
+        self._policy = policy
+        self._moment: Moment | None = None  # of the running call of a reader
+        self._measures = self._watches = False
+        self.found: list[Tensor] = []
+        self.watched: Tensor | None = None
+
+    @contextmanager
+    def asking(self, moment: Moment, measures: bool, watches: bool) -> Iterator[None]:
+        """Measure each layer while the body runs."""
+        self._moment, self._measures, self._watches = moment, measures, watches
+        self.found, self.watched = [], None
+        try:
+            yield
+        finally:
+            self._moment, self._measures, self._watches = None, False, False
+
+    def hide(self, call: LayerCall) -> None:
+        if self._watches and self._moment is not None:
+            self.watched = self._policy.follow(self.watched, call, self._moment)
+
+    def observes(self, call: LayerCall) -> bool:
+        return self._measures
+
+    def observe(self, call: LayerCall, columns: Columns) -> None:
+        if self._measures and self._moment is not None:
+            self.found.append(self._policy.measure(call, columns, self._moment))
+
+
+class CachedReader(WholeReader):
+    """Computes the positions that a policy names, and reads the stored keys and values of the others."""
+
+    def __init__(
+        self,
+        model: Model,
+        layout: Layout,
+        meter: WorkMeter,
+        policy: CachePolicy,
+        real: Tensor,
+        settings: Any = None,
+        width: int = 0,
+    ) -> None:
+        super().__init__(model, layout, meter)
+        self.policy, self.double, self._real = policy, policy.double, real
+        self.measurer = Measurer(policy)
+        self._store = KeyValueStore()
+        heads = (model.card.layers, model.card.kv_heads)
+        # Fields of every `Moment`; measurements are added as they come.
+        self._known: dict[str, Any] = {
+            "heads": heads,
+            "shift": model.family.shift,
+            "settings": settings,
+            "width": width,
+        }
+        self._moment: Moment | None = None
+        self._plan = Plan()
+        self._kept: Tensor | None = None
+        self._block = (0, real.shape[1])
+        self._number = 0
+        # How many tokens of each row the block has yet to commit; a model may commit the mask token.
+        self._due: Tensor | None = None
+        self._commits: list[Tensor] = []
+        self._ahead: Tensor | None = None
+        self._charged: Sequence[int] = ()
+
+    def begin_block(self, start: int, stop: int) -> None:
+        self._due = None
+        self._block, self._number, self._commits = (start, stop), 0, []
+
+    def end_block(self) -> None:
+        if self._due is not None and (left := int(self._due.clamp(min=0).sum())):
+            raise self.policy.refuse(
+                f"expected a block to be committed whole in its {self._number} steps, found {left} tokens left; let "
+                "`Plan.open` name masks in each step"
+            )
+
+    def open_places(self, tokens: Tensor, masked: Tensor) -> Tensor | None:
+        if self._due is None:
+            self._due = masked[:, slice(*self._block)].sum(-1)
+        self._moment = self._now(tokens, masked)
+        if self.policy.lasting:
+            self._plan = Plan(self._ahead)
+        else:
+            self._plan = self.policy.plan(self._moment) if self._number else self.policy.first(self._moment)
+        return self._marked(self._plan.fresh if self._plan.open is None else self._plan.open)
+
+    def _now(self, tokens: Tensor, masked: Tensor) -> Moment:
+        return Moment(self._number, *self._block, tokens, masked, self._real, tuple(self._commits), **self._known)
+
+    def read(self, inputs: Tensor, rows: Sequence[int] | None = None, together: bool = False) -> Tensor:
+        self._charged = range(len(inputs)) if rows is None else rows
+        rows = list(range(len(inputs))) if rows is None or (together and not self.policy.lasting) else list(rows)
+        fresh = self._plan.fresh
+        self._known["before"] = self._known.get("now")
+        if fresh is None:
+            self._refresh(inputs, rows)
+        else:
+            if not self.policy.lasting:
+                self._store.hold(rows)
+            if isinstance(fresh, slice):
+                self._compute(inputs, rows, fresh)
+            else:
+                self._compute_marked(inputs, rows, fresh & self._real)
+        self._number += 1
+        assert self._hidden is not None
+        return self._hidden
+
+    def surveys(self) -> bool:
+        return self.policy.surveys and "surveyed" not in self._known
+
+    def survey(self, logits: Tensor, masked: Tensor) -> None:
+        self._known["surveyed"] = _placed(torch.softmax(logits, dim=-1).amax(-1).float(), masked)
+
+    def judge(self, logits: Tensor, candidates: Tensor) -> None:
+        if self.policy.judges:
+            found = logits.new_empty(0, dtype=torch.float32)
+            if len(logits):  # a step of Dream's origin may draw no place
+                found = torch.distributions.Categorical(logits=logits.float()).entropy()
+            self._known["entropy"] = _placed(found, candidates)
+
+    def committed(self, written: Tensor, confidence: Tensor) -> None:
+        self._commits.append(written >= 0)
+        if self._due is not None:
+            self._due -= ((written >= 0) & ~confidence.isnan()).sum(-1)
+        self._known["confidence"] = confidence
+        if not self.policy.lasting:
+            return
+        assert self._moment is not None
+        tokens = torch.where(written >= 0, written, self._moment.tokens)
+        masked = self._moment.masked & ((written < 0) | (written == self.model.card.mask_id))
+        fresh = self._marked(self.policy.plan(self._now(tokens, masked)).fresh)
+        assert fresh is not None
+        if self._ahead is None:
+            self._ahead = fresh
+        else:
+            self._ahead[list(self._charged)] = fresh[list(self._charged)]
+
+    def _marked(self, places: Places | None) -> Tensor | None:
+        if not isinstance(places, slice):
+            return places
+        marked = torch.zeros_like(self._real)
+        marked[:, places] = True
+        return marked
+
+    def _refresh(self, inputs: Tensor, rows: list[int]) -> None:
+        """Compute all positions of some rows, and ask the policy which keys they read from now on."""
+        for row in self._charged:
+            self.meter.add(row, self._lengths[row], self._lengths[row])
+        moment, whole, measures = self._moment, len(rows) == len(self._real), self.policy.measures
+        assert moment is not None
+        moment = moment if whole else moment.of_rows(rows)
+        self._store.refresh(rows)
+        layout = self.layout if whole else rows_of(self.layout, rows)
+        part = None if whole else self._part(rows, slice(None), whole=True)
+        tokens = inputs if whole else inputs[rows]
+        found = self._forward(tokens, layout.positions, layout.seen, part, rows, refresh=True, measures=measures)
+        if whole:
+            self._hidden = found
+        else:
+            self._put(found, rows, slice(None))
+        if measures:
+            norms = [torch.linalg.vector_norm(value.float(), dim=-1) for _, value in sorted(self._store.values.items())]
+            moment = replace(moment, scores=self.measurer.found, values=norms)
+        kept = self.policy.kept(moment)
+        if kept is None or whole or self._kept is None:
+            self._kept = kept
+        else:
+            self._kept[rows] = kept
+
+    def _compute(self, inputs: Tensor, rows: list[int], fresh: slice) -> None:
+        self._store.compute(fresh, self._read_keys(rows))
+        tokens, positions = inputs[:, fresh], self.layout.positions[:, fresh]
+        if len(rows) < len(self._real):
+            tokens, positions = tokens[rows], positions[rows]
+        real, keys = self._real[:, fresh].sum(-1).tolist(), self._key_counts()
+        for row in self._charged:
+            self.meter.add(row, real[row], keys[row])
+        found = self._forward(tokens, positions, self._seen(rows, tokens.shape[1]), self._part(rows, fresh), rows)
+        self._put(found, rows, fresh)
+
+    def _compute_marked(self, inputs: Tensor, rows: list[int], fresh: Tensor) -> None:
+        """Compute marked positions, a number of each row; rows with all of them in a separate call."""
+        held, width = self._store.rows, fresh.shape[1]
+        counts, keys = fresh.sum(-1).tolist(), self._key_counts()
+        all_places = torch.where(fresh, torch.arange(width, device=fresh.device), width)
+        whole = [row for row in rows if counts[row] == self._lengths[row]]
+        for refresh, group in ((True, whole), (False, [row for row in rows if row not in whole])):
+            most = max((counts[row] for row in group), default=0)
+            if not most:
+                continue
+            # A row with fewer positions computes its first ones again, to the same result; a row with none its last
+            # one. Whole rows stand at the right end of the batch, as in a refresh of all rows.
+            order = (all_places[:, -most:] if refresh else all_places.sort(dim=-1).values[:, :most])[group]
+            first = torch.where(order[:, :1] < width, order[:, :1], width - 1)
+            places = torch.where(order < width, order, first)
+            mine = None if group == held else torch.tensor([held.index(row) for row in group], device=inputs.device)
+            self._store.compute(places, self._read_keys(group), mine)
+            for row in self._charged:
+                if counts[row] and row in group:
+                    self.meter.add(row, counts[row], keys[row])
+            tokens, positions = inputs[group].gather(1, places), self.layout.positions[group].gather(1, places)
+            part = self._part(group, torch.where(order < width, order, -1), refresh)
+            self._put(self._forward(tokens, positions, self._seen(group, most), part, group, refresh), group, places)
+
+    def _read_keys(self, rows: list[int]) -> Tensor | None:
+        """Return which keys some rows read, int64 [row, 1 or layer, 1 or kv_head, key]; None for all."""
+        return None if self._kept is None else self._kept[rows].clamp(min=0)
+
+    def _key_counts(self) -> list[int]:
+        return self._lengths if self._kept is None else (self._kept[:, 0, 0] >= 0).sum(-1).tolist()
+
+    def _seen(self, rows: list[int], queries: int) -> Tensor | None:
+        """Return which of the keys count, bool [row, 1, query, key]; None where all do."""
+        if self._kept is not None:
+            real = self._kept[rows][:, 0, 0] >= 0
+            if bool(real.all()):
+                return None
+        elif self.layout.seen is None:
+            return None
+        else:
+            real = self._real[rows]
+        return real[:, None, None].expand(-1, 1, queries, -1)
+
+    def _part(self, rows: list[int], queries: slice | Tensor, whole: bool = False) -> CallPart | None:
+        """Return the part of the canvas that a call computes, for watchers; None without any."""
+        if current_session(self.model.network) is None:
+            return None
+        if isinstance(queries, slice):
+            queries = torch.arange(self._real.shape[1], device=self._real.device)[queries].expand(len(rows), -1)
+        return CallPart(torch.tensor(rows, device=queries.device), queries, whole)
+
+    def _forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        seen: Tensor | None,
+        part: CallPart | None,
+        rows: list[int],
+        refresh: bool = False,
+        measures: bool = False,
+    ) -> Tensor:
+        session, watches, count = current_session(self.model.network), self.policy.watches(refresh), len(self._real)
+        assert self._moment is not None
+        moment = self._moment if len(rows) == count else self._moment.of_rows(rows)
+        computing = nullcontext() if session is None else session.computing(part)
+        with computing, self.measurer.asking(moment, measures, watches):
+            hidden = stored_call(self.model, tokens, positions, seen, self._store)
+        if watches:
+            found = self.measurer.watched
+            assert found is not None
+            for name in ("now", "at_refresh") if refresh else ("now",):
+                kept = self._known.get(name)
+                kept = found.new_zeros(count, *found.shape[1:]) if kept is None else kept.clone()
+                kept[rows] = found
+                self._known[name] = kept
+        return hidden
+
+    def _put(self, found: Tensor, rows: list[int], fresh: slice | Tensor) -> None:
+        assert self._hidden is not None
+        if isinstance(fresh, slice):
+            self._hidden[slice(None) if len(rows) == len(self._real) else rows, fresh] = found
+        else:
+            self._hidden[torch.tensor(rows, device=found.device)[:, None], fresh] = found
+
+
+def _placed(found: Tensor, places: Tensor) -> Tensor:
+    """Return numbers at the marked places, float32 [batch, position], NaN elsewhere."""
+    return torch.full(places.shape, torch.nan, device=places.device, dtype=torch.float32).masked_scatter_(places, found)
