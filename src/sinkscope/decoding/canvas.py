@@ -22,10 +22,8 @@ class Work:
     Attributes:
         forwards: calls of the network.
         rows: positions whose hidden states were computed, over all calls; the mean over layers that differ in them.
-        projections: multiply-adds of the projections to queries, keys, values and output, of a sink token too.
-        attention: multiply-adds of the scores and of the weighted sum of values.
-        mlp: multiply-adds of the feed-forward layers.
-        vocabulary: multiply-adds of the projection onto the vocabulary.
+        projections, attention, mlp, vocabulary: multiply-adds of the projections to queries, keys, values and output
+            (a sink token's too), of scores and weighted sums, of the feed-forward layers, and of the logits.
     """
 
     forwards: int
@@ -37,7 +35,6 @@ class Work:
 
     @property
     def total(self) -> int:
-        """All multiply-adds."""
         return self.projections + self.attention + self.mlp + self.vocabulary
 
 
@@ -82,13 +79,7 @@ class WorkMeter:
         self.add_layers(row, [copies * queries] * self._layers, keys, 0)
 
     def add_layers(self, row: int, queries: Sequence[int], keys: int, values: int) -> None:
-        """Count a call of which each layer computes other positions.
-
-        Args:
-            queries: number of positions in each layer.
-            keys: how many each of them reads.
-            values: how many more positions have only their values computed, over all layers.
-        """
+        """Count a call by the positions of each layer; of ``values`` more, over all layers, only values are computed."""
         self._forwards[row] += 1
         self._rows[row] += sum(queries)
         self._pairs[row] += sum(queries) * (keys + self._front)
@@ -142,10 +133,10 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Prompts that are written together.
+    """Prompts that are written together, left-padded.
 
     Attributes:
-        tokens: int64 [batch, prompt position], left-padded.
+        tokens: int64 [batch, prompt position].
         real: bool of the same shape, False on padding.
         texts: None for a prompt that came as token ids.
     """
@@ -156,16 +147,11 @@ class Batch:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Number of tokens of each prompt."""
         return tuple(self.real.sum(-1).tolist())
 
 
 def make_batch(model: Model, prompts: Sequence[Sequence[int]], texts: Sequence[str | None], length: int) -> Batch:
-    """Return prompts padded on the left to one width; ``length`` is the number of tokens to write.
-
-    Raises:
-        CallError: there is no prompt, or the canvas is longer than the model's maximum.
-    """
+    """Return prompts padded on the left; `CallError` for none, or where ``length`` more tokens exceed the maximum."""
     if not prompts:
         raise CallError("expected at least one prompt, found none")
     width = max(map(len, prompts))
@@ -175,12 +161,9 @@ def make_batch(model: Model, prompts: Sequence[Sequence[int]], texts: Sequence[s
             f"{model.limit}; shorten the prompt or --length"
         )
     padding = model.card.eos_id if model.card.eos_id is not None else 0
-    tokens = torch.full((len(prompts), width), padding, dtype=torch.long, device="cpu")
-    real = torch.zeros(len(prompts), width, dtype=torch.bool, device="cpu")
-    for row, prompt in enumerate(prompts):
-        tokens[row, width - len(prompt) :] = torch.tensor(prompt, dtype=torch.long, device="cpu")
-        real[row, width - len(prompt) :] = True
-    return Batch(tokens.to(model.device), real.to(model.device), tuple(texts))
+    rows = [[padding] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+    real = [[place >= width - len(prompt) for place in range(width)] for prompt in prompts]
+    return Batch(torch.tensor(rows, device=model.device), torch.tensor(real, device=model.device), tuple(texts))
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,8 +171,8 @@ class Layout:
     """The places of the real tokens in a batch of canvases: the right end of each row.
 
     Attributes:
-        seen: bool [batch, 1, query, key], False on padding; None when there is none. Of a mask [batch, key] the network
-            would ask in every step whether it is all true, and wait for the GPU.
+        seen: bool [batch, 1, query, key], False on padding; None when there is none. For a mask [batch, key] the
+            network would wait for the GPU in every step.
         positions: int64 [batch, position], from 0 at the first real token.
         lengths: int64 [batch], number of real tokens; on the host.
         starts: index of the first real token of each row.
@@ -232,7 +215,8 @@ class Publisher:
     def __init__(
         self, session: Session | None, causal: bool = False, shift: bool = False, mask_id: int | None = None
     ) -> None:
-        self._session, self._causal, self._shift, self._mask_id = session, causal, shift, mask_id
+        self._session, self._causal, self._shift = session, causal, shift
+        self._mask_id = -1 if mask_id is None else mask_id
         self._lengths = torch.zeros(0, dtype=torch.long, device="cpu")
         self.listened = session is not None
 
@@ -260,8 +244,8 @@ class Publisher:
     def after(self, written: Tensor, predicted: Tensor | None, confidence: Tensor | None) -> None:
         """Publish what a step has committed: int64, int64 and float32 [batch, position], as in `StepResult`."""
         if self._session is not None:
-            commits = (written >= 0) & (written != (-1 if self._mask_id is None else self._mask_id))
-            self._session.end_step(StepResult(written, predicted, confidence, self._readers(commits)))
+            readers = self._readers((written >= 0) & (written != self._mask_id))
+            self._session.end_step(StepResult(written, predicted, confidence, readers))
 
     def _readers(self, places: Tensor) -> Tensor:
         """Return the queries whose outputs tokens of some places are read from, bool [batch, position]."""

@@ -79,24 +79,24 @@ def generate(
             raise CallError(f"cache: declare {type(policy).__name__} as an entry point of the group sinkscope.caches")
     resolved = resolve_settings(model.family, **settings)
     batch = make_batch(model, prompts, texts, resolved.length)
-    canvas, lengths = batch.tokens, None
-    counts, meter = torch.zeros(len(prompts), dtype=torch.long, device=canvas.device), None
+    last: Step | None = None
+    counts = torch.zeros(len(prompts), dtype=torch.long, device=model.device)
     # Closed, the sampler ends its generation at once where on_step raises.
     with contextlib.closing(finite_steps(model, find_sampler(model.family.sampler)(model, batch, resolved))) as steps:
-        for step in steps:
-            canvas, meter, lengths = step.tokens, step.meter, step.lengths
-            counts += (step.written >= 0).any(-1) if model.family.causal else 1  # a diffusion step counts for every row
+        for last in steps:
+            counts += (last.written >= 0).any(-1) if model.family.causal else 1  # a diffusion step counts for every row
             if on_step is not None:
-                on_step(step)
+                on_step(last)
+    assert last is not None  # a sampler makes at least one step
     width, written = batch.tokens.shape[1], counts.tolist()
     generations = []
     for row, own in enumerate(prompts):
-        tokens = canvas[row, width - len(own) :].cpu()
+        tokens = last.tokens[row, width - len(own) :].cpu()
         if model.family.causal:
             tokens = tokens[: len(own) + written[row]]
-        if lengths is not None:
-            tokens = tokens[: int(lengths[row])]
-        work = None if meter is None else meter.work(row)
+        if last.lengths is not None:
+            tokens = tokens[: int(last.lengths[row])]
+        work = None if last.meter is None else last.meter.work(row)
         steps = written[row] if work is None else work.forwards
         generations.append(Generation(tokens, model.answer_text(tokens[len(own) :]), steps, len(own), work))
     return generations[0] if single else generations

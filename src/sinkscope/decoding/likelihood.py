@@ -31,7 +31,6 @@ from sinkscope.models import Family, Model, block_length
 from sinkscope.models.devices import own_defaults
 
 GROUP = 16  # samples whose numbers of masks are spread evenly (published: batch_size)
-TIED = 1e-9  # sums of groups that differ by less are the same sums, rounded
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,7 @@ class Likelihood:
             samples have the same sum. Up to 32 samples are two groups, from which it is rough.
         samples: number of masked canvases that were averaged; 1 where it is exact.
         tokens: number of tokens of the continuation.
-        greedy: whether each token is the most likely one given those before it; None for Monte Carlo, which does not
-            compute it.
+        greedy: whether each token is the most likely one given those before it; None for Monte Carlo.
         method: ``monte_carlo``, ``chain_rule``, or ``exact`` for autoregressive models.
     """
 
@@ -88,8 +86,13 @@ def log_likelihood(
             rule is in force that decides by the step before.
     """
     check_likelihood(model.family, model.card.name, method, samples, guidance)
-    _refuse_previous(model)
     refuse_block_diffusion(model)
+    session = current_session(model.network)
+    if session is not None and any(isinstance(one, Hider) and one.waits for one in session.subscribers):
+        raise CallError(
+            f"{model.card.name}: a likelihood has one step a text; expected a rule with observe='current', such as "
+            "HideTopSinks(1, observe='current') or top:1@current, found one that hides by the step before"
+        )
     prefix, target = encode_pair(model, context, continuation)
     if len(prefix) + len(target) > model.card.max_positions:
         raise CallError(
@@ -113,12 +116,7 @@ def log_likelihood(
 
 
 def expected_masks(length: int, samples: int) -> float:
-    """Return the mean number, over seeds, of different masked canvases that a Monte-Carlo estimate evaluates.
-
-    Args:
-        length: number of tokens of the continuation.
-        samples: as for `log_likelihood`.
-    """
+    """Return the mean number, over seeds, of different masked canvases of a continuation of ``length`` tokens."""
     found = 0.0
     for masked in range(1, length + 1):
         places = math.comb(length, masked)
@@ -127,7 +125,7 @@ def expected_masks(length: int, samples: int) -> float:
             continue
         missed = 1.0  # the share of masks that no group draws; each group's offset is uniform
         for size, groups in Counter(_groups(samples)).items():
-            drawn = Counter((2 * number * length + size) // (2 * size) % length for number in range(size))
+            drawn = Counter(offset % length for offset in _spread(length, size))
             missed *= (sum((1 - 1 / places) ** drawn[offset] for offset in range(length)) / length) ** groups
         found += places * (1 - missed)
     return found
@@ -138,49 +136,47 @@ def _groups(samples: int) -> list[int]:
     return quotas(samples, max(min(2, samples), -(-samples // GROUP)))
 
 
+def _spread(length: int, size: int) -> list[int]:
+    """Return the distances of a group's numbers of masks from its offset, halves rounded up."""
+    return [(2 * number * length + size) // (2 * size) for number in range(size)]
+
+
 def mask_patterns(length: int, groups: list[int], seed: int) -> Tensor:
     """Draw which tokens are masked, bool [sample, token]; a group's numbers are spread from a random offset."""
     source = torch.Generator("cpu").manual_seed(seed)
     patterns = []
     for size in groups:
         offset = int(torch.randint(1, length + 1, (), generator=source, device="cpu"))
-        for number in range(size):
-            masks = (offset - 1 + (2 * number * length + size) // (2 * size)) % length + 1
+        for further in _spread(length, size):
+            masks = (offset - 1 + further) % length + 1
             order = torch.randperm(length, generator=source, device="cpu")
             patterns.append((torch.arange(length, device="cpu") < masks)[order])
     return torch.stack(patterns)
 
 
 def _standard_error(values: Tensor, groups: list[int], length: int) -> float:
-    """Compute the standard error of the mean from the spread of the groups, whose samples depend on each other.
-
-    It is NaN where it is not known: of one group, and of groups with the same sum, as two short ones often have.
-    """
-    if length == 1:
-        return 0.0  # one token can be masked in one way only
-    if len(groups) < 2:
-        return float("nan")
+    """Compute it from the spread of the groups, whose samples depend on each other; NaN where it is not known."""
+    if length == 1 or len(groups) < 2:  # one token can be masked in one way only
+        return 0.0 if length == 1 else float("nan")
     sizes = torch.tensor(groups, dtype=torch.float64, device="cpu")
     sums = torch.stack([group.sum() for group in values.split(groups)])
     spread = ((sums - sizes * values.mean()) ** 2).sum() * len(groups) / (len(groups) - 1)
     error = float(spread.sqrt() / sizes.sum())
-    return error if error > TIED * abs(float(values.mean())) else float("nan")
+    tied = 1e-9 * abs(float(values.mean()))  # sums of groups that differ by less are the same sums, rounded
+    return error if error > tied else float("nan")
 
 
 def _score(
     model: Model, prefix: list[int], target: list[int], hidden: Tensor, asked: Tensor, guidance: float, batch: int
 ) -> tuple[Tensor, Tensor]:
-    """Compute log p of tokens, float64 [canvas, token], 0 for the others, and whether each is the most likely one.
+    """Compute log p of the ``asked`` tokens of a continuation, float64 [canvas, token], where others are ``hidden``.
 
-    Args:
-        hidden: bool [canvas, token], tokens of the continuation that are masked.
-        asked: bool [canvas, token], tokens whose log p is computed.
+    Both are bool [canvas, token]. It is 0 elsewhere. The second result is whether each is the most likely token.
     """
     mask_id = model.card.mask_id
     assert mask_id is not None
-    device = model.device
+    device, before = model.device, len(prefix)
     whole = torch.tensor([*prefix, *target], device=device)
-    before = len(prefix)
     found = torch.zeros(hidden.shape, dtype=torch.float64, device="cpu")
     best = torch.zeros(hidden.shape, dtype=torch.bool, device="cpu")
     for begin in range(0, len(hidden), batch):
@@ -245,16 +241,6 @@ def encode_pair(model: Model, context: Any, continuation: Any) -> tuple[list[int
     if not target:
         raise CallError(f"expected a continuation of at least one token, found {continuation!r}, which adds none")
     return prefix, target
-
-
-def _refuse_previous(model: Model) -> None:
-    session = current_session(model.network)
-    for one in session.subscribers if session is not None else ():
-        if isinstance(one, Hider) and one.waits:
-            raise CallError(
-                f"{model.card.name}: a likelihood has one step a text; expected a rule with observe='current', such as "
-                "HideTopSinks(1, observe='current') or top:1@current, found one that hides by the step before"
-            )
 
 
 def refuse_block_diffusion(model: Model) -> None:

@@ -1,7 +1,4 @@
-"""Hidden states of canvases, and their logits at chosen positions, with padding, guidance and logit shift.
-
-The projection onto the vocabulary is the costly part of a small network; it is computed only where it is asked for.
-"""
+"""Hidden states of canvases, and their logits at chosen positions only, with padding, guidance and logit shift."""
 
 import math
 from collections.abc import Generator, Iterable, Sequence
@@ -19,7 +16,7 @@ LEAST_ROWS = 32  # matrix libraries compute a product with fewer rows in another
 
 
 class NotFiniteError(ModelError):
-    """Logits that are not finite, of which no token can be chosen."""
+    """Logits that are not finite."""
 
 
 def check_finite(logits: Tensor) -> Tensor:
@@ -77,11 +74,8 @@ def hidden_states(model: Model, inputs: Tensor, layout: Layout) -> Tensor:
 class Remaining:
     """An upper bound on the number of candidates of a canvas, while a block is written and they only get fewer.
 
-    On the CPU the candidates are counted. On a GPU a count would wait for all queued work, so from the second step on
-    the count of the previous step is used; a few rows too many are projected and dropped.
-
-    Args:
-        late: whether the count of the previous step is used on a GPU.
+    On a GPU a count would wait for all queued work. If ``late``, the count of the previous step is used there; a few
+    rows too many are projected and dropped.
     """
 
     def __init__(self, late: bool) -> None:
@@ -143,7 +137,7 @@ class WholeReader:
         self._hidden: Tensor | None = None
 
     def begin_block(self, start: int, stop: int) -> None:
-        """Note that a block begins."""
+        """Begin a block."""
 
     def end_block(self) -> None:
         """Raise `CallError` where a policy has left places of the block that ends uncommitted."""
@@ -161,10 +155,10 @@ class WholeReader:
             together: whether the others are computed too, because somebody watches the whole batch.
         """
         count = len(self._lengths)
-        copies = len(inputs) // count
-        for row in range(count) if rows is None else rows:
+        copies, rows = len(inputs) // count, range(count) if rows is None else rows
+        for row in rows:
             self.meter.add(row, self._lengths[row], self._lengths[row], copies)
-        if rows is None or together or len(rows) == count:
+        if together or len(rows) == count:
             self._hidden = hidden_states(self.model, inputs, self.layout)
             return self._hidden
         assert self._hidden is not None

@@ -46,6 +46,12 @@ class Settings:
 
     Attributes:
         length: tokens to write.
+        temperature: divides the logits before a token is drawn; 0 takes the arg-max.
+        top_p: choose among the smallest set of tokens whose probabilities reach it; 1 is all.
+        top_k: choose among so many tokens; 0 is all.
+        seed: of the draws; row i of a batch draws from seed + i.
+        cache: which keys and values are kept from step to step; see `sinkscope.decoding.caches`. Not published, none
+            computes everything.
         follows_length: settings that take the value of ``length`` if only that is given.
     """
 
@@ -58,12 +64,10 @@ class Settings:
             raise CallError(wrong)
 
     def misfits(self) -> Iterator[str]:
-        """Yield which settings do not fit together, and why."""
         yield from ()
 
     @property
     def most_calls(self) -> int:
-        """The largest number of forward calls that a prompt takes."""
         parallel = getattr(self, "threshold", 0) or getattr(self, "factor", 0)
         return self.length if parallel else getattr(self, "steps", self.length)
 
@@ -79,10 +83,7 @@ class BlockSettings(Settings):
         temperature: of the Gumbel noise; 0 takes the arg-max.
         guidance: unsupervised classifier-free guidance (published: ``cfg_scale``); 0 is none.
         remasking: which masked tokens are committed: the most confident ones, or random ones.
-        seed: of the noise; row i of a batch draws from seed + i.
         block_order: right_to_left finishes the last block first; not published, a control for what follows the blocks.
-        cache: which keys and values are kept from step to step; see `sinkscope.decoding.caches`. Not published, none
-            computes everything.
         threshold: commits all masks of at least this probability in a step, and always the most probable one, however
             many steps that takes (Fast-dLLM); 0 commits a fixed number in each step.
         factor: commits the n most probable masks, for the largest n with (n + 1)(1 − p_n) below it (Fast-dLLM); 0 as
@@ -101,8 +102,7 @@ class BlockSettings(Settings):
     threshold: float = 0.0
     factor: float = 0.0
 
-    even: ClassVar[bool] = True
-    """Whether blocks must divide the length, and the steps share out among them, as the published loops assume."""
+    even: ClassVar[bool] = True  # blocks must divide the length, and share out the steps, as in the published loops
 
     def misfits(self) -> Iterator[str]:
         blocks, length = self.length // self.block, self.length
@@ -152,19 +152,13 @@ class DreamSettings(Settings):
     Attributes:
         length: tokens to write (published: ``max_new_tokens``).
         steps: forward calls; there may be more of them than tokens, some then commit nothing.
-        temperature: divides the logits before a token is drawn; 0 takes the arg-max.
-        top_p: choose among the smallest set of tokens whose probabilities reach it; 1 is all. It changes confidences
-            also at temperature 0.
-        top_k: choose among so many tokens; 0 is all. It changes confidences also at temperature 0.
+        top_p, top_k: change confidences also at temperature 0.
         algorithm: which masks are committed first: random ones (origin), those with the most probable token
             (maskgit_plus), with the largest distance between the two best tokens (topk_margin), with the least entropy
             (entropy) (published: ``alg``).
         alg_temp: draws positions from softmax(confidence / alg_temp); 0 takes the most confident ones. Not used by
             origin.
         eps: the last of the time steps, which run evenly from 1.
-        seed: of the draws; row i of a batch draws from seed + i.
-        cache: which keys and values are kept from step to step; see `sinkscope.decoding.caches`. Not published, none
-            computes everything.
         threshold: commits all masks of a block of at least this probability in a step, and always the most probable one
             (Fast-dLLM, with its cache); 0 commits by the algorithm.
     """
@@ -195,15 +189,11 @@ class BlockDiffusionSettings(Settings):
         block: tokens of a block (published: ``block_length``); SDAR was trained with blocks of 4.
         block_steps: forward calls that denoise a block (published: ``denoising_steps``, LLaDA 2's ``steps``), which
             share its tokens evenly.
-        temperature: divides the logits before a token is drawn; 0 takes the arg-max, as SDAR's published evaluation
-            does.
-        top_k: choose among so many tokens; 0 is all.
-        top_p: choose among the smallest set of tokens whose probabilities reach it; 1 is all.
+        temperature: 0 takes the arg-max, as SDAR's published evaluation does.
         threshold: masks above this probability are committed, at least the step's share (SDAR:
             ``confidence_threshold``, of dynamic).
         stop: whether writing stops after the block in which an answer ends (SDAR: ``stopping_criteria_idx``; LLaDA 2's
             code always does).
-        seed: of the draws; row i of a batch draws from seed + i.
     """
 
     length: int = 128
@@ -226,7 +216,7 @@ class BlockDiffusionSettings(Settings):
 
     @property
     def most_calls(self) -> int:
-        """One for the whole blocks of the prompt; for each block its steps and the call that reads it."""
+        # One for the whole blocks of the prompt; for each block its steps and the call that reads it.
         return 1 + (-(-self.length // self.block) + 1) * (self.block_steps + 1)
 
 
@@ -259,15 +249,7 @@ class LLaDA2Settings(BlockDiffusionSettings):
 
 @dataclass(frozen=True)
 class AutoregressiveSettings(Settings):
-    """One token a step from the left, with a cache of keys and values.
-
-    Attributes:
-        length: most tokens to write; writing stops at EOS.
-        temperature: divides the logits; 0 takes the arg-max.
-        top_p: choose among the smallest set of tokens whose probabilities reach it; 1 is all.
-        top_k: choose among so many tokens; 0 is all.
-        seed: of the draws; row i of a batch draws from seed + i.
-    """
+    """One token a step from the left, with a cache of keys and values; writing stops at EOS."""
 
     length: int = 128
     temperature: float = 0.0
@@ -309,7 +291,7 @@ def find_sampler(name: str) -> Callable[..., Any]:
 
 
 def settings_of(sampler: str) -> type[Settings]:
-    """Return the class of a sampler's settings, which annotates them in its function."""
+    """Return the class of a sampler's settings, which its function names."""
     return SHIPPED[sampler] if sampler in SHIPPED else get_type_hints(find_sampler(sampler))["settings"]
 
 
@@ -322,12 +304,11 @@ def resolve_settings(family: Family, **given: Any) -> Settings:
     """Return the settings of a family's sampler; for diffusion, ``length`` alone sets ``steps`` and ``block`` to it.
 
     Raises:
-        SettingsError: an unknown setting, with the right name where there is one.
-        CallError: values that do not fit together.
+        SettingsError: an unknown setting; it names the right one. CallError: values that do not fit together.
     """
-    kind = settings_of(family.sampler)
     import numpy as np  # not for help
 
+    kind = settings_of(family.sampler)
     given = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
     names = [field.name for field in fields(kind)]
     for name in given:

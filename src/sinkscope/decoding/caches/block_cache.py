@@ -1,7 +1,6 @@
 """The cache with separate switches for the fresh positions of a step, for refreshes, and for the stored keys to read.
 
-A *trigger* refreshes a row of the batch in the next step. It looks at the attention of the block's queries alone,
-because only these are computed in most steps. A row is judged by itself.
+A *trigger* refreshes one row of the batch in the next step. It looks at the attention of the block's queries alone.
 
 sink        the main sinks have moved: in more than a share ``level`` of the heads that had a sink at the last refresh,
             the most attended key is another one (Eq. 3 in queries' worth, over the block's queries).
@@ -88,8 +87,8 @@ class BlockCache(CachePolicy):
             yield f"fresh={self.fresh} computes keys that keep leaves out; use fresh=block"
         if self.keep != "all" and self.trigger != "none":
             yield f"trigger={self.trigger} looks at keys that keep leaves out; leave one of them out"
-        if self.level is not None and (self.trigger == "none" or (self.trigger != "entropy" and self.level > 1)):
-            yield f"expected level beside a trigger, up to 1 but for entropy, found {self.level:g}, {self.trigger}"
+        if self.level is not None and self.trigger == "none":
+            yield f"expected level beside a trigger, found {self.level:g}"
         if self.recent > 1 and self.fresh != "changed":
             yield f"expected recent beside fresh=changed, found {self.recent}"
         if self.fresh == "sinks" and self.trigger == "drift":
@@ -129,17 +128,9 @@ class BlockCache(CachePolicy):
     def watch(self, call: LayerCall, moment: Moment) -> Tensor:
         return block_rows(call, moment) if self.trigger == "drift" else block_columns(call, moment)
 
-    @property
-    def judges(self) -> bool:
-        return self.trigger == "entropy"
-
-    @property
-    def measures(self) -> bool:
-        return self.keep not in ("all", "random", "first", "window")
-
-    @property
-    def selects(self) -> bool:
-        return self.keep != "all"
+    judges = property(lambda self: self.trigger == "entropy")
+    measures = property(lambda self: self.keep not in ("all", "random", "first", "window"))
+    selects = property(lambda self: self.keep != "all")
 
     def measure(self, call: LayerCall, columns: Columns, moment: Moment) -> Tensor:
         if self.keep == "oracle":
@@ -171,7 +162,6 @@ class BlockCache(CachePolicy):
         over = excess(columns, moment.real)
         if self.keep == "no-sinks":
             return columns - width * (over > EXCESS)
-        over = over.masked_fill(~moment.real[:, None, None], -torch.inf)
         over[..., moment.start : moment.stop] = -torch.inf  # the block is read anyway
         strongest = over >= over.topk(max(1, budget - self.window), dim=-1).values[..., -1:]
         sinks = strongest & (over > EXCESS) & (budget > self.window)
@@ -194,13 +184,12 @@ class BlockCache(CachePolicy):
     def check_canvas(self, batch: Batch, settings: Any) -> None:
         shortest = min(batch.lengths) + settings.length
         room = shortest - getattr(settings, "block", settings.length)
-        wanted = {"sinks": self.sinks if self.fresh == "sinks" else 0, "a budget of keys": self.budget or 0}
-        for what, count in wanted.items():
-            if count > room:
-                raise self.refuse(
-                    f"expected {what} up to {room}, which the shortest canvas of {shortest} tokens has outside of a "
-                    f"block, found {count}"
-                )
+        count = max(self.sinks if self.fresh == "sinks" else 0, self.budget or 0)
+        if count > room:
+            raise self.refuse(
+                f"expected sinks and a budget of keys up to {room}, which the shortest canvas of {shortest} tokens has "
+                f"outside of a block, found {count}"
+            )
 
 
 def _marked(places: slice, real: Tensor) -> Tensor:
@@ -256,18 +245,14 @@ def attention_drifted(moment: Moment, level: float) -> Tensor:
 
 def commits_unsure(moment: Moment, level: float) -> Tensor:
     """Return in which rows the step before has committed a token that was less probable than ``level``, bool [row]."""
-    return _committed_where(moment, None if moment.confidence is None else moment.confidence < level)
+    assert moment.confidence is not None
+    return (moment.commits[-1] & (moment.confidence < level)).any(-1)
 
 
 def commits_open(moment: Moment, level: float) -> Tensor:
     """Return in which rows the step before has committed a token with an entropy above ``level`` nats."""
-    return _committed_where(moment, None if moment.entropy is None else moment.entropy > level)
-
-
-def _committed_where(moment: Moment, places: Tensor | None) -> Tensor:
-    if places is None or not moment.commits:
-        return torch.zeros(len(moment.real), dtype=torch.bool, device=moment.real.device)
-    return (moment.commits[-1] & places).any(-1)
+    assert moment.entropy is not None
+    return (moment.commits[-1] & (moment.entropy > level)).any(-1)
 
 
 FIRED = {"sink": sinks_moved, "drift": attention_drifted, "confidence": commits_unsure, "entropy": commits_open}

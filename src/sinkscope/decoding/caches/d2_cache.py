@@ -62,8 +62,13 @@ class D2Cache(CachePolicy):
         fresh = torch.zeros_like(moment.masked)
         fresh[:, moment.width :] = self._surest(moment)
         fresh |= moment.commits[-1]
-        importance = (moment.now * moment.real[:, :, None]).sum(1)
-        fresh |= _nucleus(importance, self.rollout, moment.real & ~fresh)
+        # The most attended others, up to a share of all attention, at least one in each row.
+        others = moment.real & ~fresh
+        importance = (moment.now * moment.real[:, :, None]).sum(1).masked_fill(~others, 0)
+        ordered, order = (importance / (importance.sum(-1, keepdim=True) + 1e-9)).sort(dim=-1, descending=True)
+        chosen = ordered.cumsum(-1) <= self.rollout
+        chosen[:, 0] = True
+        fresh |= torch.zeros_like(others).scatter(1, order, chosen) & others
         # The gaps between two of them, where they are at most ``inflate`` apart.
         place = torch.arange(fresh.shape[1], device=fresh.device).expand_as(fresh)
         after = torch.where(fresh, place, fresh.shape[1]).flip(-1).cummin(-1).values.flip(-1)
@@ -122,12 +127,3 @@ def density(written: Tensor, sigma: float) -> Tensor:
     weights = torch.exp(-((place[length : 2 * length, None] - place[None]) ** 2) / (2 * sigma**2)).double()
     distances = torch.arange(-3 * length, 3 * length, device=written.device).double()
     return (line @ weights.T / torch.exp(-(distances**2) / (2 * sigma**2)).sum()).float()
-
-
-def _nucleus(scores: Tensor, share: float, among: Tensor) -> Tensor:
-    """Return the largest scores up to a share of their sum, at least one in each row, bool [batch, position]."""
-    scores = scores.masked_fill(~among, 0)
-    ordered, order = (scores / (scores.sum(-1, keepdim=True) + 1e-9)).sort(dim=-1, descending=True)
-    chosen = ordered.cumsum(-1) <= share
-    chosen[:, 0] = True
-    return torch.zeros_like(among).scatter(1, order, chosen) & among

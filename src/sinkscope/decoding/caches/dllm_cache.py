@@ -55,10 +55,7 @@ class DLLMCache(CachePolicy):
 
 
 class DLLMReader(LayerByLayer):
-    """Computes in each layer the positions that the policy names.
-
-    A row counts the steps in which it is being written, and so does not depend on its neighbours.
-    """
+    """Computes other positions in each layer; a row counts the steps in which it is written, alone or not."""
 
     def __init__(
         self, model: Model, layout: Layout, meter: WorkMeter, policy: DLLMCache, real: Tensor, width: int
@@ -122,10 +119,7 @@ class DLLMReader(LayerByLayer):
     def _places(
         self, index: int, layer: Any, entering: Tensor, rows: Tensor, prompt: bool, answer: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the positions that a layer computes, int64 [row, chosen], left padding included, and their values.
-
-        The values are None where all positions of the answer or none of them are computed.
-        """
+        """Return the positions that a layer computes, int64 [row, chosen], with padding, and values known already."""
         place = torch.arange(entering.shape[1], device=entering.device).expand(len(rows), -1)
         front = place[:, : self._prompt if prompt else 0]
         if answer:
@@ -147,7 +141,6 @@ class DLLMReader(LayerByLayer):
 def _renewed(held: dict[int, Tensor], index: int, rows: Tensor, places: Tensor, found: Tensor) -> Tensor:
     """Store a layer's outputs at the places that were computed, and return those of all places of the rows."""
     if index not in held:
-        held[index] = found
-        return found
+        return held.setdefault(index, found)
     held[index][rows[:, None], places] = found
     return held[index][rows]

@@ -52,15 +52,8 @@ class ElasticCache(CachePolicy):
 
     ranges = {"window": (1, inf), "gamma": (0, 1), "tracked": (1, inf)}  # noqa: RUF012
 
-    def first(self, moment: Moment) -> Plan:
-        return self.plan(moment)
-
     def plan(self, moment: Moment) -> Plan:
-        return Plan(open=self.window_of(moment.masked))
-
-    def window_of(self, masked: Tensor) -> Tensor:
-        """Return the first masks of each row, bool [row, position]."""
-        return masked & (masked.cumsum(-1) <= self.window)
+        return Plan()
 
     def misfits(self, family: Family, settings: Any) -> Iterator[str]:
         yield from super().misfits(family, settings)
@@ -94,23 +87,14 @@ class LayerKeeper(Call):
 
 @dataclass(eq=False)
 class Pass:
-    """One pass of some rows through the layers.
+    """One pass of some rows through the layers."""
 
-    Attributes:
-        rows: int64 [row], their numbers in the batch.
-        places: int64 [row, position], the positions that the next layer is given.
-        tracked: int64 [token], the tracked tokens of the only row; None where the next layer computes all positions.
-        first: whether it is the first pass, before which nothing is stored.
-        turned: whether the layer before it was the first to say so.
-        computed: how many positions each layer has computed so far.
-    """
-
-    rows: Tensor
-    places: Tensor
-    tracked: Tensor | None = None
-    first: bool = False
-    turned: bool = False
-    computed: list[int] = field(default_factory=list)
+    rows: Tensor  # int64 [row], their numbers in the batch
+    places: Tensor  # int64 [row, position], the positions that the next layer is given
+    tracked: Tensor | None = None  # int64 [token], of the only row; None where the next layer computes all positions
+    first: bool = False  # nothing is stored before it
+    turned: bool = False  # whether the layer before was the first to say so
+    computed: list[int] = field(default_factory=list)  # how many positions each layer has computed so far
 
 
 class ElasticReader(LayerByLayer):
@@ -125,7 +109,7 @@ class ElasticReader(LayerByLayer):
         self._masked, self._window, self._written, self._tracked = nowhere, nowhere, nowhere, nowhere.clone()
 
     def open_places(self, tokens: Tensor, masked: Tensor) -> Tensor:
-        self._masked, self._window = masked, self.policy.window_of(masked)
+        self._masked, self._window = masked, masked & (masked.cumsum(-1) <= self.policy.window)
         return self._window
 
     def committed(self, written: Tensor, confidence: Tensor) -> None:
@@ -140,9 +124,9 @@ class ElasticReader(LayerByLayer):
             return self._hidden
         for row in range(len(inputs)) if rows is None else rows:
             tracked = every[self._tracked[row]]
-            places = every[self._tracked[row] | self._written[row] | self._window[row]][None]
+            places = every[self._tracked[row] | self._written[row] | self._window[row]]
             self._tracked[row] = False
-            one = Pass(torch.tensor([row], device=inputs.device), places, tracked)
+            one = Pass(torch.tensor([row], device=inputs.device), places[None], tracked)
             found = self._run(inputs[[row]], one)
             self._hidden[row, one.places[0]] = found[0, one.places[0]]
         return self._hidden

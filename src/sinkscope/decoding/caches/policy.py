@@ -11,7 +11,7 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, ClassVar, get_args, get_type_hints
@@ -38,15 +38,11 @@ class Moment:
     Attributes:
         number: of the step in its block, from 0.
         start, stop: first position of the block, and the one behind its last.
-        tokens: int64 [batch, position], the canvas.
-        masked: bool [batch, position], where it is masked.
-        real: bool [batch, position], False on padding.
+        tokens, masked, real: int64, bool and bool [batch, position], the canvas, its masks, and False on padding.
         commits: committed places of each earlier step of this block, bool [batch, position] each.
-        confidence: float32 [batch, position], of the tokens that the step before has committed or could have; NaN
-            elsewhere, None in the first step of a generation.
-        entropy: of the distributions of those tokens in nats, like ``confidence``; None unless the policy `judges`.
-        surveyed: float32 [batch, position], the probability of the likeliest token of every mask in the first step of
-            the generation, NaN elsewhere; None unless the policy `surveys`.
+        confidence, entropy: float32 [batch, position], of the tokens that the step before has committed or could have,
+            NaN elsewhere; None in the first step of a generation, and the entropy (nats) unless the policy `judges`.
+        surveyed: the same of the likeliest token of every mask in the first step of the generation, if it `surveys`.
         now, before, at_refresh: results of `CachePolicy.watch` in the last step, in the one before it, and in the last
             refresh of each row, [batch, layer, …]; None where there was no such step.
         scores: results of `CachePolicy.measure` for each layer of a refresh; only for `CachePolicy.kept`.
@@ -79,10 +75,10 @@ class Moment:
 
     def of_rows(self, rows: list[int]) -> "Moment":
         """Return the moment of some rows, without measurements."""
-        measured = ("confidence", "entropy", "surveyed", "now", "before", "at_refresh", "scores", "values")
         tokens, masked, real = self.tokens[rows], self.masked[rows], self.real[rows]
+        constant = {name: getattr(self, name) for name in ("heads", "shift", "settings", "width")}
         commits = tuple(one[rows] for one in self.commits)
-        return replace(self, tokens=tokens, masked=masked, real=real, commits=commits, **dict.fromkeys(measured))
+        return Moment(self.number, self.start, self.stop, tokens, masked, real, commits, **constant)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +99,8 @@ class CachePolicy(ABC):
     Class attributes:
         name: of the policy in the text form.
         double: whether confidences are taken in float64, as the published code of the policy does.
+        judges, measures, selects: whether it needs `Moment.entropy`, whether `kept` needs the results of `measure`, and
+            whether it may leave keys out; attributes or properties.
         lasting: whether a block begins without a refresh; a step is then planned at the end of the one before.
         surveys: whether the first step of a generation takes the confidence of every mask, see `Moment.surveyed`.
         by_layer: whether each layer computes other positions, which no subscriber can then watch.
@@ -113,6 +111,9 @@ class CachePolicy(ABC):
 
     name: ClassVar[str] = ""
     double: ClassVar[bool] = False
+    judges: ClassVar[Any] = False
+    measures: ClassVar[Any] = False
+    selects: ClassVar[Any] = False
     lasting: ClassVar[bool] = False
     surveys: ClassVar[bool] = False
     by_layer: ClassVar[bool] = False
@@ -125,11 +126,10 @@ class CachePolicy(ABC):
             raise self.refuse(wrong)
 
     def contradictions(self) -> Iterator[str]:
-        """Yield which options do not fit together, and why."""
         yield from ()
 
     def first(self, moment: Moment) -> Plan:
-        """Return the plan of the first step of a block, a refresh; it may say where tokens may be committed."""
+        """Return the plan of the first step of a block, a refresh that may say where tokens may be committed."""
         return Plan()
 
     @abstractmethod
@@ -137,11 +137,10 @@ class CachePolicy(ABC):
         """Return the plan of the next step of a block; not asked for its first one."""
 
     def kept(self, moment: Moment) -> Tensor | None:
-        """Return which stored keys are read until the next refresh; called after each refresh.
+        """Return which stored keys are read until the next refresh, asked after each refresh; None for all.
 
-        Returns:
-            int64 [batch, 1 or layer, 1 or kv_head, key], positions, each once, the block among them, without padding; a
-            row with fewer keys than others ends in −1. None for all.
+        Positions, int64 [batch, 1 or layer, 1 or kv_head, key], each once, the block among them, no padding; a row with
+        fewer keys than others ends in −1.
         """
         return None
 
@@ -160,21 +159,6 @@ class CachePolicy(ABC):
 
     def watches(self, refresh: bool) -> bool:
         """Whether `watch` is asked in every layer of a refresh, or of another step."""
-        return False
-
-    @property
-    def judges(self) -> bool:
-        """Whether `Moment.entropy` is needed."""
-        return False
-
-    @property
-    def measures(self) -> bool:
-        """Whether `kept` needs the results of `measure`."""
-        return False
-
-    @property
-    def selects(self) -> bool:
-        """Whether `kept` may leave keys out."""
         return False
 
     def misfits(self, family: Family, settings: Any) -> Iterator[str]:

@@ -70,12 +70,7 @@ def check_model(model: Model, policy: CachePolicy) -> None:
 
 
 class Measurer(Hider):
-    """Measures layers for a policy while the network runs; it hides nothing.
-
-    Attributes:
-        found: results of `CachePolicy.measure` for each layer of a refresh.
-        watched: result of `CachePolicy.follow` in the last layer of a step.
-    """
+    """Asks a policy in every layer for `CachePolicy.measure` and `CachePolicy.follow`; it hides nothing."""
 
     def __init__(self, policy: CachePolicy) -> None:
         self._policy = policy
@@ -125,12 +120,7 @@ class CachedReader(WholeReader):
         self._store = KeyValueStore()
         heads = (model.card.layers, model.card.kv_heads)
         # Fields of every `Moment`; measurements are added as they come.
-        self._known: dict[str, Any] = {
-            "heads": heads,
-            "shift": model.family.shift,
-            "settings": settings,
-            "width": width,
-        }
+        self._known: dict[str, Any] = dict(heads=heads, shift=model.family.shift, settings=settings, width=width)
         self._moment: Moment | None = None
         self._plan = Plan()
         self._kept: Tensor | None = None

@@ -34,6 +34,8 @@ class SparseDLLM(CachePolicy):
 
     name = "sparse-dllm"
     own_places = True
+    measures = True
+    selects = True
 
     ratio: float = 0.5
     pool: int = 3
@@ -43,14 +45,6 @@ class SparseDLLM(CachePolicy):
     def contradictions(self) -> Iterator[str]:
         if self.pool < 1 or self.pool % 2 == 0:
             yield f"expected pool as an odd number of keys, found {self.pool}"
-
-    @property
-    def measures(self) -> bool:
-        return True
-
-    @property
-    def selects(self) -> bool:
-        return True
 
     def plan(self, moment: Moment) -> Plan:
         return Plan() if moment.number <= 1 else Plan(slice(moment.start, moment.stop))
@@ -66,8 +60,7 @@ class SparseDLLM(CachePolicy):
         for row, outside in enumerate(outside_of(moment)):
             places = outside.nonzero().flatten()
             pooled = max_pool1d(scores[row][:, places], self.pool, stride=1, padding=self.pool // 2)
-            # Ties are broken as top-k over these keys breaks them.
             chosen.append(places[pooled.topk(int(len(places) * self.ratio), dim=-1).indices])
         most = max(one.shape[-1] for one in chosen)
-        chosen = torch.stack([pad(one, (0, most - one.shape[-1]), value=-1) for one in chosen])
-        return with_block(chosen[:, :, None], moment)
+        padded = torch.stack([pad(one, (0, most - one.shape[-1]), value=-1) for one in chosen])
+        return with_block(padded[:, :, None], moment)

@@ -15,11 +15,7 @@ from sinkscope.models import Model
 
 
 class KeyValueStore:
-    """Keys and values of every layer over the whole canvas, as they were last computed.
-
-    A call computes the keys and values of the fresh positions. `update`, which the attention of each layer calls,
-    stores them and returns those that are to be read. It speaks the protocol of transformers' ``Cache`` as far as a
-    bidirectional Llama or Qwen2 asks.
+    """Keys and values of every layer over the whole canvas, as they were last computed; a ``Cache`` of transformers.
 
     Attributes:
         rows: numbers of the rows of the batch that are held.
@@ -84,16 +80,15 @@ class KeyValueStore:
         kept = self._kept[:, min(layer, self._kept.shape[1] - 1)].expand(-1, read.shape[1], -1)
         return read.gather(2, kept[..., None].expand(-1, -1, -1, read.shape[-1]))
 
+    # Positions and whole masks are always given: none is derived from a number of tokens seen.
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return 0: positions are always given, and no mask is derived from a number of tokens seen."""
         return 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        """Return 0; see `get_seq_length`."""
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Return sizes with which no mask is made; where a canvas is padded, a whole mask is given."""
         return query_length, 0
 
 
