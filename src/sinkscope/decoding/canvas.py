@@ -79,7 +79,7 @@ class WorkMeter:
         self.add_layers(row, [copies * queries] * self._layers, keys, 0)
 
     def add_layers(self, row: int, queries: Sequence[int], keys: int, values: int) -> None:
-        """Count a call by the positions of each layer; of ``values`` more, over all layers, only values are computed."""
+        """Count a call by the positions of each layer; of ``values`` more, over all layers, only values."""
         self._forwards[row] += 1
         self._rows[row] += sum(queries)
         self._pairs[row] += sum(queries) * (keys + self._front)

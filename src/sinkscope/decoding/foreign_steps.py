@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sinkscope.attention import GenerationStart, Hider, Session, Watcher, current_session
+from sinkscope.attention import GenerationStart, Session, current_session
 from sinkscope.attention.stacks import lengths_of
 from sinkscope.decoding.canvas import Publisher
 from sinkscope.errors import AttentionError, CallError
@@ -32,7 +32,6 @@ class ForeignSteps:
         self._shift = shift
         self._names = tuple(inspect.signature(network.forward).parameters)
         self._session: Session | None = None
-        self._watchers: list[Watcher] = []  # those that were there when the generation began
         self._publisher = Publisher(None)
         self._running = False  # whether a step has begun whose tokens are not known
         self._first: Tensor | None = None  # the canvas of the first step, and of the newest one
@@ -112,11 +111,8 @@ class ForeignSteps:
                 "or pass `steps.callback` to it"
             )
         if self._session is not None:
-            left = {id(one) for one in self._session.subscribers}
-            if not failed and any(id(one) not in left for one in self._watchers):
-                _warn("a recording ended before `following`, so it is incomplete; open `following` inside it")
             self._session.end_generation(failed)
-        self._session, self._running, self._watchers = None, False, []
+        self._session, self._running = None, False
 
     def _check_prompt(self, canvas: Tensor, advice: str) -> None:
         assert self._first is not None and self._prompt is not None
@@ -135,12 +131,13 @@ class ForeignSteps:
             changed = canvas[:, : after.shape[1]] != after
             advice = f"commit each canvas after the step has written in it; {ANEW}"
             _refuse_changed("the tokens that were committed", changed, canvas, after, advice)
-        elif bool((first == self.mask_id).any()) and torch.equal(canvas[:, :width], first):
-            if not torch.equal(newest[:, :width], first):
-                raise AttentionError(
-                    f"canvas: expected the tokens of the steps before, found the masks of the first again; {ANEW}; "
-                    "pass each canvas to `committed` where a sampler masks all again"
-                )
+            return
+        again = bool((first == self.mask_id).any()) and torch.equal(canvas[:, :width], first)
+        if again and not torch.equal(newest[:, :width], first):
+            raise AttentionError(
+                f"canvas: expected the tokens of the steps before, found the masks of the first again; {ANEW}; pass "
+                "each canvas to `committed` where a sampler masks all again"
+            )
 
     def _begin(self, canvas: Tensor, masked: Tensor, real: Tensor, lengths: Tensor) -> None:
         session, width = current_session(self.network), canvas.shape[1]
@@ -163,7 +160,6 @@ class ForeignSteps:
             GenerationStart(prompts, width, False, {"name": self.sampler}, (None,) * len(canvas), self.mask_id)
         )
         self._session, self._publisher = session, Publisher(session, shift=self._shift, mask_id=self.mask_id)
-        self._watchers = [one for one in session.subscribers if isinstance(one, Watcher) and not isinstance(one, Hider)]
 
     def _finish(self, after: Tensor | None) -> None:
         before = self._newest

@@ -3,10 +3,9 @@
 This module loads without torch: the command line builds its flags from these records.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from importlib import import_module
-from itertools import chain
 from math import inf
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
@@ -25,19 +24,6 @@ RANGES = {
 
 class SettingsError(CallError, TypeError):
     """A setting that the sampler does not have; a TypeError, as for any unknown keyword argument."""
-
-
-def out_of_range(record: Any, ranges: Mapping[str, tuple[float, float]]) -> Iterator[str]:
-    """Yield which fields of a dataclass are beyond their range, or a choice that their type does not list."""
-    hints = get_type_hints(type(record))
-    for field in fields(record):
-        value, choices = getattr(record, field.name), get_args(hints[field.name])
-        if isinstance(field.default, str) and choices and value not in choices:
-            yield f"{field.name}: expected {', '.join(choices[:-1])} or {choices[-1]}, found {value!r}"
-        least, most = ranges.get(field.name, (-inf, inf))
-        if field.name in ranges and value is not None and not least <= value <= most:
-            expected = f"at least {least}" if most == inf else f"a number from {least} to {most}"
-            yield f"{field.name}: expected {expected}, found {value}"
 
 
 @dataclass(frozen=True)
@@ -60,7 +46,16 @@ class Settings:
     follows_length: ClassVar[tuple[str, ...]] = ("steps", "block")
 
     def __post_init__(self) -> None:
-        for wrong in chain(out_of_range(self, RANGES), self.misfits()):
+        hints = get_type_hints(type(self))
+        for field in fields(self):
+            value, choices = getattr(self, field.name), get_args(hints[field.name])
+            if isinstance(field.default, str) and choices and value not in choices:
+                raise CallError(f"{field.name}: expected {', '.join(choices[:-1])} or {choices[-1]}, found {value!r}")
+            least, most = RANGES.get(field.name, (-inf, inf))
+            if field.name in RANGES and not least <= value <= most:
+                expected = f"at least {least}" if most == inf else f"a number from {least} to {most}"
+                raise CallError(f"{field.name}: expected {expected}, found {value}")
+        for wrong in self.misfits():
             raise CallError(wrong)
 
     def misfits(self) -> Iterator[str]:

@@ -15,17 +15,17 @@ entropy     the step before has committed a token whose distribution has an entr
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import inf
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from sinkscope.attention import Columns, LayerCall
 from sinkscope.decoding.caches.keeping import block_weights, loss_without, outside_of, pick
-from sinkscope.decoding.caches.policy import CachePolicy, Moment, Plan
+from sinkscope.decoding.caches.policy import CachePolicy, Count, Moment, Plan
 from sinkscope.decoding.canvas import Batch
 from sinkscope.models.family import Family
 from sinkscope.sinks.definition import excess_of
@@ -63,20 +63,15 @@ class BlockCache(CachePolicy):
     name = "block"
 
     fresh: Literal["block", "suffix", "sinks", "changed", "all"] = "block"
-    every: int | None = None
+    every: Count | None = None
     trigger: Literal["none", "sink", "drift", "confidence", "entropy"] = "none"
-    level: float | None = None
-    recent: int = 1
-    sinks: int = 4
+    level: Annotated[float, Field(ge=0)] | None = None
+    recent: Count = 1
+    sinks: Count = 4
     keep: Literal["all", "sinks", "top", "no-sinks", "norm", "attended", "oracle", "random", "first", "window"] = "all"
-    budget: int | None = None
-    window: int = 8
+    budget: Count | None = None
+    window: Count = 8
     seed: int = 0
-
-    ranges = {  # noqa: RUF012
-        **dict.fromkeys(("every", "recent", "sinks", "budget", "window"), (1, inf)),
-        "level": (0, inf),
-    }
 
     def contradictions(self) -> Iterator[str]:
         if (self.keep == "all") != (self.budget is None):

@@ -19,15 +19,15 @@ Quirk: a mask that is not computed may still be committed there, as token 0, onc
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import inf
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from sinkscope.attention import LayerCall, without_autocast
 from sinkscope.decoding.caches.keeping import attention_weights
-from sinkscope.decoding.caches.policy import CachePolicy, Moment, Plan
+from sinkscope.decoding.caches.policy import CachePolicy, Count, Moment, Plan, Share
 from sinkscope.models.family import Family
 
 
@@ -50,12 +50,10 @@ class D2Cache(CachePolicy):
     own_places = True
     rightward = True
 
-    rollout: float = 0.1
-    masks: int = 32
-    sigma: float = 10.0
-    inflate: int = 0
-
-    ranges = {"rollout": (0, 1), "masks": (1, inf), "sigma": (1e-3, inf), "inflate": (0, inf)}  # noqa: RUF012
+    rollout: Share = 0.1
+    masks: Count = 32
+    sigma: Annotated[float, Field(ge=1e-3)] = 10.0
+    inflate: Annotated[int, Field(ge=0)] = 0
 
     def plan(self, moment: Moment) -> Plan:
         assert moment.surveyed is not None and moment.now is not None

@@ -22,13 +22,13 @@ Quirk: the window may hold masks of later blocks, whose keys and values are then
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import inf
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from sinkscope.decoding.caches.policy import CachePolicy, Moment, Plan
+from sinkscope.decoding.caches.policy import CachePolicy, Count, Moment, Plan
 from sinkscope.models.family import Family
 
 
@@ -44,9 +44,7 @@ class DKVDecode(CachePolicy):
     name = "dkv-decode"
     double = True
 
-    every: int = 4
-
-    ranges = {"every": (1, inf)}  # noqa: RUF012
+    every: Count = 4
 
     def plan(self, moment: Moment) -> Plan:
         if moment.number % self.every == 0 or (moment.number == 1 and not moment.shift):
@@ -70,10 +68,8 @@ class DKVGreedy(CachePolicy):
     name = "dkv-greedy"
     rightward = True
 
-    every: int = 4
-    window: int = 4
-
-    ranges = {"every": (1, inf), "window": (0, inf)}  # noqa: RUF012
+    every: Count = 4
+    window: Annotated[int, Field(ge=0)] = 4
 
     def first(self, moment: Moment) -> Plan:
         return Plan(open=self._committed_now(moment)[1])

@@ -13,13 +13,12 @@ Quirk: the stored values of the whole answer are renewed in every step, the keys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sinkscope.decoding.caches.policy import CachePolicy, Moment, Plan
+from sinkscope.decoding.caches.policy import CachePolicy, Count, Moment, Plan, Share
 from sinkscope.decoding.caches.store import LayerByLayer, at_places, replaced_forwards
 from sinkscope.decoding.canvas import Layout, WorkMeter
 from sinkscope.models import Model
@@ -40,11 +39,9 @@ class DLLMCache(CachePolicy):
     by_layer = True
     own_places = True
 
-    prompt: int = 100
-    answer: int = 7
-    ratio: float = 0.25
-
-    ranges = {"prompt": (1, inf), "answer": (1, inf), "ratio": (0, 1)}  # noqa: RUF012
+    prompt: Count = 100
+    answer: Count = 7
+    ratio: Share = 0.25
 
     def plan(self, moment: Moment) -> Plan:
         return Plan()

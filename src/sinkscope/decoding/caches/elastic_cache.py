@@ -13,7 +13,6 @@ Quirk: the published loop leaves the masks behind the first EOS unwritten; here 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from torch.nn.functional import cosine_similarity
 from sinkscope.attention import Hider, LayerCall, Prefix
 from sinkscope.attention.call import Call
 from sinkscope.decoding.caches.keeping import attention_weights
-from sinkscope.decoding.caches.policy import CachePolicy, Moment, Plan
+from sinkscope.decoding.caches.policy import CachePolicy, Count, Moment, Plan, Share
 from sinkscope.decoding.caches.store import LayerByLayer, at_places
 from sinkscope.decoding.canvas import Layout, WorkMeter
 from sinkscope.models import Model
@@ -46,11 +45,9 @@ class ElasticCache(CachePolicy):
     by_layer = True
     own_places = True
 
-    window: int = 16
-    gamma: float = 0.9
-    tracked: int = 1
-
-    ranges = {"window": (1, inf), "gamma": (0, 1), "tracked": (1, inf)}  # noqa: RUF012
+    window: Count = 16
+    gamma: Share = 0.9
+    tracked: Count = 1
 
     def plan(self, moment: Moment) -> Plan:
         return Plan()
@@ -62,13 +59,6 @@ class ElasticCache(CachePolicy):
         each = -(-settings.length // settings.steps)
         if not (settings.threshold or settings.factor) and self.window < each:
             yield f"expected a window of at least {each}, which a step commits, found {self.window}; raise --steps"
-
-
-class Nothing(Hider):
-    """Hides nothing; subscribed so that layers run sinkscope's attention."""
-
-    def hide(self, call: LayerCall) -> None:
-        return None
 
 
 class LayerKeeper(Call):
@@ -97,8 +87,11 @@ class Pass:
     computed: list[int] = field(default_factory=list)  # how many positions each layer has computed so far
 
 
-class ElasticReader(LayerByLayer):
-    """Computes the positions of an `ElasticCache`; each row alone after the first step, as rows turn elsewhere."""
+class ElasticReader(LayerByLayer, Hider):
+    """Computes the positions of an `ElasticCache`; each row alone after the first step, as rows turn elsewhere.
+
+    It hides nothing, and is subscribed so that layers run sinkscope's attention.
+    """
 
     def __init__(self, model: Model, layout: Layout, meter: WorkMeter, policy: ElasticCache, real: Tensor) -> None:
         super().__init__(model, layout, meter, policy, real)
@@ -107,6 +100,9 @@ class ElasticReader(LayerByLayer):
         self._queries: dict[int, Tensor] = {}
         nowhere = torch.zeros_like(real)
         self._masked, self._window, self._written, self._tracked = nowhere, nowhere, nowhere, nowhere.clone()
+
+    def hide(self, call: LayerCall) -> None:
+        return None
 
     def open_places(self, tokens: Tensor, masked: Tensor) -> Tensor:
         self._masked, self._window = masked, masked & (masked.cumsum(-1) <= self.policy.window)

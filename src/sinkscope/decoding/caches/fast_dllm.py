@@ -16,10 +16,9 @@ probability.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
-from sinkscope.decoding.caches.policy import CachePolicy, Moment, Plan
+from sinkscope.decoding.caches.policy import CachePolicy, Count, Moment, Plan
 from sinkscope.models.family import Family
 
 
@@ -34,9 +33,7 @@ class FastDLLMDual(CachePolicy):
     name = "fast-dllm-dual"
     double = True
 
-    block: int | None = None
-
-    ranges = {"block": (1, inf)}  # noqa: RUF012
+    block: Count | None = None
 
     def plan(self, moment: Moment) -> Plan:
         return Plan(slice(moment.start, moment.stop))

@@ -12,16 +12,15 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import chain
 from types import MappingProxyType
-from typing import Any, ClassVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from sinkscope.attention import Columns, LayerCall
 from sinkscope.decoding.canvas import Batch
-from sinkscope.decoding.settings import out_of_range
 from sinkscope.errors import CallError
 from sinkscope.extension_points import find_kinds
 from sinkscope.models.family import Family
@@ -29,6 +28,9 @@ from sinkscope.runs.files import validated
 
 Places = Tensor | slice
 """Positions of a canvas: a slice of columns for all rows, or bool [batch, position]."""
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+"""Types of options, whose ranges `parse_cache` sees to."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +108,6 @@ class CachePolicy(ABC):
         by_layer: whether each layer computes other positions, which no subscriber can then watch.
         own_places: whether it only goes with a family that reads a token at its own position.
         rightward: whether it only goes with blocks from left to right.
-        ranges: least and largest value of options.
     """
 
     name: ClassVar[str] = ""
@@ -119,10 +120,9 @@ class CachePolicy(ABC):
     by_layer: ClassVar[bool] = False
     own_places: ClassVar[bool] = False
     rightward: ClassVar[bool] = False
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
 
     def __post_init__(self) -> None:
-        for wrong in chain(out_of_range(self, self.ranges), self.contradictions()):
+        for wrong in self.contradictions():
             raise self.refuse(wrong)
 
     def contradictions(self) -> Iterator[str]:
@@ -227,7 +227,7 @@ def parse_cache(text: str) -> CachePolicy | None:
 
 
 def _hints(kind: type[CachePolicy]) -> dict[str, Any]:
-    types = get_type_hints(kind)
+    types = get_type_hints(kind, include_extras=True)
     return {one.name: types[one.name] for one in fields(kind)}
 
 

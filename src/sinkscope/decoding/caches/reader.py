@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from sinkscope.attention import CallPart, Columns, Hider, LayerCall, Watcher, current_session, subscribed
 from sinkscope.decoding.caches.dllm_cache import DLLMCache, DLLMReader
-from sinkscope.decoding.caches.elastic_cache import ElasticCache, ElasticReader, Nothing
+from sinkscope.decoding.caches.elastic_cache import ElasticCache, ElasticReader
 from sinkscope.decoding.caches.policy import CachePolicy, Moment, Places, Plan, parse_cache
 from sinkscope.decoding.caches.store import KeyValueStore, stored_call
 from sinkscope.decoding.canvas import Batch, Layout, WorkMeter
@@ -33,14 +33,14 @@ def reading(model: Model, batch: Batch, layout: Layout, meter: WorkMeter, settin
     real = pad(batch.real, (0, length - width), value=True)
     if isinstance(policy, DLLMCache):
         yield DLLMReader(model, layout, meter, policy, real, width)
-    elif isinstance(policy, ElasticCache):
-        with subscribed(model.network, Nothing()):
-            yield ElasticReader(model, layout, meter, policy, real)
+        return
+    if isinstance(policy, ElasticCache):
+        reader, measured = ElasticReader(model, layout, meter, policy, real), True
     else:
         reader = CachedReader(model, layout, meter, policy, real, settings, width)
         measured = policy.measures or policy.watches(refresh=True)
-        with subscribed(model.network, reader.measurer) if measured else nullcontext():
-            yield reader
+    with subscribed(model.network, reader) if measured else nullcontext():
+        yield reader
 
 
 def check_model(model: Model, policy: CachePolicy) -> None:
@@ -69,40 +69,11 @@ def check_model(model: Model, policy: CachePolicy) -> None:
         )
 
 
-class Measurer(Hider):
-    """Asks a policy in every layer for `CachePolicy.measure` and `CachePolicy.follow`; it hides nothing."""
+class CachedReader(WholeReader, Hider):
+    """Computes the positions that a policy names, and reads the stored keys and values of the others.
 
-    def __init__(self, policy: CachePolicy) -> None:
-        self._policy = policy
-        self._moment: Moment | None = None  # of the running call of a reader
-        self._measures = self._watches = False
-        self.found: list[Tensor] = []
-        self.watched: Tensor | None = None
-
-    @contextmanager
-    def asking(self, moment: Moment, measures: bool, watches: bool) -> Iterator[None]:
-        """Measure each layer while the body runs."""
-        self._moment, self._measures, self._watches = moment, measures, watches
-        self.found, self.watched = [], None
-        try:
-            yield
-        finally:
-            self._moment, self._measures, self._watches = None, False, False
-
-    def hide(self, call: LayerCall) -> None:
-        if self._watches and self._moment is not None:
-            self.watched = self._policy.follow(self.watched, call, self._moment)
-
-    def observes(self, call: LayerCall) -> bool:
-        return self._measures
-
-    def observe(self, call: LayerCall, columns: Columns) -> None:
-        if self._measures and self._moment is not None:
-            self.found.append(self._policy.measure(call, columns, self._moment))
-
-
-class CachedReader(WholeReader):
-    """Computes the positions that a policy names, and reads the stored keys and values of the others."""
+    Subscribed to the network, which is no hiding, it asks the policy to measure layers.
+    """
 
     def __init__(
         self,
@@ -116,12 +87,15 @@ class CachedReader(WholeReader):
     ) -> None:
         super().__init__(model, layout, meter)
         self.policy, self.double, self._real = policy, policy.double, real
-        self.measurer = Measurer(policy)
+        self._measures = self._watches = False  # in the running call
+        self._measured: list[Tensor] = []  # results of `CachePolicy.measure` for each layer
+        self._watched: Tensor | None = None  # result of `CachePolicy.follow` in the last layer
         self._store = KeyValueStore()
         heads = (model.card.layers, model.card.kv_heads)
         # Fields of every `Moment`; measurements are added as they come.
         self._known: dict[str, Any] = dict(heads=heads, shift=model.family.shift, settings=settings, width=width)
-        self._moment: Moment | None = None
+        self._moment: Moment | None = None  # before the step, and its part for the rows of the running call
+        self._asked: Any = None
         self._plan = Plan()
         self._kept: Tensor | None = None
         self._block = (0, real.shape[1])
@@ -131,6 +105,17 @@ class CachedReader(WholeReader):
         self._commits: list[Tensor] = []
         self._ahead: Tensor | None = None
         self._charged: Sequence[int] = ()
+
+    def hide(self, call: LayerCall) -> None:
+        if self._watches:
+            self._watched = self.policy.follow(self._watched, call, self._asked)
+
+    def observes(self, call: LayerCall) -> bool:
+        return self._measures
+
+    def observe(self, call: LayerCall, columns: Columns) -> None:
+        if self._measures:
+            self._measured.append(self.policy.measure(call, columns, self._asked))
 
     def begin_block(self, start: int, stop: int) -> None:
         self._due = None
@@ -229,7 +214,7 @@ class CachedReader(WholeReader):
             self._put(found, rows, slice(None))
         if measures:
             norms = [torch.linalg.vector_norm(value.float(), dim=-1) for _, value in sorted(self._store.values.items())]
-            moment = replace(moment, scores=self.measurer.found, values=norms)
+            moment = replace(moment, scores=self._measured, values=norms)
         kept = self.policy.kept(moment)
         if kept is None or whole or self._kept is None:
             self._kept = kept
@@ -308,14 +293,16 @@ class CachedReader(WholeReader):
         refresh: bool = False,
         measures: bool = False,
     ) -> Tensor:
-        session, watches, count = current_session(self.model.network), self.policy.watches(refresh), len(self._real)
+        session, count = current_session(self.model.network), len(self._real)
         assert self._moment is not None
-        moment = self._moment if len(rows) == count else self._moment.of_rows(rows)
-        computing = nullcontext() if session is None else session.computing(part)
-        with computing, self.measurer.asking(moment, measures, watches):
+        self._asked = self._moment if len(rows) == count else self._moment.of_rows(rows)
+        self._measures, self._watches = measures, self.policy.watches(refresh)
+        self._measured, self._watched = [], None
+        with nullcontext() if session is None else session.computing(part):
             hidden = stored_call(self.model, tokens, positions, seen, self._store)
-        if watches:
-            found = self.measurer.watched
+        self._measures, found = False, self._watched
+        if self._watches:
+            self._watches = False
             assert found is not None
             for name in ("now", "at_refresh") if refresh else ("now",):
                 kept = self._known.get(name)

@@ -20,7 +20,7 @@ from torch.nn.functional import max_pool1d, pad
 
 from sinkscope.attention import Columns, LayerCall
 from sinkscope.decoding.caches.keeping import outside_of, with_block
-from sinkscope.decoding.caches.policy import CachePolicy, Moment, Plan
+from sinkscope.decoding.caches.policy import CachePolicy, Moment, Plan, Share
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,8 @@ class SparseDLLM(CachePolicy):
     measures = True
     selects = True
 
-    ratio: float = 0.5
+    ratio: Share = 0.5
     pool: int = 3
-
-    ranges = {"ratio": (0, 1)}  # noqa: RUF012
 
     def contradictions(self) -> Iterator[str]:
         if self.pool < 1 or self.pool % 2 == 0:
