@@ -31,12 +31,11 @@ def check_finite(logits: Tensor) -> Tensor:
 
 def finite_steps(model: Model, steps: Iterable[Step]) -> Generator[Step, None, None]:
     """Yield the steps of a sampler; `ModelError` for logits that are not finite, on a GPU after the last step."""
-    number, flaws, mask_id = 0, [], -1 if model.card.mask_id is None else model.card.mask_id
+    number, flaws = 0, []
     try:
         for step in steps:
             if step.confidence.device.type != "cpu":
-                commits = (step.written >= 0) & (step.written != mask_id)  # masks that are put back have no confidence
-                flaws.append((commits & ~step.confidence.isfinite()).any())
+                flaws.append(has_flaw(step, model.card.mask_id))
             yield step
             number += 1
     except NotFiniteError as error:
@@ -46,6 +45,12 @@ def finite_steps(model: Model, steps: Iterable[Step]) -> Generator[Step, None, N
             f"{model.card.name}, step {int(flawed.int().argmax())}: expected finite logits, found others; see "
             "`sinkscope check`"
         )
+
+
+def has_flaw(step: Step, mask_id: int | None) -> Tensor:
+    """Return whether a token was committed without a finite confidence, bool []; masks that are put back have none."""
+    commits = (step.written >= 0) & (step.written != (-1 if mask_id is None else mask_id))
+    return (commits & ~step.confidence.isfinite()).any()
 
 
 def with_unconditional(canvas: Tensor, prompt: Tensor, mask_id: int, guidance: float) -> Tensor:
