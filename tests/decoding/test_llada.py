@@ -1,4 +1,4 @@
-"""LLaDA's and MMaDA's samplers against a plain loop: the whole canvas through the vocabulary projection, one row, every step."""
+"""LLaDA's and MMaDA's samplers against a plain loop: the whole canvas through the projection, one row, every step."""
 
 import dataclasses
 import types

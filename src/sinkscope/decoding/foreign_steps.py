@@ -40,14 +40,10 @@ class ForeignSteps:
         self._committed: Tensor | None = None  # the canvas that was committed after the newest step
 
     def committed(self, canvas: Tensor | np.ndarray | Sequence[Sequence[int]]) -> None:
-        """Publish the tokens that the running step has written.
-
-        Args:
-            canvas: token ids [batch, position], after the step; it may be longer than the one that went in.
+        """Publish the tokens of the running step, by the canvas after it, [batch, position] or longer.
 
         Raises:
-            CallError: no step is running, or this is no canvas.
-            AttentionError: its prompt is another one.
+            CallError: no step is running, or this is no canvas. AttentionError: its prompt is another one.
         """
         before = self._newest
         if before is None or not self._running:
@@ -68,13 +64,7 @@ class ForeignSteps:
         return {}
 
     def before_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Publish that the network is called; `following` installs this as a hook.
-
-        Raises:
-            AttentionError: the call has no whole canvas, another number of rows, a shorter canvas, another prompt,
-                other tokens than were committed, the masks of a new generation, guidance, or padding that is not on the
-                left.
-        """
+        """Publish that the network is called, as a hook; `AttentionError` where the call does not go on from before."""
         given = {**dict(zip(self._names, args, strict=False)), **kwargs}
         # The token ids, or where a network has no such argument its first integers [batch, position].
         found: list[Any] = [given.get("input_ids")] if "input_ids" in self._names else list(given.values())
@@ -91,7 +81,13 @@ class ForeignSteps:
             self._check_continues(canvas, self._newest)
             if self._running:
                 self._finish(canvas)
-        masked, lengths = canvas == self.mask_id, _lengths(given.get("attention_mask"), canvas)
+        mask, masked = given.get("attention_mask"), canvas == self.mask_id
+        lengths = torch.full((len(canvas),), canvas.shape[1], device="cpu")
+        if isinstance(mask, Tensor) and mask.shape == canvas.shape:
+            advice = (
+                "set tokenizer.padding_side = 'left'; in a pipeline of blocks, fill whole ones with prompt and answer"
+            )
+            lengths = lengths_of(mask, advice)
         starts = canvas.shape[1] - lengths.to(canvas.device)[:, None]
         real = torch.arange(canvas.shape[1], device=canvas.device) >= starts
         if self._session is None:
@@ -164,12 +160,8 @@ class ForeignSteps:
     def _finish(self, after: Tensor | None) -> None:
         before = self._newest
         assert before is not None
-        nothing = torch.full_like(before, -1)
-        if after is not None:
-            after = after[:, : before.shape[1]]
-        if self._session is not None:
-            written = nothing if after is None else torch.where(after != before, after, nothing)
-            self._publisher.after(written, None, None)
+        after = before if after is None else after[:, : before.shape[1]]
+        self._publisher.after(torch.where(after != before, after, -1), None, None)
         self._running, self.number = False, self.number + 1
 
 
@@ -184,13 +176,6 @@ def _refuse_changed(expected: str, changed: Tensor, now: Tensor, before: Tensor,
             f"canvas: expected {expected}, found token {int(now[row, place])} in place of {int(before[row, place])} at "
             f"position {place} of row {row}; {advice}"
         )
-
-
-def _lengths(mask: Any, canvas: Tensor) -> Tensor:
-    if not isinstance(mask, Tensor) or mask.shape != canvas.shape:
-        return torch.full((len(canvas),), canvas.shape[1], device="cpu")
-    advice = "set tokenizer.padding_side = 'left'; in a pipeline of blocks, let prompt and answer fill whole blocks"
-    return lengths_of(mask, advice)
 
 
 @contextmanager

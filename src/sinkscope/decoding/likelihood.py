@@ -71,19 +71,16 @@ def log_likelihood(
     """Compute the log-likelihood of a continuation given its context.
 
     Args:
-        context: text or 1-D token ids.
-        continuation: text or 1-D token ids. Two texts are encoded together; spaces between them belong to the
+        context, continuation: text or 1-D token ids. Two texts are encoded together; spaces between them belong to the
             continuation.
-        method: how a diffusion model's is computed; that of an autoregressive model is always exact, whatever method
-            and samples are.
+        method: how a diffusion model's is computed; that of an autoregressive model is always exact.
         samples: number of masked canvases of the Monte-Carlo estimate.
         guidance: unsupervised classifier-free guidance (published: ``cfg_scale``); 0 is none.
         seed: of the masks.
         batch: number of canvases in one forward call; it does not change the result.
 
     Raises:
-        CallError: the text is empty, an argument does not fit, there are more tokens than the model was made for, or a
-            rule is in force that decides by the step before.
+        CallError: an argument does not fit, or a rule is in force that decides by the step before.
     """
     check_likelihood(model.family, model.card.name, method, samples, guidance)
     refuse_block_diffusion(model)
@@ -211,8 +208,7 @@ def _causal(model: Model, prefix: list[int], target: list[int]) -> tuple[Tensor,
 def nats_behind(model: Model, window: Sequence[int], context: int) -> float:
     """Return minus log p of a window's tokens behind its context under a causal model, in nats.
 
-    It reads the context and the rest in two calls, so that rules in force which follow the step before choose among the
-    keys of the context and hide them from the rest's queries.
+    It reads the two in two calls: rules that follow the step before hide keys of the context from the rest's queries.
     """
     ids, cache = torch.tensor([list(window)], device=model.device), whole_cache(model.network)
     with _canvases_of_their_own(model, context):

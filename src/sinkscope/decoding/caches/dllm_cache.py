@@ -94,9 +94,7 @@ class DLLMReader(LayerByLayer):
         return self._through(tokens, rows, lambda index, layer: self._forward_of(index, layer, mine, parts[index]))
 
     def _forward_of(self, index: int, layer: Any, rows: Tensor, parts: tuple[bool, bool]) -> Callable[..., Tensor]:
-        def forward(
-            hidden: Tensor, *, position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor | None, **given: Any
-        ) -> Tensor:
+        def forward(hidden: Tensor, **given: Any) -> Tensor:
             entering = layer.input_layernorm(hidden)
             places, values = self._places(index, layer, entering, rows, *parts)
             if index in self._mlp:
@@ -106,7 +104,7 @@ class DLLMReader(LayerByLayer):
             if places.shape[1]:
                 known = replaced_forwards([layer.self_attn.v_proj], lambda index, module: lambda entering: values)
                 with nullcontext() if values is None else known:
-                    attended = self._attend(layer, some, rows, places, position_embeddings, attention_mask, given)
+                    attended = self._attend(layer, some, rows, places, given)
             hidden = hidden + _renewed(self._attention, index, rows, places, attended)
             some = layer.post_attention_layernorm(at_places(places, hidden))
             return hidden + _renewed(self._mlp, index, rows, places, layer.mlp(some) if places.shape[1] else some)

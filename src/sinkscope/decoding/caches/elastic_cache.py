@@ -67,10 +67,6 @@ class LayerKeeper(Call):
     def __init__(self) -> None:
         self.kept: LayerCall | None = None
 
-    def instead_of(self, running: Call) -> "LayerKeeper":
-        running.reported = True
-        return self
-
     def layer(self, module: Any, query: Tensor, key: Tensor, value: Tensor, own: Prefix | None = None) -> None:
         self.kept = LayerCall(type(module).__name__, module.layer_idx, query, key, value, None, own=own)
 
@@ -128,7 +124,6 @@ class ElasticReader(LayerByLayer, Hider):
         return self._hidden
 
     def _run(self, tokens: Tensor, state: Pass) -> Tensor:
-        """Return the hidden states of the rows of a pass; only those at its places at the end were computed."""
         rows = state.rows.tolist()
         hidden = self._through(tokens, rows, lambda index, layer: self._forward_of(index, layer, state))
         for row in rows:
@@ -137,20 +132,18 @@ class ElasticReader(LayerByLayer, Hider):
         return hidden
 
     def _forward_of(self, index: int, layer: Any, state: Pass) -> Callable[..., Tensor]:
-        def forward(
-            hidden: Tensor, *, position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor | None, **given: Any
-        ) -> Tensor:
+        def forward(hidden: Tensor, **given: Any) -> Tensor:
             hidden = self._enter(index, hidden, state)
             places, rows, before = state.places, state.rows, None
             state.computed.append(places.shape[1])
             if state.tracked is not None:
                 before = self._queries[index][rows][:, :, state.tracked], self._store.keys[index][rows]
-            given["sinkscope_call"] = self._keeper.instead_of(given["sinkscope_call"])
+            given["sinkscope_call"].reported = True
+            given["sinkscope_call"] = self._keeper
             if not state.first:
                 self._store.compute(places, None, rows)
             some = at_places(places, hidden)
-            entering = layer.input_layernorm(some)
-            attended = self._attend(layer, entering, rows, places, position_embeddings, attention_mask, given)
+            attended = self._attend(layer, layer.input_layernorm(some), rows, places, given)
             self._watch(index, state, before)
             some = some + attended
             some = some + layer.mlp(layer.post_attention_layernorm(some))

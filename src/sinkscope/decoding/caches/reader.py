@@ -204,10 +204,10 @@ class CachedReader(WholeReader, Hider):
         assert moment is not None
         moment = moment if whole else moment.of_rows(rows)
         self._store.refresh(rows)
-        layout = self.layout if whole else rows_of(self.layout, rows)
-        part = None if whole else self._part(rows, slice(None), whole=True)
-        tokens = inputs if whole else inputs[rows]
-        found = self._forward(tokens, layout.positions, layout.seen, part, rows, refresh=True, measures=measures)
+        layout, tokens = (self.layout, inputs) if whole else (rows_of(self.layout, rows), inputs[rows])
+        self._measures = measures
+        found = self._forward(tokens, layout.positions, layout.seen, rows, None if whole else slice(None), refresh=True)
+        self._measures = False
         if whole:
             self._hidden = found
         else:
@@ -229,8 +229,7 @@ class CachedReader(WholeReader, Hider):
         real, keys = self._real[:, fresh].sum(-1).tolist(), self._key_counts()
         for row in self._charged:
             self.meter.add(row, real[row], keys[row])
-        found = self._forward(tokens, positions, self._seen(rows, tokens.shape[1]), self._part(rows, fresh), rows)
-        self._put(found, rows, fresh)
+        self._put(self._forward(tokens, positions, self._seen(rows, tokens.shape[1]), rows, fresh), rows, fresh)
 
     def _compute_marked(self, inputs: Tensor, rows: list[int], fresh: Tensor) -> None:
         """Compute marked positions, a number of each row; rows with all of them in a separate call."""
@@ -253,8 +252,9 @@ class CachedReader(WholeReader, Hider):
                 if counts[row] and row in group:
                     self.meter.add(row, counts[row], keys[row])
             tokens, positions = inputs[group].gather(1, places), self.layout.positions[group].gather(1, places)
-            part = self._part(group, torch.where(order < width, order, -1), refresh)
-            self._put(self._forward(tokens, positions, self._seen(group, most), part, group, refresh), group, places)
+            queries = torch.where(order < width, order, -1)
+            found = self._forward(tokens, positions, self._seen(group, most), group, queries, refresh)
+            self._put(found, group, places)
 
     def _read_keys(self, rows: list[int]) -> Tensor | None:
         """Return which keys some rows read, int64 [row, 1 or layer, 1 or kv_head, key]; None for all."""
@@ -275,34 +275,29 @@ class CachedReader(WholeReader, Hider):
             real = self._real[rows]
         return real[:, None, None].expand(-1, 1, queries, -1)
 
-    def _part(self, rows: list[int], queries: slice | Tensor, whole: bool = False) -> CallPart | None:
-        """Return the part of the canvas that a call computes, for watchers; None without any."""
-        if current_session(self.model.network) is None:
-            return None
-        if isinstance(queries, slice):
-            queries = torch.arange(self._real.shape[1], device=self._real.device)[queries].expand(len(rows), -1)
-        return CallPart(torch.tensor(rows, device=queries.device), queries, whole)
-
     def _forward(
         self,
         tokens: Tensor,
         positions: Tensor,
         seen: Tensor | None,
-        part: CallPart | None,
         rows: list[int],
+        queries: Any,
         refresh: bool = False,
-        measures: bool = False,
     ) -> Tensor:
-        session, count = current_session(self.model.network), len(self._real)
+        """Call the network; ``queries`` are the places, a slice or int64 [row, query], None for the whole batch."""
+        session, count, part = current_session(self.model.network), len(self._real), None
+        if isinstance(queries, slice):
+            queries = torch.arange(self._real.shape[1], device=self._real.device)[queries].expand(len(rows), -1)
+        if session is not None and queries is not None:
+            part = CallPart(torch.tensor(rows, device=queries.device), queries, refresh)
         assert self._moment is not None
         self._asked = self._moment if len(rows) == count else self._moment.of_rows(rows)
-        self._measures, self._watches = measures, self.policy.watches(refresh)
+        self._watches = self.policy.watches(refresh)
         self._measured, self._watched = [], None
         with nullcontext() if session is None else session.computing(part):
             hidden = stored_call(self.model, tokens, positions, seen, self._store)
-        self._measures, found = False, self._watched
         if self._watches:
-            self._watches = False
+            self._watches, found = False, self._watched
             assert found is not None
             for name in ("now", "at_refresh") if refresh else ("now",):
                 kept = self._known.get(name)

@@ -15,18 +15,13 @@ from sinkscope.models import Model
 
 
 class KeyValueStore:
-    """Keys and values of every layer over the whole canvas, as they were last computed; a ``Cache`` of transformers.
-
-    Attributes:
-        rows: numbers of the rows of the batch that are held.
-        keys, values: of each layer, [row, kv_head, position, dim].
-    """
+    """Keys and values of every layer over the whole canvas, as they were last computed; a ``Cache`` of transformers."""
 
     is_compileable = False
 
     def __init__(self) -> None:
-        self.rows: list[int] = []
-        self.keys: dict[int, Tensor] = {}
+        self.rows: list[int] = []  # of the batch, that are held
+        self.keys: dict[int, Tensor] = {}  # of each layer, [row, kv_head, position, dim]
         self.values: dict[int, Tensor] = {}
         self._fresh: slice | Tensor | None = None
         self._mine: Tensor | None = None
@@ -118,21 +113,13 @@ class LayerByLayer(WholeReader):
         with replaced_forwards(self._layers, forward_of):
             return stored_call(self.model, tokens, layout.positions, layout.seen, self._store)
 
-    def _attend(
-        self,
-        layer: Any,
-        entering: Tensor,
-        rows: Tensor,
-        places: Tensor,
-        angles: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        given: dict[str, Any],
-    ) -> Tensor:
-        """Return the attention of a layer at some places; ``angles`` and ``mask`` are of the whole canvas."""
-        at_them = tuple(at_places(places, one.expand(len(rows), -1, -1)) for one in angles)
+    def _attend(self, layer: Any, entering: Tensor, rows: Tensor, places: Tensor, given: dict[str, Any]) -> Tensor:
+        """Return the attention of a layer at some places; ``given`` are its arguments for the whole canvas."""
+        angles = tuple(at_places(places, one.expand(len(rows), -1, -1)) for one in given["position_embeddings"])
         real = self._real[rows][:, None, None].expand(-1, 1, places.shape[1], -1)
-        mask = mask_for(self.model.network, None if mask is None else real)
-        return layer.self_attn(hidden_states=entering, position_embeddings=at_them, attention_mask=mask, **given)[0]
+        mask = mask_for(self.model.network, None if given["attention_mask"] is None else real)
+        given = {**given, "position_embeddings": angles, "attention_mask": mask}
+        return layer.self_attn(hidden_states=entering, **given)[0]
 
 
 def at_places(places: Tensor, values: Tensor) -> Tensor:
