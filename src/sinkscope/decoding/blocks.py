@@ -1,21 +1,19 @@
 """The samplers of LLaDA and MMaDA, token for token and draw for draw the published loops: blocks one by one, in each
 step the surest tokens of a block are committed.
 
-Confidences are scattered back into the full canvas before top-k, so that ties break as published. Each row draws, from
-its own seed, what the published loop draws for it alone under that seed: noise for the whole canvas, then the uniform
-confidences. See docs/quirks.md. MMaDA takes confidences in float64 and has no EOS switches.
+Confidences are scattered back into the full canvas before top-k, so that ties break as published. Each row draws from
+its own seed what the published loop draws for it alone: noise for the whole canvas, then the uniform confidences. See
+docs/quirks.md. MMaDA takes confidences in float64 and has no EOS switches.
 
 Quirk: ``confidence_eos_eot_inf`` sets EOS on the noisy logits and EoT on the plain ones in one chained assignment.
 At temperature 0 both names are one tensor, so both tokens lose confidence; above 0 only EoT does.
 Quirk: a model may predict the mask token itself; it is committed, stays a mask, and a block may end unfinished.
 Quirk: above temperature 0 the candidate is drawn with noise, its confidence is read without.
-Quirk: MMaDA's published loop drops the padding mask under guidance, so that padded rows attend to their padding. Not
-kept: a row of a batch writes what it would write alone, with guidance too.
+Quirk: MMaDA's published loop drops the padding mask under guidance. Not kept: a row writes what it would write alone.
 
-Parallel decoding commits every mask that is sure enough, instead of a number that was set beforehand (Wu et al., 2025,
-Fast-dLLM, section 3.3; NVlabs/Fast-dLLM, llada/generate.py for the threshold; the factor follows the paper). It
-finishes the blocks of some rows before those of others. A recording would hold the steps in which a row waits, and a
-rule that hides keys would count them: such prompts are written one after the other.
+Parallel decoding commits every mask that is sure enough (Wu et al., 2025, Fast-dLLM, section 3.3; NVlabs/Fast-dLLM,
+llada/generate.py for the threshold; the factor follows the paper). It finishes the blocks of some rows first. As a
+recording would hold the steps in which a row waits, watched prompts are written one after the other.
 """
 
 import math
@@ -68,26 +66,19 @@ def quotas(masks: int, steps: int) -> list[int]:
 
 @dataclass(frozen=True)
 class BlockRule:
-    """The differences of the samplers that write in blocks.
+    """The differences of the samplers that write in blocks."""
 
-    Attributes:
-        precision: dtype in which the softmax of a confidence is taken; None is that of the logits.
-        never: tokens that are not predicted at all.
-        late: tokens that lose their confidence once the candidates are chosen.
-        quotas: how many tokens each step of a block commits, by its masks and steps.
-    """
-
-    precision: torch.dtype | None = None
-    never: tuple[int, ...] = ()
-    late: tuple[int, ...] = ()
-    quotas: Callable[[int, int], list[int]] = quotas
+    precision: torch.dtype | None = None  # in which the softmax of a confidence is taken; None is that of the logits
+    never: tuple[int, ...] = ()  # tokens that are not predicted at all
+    late: tuple[int, ...] = ()  # tokens that lose their confidence once the candidates are chosen
+    quotas: Callable[[int, int], list[int]] = quotas  # how many tokens each step of a block commits
 
 
 @torch.no_grad()
 def block_steps(model: Model, batch: Batch, settings: BlockSettings, rule: BlockRule) -> Iterator[Step]:
     """Writes ``settings.length`` tokens behind each prompt, one `Step` a forward call."""
     parallel = bool(settings.threshold or settings.factor)
-    if parallel and waiting_would_be_seen(model, batch):
+    if parallel and len(batch.tokens) > 1 and current_session(model.network) is not None:
         yield from prompt_by_prompt(model, batch, settings, lambda one, its: block_steps(model, one, its, rule))
         return
     mask_id = model.card.mask_id
@@ -195,10 +186,8 @@ def surest(confidence: Tensor, threshold: float, factor: float = 0.0) -> Tensor:
     """Return which candidates a step of parallel decoding commits, bool [batch, position]; the surest one always
     (Fast-dLLM, algorithm 1).
 
-    Args:
-        confidence: [batch, position], −∞ where there is no candidate.
-        threshold: all candidates of at least this confidence are committed.
-        factor: where it is not 0, the n surest, for the largest n up to which (n + 1)(1 − p_n) stays below it.
+    ``confidence`` is −∞ where there is no candidate. A ``factor`` commits the n surest, for the largest n up to which
+    (n + 1)(1 − p_n) stays below it.
     """
     if factor:
         ordered, order = confidence.sort(dim=-1, descending=True, stable=True)
@@ -208,11 +197,6 @@ def surest(confidence: Tensor, threshold: float, factor: float = 0.0) -> Tensor:
     else:
         chosen = confidence >= threshold
     return chosen.scatter(-1, confidence.argmax(-1, keepdim=True), True) & confidence.isfinite()
-
-
-def waiting_would_be_seen(model: Model, batch: Batch) -> bool:
-    """Return whether a batch has several rows and somebody watches or hides."""
-    return len(batch.tokens) > 1 and current_session(model.network) is not None
 
 
 def prompt_by_prompt(
@@ -225,10 +209,7 @@ def prompt_by_prompt(
 ) -> Iterator[Step]:
     """Yield the steps of one prompt after the other, in the coordinates of the batch.
 
-    Args:
-        write: yields the steps of a batch of one prompt under settings with its own seed.
-        length: positions behind the longest prompt; ``settings.length`` when None.
-        ends: the `Step.lengths`.
+    The canvas has ``length`` positions behind the longest prompt, by default those of the settings.
     """
     mask_id = model.card.mask_id
     assert mask_id is not None

@@ -112,13 +112,12 @@ class WorkMeter:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One step of a sampler, all rows of the batch, left padding included.
+    """One step of a sampler, all rows of the batch, left padding included, [batch, position].
 
     Attributes:
-        number: from 0.
-        tokens: int64 [batch, position], the canvas after the step.
-        written: int64 [batch, position], the token committed in this step, −1 elsewhere.
-        confidence: float32 [batch, position], of the tokens that were committed or could have been; NaN elsewhere.
+        tokens: int64, the canvas after the step.
+        written: int64, the token committed in this step, −1 elsewhere.
+        confidence: float32, of the tokens that were committed or could have been; NaN elsewhere.
         meter: adds up the work of the generation; None for a sampler that does not count it.
         lengths: int64 [batch], tokens of each prompt and its answer, on the host; None where all end with the canvas.
     """
@@ -133,17 +132,11 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Prompts that are written together, left-padded.
+    """Prompts that are written together."""
 
-    Attributes:
-        tokens: int64 [batch, prompt position].
-        real: bool of the same shape, False on padding.
-        texts: None for a prompt that came as token ids.
-    """
-
-    tokens: Tensor
-    real: Tensor
-    texts: tuple[str | None, ...]
+    tokens: Tensor  # int64 [batch, prompt position], left-padded
+    real: Tensor  # bool of the same shape, False on padding
+    texts: tuple[str | None, ...]  # None for a prompt that came as token ids
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -168,20 +161,13 @@ def make_batch(model: Model, prompts: Sequence[Sequence[int]], texts: Sequence[s
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The places of the real tokens in a batch of canvases: the right end of each row.
+    """The places of the real tokens in a batch of canvases: the right end of each row."""
 
-    Attributes:
-        seen: bool [batch, 1, query, key], False on padding; None when there is none. For a mask [batch, key] the
-            network would wait for the GPU in every step.
-        positions: int64 [batch, position], from 0 at the first real token.
-        lengths: int64 [batch], number of real tokens; on the host.
-        starts: index of the first real token of each row.
-    """
-
+    # bool [batch, 1, query, key]; None without padding. For a mask [batch, key] the network would wait for the GPU.
     seen: Tensor | None
-    positions: Tensor
-    lengths: Tensor
-    starts: tuple[int, ...]
+    positions: Tensor  # int64 [batch, position], from 0 at the first real token
+    lengths: Tensor  # int64 [batch], number of real tokens; on the host
+    starts: tuple[int, ...]  # index of the first real token of each row
 
 
 def lay_out(real: Tensor) -> Layout:
@@ -205,11 +191,8 @@ def masked_canvas(batch: Batch, length: int, mask_id: int) -> tuple[Tensor, Layo
 class Publisher:
     """Publishes each step to the subscribers of a model; does nothing when there are none.
 
-    Args:
-        session: of the model; None without subscribers.
-        causal: whether a token is read from the query in front of it, the newest one.
-        shift: the same for a masked position of a diffusion model; a row's first token is read at its own place.
-        mask_id: the mask token; a position that is masked again is no commit.
+    A token of a causal model is read from the query in front of it; one of a diffusion model with ``shift`` too, except
+    the first of a row. A position that is masked again is no commit.
     """
 
     def __init__(
@@ -233,7 +216,7 @@ class Publisher:
 
         Args:
             candidates: bool [batch, position], where this step may commit a token, for an autoregressive model one
-                position beyond its tokens; None where nothing is committed.
+                position beyond its tokens.
         """
         if self._session is not None:
             self._lengths = lengths

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from sinkscope.decoding.blocks import prompt_by_prompt, surest, waiting_would_be_seen
+from sinkscope.attention import current_session
+from sinkscope.decoding.blocks import prompt_by_prompt, surest
 from sinkscope.decoding.caches.policy import parse_cache
 from sinkscope.decoding.caches.reader import reading
 from sinkscope.decoding.canvas import Batch, Step, WorkMeter, masked_canvas, publishing, row_generators, scattered
@@ -36,7 +37,7 @@ def dream_steps(model: Model, batch: Batch, settings: DreamSettings) -> Iterator
     Fast-dLLM's caches give it blocks; see the quirks of `caches.fast_dllm`.
     """
     own_block = getattr(parse_cache(settings.cache), "block", None)
-    if settings.threshold and waiting_would_be_seen(model, batch):
+    if settings.threshold and len(batch.tokens) > 1 and current_session(model.network) is not None:
         yield from prompt_by_prompt(model, batch, settings, lambda one, its: dream_steps(model, one, its))
         return
     mask_id, block = model.card.mask_id, own_block or settings.length

@@ -3,12 +3,10 @@
 Monte Carlo (LLaDA, arXiv 2502.09992, eq. 14; published: get_log_likelihood.py) masks l of the L tokens of the
 continuation, l uniform from 1 to L, at uniform positions; (L/l) Σ log p(masked token) is an unbiased estimate of a
 lower bound of the log-likelihood. Within a group of samples the l are spread evenly from one random offset, as
-published; groups are independent. The chain rule (published: SMDM and Dream, nll_type ar_ftb) reveals the tokens one at
-a time from the left and adds up log p(next token).
+published. The chain rule (published: SMDM and Dream, nll_type ar_ftb) reveals one token at a time from the left.
 
-Quirk: the published l are rounded half to even, so that for most lengths some l are drawn too often, and the estimate
-is biased.
-Not kept: halves are rounded up. For lengths that are multiples of 16 the draws are the published ones.
+Quirk: the published l are rounded half to even, which for most lengths draws some too often, a bias. Not kept: halves
+are rounded up. For lengths that are multiples of 16 the draws are the published ones.
 """
 
 import math
@@ -97,8 +95,12 @@ def log_likelihood(
         )
     length = len(target)
     if model.family.causal:
-        found, best = _causal(model, prefix, target)
-        return Likelihood(float(found.double().sum()), 0.0, 1, length, best, "exact")
+        whole, tokens = (torch.tensor(ids, device=model.device) for ids in ([[*prefix, *target]], target))
+        places = torch.arange(len(prefix) - 1, whole.shape[1] - 1, device=whole.device)
+        with _canvases_of_their_own(model, len(prefix)):
+            logits = check_finite(model.logits(whole, places, use_cache=False)[0].to(whole.device)).float()
+        found = logits.log_softmax(-1).gather(-1, tokens[:, None]).double().sum()
+        return Likelihood(float(found), 0.0, 1, length, bool((logits.argmax(-1) == tokens).all()), "exact")
     if method == "chain_rule":
         hidden = torch.ones(length, length, dtype=torch.bool, device="cpu").triu()
         asked = torch.eye(length, dtype=torch.bool, device="cpu")
@@ -175,7 +177,7 @@ def _score(
     device, before = model.device, len(prefix)
     whole = torch.tensor([*prefix, *target], device=device)
     found = torch.zeros(hidden.shape, dtype=torch.float64, device="cpu")
-    best = torch.zeros(hidden.shape, dtype=torch.bool, device="cpu")
+    best = torch.zeros_like(hidden)
     for begin in range(0, len(hidden), batch):
         places = asked[begin : begin + batch].to(device)
         canvas = whole.repeat(len(places), 1)
@@ -192,16 +194,6 @@ def _score(
         found[rows].masked_scatter_(asked[rows], scores.double().cpu())
         best[rows].masked_scatter_(asked[rows], (logits.argmax(-1) == tokens).cpu())
     return found, best
-
-
-def _causal(model: Model, prefix: list[int], target: list[int]) -> tuple[Tensor, bool]:
-    """Compute log p of every token of the continuation [token], and whether each of them is the most likely one."""
-    whole = torch.tensor([[*prefix, *target]], device=model.device)
-    with _canvases_of_their_own(model, len(prefix)):
-        places = torch.arange(len(prefix) - 1, whole.shape[1] - 1, device=whole.device)
-        logits = check_finite(model.logits(whole, places, use_cache=False)[0].to(whole.device)).float()
-    tokens = whole[0, len(prefix) :]
-    return logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1), bool((logits.argmax(-1) == tokens).all())
 
 
 @torch.no_grad()

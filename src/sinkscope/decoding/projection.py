@@ -103,11 +103,7 @@ def project(
 
     With guidance s they are ``un + (s + 1)(cond − un)``; the unconditional half of ``hidden`` follows the conditional
     one. For a family with a logit shift, a token is read one position to its left, and the first token at its own.
-
-    Args:
-        chosen: bool [batch, position].
-        most: an upper bound on the number of marks; this many rows are returned, the extra ones of other
-            positions. If None, the marks are counted.
+    ``most`` bounds the number of marks, which are counted by default; so many rows are returned, extra ones last.
     """
     rows, width = chosen.shape
     most = int(chosen.sum()) if most is None else most
@@ -123,13 +119,9 @@ def project(
 
 
 class WholeReader:
-    """Computes all positions in every step; readers with a cache are subclasses.
+    """Computes all positions in every step; readers with a cache are subclasses."""
 
-    Attributes:
-        double: whether confidences are to be taken in float64.
-    """
-
-    double = False
+    double = False  # whether confidences are to be taken in float64
 
     def __init__(self, model: Model, layout: Layout, meter: WorkMeter) -> None:
         self.model, self.layout, self.meter = model, layout, meter
@@ -147,12 +139,9 @@ class WholeReader:
         return None
 
     def read(self, inputs: Tensor, rows: Sequence[int] | None = None, together: bool = False) -> Tensor:
-        """Return hidden states [row of the inputs, position, width].
+        """Return hidden states [row of the inputs, position, width] of canvases, with guidance twice.
 
-        Args:
-            inputs: int64 [row, position], the canvases, with guidance twice.
-            rows: those that are still being written; only these are computed. All when None.
-            together: whether the others are computed too, because somebody watches the whole batch.
+        Only ``rows`` that are still being written are computed, unless somebody watches the batch ``together``.
         """
         count = len(self._lengths)
         copies, rows = len(inputs) // count, range(count) if rows is None else rows

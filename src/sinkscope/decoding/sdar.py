@@ -2,12 +2,10 @@
 
 A step is one forward call. Most denoise the running block; its queries are the block, its keys everything up to its
 end. The others only *read*: the whole blocks of the prompt before the first block, and each block once it is finished.
-They store keys and values and commit nothing. The published code writes one prompt at a time, and so does this: a list
-of prompts is written one after the other.
+They store keys and values and commit nothing. Prompts are written one after the other, as published.
 
-LLaDA 2's published loop has no cache: it computes all blocks so far in every call. No token sees a later block, so
-finished blocks come out the same, and here they are read once. Its steps commit masks only, and writing stops after the
-block with an end-of-text token.
+LLaDA 2's published loop has no cache, but as no token sees a later block, finished blocks come out the same. Its steps
+commit masks only, and writing stops after the block with an end-of-text token.
 
 Quirk: SDAR, above temperature 0: a step commits as many tokens as its share says even where fewer masks are left, and
 then replaces tokens that were written, the end of the prompt in the first block included. The published evaluation,

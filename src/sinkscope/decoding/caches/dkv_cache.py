@@ -10,13 +10,11 @@ Quirk: LLaDA's confidences are taken in float64, as by Fast-dLLM.
 Quirk: for Dream the last position of the canvas counts as stored from the third step of a block on, whether it was
 written or not.
 
-*Greedy*: tokens are committed in a random order, so that a step knows what the next one commits. A step computes what
-it commits, what the step before has committed, and a *window*: the masks nearest to the former, left and right in turn.
+*Greedy*: tokens are committed in a random order. A step computes what it commits, what the step before has committed,
+and a *window*: the masks nearest to the former, left and right in turn.
 
-Quirk: the order is drawn once a block, not in every step as LLaDA's random remasking draws it, so that other tokens are
-committed.
-Quirk: the window of each committed place is filled up with masks that are farther away where nearer ones are computed
-already.
+Quirk: the order is drawn once a block, not in every step as LLaDA's random remasking draws it.
+Quirk: the window is filled up with masks that are farther away where nearer ones are computed already.
 Quirk: the window may hold masks of later blocks, whose keys and values are then newer than those of their neighbours.
 """
 

@@ -10,9 +10,10 @@ Quirk: steps are counted over the whole generation, so that a block may begin wi
 Quirk: the stored values of the whole answer are renewed in every step, the keys of the chosen positions only.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -91,25 +92,24 @@ class DLLMReader(LayerByLayer):
             computed = [own * prompt + (self._answer if answer else self._some) for prompt, answer in parts]
             self.meter.add_layers(row, computed, self._lengths[row], values)
         mine = torch.tensor(rows, device=self._real.device)
-        return self._through(tokens, rows, lambda index, layer: self._forward_of(index, layer, mine, parts[index]))
+        return self._through(tokens, rows, lambda index, layer: partial(self._layer, index, layer, mine, parts[index]))
 
-    def _forward_of(self, index: int, layer: Any, rows: Tensor, parts: tuple[bool, bool]) -> Callable[..., Tensor]:
-        def forward(hidden: Tensor, **given: Any) -> Tensor:
-            entering = layer.input_layernorm(hidden)
-            places, values = self._places(index, layer, entering, rows, *parts)
-            if index in self._mlp:
-                self._store.compute(places, None, rows)
-            some = at_places(places, entering)
-            attended = hidden.new_zeros(some.shape)
-            if places.shape[1]:
-                known = replaced_forwards([layer.self_attn.v_proj], lambda index, module: lambda entering: values)
-                with nullcontext() if values is None else known:
-                    attended = self._attend(layer, some, rows, places, given)
-            hidden = hidden + _renewed(self._attention, index, rows, places, attended)
-            some = layer.post_attention_layernorm(at_places(places, hidden))
-            return hidden + _renewed(self._mlp, index, rows, places, layer.mlp(some) if places.shape[1] else some)
-
-        return forward
+    def _layer(
+        self, index: int, layer: Any, rows: Tensor, parts: tuple[bool, bool], hidden: Tensor, **given: Any
+    ) -> Tensor:
+        entering = layer.input_layernorm(hidden)
+        places, values = self._places(index, layer, entering, rows, *parts)
+        if index in self._mlp:
+            self._store.compute(places, None, rows)
+        some = at_places(places, entering)
+        attended = hidden.new_zeros(some.shape)
+        if places.shape[1]:
+            known = replaced_forwards([layer.self_attn.v_proj], lambda index, module: lambda entering: values)
+            with nullcontext() if values is None else known:
+                attended = self._attend(layer, some, rows, places, given)
+        hidden = hidden + _renewed(self._attention, index, rows, places, attended)
+        some = layer.post_attention_layernorm(at_places(places, hidden))
+        return hidden + _renewed(self._mlp, index, rows, places, layer.mlp(some) if places.shape[1] else some)
 
     def _places(
         self, index: int, layer: Any, entering: Tensor, rows: Tensor, prompt: bool, answer: bool

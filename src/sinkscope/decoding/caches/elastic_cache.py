@@ -11,8 +11,9 @@ Quirk: the first layer behind begins with the hidden states that entered it last
 Quirk: the published loop leaves the masks behind the first EOS unwritten; here all are written.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -125,44 +126,38 @@ class ElasticReader(LayerByLayer, Hider):
 
     def _run(self, tokens: Tensor, state: Pass) -> Tensor:
         rows = state.rows.tolist()
-        hidden = self._through(tokens, rows, lambda index, layer: self._forward_of(index, layer, state))
+        hidden = self._through(tokens, rows, lambda index, layer: partial(self._layer, index, layer, state))
         for row in rows:
             own = self._lengths[row]
             self.meter.add_layers(row, [min(count, own) for count in state.computed], own, 0)
         return hidden
 
-    def _forward_of(self, index: int, layer: Any, state: Pass) -> Callable[..., Tensor]:
-        def forward(hidden: Tensor, **given: Any) -> Tensor:
-            hidden = self._enter(index, hidden, state)
-            places, rows, before = state.places, state.rows, None
-            state.computed.append(places.shape[1])
-            if state.tracked is not None:
-                before = self._queries[index][rows][:, :, state.tracked], self._store.keys[index][rows]
-            given["sinkscope_call"].reported = True
-            given["sinkscope_call"] = self._keeper
-            if not state.first:
-                self._store.compute(places, None, rows)
-            some = at_places(places, hidden)
-            attended = self._attend(layer, layer.input_layernorm(some), rows, places, given)
-            self._watch(index, state, before)
-            some = some + attended
-            some = some + layer.mlp(layer.post_attention_layernorm(some))
-            some = some.to(hidden.dtype)  # within a caller's autocast they differ
-            return hidden.scatter(1, places[..., None].expand_as(some), some)
-
-        return forward
-
-    def _enter(self, index: int, hidden: Tensor, state: Pass) -> Tensor:
-        """Store what enters a layer, and return it; behind a layer that has turned, for all places."""
+    def _layer(self, index: int, layer: Any, state: Pass, hidden: Tensor, **given: Any) -> Tensor:
+        rows, before = state.rows, None
+        # What enters a layer is stored; a layer behind one that has turned computes all of that.
         if index not in self._entering:
             self._entering[index] = hidden.clone()
-            return hidden
-        self._entering[index][state.rows[:, None], state.places] = at_places(state.places, hidden)
-        if not state.turned:
-            return hidden
-        state.turned, state.tracked = False, None
-        state.places = torch.arange(hidden.shape[1], device=hidden.device).expand(len(state.rows), -1)
-        return self._entering[index][state.rows]
+        else:
+            self._entering[index][rows[:, None], state.places] = at_places(state.places, hidden)
+            if state.turned:
+                state.turned, state.tracked = False, None
+                state.places = torch.arange(hidden.shape[1], device=hidden.device).expand(len(rows), -1)
+                hidden = self._entering[index][rows]
+        places = state.places
+        state.computed.append(places.shape[1])
+        if state.tracked is not None:
+            before = self._queries[index][rows][:, :, state.tracked], self._store.keys[index][rows]
+        given["sinkscope_call"].reported = True
+        given["sinkscope_call"] = self._keeper
+        if not state.first:
+            self._store.compute(places, None, rows)
+        some = at_places(places, hidden)
+        attended = self._attend(layer, layer.input_layernorm(some), rows, places, given)
+        self._watch(index, state, before)
+        some = some + attended
+        some = some + layer.mlp(layer.post_attention_layernorm(some))
+        some = some.to(hidden.dtype)  # within a caller's autocast they differ
+        return hidden.scatter(1, places[..., None].expand_as(some), some)
 
     def _watch(self, index: int, state: Pass, before: tuple[Tensor, Tensor] | None) -> None:
         """Note the most attended tokens of a layer's window, and whether attention of the tracked ones turned."""

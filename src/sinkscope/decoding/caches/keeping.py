@@ -17,8 +17,7 @@ def outside_of(moment: Moment) -> Tensor:
 def block_weights(call: LayerCall, moment: Moment, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the attention of the block's queries, [row, head, query, key], constant keys in front first.
 
-    The queries of a call that computes a part of the canvas are those of its part; one outside of the block has the
-    weight 0 everywhere.
+    A call of a part of the canvas has the queries of that part; one outside of the block has the weight 0 everywhere.
     """
     queries = slice(moment.start, moment.stop) if call.part is None else slice(None)
     weights = attention_weights(call, moment.real[:, None, None], queries, dtype)
@@ -31,10 +30,7 @@ def block_weights(call: LayerCall, moment: Moment, dtype: torch.dtype = torch.fl
 def attention_weights(call: LayerCall, seen: Tensor, queries: slice, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the attention of some queries of a call, [row, head, query, key], constant keys in front first.
 
-    Args:
-        seen: bool [1 or row, 1, 1 or query, key], the keys that the queries see.
-        queries: of the call, those that are wanted.
-        dtype: in which it is computed.
+    ``seen`` marks the keys that the queries see, bool [1 or row, 1, 1 or query, key].
     """
     with without_autocast(call.query.device.type):
         query = call.query[:, :, queries].to(dtype)
@@ -78,14 +74,9 @@ def loss_without(call: LayerCall, moment: Moment) -> Tensor:
 
 
 def pick(preference: Tensor, moment: Moment, count: int) -> Tensor:
-    """Return the positions of the block and the ``count`` preferred most outside of it, in order.
+    """Return the positions of the block and the ``count`` preferred most outside of it, in order, int64 […, key].
 
-    Args:
-        preference: [batch, 1 or layer, 1 or kv_head, position].
-
-    Returns:
-        int64 [batch, 1 or layer, 1 or kv_head, key]. Of equal ones the lower position is picked: in the first layer all
-        masks have one value.
+    Of equal ones in ``preference`` […, position] the lower is picked: in the first layer all masks have one value.
     """
     wanted = preference.masked_fill(~outside_of(moment)[:, None, None], -torch.inf)
     return with_block(wanted.sort(dim=-1, descending=True, stable=True).indices[..., :count], moment)

@@ -199,11 +199,8 @@ def known_caches() -> Mapping[str, type[CachePolicy]]:
 def parse_cache(text: str) -> CachePolicy | None:
     """Return a policy from text such as ``block:every=8,keep=sinks,budget=64``; None for ``none``.
 
-    A policy is its name, and its options behind a colon, separated by commas: ``name=value`` for the fields of its
-    class; a choice may be written as its value alone.
-
-    Raises:
-        CallError: no such policy or option; the message names those there are.
+    Behind the name stand fields of its class; a choice may be written as its value alone. `CallError` names those there
+    are.
     """
     name, _, tail = text.strip().partition(":")
     known = known_caches()

@@ -32,12 +32,9 @@ class KeyValueStore:
         self.rows, self._fresh, self._mine, self._kept = list(rows), None, None, None
 
     def compute(self, fresh: slice | Tensor, kept: Tensor | None, rows: Tensor | None = None) -> None:
-        """Prepare for a call that computes some positions.
+        """Prepare for a call that computes some positions, a slice of columns or int64 [row, query], of some held rows.
 
-        Args:
-            fresh: a slice of columns, the same for all rows, or int64 [row, query].
-            kept: int64 [row, 1 or layer, 1 or kv_head, key], the positions that are read; all when None.
-            rows: int64 [row], which of the held rows; all when None.
+        Of the positions int64 [row, 1 or layer, 1 or kv_head, key] only ``kept`` ones are read. None means all.
         """
         self._fresh, self._mine, self._kept = fresh, rows, kept
 
