@@ -86,14 +86,15 @@ def test_each_row_stops_at_its_own_eos(model):
     assert found[1].steps < found[0].steps
 
 
-def test_confidence_is_the_probability_of_the_token(model):
+def test_a_step_is_that_of_a_call_without_a_cache(model):
     seen = []
     prompt = model.encode(PROMPTS[0])
     sinkscope.generate(model, prompt, length=5, on_step=seen.append)
     for step in seen:
         tokens = step.tokens[0].tolist()
-        expected = next_distribution(model, tokens[:-1])[tokens[-1]]
-        assert_close(step.confidence[0, -1], expected, **probabilities_of(model.network, step.tokens))
+        expected = next_distribution(model, tokens[:-1])
+        assert int(expected.argmax()) == tokens[-1]
+        assert_close(step.confidence[0, -1], expected[tokens[-1]], **probabilities_of(model.network, step.tokens))
         assert bool(step.confidence[0, :-1].isnan().all())
 
 

@@ -68,26 +68,42 @@ class _HideOne(Hider):
 def check_model(model: Model) -> list[Check]:
     """Run every check on a canvas that fits the model; a small model takes seconds."""
     tokens, known = _canvas(model), model.family.name != ANY_CAUSAL  # of another network the shape says too little
-    logits = _logits(model, tokens)
-    close = TOLERANCE[next(model.network.parameters()).dtype] * float(logits.abs().max())
+    logits, mapper = _logits(model, tokens), _Mapper()
+    largest = float(logits.abs().max())
+    with subscribed(model.network, mapper):
+        watched = _logits(model, tokens)
+    with subscribed(model.network, _HideOne()):
+        hidden = _logits(model, tokens)
+    padded = torch.cat([tokens[:, :1].repeat(1, 5), tokens], dim=1)
+    real = torch.ones_like(padded)
+    real[:, :5] = 0
+    positions = (real.cumsum(-1) - 1).clamp(min=0)
+    behind = _logits(model, padded, attention_mask=real, position_ids=positions)[:, 5:]
+    change, bite, leak = (float((one - logits).abs().max()) for one in (watched, hidden, behind))
+    close = TOLERANCE[next(model.network.parameters()).dtype] * largest
+    every = mapper.layers == model.card.layers
+    sums = f"{mapper.layers} layers, {mapper.queries} queries, off by at most {mapper.total:.1e}"
+    maps = f"{mapper.layers} maps made again: rows off 1 by at most {mapper.rows:.1e}, columns off theirs by "
+    same = max(mapper.rows, mapper.columns) < 1e-3
     return [
         *(_counts(model) if known else ()),
         *_origin(model),
         *([_rotations(model)] if known else []),
-        Check("logits are finite", f"largest {float(logits.abs().max()):.3g}", bool(torch.isfinite(logits).all())),
+        Check("logits are finite", f"largest {largest:.3g}", bool(torch.isfinite(logits).all())),
         _direction(model, tokens, logits),
-        *_columns(model, tokens, logits, close),
-        _padding(model, tokens, logits, close),
+        Check("columns add up", sums, mapper.total < 1e-2 and every),
+        Check("attention rows add up", f"{maps}{mapper.columns:.1e}", same and every),
+        Check("watching changes nothing", f"logits differ by at most {change:.1e}", change < close),
+        Check("hiding a key bites", f"logits change by up to {bite:.3g}", bite > 1e-3),
+        Check("padding does not leak", f"logits differ by at most {leak:.1e}", leak < close),
         _round_trip(model, tokens),
     ]
 
 
 def _canvas(model: Model) -> Tensor:
     """Return a reproducible prompt of ordinary tokens, int64 [1, position], shorter than the model's maximum."""
-    length, special = (
-        max(2, min(24, model.card.max_positions // 2)),
-        {model.card.mask_id, *model.tokenizer.all_special_ids},
-    )
+    length = max(2, min(24, model.card.max_positions // 2))
+    special = {model.card.mask_id, *model.tokenizer.all_special_ids}
     ordinary = [token for token in range(model.card.vocabulary) if token not in special][: 50 * length]
     chosen = torch.randint(len(ordinary), (length,), generator=torch.Generator().manual_seed(0))
     return torch.tensor([[ordinary[index] for index in chosen.tolist()]], device=model.device)
@@ -200,35 +216,6 @@ def _direction(model: Model, tokens: Tensor, logits: Tensor) -> Check:
     change, way = float(changes[0]), "causal" if model.family.causal else "bidirectional"
     found = f"the last token changes the first logits by {change:.3g}"
     return Check(f"attention is {way}", found, (change == 0) == model.family.causal)
-
-
-def _columns(model: Model, tokens: Tensor, logits: Tensor, close: float) -> list[Check]:
-    mapper = _Mapper()
-    with subscribed(model.network, mapper):
-        watched = _logits(model, tokens)
-    with subscribed(model.network, _HideOne()):
-        hidden = _logits(model, tokens)
-    change, bite = (float((one - logits).abs().max()) for one in (watched, hidden))
-    every = mapper.layers == model.card.layers
-    sums = f"{mapper.layers} layers, {mapper.queries} queries, off by at most {mapper.total:.1e}"
-    maps = f"{mapper.layers} maps made again: rows off 1 by at most {mapper.rows:.1e}"
-    maps, same = f"{maps}, columns off theirs by {mapper.columns:.1e}", max(mapper.rows, mapper.columns) < 1e-3
-    return [
-        Check("columns add up", sums, mapper.total < 1e-2 and every),
-        Check("attention rows add up", maps, same and every),
-        Check("watching changes nothing", f"logits differ by at most {change:.1e}", change < close),
-        Check("hiding a key bites", f"logits change by up to {bite:.3g}", bite > 1e-3),
-    ]
-
-
-def _padding(model: Model, tokens: Tensor, logits: Tensor, close: float) -> Check:
-    padded = torch.cat([tokens[:, :1].repeat(1, 5), tokens], dim=1)
-    real = torch.ones_like(padded)
-    real[:, :5] = 0
-    positions = (real.cumsum(-1) - 1).clamp(min=0)
-    found = _logits(model, padded, attention_mask=real, position_ids=positions)[:, 5:]
-    change = float((found - logits).abs().max())
-    return Check("padding does not leak", f"logits differ by at most {change:.1e}", change < close)
 
 
 def _round_trip(model: Model, tokens: Tensor) -> Check:

@@ -111,9 +111,10 @@ class ForeignSteps:
         self._session, self._running = None, False
 
     def _check_prompt(self, canvas: Tensor, advice: str) -> None:
-        assert self._first is not None and self._prompt is not None
-        changed = (canvas[:, : self._prompt.shape[1]] != self._first) & self._prompt
-        _refuse_changed("the prompt to stay", changed, canvas, self._first, advice)
+        first, prompt = self._first, self._prompt
+        assert first is not None and prompt is not None
+        changed = (canvas[:, : prompt.shape[1]] != first) & prompt
+        _refuse_changed("the prompt to stay", changed, canvas, first, advice)
 
     def _check_continues(self, canvas: Tensor, newest: Tensor) -> None:
         rows, width = newest.shape

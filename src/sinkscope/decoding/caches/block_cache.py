@@ -61,7 +61,6 @@ class BlockCache(CachePolicy):
     """
 
     name = "block"
-
     fresh: Literal["block", "suffix", "sinks", "changed", "all"] = "block"
     every: Count | None = None
     trigger: Literal["none", "sink", "drift", "confidence", "entropy"] = "none"

@@ -49,7 +49,6 @@ class D2Cache(CachePolicy):
     surveys = True
     own_places = True
     rightward = True
-
     rollout: Share = 0.1
     masks: Count = 32
     sigma: Annotated[float, Field(ge=1e-3)] = 10.0

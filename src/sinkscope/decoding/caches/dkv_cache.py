@@ -41,7 +41,6 @@ class DKVDecode(CachePolicy):
 
     name = "dkv-decode"
     double = True
-
     every: Count = 4
 
     def plan(self, moment: Moment) -> Plan:
@@ -65,7 +64,6 @@ class DKVGreedy(CachePolicy):
 
     name = "dkv-greedy"
     rightward = True
-
     every: Count = 4
     window: Annotated[int, Field(ge=0)] = 4
 

@@ -39,7 +39,6 @@ class DLLMCache(CachePolicy):
     name = "dllm-cache"
     by_layer = True
     own_places = True
-
     prompt: Count = 100
     answer: Count = 7
     ratio: Share = 0.25

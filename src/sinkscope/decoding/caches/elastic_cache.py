@@ -45,7 +45,6 @@ class ElasticCache(CachePolicy):
     double = True
     by_layer = True
     own_places = True
-
     window: Count = 16
     gamma: Share = 0.9
     tracked: Count = 1

@@ -32,7 +32,6 @@ class FastDLLMDual(CachePolicy):
 
     name = "fast-dllm-dual"
     double = True
-
     block: Count | None = None
 
     def plan(self, moment: Moment) -> Plan:

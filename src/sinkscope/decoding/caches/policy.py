@@ -35,45 +35,33 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """The state before a step.
+    """The state before a step; tensors are [batch, position] unless something else is said."""
 
-    Attributes:
-        number: of the step in its block, from 0.
-        start, stop: first position of the block, and the one behind its last.
-        tokens, masked, real: int64, bool and bool [batch, position], the canvas, its masks, and False on padding.
-        commits: committed places of each earlier step of this block, bool [batch, position] each.
-        confidence, entropy: float32 [batch, position], of the tokens that the step before has committed or could have,
-            NaN elsewhere; None in the first step of a generation, and the entropy (nats) unless the policy `judges`.
-        surveyed: the same of the likeliest token of every mask in the first step of the generation, if it `surveys`.
-        now, before, at_refresh: results of `CachePolicy.watch` in the last step, in the one before it, and in the last
-            refresh of each row, [batch, layer, …]; None where there was no such step.
-        scores: results of `CachePolicy.measure` for each layer of a refresh; only for `CachePolicy.kept`.
-        values: norms of the stored values of each layer, float32 [batch, kv_head, position]; where there are scores.
-        heads: number of layers, and of heads of keys in each.
-        shift: whether the family reads a token one position to its left.
-        settings: of the sampler.
-        width: positions in front of the answer, padding counted.
-    """
-
-    number: int
-    start: int
-    stop: int
-    tokens: Tensor
-    masked: Tensor
-    real: Tensor
-    commits: Sequence[Tensor] = ()
+    number: int  # of the step in its block, from 0
+    start: int  # first position of the block
+    stop: int  # the position behind its last
+    tokens: Tensor  # int64, the canvas
+    masked: Tensor  # bool, where it is masked
+    real: Tensor  # bool, False on padding
+    commits: Sequence[Tensor] = ()  # bool, committed places of each earlier step of this block
+    # float32, of the tokens that the step before has committed or could have, NaN elsewhere; entropies are in nats, if
+    # the policy judges. None in the first step of a generation.
     confidence: Tensor | None = None
     entropy: Tensor | None = None
-    surveyed: Tensor | None = None
+    surveyed: Tensor | None = None  # the confidence of every mask in the first step of the generation, if it surveys
+    # Results of `CachePolicy.watch` in the last step, in the one before it, and in the last refresh of each row,
+    # [batch, layer, …]; None where there was no such step.
     now: Tensor | None = None
     before: Tensor | None = None
     at_refresh: Tensor | None = None
+    # For `CachePolicy.kept`: results of `CachePolicy.measure` and norms of the stored values, float32 [batch, kv_head,
+    # position], of each layer.
     scores: Sequence[Tensor] | None = None
     values: Sequence[Tensor] | None = None
-    heads: tuple[int, int] = (1, 1)
-    shift: bool = False
-    settings: Any = None
-    width: int = 0
+    heads: tuple[int, int] = (1, 1)  # number of layers, and of heads of keys in each
+    shift: bool = False  # whether the family reads a token one position to its left
+    settings: Any = None  # of the sampler
+    width: int = 0  # positions in front of the answer, padding counted
 
     def of_rows(self, rows: list[int]) -> "Moment":
         """Return the moment of some rows, without measurements."""
@@ -97,29 +85,18 @@ class CachePolicy(ABC):
 
     A subclass with a `name`, in a module of this package or in one that an installed package declares as an entry point
     of the group ``sinkscope.caches``, is found by `parse_cache` and ``--cache``.
-
-    Class attributes:
-        name: of the policy in the text form.
-        double: whether confidences are taken in float64, as the published code of the policy does.
-        judges, measures, selects: whether it needs `Moment.entropy`, whether `kept` needs the results of `measure`, and
-            whether it may leave keys out; attributes or properties.
-        lasting: whether a block begins without a refresh; a step is then planned at the end of the one before.
-        surveys: whether the first step of a generation takes the confidence of every mask, see `Moment.surveyed`.
-        by_layer: whether each layer computes other positions, which no subscriber can then watch.
-        own_places: whether it only goes with a family that reads a token at its own position.
-        rightward: whether it only goes with blocks from left to right.
     """
 
-    name: ClassVar[str] = ""
-    double: ClassVar[bool] = False
-    judges: ClassVar[Any] = False
-    measures: ClassVar[Any] = False
-    selects: ClassVar[Any] = False
-    lasting: ClassVar[bool] = False
-    surveys: ClassVar[bool] = False
-    by_layer: ClassVar[bool] = False
-    own_places: ClassVar[bool] = False
-    rightward: ClassVar[bool] = False
+    name: ClassVar[str] = ""  # in the text form
+    double: ClassVar[bool] = False  # confidences are taken in float64, as the published code of the policy does
+    judges: ClassVar[Any] = False  # `Moment.entropy` is needed; this and the next two may be properties
+    measures: ClassVar[Any] = False  # `kept` needs the results of `measure`
+    selects: ClassVar[Any] = False  # `kept` may leave keys out
+    lasting: ClassVar[bool] = False  # a block begins without a refresh; a step is planned at the end of the one before
+    surveys: ClassVar[bool] = False  # the first step of a generation takes the confidence of every mask
+    by_layer: ClassVar[bool] = False  # each layer computes other positions, which no subscriber can then watch
+    own_places: ClassVar[bool] = False  # it only goes with a family that reads a token at its own position
+    rightward: ClassVar[bool] = False  # it only goes with blocks from left to right
 
     def __post_init__(self) -> None:
         for wrong in self.contradictions():

@@ -222,19 +222,20 @@ class CachedReader(WholeReader, Hider):
             self._kept[rows] = kept
 
     def _compute(self, inputs: Tensor, rows: list[int], fresh: slice) -> None:
-        self._store.compute(fresh, self._read_keys(rows))
         tokens, positions = inputs[:, fresh], self.layout.positions[:, fresh]
         if len(rows) < len(self._real):
             tokens, positions = tokens[rows], positions[rows]
-        real, keys = self._real[:, fresh].sum(-1).tolist(), self._key_counts()
+        kept, seen, keys = self._keys(rows, tokens.shape[1])
+        self._store.compute(fresh, kept)
+        real = self._real[:, fresh].sum(-1).tolist()
         for row in self._charged:
             self.meter.add(row, real[row], keys[row])
-        self._put(self._forward(tokens, positions, self._seen(rows, tokens.shape[1]), rows, fresh), rows, fresh)
+        self._put(self._forward(tokens, positions, seen, rows, fresh), rows, fresh)
 
     def _compute_marked(self, inputs: Tensor, rows: list[int], fresh: Tensor) -> None:
         """Compute marked positions, a number of each row; rows with all of them in a separate call."""
         held, width = self._store.rows, fresh.shape[1]
-        counts, keys = fresh.sum(-1).tolist(), self._key_counts()
+        counts = fresh.sum(-1).tolist()
         all_places = torch.where(fresh, torch.arange(width, device=fresh.device), width)
         whole = [row for row in rows if counts[row] == self._lengths[row]]
         for refresh, group in ((True, whole), (False, [row for row in rows if row not in whole])):
@@ -247,33 +248,26 @@ class CachedReader(WholeReader, Hider):
             first = torch.where(order[:, :1] < width, order[:, :1], width - 1)
             places = torch.where(order < width, order, first)
             mine = None if group == held else torch.tensor([held.index(row) for row in group], device=inputs.device)
-            self._store.compute(places, self._read_keys(group), mine)
+            kept, seen, keys = self._keys(group, most)
+            self._store.compute(places, kept, mine)
             for row in self._charged:
                 if counts[row] and row in group:
                     self.meter.add(row, counts[row], keys[row])
             tokens, positions = inputs[group].gather(1, places), self.layout.positions[group].gather(1, places)
             queries = torch.where(order < width, order, -1)
-            found = self._forward(tokens, positions, self._seen(group, most), group, queries, refresh)
+            found = self._forward(tokens, positions, seen, group, queries, refresh)
             self._put(found, group, places)
 
-    def _read_keys(self, rows: list[int]) -> Tensor | None:
-        """Return which keys some rows read, int64 [row, 1 or layer, 1 or kv_head, key]; None for all."""
-        return None if self._kept is None else self._kept[rows].clamp(min=0)
-
-    def _key_counts(self) -> list[int]:
-        return self._lengths if self._kept is None else (self._kept[:, 0, 0] >= 0).sum(-1).tolist()
-
-    def _seen(self, rows: list[int], queries: int) -> Tensor | None:
-        """Return which of the keys count, bool [row, 1, query, key]; None where all do."""
-        if self._kept is not None:
-            real = self._kept[rows][:, 0, 0] >= 0
-            if bool(real.all()):
-                return None
-        elif self.layout.seen is None:
-            return None
-        else:
-            real = self._real[rows]
-        return real[:, None, None].expand(-1, 1, queries, -1)
+    def _keys(self, rows: list[int], queries: int) -> tuple[Tensor | None, Tensor | None, list[int]]:
+        """Return which stored keys some rows read, int64 [row, 1 or layer, 1 or kv_head, key], and which of them count,
+        bool [row, 1, query, key], each None for all; and how many every row of the batch reads.
+        """
+        if self._kept is None:
+            seen = None if self.layout.seen is None else self._real[rows][:, None, None].expand(-1, 1, queries, -1)
+            return None, seen, self._lengths
+        real = self._kept[:, 0, 0] >= 0
+        seen = None if bool(real[rows].all()) else real[rows][:, None, None].expand(-1, 1, queries, -1)
+        return self._kept[rows].clamp(min=0), seen, real.sum(-1).tolist()
 
     def _forward(
         self,

@@ -36,7 +36,6 @@ class SparseDLLM(CachePolicy):
     own_places = True
     measures = True
     selects = True
-
     ratio: Share = 0.5
     pool: int = 3
 
