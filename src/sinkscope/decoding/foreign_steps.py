@@ -71,7 +71,7 @@ class ForeignSteps:
         integers = (torch.int64, torch.int32)
         whole = [one for one in found if isinstance(one, Tensor) and one.ndim == 2 and one.dtype in integers]
         cache = given.get("past_key_values")
-        if not whole or (cache.get_seq_length() if hasattr(cache, "get_seq_length") else cache):
+        if not whole or getattr(cache, "get_seq_length", lambda: cache)():
             raise AttentionError(
                 "expected a sampler that calls the network with whole canvases (token ids [batch, position]), found "
                 "parts of them behind a cache, or embeddings; record it without `following`"

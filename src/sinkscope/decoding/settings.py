@@ -317,9 +317,9 @@ def resolve_settings(family: Family, **given: Any) -> Settings:
     if getattr(settings, "cache", "none") != "none":
         from sinkscope.decoding.caches.policy import parse_cache  # not for help
 
-        policy = parse_cache(settings.cache)  # type: ignore[attr-defined]
-        for wrong in policy.misfits(family, settings) if policy is not None else ():
-            raise policy.refuse(wrong)
+        if (policy := parse_cache(settings.cache)) is not None:  # type: ignore[attr-defined]
+            for wrong in policy.misfits(family, settings):
+                raise policy.refuse(wrong)
     return settings
 
 

@@ -287,11 +287,11 @@ class CachedReader(WholeReader, Hider):
         assert self._moment is not None
         self._asked = self._moment if len(rows) == count else self._moment.of_rows(rows)
         self._watches = self.policy.watches(refresh)
-        self._measured, self._watched = [], None
+        self._measured = []
         with nullcontext() if session is None else session.computing(part):
             hidden = stored_call(self.model, tokens, positions, seen, self._store)
         if self._watches:
-            self._watches, found = False, self._watched
+            found, self._watches, self._watched = self._watched, False, None
             assert found is not None
             for name in ("now", "at_refresh") if refresh else ("now",):
                 kept = self._known.get(name)

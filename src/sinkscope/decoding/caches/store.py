@@ -125,7 +125,7 @@ def at_places(places: Tensor, values: Tensor) -> Tensor:
 
 
 @contextmanager
-def replaced_forwards(modules: Any, forward_of: Callable[[int, Any], Callable[..., Tensor]]) -> Iterator[None]:
+def replaced_forwards(modules: Any, forward_of: Callable[[int, Any], Callable[..., Any]]) -> Iterator[None]:
     """Let every module run the forward that ``forward_of(index, module)`` returns, while the body runs."""
     for index, module in enumerate(modules):
         module.forward = forward_of(index, module)
