@@ -1,15 +1,12 @@
 """Dream's sampler as a generator of steps, over the whole canvas; token for token and draw for draw the published loop.
 
-Each row draws from its own seed, as the published loop for it alone. In a published batch all rows share one source and
-commit one common number of tokens; here a row does not depend on its neighbours. See docs/quirks.md.
+In a published batch all rows share one source and commit one common number of tokens; here a row draws from its own
+seed and does not depend on its neighbours. See docs/quirks.md.
 
-Quirk: int(masks · (1 − s/t)) rounds down, so with as many steps as tokens the first commits nothing and the last one
-two.
+Quirk: int(masks · (1 − s/t)) rounds down: with as many steps as tokens the first commits nothing and the last one two.
 Quirk: top_p and top_k change confidences, hence the order, also at temperature 0.
-Quirk: when the probabilities of a step do not add up to 1 within 1e-6, as in bf16, nothing is drawn and the arg-max is
-taken.
-Quirk: with a small alg_temp the softmax underflows at unsure masks; places outside them may then be drawn, and are
-masked.
+Quirk: when the probabilities of a step do not add up to 1 within 1e-6, as in bf16, the arg-max is taken, nothing drawn.
+Quirk: with a small alg_temp the softmax underflows at unsure masks; other places may then be drawn, and are masked.
 Quirk: a model may predict the mask token itself; it is committed and stays a mask.
 """
 

@@ -84,10 +84,9 @@ class ForeignSteps:
         mask, masked = given.get("attention_mask"), canvas == self.mask_id
         lengths = torch.full((len(canvas),), canvas.shape[1], device="cpu")
         if isinstance(mask, Tensor) and mask.shape == canvas.shape:
-            advice = (
-                "set tokenizer.padding_side = 'left'; in a pipeline of blocks, fill whole ones with prompt and answer"
+            lengths = lengths_of(
+                mask, "set tokenizer.padding_side = 'left'; in a pipeline of blocks, fill whole blocks"
             )
-            lengths = lengths_of(mask, advice)
         starts = canvas.shape[1] - lengths.to(canvas.device)[:, None]
         real = torch.arange(canvas.shape[1], device=canvas.device) >= starts
         if self._session is None:
@@ -122,13 +121,13 @@ class ForeignSteps:
             raise AttentionError(f"expected {rows} rows of at least {width} tokens, found {list(canvas.shape)}; {ANEW}")
         self._check_prompt(canvas, ANEW)
         first, after = self._first, self._committed
-        assert first is not None
-        width = first.shape[1]
         if after is not None:
             changed = canvas[:, : after.shape[1]] != after
             advice = f"commit each canvas after the step has written in it; {ANEW}"
             _refuse_changed("the tokens that were committed", changed, canvas, after, advice)
             return
+        assert first is not None
+        width = first.shape[1]
         again = bool((first == self.mask_id).any()) and torch.equal(canvas[:, :width], first)
         if again and not torch.equal(newest[:, :width], first):
             raise AttentionError(

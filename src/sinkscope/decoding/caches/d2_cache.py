@@ -1,18 +1,15 @@
 """d2Cache (Jiang et al., 2025; Kamichanw/d2Cache, src/cache/d2cache.py, with its sampler src/generation/vanilla.py).
 
 A step computes some masks, those that it may commit in sure surroundings; what the step before has committed; and the
-positions that receive most attention, passed on through all layers (*rollout*). Everything is computed once, in the
-first step of a generation.
+positions that receive most attention through all layers (*rollout*). The first step of a generation computes all.
 
 A mask's score is its confidence times the *density* of tokens around it, a mean of "is written" with Gaussian weights.
 The best masks are taken from the block on, up to a place behind which enough of them have been found; those of the
 block come first.
 
-Quirk: confidences are those of the first step of the generation; the code that would renew them compares and assigns
-without effect.
+Quirk: confidences are those of the first step of the generation; the code that would renew them has no effect.
 Quirk: beyond the right end of the answer its last token goes on, mask or not; to the left everything counts as written.
-Quirk: that place is a multiple of the number of masks that the block still had, where a multiple of its length was
-meant.
+Quirk: that place is a multiple of the number of masks that the block still had, where one of its length was meant.
 Quirk: which masks are computed at the start of a block was decided while the block before it was being written.
 Quirk: a mask that is not computed may still be committed there, as token 0, once no other is left; here it waits.
 """

@@ -2,8 +2,8 @@
 utils/generate_function.py).
 
 Every layer keeps keys, values, and the outputs of its attention and MLP. The prompt is computed in every Kp-th step,
-the answer in every Kr-th. In between a layer computes the values of the whole answer, and everything else only of those
-positions of the answer whose values have turned most (least cosine with the stored ones).
+the answer in every Kr-th. In between a layer computes the values of the answer, and all else only where these have
+turned most (least cosine with the stored ones).
 
 Quirk: the first layer computes everything in every step.
 Quirk: steps are counted over the whole generation, so that a block may begin without a refresh.

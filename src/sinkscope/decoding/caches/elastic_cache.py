@@ -1,12 +1,10 @@
 """Elastic-Cache (Nguyen-Tri et al., 2025; yxu-dev/Elastic-Cache, llada/generate.py, llada/model/modeling_llada.py).
 
 There are no blocks: a window, the first masks of the answer, moves to the right. A step computes the window, what the
-step before has committed, and the *tracked* tokens, which the window attended to most in some layer. Where the
-attention of the tracked tokens has turned in a layer by more than ``gamma`` allows, the layers behind it compute all
-positions; those in front keep the stored ones.
+step before has committed, and the *tracked* tokens, which the window attended to most in some layer. Where their
+attention has turned in a layer by more than ``gamma`` allows, the layers behind it compute all positions.
 
-Quirk: attention has turned where the cosines over the heads, one for each tracked token and key, have a mean below
-``gamma``.
+Quirk: attention has turned where the mean of cosines over heads, for each tracked token and key, is below ``gamma``.
 Quirk: the first layer behind begins with the hidden states that entered it last, most of them in an earlier step.
 Quirk: the published loop leaves the masks behind the first EOS unwritten; here all are written.
 """

@@ -1,8 +1,7 @@
 """The base class of cache policies, which decide the positions that a step computes, and policies as text.
 
-A step computes the *fresh* positions: their queries, keys, values and hidden states. Of all others it uses the stored
-keys and values. A *refresh* computes all positions. Every block begins with one, so that no row of a batch depends on
-what another row did in an earlier block.
+A step computes the *fresh* positions, and uses the stored keys and values of all others. A *refresh* computes all.
+Every block begins with one, so that no row of a batch depends on what another row did in an earlier block.
 """
 
 import functools

@@ -4,11 +4,9 @@ The first two steps of a block compute everything (*delayed*). After the second,
 outside of the block: those with the largest product with the mean query of the block, averaged over heads and pooled
 over neighbours. Later steps compute the block and read it and the keys that were kept.
 
-Quirk: the product is neither scaled nor passed through a softmax, so that it may be negative, and a head with larger
-products counts more.
+Quirk: the product is neither scaled nor passed through a softmax: it may be negative, and larger heads count more.
 Quirk: pooling makes neighbours tie; which of them are kept follows from how top-k breaks ties.
-Quirk: the window of the pooling runs over the keys outside of the block as if they were adjacent, from its left side to
-its right.
+Quirk: the window of the pooling runs over the keys outside of the block as if they were adjacent.
 """
 
 from collections.abc import Iterator
