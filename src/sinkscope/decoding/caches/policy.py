@@ -19,7 +19,6 @@ from pydantic import Field
 from torch import Tensor
 
 from sinkscope.attention import Columns, LayerCall
-from sinkscope.decoding.canvas import Batch
 from sinkscope.errors import CallError
 from sinkscope.extension_points import find_kinds
 from sinkscope.models.family import Family
@@ -144,7 +143,7 @@ class CachePolicy(ABC):
         if self.rightward and getattr(settings, "block_order", "") == "right_to_left":
             yield "expected blocks from left to right, found right_to_left"
 
-    def check_canvas(self, batch: Batch, settings: Any) -> None:  # noqa: B027
+    def check_canvas(self, batch: Any, settings: Any) -> None:  # noqa: B027
         """Raise `CallError` where the policy does not fit the canvases of a batch."""
 
     @property
