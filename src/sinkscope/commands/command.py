@@ -49,7 +49,7 @@ def _flags(default: str | None = None) -> type:
     """
     import docstring_parser
 
-    from sinkscope.decoding.samplers import all_settings
+    from sinkscope.decoding.settings import all_settings
 
     types: dict[str, Any] = {}
     texts: dict[str, str] = {}

@@ -45,7 +45,7 @@ class CompareCaches(TaskCommand):
         )
 
         if self.definitions:
-            from sinkscope.decoding.caches.parsing import cache_definitions, definitions_text
+            from sinkscope.decoding.caches.policy import cache_definitions, definitions_text
 
             return print_json({"caches": cache_definitions()}) if self.json else say(definitions_text())
         if not self.model:

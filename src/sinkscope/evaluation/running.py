@@ -20,7 +20,7 @@ import torch
 
 from sinkscope.counts import counted
 from sinkscope.decoding import Generation, Settings, generate
-from sinkscope.decoding.caches.parsing import parse_cache
+from sinkscope.decoding.caches.policy import parse_cache
 from sinkscope.decoding.caches.reader import check_model
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.choices import LikelihoodSettings, ask
