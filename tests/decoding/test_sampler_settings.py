@@ -30,7 +30,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("family", "given", "kind", "message"), REFUSED, ids=str)
+@pytest.mark.parametrize(
+    ("family", "given", "kind", "message"), REFUSED, ids=lambda one: getattr(one, "name", None) or str(one)
+)
 def test_settings_that_do_not_fit_are_refused_by_name(family, given, kind, message):
     with pytest.raises(kind) as caught:
         resolve_settings(family, **given)

@@ -7,17 +7,18 @@ hidden states, BD3LM (2503.09573) for blocks.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sinkscope.errors import CallError
+from sinkscope.lab.recipes import Adaptation, Recipe
 from sinkscope.models import Model, load
 from sinkscope.models.adapters import BASE_HASH, CONFIG
 from sinkscope.models.adapters import WEIGHTS as ADAPTER_WEIGHTS
@@ -30,54 +31,31 @@ ROWS = 24
 """Held-out canvases."""
 
 
-@dataclass(frozen=True)
-class Adaptation:
-    """How a model is changed that is already trained.
+def seen_keys(adaptation: Adaptation, length: int, update: int | None = None) -> Tensor:
+    """Return which keys a query sees, bool [1, 1, query, key]; while annealing a random draw.
 
-    Attributes:
-        rank: of LoRA in every projection; None trains all weights.
-        mask_token: an unused token of the tokenizer, which becomes the mask; its embedding is trained.
-        align: weight of the distance (1 − cosine) of all layers' hidden states to those of the frozen causal model on
-            the text without masks.
-        anneal: updates over which each later token is let in with a growing probability; 0 looks both ways at once.
-        block: tokens of a block that sees itself and the blocks before it; None sees everything.
-        first_alone: whether the first token sees only itself, as in a causal model.
+    Args:
+        update: of the training, from which the draw follows; None, or a negative one, is after its end.
     """
-
-    rank: int | None = 16
-    mask_token: str | None = None
-    align: float = 0.0
-    anneal: int = 0
-    block: int | None = None
-    first_alone: bool = False
-
-    def seen(self, length: int, update: int | None = None) -> Tensor | None:
-        """Return which keys a query sees, bool [1, 1, query, key], None for all; while annealing a random draw.
-
-        Args:
-            update: of the training, from which the draw follows; None is after its end.
-        """
-        place = torch.arange(length)
-        causal = place[None] <= place[:, None]
-        final = (
-            torch.ones_like(causal)
-            if self.block is None
-            else (place // self.block)[None] <= (place // self.block)[:, None]
-        )
-        if self.first_alone:
-            final[0, 1:] = False
-        if update is not None and update < self.anneal:
-            source = torch.Generator().manual_seed(update)
-            final = causal | final & (torch.rand(length, length, generator=source) < update / self.anneal)
-        return None if bool(final.all()) else final[None, None]
+    place, block = torch.arange(length), adaptation.block or length
+    causal = place[None] <= place[:, None]
+    seen = place[None] // block <= place[:, None] // block
+    if adaptation.first_alone:
+        seen[0, 1:] = False
+    if update is not None and 0 <= update < adaptation.anneal:
+        source = torch.Generator().manual_seed(update)
+        seen = causal | seen & (torch.rand(length, length, generator=source) < update / adaptation.anneal)
+    return seen[None, None]
 
 
-def start(adaptation: Adaptation, base: str, objective: str, seed: int) -> Any:
-    """Return the network of a base model, fp32, with the weights that are to be trained.
+def start(recipe: Recipe) -> Any:
+    """Return the network of the model to start from, fp32, with the weights that are to be trained.
 
     Raises:
         CallError: peft is missing, the base is no Llama, Qwen2 or Qwen3 that looks back, or no token is free.
     """
+    adaptation, base, objective = recipe.adaptation, str(recipe.start_from), recipe.objective
+    assert adaptation is not None
     model = load(base, dtype=torch.float32)
     network = model.network
     if not model.family.causal or not hasattr(network, "lm_head") or not hasattr(network.model, "embed_tokens"):
@@ -86,8 +64,10 @@ def start(adaptation: Adaptation, base: str, objective: str, seed: int) -> Any:
         )
     trained = {}
     if objective != "next_token":
-        mask_id = mask_of(model, adaptation.mask_token)
+        mask_id = mask_of(model, adaptation)
         network.config.is_causal, network.config.mask_token_id = False, mask_id
+        for layer in network.model.layers:
+            layer.self_attn.is_causal = False
         setattr(network.config, MARK, "dream" if objective == "shifted_diffusion" else "llada")
         embedding = network.get_input_embeddings().weight
         with torch.no_grad():
@@ -100,7 +80,7 @@ def start(adaptation: Adaptation, base: str, objective: str, seed: int) -> Any:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise CallError("adapting a model needs the package peft: pip install 'sinkscope[peft]'") from error
-    torch.manual_seed(seed)
+    torch.manual_seed(recipe.seed)
     config = LoraConfig(
         r=adaptation.rank,
         lora_alpha=2 * adaptation.rank,
@@ -112,13 +92,13 @@ def start(adaptation: Adaptation, base: str, objective: str, seed: int) -> Any:
     return inject_adapter_in_model(config, network.requires_grad_(False))
 
 
-def mask_of(model: Model, text: str | None) -> int:
+def mask_of(model: Model, adaptation: Adaptation) -> int:
     """Return the id of the mask token.
 
     Raises:
         CallError: none is named, or it is no special token that texts do not use.
     """
-    tokenizer = model.tokenizer
+    tokenizer, text = model.tokenizer, adaptation.mask_token
     if text is None and tokenizer.mask_token_id is not None:
         return int(tokenizer.mask_token_id)
     used = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token}
@@ -156,7 +136,10 @@ class Body:
     def __call__(self, tokens: Tensor) -> Tensor:
         """Return the last hidden states [row, position, width] of canvases."""
         output = hidden(
-            self._network, tokens, self._adaptation.seen(tokens.shape[1], self._update), self._adaptation.align > 0
+            self._network,
+            tokens,
+            seen_keys(self._adaptation, tokens.shape[1], self._update),
+            self._adaptation.align > 0,
         )
         self._states = output.hidden_states or ()
         return output.last_hidden_state
@@ -173,27 +156,32 @@ class Body:
         return self._adaptation.align * torch.stack(far).mean()
 
 
-def hidden(network: Any, tokens: Tensor, seen: Tensor | None, states: bool = False) -> Any:
+def hidden(network: Any, tokens: Tensor, seen: Tensor, states: bool = False) -> Any:
     """Return the output of a network's layers under a mask of attention, bool [1, 1, query, key]."""
     device = network.lm_head.weight.device
-    bias = None
-    if seen is not None:
-        bias = torch.zeros(seen.shape, device=device).masked_fill(~seen.to(device), -torch.inf)
+    bias = torch.zeros(seen.shape, device=device).masked_fill(~seen.to(device), -torch.inf)
     return network.model(input_ids=tokens.to(device), attention_mask=bias, use_cache=False, output_hidden_states=states)
 
 
 @torch.no_grad()
-def held_out_losses(network: Any, adaptation: Adaptation, tokens: Tensor, shift: bool) -> dict[str, float]:
-    """Return the nats a token of held-out canvases [row, position]: of masked tokens at each of `RATES`, and of all
-    tokens under the base, the causal model, on the same canvases.
+def held_out_losses(network: Any, recipe: Recipe, canvases: Sequence[np.ndarray]) -> dict[str, float]:
+    """Return the nats a token of held-out canvases of one length: of masked tokens at each of `RATES`, and of all
+    tokens under the base, the causal model, where that is left.
     """
-    mask_id, length, found = network.config.mask_token_id, tokens.shape[1], {}
+    adaptation, tokens = recipe.adaptation, torch.from_numpy(np.stack(canvases))
+    assert adaptation is not None
+    mask_id, length, shift, found = (
+        network.config.mask_token_id,
+        tokens.shape[1],
+        recipe.objective == "shifted_diffusion",
+        {},
+    )
     source = torch.Generator().manual_seed(1)
     for rate in RATES:
         masked = torch.rand(tokens.shape, generator=source) < rate
         masked[:, 0] = False
         noisy = tokens.masked_fill(masked, mask_id)
-        found[f"masked_{rate}"] = _nats(network, noisy, tokens, masked, adaptation.seen(length), shift)
+        found[f"masked_{rate}"] = _nats(network, noisy, tokens, masked, seen_keys(adaptation, length), shift)
     if adaptation.rank is not None:
         every = torch.ones_like(tokens, dtype=torch.bool)
         every[:, 0] = False
@@ -203,7 +191,7 @@ def held_out_losses(network: Any, adaptation: Adaptation, tokens: Tensor, shift:
     return found
 
 
-def _nats(network: Any, inputs: Tensor, tokens: Tensor, chosen: Tensor, seen: Tensor | None, shift: bool) -> float:
+def _nats(network: Any, inputs: Tensor, tokens: Tensor, chosen: Tensor, seen: Tensor, shift: bool) -> float:
     total = 0.0
     for first in range(0, len(tokens), 8):
         rows = slice(first, first + 8)

@@ -1,5 +1,6 @@
 """The two training objectives: masked diffusion, with paper 2's schedule, and next-token prediction."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -56,6 +57,7 @@ def masked_diffusion_loss(
     shift: bool = False,
     first_stays: bool = True,
     flat: bool = False,
+    body: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Return the cross-entropy on masked tokens, weighted by 1/p, per maskable token: a scalar in nats.
 
@@ -67,7 +69,8 @@ def masked_diffusion_loss(
         canvases, mask_id, whole_canvas_share, generator, first_stays=first_stays or shift
     )
     device = network.lm_head.weight.device
-    hidden = network.model(input_ids=noisy.to(device), use_cache=False).last_hidden_state
+    own = body or (lambda tokens: network.model(input_ids=tokens, use_cache=False).last_hidden_state)
+    hidden = own(noisy.to(device))
     chosen = weights > 0
     read = torch.cat([chosen[:, 1:], torch.zeros_like(chosen[:, :1])], dim=1) if shift else chosen
     logits = network.lm_head(hidden[read]).float()

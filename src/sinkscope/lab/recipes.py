@@ -27,6 +27,28 @@ class Architecture:
 
 
 @dataclass(frozen=True)
+class Adaptation:
+    """How a model that is already trained is changed; see `sinkscope.lab.adaptation`.
+
+    Attributes:
+        rank: of LoRA in every projection; None trains all weights.
+        mask_token: an unused token of the tokenizer, which becomes the mask; its embedding is trained.
+        align: weight of the distance (1 − cosine) of all layers' hidden states to those of the frozen causal model on
+            the text without masks.
+        anneal: updates over which each later token is let in with a growing probability; 0 looks both ways at once.
+        block: tokens of a block that sees itself and the blocks before it; None sees everything.
+        first_alone: whether the first token sees only itself, as in a causal model.
+    """
+
+    rank: Annotated[int, Field(ge=1)] | None = 16
+    mask_token: str | None = None
+    align: Annotated[float, Field(ge=0)] = 0.0
+    anneal: Annotated[int, Field(ge=0)] = 0
+    block: Annotated[int, Field(ge=1)] | None = None
+    first_alone: bool = False
+
+
+@dataclass(frozen=True)
 class Recipe:
     """All settings that determine the result of a training run.
 
@@ -38,6 +60,7 @@ class Recipe:
         whole_canvas_share: share of rows in which questions are masked too (masked diffusion only).
         sink_token: name of a variant in `sinkscope.models.sink_token.VARIANTS`.
         start_from: model whose weights the network begins with; random ones when None.
+        adaptation: how the model to start from is changed; None copies its weights into ``architecture``.
         data: name and checksum of the user's text; None for the lab's own problems.
         text: whether it trains on natural text, a corpus folder that ``sinkscope train --data`` names.
         nulls: the task of letters and nulls that a specimen trains on; None for everything else.
@@ -67,6 +90,7 @@ class Recipe:
     save_every: int = 250
     sink_token: str = "none"
     start_from: str | None = None
+    adaptation: Adaptation | None = None
     data: str | None = None
     text: bool = False
     nulls: NullTask | None = None
@@ -115,6 +139,24 @@ def _text(name: str, objective: Literal["masked_diffusion", "next_token"], **cha
     )
 
 
+_ADAPTED = Recipe(
+    "adapted",
+    "shifted_diffusion",
+    updates=1000,
+    canvases=CanvasMix(tokens=1024, lengths=(128,), weights=(1.0,), code_share=0.0),
+    learning_rate=1e-3,
+    warmup_share=0.03,
+    weight_decay=0.01,
+    start_from="smollm2",
+    adaptation=Adaptation(mask_token="<reponame>"),
+    weighting="flat",
+    snapshots=(0, 1, 2, 3, 5, 8, 12, 20, 32, 50, 80, 128, 200, 320, 500, 800, 1000),
+    validate_every=50,
+    save_every=50,
+)
+"""SmolLM2 turned into a diffusion model, on canvases of the user's text or of the lab's problems."""
+
+
 def _specimen(kind: str, nulls: int) -> Recipe:
     """Return a recipe for a specimen: one head that counts letters, with next to no feed-forward layer behind it."""
     causal = kind == "autoregressive"
@@ -139,6 +181,8 @@ RECIPES = {
         Recipe("lab-diffusion", "masked_diffusion", updates=7500),
         Recipe("lab-autoregressive", "next_token", updates=1500),
         *(replace(_ARM, name=f"lab-sink-{variant}", sink_token=variant) for variant in ARMS),
+        _ADAPTED,
+        replace(_ADAPTED, name="adapted-causal", objective="next_token", adaptation=Adaptation()),
         _SHIFTED,
         replace(_SHIFTED, name="lab-shifted-token", sink_token="token"),
         _text("lab-text-autoregressive", "next_token"),

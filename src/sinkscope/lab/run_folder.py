@@ -20,6 +20,7 @@ from sinkscope.lab.canvases import PROMPT
 from sinkscope.lab.recipes import Recipe
 from sinkscope.lab.starting_network import build_network, source_of
 from sinkscope.lab.texts import Corpus, Texts
+from sinkscope.models.adapters import WEIGHTS as ADAPTER_WEIGHTS
 from sinkscope.runs import files
 from sinkscope.runs.folder import differences, names_in
 
@@ -50,16 +51,24 @@ def check_recipe(recipe: Recipe, out: Path) -> None:
     different = differences(_plain(read_recipe(out)), mine)
     if changes := ", ".join(f"{name} {old!r} → {new!r}" for name, old, new in different):
         raise TrainingError(f"{out} holds a run of another recipe ({changes}); {ADVICE}")
-    if WEIGHTS in names and _FINISHED not in _stored(out):
-        raise TrainingError(f"{out}: expected a run that is not finished, found {WEIGHTS} of another; {ADVICE}")
+    if weights_of(recipe) in names and _FINISHED not in _stored(out):
+        raise TrainingError(
+            f"{out}: expected a run that is not finished, found {weights_of(recipe)} of another; {ADVICE}"
+        )
+
+
+def weights_of(recipe: Recipe) -> str:
+    """Return the name of the file of a finished run's weights."""
+    return ADAPTER_WEIGHTS if recipe.adaptation is not None and recipe.adaptation.rank else WEIGHTS
 
 
 def read_recipe(out: Path) -> Recipe:
     """Return the recipe of a run; raise TrainingError where it, or the weights of the finished run, were changed."""
     stored = _stored(out)
-    if _FINISHED in stored and (out / WEIGHTS).exists():
-        files.compare_file(out / WEIGHTS, stored[_FINISHED], TrainingError, f"its {RECIPE}", ADVICE)
-    return files.validated(Recipe, stored, out / RECIPE, TrainingError)
+    recipe = files.validated(Recipe, stored, out / RECIPE, TrainingError)
+    if _FINISHED in stored and (weights := out / weights_of(recipe)).exists():
+        files.compare_file(weights, stored[_FINISHED], TrainingError, f"its {RECIPE}", ADVICE)
+    return recipe
 
 
 def write_recipe(recipe: Recipe, out: Path) -> None:
@@ -91,7 +100,7 @@ def compare_weights(path: Path, out: Path, advice: str) -> dict[str, str]:
 def save_state(out: Path, network: Any, optimiser: torch.optim.Optimizer, update: int) -> None:
     """Write the weights and the optimiser's moments after an update."""
     tensors = {}
-    for name, parameter in network.named_parameters():
+    for name, parameter in _trained(network):
         tensors[f"weight.{name}"] = parameter.detach().contiguous()
         tensors |= {f"{kind}.{name}": value for kind, value in optimiser.state[parameter].items()}
     _write_tensors(out / STATE, tensors, update, out)
@@ -106,17 +115,21 @@ def load_state(out: Path, network: Any, optimiser: torch.optim.Optimizer) -> int
     metadata = compare_weights(out / STATE, out, _ANEW)
     stored = load_file(out / STATE)
     with torch.no_grad():
-        for name, parameter in network.named_parameters():
+        for name, parameter in _trained(network):
             parameter.copy_(stored[f"weight.{name}"])
             moments = {kind: stored[f"{kind}.{name}"] for kind in ("step", "exp_avg", "exp_avg_sq")}
             optimiser.state[parameter] = {kind: one.to(parameter.device) for kind, one in moments.items()}
     return int(metadata["update"])
 
 
+def _trained(network: Any) -> list[tuple[str, Any]]:
+    return [(name, one) for name, one in network.named_parameters() if one.requires_grad]
+
+
 def save_snapshot(out: Path, network: Any, update: int) -> None:
     """Write the weights after an update, in bf16, without the optimiser."""
     (out / SNAPSHOTS).mkdir(exist_ok=True)
-    weights = {name: one.detach().to("cpu", torch.bfloat16).contiguous() for name, one in network.named_parameters()}
+    weights = {name: one.detach().to("cpu", torch.bfloat16).contiguous() for name, one in _trained(network)}
     _write_tensors(out / SNAPSHOTS / f"update-{update:06d}.safetensors", weights, update, out)
 
 
@@ -170,16 +183,18 @@ def network_at(run: TrainingRun, update: int, tokenizer: Any) -> Any:
 
     path = run.weights[update]
     compare_weights(path, run.folder, "put back the snapshot of this run, or take it out")
-    if path.name != WEIGHTS:
+    if path.parent.name == SNAPSHOTS:
         files.compare_update(path, update, TrainingError)
     network = build_network(run.recipe, tokenizer)
     stored = {name: tensor.float() for name, tensor in load_file(path).items()}
     if run.recipe.architecture.tied:
         stored.setdefault("lm_head.weight", stored["model.embed_tokens.weight"])
     try:
-        network.load_state_dict(stored)
+        missing, unexpected = network.load_state_dict(stored, strict=False)
     except RuntimeError as error:
         raise TrainingError(f"{path}: expected the weights of {run.recipe.name}, found others") from error
+    if unexpected or {*missing} & {name for name, _ in _trained(network)}:
+        raise TrainingError(f"{path}: expected the weights of {run.recipe.name}, found others")
     return network.eval()
 
 

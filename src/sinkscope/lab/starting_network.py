@@ -7,12 +7,14 @@ from typing import Any
 import torch
 
 from sinkscope.errors import CallError, TrainingError
+from sinkscope.lab.adaptation import mask_of, start
 from sinkscope.lab.canvases import Canvases, draw_canvases
 from sinkscope.lab.nulls import draw_nulls, null_tokenizer
 from sinkscope.lab.recipes import Recipe
 from sinkscope.lab.texts import Corpus, TextCanvases, Texts, draw_windows
 from sinkscope.lab.vocabulary import build_tokenizer
 from sinkscope.models import add_sink_token, load
+from sinkscope.models.loading import outline
 from sinkscope.models.layouts import MARK, MARK_POSITIONS
 from sinkscope.models.sink_token import variant_of
 
@@ -20,7 +22,10 @@ from sinkscope.models.sink_token import variant_of
 def choose_tokenizer(recipe: Recipe, texts: Texts | Corpus | None = None) -> Any:
     """Return the tokenizer of the model that a recipe starts from, else one for the user's texts, else the lab's."""
     if recipe.start_from is not None:
-        return load(recipe.start_from).tokenizer
+        model = outline(recipe.start_from)
+        if recipe.adaptation is not None and recipe.objective != "next_token":
+            model.tokenizer.mask_token = model.tokenizer.convert_ids_to_tokens(mask_of(model, recipe.adaptation))
+        return model.tokenizer
     if recipe.nulls is not None:
         return null_tokenizer()
     return build_tokenizer() if texts is None else texts.tokenizer()
@@ -30,6 +35,8 @@ def build_network(recipe: Recipe, tokenizer: Any) -> Any:
     """Return the untrained network of a recipe: transformers' Llama, bidirectional for diffusion, with its sink."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    if recipe.adaptation is not None:
+        return start(recipe)
     from sinkscope.models.networks import LearnedPositionsLlama
 
     shape = recipe.architecture

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from sinkscope.errors import TrainingError
-from sinkscope.lab import run_folder
+from sinkscope.lab import adaptation, run_folder
 from sinkscope.lab.canvases import Canvases
 from sinkscope.lab.objectives import masked_diffusion_loss, next_token_loss
 from sinkscope.lab.recipes import Recipe
@@ -89,6 +89,7 @@ def train(
     run_folder.cut_log(out, start)
     objective = _objective(recipe, network, tokenizer, device)
     network.train()
+    held_out = run_folder.held_out_rows(recipe, tokenizer, texts, adaptation.ROWS)[0] if recipe.adaptation else []
 
     def reached(update: int) -> None:
         if update in recipe.snapshots:
@@ -118,6 +119,8 @@ def train(
                 row = _finite(done, loss, norm, recipe) | {"learning_rate": rate}
                 if done % recipe.validate_every == 0 or last:
                     row["validation_loss"] = _validate(objective, draw)
+                    if recipe.adaptation is not None and recipe.objective != "next_token":
+                        row["held_out"] = adaptation.held_out_losses(network, recipe, held_out)
                 log.write(json.dumps(row) + "\n")
                 log.flush()
                 bar.advance(0, loss=f"{row['loss']:.3f}")
@@ -141,15 +144,19 @@ def _finite(update: int, loss: torch.Tensor, norm: torch.Tensor, recipe: Recipe)
 
 def _objective(recipe: Recipe, network: Any, tokenizer: Any, device: str) -> Callable[[Canvases, int], torch.Tensor]:
     """Return the function (batch, update) → loss of a recipe."""
+    # A CPU without instructions for bf16 would take minutes where fp32 takes seconds.
+    slow = recipe.adaptation is not None and device == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    bf16 = recipe.autocast and not slow
     if recipe.compile:
         network.model.compile(dynamic=False)
 
     def objective(canvases: Canvases, update: int) -> torch.Tensor:
-        with torch.autocast(torch.device(device).type, dtype=torch.bfloat16) if recipe.autocast else nullcontext():
+        with torch.autocast(torch.device(device).type, dtype=torch.bfloat16) if bf16 else nullcontext():
             if recipe.objective == "next_token":
                 eos = None if recipe.text else tokenizer.eos_token_id
                 return next_token_loss(network, canvases, eos_id=eos, only_answers=recipe.nulls is not None)
-            return masked_diffusion_loss(
+            body = None if recipe.adaptation is None else adaptation.Body(network, recipe.adaptation, update)
+            loss = masked_diffusion_loss(
                 network,
                 canvases,
                 mask_id=tokenizer.mask_token_id,
@@ -158,7 +165,9 @@ def _objective(recipe: Recipe, network: Any, tokenizer: Any, device: str) -> Cal
                 shift=recipe.objective == "shifted_diffusion",
                 first_stays=recipe.first_token == "bos",
                 flat=recipe.weighting == "flat",
+                body=body,
             )
+            return loss if body is None else loss + body.alignment(canvases.tokens)
 
     return objective
 
@@ -188,27 +197,30 @@ def train_checkpoint(
     with claimed_folder(out, TrainingError):
         recipe = replace(recipe, data=None if texts is None else texts.fingerprint)
         run_folder.check_recipe(recipe, out)
-        if (out / run_folder.WEIGHTS).exists():
+        if (out / run_folder.weights_of(recipe)).exists():
             outline(str(out))  # the other files of a checkpoint must be there as well
         else:
             network = train(recipe, out, texts=texts, device=device, watch=watch)
-            _save(network, choose_tokenizer(recipe, texts), out, command)
+            _save(network, recipe, choose_tokenizer(recipe, texts), out, command)
         (out / run_folder.STATE).unlink(missing_ok=True)  # a kill may have come between the last rename and this
     return out
 
 
-def _save(network: Any, tokenizer: Any, out: Path, command: str) -> None:
+def _save(network: Any, recipe: Recipe, tokenizer: Any, out: Path, command: str) -> None:
     """Write the checkpoint into another folder, then move its files, the weights last."""
-    beside = out / run_folder.UNFINISHED_CHECKPOINT
+    beside, weights = out / run_folder.UNFINISHED_CHECKPOINT, run_folder.weights_of(recipe)
     shutil.rmtree(beside, ignore_errors=True)
-    with quiet():
-        network.to("cpu", torch.bfloat16).save_pretrained(beside)
-        tokenizer.save_pretrained(beside)
-    content = b"".join(sealed((beside / run_folder.WEIGHTS).read_bytes()))
-    (beside / run_folder.WEIGHTS).write_bytes(content)
+    if weights == run_folder.WEIGHTS:
+        with quiet():
+            network.to("cpu", torch.bfloat16).save_pretrained(beside)
+            tokenizer.save_pretrained(beside)
+    else:
+        adaptation.save_adapter(network, str(recipe.start_from), beside)
+    content = b"".join(sealed((beside / weights).read_bytes()))
+    (beside / weights).write_bytes(content)
     run_folder.finish_recipe(out, hashlib.sha256(content).hexdigest(), command=command, torch=torch.__version__)
     # safetensors writes files that only their owner may read.
-    (beside / run_folder.WEIGHTS).chmod((out / run_folder.RECIPE).stat().st_mode & 0o777)
-    for path in sorted(beside.iterdir(), key=lambda path: path.name == run_folder.WEIGHTS):
+    (beside / weights).chmod((out / run_folder.RECIPE).stat().st_mode & 0o777)
+    for path in sorted(beside.iterdir(), key=lambda path: path.name == weights):
         os.replace(path, out / path.name)
     beside.rmdir()
