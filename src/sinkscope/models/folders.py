@@ -22,7 +22,7 @@ from sinkscope.models.weights import SINGLE, index_files, listing
 from sinkscope.progress import counting_bar, show_progress
 from sinkscope.runs.files import read_json_object
 
-BUNDLED = ("lab-diffusion", "lab-autoregressive", "lab-sink-token", "lab-shifted")
+BUNDLED = ("lab-diffusion", "lab-autoregressive", "lab-sink-token", "lab-shifted", "smollm2-diffusion")
 SPECIMENS = tuple(
     f"lab-nulls-{kind}-{nulls}-{seed}"
     for kind in ("autoregressive", "diffusion")
