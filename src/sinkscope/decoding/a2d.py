@@ -29,7 +29,9 @@ from sinkscope.decoding.canvas import Batch, Publisher, Step
 from sinkscope.decoding.projection import check_finite, with_unconditional
 from sinkscope.decoding.sdar import BlockWriter, block_diffusion_steps
 from sinkscope.decoding.settings import BlockSettings
+from sinkscope.errors import CallError
 from sinkscope.models import Model
+from sinkscope.models.families.encoder_family import NAME as ENCODER
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ def a2d_steps(model: Model, batch: Batch, settings: A2DSettings) -> Iterator[Ste
     """Write ``settings.length`` tokens after each prompt, one `Step` for each forward call."""
     shifted = replace(model, family=replace(model.family, shift=settings.right_shift_logits))
     if settings.algorithm == "bd3lm":
+        if model.family.name == ENCODER:
+            raise CallError(f"algorithm: expected mdlm for {model.card.name}, an encoder without a cache, found bd3lm")
         return block_diffusion_steps(shifted, batch, settings, BD3LMWriter)
     return block_steps(shifted, batch, settings, BlockRule(quotas=scheduled_quotas))
 

@@ -46,7 +46,7 @@ class Work:
 
 
 class WorkMeter:
-    """Adds up the work of the rows of a batch; the network is a Llama or Qwen2, with or without a sink.
+    """Adds up the work of the rows of a batch; the network is a Llama, Qwen2 or BERT, with or without a sink.
 
     A row is charged its cost alone: padding, positions that only fill a batch, and calls after it has finished are not
     counted. Norms, rotations, softmax and sampling are no products, and not counted.
@@ -56,7 +56,9 @@ class WorkMeter:
         config = network.config
         width, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
         dim = getattr(config, "head_dim", None) or width // config.num_attention_heads
-        queries, keys = config.num_attention_heads * dim, config.num_key_value_heads * dim
+        queries = config.num_attention_heads * dim
+        keys = (getattr(config, "num_key_value_heads", None) or config.num_attention_heads) * dim
+        matrices = 2 if config.model_type == "bert" else 3  # of a feed-forward layer
         sink = getattr(network.model, "sink_token", None)
         gated = sink is not None and sink.variant.kind == "gate"
         token = None if sink is None or sink.variant.kind != "token" or sink.hidden else sink.variant
@@ -67,7 +69,7 @@ class WorkMeter:
         self._pair = 2 * queries  # of one query and one key
         experts = getattr(config, "num_local_experts", None)
         dense = layers if experts is None else getattr(config, "first_k_dense_replace", 0)
-        self._mlps = dense * 3 * width * inner  # of all layers
+        self._mlps = dense * matrices * width * inner  # of all layers
         if experts is not None:  # the router, the experts that it chooses, and those that all tokens share
             chosen = config.num_experts_per_tok + getattr(config, "n_shared_experts", 0)
             self._mlps += (layers - dense) * (width * experts + chosen * 3 * width * config.moe_intermediate_size)
@@ -76,7 +78,7 @@ class WorkMeter:
         values = 0 if token is None or token.zero_value else layers * keys + (layers - 1) * queries
         self._token_projections = alone * width * (layers * keys + values)
         self._token_mlps = alone * (layers - 1) * 3 * width * inner
-        self._word = width * network.lm_head.out_features
+        self._word = sum(one.numel() for one in network.lm_head.parameters() if one.ndim == 2)
         # Over all layers.
         self._forwards, self._rows, self._pairs, self._values = ([0] * rows for _ in range(4))
         self._words: Tensor | list[Any] = [0] * rows
@@ -244,7 +246,7 @@ class Publisher:
         self, session: Session | None, causal: bool = False, shift: bool = False, mask_id: int | None = None
     ) -> None:
         self._session, self._causal, self._shift, self._mask_id = session, causal, shift, mask_id
-        self._lengths = torch.zeros(0, dtype=torch.long, device="cpu")
+        self._lengths, self._width = torch.zeros(0, dtype=torch.long, device="cpu"), 0
 
     @property
     def listened(self) -> bool:
@@ -272,7 +274,7 @@ class Publisher:
             final_queries: see `StepContext`.
         """
         if self._session is not None:
-            self._lengths = lengths
+            self._lengths, self._width = lengths, tokens.shape[1]
             readers = None if candidates is None else self._readers(candidates)
             given = (tokens, masked, lengths, tuple(rows), tuple(rows))
             self._session.begin_step(StepContext(*given, readers=readers, final_queries=final_queries))
@@ -285,7 +287,7 @@ class Publisher:
 
     def _readers(self, places: Tensor) -> Tensor:
         """Return the queries whose outputs tokens of some places are read from, bool [batch, position]."""
-        if self._causal:
+        if self._causal or places.shape[1] > self._width:  # behind the newest query
             return places[:, 1:]
         if not self._shift:
             return places

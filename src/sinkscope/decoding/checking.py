@@ -14,6 +14,7 @@ from sinkscope.decoding.generation import generate
 from sinkscope.errors import ModelError
 from sinkscope.models import Model, block_length
 from sinkscope.models.any_causal import NAME as ANY_CAUSAL
+from sinkscope.models.families.encoder_family import NAME as ENCODER
 from sinkscope.models.layouts import MARK_POSITIONS
 from sinkscope.models.weights import kept_tensors, stored_shapes
 
@@ -75,7 +76,8 @@ class _HideOne(Hider):
 @torch.no_grad()
 def check_model(model: Model) -> list[Check]:
     """Run every check on a canvas that fits the model; a small model takes seconds."""
-    tokens, known = _canvas(model), model.family.name != ANY_CAUSAL  # of another network the shape says too little
+    tokens = _canvas(model)
+    known = model.family.name not in (ANY_CAUSAL, ENCODER)  # of another network the shape says too little
     logits = _logits(model, tokens)
     close = TOLERANCE[_dtype(model)] * float(logits.abs().max())
     return [

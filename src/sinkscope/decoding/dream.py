@@ -15,6 +15,7 @@ Quirk: a model may predict the mask token itself; it is committed and stays a ma
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,7 +57,7 @@ def dream_steps(model: Model, batch: Batch, settings: DreamSettings) -> Iterator
         for number, share in enumerate(shares):
             masked = canvas == mask_id
             counts = masked.sum(-1).tolist()
-            candidates = _by_chance(masked, counts, share, sources) if by_chance else masked
+            candidates = masks_by_chance(masked, counts, share, sources) if by_chance else masked
             places = reader.open_places(canvas, masked)
             candidates = candidates if places is None else candidates & places
             chosen_counts = candidates.sum(-1).tolist() if by_chance or places is not None else counts
@@ -143,7 +144,7 @@ def commit_shares(steps: int, eps: float, device: torch.device | str = "cpu") ->
     return shares
 
 
-def _by_chance(masked: Tensor, counts: list[int], share: Tensor, sources: list[torch.Generator]) -> Tensor:
+def masks_by_chance(masked: Tensor, counts: list[int], share: Tensor, sources: list[torch.Generator]) -> Tensor:
     """The masks that a step of ``origin`` unmasks; ``counts`` of them in each row."""
     drawn = [
         torch.rand(count, device=masked.device, generator=source, dtype=torch.float32)
@@ -158,11 +159,11 @@ def _choose(
     """The token each candidate would take, and its confidence; ``counts`` candidates belong to each row."""
     if settings.temperature > 0:
         logits = logits / settings.temperature
-    probabilities = torch.softmax(_restrict(logits, settings), dim=-1)
+    probabilities = torch.softmax(restrict(logits, settings), dim=-1)
     sure, token = probabilities.max(dim=-1)
     if settings.temperature > 0:
         rows = zip(probabilities.split(counts), token.split(counts), sources, strict=True)
-        token = torch.cat([_draw(own, best, source) for own, best, source in rows])
+        token = torch.cat([draw_tokens(own, best, source) for own, best, source in rows])
         sure = probabilities.gather(-1, token[:, None]).squeeze(-1)
     if settings.algorithm == "topk_margin":
         best = probabilities.topk(2, dim=-1).values
@@ -172,7 +173,7 @@ def _choose(
     return token, sure
 
 
-def _draw(probabilities: Tensor, best: Tensor, source: torch.Generator) -> Tensor:
+def draw_tokens(probabilities: Tensor, best: Tensor, source: torch.Generator) -> Tensor:
     """Draw a token for each candidate of a row as `torch.distributions.Categorical`; where that refuses, ``best``."""
     if not len(probabilities):
         return best
@@ -182,7 +183,7 @@ def _draw(probabilities: Tensor, best: Tensor, source: torch.Generator) -> Tenso
     return torch.multinomial(shares, 1, replacement=True, generator=source).squeeze(-1)
 
 
-def _restrict(logits: Tensor, settings: DreamSettings) -> Tensor:
+def restrict(logits: Tensor, settings: Any) -> Tensor:
     """Keep the least set of tokens that exceeds top_p, then its top_k; the others get the least finite number."""
     least = torch.finfo(logits.dtype).min
     if settings.top_p < 1:

@@ -13,6 +13,8 @@ from typing import Any
 
 from sinkscope.errors import ModelError
 from sinkscope.models import any_causal
+from sinkscope.models.families.encoder_family import ENCODERS
+from sinkscope.models.families.encoder_family import NAME as ENCODER
 from sinkscope.models.family import Family
 from sinkscope.models.layouts import BODIES, MARK, MARK_POSITIONS, MARK_ROTARY, ROPE_TYPES, STOCK, Layout
 
@@ -47,8 +49,8 @@ def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Con
     Raises:
         ModelError: an unknown key that may change the network, or a value of another network.
     """
-    if family.name == any_causal.NAME:
-        return _any_causal(config, where)
+    if family.name in (any_causal.NAME, ENCODER):
+        return _as_it_is(config, family, where)
     layout = STOCK.get(str(config.get("model_type")), family.layout)
     assert layout is not None  # a family without a layout is recognised in stock folders only
     file = f"{where}/config.json"
@@ -100,12 +102,17 @@ def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Con
     return Converted(layout, network, fields, full_precision, mask_id, eos_ids, unread)
 
 
-def _any_causal(config: Mapping[str, Any], where: str) -> Converted:
+def _as_it_is(config: Mapping[str, Any], family: Family, where: str) -> Converted:
+    unread = any_causal.unread_keys(config, any_causal.config_of(config, where))
+    if family.name == ENCODER:  # dllm ends its answers by the tokenizer
+        network, mask_id = f"sinkscope.models.encoders:{ENCODERS[config['model_type']]}", config["mask_token_id"]
+        return Converted(
+            None, network, config, False, mask_id, (), tuple(key for key in unread if key != "mask_token_id")
+        )
     eos = config.get("eos_token_id")
     eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
-    made = any_causal.config_of(config, where)
     network = f"transformers:{any_causal.network_name(config)}"
-    return Converted(None, network, config, False, None, eos_ids, any_causal.unread_keys(config, made))
+    return Converted(None, network, config, False, None, eos_ids, unread)
 
 
 def completed(config: Mapping[str, Any], family: Family) -> dict[str, Any]:

@@ -342,7 +342,10 @@ def build_config(converted: Converted, where: str) -> Any:
     import transformers
 
     if converted.layout is None:
-        return config_of(converted.fields, where)
+        config = config_of(converted.fields, where)
+        if converted.mask_id is not None:
+            config.mask_token_id = converted.mask_id
+        return config
     return getattr(transformers, BODIES[converted.layout.body][0])(**converted.fields)
 
 

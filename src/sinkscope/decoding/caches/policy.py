@@ -18,6 +18,7 @@ from sinkscope.attention import Columns, LayerCall
 from sinkscope.decoding.canvas import Batch
 from sinkscope.decoding.settings import Settings, out_of_range
 from sinkscope.errors import CallError
+from sinkscope.models.families.encoder_family import NAME as ENCODER
 from sinkscope.models.family import Family
 
 Places = Tensor | slice
@@ -179,6 +180,8 @@ class CachePolicy(ABC):
 
     def check(self, family: Family, settings: Settings) -> None:
         """Raise `CallError` where the policy does not go with a family or with the settings of its sampler."""
+        if family.name == ENCODER:
+            raise self.refuse("an encoder keeps no keys and values; leave --cache out")
         for wrong in self.misfits(family, settings):
             raise self.refuse(wrong)
 
