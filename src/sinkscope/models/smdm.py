@@ -48,7 +48,7 @@ ROOM = "make room or choose another folder"
 TOKENIZER_FILES = (CORE, SETTINGS, SPECIAL, ADDED, PIECES)
 
 
-def convert(file: Path, out: Path, *, tokenizer: Path, heads: int | None = None) -> Path:
+def convert(file: Path, out: Path, *, tokenizer: Path | None, heads: int | None = None) -> Path:
     """Write a folder with safetensors and a config.json from one of paper 2's checkpoints, and return it.
 
     Args:
@@ -63,7 +63,7 @@ def convert(file: Path, out: Path, *, tokenizer: Path, heads: int | None = None)
     """
     from safetensors.torch import save
 
-    if not (tokenizer / CORE).exists() and not (tokenizer / PIECES).exists():
+    if tokenizer is None or not (tokenizer / CORE).exists() and not (tokenizer / PIECES).exists():
         raise CallError(f"--tokenizer {tokenizer}: expected a folder with tokenizer.json, found none")
     with new_folder(out, ModelError, "the converted model", "config.json") as place:
         config, tensors = convert_weights(read_tensors(file), str(file), heads)
