@@ -37,6 +37,7 @@ OTHER_NAMES = {
     "gen_length": "length",
     "block_length": "block",
     "block_size": "block",
+    "small_block_size": "small_block",
     "cfg_scale": "guidance",
     "cfg": "guidance",
     "do_sample": "temperature",

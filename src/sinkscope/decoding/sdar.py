@@ -57,8 +57,9 @@ def block_diffusion_steps(
         alone = Batch(batch.tokens[mine, here], batch.real[mine, here], batch.texts[mine])
         seeded = replace(settings, seed=settings.seed + row)
         with publishing(model, alone, seeded, final_length=finals[row]) as publisher:
-            for tokens, written, confidence, queries in writer(model, alone, seeded, finals[row], publisher).steps():
-                meter.add(row, queries, tokens.shape[1], writer.copies(settings))
+            one = writer(model, alone, seeded, finals[row], publisher)
+            for tokens, written, confidence, queries in one.steps():
+                meter.add(row, queries, one.keys, writer.copies(settings))
                 if not confidence.isnan().all():
                     projected = torch.ones_like(written[:, -block:], dtype=torch.bool)
                     meter.add_words(pad(projected, (0, 0, row, len(lengths) - row - 1)))
@@ -83,7 +84,7 @@ class BlockWriter:
         assert mask_id is not None
         self.mask_id, self.prompt, self.final = mask_id, batch.tokens.shape[1], final
         self.canvas = pad(batch.tokens, (0, final - self.prompt), value=mask_id)
-        self.cache = DynamicCache(config=model.network.config)
+        self.cache, self.keys = DynamicCache(config=model.network.config), 0  # keys: of the last call
         self.source = torch.Generator(self.canvas.device).manual_seed(settings.seed)
         turn = model.family.end_of_turn
         turns = [] if turn is None or turn >= model.card.vocabulary else [turn]
@@ -132,7 +133,7 @@ class BlockWriter:
         return hidden
 
     def _read(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor, int]:
-        tokens = self.canvas[:, :stop].clone()
+        tokens, self.keys = self.canvas[:, :stop].clone(), stop
         lengths, nothing = torch.tensor([stop], device="cpu"), torch.full_like(tokens, -1)
         self.publisher.before(tokens, tokens == self.mask_id, lengths, [0], candidates=nothing >= 0, final_queries=True)
         self._forward(start, stop, keep=True)
@@ -140,19 +141,22 @@ class BlockWriter:
         self.publisher.after(nothing, nothing, unknown)
         return tokens, nothing, unknown, stop - start
 
-    def _denoise(self, start: int, stop: int, share: int) -> tuple[Tensor, Tensor, Tensor, int]:
-        tokens = self.canvas[:, :stop].clone()
+    def _denoise(
+        self, start: int, stop: int, share: int, places: slice | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Compute a block, and commit some of its masks, those in ``places`` if given."""
+        tokens, self.keys = self.canvas[:, :stop].clone(), stop
         masked = tokens == self.mask_id
-        candidates = masked.clone()
-        candidates[:, :start] = False
+        candidates, places = torch.zeros_like(masked), places or slice(start, stop)
+        candidates[:, places] = masked[:, places]
         lengths = torch.tensor([stop], device="cpu")
         self.publisher.before(tokens, masked, lengths, [0], candidates=candidates, final_queries=False)
-        token, probability, chosen = self._choose(self._forward(start, stop, keep=False), masked[0, start:], share)
+        token, probability, chosen = self._choose(self._forward(start, stop, keep=False), candidates[0, start:], share)
         predicted, written = (torch.full_like(tokens, -1) for _ in range(2))
         predicted[0, start:] = token
         written[0, start:] = torch.where(chosen, token, -1)
         confidence = torch.full(tokens.shape, torch.nan, device=tokens.device, dtype=torch.float32)
-        confidence[0, start:] = torch.where(chosen | masked[0, start:], probability.float(), torch.nan)
+        confidence[0, start:] = torch.where(chosen | candidates[0, start:], probability.float(), torch.nan)
         predicted = torch.where(candidates | (written >= 0), predicted, -1)
         after = torch.where(written >= 0, written, tokens)
         self.canvas[:, :stop] = after

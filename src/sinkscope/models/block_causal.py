@@ -1,7 +1,7 @@
 """Networks of transformers with a block-causal mask: a token sees its own block and all blocks before it, none after
 it.
 
-`BlockCausalQwen3` is SDAR's, `BlockCausalMixture` LLaDA 2's: GLM-4-MoE with queries, keys and values in one tensor.
+`BlockCausalQwen3` is SDAR's, `BlockCausalQwen2` Fast-dLLM v2's, `BlockCausalMixture` LLaDA 2's: GLM-4-MoE with queries, keys and values in one tensor.
 
 Blocks are counted from the first token of the text, padding left out, so that a prompt need not end where a block does.
 """
@@ -12,7 +12,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, Glm4MoeModel, Qwen3Config, Qwen3ForCausalLM, Qwen3Model
+from transformers import (
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    Glm4MoeModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2Model,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3Model,
+)
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeAttention, apply_rotary_pos_emb
 
@@ -104,6 +114,19 @@ class BlockCausalQwen3(Qwen3ForCausalLM):
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__(config)
         self.model = BlockCausalModel(config)
+        self.post_init()
+
+
+class BlockCausalQwen2Model(BlockCausal, Qwen2Model):
+    """Qwen2's layers under a block-causal mask."""
+
+
+class BlockCausalQwen2(Qwen2ForCausalLM):
+    """`Qwen2ForCausalLM` with a block-causal mask, as Fast-dLLM v2 has it; parameters and their names are Qwen2's."""
+
+    def __init__(self, config: Qwen2Config) -> None:
+        super().__init__(config)
+        self.model = BlockCausalQwen2Model(config)
         self.post_init()
 
 
