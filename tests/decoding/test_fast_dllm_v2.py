@@ -70,8 +70,9 @@ def test_it_is_recorded_with_the_token_behind_each_block(model, tmp_path):
 
 
 def test_a_prompt_of_one_block_is_read(model):
-    first = steps_of(model, [list(range(3, 11))], length=8, block=8)[0]
-    assert (first.written[0] >= 0).nonzero().flatten().tolist() == [8]
+    steps = steps_of(model, [list(range(3, 11))], length=5, block=8)
+    assert (steps[0].written[0] >= 0).nonzero().flatten().tolist() == [8]
+    assert steps[0].tokens.shape[1] == 17  # written to the end of the block, and the token behind it
 
 
 def test_a_predicted_mask_is_an_error(model):

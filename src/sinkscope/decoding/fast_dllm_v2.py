@@ -31,7 +31,8 @@ class FastDLLMv2Settings(Settings):
     """Fast-dLLM v2's block diffusion (Efficient-Large-Model/Fast_dLLM_v2_7B, ``generate`` of modeling.py).
 
     Attributes:
-        length: tokens to write (published: ``max_new_tokens``), in whole blocks from the prompt's last one on.
+        length: tokens to write (published: ``max_new_tokens``), in whole blocks from the prompt's last one on, the last
+            of which is written to its end; the published code leaves it out.
         block: tokens of a block (published: ``block_size``); the model was trained with 32.
         small_block: tokens of a small block (published: ``small_block_size``).
         threshold: masks of a small block above this probability are committed, and always the most probable one; the
@@ -52,14 +53,13 @@ class FastDLLMv2Settings(Settings):
     follows_length: ClassVar = ()
 
     def misfits(self) -> Iterator[str]:
-        for name, whole, part in (("block", self.length, self.block), ("small_block", self.block, self.small_block)):
-            if part < 1 or whole % part:
-                yield f"{name}: expected a divisor of {whole}, found {part}"
+        if self.small_block < 1 or self.block % self.small_block:
+            yield f"small_block: expected a divisor of {self.block}, found {self.small_block}"
 
     @property
     def most_calls(self) -> int:
         """One for the whole blocks of the prompt; for each block one a token, and the call that reads it."""
-        return 1 + self.length + self.length // self.block
+        return 1 + -(-self.length // self.block) * (self.block + 1)
 
 
 def fast_dllm_v2_steps(model: Model, batch: Batch, settings: FastDLLMv2Settings) -> Iterator[Step]:
@@ -72,7 +72,7 @@ class FastDLLMv2Writer(BlockWriter):
 
     @staticmethod
     def end(prompt: int, settings: Any) -> int:
-        return prompt // settings.block * settings.block + settings.length + 1
+        return (prompt // settings.block - (-settings.length // settings.block)) * settings.block + 1
 
     def _steps(self) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
         block, small = self.settings.block, self.settings.small_block

@@ -15,6 +15,8 @@ USABLE = 0.95
 REACHED = 0.4
 """Share of a card's peak that forward calls reach."""
 RECORDED = 1.1
+BLOCK_DIFFUSION = {"block_steps", "small_block"}
+"""Settings that only samplers of block diffusion have."""
 AT_MOST = (
     "Every policy is counted as plain sampling, parallel decoding as a call for each token. "
     "A cache computes fewer positions."
@@ -151,8 +153,9 @@ def estimate(part: Part, card: Card = CARD) -> Cost:
     prompts = part.prompts * (2 if part.task == "gsm8k_two_pass" else 1)
     copies = 2 if part.settings.get("guidance") else 1  # canvases of one prompt in a call
     fitting = _largest_batch(shape, canvas, part, card) // copies
-    if "block_steps" in part.settings:
-        steps, flops = _behind_cache(shape, prompt, length, part.settings["block"], part.settings["block_steps"])
+    if not BLOCK_DIFFUSION.isdisjoint(part.settings):
+        block = part.settings["block"]
+        steps, flops = _behind_cache(shape, prompt, length, block, part.settings.get("block_steps", block))
     elif shape.causal:
         flops = _flops(shape, prompt, 1) + sum(_flops(shape, 1, 1, at) for at in range(prompt, canvas))
     else:
@@ -247,7 +250,7 @@ def _memory(shape: Shape, canvas: int, part: Part, batch: int) -> float:
     scores = 2 * 4 * shape.heads * min(512, canvas) * canvas
     logits = 3 * 4 * shape.vocabulary * (1 if shape.causal else _committable(part))
     columns = 3 * 4 * shape.layers * shape.heads * canvas
-    keeps = shape.causal or "block_steps" in part.settings
+    keeps = shape.causal or not BLOCK_DIFFUSION.isdisjoint(part.settings)
     cache = 2 * 2 * shape.layers * shape.kv_heads * (shape.width // shape.heads) * canvas if keeps else 0
     return 2 * shape.parameters + batch * (activations + scores + logits + columns + cache)
 
