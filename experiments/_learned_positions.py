@@ -17,8 +17,8 @@ from typing import Any
 from _claims import Claim, Number, Part, read_part
 from _lab_runs import RUNS, WORK, Run
 
-from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.recipes import RECIPES, SHORT, Architecture
+from sinkscope.lab.training import train_checkpoint
 
 LEARNED = RECIPES["lab-diffusion-learned-positions"]
 TWINS = {"learned": LEARNED, "rotary": dataclasses.replace(LEARNED, name="lab-sink-none", architecture=Architecture())}

@@ -21,7 +21,7 @@ from pathlib import Path
 from _settings import Arguments, run_script
 
 from sinkscope.errors import CallError
-from sinkscope.lab.corpus import LongText, make_corpus
+from sinkscope.lab.texts import LongText, make_corpus
 from sinkscope.runs.files import parse_json, read_json_lines
 
 COMMIT = "9448827"

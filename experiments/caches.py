@@ -7,7 +7,7 @@ Command   python experiments/caches.py PLAN --work DIR --out results/caches/PLAN
 Cost      half a minute of one core a batch of 16 problems with five shots and plain sampling, a fifth of it a policy; without shots a
           fifth of all that.
 Rule      Written down before the run. Policies take turns at each batch, in one process with one thread; seconds are the processor's. The
-          rules for accuracy, and the verdict *keep*, *filter* or *discount* on sinks, stand in `evaluation/cache_tables.py`. `sinks` also
+          rules for accuracy, and the verdict *keep*, *filter* or *discount* on sinks, stand in `evaluation/cache_comparison.py`. `sinks` also
           reads the nearest keys, which the others lack; so `top` against `no-sinks` tells what sinks alone are worth. On lab-diffusion
           this pair was chosen after a look at all seven, on lab-sink-token and lab-shifted before it.
 Found     docs/caches.md
@@ -22,9 +22,7 @@ import torch
 from _settings import Arguments, made_by, run_script
 
 import sinkscope
-from sinkscope.evaluation.cache_arms import read_arms
-from sinkscope.evaluation.cache_comparison import compare_caches
-from sinkscope.evaluation.cache_tables import comparison_table, points
+from sinkscope.evaluation.cache_comparison import compare_caches, comparison_table, points, read_arms
 from sinkscope.evaluation.paired_tests import holm, paired_difference
 
 BLOCKS = {"length": 32, "steps": 32, "block": 16}

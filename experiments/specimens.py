@@ -34,10 +34,10 @@ from tqdm import tqdm
 
 import sinkscope
 from sinkscope.attention import Columns, LayerCall, Watcher, subscribed
-from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.nulls import NULL, draw_nulls
 from sinkscope.lab.prompts import answer_settings, problem_prompts, task_of
 from sinkscope.lab.recipes import RECIPES
+from sinkscope.lab.training import train_checkpoint
 from sinkscope.models import SPECIMENS
 from sinkscope.roles import find_roles
 

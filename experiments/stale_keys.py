@@ -35,10 +35,10 @@ from sinkscope.decoding.caches.reader import reading
 from sinkscope.decoding.canvas import WorkMeter, masked_canvas
 from sinkscope.decoding.projection import project
 from sinkscope.evaluation.tasks import find_task
-from sinkscope.lab.corpus import open_corpus
-from sinkscope.lab.snapshots import held_out_rows, network_at, open_run
+from sinkscope.lab.run_folder import held_out_rows, network_at, open_run
 from sinkscope.lab.starting_network import choose_tokenizer
-from sinkscope.models.in_memory import model_of
+from sinkscope.lab.texts import open_corpus
+from sinkscope.models.loading import model_of
 
 INTERVALS = (2, 4, 8, 16, 32)
 OF_ARMS = (4, 16, 32)

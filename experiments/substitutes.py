@@ -30,10 +30,10 @@ from tqdm import tqdm
 import sinkscope
 from sinkscope.attention import Columns, LayerCall, Watcher, subscribed
 from sinkscope.lab.canvases import PROMPT, Canvases, CanvasMix, draw_canvases
-from sinkscope.lab.corpus import draw_windows, open_corpus
 from sinkscope.lab.nulls import EVERY, NULL, TRIGGER, draw_nulls
 from sinkscope.lab.prompts import task_of
 from sinkscope.lab.recipes import RECIPES
+from sinkscope.lab.texts import draw_windows, open_corpus
 from sinkscope.models import SPECIMENS
 from sinkscope.statistics.intervals import interval_of_means
 

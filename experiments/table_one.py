@@ -17,10 +17,11 @@ Rounds go from what is most worth knowing to what is less, and each only asks mo
 from them. ``--add`` takes outcomes from the folders of finished evaluations first, or none, and writes both.
 """
 
+import gzip
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,9 @@ from _settings import SETTINGS, Arguments, run_script, seeded
 
 import sinkscope
 from sinkscope.evaluation import evaluate
-from sinkscope.evaluation.comparisons import compare
-from sinkscope.evaluation.results import Result, read_results, write_compressed
-from sinkscope.evaluation.tables import table_of, write_rows
+from sinkscope.evaluation.results import FORMAT, Result, read_results
+from sinkscope.evaluation.tables import table, write_table
+from sinkscope.runs.files import with_checksum
 
 FOLDER = Path(__file__).parents[1] / "results" / "table-1"
 Cell = tuple[str, str, str]
@@ -91,7 +92,12 @@ def add(folders: Sequence[Path], to: Path = FOLDER) -> None:
     """Take outcomes from folders of evaluations into the compressed file of each model."""
     found = {cell_of(one): one for one in (*with_outcomes(to), *read_results(*folders))}
     for model in dict.fromkeys(one.model for one in found.values()):
-        write_compressed(to / model, [one for one in found.values() if one.model == model])
+        results = [asdict(one) for one in found.values() if one.model == model]
+        text = json.dumps(
+            with_checksum({"format": FORMAT, "results": results}), ensure_ascii=False, separators=(",", ":")
+        )
+        (to / model).mkdir(parents=True, exist_ok=True)
+        (to / model / "results.json.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def with_outcomes(folder: Path = FOLDER) -> list[Result]:
@@ -106,8 +112,8 @@ def cell_of(result: Result) -> Cell:
 
 def documents(folder: Path = FOLDER) -> tuple[dict[str, Any], str]:
     """Return table.json and table.md as they follow from the outcomes."""
-    rows = compare(with_outcomes(folder))
-    return table_of(rows), write_rows(rows) + "\n"
+    results = with_outcomes(folder)
+    return table(results), write_table(results) + "\n"
 
 
 def write(folder: Path = FOLDER) -> None:

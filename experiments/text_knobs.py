@@ -33,12 +33,12 @@ import sinkscope
 from sinkscope.attention import Columns, LayerCall, Watcher, subscribed
 from sinkscope.emergence import HeldOut, hold_out
 from sinkscope.emergence.moment import measure
-from sinkscope.lab.corpus import Corpus, open_corpus
 from sinkscope.lab.recipes import RECIPES, Recipe
-from sinkscope.lab.snapshots import TrainingRun, held_out_rows, network_at, open_run
-from sinkscope.lab.starting_network import build_network, choose_tokenizer
-from sinkscope.lab.training import source_of, train
-from sinkscope.models.in_memory import model_of
+from sinkscope.lab.run_folder import TrainingRun, held_out_rows, network_at, open_run
+from sinkscope.lab.starting_network import build_network, choose_tokenizer, source_of
+from sinkscope.lab.texts import Corpus, open_corpus
+from sinkscope.lab.training import train
+from sinkscope.models.loading import model_of
 from sinkscope.roles import ROLES, find_roles_on
 from sinkscope.sinks import movement_test
 

@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 
-from sinkscope.figures.explorer.tiles import CODES, TYPES, Tiles
+from sinkscope.figures.explorer.recorded_views import CODES, TYPES, Tiles
 
 
 def decode(scale, codes):

@@ -26,14 +26,14 @@ def check_leaves_no_trace(
     network: nn.Module, open_context: Callable[[], AbstractContextManager[Any]], input_ids: Tensor
 ) -> None:
     """Run the network inside the context, once to the end and once into an exception, and compare its whole state."""
-    before = _look(network, input_ids)
+    before = look(network, input_ids)
     with open_context():
         _logits(network, input_ids)
-    _compare(before, _look(network, input_ids), "after the context")
+    compare(before, look(network, input_ids), "after the context")
     with pytest.raises(BodyRaised), open_context():
         _logits(network, input_ids)
         raise BodyRaised
-    _compare(before, _look(network, input_ids), "after a context whose body raised")
+    compare(before, look(network, input_ids), "after a context whose body raised")
 
 
 def _logits(network: nn.Module, input_ids: Tensor) -> Tensor:
@@ -41,7 +41,8 @@ def _logits(network: nn.Module, input_ids: Tensor) -> Tensor:
         return network(input_ids).logits.clone()
 
 
-def _look(network: nn.Module, input_ids: Tensor) -> dict[str, Any]:
+def look(network: nn.Module, input_ids: Tensor) -> dict[str, Any]:
+    """Return everything that a context could leave behind, and the logits."""
     seen: dict[str, Any] = {"logits": _Values(_logits(network, input_ids))}
     for path, module in network.named_modules():
         for name, value in vars(module).items():
@@ -58,7 +59,7 @@ def _look(network: nn.Module, input_ids: Tensor) -> dict[str, Any]:
     return seen
 
 
-def _compare(before: dict[str, Any], after: dict[str, Any], when: str) -> None:
+def compare(before: dict[str, Any], after: dict[str, Any], when: str) -> None:
     different = [name for name in before.keys() | after.keys() if name not in before or name not in after]
     different += [name for name in before.keys() & after.keys() if not _equal(before[name], after[name])]
     assert not different, f"{when}, these differ from before: {', '.join(sorted(different))}"

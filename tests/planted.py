@@ -91,6 +91,25 @@ def extras(columns, seed=0, kv_heads=1):
     }
 
 
+def write_trace(folder, trace, **more):
+    """Write a planted trace as a recorder does; ``more`` goes into its manifest."""
+    from sinkscope.traces import TraceWriter
+
+    folder.mkdir(parents=True)
+    _, layers, heads, _ = trace.column_sums.shape
+    names = [name for name, one in vars(trace).items() if isinstance(one, np.ndarray)]
+    about = {"causal": False, "layers": [f"layers.{one}" for one in range(layers)], "heads": heads, "kv_heads": 1}
+    writer = TraceWriter(folder, {**trace.manifest, **about, **more})
+    types = {"f": np.float32, "u": np.uint8}
+    for step in range(trace.steps):
+        one = {name: np.asarray(getattr(trace, name)[step]) for name in names}
+        writer.add({name: value.astype(types.get(value.dtype.kind, np.int32)) for name, value in one.items()})
+        if step == 4:
+            writer.flush()
+    writer.close(complete=True)
+    return folder
+
+
 def within_binomial(found, trials, rate=0.05, level=0.999):
     """Return whether the number of rejections is consistent with the stated rate (one-sided: fewer is fine)."""
     from scipy.stats import binom

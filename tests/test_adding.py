@@ -43,6 +43,9 @@ def test_the_files_of_the_page_are_found_and_their_tests_pass(tmp_path, diffusio
     assert written["removed_share"] > 0 and written["keys_per_head"] == 2
     analysed = json.loads(python("sinkscope", "analyse", "run.trace", "--no-sweep", "--no-choice", "--json"))
     assert analysed["definitions"]["second.column"]["unit"] == "queries"
+    python("sinkscope", "trace", diffusion_folder, *settings[:8], "--keep", "statistics", "--out", "counted")
+    kept = json.loads(python("sinkscope", "sinks", "counted", "--json"))["statistics"]
+    assert "second.beside_sink" in {row["name"] for row in kept}
     drawn = python("sinkscope", "figures", "run.trace", "--out", "drawn", "--only", "99").splitlines()
     assert [Path(line).stem for line in drawn] == ["figure99-sinks-by-step"] * 3
 

@@ -3,10 +3,9 @@
 import io
 import re
 import sys
-from types import SimpleNamespace
 
 from sinkscope import progress
-from sinkscope.progress import in_notebook, show_progress
+from sinkscope.progress import show_progress
 
 LINE = re.compile(r"^lab: \d of 5 steps, 00:0\d so far, about (?:\?|00:0\d) left(?:, loss=0\.5)?$")
 
@@ -39,13 +38,3 @@ def test_a_terminal_gets_a_bar(monkeypatch):
     with show_progress(5, "lab", "steps", done=1) as bar:
         bar.advance(4, loss="0.5")
     assert "5/5" in sys.stderr.getvalue() and "loss=0.5" in sys.stderr.getvalue() and "\r" in sys.stderr.getvalue()
-
-
-def test_a_notebook_gets_a_bar(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel="a kernel")))
-    assert in_notebook()
-    with show_progress(5, "lab", "steps") as bar:
-        bar.advance(5)
-    assert "5/5" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace()))
-    assert not in_notebook()  # ipython in a terminal

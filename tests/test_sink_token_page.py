@@ -13,7 +13,7 @@ import sinkscope
 from sinkscope.commands import COMMANDS
 from sinkscope.lab.recipes import RECIPES, Architecture
 from sinkscope.lab.starting_network import build_network
-from sinkscope.lab.texts import read_texts, train_tokenizer
+from sinkscope.lab.texts import read_texts
 from sinkscope.models.sink_token import VARIANTS
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -25,7 +25,7 @@ def home(tmp_path):
     """A causal model without a mask token, and sums to learn."""
     rows = [{"prompt": f"What is {a} and {b}?", "answer": f" It is {a + b}."} for a in range(1, 9) for b in range(1, 9)]
     (tmp_path / "my-text.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tokenizer = train_tokenizer(read_texts(tmp_path / "my-text.jsonl"), vocabulary=300)
+    tokenizer = read_texts(tmp_path / "my-text.jsonl").tokenizer(300)
     tokenizer.mask_token = None
     shape = Architecture(layers=2, hidden_size=32, heads=4, kv_heads=2, intermediate_size=48, max_positions=256)
     network = build_network(dataclasses.replace(RECIPES["lab-autoregressive"], architecture=shape), tokenizer)

@@ -15,16 +15,12 @@ Kind = TypeVar("Kind")
 def find_kinds(
     package: str, base: type[Kind], is_one: Callable[[type[Kind]], bool], group: str, expected: str
 ) -> Iterator[type[Kind]]:
-    """Yield the classes that extend a base class, each from the module that defines it.
+    """Yield the classes that extend a base class and pass ``is_one``, each from the module that defines it.
 
     Args:
         package: whose modules are searched first.
-        is_one: tells which of the classes count.
         group: of entry points, by which installed packages declare a class, or a module with classes.
-        expected: what an entry point has to bring, for the error.
-
-    Raises:
-        CallError: an entry point cannot be loaded, or brings none.
+        expected: of an entry point, for the error.
     """
     for module in pkgutil.iter_modules(import_module(package).__path__):
         yield from _kinds_in(import_module(f"{package}.{module.name}"), base, is_one)

@@ -1,7 +1,6 @@
 """`card`: a small HTML summary of an object, which notebooks show in its place. It loads nothing and runs nothing.
 
-All values are shown as text: tokens of a model may hold HTML, control characters or marks that turn the direction of
-writing.
+All values are shown as text: tokens may hold HTML, control characters or marks that turn the direction of writing.
 """
 
 from collections.abc import Mapping, Sequence

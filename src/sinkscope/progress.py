@@ -37,12 +37,10 @@ class _Lines:
 
 @contextmanager
 def show_progress(total: int, name: str, units: str, *, done: int = 0, shown: bool = True) -> Iterator[Progress]:
-    """Show on standard error how far some work has come while the body runs.
+    """Show on standard error how far the work ``name`` has come, while the body runs.
 
     Args:
-        total: number of pieces; ``done`` of them were done before.
-        name: of the work; ``units`` names its pieces: ``steps``.
-        shown: False shows nothing.
+        total: number of pieces, such as ``steps`` (``units``); ``done`` of them were done before.
     """
     from tqdm import tqdm
 

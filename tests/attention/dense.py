@@ -67,6 +67,15 @@ def without(bias: Tensor, hidden: Tensor) -> Tensor:
     return torch.where(taken.isneginf().all(-1, keepdim=True), bias, taken)
 
 
+def own_places(weights: Tensor, shift: int) -> Tensor:
+    """Return what each query i gives key i + shift, 0 where there is none: [batch, head, query]."""
+    found = torch.zeros(weights.shape[:3], dtype=weights.dtype)
+    for query in range(weights.shape[2]):
+        if 0 <= query + shift < weights.shape[3]:
+            found[:, :, query] = weights[:, :, query, query + shift]
+    return found
+
+
 def as_bias(visible: Tensor) -> Tensor:
     return torch.zeros(visible.shape, dtype=torch.float64).masked_fill(~visible, -torch.inf)
 

@@ -6,14 +6,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from sinkscope.attention import Watcher
 
 TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-SMALL = {
-    "vocab_size": 50,
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "intermediate_size": 16,
-    **TOKENS,
-}
+SIZES = {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 16}
+SMALL = {**SIZES, **TOKENS}
 
 
 def tiny_llama(**more):
@@ -26,15 +20,8 @@ class Diary(Watcher):
 
     def __init__(self, *groups):
         self.groups = groups or ("all",)
-        self.events, self.starts, self.steps, self.results, self.columns, self.names, self.calls = (
-            [],
-            [],
-            [],
-            [],
-            [],
-            [],
-            [],
-        )
+        self.events, self.starts, self.steps, self.results = [], [], [], []
+        self.columns, self.names, self.calls = [], [], []
 
     def begin_generation(self, start):
         self.events.append("begin_generation")

@@ -1,6 +1,5 @@
-"""`attend` against dense attention: output, columns, diagonal, hiding, prefix, any shape."""
+"""`attend` against dense attention: any call, low precision, gradients, memory."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -21,28 +20,18 @@ from dense import (
     dense_sums,
     draw,
     draw_mask,
+    own_places,
     without,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from sinkscope.attention import Columns, Prefix, attend
-
-
-@pytest.fixture(params=["heads together", "heads apart"])
-def chunks(request, monkeypatch):
-    """On long sequences heads are taken a few at a time."""
-    if request.param == "heads apart":
-        monkeypatch.setattr("sinkscope.attention.blockwise.CPU_SCORES", 1)
-
-
-# Output and columns
-
-
-def test_scale_is_used_as_given():
-    inputs = draw()
-    output, _ = attend(**vars(inputs), scale=0.3)
-    close(output, dense(inputs, scale=0.3)[0], inputs)
+from sinkscope.attention import Hidden, Prefix, attend, scores
+from sinkscope.attention.scores import Workspace
+from sinkscope.errors import AttentionError
 
 
 def test_fully_masked_rows_give_nothing_as_sdpa():
@@ -51,7 +40,7 @@ def test_fully_masked_rows_give_nothing_as_sdpa():
     visible[1, :, 3] = False
     output, columns = attend(**vars(inputs), mask=visible, block=4)
     repeated = (tensor.repeat_interleave(HEADS // KV_HEADS, dim=1) for tensor in (inputs.key, inputs.value))
-    close(output, torch.nn.functional.scaled_dot_product_attention(inputs.query, *repeated, attn_mask=visible), inputs)
+    close(output, scaled_dot_product_attention(inputs.query, *repeated, attn_mask=visible), inputs)
     assert torch.equal(output[1, :, 3], torch.zeros(HEADS, VALUE_DIM))
     everything = inputs.groups.sum(-1)
     everything[1] -= inputs.groups[1, :, 3]
@@ -63,123 +52,261 @@ def test_left_padding_counts_for_nothing():
     inputs, padding = draw(queries=KEYS), 4
     real = torch.ones(BATCH, KEYS, dtype=torch.bool)
     real[0, :padding] = False
-    groups = real[:, None].float()
-    output, columns = attend(
-        **vars(replace(inputs, groups=groups)), mask=real[:, None, None].expand(-1, 1, KEYS, -1), block=5
-    )
+    padded = replace(inputs, groups=real[:, None].float())
+    output, columns = attend(**vars(padded), mask=real[:, None, None].expand(-1, 1, KEYS, -1), block=5)
     own = slice(padding, None)
-    alone = Inputs(
-        inputs.query[:1, :, own], inputs.key[:1, :, own], inputs.value[:1, :, own], torch.ones(1, 1, KEYS - padding)
-    )
-    expected, expected_columns = attend(**vars(alone))
+    alone = (one[:1, :, own] for one in (inputs.query, inputs.key, inputs.value))
+    expected, expected_columns = attend(*alone, groups=torch.ones(1, 1, KEYS - padding))
     close(output[:1, :, own], expected, inputs)
     close(columns.sums[:1, :, :, own], expected_columns.sums, inputs)
     assert torch.equal(columns.sums[0, :, :, :padding], torch.zeros(HEADS, 1, padding))
     adds_up(columns.sums.sum(-1), torch.tensor([KEYS - padding, KEYS])[:, None, None].expand(-1, HEADS, -1), inputs)
 
 
-# The diagonal and the last row
+def in_front(inputs: Inputs, kind: str, count: int, scale: float) -> tuple[Prefix, torch.Tensor, torch.Tensor]:
+    """Return constant keys, their scores [batch, head, query, count], and their values for every head."""
+    heads, kv_heads, dim = inputs.query.shape[1], *inputs.key.shape[1::2]
+    source = torch.Generator().manual_seed(5)
+    keys = torch.randn(kv_heads, count, dim, generator=source)
+    values = torch.randn(kv_heads, count, inputs.value.shape[-1], generator=source)
+    logits = torch.randn(heads, count, generator=source)
+    prefix = {"keys": Prefix(keys), "keys and values": Prefix(keys, values), "logits": Prefix(logits=logits)}[kind]
+    keys, values = (one.double().repeat_interleave(heads // kv_heads, 0) for one in (keys, values))
+    scores = logits.double()[:, None] if kind == "logits" else inputs.query.double() @ keys.mT * scale
+    values = values if kind == "keys and values" else torch.zeros_like(values)
+    return prefix, scores.expand(*inputs.query.shape[:3], -1), values.expand(len(inputs.query), -1, -1, -1)
 
 
-# Hiding
-
-
-def test_a_query_keeps_its_keys_where_only_hidden_ones_are_visible():
-    """Causal query 0 sees key 0 alone; queries 1 and later lose it."""
-    inputs = draw()
-    hidden = torch.zeros(1, 1, KEYS, dtype=torch.bool)
-    hidden[..., 0] = True
-    output, columns = attend(**vars(inputs), causal=True, hidden=hidden, block=4)
-    close(output[:, :, 0], inputs.value.repeat_interleave(HEADS // KV_HEADS, dim=1)[:, :, 0], inputs)
-    close(columns.sums[..., 0], inputs.groups[:, None, :, 0].expand(-1, HEADS, -1), inputs)
-
-
-# The prefix
-
-
-@pytest.mark.parametrize("hide", [False, True])
-@pytest.mark.parametrize("kind", MASKS)
-def test_prefix_equals_dense_with_the_keys_in_front(kind, hide, chunks):
-    inputs, count = draw(), 2
-    arguments, bias = draw_mask(kind, inputs)
-    front = draw(seed=5, batch=1, keys=count)
-    prefix = Prefix(keys=front.key[0], values=front.value[0])
-    hidden = torch.rand(BATCH, HEADS, KEYS, generator=torch.Generator().manual_seed(3)) < 0.4 if hide else None
-    output, columns = attend(**vars(inputs), **arguments, prefix=prefix, hidden=hidden, block=4)
-    longer = replace(
-        inputs,
-        key=torch.cat([front.key.expand(BATCH, -1, -1, -1), inputs.key], dim=2),
-        value=torch.cat([front.value.expand(BATCH, -1, -1, -1), inputs.value], dim=2),
-    )
-    taken = bias.expand(-1, HEADS, -1, -1) if hidden is None else bias.masked_fill(hidden[:, :, None], -torch.inf)
-    expected, weights = dense(longer, torch.nn.functional.pad(taken, (count, 0)))
-    close(output, expected, inputs)
-    close(columns.sums, dense_sums(inputs, weights)[..., count:], inputs)
-    close(columns.prefix, dense_sums(inputs, weights)[..., :count], inputs)
-    close(columns.last_row, dense(longer, torch.nn.functional.pad(bias, (count, 0)))[1][:, :, -1, count:], inputs)
-
-
-@pytest.mark.parametrize("dressed", ["keys", "logits"])
-def test_prefix_without_values_only_takes_attention(dressed, chunks):
-    inputs, count = draw(), 2
-    keys, logits = (
-        draw(seed=5, batch=1, keys=count).key[0],
-        torch.randn(HEADS, count, generator=torch.Generator().manual_seed(6)),
-    )
-    output, columns = attend(
-        **vars(inputs), prefix=Prefix(keys=keys) if dressed == "keys" else Prefix(logits=logits), block=4
-    )
-    repeat = HEADS // KV_HEADS
-    mine = (
-        inputs.query @ keys.repeat_interleave(repeat, 0).mT / math.sqrt(DIM)
-        if dressed == "keys"
-        else logits[:, None].expand(-1, QUERIES, -1)
-    )
-    scores = inputs.query @ inputs.key.repeat_interleave(repeat, 1).mT / math.sqrt(DIM)
-    weights = torch.softmax(torch.cat([mine.expand(BATCH, -1, -1, -1), scores], dim=-1), dim=-1)
-    close(output, weights[..., count:] @ inputs.value.repeat_interleave(repeat, 1), inputs)
-    close(columns.prefix, dense_sums(inputs, weights)[..., :count], inputs)
-    close(columns.sums, dense_sums(inputs, weights)[..., count:], inputs)
-
-
-# Any shape
-
-
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=120, deadline=None, derandomize=True, database=None)
 @given(st.data())
-def test_any_shape_equals_dense(data):
+def test_any_call_equals_dense(data):
     size = st.integers(1, 9)
     kv_heads, repeat = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
-    batch, queries, keys, groups = (data.draw(size) for _ in range(4))
-    inputs = draw(
-        data.draw(st.integers(0, 99)),
-        batch,
-        kv_heads * repeat,
-        kv_heads,
-        queries,
-        keys,
-        data.draw(size),
-        data.draw(size),
-        groups,
-    )
+    heads, (batch, queries, keys, groups, dim, value_dim) = kv_heads * repeat, (data.draw(size) for _ in range(6))
+    seed, scale = data.draw(st.integers(0, 99)), data.draw(st.sampled_from([0.3, dim**-0.5]))
+    inputs = draw(seed, batch, heads, kv_heads, queries, keys, dim, value_dim, groups)
     arguments, bias = draw_mask(data.draw(st.sampled_from(MASKS)), inputs)
-    hidden = torch.rand(batch, kv_heads * repeat, keys, generator=torch.Generator().manual_seed(9)) < data.draw(
-        st.sampled_from([0.0, 0.3, 1.0])
-    )
+    share, front = data.draw(st.sampled_from([0.0, 0.3, 1.0])), data.draw(st.sampled_from([0, 2]))
+    hidden = torch.rand(batch, heads, keys, generator=torch.Generator().manual_seed(9)) < share
+    bias = bias.expand(-1, heads, -1, -1)
+    key, values = (one.double().repeat_interleave(repeat, 1) for one in (inputs.key, inputs.value))
+    scores = inputs.query.double() @ key.mT * scale
+    if front:
+        kind = data.draw(st.sampled_from(["keys", "keys and values", "logits"]))
+        arguments["prefix"], before, front_values = in_front(inputs, kind, front, scale)
+        scores, values = torch.cat([before, scores], -1), torch.cat([front_values, values], 2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sinkscope.attention.blockwise.CPU_SCORES", data.draw(st.sampled_from([1, 200, 1 << 18])))
-        output, columns = attend(**vars(inputs), **arguments, hidden=hidden, block=data.draw(st.integers(1, 10)))
-    bias = bias.expand(-1, kv_heads * repeat, -1, -1)
-    expected, weights = dense(inputs, without(bias, hidden))
+        block = data.draw(st.integers(1, 10))
+        output, columns = attend(**vars(inputs), **arguments, scale=scale, hidden=hidden, block=block)
+    bias = pad(bias, (front, 0))
+    clean = torch.softmax(scores + bias, -1).nan_to_num(0.0)
+    weights = torch.softmax(scores + without(bias, pad(hidden, (front, 0))), -1).nan_to_num(0.0)
+    close(output, weights @ values, inputs)
+    sums = dense_sums(inputs, weights)
+    close(columns.sums, sums[..., front:], inputs)
+    close(columns.local, dense_sums(inputs, clean)[..., front:], inputs)
+    gone = pad(hidden, (front, 0))[:, :, None] & (weights == 0)
+    close(columns.removed, (clean * gone).sum(-1), inputs)
+    close(columns.last_row, clean[:, :, -1, front:], inputs)
+    close(columns.last_row_in_force, weights[:, :, -1, front:], inputs)
+    if front:
+        close(columns.prefix, sums[..., :front], inputs)
+    first = 0 if arguments.get("causal") else keys - queries  # the key of query 0
+    close(columns.diagonal, own_places(weights[..., front:], first), inputs)
+
+
+def test_a_call_without_hiding_in_one_block_equals_dense():
+    """The common call has a separate path through the pass."""
+    inputs = draw()
+    output, columns = attend(**vars(inputs))
+    expected, weights = dense(inputs)
     close(output, expected, inputs)
     close(columns.sums, dense_sums(inputs, weights), inputs)
-    close(columns.local, dense_sums(inputs, dense(inputs, bias)[1]), inputs)
-    close(columns.last_row, dense(inputs, bias)[1][:, :, -1], inputs)
-    close(columns.last_row_in_force, weights[:, :, -1], inputs)
-    first = 0 if arguments.get("causal") else keys - queries  # the key of query 0
-    own = [(query, query + first) for query in range(queries) if 0 <= query + first < keys]
-    diagonal = torch.zeros(batch, kv_heads * repeat, queries, dtype=torch.float64)
-    for query, key in own:
-        diagonal[..., query] = weights[..., query, key]
-    close(columns.diagonal, diagonal, inputs)
-    assert isinstance(columns, Columns)
+    close(columns.last_row, weights[:, :, -1], inputs)
+    close(columns.diagonal, weights.diagonal(KEYS - QUERIES, -2, -1), inputs)
+    assert columns.local is None and columns.removed is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_inputs_have_fp32_columns(dtype):
+    """Scores reach ±60 and more here, where a score rounded to bfloat16 would already be off by a tenth."""
+    inputs = draw(queries=300, keys=310, dim=64, groups=1)
+    inputs = Inputs(
+        *(2 * tensor.to(dtype) for tensor in (inputs.query, inputs.key, inputs.value)), torch.ones(BATCH, 1, 300)
+    )
+    output, columns = attend(**vars(inputs))
+    expected, weights = dense(inputs)
+    assert columns.sums.dtype == columns.diagonal.dtype == columns.last_row.dtype == torch.float32
+    assert output.dtype == dtype
+    close(columns.sums, dense_sums(inputs, weights), inputs)
+    adds_up(columns.sums.sum(-1), torch.full((BATCH, HEADS, 1), 300.0), inputs)
+    close(output, expected, inputs)
+
+
+class Rounding(TorchDispatchMode):
+    """Rounds the factors of float32 products to bfloat16 where the program allows it, as CPUs with units for that do."""
+
+    products = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.baddbmm)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in self.products and torch.get_float32_matmul_precision() != "highest":
+            *others, left, right = args
+            args = (*others, *(one.bfloat16().float() if one.dtype == torch.float32 else one for one in (left, right)))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def rounding(monkeypatch):
+    """A program that lets torch round, on a CPU that rounds; setting the precision raises while the test runs."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    scores._rounds.cache_clear()
+    with Rounding(), monkeypatch.context() as patch:
+        for name in ("_set_float32_matmul_precision", "_set_fp32_precision_setter"):
+            patch.setattr(torch._C, name, None, raising=False)
+        yield
+    torch.set_float32_matmul_precision(before)
+    scores._rounds.cache_clear()
+
+
+HIDING = {
+    "nothing hidden": None,
+    "keys hidden": torch.arange(310)[None, None] % 7 == 3,
+    "nearly all keys hidden": torch.arange(310)[None, None] != 3,
+    "other keys for each query": [Hidden((torch.arange(310) % 7 == torch.arange(300)[:, None] % 7)[None, None])],
+}
+
+
+@pytest.mark.parametrize(("dtype", "block"), [(torch.float32, None), (torch.bfloat16, 64)])
+@pytest.mark.parametrize("hiding", HIDING)
+def test_scores_and_sums_keep_their_digits_where_the_program_lets_torch_round(hiding, dtype, block, rounding):
+    """The output's product with the values is left as the program has it, as in torch's own attention."""
+    inputs = draw(queries=300, keys=310, groups=1)
+    inputs = Inputs(*(one.to(dtype) for one in (inputs.query, inputs.key, inputs.value)), inputs.groups)
+    hidden = HIDING[hiding]
+    output, columns = attend(**vars(inputs), hidden=hidden, block=block)
+    expected, clean = dense(inputs)
+    assert torch.get_float32_matmul_precision() == "medium"
+    close(columns.sums if hidden is None else columns.local, dense_sums(inputs, clean), inputs)
+    if hidden is not None:
+        keys = hidden[0].keys if isinstance(hidden, list) else hidden[:, :, None]
+        bias = torch.zeros(1, 1, 300, 310, dtype=torch.float64).masked_fill(keys, -torch.inf)
+        expected, weights = dense(inputs, bias)
+        close(columns.sums, dense_sums(inputs, weights), inputs)
+        close(columns.removed, (clean * keys).sum(-1), inputs)
+        close(columns.last_row_in_force, weights[:, :, -1], inputs)
+    close(output, expected, inputs, torch.bfloat16)
+
+
+@pytest.mark.parametrize("constant", ["keys", "logits"])
+def test_constant_keys_keep_their_digits_where_the_program_lets_torch_round(constant, rounding):
+    inputs, front = draw(queries=300, keys=310, groups=1), draw(batch=1, keys=2, seed=5)
+    prefix = Prefix(keys=front.key[0]) if constant == "keys" else Prefix(logits=torch.ones(HEADS, 2))
+    _, columns = attend(**vars(inputs), prefix=prefix)
+    repeat, scale = HEADS // KV_HEADS, DIM**-0.5
+    body = inputs.query.double() @ inputs.key.repeat_interleave(repeat, 1).double().mT * scale
+    own = inputs.query.double() @ front.key.repeat_interleave(repeat, 1).double().mT * scale
+    own = own if constant == "keys" else torch.ones_like(own)
+    sums = dense_sums(inputs, torch.softmax(torch.cat([own, body], -1), -1))
+    close(columns.prefix, sums[..., :2], inputs)
+    close(columns.sums, sums[..., 2:], inputs)
+
+
+@pytest.mark.parametrize("kind", ["causal", "boolean", "additive"])
+def test_gradients_equal_dense(kind):
+    """With a row that sees nothing and a query that would lose all it sees, both of which could turn gradients into
+    NaN.
+    """
+    inputs = draw()
+    arguments, bias = draw_mask(kind, inputs)
+    if "mask" in arguments:
+        arguments["mask"][0, 0, 2], bias[0, 0, 2] = False if kind == "boolean" else -torch.inf, -torch.inf
+    hidden = torch.zeros(1, 1, KEYS, dtype=torch.bool)
+    hidden[..., :2] = True
+    direction = torch.randn(BATCH, HEADS, QUERIES, VALUE_DIM, generator=torch.Generator().manual_seed(7))
+
+    def gradients(fast: bool) -> tuple[Tensor, ...]:
+        leaves = [tensor.clone().requires_grad_() for tensor in (inputs.query, inputs.key, inputs.value)]
+        mine = Inputs(*leaves, inputs.groups)
+        if fast:
+            output, columns = attend(**vars(mine), **arguments, hidden=hidden, block=4)
+            assert not columns.sums.requires_grad
+        else:
+            empty = bias.isneginf().all(-1, keepdim=True)
+            output, _ = dense(mine, without(bias.expand(-1, HEADS, -1, -1), hidden).masked_fill(empty, 0))
+            output = output.masked_fill(empty, 0)
+        return torch.autograd.grad((output * direction).sum(), leaves)
+
+    for found, expected in zip(gradients(fast=True), gradients(fast=False), strict=True):
+        assert found.abs().sum() > 0
+        close(found, expected, inputs)
+
+
+class LargestTensor(TorchDispatchMode):
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+def test_no_map_is_ever_held():
+    inputs = draw(batch=1, heads=6, kv_heads=2, queries=1300, keys=1320, groups=1)
+    hidden = torch.zeros(1, 1, 1320, dtype=torch.bool)
+    hidden[..., 3] = True
+    with LargestTensor() as largest, torch.no_grad():
+        attend(**vars(inputs), mask=torch.ones(1, 1, 1300, 1320, dtype=torch.bool), hidden=hidden)
+    assert 0 < largest.elements <= max(3 * 512 * 1320, torch.get_num_threads() << 19)
+    with LargestTensor() as whole:
+        dense(inputs)
+    assert whole.elements >= 6 * 1300 * 1320, "the measure sees a map where there is one"
+
+
+def test_a_workspace_is_kept_and_nothing_that_is_returned_lies_in_it():
+    workspace, found = Workspace(), []
+    for queries in (KEYS, 5, KEYS):
+        inputs = draw(queries=queries)
+        with torch.no_grad():
+            found.append((inputs, attend(**vars(inputs), workspace=workspace, block=4)))
+    place = workspace.take(1, torch.device("cpu")).untyped_storage().data_ptr()
+    workspace.take(1, torch.device("cpu")).untyped_storage().fill_(255)  # every value becomes a NaN
+    for inputs, (output, columns) in found:
+        expected, dense_columns = attend(**vars(inputs), block=4)
+        assert torch.equal(output, expected) and torch.equal(columns.sums, dense_columns.sums)
+        assert place not in {
+            one.untyped_storage().data_ptr() for one in (output, columns.sums, columns.diagonal, columns.last_row)
+        }
+    with torch.no_grad():
+        again, _ = attend(**vars(found[0][0]), workspace=workspace, block=4)
+    assert torch.equal(again, found[0][1][0]), "what lies in the workspace does not matter"
+
+
+def test_causal_with_a_mask_is_refused():
+    inputs = draw()
+    with pytest.raises(AttentionError, match="either a mask or causal=True"):
+        attend(**vars(inputs), causal=True, mask=torch.ones(1, 1, QUERIES, KEYS, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("kind", ["boolean", "additive"])
+def test_a_mask_that_changes_in_place_is_read_anew(kind):
+    workspace, inputs = Workspace(), draw()
+    mask = torch.rand(2, 1, 11, 13, generator=torch.Generator().manual_seed(4)) < 0.7
+    mask = mask if kind == "boolean" else torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
+    for _ in range(2):
+        for prefix in (None, Prefix(logits=torch.zeros(6, 1))):  # behind which every query sees something
+            found, expected = (
+                attend(**vars(inputs), mask=mask, prefix=prefix, workspace=place) for place in (workspace, None)
+            )
+            assert torch.equal(found[0], expected[0]) and torch.equal(found[1].sums, expected[1].sums)
+        mask[:, :, :4] = False if kind == "boolean" else -torch.inf
+    with torch.inference_mode():
+        unversioned = mask.clone()
+        before = attend(**vars(inputs), mask=unversioned, workspace=workspace)[0]
+        unversioned.fill_(True if kind == "boolean" else 0.0)
+        after = attend(**vars(inputs), mask=unversioned, workspace=workspace)[0]
+    assert not torch.equal(after, before)
+    assert torch.equal(after, attend(**vars(inputs))[0])

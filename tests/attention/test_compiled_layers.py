@@ -59,7 +59,5 @@ def test_hiding_bites_in_compiled_layers(diffusion, compiling, tmp_path):
 def test_attention_that_a_cuda_graph_captures_is_refused(diffusion, tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: True)
-    with pytest.raises(
-        AttentionError, match=r"layers\.0\.self_attn to run in every step, found it captured in a CUDA graph"
-    ):
+    with pytest.raises(AttentionError, match="to run in every step, found it captured in a CUDA graph"):
         record(diffusion, tmp_path / "trace")

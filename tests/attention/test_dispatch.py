@@ -1,7 +1,5 @@
 """Which implementation computes a call, and that all implementations record the same."""
 
-import subprocess
-
 import numpy
 import pytest
 import torch
@@ -30,57 +28,38 @@ def on_a_gpu(dtype=torch.bfloat16, dim=128):
     return torch.empty(1, 4, 9, dim, dtype=dtype).as_subclass(OnAGpu)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("dim", [32, 80, 256])
-def test_a_gpu_takes_triton_where_it_is_installed(dtype, dim, monkeypatch):
-    tensors = on_a_gpu(dtype, dim), on_a_gpu(dtype, dim), on_a_gpu(dtype, 64)
+def test_a_gpu_takes_triton_where_it_is_installed(monkeypatch):
+    tensors = on_a_gpu(dim=80), on_a_gpu(dim=80), on_a_gpu(dim=64)
     monkeypatch.setattr(dispatch, "has_triton", lambda: True)
     assert dispatch.kernels_take(*tensors)
     monkeypatch.setattr(dispatch, "has_triton", lambda: False)
-    with pytest.warns(
-        RuntimeWarning, match="expected Triton on a GPU, found none .*; the slower blockwise pass runs instead"
-    ) as told:
+    with pytest.warns(RuntimeWarning, match="expected Triton on a GPU, found none") as warned:
         assert not dispatch.kernels_take(*tensors) and not dispatch.kernels_take(*tensors)
-    assert len(told) == 1
+    assert len(warned) == 1
 
 
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        (
-            (on_a_gpu(dim=288),) * 3,
-            "expected heads of at most 256 in float32, bfloat16, float16, found head size 288; the slower blockwise",
-        ),
         ((on_a_gpu(dim=64), on_a_gpu(dim=64), on_a_gpu(dim=512)), "found head size 512"),
-        ((on_a_gpu(torch.float64),) * 3, "found dtype float64"),
         ((on_a_gpu(torch.float32), on_a_gpu(), on_a_gpu()), "found dtype bfloat16 and float32"),
     ],
 )
-def test_what_the_kernels_do_not_take_falls_back_with_one_warning(tensors, message, recwarn, monkeypatch):
+def test_other_tensors_fall_back_with_one_warning(tensors, message, monkeypatch):
     monkeypatch.setattr(dispatch, "has_triton", lambda: True)
-    for _ in range(3):
-        assert not dispatch.kernels_take(*tensors)
-    assert len(recwarn) == 1
-    with pytest.warns(RuntimeWarning, match=message):
-        dispatch._warn_once.cache_clear()
-        dispatch.kernels_take(*tensors)
+    with pytest.warns(RuntimeWarning, match=message) as warned:
+        assert not any(dispatch.kernels_take(*tensors) for _ in range(3))
+    assert len(warned) == 1
 
 
-@pytest.mark.parametrize(
-    "hidden",
-    [
-        [Hidden(torch.ones(1, 1, 1, 13, dtype=torch.bool), zeroed=True)],
-        [Hidden(torch.ones(1, 1, 11, 13, dtype=torch.bool))],
-        [Hidden(torch.ones(1, 1, 1, 13, dtype=torch.bool), queries=torch.ones(1, 11, dtype=torch.bool))],
-    ],
-    ids=["zeroed", "per query", "some queries"],
-)
-def test_what_kernels_cannot_hide_goes_through_the_sweep(hidden, monkeypatch):
-    taken = forced(monkeypatch)
-    inputs = draw()
-    assert attend(**vars(inputs), hidden=hidden)[1].path == "sweep"
+def test_what_kernels_cannot_hide_goes_through_the_sweep(monkeypatch):
+    taken, inputs = forced(monkeypatch), draw()
+    key = torch.ones(1, 1, 1, 13, dtype=torch.bool)
+    some = torch.ones(1, 11, dtype=torch.bool)
+    for one in (Hidden(key, zeroed=True), Hidden(key.expand(-1, -1, 11, -1)), Hidden(key, queries=some)):
+        assert attend(**vars(inputs), hidden=[one])[1].path == "sweep"
     assert taken == []
-    assert attend(**vars(inputs), hidden=[Hidden(torch.zeros(1, 1, 1, 13, dtype=torch.bool))] * 2)[1].path == "triton"
+    assert attend(**vars(inputs), hidden=[Hidden(~key)] * 2)[1].path == "triton"
     assert taken == ["triton"]
 
 
@@ -143,26 +122,15 @@ class Failing:
         raise self.error
 
 
-@pytest.mark.parametrize("kernel", ["_attention", "_columns"])
-@pytest.mark.parametrize(
-    "error",
-    [
-        lambda triton: triton.runtime.errors.OutOfResources(172_032, 101_376, "shared memory"),
-        lambda triton: triton.runtime.errors.PTXASError("ptxas died"),
-        lambda triton: RuntimeError("Failed to find C compiler"),
-        lambda triton: subprocess.CalledProcessError(1, "gcc"),
-    ],
-    ids=["shared memory", "ptxas", "no compiler", "compiler fails"],
-)
-def test_a_kernel_that_cannot_run_falls_back_with_one_warning(kernel, error, monkeypatch):
-    triton = pytest.importorskip("triton", reason="needs Triton, which has wheels for Linux only")
-    failing = Failing(error(triton))
-    monkeypatch.setattr(f"sinkscope.attention.fused.{kernel}", failing)
+@pytest.mark.parametrize(("kernel", "words"), [("_attention", "ptxas died"), ("_columns", "no C compiler")])
+def test_a_kernel_that_cannot_run_falls_back_with_one_warning(kernel, words, monkeypatch):
+    failing = Failing(RuntimeError(words))
     forced(monkeypatch)
+    monkeypatch.setattr(f"sinkscope.attention.fused.{kernel}", failing)
     inputs = draw()
     with pytest.warns(
         RuntimeWarning,
-        match=r"Triton attention: expected to run with head size 7 in float32 on cpu, found that it does not \(.*the slower blockwise",
+        match=r"expected to run with head size 7 in float32 on cpu, found that it does not \(.*the slower blockwise",
     ) as told:
         found = [attend(**vars(inputs)) for _ in range(2)]
     assert len(told) == 1 and str(failing.error) in str(told[0].message) and failing.tries == 1
@@ -174,7 +142,6 @@ def test_a_kernel_that_cannot_run_falls_back_with_one_warning(kernel, error, mon
 
 
 def test_norms_whose_kernel_cannot_run_are_torch_s_with_one_warning(diffusion, monkeypatch):
-    triton = pytest.importorskip("triton", reason="needs Triton, which has wheels for Linux only")
     forced(monkeypatch)
     seen = []
 
@@ -183,9 +150,9 @@ def test_norms_whose_kernel_cannot_run_are_torch_s_with_one_warning(diffusion, m
             seen.append((call, norms.key_norms(call)))
 
     norms = OutputProjections(diffusion.network)
-    failing = Failing(triton.runtime.errors.PTXASError("ptxas died"))
+    failing = Failing(RuntimeError("ptxas died"))
     monkeypatch.setattr("sinkscope.attention.fused._norms", failing)
-    told = r"expected to run with head size \d+ in float32 for norms on cpu, found that it does not \(.*\); torch's slower operations run"
+    told = r"in float32 for norms on cpu, found that it does not \(.*\); torch's slower operations run"
     with pytest.warns(RuntimeWarning, match=told) as warned, subscribed(diffusion.network, Seeing()), torch.no_grad():
         diffusion.network(torch.tensor([[5, 9, 11]]))
     assert len(warned) == 1 and failing.tries == 1 and len(seen) == 3

@@ -1,5 +1,8 @@
 """Foreign torch modules: their calls of ``F.scaled_dot_product_attention`` are watched, hidden from and prepended to."""
 
+from contextlib import ExitStack
+from types import SimpleNamespace
+
 import pytest
 import torch
 from closeness import assert_close, terms_of
@@ -10,7 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import sinkscope
-from sinkscope.attention import Hider, Prefix, Prepender, foreign, subscribed
+from sinkscope.attention import Hider, foreign, subscribed
 from sinkscope.errors import AttentionError, CallError
 
 ROWS, LENGTH, HEADS, KV_HEADS, DIM, WIDTH = 2, 7, 6, 3, 5, 24
@@ -63,11 +66,6 @@ class Block(nn.Module):
         return x + self.feed(x).tanh()
 
 
-class Said:
-    def __init__(self, logits):
-        self.logits = logits
-
-
 class Foreign(nn.Module):
     """A model without config or layer_idx."""
 
@@ -82,7 +80,7 @@ class Foreign(nn.Module):
         x = self.embed(ids)
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=True) if self.checkpointed else block(x, **more)
-        return Said(self.head(x))
+        return SimpleNamespace(logits=self.head(x))
 
     def attentions(self):
         return [block.attention for block in self.blocks]
@@ -108,16 +106,6 @@ class HideOne(Hider):
         return (torch.arange(call.keys) == self.place)[None, None]
 
 
-class Front(Prepender):
-    def __init__(self, prefix):
-        self.prefix = prefix
-
-    def prepend(self, call):
-        return self.prefix
-
-
-# Watching
-
 SOME = torch.rand(ROWS, 1, LENGTH, LENGTH, generator=torch.Generator().manual_seed(1)) < 0.7
 SOME[..., [0, -1]] = True
 SLOPE = torch.randn(HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(2))
@@ -127,7 +115,6 @@ CALLS = {
     "scale": ({"scale": 0.9}, {}),
     "boolean mask": ({}, {"attn_mask": SOME}),
     "mask for all rows": ({}, {"attn_mask": SOME[0, 0]}),
-    "mask of keys": ({}, {"attn_mask": SOME[:, :, :1]}),
     "additive mask of three axes": ({}, {"attn_mask": SLOPE}),
     "value as wide as key": ({"value_dim": DIM}, {}),
 }
@@ -178,15 +165,9 @@ def test_padding_on_the_left_counts_for_nothing():
     assert diary.steps[0].lengths.tolist() == [4, 7]
     for columns, attention in zip(diary.columns, network.attentions(), strict=True):
         assert_close(columns.sums[0, :, 0], attention.maps[0][0, :, 3:].sum(dim=1), terms=TERMS)
-    with (
-        pytest.raises(AttentionError, match="expected padding on the left alone, found it behind"),
-        foreign(network),
-        subscribed(network, Diary()),
-    ):
+    refused = pytest.raises(AttentionError, match="expected padding on the left alone, found it behind")
+    with refused, foreign(network), subscribed(network, Diary()):
         logits(network, attn_mask=mask.flip(-1))
-
-
-# Hiding and prepending
 
 
 def test_hiding_equals_a_mask_given_to_the_stock_network():
@@ -197,27 +178,6 @@ def test_hiding_equals_a_mask_given_to_the_stock_network():
     assert_close(found, logits(network, attn_mask=visible), terms=TERMS)
     assert (found - logits(network)).abs().amax() > 1e-3
     assert all(not columns.sums[..., 2].any() and (columns.local[..., 2] > 0).all() for columns in diary.columns)
-
-
-def test_a_prefix_equals_a_key_in_front():
-    """One layer, by hand: keys and values with one more in front."""
-    network = build(value_dim=DIM).blocks[0]
-    source = torch.Generator().manual_seed(0)
-    keys, values = torch.randn(2, KV_HEADS, 1, DIM, generator=source)
-    x = torch.randn(ROWS, LENGTH, WIDTH, generator=source)
-    attention = network.attention
-    with torch.no_grad(), foreign(attention), subscribed(attention, Front(Prefix(keys, values))):
-        found = attention(x)
-        heads = (("query", HEADS), ("key", KV_HEADS), ("value", KV_HEADS))
-        q, k, v = (getattr(attention, name)(x).unflatten(-1, (count, -1)).transpose(1, 2) for name, count in heads)
-        k, v = (torch.cat([one.expand(ROWS, -1, -1, -1), two], dim=2) for one, two in ((keys, k), (values, v)))
-        expected = attention.out(
-            functional.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2)
-        )
-    assert_close(found, expected, terms=TERMS)
-
-
-# Traces
 
 
 def test_a_foreign_network_is_recorded(tmp_path):
@@ -240,7 +200,6 @@ def test_behind_its_own_cache_columns_run_on(tmp_path):
     """A loop that passes only the new token; a call with all queries again begins another text."""
     network = build()
     with foreign(network, causal=True), sinkscope.recording(network, out=tmp_path / "t"):
-        network.blocks[0].attention.arguments["is_causal"] = True
         for attention in network.attentions():
             attention.arguments["is_causal"] = True
         logits(network, IDS[:1, :5], cached=True)
@@ -279,9 +238,6 @@ def test_a_generate_of_its_own_is_one_generation(tmp_path):
     assert_close(first.column_sums[2, 1], network.attentions()[1].maps[2][0].sum(dim=1), terms=TERMS)
 
 
-# torch's own layers
-
-
 def test_a_transformer_encoder_of_torch_is_watched_and_hidden_in():
     """nn.MultiheadAttention: torch shows it as one function, whose code is run with our attention inside."""
     torch.manual_seed(0)
@@ -304,9 +260,6 @@ def test_a_transformer_encoder_of_torch_is_watched_and_hidden_in():
     assert torch.equal(diary.calls[0].hidden_states, x)
 
 
-# Which layers
-
-
 def test_layers_that_look_at_other_tokens_are_refused():
     class Two(nn.Module):
         def __init__(self):
@@ -317,35 +270,20 @@ def test_layers_that_look_at_other_tokens_are_refused():
             return self.one(x), self.two(x[:, :4])
 
     network = Two()
-    with (
-        pytest.raises(AttentionError, match=r"expected two to have 7 queries on 7 keys .* found 4 on 4; choose layers"),
-        foreign(network),
-        subscribed(network, Diary()),
-    ):
+    refused = pytest.raises(AttentionError, match=r"expected two to have 7 queries on 7 keys .* found 4 on 4")
+    with refused, foreign(network), subscribed(network, Diary()):
         network(torch.ones(ROWS, LENGTH, WIDTH))
 
 
 def test_an_unknown_layer_is_refused():
-    with (
-        pytest.raises(CallError, match=r"layers: Foreign has no module blocks\.7; it has blocks, "),
-        foreign(build(), layers=["blocks.7"]),
-    ):
+    with pytest.raises(CallError, match=r"Foreign has no module blocks\.7"), foreign(build(), layers=["blocks.7"]):
         pass
-
-
-# What is refused
 
 
 def test_a_network_that_does_not_ask_is_refused():
     network = nn.Sequential(nn.Linear(3, 3))
-    with (
-        pytest.raises(
-            AttentionError,
-            match=r"expected Sequential to call F\.scaled_dot_product_attention in its layers, found that it did not",
-        ),
-        foreign(network),
-        subscribed(network, Diary()),
-    ):
+    refused = pytest.raises(AttentionError, match=r"expected Sequential to call F\.scaled_dot_product_attention")
+    with refused, foreign(network), subscribed(network, Diary()):
         network(torch.ones(1, 2, 3))
 
 
@@ -357,11 +295,8 @@ class WithoutBatch(nn.Module):
 def test_heads_in_place_of_a_batch_are_not_recorded_as_texts(tmp_path):
     network = WithoutBatch()
     expected = "of attention to have as many rows as the tokens, found 4 and 1; give heads an axis"
-    with (
-        pytest.raises(AttentionError, match=expected),
-        foreign(network),
-        sinkscope.recording(network, out=tmp_path / "t"),
-    ):
+    refused = pytest.raises(AttentionError, match=expected)
+    with refused, foreign(network), sinkscope.recording(network, out=tmp_path / "t"):
         network(torch.ones(1, 9, dtype=torch.long))
     with foreign(network), sinkscope.recording(network, out=tmp_path / "rows"):
         network(torch.ones(4, 9, dtype=torch.long))
@@ -373,26 +308,17 @@ def test_gradient_checkpointing_is_refused():
     network.checkpointed = True
     with foreign(network), subscribed(network, HideOne(2)):
         loss = network(IDS).logits.sum()
-        with pytest.raises(
-            AttentionError, match=r"gradient checkpointing runs blocks\.2.* once more, unseen; turn it off"
-        ):
+        with pytest.raises(AttentionError, match=r"gradient checkpointing runs blocks\.2.* once more, unseen"):
             loss.backward()
-
-
-# It leaves no trace
 
 
 def test_watching_and_hiding_leave_no_trace():
     network = build()
 
-    class Both:
-        def __enter__(self):
-            self.contexts = [foreign(network), subscribed(network, Diary()), subscribed(network, HideOne(2))]
-            for context in self.contexts:
-                context.__enter__()
+    def watched_and_hidden_from():
+        contexts = ExitStack()
+        for context in (foreign(network), subscribed(network, Diary()), subscribed(network, HideOne(2))):
+            contexts.enter_context(context)
+        return contexts
 
-        def __exit__(self, *exception):
-            for context in self.contexts[::-1]:
-                context.__exit__(None, None, None)
-
-    check_leaves_no_trace(network, Both, IDS)
+    check_leaves_no_trace(network, watched_and_hidden_from, IDS)

@@ -6,7 +6,20 @@ from dataclasses import replace
 import numpy
 import pytest
 import torch
-from dense import MASKS, Inputs, as_bias, attention_inputs, close, dense, dense_sums, draw, draw_mask, triangle, without
+from dense import (
+    MASKS,
+    Inputs,
+    as_bias,
+    attention_inputs,
+    close,
+    dense,
+    dense_sums,
+    draw,
+    draw_mask,
+    own_places,
+    triangle,
+    without,
+)
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sinkscope.attention import Prefix, norms_of, output_norms
@@ -72,17 +85,6 @@ def all_equal_dense(output, columns, inputs, bias, hidden=None):
     close(columns.removed, (clean * gone).sum(-1), inputs)
 
 
-def own_places(inputs, weights, shift):
-    found = torch.zeros(weights.shape[:3], dtype=weights.dtype)
-    for query in range(weights.shape[2]):
-        if 0 <= query + shift < weights.shape[3]:
-            found[:, :, query] = weights[:, :, query, query + shift]
-    return found
-
-
-# The kernels
-
-
 @pytest.mark.parametrize("hide", [False, True])
 @pytest.mark.parametrize("kind", MASKS)
 def test_kernels_equal_dense(kind, hide, device, small_tiles):
@@ -93,11 +95,12 @@ def test_kernels_equal_dense(kind, hide, device, small_tiles):
     all_equal_dense(output, columns, inputs, bias, hidden)
     spread = bias.expand(-1, 2, -1, -1)
     weights = dense(inputs, spread if hidden is None else without(spread, hidden))[1]
-    close(columns.diagonal, own_places(inputs, weights, 0 if kind == "causal" else 16), inputs)
+    close(columns.diagonal, own_places(weights, 0 if kind == "causal" else 16), inputs)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("dim", "value_dim"), [(32, 32), (80, 48), (256, 256)])
+@pytest.mark.parametrize(
+    ("dim", "value_dim", "dtype"), [(80, 48, torch.float32), (256, 256, torch.bfloat16), (32, 32, torch.float16)]
+)
 def test_head_sizes_and_dtypes(dim, value_dim, dtype, device):
     inputs = draw(batch=1, heads=2, kv_heads=1, queries=19, keys=35, dim=dim, value_dim=value_dim, groups=1)
     inputs = Inputs(*(one.to(dtype) for one in (inputs.query, inputs.key, inputs.value)), inputs.groups)
@@ -108,10 +111,10 @@ def test_head_sizes_and_dtypes(dim, value_dim, dtype, device):
     close(columns.sums, dense_sums(inputs, weights), inputs)
 
 
-@pytest.mark.parametrize(("queries", "keys"), [(1, 9), (9, 1), (1, 1), (40, 17), (17, 40)])
+@pytest.mark.parametrize(("queries", "keys", "groups"), [(1, 9, 1), (9, 1, 2), (40, 17, 5), (17, 40, 2)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_any_lengths(queries, keys, causal, device, small_tiles):
-    inputs = draw(batch=1, heads=2, kv_heads=2, queries=queries, keys=keys, groups=2)
+def test_any_lengths(queries, keys, groups, causal, device, small_tiles):
+    inputs = draw(batch=1, heads=4, kv_heads=2, queries=queries, keys=keys, groups=groups)
     output, columns = fused(device, inputs, causal=causal)
     bias = (
         as_bias(triangle(queries, keys)[None, None])
@@ -119,26 +122,16 @@ def test_any_lengths(queries, keys, causal, device, small_tiles):
         else torch.zeros(1, 1, queries, keys, dtype=torch.float64)
     )
     all_equal_dense(output, columns, inputs, bias)
-    close(columns.diagonal, own_places(inputs, dense(inputs, bias)[1], 0 if causal else keys - queries), inputs)
+    close(columns.diagonal, own_places(dense(inputs, bias)[1], 0 if causal else keys - queries), inputs)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "groups"), [(4, 1, 1), (4, 2, 2), (2, 2, 5)])
-def test_grouped_queries_and_query_groups(heads, kv_heads, groups, device):
-    inputs = draw(batch=2, heads=heads, kv_heads=kv_heads, queries=7, keys=9, groups=groups)
-    output, columns = fused(device, inputs)
-    all_equal_dense(output, columns, inputs, torch.zeros(1, 1, 7, 9, dtype=torch.float64))
-    assert columns.path == "triton"
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("shape", [(2, 1), (1, 2)])
 def test_hidden_keys_of_each_batch_and_head(shape, device):
     inputs = draw(**SMALL)
     hidden = torch.rand(*shape, 37, generator=torch.Generator().manual_seed(4)) < 0.3
     output, columns = fused(device, inputs, hidden=hidden)
     all_equal_dense(output, columns, inputs, torch.zeros(1, 1, 21, 37, dtype=torch.float64), hidden)
-    assert columns.sums.masked_select(hidden[:, :, None].expand(2, 2, 3, 37)).abs().sum() == 0, (
-        "hidden keys get exactly nothing"
-    )
+    assert columns.sums.masked_select(hidden[:, :, None].expand(2, 2, 3, 37)).abs().sum() == 0  # exactly nothing
 
 
 def test_left_padding_and_queries_that_see_nothing(device, small_tiles):
@@ -162,10 +155,9 @@ def test_a_query_keeps_its_keys_where_only_hidden_ones_are_visible(device, small
     assert columns.removed is not None and columns.removed[:, :, :2].abs().sum() == 0
 
 
-@pytest.mark.parametrize("strength", [3.0, 200.0])
-def test_hiding_a_key_that_takes_nearly_everything(strength, device, small_tiles):
-    """What is left, down to exp(−200) of a row, is scaled up to the whole."""
-    inputs = draw(**{**SMALL, "dim": 16})
+def test_hiding_a_key_that_takes_nearly_everything(device, small_tiles):
+    """What is left, exp(−200) of a row, is scaled up to the whole."""
+    inputs, strength = draw(**{**SMALL, "dim": 16}), 200.0
     inputs.query[..., 0], inputs.key[..., 0] = 4 * strength, 0.0
     inputs.key[:, :, 5, 0] = 1.0
     hidden = torch.zeros(1, 1, 37, dtype=torch.bool)
@@ -174,8 +166,7 @@ def test_hiding_a_key_that_takes_nearly_everything(strength, device, small_tiles
     all_equal_dense(output, columns, inputs, torch.zeros(1, 1, 21, 37, dtype=torch.float64), hidden)
 
 
-@pytest.mark.parametrize("hide", [False, True])
-@pytest.mark.parametrize("dressed", ["keys and values", "keys", "logits"])
+@pytest.mark.parametrize(("dressed", "hide"), [("keys and values", True), ("keys", False), ("logits", True)])
 def test_prefix(dressed, hide, device, small_tiles):
     inputs, count = draw(**SMALL), 2
     front = draw(**{**SMALL, "batch": 1, "keys": count, "seed": 5})
@@ -229,7 +220,7 @@ def given_to(kernel, device, monkeypatch):
 
 
 @pytest.mark.parametrize("kernel", ["flash", "cudnn"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("queries", "keys", "causal"), [(21, 37, False), (37, 21, False), (37, 37, True)])
 def test_columns_beside_torch_s_attention_equal_dense(
     kernel, queries, keys, causal, dtype, device, small_tiles, monkeypatch
@@ -254,7 +245,7 @@ def test_columns_beside_torch_s_attention_equal_dense(
     close(columns.sums, dense_sums(inputs, weights), inputs, dtype)
     close(columns.last_row, weights[:, :, -1], inputs, dtype)
     close(columns.last_row_in_force, weights[:, :, -1], inputs, dtype)
-    close(columns.diagonal, own_places(inputs, weights, 0 if causal else keys - queries), inputs, dtype)
+    close(columns.diagonal, own_places(weights, 0 if causal else keys - queries), inputs, dtype)
 
 
 @pytest.mark.gpu
@@ -274,12 +265,15 @@ def test_beside_torch_s_attention_the_output_is_the_stock_model_s(kernel, causal
 # Norms
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "keys", "newest", "dims"),
-    [(4, 2, 37, 37, (8, 11)), (3, 3, 70, 5, (24, 40)), (2, 1, 1, 1, (72, 8))],
+    ("heads", "kv_heads", "keys", "newest", "dims", "dtype", "projected"),
+    [
+        (4, 2, 37, 37, (8, 11), torch.float32, True),
+        (3, 3, 70, 5, (24, 40), torch.bfloat16, True),
+        (2, 1, 1, 1, (72, 8), torch.float16, True),
+        (2, 1, 9, 9, (8, 11), torch.float32, False),
+    ],
 )
-@pytest.mark.parametrize("projected", [True, False])
 def test_norms_equal_torch_s(heads, kv_heads, keys, newest, dims, dtype, projected, device):
     from sinkscope.attention.fused import compute_norms
 
@@ -298,8 +292,8 @@ def test_norms_equal_torch_s(heads, kv_heads, keys, newest, dims, dtype, project
 # The sizes and tiles of real models
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", ["none", "causal", "boolean", "hidden", "causal, hidden", "boolean, hidden"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["none", "causal", "boolean, hidden"])
 def test_whole_tiles(kind, dtype, device):
     """With the tiles as `_tiles` gives them, none cut to the lengths."""
     length, dims = (150, (64,)) if device == "cpu" else (1024, (64, 128, 256))

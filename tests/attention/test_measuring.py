@@ -12,12 +12,6 @@ from sinkscope.attention import Hider, Prefix, Prepender, Watcher, subscribed
 TERMS = terms_of(tiny_llama(), IDS.shape[1])
 
 
-class Front(Prepender):
-    def prepend(self, call):
-        generator = torch.Generator().manual_seed(1)
-        return Prefix(keys=torch.randn(1, 2, 8, generator=generator), values=torch.randn(1, 2, 8, generator=generator))
-
-
 class Looking(Hider):
     """Measures every layer before it runs; hides one key if told to; keeps what it is shown."""
 
@@ -34,6 +28,11 @@ class Looking(Hider):
 
     def observe(self, call, columns):
         self.observed.append((call.index, columns))
+
+
+class Front(Prepender):
+    def prepend(self, call):
+        return Prefix(*torch.randn(2, 1, 2, 8, generator=torch.Generator().manual_seed(1)))
 
 
 @pytest.mark.parametrize("front", [False, True])

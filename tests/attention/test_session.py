@@ -2,52 +2,28 @@
 
 import copy
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 
 import pytest
 import torch
 from closeness import assert_close, terms_of
-from diary import IDS, Diary, forward, step_events, tiny_llama
+from diary import IDS, SIZES, Diary, forward, step_events, tiny_llama
 from leaves_no_trace import check_leaves_no_trace
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    BertConfig,
-    BertForMaskedLM,
-    LlamaForCausalLM,
-)
+from transformers import BartConfig, BartForConditionalGeneration, BertConfig, BertForMaskedLM, LlamaForCausalLM
 
-import sinkscope
 from sinkscope.attention import Hider, current_session, subscribed
 from sinkscope.attention.stacks import find_stacks
 from sinkscope.errors import AttentionError
 
 
-@dataclass(frozen=True)
 class HideFirst(Hider):
-    """Equal to every other of its kind, as frozen dataclasses are; counts its own calls."""
-
-    seen: list = field(default_factory=list, compare=False)
-
     def hide(self, call):
-        self.seen.append(call.name)
         return (torch.arange(call.key.shape[2]) == 0)[None, None]
-
-
-# Which modules are stacks
 
 
 def test_whether_a_stack_is_causal_is_said_by_its_config_or_its_attention():
     assert [stack.causal for stack in find_stacks(tiny_llama())] == [True]
     assert [stack.causal for stack in find_stacks(tiny_llama(is_causal=False))] == [False]
-    shape = {
-        "vocab_size": 50,
-        "hidden_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 3,
-        "intermediate_size": 16,
-    }
-    assert [stack.causal for stack in find_stacks(BertForMaskedLM(BertConfig(**shape)))] == [False]
+    assert [stack.causal for stack in find_stacks(BertForMaskedLM(BertConfig(**SIZES)))] == [False]
 
 
 def test_an_encoder_and_a_decoder_are_two_stacks():
@@ -83,13 +59,8 @@ def test_layers_that_share_their_attention_are_refused():
 
 def test_a_module_without_layer_numbers_is_refused():
     network = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, batch_first=True), 1)
-    with pytest.raises(
-        AttentionError, match="a layer_idx, found none in TransformerEncoder; watch any other torch module inside"
-    ):
+    with pytest.raises(AttentionError, match="a layer_idx, found none in TransformerEncoder"):
         find_stacks(network)
-
-
-# Several subscribers, several models
 
 
 def test_nested_subscribers_share_a_session(diffusion):
@@ -155,13 +126,9 @@ def test_with_gradient_checkpointing_each_layer_is_told_once_and_gradients_are_r
         assert_close(found, expected, terms=3 * terms_of(tiny_llama(), 7))
 
 
-# Exceptions and traces
-
-
-@pytest.mark.parametrize("name", ["diffusion", "autoregressive"])
 @pytest.mark.parametrize("make", [Diary, HideFirst])
-def test_a_session_leaves_no_trace(request, name, make):
-    network = request.getfixturevalue(name).network
+def test_a_session_leaves_no_trace(autoregressive, make):
+    network = autoregressive.network
     check_leaves_no_trace(network, lambda: subscribed(network, make()), IDS)
     assert current_session(network) is None
 
@@ -215,6 +182,3 @@ def test_a_subscriber_that_raises_at_the_end_leaves_no_trace(diffusion):
     check_leaves_no_trace(network, forgiving, IDS)
     assert current_session(network) is None
     assert diary.events[-1] == "failed", "the others are told all the same"
-    with pytest.raises(OSError, match="no space left"), subscribed(network, Diary()), subscribed(network, BadLoser()):
-        sinkscope.generate(diffusion, [5, 6, 7], length=2)
-    assert current_session(network) is None

@@ -10,8 +10,6 @@ import sinkscope
 from sinkscope.attention import Hider, subscribed
 from sinkscope.errors import AttentionError
 
-# What a published generation tells
-
 
 def test_a_diffusion_generation_is_told_in_order(diffusion, question):
     with subscribed(diffusion.network, diary := Diary()):
@@ -19,7 +17,7 @@ def test_a_diffusion_generation_is_told_in_order(diffusion, question):
     assert diary.events == ["begin_generation", *(step_events(3) * 4), "end_generation"]
     (start,) = diary.starts
     assert start.prompt_lengths == (answer.prompt_length,) and start.prompts == (question,) and not start.causal
-    assert start.final_length == len(answer.tokens) and start.mask_id == diffusion.card.mask_id
+    assert start.mask_id == diffusion.card.mask_id
     assert [int(context.masked.sum()) for context in diary.steps] == [6, 4, 3, 1]
     last, result = diary.steps[-1], diary.results[-1]
     assert torch.equal(torch.where(result.written >= 0, result.written, last.tokens)[0], answer.tokens)
@@ -47,9 +45,6 @@ def test_a_generation_that_is_given_up_is_told_as_failed(diffusion, question):
     with pytest.raises(KeyboardInterrupt), subscribed(diffusion.network, diary):
         sinkscope.generate(diffusion, question, length=6, on_step=interrupt)
     assert diary.events == ["begin_generation", *step_events(3), "failed"]
-
-
-# What a foreign generation tells
 
 
 @pytest.fixture
@@ -91,15 +86,6 @@ def test_a_foreign_generate_is_told_step_by_step(padded):
     for number, columns in enumerate(diary.columns[:6]):
         fresh = torch.tensor([4.0, 7.0] if number < 2 else [1.0, 1.0])
         assert_close(columns.sums[:, :, 0].sum(-1), fresh[:, None].expand(-1, 3), terms=3 * columns.sums.shape[-1])
-
-
-def test_right_padding_is_refused(padded):
-    network = tiny_llama()
-    with (
-        pytest.raises(AttentionError, match="expected padding on the left alone, found it behind position"),
-        subscribed(network, Diary()),
-    ):
-        forward(network, IDS, attention_mask=padded.flip(1))
 
 
 def tiny_gemma():
@@ -169,7 +155,7 @@ def test_keys_that_are_not_the_tokens_so_far_are_refused():
         forward(network, IDS, past_key_values=cache)
 
 
-@pytest.mark.parametrize("settings", [{"num_beams": 2}, {"prompt_lookup_num_tokens": 2}, {"guidance_scale": 2.0}])
+@pytest.mark.parametrize("settings", [{"num_beams": 2}, {"guidance_scale": 2.0}])
 def test_a_generate_that_reorders_or_guesses_is_refused(settings):
     network, name = tiny_llama(), next(iter(settings))
     with pytest.raises(AttentionError, match=f"generate with {name} is not modelled"), subscribed(network, Diary()):
@@ -177,18 +163,8 @@ def test_a_generate_that_reorders_or_guesses_is_refused(settings):
     assert "generate" not in vars(network)
 
 
-@pytest.mark.parametrize("name", ["generate_batch", "init_continuous_batching"])
-def test_paged_generation_is_refused(name):
+def test_paged_generation_is_refused():
     network = tiny_llama()
-    with (
-        pytest.raises(AttentionError, match=f"{name} and its paged cache are not modelled"),
-        subscribed(network, Diary()),
-    ):
-        getattr(network, name)([[5, 6]])
-    assert name not in vars(network)
-
-
-# What a sampler of one's own may publish
-
-CONTEXT = {"tokens": IDS[:1], "masked": IDS[:1] < 0, "lengths": torch.tensor([7]), "rows": (0,), "prompts": (0,)}
-RESULT = {"written": IDS[:1]}
+    with pytest.raises(AttentionError, match="generate_batch and its paged cache"), subscribed(network, Diary()):
+        network.generate_batch([[5, 6]])
+    assert "generate_batch" not in vars(network)

@@ -10,7 +10,6 @@ import pytest
 
 import sinkscope
 from sinkscope.emergence import TrainingWatch, hold_out
-from sinkscope.runs.files import json_text
 
 DOCS = Path(__file__).parents[2] / "docs"
 PROMPT = "Q: Tom has 7 apples.\nA:"
@@ -121,20 +120,15 @@ def session(tmp_path_factory, diffusion_folder):
         "check": run("check", diffusion_folder, "--json"),
         "trace with keep drift": run(*write, folder / "d", "--keep", "drift"),
         "compare-caches": run(
+            *("compare-caches", diffusion_folder, "--limit", 2, "--length", 4, "--block", 2, "--json", "--budget", 3),
             *(
-                "compare-caches",
-                diffusion_folder,
                 "--tasks",
                 "lab-sums",
-                "--limit",
-                2,
-                "--length",
-                4,
-                "--block",
-                2,
-                "--json",
+                "--policies",
+                "fast-dllm-dual,block:keep=top,block:keep=no-sinks",
+                "--out",
+                folder / "c",
             ),
-            *("--policies", "fast-dllm-dual,block:keep=top,block:keep=no-sinks", "--budget", 3, "--out", folder / "c"),
         ),
         "evaluate, table": run(*lab, folder / "r", "--hide", "none,top:1,random:1")
         + run("table", folder / "r", "--json"),
@@ -157,60 +151,16 @@ def session(tmp_path_factory, diffusion_folder):
     return printed
 
 
-TITLES = [
-    "trace",
-    "sinks",
-    "sinks of statistics",
-    "tracks",
-    "analyse",
-    "roles",
-    "map",
-    "export",
-    "problems",
-    "check",
-    "evaluate, table",
-    "compare-caches",
-    "trace with keep drift",
-    "watch-training",
-]
-FILES = ["run.json", "TASK/task.json", "TASK/RULE/000000.json", "results.json"]
+@pytest.mark.slow
+def test_the_page_names_every_key(session):
+    page = (DOCS / "json.md").read_text()
+    for title in session.keys() - {"manifest.json"}:
+        always, sometimes = documented(page, title)
+        assert always and differences(session[title], always, sometimes) == [], title
 
 
-@pytest.mark.parametrize("title", TITLES + FILES)
-def test_the_page_names_every_key(session, title):
-    always, sometimes = documented((DOCS / "json.md").read_text(), title)
-    assert always
-    assert differences(session[title], always, sometimes) == []
-
-
-def test_a_number_that_does_not_apply_is_null():
-    found = json_text({"a": [float("nan"), (1.5, float("-inf"))], "b": {"c": float("inf")}})
-    assert found == '{"a": [null, [1.5, null]], "b": {"c": null}}'
-
-
+@pytest.mark.slow
 def test_the_page_on_traces_names_every_key_of_the_manifest(session):
     always, _ = documented((DOCS / "trace-format.md").read_text(), "manifest.json")
     for manifest in session["manifest.json"]:
         assert set(manifest) | {"maps"} == set(always)
-
-
-def test_the_dry_run_of_a_reproduction_has_the_keys_of_the_page(run):
-    status, out, _ = run("reproduce", "paper1", "--models", "lab", "--dry-run", "--json")
-    said = re.search(r"With `--dry-run`: `\{(.*)\}`", (DOCS / "json.md").read_text())
-    assert status == 0 and set(json.loads(out)) == set(re.findall(r'"(\w+)"', said[1]))
-
-
-def test_a_page_that_says_something_else_would_be_found():
-    page = "## one\n\n| key | what |\n|---|---|\n| `a`, `b[].c` | |\n| `d.*` with --x | |\n\n## two\n\n| `z.{x,y.*}[]` | |\n"
-    assert documented(page, "two") == (["z.x[]", "z.y.*[]"], [])
-    always, sometimes = documented(page, "one")
-    assert (always, sometimes) == (["a", "b[].c"], ["d.*"])
-    assert differences([{"a": 1, "b": []}, {"a": 1, "b": [{"c": 2}], "d": {"any": 3}}], always, sometimes) == []
-    assert differences([{"a": 1, "b": [{"c": 2, "e": 4}]}], always, sometimes) == [
-        "never printed: d.*",
-        "not documented: b[].e",
-    ]
-    assert differences([{"b": [{"c": 2}], "d": {"f": 1}}], always, sometimes) == [
-        "never printed: a",
-        "not always printed: a",
-    ]

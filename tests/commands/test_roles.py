@@ -32,56 +32,33 @@ def test_roles_are_printed_kept_and_resumed(run, idle_folder, prompts, tmp_path)
     assert len(before) == 10
     status, text, _ = run(*arguments)
     assert status == 0 and "1 of 3 heads have a lasting sink" in text and "judged on 5 others" in text
-    assert (
-        "1 idle, 0 broadcast, 0 carrier, 0 undecided" in text
-        and "0 of them change the predictions by less than 0.005 nats, 1 by more" in text
-    )
-    assert "idle (length 16, steps 16, block 16, canvases 1): 1 of 3 heads" in text, (
-        "whose heads, and how they were asked"
-    )
+    assert "1 idle, 0 broadcast, 0 carrier, 0 undecided" in text
+    assert "idle (length 16, steps 16, block 16, canvases 1): 1 of 3 heads" in text
     assert before == {path: path.stat().st_mtime_ns for path in before}
     (name,) = [f"{head['layer']}.{head['head']}" for head in found["heads"]]
     status, text, _ = run(*arguments, "--head", name)
-    assert (
-        status == 0
-        and f"head {name} is idle: adds little" in text
-        and "columns to hide until the predictions change" in text
-    )
+    assert status == 0 and f"head {name} is idle: adds little" in text and "columns to hide until" in text
     other = next(one for one in ("0.0", "0.1") if one != name)
-    status, _, error = run(*arguments, "--head", other)
-    assert status == 2 and f"--head {other}: expected a head with a lasting sink, such as {name}" in error
-    for arguments_of_head, message in (
-        (("first",), "--head: expected LAYER.HEAD, such as 4.2"),
-        (("0.9",), "--head 0.9: expected a layer and a head of"),
+    for head, message in (
+        (other, f"--head {other}: expected a head with a lasting sink, such as {name}"),
+        ("first", "--head: expected LAYER.HEAD, such as 4.2"),
+        ("0.9", "--head 0.9: expected a layer and a head of"),
     ):
-        status, _, error = run(*arguments, "--head", *arguments_of_head)
+        status, _, error = run(*arguments, "--head", head)
         assert status == 2 and message in error
 
 
 def head_role(**others):
     from sinkscope.roles import Estimate, HeadRole
 
-    measured = {
-        "kl.sink": Estimate(0.693, 0.339, 1.386),
-        "kl.sink.zero": Estimate(0.0028, 0.0009, 0.007),
-        "kl.rowmass": Estimate(0.014, 0.01, 0.02),
-    }
-    measured |= {
-        name: Estimate(value, value, value)
-        for name, value in {"taken.sink": 0.259, "taken.rowmass": 0.11, "kept.sink": 0.912}.items()
-    }
-    measured |= {
-        name: Estimate(value, value, value)
-        for name, value in {"to_text": 0.3, "to_sink_token": 0.6, "to_itself": 0.1}.items()
-    }
+    known = {"taken.sink": 0.259, "taken.rowmass": 0.11, "kept.sink": 0.912}
+    known |= {"to_text": 0.3, "to_sink_token": 0.6, "to_itself": 0.1}
+    measured = {name: Estimate(value, value, value) for name, value in known.items()}
+    measured |= {"kl.sink": Estimate(0.693, 0.339, 1.386), "kl.sink.zero": Estimate(0.0028, 0.0009, 0.007)}
+    measured["kl.rowmass"] = Estimate(0.014, 0.01, 0.02)
     fields = {"layer": 4, "head": 2, "substitutes": None, "substitutes_at_least": 1, "removable": None} | others
-    fields |= {
-        "role": "undecided",
-        "reason": "the interval of what it adds holds both",
-        "token": " a long token",
-        "measured": measured,
-    }
-    return HeadRole(lasting=1.0, place=0.5, **fields)
+    fields |= {"role": "undecided", "reason": "the interval holds both", "token": " a long token"}
+    return HeadRole(lasting=1.0, place=0.5, measured=measured, **fields)
 
 
 def test_the_table_shows_intervals_controls_and_a_match_that_failed():
@@ -98,56 +75,28 @@ def test_the_table_shows_intervals_controls_and_a_match_that_failed():
     assert [line for line in text.splitlines() if len(line) > 120] == []
     row = table(found).splitlines()[1].split()
     assert row[:2] == ["4.2", "undecided"] and row[-11:] == "26/11! 2.8 0.9–7.0 693 339–1386 14 – 91 token ? ?".split()
-    assert (
-        'All 2 that "can go", hidden together: 0.2000 (0.1000 to 0.3000) nats' in text
-        and "So each alone changes nothing, but together they do." in text
-    )
-    assert "11.0 (11.0 to 11.0) % of those that predict: much less, no match, so that it says little" in text
-    assert "\n! 4.2, 4.3" in text and "the control's keys hold much less" in " ".join(text.split()), (
-        "what the mark means stands below"
-    )
+    assert 'All 2 that "can go", hidden together: 0.2000 (0.1000 to 0.3000) nats' in text
+    assert "So each alone changes nothing, but together they do." in text
+    assert "the control takes of those that predict, in %:" in text and "11.00 (11.00 to 11.00)" in text
+    assert "\n! 4.2, 4.3" in text and "the control's keys hold much less" in " ".join(text.split())
     assert "lab (length 32): 30 of 120 heads" in text
 
 
-@pytest.mark.parametrize(
-    ("model", "flags", "expected"),
-    [
-        ("lab-diffusion", (), {"length": 32, "steps": 32, "block": 16}),
-        ("lab-diffusion", ("--length", "48"), {"length": 48}),
-        ("lab-autoregressive", (), {"length": 32}),
-    ],
-)
-def test_a_bundled_model_is_asked_at_the_length_of_the_lab(run, model, flags, expected):
-    status, output, error = run("roles", model, "--problems", "10", "--dry-run", "--json", *flags)
-    assert status == 0 and json.loads(output)["settings"] == expected, error
-
-
-def test_a_dry_run_reads_no_weights(run, diffusion_folder, prompts, tmp_path):
-    (tmp_path / "config.json").write_text((diffusion_folder / "config.json").read_text())
-    call = ("roles", tmp_path, "--prompts", prompts, "--dry-run", *SETTINGS)
-    plain, faster = (json.loads(run(*call, "--json", *more)[1]) for more in ((), ("--gpu", "h100")))
-    assert faster["gpu_hours"] < plain["gpu_hours"]
-    assert "\nunder 0.01 GPU hours and" in run(*call)[1]
+def test_a_bundled_model_is_asked_at_the_length_of_the_lab(run):
+    for flags, expected in (((), {"length": 32, "steps": 32, "block": 16}), (("--length", "48"), {"length": 48})):
+        status, output, error = run("roles", "lab-diffusion", "--problems", "10", "--dry-run", "--json", *flags)
+        assert status == 0 and json.loads(output)["settings"] == expected, error
+    status, _, error = run("roles", "lab-diffusion", "--problems", "9", "--dry-run")
+    assert status == 2 and "at least 10 prompts" in error
 
 
 def test_a_dry_run_counts_forward_calls_and_writes_nothing(run, diffusion_folder, prompts, tmp_path):
     status, output, _ = run("roles", diffusion_folder, "--prompts", prompts, "--dry-run", "--json", *SETTINGS)
     cost = json.loads(output)
     assert status == 0 and cost["generation"] == 10 * 16
-    assert (
-        cost["rows"] == 5 * 15 * 10 + 5 * 2 and cost["forwards"] == 10 * 17 + 5 * 5 + 5 * 2
-    )  # two of them, hidden together
+    assert (cost["rows"], cost["forwards"]) == (5 * 15 * 10 + 5 * 2, 10 * 17 + 5 * 5 + 5 * 2)  # 2 hidden together
     assert cost["gpu_hours"] > 0 and cost["memory_gib"] > 0 and cost["rows_on_card"] > 32 and cost["prompt_tokens"] > 5
     assert not list(tmp_path.iterdir())
-
-
-def test_a_wrong_call_is_one_message_and_leaves_nothing(run, diffusion_folder, tmp_path):
-    for arguments, message in (
-        ((), "expected --out FOLDER"),
-        (("--problems", "9", "--dry-run"), "at least 10 prompts"),
-    ):
-        status, _, error = run("roles", diffusion_folder, *arguments)
-        assert status == 2 and message in error and not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
@@ -183,37 +132,9 @@ def test_roles_are_said_where_they_are_known(run, idle_folder, prompts, tmp_path
     longer, (least, most) = tmp_path / "longer", found.canvas_tokens
     assert run("trace", idle_folder, "--prompts", prompts, "--out", longer, "--length", 32)[0] == 0
     lengths = f"on canvases of {least} tokens" if least == most else f"on canvases of {least} to {most} tokens"
-    commands = (
-        ("tracks",),
-        ("analyse", "--no-sweep", "--no-choice"),
-        ("figures", "--only", "3", "--out", tmp_path / "l"),
-    )
-    for command in (*commands, ("explore", "--out", tmp_path / "page.html")):
-        status, _, error = run(*command, longer, "--roles", roles)
-        assert status == 0 and error.count(f"{lengths} (prompts.jsonl); 10 of 10 traces have {least + 16}") == 1, (
-            command,
-            error,
-        )
+    status, _, error = run("tracks", longer, "--roles", roles)
+    assert status == 0 and error.count(f"{lengths} (prompts.jsonl); 10 of 10 traces have {least + 16}") == 1, error
     assert run("trace", "lab-diffusion", "--length", 8, "--out", tmp_path / "other")[0] == 0
-    for command in (
-        ("tracks",),
-        ("analyse", "--no-sweep", "--no-choice"),
-        ("figures", "--only", "3", "--out", tmp_path / "g"),
-    ):
+    for command in (("tracks",), ("figures", "--only", "3", "--out", tmp_path / "g")):
         status, _, error = run(*command, tmp_path / "other", "--roles", roles)
         assert status == 2 and "idle with weights" in error and "find the roles of this model" in error, command
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "no roles there; `sinkscope roles MODEL --out FOLDER` finds them"),
-        ("{", "expected JSON"),
-    ],
-)
-def test_what_is_no_file_of_roles_is_refused(run, idle_folder, prompts, tmp_path, content, message):
-    assert run("trace", idle_folder, "--prompt", "01/2", "--length", 8, "--out", tmp_path / "t")[0] == 0
-    if content is not None:
-        (tmp_path / "roles.json").write_text(content)
-    status, _, error = run("tracks", tmp_path / "t", "--roles", tmp_path)
-    assert status == 2 and message in error

@@ -17,7 +17,6 @@ def test_names_are_shown_by_their_escape_sequences(run, loud_model, tmp_path):
         (("trace", loud_model, "--out", tmp_path / "t", *prompt), False),
         (("sinks", tmp_path / "t"), False),
         (("figures", tmp_path / "t", "--out", tmp_path / "f", "--only", "1,6"), True),
-        (("roles", loud_model, "--problems", 10, "--length", 4, "--out", tmp_path / "r"), True),
         (("evaluate", loud_model, "--tasks", "lab-sums", "--limit", 1, "--length", 4, "--out", tmp_path / "e"), True),
         (("table", tmp_path / "e", "--json"), False),
     ):

@@ -3,7 +3,7 @@
 from functools import cache
 
 import torch
-from seeded_network import EOS, MASK, VOCABULARY, seed_weights, seeded_network
+from seeded_network import EOS, MASK, seed_weights, seeded_network
 
 from sinkscope.decoding import find_sampler, make_batch, settings_of
 from sinkscope.models import Family, Model, ModelCard
@@ -25,28 +25,19 @@ def words():
 @cache
 def seeded_model(sampler, seed=0):
     """A model that is written with by one sampler; Dream's has the logit shift and grouped queries."""
-    network = (
-        block_causal(seeded_network("qwen3", seed).config, seed)
-        if sampler == "sdar"
-        else seeded_network(NETWORKS[sampler], seed)
-    )
-    config = network.config
+    network = seeded_network(NETWORKS[sampler], seed)
+    if sampler == "sdar":
+        network = block_causal(network.config, seed)
     causal = sampler == "autoregressive"
-    card = ModelCard(
+    card = ModelCard.of(
+        network,
         name=f"seeded-{sampler}",
         family=sampler,
         weight_hash=f"seed {seed}",
-        parameters=sum(parameter.numel() for parameter in network.parameters()),
-        layers=config.num_hidden_layers,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        hidden_size=config.hidden_size,
-        vocabulary=VOCABULARY,
         stored_dtype="float32",
         dtype="float32",
         mask_id=None if causal else MASK,
         eos_id=EOS,
-        max_positions=config.max_position_embeddings,
     )
     family = Family(sampler, causal=causal, sampler=sampler, model_types=(), source="tests", shift=sampler == "dream")
     return Model(network, words(), family, card)
@@ -54,7 +45,7 @@ def seeded_model(sampler, seed=0):
 
 def block_causal(config, seed, block=4):
     """SDAR's network with the weights of the seeded Qwen3."""
-    from sinkscope.models.block_causal import BlockCausalQwen3
+    from sinkscope.models.networks import BlockCausalQwen3
 
     config.is_causal, config.block_size = False, block
     return seed_weights(BlockCausalQwen3(config), seed).eval()

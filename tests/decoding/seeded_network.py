@@ -16,30 +16,16 @@ def seeded_network(kind, seed, layers=2):
     """
     import transformers
 
-    shape = {
-        "num_hidden_layers": layers,
-        "vocab_size": VOCABULARY,
-        "max_position_embeddings": 128,
-        "tie_word_embeddings": False,
-    }
-    if kind == "qwen2":
-        family = transformers.Qwen2Config, transformers.Qwen2ForCausalLM
+    shape = {"num_hidden_layers": layers, "vocab_size": VOCABULARY, "max_position_embeddings": 128}
+    if kind in ("qwen2", "qwen3"):
         shape |= {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 64}
-    elif kind == "qwen3":
-        family = transformers.Qwen3Config, transformers.Qwen3ForCausalLM
-        shape |= {
-            "hidden_size": 48,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 2,
-            "intermediate_size": 64,
-            "head_dim": 16,
-        }
+        shape |= {"head_dim": 16} if kind == "qwen3" else {}
     else:
-        family = transformers.LlamaConfig, transformers.LlamaForCausalLM
         shape |= {"hidden_size": 40, "num_attention_heads": 5, "num_key_value_heads": 5, "intermediate_size": 56}
-    config = family[0](attn_implementation="sdpa", **shape)
+    body = {"qwen2": "Qwen2", "qwen3": "Qwen3"}.get(kind, "Llama")
+    config = getattr(transformers, f"{body}Config")(attn_implementation="sdpa", tie_word_embeddings=False, **shape)
     config.is_causal = kind in ("causal", "qwen3")
-    return seed_weights(family[1](config), seed).eval()
+    return seed_weights(getattr(transformers, f"{body}ForCausalLM")(config), seed).eval()
 
 
 @torch.no_grad()
@@ -57,9 +43,7 @@ def _weight(name, shape, seed):
         return 1 + 0.1 * drawn
     if "bias" in name:
         return 0.5 * drawn
-    gain = next(
-        (gain for part, gain in {"q_proj": 3, "k_proj": 3, "o_proj": 3, "lm_head": 3}.items() if part in name), 1
-    )
+    gain = 3 if any(part in name for part in ("q_proj", "k_proj", "o_proj", "lm_head")) else 1
     if "lm_head" in name:
         drawn[MASK] = 0  # a network that predicts masks is made by `leaning`
     return drawn if "embed" in name else gain * drawn / shape[1] ** 0.5

@@ -1,8 +1,8 @@
 import dataclasses
 
 import pytest
-import scipy.stats
 import torch
+from chi_square import p_value
 from closeness import assert_close, probabilities_of
 from other_kernels import other_kernels
 
@@ -71,15 +71,6 @@ def test_greedy_is_the_stock_greedy_search(model, prompts):
     assert len({token for answer in answers for token in answer}) >= 8
 
 
-def test_greedy_equals_a_loop_without_a_cache(model):
-    tokens = model.encode(PROMPTS[0])
-    generation = sinkscope.generate(model, tokens, length=20)
-    with torch.no_grad(), other_kernels(model.network):
-        for _ in range(20):
-            tokens = [*tokens, int(model.network(torch.tensor([tokens])).logits[0, -1].argmax())]
-    assert generation.tokens.tolist() == tokens
-
-
 def test_each_row_stops_at_its_own_eos(model):
     """A row that is done keeps its length; the others write on, undisturbed."""
     plain = [answer_of(one) for one in sinkscope.generate(model, list(PROMPTS), length=16)]
@@ -95,41 +86,32 @@ def test_each_row_stops_at_its_own_eos(model):
     assert found[1].steps < found[0].steps
 
 
-def test_confidence_is_the_probability_of_the_token(model):
+def test_a_step_is_that_of_a_call_without_a_cache(model):
     seen = []
     prompt = model.encode(PROMPTS[0])
     sinkscope.generate(model, prompt, length=5, on_step=seen.append)
     for step in seen:
         tokens = step.tokens[0].tolist()
-        expected = next_distribution(model, tokens[:-1])[tokens[-1]]
-        assert_close(step.confidence[0, -1], expected, **probabilities_of(model.network, step.tokens))
+        expected = next_distribution(model, tokens[:-1])
+        assert int(expected.argmax()) == tokens[-1]
+        assert_close(step.confidence[0, -1], expected[tokens[-1]], **probabilities_of(model.network, step.tokens))
         assert bool(step.confidence[0, :-1].isnan().all())
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_tokens_are_drawn_from_the_softmax(model, temperature):
+def test_tokens_are_drawn_from_the_softmax(model):
     prompt = model.encode(PROMPTS[0])
-    drawn = draw(model, prompt, 1500, temperature=temperature)
-
-    def p_value(probabilities):
-        expected, counts = probabilities * len(drawn), torch.bincount(drawn, minlength=len(probabilities)).double()
-        often = expected >= 5
-        observed = torch.cat([counts[often], counts[~often].sum()[None]])
-        return scipy.stats.chisquare(
-            observed.numpy(), torch.cat([expected[often], expected[~often].sum()[None]]).numpy()
-        ).pvalue
-
-    assert p_value(next_distribution(model, prompt, temperature)) > 1e-3
-    assert p_value(next_distribution(model, prompt, temperature * 1.4)) < 1e-6
+    drawn = draw(model, prompt, 1000, temperature=2.0)
+    assert p_value(drawn, next_distribution(model, prompt, 2.0)) > 1e-3
+    assert p_value(drawn, next_distribution(model, prompt, 2.8)) < 1e-6
 
 
-@pytest.mark.parametrize("top_p", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("top_p", [0.3, 0.9])
 def test_top_p_draws_the_least_set_that_reaches_p_and_no_other(model, top_p):
     prompt = model.encode(PROMPTS[0])
     ordered, order = next_distribution(model, prompt, temperature=0.8).sort(descending=True)
     size = int((ordered.cumsum(-1) < top_p).sum()) + 1
     assert size < 100
-    drawn = set(draw(model, prompt, 1500, temperature=0.8, top_p=top_p).tolist())
+    drawn = set(draw(model, prompt, 1000, temperature=0.8, top_p=top_p).tolist())
     nucleus = order[:size].tolist()
     assert drawn <= set(nucleus)
     assert drawn >= {token for token in nucleus if float(next_distribution(model, prompt, 0.8)[token]) > 0.005}

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import sinkscope
+from sinkscope.attention.dispatch import compute
 from sinkscope.decoding.checking import check_model
 from sinkscope.models import FAMILIES
 
@@ -17,13 +18,8 @@ def failed(model):
 
 
 @pytest.fixture(params=["diffusion", "autoregressive"])
-def folder(request):
-    return request.getfixturevalue(f"{request.param}_folder")
-
-
-@pytest.fixture
-def model(folder):
-    return sinkscope.load(str(folder))
+def model(request):
+    return sinkscope.load(str(request.getfixturevalue(f"{request.param}_folder")))
 
 
 def test_a_sound_model_passes_every_check(model):
@@ -39,6 +35,13 @@ def test_a_model_that_attends_the_other_way_fails(model):
     way = "causal" if family.causal else "bidirectional"
     card = dataclasses.replace(model.card, family=family.name, mask_id=2 if family is LLADA else None)
     assert f"attention is {way}" in failed(dataclasses.replace(model, family=family, card=card))
+
+
+@pytest.mark.parametrize(("name", "declared"), [("lab-diffusion", "dream"), ("lab-shifted", "llada")])
+def test_logits_that_are_read_at_the_wrong_place_fail(name, declared):
+    model = sinkscope.load(name)
+    assert failed(model) == []
+    assert failed(dataclasses.replace(model, family=FAMILIES[declared])) == ["tokens are read at the right place"]
 
 
 def test_weights_that_are_not_finite_fail(model):
@@ -63,32 +66,28 @@ def test_attention_that_ignores_keys_fails(model):
 
 
 SCALINGS = {
-    "linear": {"rope_type": "linear", "factor": 4.0},
+    "linear": {"factor": 4.0},
     "llama3": {
-        "rope_type": "llama3",
         "factor": 8.0,
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
     },
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 64},
 }
-
-
-def scaled(folder, tmp_path, scaling):
-    copy = shutil.copytree(folder, tmp_path / "scaled")
-    config = json.loads((copy / "config.json").read_text())
-    config["rope_parameters"] = {**scaling, "rope_theta": 10000.0}
-    (copy / "config.json").write_text(json.dumps(config))
-    return sinkscope.load(str(copy))
 
 
 @pytest.mark.parametrize("kind", SCALINGS)
 def test_scaled_rotations_are_recomputed(autoregressive_folder, tmp_path, kind):
-    model = scaled(autoregressive_folder, tmp_path, SCALINGS[kind])
+    copy = shutil.copytree(autoregressive_folder, tmp_path / "scaled")
+    config = json.loads((copy / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": kind, **SCALINGS[kind], "rope_theta": 10000.0}
+    (copy / "config.json").write_text(json.dumps(config))
+    model = sinkscope.load(str(copy))
     name = "rotation frequencies are finite" if kind == "yarn" else "rotation frequencies recomputed"
-    assert failed(model) == []
-    assert kind in next(check.found for check in check_model(model) if check.name == name)
+    checks = check_model(model)
+    assert all(check.passed for check in checks)
+    assert kind in next(check.found for check in checks if check.name == name)
     model.network.model.rotary_emb.inv_freq[1] *= torch.inf if kind == "yarn" else 1.001
     assert name in failed(model)
 
@@ -98,30 +97,26 @@ def test_a_stored_tensor_that_was_not_used_fails(model):
     assert failed(dataclasses.replace(model, tensors=unused)) == ["every stored tensor is used, none is missing"]
 
 
-def swept(change):
-    """Attention with changed columns."""
-    from sinkscope.attention.dispatch import compute
-
-    def changed(*args, **options):
-        output, columns = compute(*args, **options)
-        return output, dataclasses.replace(columns, **change(columns))
-
-    return changed
+BOTH = ["columns add up", "attention rows add up"]
 
 
 @pytest.mark.parametrize(
     ("change", "names"),
     [
-        (lambda columns: {"sums": columns.sums.roll(1, -1)}, ["attention rows add up"]),
-        (lambda columns: {"last_row": columns.last_row * 1.01}, ["attention rows add up"]),
-        (lambda columns: {"diagonal": columns.diagonal.roll(1, -1)}, ["attention rows add up"]),
-        (lambda columns: {"sums": columns.sums * 1.01}, ["columns add up", "attention rows add up"]),
-        (lambda columns: {"sums": columns.sums * torch.nan}, ["columns add up", "attention rows add up"]),
-        (lambda columns: {"last_row": columns.last_row * torch.nan}, ["attention rows add up"]),
+        (lambda columns: {"sums": columns.sums.roll(1, -1)}, BOTH[1:]),
+        (lambda columns: {"last_row": columns.last_row * 1.01}, BOTH[1:]),
+        (lambda columns: {"diagonal": columns.diagonal.roll(1, -1)}, BOTH[1:]),
+        (lambda columns: {"sums": columns.sums * 1.01}, BOTH),
+        (lambda columns: {"sums": columns.sums * torch.nan}, BOTH),
     ],
-    ids=["moved columns", "a row over 1", "a moved diagonal", "columns over", "no columns", "no row"],
+    ids=["moved columns", "a row over 1", "a moved diagonal", "columns over", "no columns"],
 )
 def test_columns_that_are_not_those_of_the_map_fail(model, monkeypatch, change, names):
     """Moved columns still add up to the number of queries."""
-    monkeypatch.setattr("sinkscope.attention.call.compute", swept(change))
+
+    def changed(*args, **options):
+        output, columns = compute(*args, **options)
+        return output, dataclasses.replace(columns, **change(columns))
+
+    monkeypatch.setattr("sinkscope.attention.call.compute", changed)
     assert failed(model) == names

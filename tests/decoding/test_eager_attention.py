@@ -19,20 +19,20 @@ def eager(request):
     model.network.set_attn_implementation(before)
 
 
-@pytest.mark.parametrize("eager", ["llada", "mmada", "dream", "sdar", "autoregressive"], indirect=True)
-def test_a_padded_batch_is_written_as_with_sdpa(eager):
-    found = sinkscope.generate(eager, PROMPTS, length=8)
-    eager.network.set_attn_implementation("sdpa")
-    expected = sinkscope.generate(eager, PROMPTS, length=8)
-    assert [one.tokens.tolist() for one in found] == [one.tokens.tolist() for one in expected]
+CACHES = ["fast-dllm-dual", "block:changed", "dllm-cache:prompt=3,answer=2", "dkv-decode"]
 
 
-@pytest.mark.parametrize("cache", ["fast-dllm-dual", "block:changed", "dllm-cache:prompt=3,answer=2", "dkv-decode"])
-@pytest.mark.parametrize("eager", ["llada"], indirect=True)
-def test_so_is_one_behind_a_cache(eager, cache):
-    settings = {"length": 16, "block": 8, "cache": cache}
+@pytest.mark.parametrize(
+    ("eager", "settings"),
+    [
+        *[(sampler, {"length": 8}) for sampler in ("llada", "mmada", "dream", "sdar", "autoregressive")],
+        *[("llada", {"length": 16, "block": 8, "cache": cache}) for cache in CACHES],
+    ],
+    indirect=["eager"],
+    ids=str,
+)
+def test_a_padded_batch_is_written_as_with_sdpa(eager, settings):
     found = sinkscope.generate(eager, PROMPTS, **settings)
     eager.network.set_attn_implementation("sdpa")
-    assert [one.tokens.tolist() for one in found] == [
-        one.tokens.tolist() for one in sinkscope.generate(eager, PROMPTS, **settings)
-    ]
+    expected = sinkscope.generate(eager, PROMPTS, **settings)
+    assert [one.tokens.tolist() for one in found] == [one.tokens.tolist() for one in expected]

@@ -53,6 +53,15 @@ def test_the_logits_are_the_published_ones(model):
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
+def test_it_loads_again_once_transformers_saved_it(model, tmp_path):
+    model.network.save_pretrained(tmp_path)
+    model.tokenizer.save_pretrained(tmp_path)
+    again, prompt = sinkscope.load(tmp_path), torch.tensor([PUBLISHED["prompt"]])
+    assert again.card.family == "fast_dllm_v2"
+    with torch.no_grad():
+        assert torch.equal(again.network(prompt).logits, model.network(prompt).logits)
+
+
 @pytest.mark.parametrize("case", PUBLISHED["cases"], ids=lambda case: str(case["settings"]))
 def test_every_call_writes_the_published_tokens(case, model):
     assert changes(model, case) == case["steps"][0]

@@ -1,54 +1,56 @@
-"""LLaDA's sampler against a plain loop: the whole canvas through the vocabulary projection, one row, every step."""
+"""LLaDA's and MMaDA's samplers against a plain loop: the whole canvas through the projection, one row, every step."""
 
 import dataclasses
 import types
 from contextlib import contextmanager
 
 import pytest
-import scipy.stats
 import torch
+from chi_square import p_value
 from closeness import assert_close, probabilities_of
 from other_kernels import other_kernels
+from seeded_models import seeded_model, steps_of
+from seeded_network import leaning
 
 from sinkscope.decoding import LLaDASettings, make_batch
-from sinkscope.decoding.llada import llada_steps
+from sinkscope.decoding.blocks import llada_steps
 
-MORE = "Q: There are 3 boxes with 4 pens in each box. How many pens are there?\nA:"
 EOT = 57  # an ordinary word that a test declares to be the end of a turn
 
 
 @torch.no_grad()
-def dense_llada(model, prompt, **settings):
+def dense_llada(
+    model,
+    prompt,
+    *,
+    length,
+    steps,
+    block,
+    logits_eos_inf=False,
+    no_confidence=(),
+    leftward=False,
+    precision=torch.float32,
+):
     """The published loop at temperature 0, on other kernels: the canvas after every step.
 
     ``no_confidence``: tokens that lose their confidence once the candidates are chosen.
     """
-    with other_kernels(model.network):
-        return _dense_llada(model, prompt, **settings)
-
-
-def _dense_llada(
-    model, prompt, *, length, steps, block, guidance=0.0, logits_eos_inf=False, no_confidence=(), leftward=False
-):
     mask = model.card.mask_id
     canvas = torch.tensor([*prompt, *[mask] * length])
-    is_prompt = torch.arange(len(canvas)) < len(prompt)
     blocks, canvases = length // block, []
     for number in reversed(range(blocks)) if leftward else range(blocks):
         begin, end = len(prompt) + number * block, len(prompt) + (number + 1) * block
         masks = int((canvas[begin:end] == mask).sum())
         per_block = steps // blocks
         for step in range(per_block):
-            logits = model.network(canvas[None]).logits[0]
-            if guidance > 0:
-                pair = model.network(torch.stack([canvas, torch.where(is_prompt, mask, canvas)])).logits
-                logits = pair[1] + (guidance + 1) * (pair[0] - pair[1])
+            with other_kernels(model.network):
+                logits = model.network(canvas[None]).logits[0]
             if logits_eos_inf:
                 logits[:, model.card.eos_id] = -torch.inf
             candidate = logits.argmax(-1)
             for token in no_confidence:
                 logits[:, token] = -torch.inf
-            confidence = logits.softmax(-1)[torch.arange(len(canvas)), candidate]
+            confidence = logits.to(precision).softmax(-1)[torch.arange(len(canvas)), candidate]
             confidence[:begin] = -torch.inf if leftward else confidence[:begin]
             confidence[end:] = confidence[end:] if leftward else -torch.inf
             confidence[canvas != mask] = -torch.inf
@@ -69,22 +71,10 @@ def canvases_of(steps, row=0):
     return torch.stack([step.tokens[row] for step in steps])
 
 
-@contextmanager
 def biased(model, **tokens):
     """Adds to the logits of some tokens, wherever the head is applied: ``biased(model, mask=9.0)``."""
     ids = {"mask": model.card.mask_id, "eos": model.card.eos_id, "eot": EOT}
-
-    def add(module, args, logits):
-        logits = logits.clone()
-        for name, amount in tokens.items():
-            logits[..., ids[name]] += amount
-        return logits
-
-    handle = model.network.lm_head.register_forward_hook(add)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return leaning(model.network, {ids[name]: amount for name, amount in tokens.items()})
 
 
 @pytest.fixture
@@ -97,13 +87,8 @@ def prompt(diffusion, question):
     return diffusion.encode(question)
 
 
-@pytest.fixture
-def prompts(diffusion, question, short):
-    return [diffusion.encode(text) for text in (question, short, MORE)]
-
-
-@pytest.mark.parametrize("settings", [{"length": 32, "steps": 12, "block": 8}])
-def test_blocks_from_right_to_left_are_the_plain_loop_mirrored(diffusion, prompt, settings):
+def test_blocks_from_right_to_left_are_the_plain_loop_mirrored(diffusion, prompt):
+    settings = {"length": 32, "steps": 12, "block": 8}
     steps = written_by(diffusion, [prompt], block_order="right_to_left", **settings)
     assert torch.equal(canvases_of(steps), dense_llada(diffusion, prompt, leftward=True, **settings))
     first = [int((step.written[0, len(prompt) :] >= 0).nonzero()[0]) // settings["block"] for step in steps]
@@ -114,13 +99,9 @@ def test_blocks_from_right_to_left_are_the_plain_loop_mirrored(diffusion, prompt
 def test_confidences_that_tie_break_as_in_the_plain_loop(diffusion, prompt):
     """A saturated network, as trained ones are: many confidences are exactly 1."""
     settings = {"length": 48, "steps": 16, "block": 24}
-    with torch.no_grad():
-        diffusion.network.lm_head.weight.mul_(50)
-        try:
-            steps = written_by(diffusion, [prompt], **settings)
-            dense = dense_llada(diffusion, prompt, **settings)
-        finally:
-            diffusion.network.lm_head.weight.div_(50)
+    with scaled(diffusion, 50):
+        steps = written_by(diffusion, [prompt], **settings)
+        dense = dense_llada(diffusion, prompt, **settings)
     first = steps[0].confidence[0]
     assert int((first == first.nan_to_num(0).max()).sum()) > 3  # more ties than places
     assert torch.equal(canvases_of(steps), dense)
@@ -172,12 +153,7 @@ def test_random_remasking_commits_the_arg_max_at_random_places(diffusion, prompt
         written_by(diffusion, [prompt], length=16, steps=16, block=16, remasking="random", seed=seed)
         for seed in (0, 0, 1)
     )
-    places = [
-        torch.cat([step.written[0].nonzero() for step in run if (step.written >= 0).any()])
-        for run in (one, same, other)
-    ]
     orders = [[int((step.written[0] >= 0).nonzero()) for step in run] for run in (one, same, other)]
-    assert len(places[0]) > 0
     assert orders[0] == orders[1] != orders[2]
     assert sorted(orders[0]) == sorted(orders[2])
     canvas = torch.tensor([*prompt, *[diffusion.card.mask_id] * 16])
@@ -196,41 +172,30 @@ def softmax_at(model, prompt, temperature):
     return torch.softmax(logits.double() / temperature, -1)
 
 
-def chi_square(drawn, probabilities):
-    """p-value of draws against a distribution; tokens expected fewer than five times are one class."""
-    expected = probabilities * len(drawn)
-    counts = torch.bincount(drawn, minlength=len(probabilities)).double()
-    often = expected >= 5
-    assert int(often.sum()) >= 8, "too sharp a distribution to test a sampler on"
-    observed = [*counts[often].tolist(), float(counts[~often].sum())]
-    return scipy.stats.chisquare(observed, [*expected[often].tolist(), float(expected[~often].sum())]).pvalue
-
-
 @contextmanager
-def softened(model, factor):
-    """A less certain network, for distributions worth sampling from."""
+def scaled(model, factor):
+    """A more or less certain network."""
     head = model.network.lm_head.weight
     with torch.no_grad():
         kept = head.clone()
-        head.div_(factor)
+        head.mul_(factor)
         try:
             yield
         finally:
             head.copy_(kept)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_tokens_are_drawn_from_the_softmax(diffusion, prompt, temperature):
-    with softened(diffusion, 2):
+def test_tokens_are_drawn_from_the_softmax(diffusion, prompt, temperature=0.5):
+    with scaled(diffusion, 0.5):
         step = written_by(diffusion, [prompt] * 2000, length=1, steps=1, block=1, temperature=temperature)[0]
         right, wrong = (softmax_at(diffusion, prompt, at) for at in (temperature, temperature * 1.5))
     drawn = step.tokens[:, -1]
-    assert chi_square(drawn, right) > 1e-3
-    assert chi_square(drawn, wrong) < 1e-6
+    assert p_value(drawn, right) > 1e-3
+    assert p_value(drawn, wrong) < 1e-6
 
 
 def test_confidence_is_read_without_the_noise(diffusion, prompt):
-    with softened(diffusion, 2):
+    with scaled(diffusion, 0.5):
         step = written_by(diffusion, [prompt] * 50, length=1, steps=1, block=1, temperature=1.0)[0]
         expected = softmax_at(diffusion, prompt, 1.0)
     assert_close(
@@ -259,3 +224,15 @@ def test_a_model_that_writes_some_masks_goes_on_with_them_in_the_next_block(diff
     assert 0 < int(masks) < 24
     late = [step for step in steps if bool((step.written[0, : len(prompt) + 6 * (step.number // 2)] >= 0).any())]
     assert late, "no step wrote into an earlier block: another bias is needed"
+
+
+def test_mmada_tells_confidences_apart_that_tie_in_fp32():
+    """A saturated network: in fp32 many confidences are exactly 1, in float64 they differ."""
+    prompt, settings = [3, 17, 42, 8, 25], {"length": 24, "steps": 12, "block": 12}
+    model, llada = seeded_model("mmada"), seeded_model("llada")
+    with scaled(model, 12), scaled(llada, 12):
+        steps, other = (steps_of(one, [prompt], **settings) for one in (model, llada))
+        dense = dense_llada(model, prompt, precision=torch.float64, **settings)
+    assert int((other[0].confidence[0] == 1).sum()) > 2
+    assert torch.equal(canvases_of(steps), dense)
+    assert not torch.equal(dense, canvases_of(other))

@@ -61,4 +61,6 @@ def test_p2_is_recorded_with_masks_put_back(model, tmp_path):
     with sinkscope.recording(model, out=tmp_path):
         sinkscope.generate(model, PUBLISHED["prompt"], length=12, steps=12, algorithm="p2")
     trace = sinkscope.open_trace(tmp_path)
-    assert torch.allclose(torch.as_tensor(trace.column_sums[-1]).sum(-1), torch.tensor(float(trace.lengths[-1])), atol=1e-3)
+    assert torch.allclose(
+        torch.as_tensor(trace.column_sums[-1]).sum(-1), torch.tensor(float(trace.lengths[-1])), atol=1e-3
+    )

@@ -43,20 +43,19 @@ def test_messages_go_through_the_chat_template(model):
     assert [one.tokens.tolist() for one in several] == [found.tokens.tolist()] * 2
 
 
-REFUSED = [
-    ("", "at least one token, found an empty one"),
-    ([], "at least one prompt, found none"),
-    ([QUESTION, ""], "at least one token, found an empty one"),
-    ("Q: Tom has 7 xylophones and 2 zebras.", "does not know 'xylophones', 'zebras'"),
-    ([5, 10**6], "token ids lie in 0…"),
-]
-
-
-@pytest.mark.parametrize(("prompt", "fragment"), REFUSED, ids=lambda value: repr(value)[:40])
+@pytest.mark.parametrize(
+    ("prompt", "fragment"),
+    [
+        ([], "at least one prompt, found none"),
+        ([QUESTION, ""], "at least one token, found an empty one"),
+        ("Q: Tom has 7 xylophones and 2 zebras.", "does not know 'xylophones', 'zebras'"),
+        ([5, 10**6], "token ids lie in 0…"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
 def test_a_prompt_that_does_not_fit_is_refused(model, prompt, fragment):
-    with pytest.raises(CallError) as caught:
+    with pytest.raises(CallError, match=fragment):
         sinkscope.generate(model, prompt, length=LENGTH)
-    assert fragment in str(caught.value)
 
 
 def test_a_mask_in_the_prompt_is_refused(diffusion, autoregressive):
@@ -66,18 +65,13 @@ def test_a_mask_in_the_prompt_is_refused(diffusion, autoregressive):
     assert sinkscope.generate(autoregressive, [0, 40, 2], length=LENGTH).prompt_length == 3
 
 
-@pytest.mark.parametrize(
-    "given", [{}, {"prompt": QUESTION, "messages": [{"role": "user", "content": "Tom"}]}], ids=["neither", "both"]
-)
-def test_prompt_or_messages(model, given):
-    with pytest.raises(CallError, match="either prompt or messages"):
-        sinkscope.generate(model, **given, length=LENGTH)
+def test_prompt_or_messages(model):
+    for given in ({}, {"prompt": QUESTION, "messages": [{"role": "user", "content": "Tom"}]}):
+        with pytest.raises(CallError, match="either prompt or messages"):
+            sinkscope.generate(model, **given, length=LENGTH)
 
 
 def test_a_canvas_beyond_the_maximum_is_refused(model):
     prompt = model.encode(QUESTION)
-    fitting = 256 - len(prompt)
-    with pytest.raises(CallError) as caught:
-        sinkscope.generate(model, [SHORT, prompt], length=fitting + 1)
-    for fragment in ("the canvas does not fit", str(len(prompt)), str(fitting + 1), "257", "256", model.card.name):
-        assert fragment in str(caught.value)
+    with pytest.raises(CallError, match=f"the canvas does not fit: a prompt of {len(prompt)} tokens .* make 257"):
+        sinkscope.generate(model, [SHORT, prompt], length=257 - len(prompt))

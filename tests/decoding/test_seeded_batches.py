@@ -2,10 +2,11 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
+from closeness import assert_close, probabilities_of
 from other_kernels import other_kernels
-from same_trace import assert_same_trace
 from seeded_models import seeded_model
 from sixths import a_sixth_unmarked
 
@@ -50,6 +51,10 @@ def name_of(value):
     return value if isinstance(value, str) else "-".join(f"{name}{setting}" for name, setting in value.items())
 
 
+def together(model, **settings):
+    return sinkscope.generate(model, [list(prompt) for prompt in PROMPTS], **settings)
+
+
 def alone(model, row, settings):
     """On other kernels, as another shape may run on."""
     with other_kernels(model.network):
@@ -59,23 +64,32 @@ def alone(model, row, settings):
 @pytest.mark.parametrize(("sampler", "settings"), EVERY, ids=name_of)
 def test_every_row_writes_what_it_writes_alone(sampler, settings):
     model = seeded_model(sampler)
-    batch = sinkscope.generate(model, [list(prompt) for prompt in PROMPTS], **settings)
-    for row, generation in enumerate(batch):
+    for row, found in enumerate(together(model, **settings)):
         single = alone(model, row, settings)
-        assert torch.equal(generation.tokens, single.tokens)
-        assert (generation.text, generation.steps, generation.prompt_length) == (
-            single.text,
-            single.steps,
-            single.prompt_length,
-        )
+        assert torch.equal(found.tokens, single.tokens)
+        assert (found.text, found.steps, found.prompt_length) == (single.text, single.steps, single.prompt_length)
+
+
+MEASURED = {"column_sums", "self_attention", "value_norms", "key_norms", "hidden_norms", "written", "confidence"}
+
+
+def assert_same_trace(mine, theirs, network):
+    assert mine.tensors == theirs.tensors and set(mine.tensors) >= MEASURED
+    shares = probabilities_of(network, torch.from_numpy(theirs.tokens[-1:].astype(np.int64)))
+    for name in mine.tensors:
+        found, expected = getattr(mine, name)[:], getattr(theirs, name)[:]
+        if expected.dtype.kind == "f":
+            assert_close(found, expected, **shares, what=name)
+        else:
+            np.testing.assert_array_equal(found, expected, err_msg=name)
 
 
 @pytest.mark.parametrize(("sampler", "settings"), a_sixth_unmarked(EVERY), ids=name_of)
 def test_every_row_is_recorded_as_it_is_alone_and_recording_changes_no_token(tmp_path, sampler, settings):
     model = seeded_model(sampler)
-    plain = sinkscope.generate(model, [list(prompt) for prompt in PROMPTS], **settings)
+    plain = together(model, **settings)
     with sinkscope.recording(model, out=tmp_path / "batch"):
-        recorded = sinkscope.generate(model, [list(prompt) for prompt in PROMPTS], **settings)
+        recorded = together(model, **settings)
     for row in range(len(PROMPTS)):
         assert torch.equal(recorded[row].tokens, plain[row].tokens)
         with sinkscope.recording(model, out=tmp_path / f"alone{row}"):
@@ -85,23 +99,11 @@ def test_every_row_is_recorded_as_it_is_alone_and_recording_changes_no_token(tmp
         )
 
 
-@pytest.mark.parametrize("sampler", ["llada", "mmada", "dream"])
-def test_the_published_width_of_the_batch_plays_no_part(sampler):
-    """Rows are independent of their neighbours and of their number."""
-    model, settings = seeded_model(sampler), {"length": 8, "temperature": 1.0, "seed": 2}
-    whole = sinkscope.generate(model, [list(prompt) for prompt in PROMPTS], **settings)
-    for row, generation in enumerate(sinkscope.generate(model, [list(prompt) for prompt in PROMPTS[:2]], **settings)):
-        assert torch.equal(generation.tokens, whole[row].tokens)
-
-
 def test_the_padding_token_is_never_read():
     for sampler in CASES:
         model = seeded_model(sampler)
         other = dataclasses.replace(model, card=dataclasses.replace(model.card, eos_id=5))
         settings = {"length": 4, "guidance": 1.0} if sampler == "mmada" else {"length": 4}
-        one, same = (
-            sinkscope.generate(each, [list(prompt) for prompt in PROMPTS[:2]], **settings) for each in (model, other)
-        )
-        for first, second in zip(one, same, strict=True):
+        for first, second in zip(*(together(each, **settings) for each in (model, other)), strict=True):
             width = min(len(first.tokens), len(second.tokens))
             assert torch.equal(first.tokens[:width], second.tokens[:width])

@@ -7,8 +7,8 @@ import torch
 from seeded_models import seeded_model
 
 import sinkscope
-from sinkscope.models.sink_token.network import with_sink
-from sinkscope.models.sink_token.variant import SinkToken
+from sinkscope.models import SinkToken
+from sinkscope.models.sink_network import with_sink
 
 
 class Products(torch.utils._python_dispatch.TorchDispatchMode):
@@ -41,27 +41,26 @@ CASES = [
 ]
 
 
+def counted(model, settings):
+    """The work, and how often a place more than it counts was projected; each step projects 32 places at least."""
+    with Products() as found:
+        work = sinkscope.generate(model, [5, 9, 22, 41, 7, 3, 18, 30, 2], **settings).work
+    word = model.network.lm_head.weight.numel()
+    more = found.linear - (work.projections + work.mlp + work.vocabulary)
+    assert more % word == 0 and 0 <= more <= settings["steps"] * 31 * word
+    assert work.vocabulary % word == 0 and work.vocabulary > 0
+    return work, found
+
+
 @pytest.mark.parametrize(("sampler", "settings"), CASES, ids=str)
 def test_work_is_what_the_network_computes(sampler, settings):
-    model, prompt = seeded_model(sampler), [5, 9, 22, 41, 7, 3, 18, 30, 2]
-    with Products() as found:
-        work = sinkscope.generate(model, prompt, **settings).work
+    work, found = counted(seeded_model(sampler), settings)
     assert work.attention == found.attention
-    # The vocabulary projection is made for 32 places at least, of which only those that can be committed are counted.
-    word = model.network.lm_head.weight.numel()
-    assert 0 <= found.linear - (work.projections + work.mlp + work.vocabulary) <= settings["steps"] * 31 * word
-    assert work.vocabulary % word == 0 and work.vocabulary > 0
     assert work.total == work.projections + work.attention + work.mlp + work.vocabulary
 
 
-SINKS = [
-    SinkToken(),
-    SinkToken(count=2),
-    SinkToken(zero_value=True),
-    SinkToken(folded=True),
-    SinkToken("gate"),
-    SinkToken("logit"),
-]
+SINKS = [SinkToken(), SinkToken(count=2), SinkToken(zero_value=True), SinkToken(folded=True)]
+SINKS += [SinkToken("gate"), SinkToken("logit")]
 
 
 @pytest.mark.parametrize("cache", ["none", "fast-dllm-dual", "block:every=2", "dllm-cache:prompt=3,answer=2"])
@@ -71,9 +70,4 @@ def test_work_with_a_sink_is_what_the_network_computes(variant, cache):
     kind, config = with_sink(type(plain.network), plain.network.config, variant)
     torch.manual_seed(0)
     model = replace(plain, network=kind(config).eval())
-    settings = {"length": 64, "steps": 8, "block": 32, "cache": cache}
-    with Products() as found:
-        work = sinkscope.generate(model, [5, 9, 22, 41, 7, 3, 18, 30, 2], **settings).work
-    word = model.network.lm_head.weight.numel()
-    more = found.linear - (work.projections + work.mlp + work.vocabulary)
-    assert more % word == 0 and 0 <= more <= settings["steps"] * 31 * word
+    counted(model, {"length": 64, "steps": 8, "block": 32, "cache": cache})

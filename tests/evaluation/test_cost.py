@@ -12,9 +12,9 @@ import sinkscope
 from sinkscope.decoding.blocks import quotas
 from sinkscope.decoding.likelihood import expected_masks, mask_patterns
 from sinkscope.evaluation import cost as costs
-from sinkscope.evaluation.cost import CHOICE_TOKENS, GIB, PROBLEMS, Part, Shape, card_of, estimate
-from sinkscope.evaluation.dry_run import family_and_shape
+from sinkscope.evaluation.cost import CHOICE_TOKENS, GIB, PROBLEMS, card_of, estimate
 from sinkscope.evaluation.papers import CHECKPOINTS, LAB, PUBLISHED, SHAPES, paper1, paper2
+from sinkscope.evaluation.task_plans import family_and_shape
 
 
 @pytest.mark.parametrize("name", LAB)
@@ -73,15 +73,6 @@ def test_forwards_memory_and_disk():
     assert estimate(big).batch_on_card == 0
 
 
-def test_the_width_of_the_heads_counts():
-    settings = {"length": 64, "steps": 64}
-    shapes = [Shape(2, 2, 2, 16, 32, 100, 10_000, head_dim=dim) for dim in (None, 32)]
-    shared, own = (estimate(Part("x", "m", "lab-sums", ("none",), 10, 0, settings, shape)) for shape in shapes)
-    canvas = 24 + 64
-    more = 10 * 64 * 4 * 2 * (64 - 16) * canvas * canvas  # multiply-adds twice, of scores and of values
-    assert (own.gpu_hours - shared.gpu_hours) * 3600 * 125e12 == pytest.approx(more, rel=1e-6)
-
-
 def test_likelihoods_count_canvases():
     parts = {part.task: part for part in paper2("scratch-472m=x")}
     forwards = {task: estimate(part).forwards for task, part in parts.items()}
@@ -99,7 +90,7 @@ def test_likelihoods_count_canvases():
     assert estimate(alone).forwards == 10 * CHOICE_TOKENS["piqa"][1]
 
 
-@pytest.mark.parametrize(("length", "samples"), [(1, 1), (4, 16), (7, 50), (20, 37)])
+@pytest.mark.parametrize(("length", "samples"), [(1, 1), (7, 50)])
 def test_the_number_of_masks_is_the_mean_over_seeds(length, samples):
     groups = quotas(samples, max(min(2, samples), -(-samples // 16)))
     found = [len(torch.unique(mask_patterns(length, groups, seed), dim=0)) for seed in range(150)]
@@ -116,8 +107,6 @@ def test_a_dry_run_of_a_paper(run):
     _, out, _ = run("reproduce", "paper1", "--dry-run", "--models", "lab", "--limit", 2, "--ks", 1, "--gpu", "h100")
     assert "| Table 1 | lab-diffusion | lab-arith | 2 | 6 | 768 |" in out
     assert "batch on 80 GB" in out and "An H100 of 80 GB suffices for every part, with --batch " in out
-    status, out, _ = run("reproduce", "paper2", "--dry-run", "--json")
-    assert status == 0 and len(json.loads(out)["parts"]) == 72
 
 
 def test_a_dry_run_of_an_evaluation_reads_no_weights(run, monkeypatch, tmp_path, diffusion_folder):
@@ -134,10 +123,3 @@ def test_a_dry_run_of_an_evaluation_reads_no_weights(run, monkeypatch, tmp_path,
     data = ("--data", f"piqa={write_rows(tmp_path, 'piqa')}", "--tasks", "piqa", "--method", "chain_rule")
     status, out, err = run("evaluate", diffusion_folder, "--dry-run", *data)
     assert status == 0 and f"| piqa | {len(ROWS['piqa'])} | 1 |" in out, err
-
-
-def test_a_dry_run_says_that_a_cache_costs_less(run, diffusion_folder):
-    for cache, said in (("none", False), ("fast-dllm-dual", True)):
-        settings = ("--length", 32, "--block", 16, "--steps", 32, "--cache", cache)
-        status, out, err = run("evaluate", diffusion_folder, "--tasks", "lab-sums", "--dry-run", *settings)
-        assert status == 0 and ("counted as plain sampling" in out) == said, err

@@ -1,8 +1,11 @@
 """`evaluate` and `table` as a person types them."""
 
+import dataclasses
 import json
 
 import pytest
+
+from sinkscope.evaluation import task_plans
 
 
 @pytest.fixture
@@ -25,46 +28,24 @@ def test_evaluate_then_table(run, diffusion_folder, tmp_path):
     status, out, _ = run("table", tmp_path / "r", "--json")
     (row,) = json.loads(out)["rows"]
     assert (status, row["task"], row["n"], row["hide"]) == (0, "lab-arith", 3, "none")
-    for form, start in (
-        ("markdown", "| task | hidden |"),
-        ("latex", r"\begin{tabular}"),
-        ("csv", "model,task,hide,n,"),
-        ("json", '{"rows"'),
-    ):
-        status, out, _ = run("table", tmp_path / "r", "--format", form)
-        assert status == 0
-        assert out.startswith(start)
+    assert run("table", tmp_path / "r", "--format", "csv")[1].startswith("model,task,hide,n,")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--tasks", "gsm9k"], "no task 'gsm9k': expected one of lab-arith, lab-code, lab-sums, gsm8k"),
-        (["--data", "gsm8k"], "--data: expected TASK=PATH"),
-        (["--data", "gsm8k={data}"], "--data gsm8k is not used without this task"),
-        (["--tasks", "gsm8k", "--shots", "0", "--data", "gsm8k={data}/nothing"], "expected a file, beside"),
-        (["--tasks", "gsm8k", "--data", "gsm8k={data}"], "expected train.jsonl in"),
-        (["--tasks", "lab-code"], "Pass allow_code_execution=True (--allow-code-execution)"),
+def test_bad_input_gets_one_message(run, diffusion_folder, tmp_path, data):
+    for arguments, says in (
+        (["--data", f"gsm8k={data}"], "--data gsm8k is not used without this task"),
+        (["--tasks", "gsm8k", "--data", f"gsm8k={data}"], "or train.jsonl in"),
         (["--hide", ","], "--hide: expected rules separated by commas, such as none,top:1, found ','"),
-        (["--chat"], "found lab-arith, which has raw text only; leave chat out"),
-        (["--dry-run", "--hide", "magic:1"], "no rule 'magic:1'"),
         (["--dry-run", "--top-k", "3"], "llada has no setting 'top_k'"),
         (["--job-options", "a=1"], "--job-options is not used without --jobs"),
-    ],
-)
-def test_bad_input_gets_one_message(run, diffusion_folder, tmp_path, data, arguments, says):
-    given = [one.format(data=data) for one in arguments]
-    status, out, err = run("evaluate", diffusion_folder, "--out", tmp_path / "r", "--limit", 2, *given)
-    assert says in err.replace("\n", " "), err
-    assert (status, out) == (2, "") and not (tmp_path / "r" / "run.json").exists()
+    ):
+        status, out, err = run("evaluate", diffusion_folder, "--out", tmp_path / "r", "--limit", 2, *arguments)
+        assert says in err.replace("\n", " "), err
+        assert (status, out) == (2, "") and not (tmp_path / "r" / "run.json").exists()
 
 
 def test_a_published_task_from_a_local_file(run, monkeypatch, diffusion_folder, tmp_path, data):
     """Prompts of GSM8K have words the lab does not know, so its opening is put in words that it does."""
-    import dataclasses
-
-    from sinkscope.evaluation import task_plans
-
     plain = task_plans.find_task
 
     def short(name, files):

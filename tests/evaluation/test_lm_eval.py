@@ -14,7 +14,7 @@ pytest.importorskip("lm_eval")
 
 import sinkscope
 from sinkscope.errors import CallError
-from sinkscope.evaluation.answers import answer_until
+from sinkscope.evaluation.running import answer_until
 from sinkscope.evaluation.tasks import find_task
 from sinkscope.lab.prompts import problem_prompts
 
@@ -92,19 +92,11 @@ def test_answers_are_those_of_generate_in_the_same_batches(fixture, request, har
     assert any(expected)
 
 
-@pytest.mark.parametrize(
-    ("text", "stops", "expected"),
-    [
-        ("Tom has 7 apples . Q : x", [], "Tom has 7 apples"),
-        ("Tom has 7 apples", ["7"], "Tom has "),
-        ("Tom has 7 apples", ["apples", "has", ""], "Tom "),
-    ],
-)
-def test_answers_end_at_the_first_stop_string(diffusion, text, stops, expected):
-    ids = diffusion.tokenizer("Tom has 7 apples").input_ids
-    ids = [token for token in ids if token not in (diffusion.card.eos_id,)]
-    tail = [diffusion.card.mask_id, diffusion.card.eos_id, *ids]
-    assert answer_until(diffusion, torch.tensor([*ids, *tail]), stops) == expected
+def test_answers_end_at_the_first_stop_string(diffusion):
+    ids = [token for token in diffusion.tokenizer("Tom has 7 apples").input_ids if token != diffusion.card.eos_id]
+    answer = torch.tensor([*ids, diffusion.card.mask_id, diffusion.card.eos_id, *ids])
+    for stops, expected in (([], "Tom has 7 apples"), (["7"], "Tom has "), (["apples", "has", ""], "Tom ")):
+        assert answer_until(diffusion, answer, stops) == expected
 
 
 def humaneval_task(name, tmp_path, repeats, k):
@@ -145,56 +137,20 @@ def test_pass_at_k_of_humaneval_inside_lm_eval(name, tail, tmp_path):
 
 
 def test_what_the_sandbox_lacks_is_said_once_inside_lm_eval(monkeypatch, caplog):
-    from sinkscope.evaluation import humaneval
     from sinkscope.evaluation.lm_eval_tasks import passing
 
-    weak = functools.partial(humaneval.run_program, without=("memory limit",))
-    monkeypatch.setattr(humaneval, "run_program", weak)
-    doc = {"prompt": "def f(x):\n", "entry_point": "f", "test": "def check(g):\n    assert g(2) == 2\n"}
+    monkeypatch.setattr(passing, "run_program", functools.partial(passing.run_program, without=("memory limit",)))
+    tests = "def check(g):\n    assert g(2) == 2\ncheck(f)"
     passing._say_once.cache_clear()
     for _ in range(2):
-        assert passing.pass_at_k([passing.reference(doc)], [[doc["prompt"] + "    return x"]], [1]) == {"pass@1": 1.0}
+        assert passing.pass_at_k([tests], [["def f(x):\n    return x"]], [1]) == {"pass@1": 1.0}
     assert sum("the program's memory is not limited" in line for line in caplog.messages) == 1
 
 
-@pytest.fixture
-def likelihoods(monkeypatch):
-    """A stand-in for likelihoods: minus the number of tokens, greedy where there is one."""
-    asked = []
-
-    def log_likelihood(model, context, continuation, **arguments):
-        asked.append(arguments)
-        model.network(input_ids=torch.tensor([context + continuation]))
-        return types.SimpleNamespace(total=-float(len(continuation)), greedy=len(continuation) == 1 or None)
-
-    monkeypatch.setitem(
-        sys.modules, "sinkscope.decoding.likelihood", types.SimpleNamespace(log_likelihood=log_likelihood)
-    )
-    return asked
-
-
-def test_likelihoods(diffusion, harness, likelihoods, caplog):
-    lm = language_model(diffusion, method="chain_rule", samples=4, likelihood_guidance=0.6, batch_size=3)
-    samples = harness(lm, "tiny_choice")
-    assert likelihoods[0] == {"method": "chain_rule", "samples": 4, "guidance": 0.6, "seed": 0, "batch": 3}
-    assert len(likelihoods) == 15
-    lengths = [[len(diffusion.tokenizer(choice).input_ids) for choice in ("apples 1", "apples 2 3", "Tom")]] * 5
-    assert [[-response[0][0] for response in sample["resps"]] for sample in samples] == lengths
-    assert sum("greedy" in message for message in caplog.messages) == 1
-    (total,) = lm.loglikelihood_rolling([types.SimpleNamespace(args=("Tom has 7 apples",))])
-    assert total == -4.0
-
-
-def test_likelihoods_of_hidden_keys_need_the_current_step(diffusion, harness, likelihoods):
-    with pytest.raises(CallError) as error:
-        harness(language_model(diffusion, hide="top:1"), "tiny_choice")
-    assert str(error.value) == (
-        "hide: top:1 decides by the step before, and a likelihood has one step a text; expected observe=current, as in "
-        "top:1@current"
-    )
-    assert not likelihoods
-    harness(language_model(diffusion, hide="top:1@current;last_row"), "tiny_choice", limit=1)
-    assert len(likelihoods) == 3
+def test_likelihoods_of_hidden_keys_need_the_current_step(diffusion, harness):
+    with pytest.raises(CallError, match="a likelihood has one step"):
+        harness(language_model(diffusion, hide="top:1"), "tiny_choice", limit=1)
+    harness(language_model(diffusion, hide="top:1@current;last_row", samples=2), "tiny_choice", limit=1)
 
 
 MEASURES = ("removed_share", "removed_share_committed", "hit_rate", "keys_per_head")
@@ -214,14 +170,23 @@ def test_what_a_rule_did_is_kept_in_lm_evals_results(diffusion, harness):
     assert (found.pop("hide"), found.pop("effects")) == ("top:1", 3)
     assert found == {name: sum(getattr(one, name) for one in effects) / 3 for name in MEASURES}
     assert 0 < found["removed_share"] < 1
-    plain = language_model(diffusion, length=4)
-    harness(plain, "tiny_arith", limit=1)
-    assert plain.get_model_info() == {"hide": "none", "effects": 0, **dict.fromkeys(MEASURES)}
 
 
-@pytest.mark.parametrize("fixture", ["diffusion", "autoregressive"])
-def test_a_likelihood_of_hidden_keys_and_what_was_removed(fixture, request, caplog):
-    model, before = request.getfixturevalue(fixture), len(caplog.messages)
+def test_likelihoods_are_those_of_the_library(diffusion, caplog):
+    found = language_model(diffusion, samples=4, likelihood_guidance=0.6, seed=3)
+    context, continuation = diffusion.encode("Tom has 7"), diffusion.encode("apples 5")
+    expected = sinkscope.log_likelihood(diffusion, context, continuation, samples=4, guidance=0.6, seed=3).total
+    for _ in range(2):
+        assert found._loglikelihood_tokens([(None, context, continuation)])[0] == (expected, False)
+    assert sum("greedy" in message for message in caplog.messages) == 1
+    lm, text = language_model(diffusion, method="chain_rule"), "Tom has 7 apples"
+    ids = lm.tok_encode(text, add_special_tokens=False)
+    expected = sinkscope.log_likelihood(diffusion, [lm.eot_token_id], ids, method="chain_rule").total
+    assert lm.loglikelihood_rolling([types.SimpleNamespace(args=(text,))]) == [expected]
+
+
+def test_a_likelihood_of_hidden_keys_and_what_was_removed(diffusion, caplog):
+    model, before = diffusion, len(caplog.messages)
     context = model.encode("Tom has 7 apples and buys")
     continuation = list(model.tokenizer(" 5 more", add_special_tokens=False).input_ids)
     found = []
@@ -232,9 +197,8 @@ def test_a_likelihood_of_hidden_keys_and_what_was_removed(fixture, request, capl
         expected = sinkscope.log_likelihood(model, context, continuation, method="chain_rule", batch=2)
     assert found[1][0] == expected.total != found[0][0]
     assert running.effect.removed_share > 0
-    hits = f"; {running.effect.hit_rate:.0%} of the hidden keys were still in the current top K"
-    said = f"top:1@current removed {100 * running.effect.removed_share:.2f} % of all attention{hits}"
-    assert caplog.messages[before:] == [said]
+    (said,) = caplog.messages[before:]
+    assert said.startswith(f"top:1@current: removed_share {running.effect.removed_share:.4g}, ")
 
 
 def test_the_command_line_knows_our_tasks_and_reports_in_one_line(monkeypatch, capsys):
@@ -287,12 +251,7 @@ def test_a_tasks_arguments_become_settings(autoregressive, diffusion):
         lm._settings({"num_beams": 4})
     # settings that hang on the length wait for the task's own
     assert language_model(diffusion, steps=240, block=16)._settings({"max_gen_toks": 240})[0].steps == 240
-    for arguments, message in (
-        ({"batch_size": "auto"}, "batch_size: expected a whole number"),
-        ({"length": 8, "steps": 9}, "steps must not exceed length"),
-        ({"gen_length": 8}, "llada has no setting 'gen_length'; here it is called length"),
-    ):
-        with pytest.raises(CallError, match=message):
-            language_model(diffusion, **arguments)
-    with pytest.raises(CallError, match="pretrained: expected a model"):
-        language_model(None)
+    with pytest.raises(CallError, match="batch_size: expected a whole number"):
+        language_model(diffusion, batch_size="auto")
+    with pytest.raises(CallError, match="steps must not exceed length"):
+        language_model(diffusion, length=8, steps=9)

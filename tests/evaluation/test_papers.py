@@ -11,7 +11,7 @@ from test_choices import ROWS, model, write_rows  # noqa: F401 - a fixture
 import sinkscope
 from sinkscope.commands import reproduce
 from sinkscope.commands.reproduce import Reproduce, sink_tokens
-from sinkscope.errors import CallError, ModelError
+from sinkscope.errors import CallError
 from sinkscope.evaluation.cost import CHOICE_TOKENS, PROBLEMS, estimate
 from sinkscope.evaluation.papers import (
     ACCURACY,
@@ -23,7 +23,7 @@ from sinkscope.evaluation.papers import (
     published_accuracy,
     rules_for,
 )
-from sinkscope.evaluation.protocols import PROTOCOLS, find_protocol, variant_of
+from sinkscope.evaluation.protocols import PROTOCOLS, find_protocol
 from sinkscope.models.folding import fold
 from sinkscope.models.smdm import convert
 
@@ -37,10 +37,8 @@ def test_rules_have_controls_and_llamas_decide_by_the_last_row():
     assert rules_for(True, [5], 1, ["random", "ranks"]) == (
         *("none", "top:5@last_row", "random:5@last_row,seed=0", "ranks:5@last_row"),
     )
-    with pytest.raises(CallError, match=r"controls: expected some of class, mass, .* found 'magic'"):
+    with pytest.raises(CallError, match=r"controls: expected some of random, .* found 'magic'"):
         paper1(controls=["magic"])
-    with pytest.raises(CallError, match="paper1: no checkpoint 'gpt2'; expected some of Dream-org/"):
-        paper1(["gpt2"])
     for part in paper1():
         if part.name == "Table 1":
             protocol = find_protocol(CHECKPOINTS[part.model].family, part.model, part.task)
@@ -60,53 +58,39 @@ def test_all_of_paper_2_is_there():
             paper2(models)
 
 
-@pytest.mark.parametrize(
-    ("model", "task", "hide", "expected"),
-    [
-        ("Dream-org/Dream-v0-Instruct-7B", "gsm8k_cot", "none", (0.82, 0.01)),
+def test_paper_1s_numbers_stand_where_model_task_and_rule_match():
+    llada, llama = "GSAI-ML/LLaDA-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"
+    for name, task, hide, expected in (
         ("Dream-org/Dream-v0-Instruct-7B", "humaneval_instruct", "top:1", (0.64, 0.03)),
         ("/models/LLaDA-8B-Instruct/", "humaneval", "top:5", (0.39, 0.03)),
-        ("meta-llama/Llama-3.1-8B-Instruct", "gsm8k_cot", "top:1@last_row", (0.02, 0.0)),
-        ("meta-llama/Llama-3.1-8B-Instruct", "gsm8k_cot", "none", (0.85, 0.01)),
-        ("meta-llama/Llama-3.1-8B-Instruct", "gsm8k_cot", "top:1", None),
-        ("GSAI-ML/LLaDA-8B-Instruct", "gsm8k", "top:1@last_row", None),
-        ("GSAI-ML/LLaDA-8B-Instruct", "gsm8k", "top:2", None),
-        ("GSAI-ML/LLaDA-8B-Instruct", "gsm8k_two_pass", "none", None),
-        ("GSAI-ML/LLaDA-8B-Base", "gsm8k", "none", None),
+        (llama, "gsm8k_cot", "top:1@last_row", (0.02, 0.0)),
+        (llama, "gsm8k_cot", "top:1", None),
+        (llada, "gsm8k", "top:1@last_row", None),
+        (llada, "gsm8k", "top:2", None),
+        (llada, "gsm8k_two_pass", "none", None),
         ("meta-llama/Llama-3.1-8B", "gsm8k_cot", "none", None),
-        ("lab-diffusion", "gsm8k", "none", None),
-    ],
-)
-def test_paper_1s_numbers_stand_where_model_task_and_rule_match(model, task, hide, expected):  # noqa: F811
-    assert published_accuracy(model, task, hide) == expected
+    ):
+        assert published_accuracy(name, task, hide) == expected
 
 
-@pytest.mark.parametrize(
-    ("family", "name", "task", "wanted", "expected"),
-    [
-        ("llada", "GSAI-ML/LLaDA-8B-Base", "gsm8k", "auto", ("authors", 5, False, 1024, 0.703)),
-        ("llada", "/data/LLaDA-8B-Instruct/", "gsm8k", "auto", ("paper1", 5, True, 256, 0.76)),
-        ("llada", "LLaDA-8B-Instruct", "gsm8k", "semi-autoregressive", ("semi-autoregressive", 5, True, 256, 0.786)),
-        ("llada", "GSAI-ML/LLaDA-1.5", "gsm8k", "auto", ("authors", 5, True, 256, 0.838)),
-        ("dream", "Dream-org/Dream-v0-Instruct-7B", "humaneval_instruct", "auto", ("authors", 0, True, 768, 0.555)),
-        ("dream", "Dream-org/Dream-Coder-v0-Base-7B", "humaneval", "auto", ("authors", 0, False, 512, None)),
-        ("dream", "Dream-org/Dream-Coder-v0-Instruct-7B", "gsm8k_cot", "auto", None),
-        ("dream", "apple/DiffuCoder-7B-cpGRPO", "humaneval_instruct", "auto", ("authors", 0, True, 256, None)),
-        ("llada", "GSAI-ML/LLaDA-8B-Instruct", "gsm8k", "none", None),
-        ("llada", "lab-diffusion", "lab-arith", "auto", None),
-        ("smdm", "models/smdm-sink", "lambada_openai", "auto", None),
-    ],
-)
-def test_which_protocol(family, name, task, wanted, expected):
-    found = find_protocol(family, name, task, wanted)
-    values = None if found is None else (found.name, found.shots, found.chat, found.settings["length"], found.published)
-    assert values == expected
+def test_which_protocol():
+    llada, dream = "GSAI-ML/LLaDA-8B-Instruct", "Dream-org/Dream-Coder-v0-Base-7B"
+    for name, task, wanted, expected in (
+        ("GSAI-ML/LLaDA-8B-Base", "gsm8k", "auto", ("authors", 5, False, 1024, 0.703)),
+        ("/data/LLaDA-8B-Instruct/", "gsm8k", "auto", ("paper1", 5, True, 256, 0.76)),
+        (llada, "gsm8k", "semi-autoregressive", ("semi-autoregressive", 5, True, 256, 0.786)),
+        ("GSAI-ML/LLaDA-1.5", "gsm8k", "auto", ("authors", 5, True, 256, 0.838)),
+        (dream, "humaneval", "auto", ("authors", 0, False, 512, None)),
+        ("Dream-org/Dream-Coder-v0-Instruct-7B", "gsm8k_cot", "auto", None),
+        ("apple/DiffuCoder-7B-cpGRPO", "humaneval_instruct", "auto", ("authors", 0, True, 256, None)),
+        (llada, "gsm8k", "none", None),
+    ):
+        found = find_protocol("llada" if "LLaDA" in name else "dream", name, task, wanted)
+        assert (found and (found.name, found.shots, found.chat, found.settings["length"], found.published)) == expected
 
 
 def test_protocols():
-    assert all(one.source for one in PROTOCOLS)
     assert len({(one.family, one.variant, one.task, one.name) for one in PROTOCOLS}) == len(PROTOCOLS)
-    assert (variant_of("llada", "x/LLaDA-8B-Base"), variant_of("llada", "x/other")) == ("base", "")
     with pytest.raises(CallError, match="has no protocol 'magic' for gsm8k; expected one of auto, none, paper1, auth"):
         find_protocol("llada", "GSAI-ML/LLaDA-8B-Instruct", "gsm8k", "magic")
 
@@ -155,7 +139,6 @@ def work(paper, parts, out, **flags):
     [
         ("scratch-472m+sink", "lambada", {"method": "monte_carlo", "samples": 400, "guidance": 0.0}),
         ("qwen2.5-0.5b", "lambada", {}),
-        ("scratch-472m", "piqa", {}),
         ("scratch-472m", "arc_easy", {"samples": 60, "guidance": 0.0}),
         ("scratch-472m", "gsm8k_two_pass", {"length": 8, "steps": 4, "block": 8}),
     ],
@@ -163,7 +146,6 @@ def work(paper, parts, out, **flags):
 def test_the_plan_counts_the_canvases_of_a_run(name, task, settings, folders, tmp_path, monkeypatch):
     rows = {
         "lambada": [{"text": "it is a sun"}] * 2,
-        "piqa": [{"goal": "What is hot?", "sol1": "the sun", "sol2": "the sun", "label": 0}] * 2,
         "arc_easy": [
             {"question": "Hot?", "choices": {"text": ["yellow sun"] * 3, "label": ["A", "B", "C"]}, "answerKey": "A"}
         ]
@@ -185,7 +167,7 @@ def test_the_plan_counts_the_canvases_of_a_run(name, task, settings, folders, tm
     lengths = {one["tokens"] for item in items for one in item.get("likelihoods", [])}
     if lengths:
         (length,) = lengths
-        monkeypatch.setitem(CHOICE_TOKENS, task, (9, {"arc_easy": 3, "piqa": 2, "lambada": 1}[task], length))
+        monkeypatch.setitem(CHOICE_TOKENS, task, (9, {"arc_easy": 3, "lambada": 1}[task], length))
     expected = pytest.approx(sum(canvases), rel=0.03) if task == "arc_easy" else sum(canvases)
     assert estimate(part).forwards == expected
 
@@ -198,9 +180,7 @@ def test_a_run_of_paper_2_on_local_files(folders, tmp_path, capsys):
     (written,) = work("paper2", parts, tmp_path / "out", data=data, batch=2)
     assert "scratch-472m: its width is 24, 1280 in the paper; it is another checkpoint" in capsys.readouterr().err
     lines = written.read_text().splitlines()
-    kinds = [line.split(" | ")[0].removeprefix("| ") for line in lines[2:]]
-    assert kinds == ["scratch-472m"] * 2 + ["scratch-472m+sink"] * 2
-    assert f"| arc_easy | {len(ROWS['arc_easy'])} |" in lines[3]
+    assert lines[3].startswith(f"| scratch-472m | arc_easy | {len(ROWS['arc_easy'])} |")
     assert lines[3].endswith("| 32.2 |") and lines[5].endswith("| 40.9 |")
     results = json.loads((tmp_path / "out" / "evaluations" / "scratch-472m" / "piqa" / "results.json").read_text())
     settings = results["results"][0]["settings"]
@@ -211,7 +191,6 @@ def test_a_run_of_paper_2_on_local_files(folders, tmp_path, capsys):
     ("name", "given", "found"),
     [
         ("scratch-472m+sink", "scratch-472m", "family smdm with sink token none"),
-        ("scratch-472m", "scratch-472m+gate", "family smdm with sink token gate"),
         ("scratch-472m", "qwen2.5-0.5b", "family dream with sink token none"),
     ],
 )
@@ -268,14 +247,6 @@ def test_other_processes_of_torchrun_only_share_in_the_evaluations(lab, tmp_path
     assert work("paper1", small(paper1(LAB[:1], limit=3, traces=1)), tmp_path, batch=2) == []
     found = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("0*.json")]
     assert found == ["evaluations/lab-diffusion/lab-arith/lab-arith/none/000002.json"]
-    monkeypatch.setenv("LOCAL_RANK", "1")
-
-    def load(name, dtype, device):
-        raise ModelError(device)
-
-    monkeypatch.setattr(sinkscope.models, "load", load)
-    with pytest.raises(ModelError, match="cuda:1"):
-        work("paper1", small(paper1(LAB[:1], limit=3, traces=1)), tmp_path, device="cuda")
 
 
 def test_table_2_counts_tokens(diffusion, tmp_path):

@@ -3,10 +3,9 @@ import random
 
 import pytest
 
-from sinkscope.lab.code_tasks import held_out_code_tasks, training_code_tasks
-from sinkscope.lab.prompts import SHOTS, few_shot_prompt, problem_prompt, problem_prompts
-from sinkscope.lab.vocabulary import build_tokenizer, question_text, render
-from sinkscope.lab.word_problems import held_out_problems, training_problems
+from sinkscope.lab.problems import held_out_code_tasks, held_out_problems, training_code_tasks, training_problems
+from sinkscope.lab.prompts import SHOTS, few_shot_prompt
+from sinkscope.lab.vocabulary import question_text, render
 
 SETS = {"lab-arith": held_out_problems, "lab-code": held_out_code_tasks}
 
@@ -29,28 +28,3 @@ def test_no_shot_is_held_out(task):
         shots = few_shot_prompt(problem, index, SHOTS[task]).split("\n\n")[:-1]
         assert len(shots) == SHOTS[task]
         assert not held & {shot.removeprefix("Q: ").split("\nA:")[0] for shot in shots}
-
-
-def test_shots_differ_from_problem_to_problem_and_not_from_time_to_time():
-    problem = held_out_problems()[0]
-    assert few_shot_prompt(problem, 0, 2) == few_shot_prompt(problem, 0, 2)
-    assert few_shot_prompt(problem, 0, 2).split("\n\n")[0] != few_shot_prompt(problem, 1, 2).split("\n\n")[0]
-    assert few_shot_prompt(problem, 0, 5).startswith(few_shot_prompt(problem, 0, 2).rsplit("\n\n", 1)[0])
-    assert few_shot_prompt(problem, 0, 0) == question_text(problem)
-
-
-def test_lengths_are_those_the_docstring_gives():
-    tokenizer = build_tokenizer()
-    lengths = {task: sorted(len(tokenizer(row["prompt"]).input_ids) for row in problem_prompts(task)) for task in SETS}
-    arith, code = lengths["lab-arith"], lengths["lab-code"]
-    assert (arith[0], arith[len(arith) // 2], arith[-1]) == (196, 262, 325)
-    assert sum(200 <= length <= 320 for length in arith) / 1319 == pytest.approx(0.998, abs=5e-4)
-    assert (code[0], code[len(code) // 2], code[-1]) == (247, 275, 306)
-
-
-def test_rows_for_the_command():
-    rows = problem_prompts("lab-arith", 3, 1)
-    problems = held_out_problems()
-    assert rows == [{"prompt": few_shot_prompt(problems[i], i, 1), "answer": problems[i].result} for i in range(3)]
-    assert problem_prompts("lab-arith", 2) == [problem_prompt("lab-arith", i, SHOTS["lab-arith"]) for i in range(2)]
-    assert len(problem_prompts("lab-code")) == 164

@@ -11,25 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sinkscope.errors import CallError, EvaluationError
-from sinkscope.evaluation.gsm8k import _normal
-from sinkscope.evaluation.tasks import find_task, read_data_flags
+from sinkscope.evaluation.tasks import _normal, find_task, read_data_flags
 
 NUMBERS = [("3 + 4 = <<3+4=7>>7", "7"), ("a\nb", "1,234"), ("10% of it", "$12.50"), ("Below zero.", "-3")]
 NUMBERS += [("So.", "70000"), ("x", "0.5")]
 TEXTS = ["3 + 4 = 7\n#### 7", "#### 7.", "#### 7\n\nThe next one is 8", "The answer is 7.", "the answer is 7"]
 TEXTS += ["The answer is 1,234.", "The answer is $12.50.", "costs $12.50 #### 12.50", "#### -3", "-3.", "#### 70,000"]
-TEXTS += [
-    "70000",
-    "so 0.5 or .5",
-    "####7",
-    "####  7",
-    "no number",
-    "",
-    "$",
-    "..",
-    "1 2 3 7",
-    "7 apples, then 8.\n#### 7",
-]
+TEXTS += ["70000", "so 0.5 or .5", "####7", "no number", "", "$", "..", "1 2 3 7", "7 apples, then 8.\n#### 7"]
 
 
 def write_lines(path, rows):
@@ -174,51 +162,37 @@ def test_humaneval_prompts_are_lm_evals(name, humaneval_file):
         assert task.gold(problem) == apply_template(config["doc_to_target"], row)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "correct"),
-    [
+def test_programs_are_prompt_completion_and_tests(humaneval_file):
+    for name, text, correct in (
         ("humaneval", "    return a + b", True),
         ("humaneval", "    return a - b", False),
-        ("humaneval", "    return a + b\n```\nThat is it", False),
         ("humaneval_instruct", "    return a + b\n```\nThat is it", True),
-        ("humaneval_instruct", "    return a\n```", False),
-    ],
-)
-def test_programs_are_prompt_completion_and_tests(name, text, correct, humaneval_file):
-    task = find_task(name, {"humaneval": humaneval_file})
-    score = task.score(task.problems()[0], text)
-    assert (score.correct, dict(score.measures)) == (correct, {"pass@1": correct})
-    assert score.read == HUMANEVAL[0]["prompt"] + (text.split("```")[0] if name == "humaneval_instruct" else text)
+    ):
+        task = find_task(name, {"humaneval": humaneval_file})
+        score = task.score(task.problems()[0], text)
+        assert (score.correct, dict(score.measures)) == (correct, {"pass@1": correct})
+        assert score.read == HUMANEVAL[0]["prompt"] + text.split("\n```")[0] + "\n" * ("```" in text)
 
 
-@pytest.mark.parametrize(
-    ("key", "content", "says"),
-    [
-        ("gsm8k", HUMANEVAL[0], "row 1: expected the fields question, answer, found {'task_id'"),
-        ("humaneval", {"question": "a", "answer": "#### 1"}, "row 1: expected the fields task_id, prompt"),
-        ("gsm8k", {"question": "a", "answer": "#### apples"}, "that ends in '#### NUMBER', found '#### apples'"),
-    ],
-)
-def test_a_wrong_data_file(tmp_path, key, content, says):
-    path = write_lines(tmp_path / "test.jsonl", [content])
-    with pytest.raises(CallError) as error:
-        find_task(key, {key: path}).problems()
-    assert says in str(error.value) and str(error.value).startswith(f"--data {key}={path}")
+def test_a_wrong_data_file(tmp_path):
+    for content, says in (
+        (HUMANEVAL[0], "expected rows with question, answer; is this the file of gsm8k?"),
+        ({"question": "a", "answer": "#### apples"}, "that end in '#### NUMBER', found '#### apples'"),
+    ):
+        path = write_lines(tmp_path / "test.jsonl", [content])
+        with pytest.raises(CallError, match=re.escape(f"--data gsm8k={path}: ") + f".*{re.escape(says)}"):
+            find_task("gsm8k", {"gsm8k": path}).problems()
 
 
 def test_data_that_is_not_there(tmp_path, gsm8k_folder):
     with pytest.raises(CallError, match=r"nothing: expected a file, .* found none"):
         find_task("gsm8k", {"gsm8k": tmp_path / "nothing"}).problems()
-    with pytest.raises(CallError, match=r"expected test.jsonl or gsm8k.jsonl in .*, found none$"):
-        find_task("gsm8k", {"gsm8k": tmp_path}).problems()
     task = find_task("gsm8k", {"gsm8k": write_lines(tmp_path / "rows.jsonl", [{"question": "a", "answer": "#### 1"}])})
     assert task.prompt(task.problems()[0], 0, 0) == "Question: a\nAnswer:"
     both = find_task("gsm8k", {"gsm8k": gsm8k_folder / "train.jsonl"})  # problems that are shots, too
     assert both.prompt(both.problems()[0], 0, 0) == "Question: Train 0?\nAnswer:"
     for one in (task, both):
-        with pytest.raises(
-            CallError, match=r"expected train.jsonl in .*, beside the problems, .* --shots 0 does without"
-        ):
+        with pytest.raises(CallError, match=r"or train.jsonl in .* --shots 0 does without"):
             one.prompt(one.problems()[0], 0, 1)
     file = find_task("gsm8k", {"gsm8k": gsm8k_folder / "test.jsonl"})
     assert file.prompt(file.problems()[0], 0, 2).count("Question: Train") == 2
@@ -243,9 +217,6 @@ def test_without_a_file_rows_come_from_the_hub(hub):
     task = find_task("gsm8k")
     assert task.prompt(task.problems()[2], 2, 1).endswith("\n\nQuestion: test 2?\nAnswer:")
     assert hub == [("openai/gsm8k", "main", "test"), ("openai/gsm8k", "main", "train")]
-
-
-def test_a_hub_that_cannot_be_reached(hub):
     with pytest.raises(EvaluationError, match=r"openai_humaneval could not be had from the hub \(offline\); go online"):
         find_task("humaneval").problems()
 
@@ -255,11 +226,9 @@ def test_data_flags(tmp_path):
         "gsm8k": Path("a/b"),
         "humaneval_instruct": Path("c=d"),
     }
-    for flag in ("gsm8k", "gsm8k=", "lab-arith=x", "gsm9k=x"):
+    for flags in (["gsm8k"], ["lab-arith=x"], ["gsm8k=a", "gsm8k=b"]):
         with pytest.raises(CallError, match="--data: expected TASK=PATH once each, TASK of gsm8k, gsm8k_cot, "):
-            read_data_flags([flag])
-    with pytest.raises(CallError, match=r"--data: expected TASK=PATH once each, .* found 'gsm8k=b'"):
-        read_data_flags(["gsm8k=a", "gsm8k=b"])
+            read_data_flags(flags)
 
 
 @settings(max_examples=200, deadline=None)

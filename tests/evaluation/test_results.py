@@ -1,4 +1,5 @@
 import dataclasses
+import gzip
 import json
 import subprocess
 import sys
@@ -8,7 +9,8 @@ import pytest
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation import Result, read_results
 from sinkscope.evaluation.paired_tests import wilson_interval
-from sinkscope.evaluation.results import summarise, write_compressed, write_results
+from sinkscope.evaluation.results import summarise, write_results
+from sinkscope.evaluation.tables import compare
 
 RESULT = Result(
     model="m",
@@ -46,41 +48,29 @@ def test_a_result_counts_its_items():
 
 def test_results_come_back_as_they_were_written(tmp_path):
     other = dataclasses.replace(RESULT, model="n", not_enforced=("files: x",))
+    code = dataclasses.replace(RESULT, task="lab-code")
     write_results(tmp_path / "a", [RESULT])
+    write_results(tmp_path / "a", [code])
+    write_results(tmp_path / "a", [dataclasses.replace(RESULT, seconds=4.0)])
     write_results(tmp_path / "b", [other])
-    assert read_results(tmp_path / "a", str(tmp_path / "b")) == [RESULT, other]
+    found = [dataclasses.replace(RESULT, seconds=4.0), code, other]
+    assert read_results(tmp_path / "a", str(tmp_path / "b")) == found
 
 
 def test_compressed_results_come_back_too(tmp_path):
-    other = dataclasses.replace(RESULT, task="lab-code", outcomes="0111")
-    write_compressed(tmp_path, [RESULT, other])
-    assert [path.name for path in tmp_path.iterdir()] == ["results.json.gz"]
+    """As a repository holds them, instead of results.json."""
+    other, new = dataclasses.replace(RESULT, task="lab-code"), dataclasses.replace(RESULT, seconds=9.5)
+    write_results(tmp_path, [RESULT, other])
+    stored, path = gzip.compress((tmp_path / "results.json").read_bytes()), tmp_path / "results.json.gz"
+    (tmp_path / "results.json").unlink()
+    for damaged in (stored[:-9], stored[:20] + b"?" + stored[21:]):
+        path.write_bytes(damaged)
+        with pytest.raises(EvaluationError, match=r"results\.json\.gz: .*; the file is damaged"):
+            read_results(tmp_path)
+    path.write_bytes(stored)
     assert read_results(tmp_path) == [RESULT, other]
-    stored = (tmp_path / "results.json.gz").read_bytes()
-    write_compressed(tmp_path, [RESULT, other])
-    assert (tmp_path / "results.json.gz").read_bytes() == stored
-    new = dataclasses.replace(RESULT, seconds=9.5)
     write_results(tmp_path, [new])
     assert read_results(tmp_path) == [new, other]  # kept, and results.json is read first
-
-
-@pytest.mark.parametrize(
-    "damage", [lambda stored: stored[:-9], lambda stored: b"{}", lambda stored: stored[:20] + b"?" + stored[21:]]
-)
-def test_damaged_compressed_results_are_named(tmp_path, damage):
-    write_compressed(tmp_path, [RESULT])
-    path = tmp_path / "results.json.gz"
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(EvaluationError, match=r"results\.json\.gz: .*; the file is damaged"):
-        read_results(tmp_path)
-
-
-def test_other_tasks_of_the_folder_are_kept_and_the_same_one_replaced(tmp_path):
-    code = dataclasses.replace(RESULT, task="lab-code")
-    write_results(tmp_path, [RESULT])
-    write_results(tmp_path, [code])
-    write_results(tmp_path, [dataclasses.replace(RESULT, seconds=4.0)])
-    assert read_results(tmp_path) == [dataclasses.replace(RESULT, seconds=4.0), code]
 
 
 def broken(path, text):
@@ -90,20 +80,17 @@ def broken(path, text):
 
 
 def test_folders_without_results_and_damaged_files_are_named(tmp_path):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "half" / "lab-arith" / "none").mkdir(parents=True)
+    (tmp_path / "half").mkdir()
     (tmp_path / "half" / "run.json").write_text('{"model": {}}')
-    (tmp_path / "half" / "lab-arith" / "none" / "000000.json").touch()
     (tmp_path / "caches").mkdir()
     (tmp_path / "caches" / "run.json").write_text('{"model": {}, "compares": "caches"}')
     for folder, kind, message in (
         (tmp_path / "nowhere", CallError, "expected a folder that `sinkscope evaluate` wrote"),
-        (tmp_path / "empty", CallError, "expected a folder that `sinkscope evaluate` wrote"),
-        (tmp_path / "caches", CallError, "`sinkscope compare-caches` prints its table"),
-        (tmp_path / "half", EvaluationError, r"is unfinished \(1 problems done\)"),
+        (tmp_path / "caches", CallError, "found a comparison of caches"),
+        (tmp_path / "half", EvaluationError, "is unfinished"),
         (broken(tmp_path / "cut", '{"format": 1,'), EvaluationError, "results.json: expected JSON, found "),
         (broken(tmp_path / "new", '{"format": 2}'), EvaluationError, "expected results of format 1, found 2"),
-        (broken(tmp_path / "row", '{"format": 1, "results": [{"n": 1}]}'), EvaluationError, "(?s)0.model.*damaged"),
+        (broken(tmp_path / "row", '{"format": 1, "results": [{"n": 1}]}'), EvaluationError, "0.model: .*damaged"),
     ):
         with pytest.raises(kind, match=message):
             read_results(folder)
@@ -112,7 +99,7 @@ def test_folders_without_results_and_damaged_files_are_named(tmp_path):
 @pytest.mark.parametrize("change", [{"accuracy": 0.9}, {"correct": 99}, {"outcomes": "01"}])
 def test_numbers_that_contradict_one_another_are_refused(tmp_path, change):
     results = json.dumps({"format": 1, "results": [dataclasses.asdict(RESULT) | change]})
-    with pytest.raises(EvaluationError, match="expected outcomes and accuracy of"):
+    with pytest.raises(EvaluationError, match="its outcomes and accuracy contradict"):
         read_results(broken(tmp_path / "wrong", results))
 
 
@@ -126,9 +113,9 @@ def test_two_folders_with_the_same_result_are_named(tmp_path):
     write_results(tmp_path / "a", [RESULT])
     write_results(tmp_path / "b", [dataclasses.replace(RESULT, seconds=99.0)])
     write_results(tmp_path / "c", [dataclasses.replace(RESULT, device="other")])
-    assert len(read_results(tmp_path / "a", tmp_path / "c")) == 2
-    with pytest.raises(CallError, match=r"with the same settings is in .*a too; leave one folder out"):
-        read_results(tmp_path / "a", tmp_path / "b")
+    assert len(compare(read_results(tmp_path / "a", tmp_path / "c"))) == 2
+    with pytest.raises(CallError, match="expected each model, task and rule once"):
+        compare(read_results(tmp_path / "a", tmp_path / "b"))
 
 
 def test_rows_of_other_weights_are_not_kept(tmp_path):

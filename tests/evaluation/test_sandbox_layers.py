@@ -35,23 +35,19 @@ def granted():
     return need
 
 
-@pytest.mark.parametrize("program", ["while True: pass", "while True:\n    try: f()\n    except BaseException: pass"])
-def test_cpu_time(granted, program):
+def test_cpu_time(granted):
     granted("time")
-    assert run_program(program, timeout_s=0.5).reason == "used more than 1 s of CPU"
+    assert (
+        run_program("while True:\n    try: f()\n    except BaseException: pass", timeout_s=0.5).reason
+        == "used more than 1 s of CPU"
+    )
 
 
 def test_time_by_the_clock():
-    assert run_program("import time\ntime.sleep(60)", timeout_s=0.1).reason == "ran past 1 s by the clock"
     silent = (
         "import os, time\nfor pipe in range(3, 64):\n    try: os.close(pipe)\n    except OSError: pass\ntime.sleep(60)"
     )
     assert run_program(silent, timeout_s=0.1).reason == "ran past 1 s by the clock"
-
-
-def test_a_program_that_waits_longer_than_its_cpu_time_is_no_failure():
-    """As one that shares its processor with others does; it has ten times as long by the clock."""
-    assert run_program("import time\ntime.sleep(1.2)", timeout_s=1).passed
 
 
 def test_endless_output(granted):

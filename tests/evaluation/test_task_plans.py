@@ -7,18 +7,8 @@ import pytest
 from sinkscope.evaluation import evaluate, task_plans
 from sinkscope.evaluation.protocols import Protocol
 from sinkscope.evaluation.task import Task
-from sinkscope.evaluation.task_plans import Request, chat_text, make_plans
+from sinkscope.evaluation.task_plans import Request, make_plans, resolve_task
 from sinkscope.evaluation.tasks import TASKS, find_task
-
-TALK = [{"role": "user", "content": "Tom has 7 apples"}, {"role": "assistant", "content": "Tom has 7"}]
-
-
-def test_a_conversation_ends_where_the_model_begins(diffusion):
-    asked = chat_text(diffusion, TALK[:1])
-    assert asked == diffusion.tokenizer.apply_chat_template(TALK[:1], tokenize=False, add_generation_prompt=True)
-    begun = chat_text(diffusion, TALK)
-    assert begun.startswith(asked)
-    assert begun.endswith("Tom has 7")
 
 
 def talking(task: Task) -> Task:
@@ -55,7 +45,6 @@ def test_a_protocol_sets_shots_and_sampler_and_flags_override_it(diffusion, prot
     )
     assert (plan.shots, plan.chat, plan.sampler.steps) == (0, True, 4)
     assert plan.protocol.endswith("; source: a paper; changed: steps 4, shots 0, chat")
-    assert plan.prompts[0] == chat_text(diffusion, [{"role": "user", "content": plan.problems[0].question}])
     assert plan.encoded[0] == diffusion.chat([{"role": "user", "content": plan.problems[0].question}])
     (plan,), _ = make_plans(diffusion, Request(["lab-arith"], limit=2, shots=0, protocol="none"))
     assert (plan.sampler.length, plan.protocol) == (64, None)
@@ -64,11 +53,15 @@ def test_a_protocol_sets_shots_and_sampler_and_flags_override_it(diffusion, prot
 
 
 @pytest.mark.parametrize("fixture", ["diffusion", "autoregressive"])
-def test_defaults_of_published_tasks(fixture, request, tmp_path):
+def test_defaults_of_published_tasks(fixture, request):
     model = request.getfixturevalue(fixture)
-    sampler = task_plans._resolve(model.family, find_task("humaneval"), {})
+
+    def defaults(name, **settings):
+        return resolve_task(model.family, "mine", find_task(name), Request([name], settings=settings))[0]
+
+    sampler = defaults("humaneval")
     assert sampler.length == 512
     if fixture == "diffusion":
         assert (sampler.steps, sampler.block) == (512, 32)
-    assert task_plans._resolve(model.family, find_task("gsm8k"), {}).length == 256
-    assert task_plans._resolve(model.family, find_task("gsm8k"), {"length": 16}).length == 16
+    assert defaults("gsm8k").length == 256
+    assert defaults("gsm8k", length=16).length == 16

@@ -18,12 +18,6 @@ def causal():
     return sinkscope.load("lab-autoregressive")
 
 
-def test_without_a_rule_it_is_the_plain_likelihood(causal):
-    ids = causal.tokenize(TEXTS[0])[:60]
-    expected = -sinkscope.log_likelihood(causal, ids[:20], ids[20:]).total
-    assert nats_behind(causal, ids, 20) == pytest.approx(expected, rel=1e-5)
-
-
 def test_a_key_is_hidden_from_the_queries_behind_the_context_alone(causal):
     """Against a dense mask: the context reads all keys, what follows does not see the first one."""
     ids = causal.tokenize(TEXTS[0])[:40]

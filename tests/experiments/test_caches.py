@@ -7,8 +7,7 @@ import caches
 import pytest
 import stale_keys
 
-from sinkscope.evaluation.cache_arms import read_arms
-from sinkscope.evaluation.cache_tables import comparison_of, points
+from sinkscope.evaluation.cache_comparison import comparison_of, points, read_arms
 
 ROOT = Path(__file__).parents[2]
 RESULTS = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / "results" / "caches").glob("*.json"))}
@@ -39,20 +38,12 @@ def test_verdicts_follow_from_the_answers(name):
     """What stands beside the outcomes is what they give again."""
     rows = DOCUMENTS[name]["rows"]
     work, plain = {"total": 1, "rows": 1}, rows[0]
+    answer = {"work": work, "canvas": 1, "processor_seconds": 1, "peak_memory": None}
     items = {
-        (row["task"], arm): [
-            {
-                "correct": int(one),
-                "tokens": [int(one)],
-                "work": work,
-                "canvas": 1,
-                "processor_seconds": 1,
-                "peak_memory": None,
-            }
-            for one in row["outcomes"]
+        (row["task"], read_arms(row["policy"])[-1]): [
+            {"correct": int(one), "tokens": [int(one)], **answer} for one in row["outcomes"]
         ]
         for row in rows
-        for arm in (read_arms(row["policy"])[-1],)
     }
     again = comparison_of(items)
     for row, found in zip(rows, again["rows"], strict=True):

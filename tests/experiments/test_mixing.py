@@ -10,20 +10,16 @@ def hidden(seed=0):
 
 
 @pytest.mark.parametrize("centred", [False, True])
-def test_effective_rank_is_that_of_its_formula(centred):
-    for layer, found in zip(hidden(), effective_rank(hidden(), centred), strict=True):
-        values = np.linalg.svd(layer - layer.mean(axis=0) * centred)[1]
-        share = values / values.sum()
-        assert found == pytest.approx(np.exp(-sum(p * np.log(p) for p in share if p > 0)))
-
-
-@pytest.mark.parametrize("centred", [False, True])
-def test_mean_cosine_is_that_of_all_pairs(centred):
-    for layer, found in zip(hidden(1), mean_cosine(hidden(1), centred), strict=True):
+def test_rank_and_cosine_are_those_of_their_formulas(centred):
+    found = zip(hidden(), effective_rank(hidden(), centred), mean_cosine(hidden(), centred), strict=True)
+    for layer, rank, cosine in found:
         layer = layer - layer.mean(axis=0) * centred
-        pairs = [(a, b) for a in range(TOKENS) for b in range(TOKENS) if a != b]
-        cosines = [layer[a] @ layer[b] / np.linalg.norm(layer[a]) / np.linalg.norm(layer[b]) for a, b in pairs]
-        assert found == pytest.approx(np.mean(cosines))
+        values = np.linalg.svd(layer)[1]
+        share = values[values > 0] / values.sum()
+        assert rank == pytest.approx(np.exp(-(share * np.log(share)).sum()))
+        pairs = [(layer[a], layer[b]) for a in range(TOKENS) for b in range(TOKENS) if a != b]
+        cosines = [a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in pairs]
+        assert cosine == pytest.approx(np.mean(cosines))
 
 
 def test_a_perturbation_that_stays_spreads_0_and_one_that_reaches_all_alike_1():

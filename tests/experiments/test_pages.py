@@ -32,11 +32,10 @@ def test_every_script_prints_its_help(name, monkeypatch, capsys):
         assert end.value.code == 0 and "usage" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("error", [CallError("a\nb"), OSError(2, "No such file", "x"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [CallError("a\nb"), KeyboardInterrupt()])
 def test_an_error_is_told_in_one_line(error):
     def main():
         raise error
 
-    with pytest.raises(SystemExit) as end:
+    with pytest.raises(SystemExit, match=r"^error: [^\n]*$"):
         run_script(main)
-    assert str(end.value).startswith("error: ") and "\n" not in str(end.value)

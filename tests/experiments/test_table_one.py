@@ -1,15 +1,12 @@
 """results/table-1 follows from the outcomes that lie beside it, by one command."""
 
 import json
-import shutil
-from dataclasses import replace
 
 import pytest
-from table_one import FOLDER, add, cell_of, documents, with_outcomes, write
+from table_one import FOLDER, cell_of, documents, with_outcomes
 
-from sinkscope.evaluation.comparisons import compare
 from sinkscope.evaluation.paired_tests import holm
-from sinkscope.evaluation.results import write_results
+from sinkscope.evaluation.tables import compare
 
 STORED = json.loads((FOLDER / "table.json").read_text())
 
@@ -44,30 +41,10 @@ def test_every_cell_has_as_many_outcomes_as_problems():
 def test_the_p_values_are_adjusted_over_all_cells():
     """Holm by hand: sorted, times the number that are left, never falling."""
     rows = compare(with_outcomes())
-    tops = [row for row in rows if row.change is not None and row.result.hide.startswith("top:")]
-    ranked, least, expected = sorted(tops, key=lambda row: row.change.p_value), 0.0, {}
-    for number, row in enumerate(ranked):
-        least = max(least, min(1.0, row.change.p_value * (len(ranked) - number)))
-        expected[cell_of(row.result)] = least
-    assert {cell_of(row.result): row.adjusted for row in tops} == pytest.approx(expected)
-    contrasts = [one for row in rows for one in row.contrasts]
-    assert [one.adjusted for one in contrasts] == pytest.approx(holm([one.difference.p_value for one in contrasts]))
-
-
-def test_outcomes_are_added_from_an_evaluation(tmp_path, monkeypatch):
-    shutil.copytree(FOLDER, tmp_path / "table-1")
-    known = with_outcomes()
-    one = next(one for one in known if one.hide == "top:1")
-    new = replace(one, hide="top:7")
-    (tmp_path / "evaluation").mkdir()
-    write_results(tmp_path / "evaluation", [new, replace(one, seconds=1.5)])
-    add([tmp_path / "evaluation"], tmp_path / "table-1")
-    found = {cell_of(one): one for one in with_outcomes(tmp_path / "table-1")}
-    assert len(found) == len(known) + 1
-    assert (found[cell_of(new)], found[cell_of(one)].seconds) == (new, 1.5)
-    stored = (tmp_path / "table-1" / one.model / "results.json.gz").read_bytes()
-    add([tmp_path / "evaluation"], tmp_path / "table-1")
-    assert (tmp_path / "table-1" / one.model / "results.json.gz").read_bytes() == stored
-    write(tmp_path / "table-1")
-    assert len(json.loads((tmp_path / "table-1" / "table.json").read_text())["rows"]) == 169
-    assert "| top:7 |" in (tmp_path / "table-1" / "table.md").read_text()
+    tops = [row["change"] for row in rows if row["change"] is not None and row["hide"].startswith("top:")]
+    ranked, least = sorted(tops, key=lambda change: change["p_value"]), 0.0
+    for number, change in enumerate(ranked):
+        least = max(least, min(1.0, change["p_value"] * (len(ranked) - number)))
+        assert change["p_holm"] == pytest.approx(least)
+    contrasts = [one for row in rows for one in row["controls"]]
+    assert [one["p_holm"] for one in contrasts] == pytest.approx(holm([one["p_value"] for one in contrasts]))

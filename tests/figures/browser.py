@@ -71,32 +71,8 @@ class Browser:
                 return answer["result"]
             self.events.append(answer)
 
-    def trace(self, categories, work):
-        """What ``work`` returns, and the events of these categories that the browser traced meanwhile."""
-        self.call(
-            "Tracing.start", traceConfig={"includedCategories": categories, "recordMode": "recordAsMuchAsPossible"}
-        )
-        returned, first = work(), len(self.events)
-        self.call("Tracing.end")
-        while not any(event["method"] == "Tracing.tracingComplete" for event in self.events[first:]):
-            self.events.append(self._read())
-        traced = [
-            one
-            for event in self.events[first:]
-            if event["method"] == "Tracing.dataCollected"
-            for one in event["params"]["value"]
-        ]
-        return returned, traced
-
-    def open(
-        self,
-        url,
-        width=1280,
-        height=900,
-        dark=False,
-        ready="document.querySelector('.tokens span')?.textContent !== ''",
-    ):
-        """A page that has been loaded and drawn, which ``ready`` tells."""
+    def open(self, url, width=1280, height=900, dark=False):
+        """A page that has been loaded and drawn."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         page = Page(self, self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
         for domain in ("Page", "Runtime", "Network", "Log"):
@@ -109,7 +85,7 @@ class Browser:
             features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
         )
         page.call("Page.navigate", url=url)
-        page.wait(f"document.readyState === 'complete' && {ready}")
+        page.wait("document.readyState === 'complete' && document.querySelector('.tokens span')?.textContent !== ''")
         page.settle()
         return page
 
@@ -159,28 +135,21 @@ class Page:
     def box(self, selector):
         return self.evaluate(f"document.querySelector({json.dumps(selector)}).getBoundingClientRect().toJSON()")
 
+    def _events(self, method):
+        """What was reported of this page by this name."""
+        self.evaluate("1")
+        events = [one for one in self.browser.events if one.get("sessionId") == self.session]
+        return [one["params"] for one in events if one["method"] == method]
+
     def complaints(self):
         """Errors and warnings of the console, exceptions, and refused or failed loads."""
-        self.evaluate("1")
-        found = []
-        for event in self.browser.events:
-            if event.get("sessionId") != self.session:
-                continue
-            method, about = event["method"], event["params"]
-            if method == "Runtime.exceptionThrown":
-                found.append(str(about["exceptionDetails"].get("exception", about["exceptionDetails"])))
-            elif method == "Log.entryAdded" and about["entry"]["level"] in ("error", "warning"):
-                found.append(about["entry"]["text"])
-            elif method == "Runtime.consoleAPICalled" and about["type"] in ("error", "warning", "assert"):
-                found.append(str(about["args"]))
-        return found
+        thrown = [str(one["exceptionDetails"]) for one in self._events("Runtime.exceptionThrown")]
+        entries = [one["entry"] for one in self._events("Log.entryAdded")]
+        printed = [one for one in self._events("Runtime.consoleAPICalled") if one["type"] in ("error", "warning")]
+        logged = [one["text"] for one in entries if one["level"] in ("error", "warning")]
+        return thrown + logged + [str(one["args"]) for one in printed]
 
     def requests(self):
         """Addresses that were asked for, those within the page (data:, blob:) left out."""
-        self.evaluate("1")
-        asked = [
-            e["params"]["request"]["url"]
-            for e in self.browser.events
-            if e.get("sessionId") == self.session and e["method"] == "Network.requestWillBeSent"
-        ]
+        asked = [one["request"]["url"] for one in self._events("Network.requestWillBeSent")]
         return [url for url in asked if not url.startswith(("data:", "blob:"))]

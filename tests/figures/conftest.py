@@ -32,9 +32,7 @@ def sudden(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def blocks(tmp_path_factory):
-    """A trace of block diffusion: columns of all queries with sinks that stand, those of the newest queries with sinks
-    that move.
-    """
+    """A trace of block diffusion: sinks of all queries stand, those of the newest ones move."""
     newest, masked = sudden_columns()
     columns = np.random.default_rng(7).random(newest.shape).astype(np.float32) * 0.4
     columns[:, :, 0, 1] = columns[:, :, 1, 4] = columns[:, :, 2:, 6] = 15
@@ -55,9 +53,7 @@ def draw():
 
 @pytest.fixture(scope="session")
 def draw_head():
-    """Draws one figure of the head that is asked for: ``draw_head("1", trace, (layer, head))``; a head of None stands
-    for all.
-    """
+    """Draws one figure of the head that is asked for: ``draw_head("1", trace, (layer, head))``."""
 
     def drawn(name, trace, place):
         return find_figures()[name].draw([subject_of(trace, maps=map_of, place=place)])
@@ -67,29 +63,10 @@ def draw_head():
 
 @pytest.fixture(scope="session")
 def rows_of():
-    """Gives the rows of a drawn figure as its CSV file has them, by name, those that match: ``rows_of(drawn,
-    layer=1)``.
-    """
+    """Gives the rows of a drawn figure as its CSV file has them, those that match: ``rows_of(drawn, layer=1)``."""
 
     def rows(drawn, **where):
         found = [dict(zip(drawn.header, map(str, row), strict=True)) for row in drawn.rows]
         return [row for row in found if all(row[key] == str(value) for key, value in where.items())]
 
     return rows
-
-
-@pytest.fixture
-def columns_read(monkeypatch):
-    """Number of columns that each reading of a trace takes, in the order of the readings."""
-    from sinkscope.traces.trace_array import TraceArray
-
-    read, plain_read = [], TraceArray.__getitem__
-
-    def spy(self, index):
-        array = plain_read(self, index)
-        if self.name == "column_sums":
-            read.append(array.size)
-        return array
-
-    monkeypatch.setattr(TraceArray, "__getitem__", spy)
-    return read

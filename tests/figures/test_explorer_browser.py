@@ -18,15 +18,8 @@ pytestmark = pytest.mark.skipif(
     find_browser() is None, reason="no Chromium on this machine: apt-get install chromium, or set CHROMIUM"
 )
 
-HOSTILE = [
-    "<|mask|>",
-    "\n",
-    "<script>document.title='owned'</script>",
-    "<img src=x onerror=alert(1)>",
-    "\u202eabc\u202c",
-    "a\x00\x1b[31m",
-    "漢",
-]
+MARKUP = ["<script>document.title='owned'</script>", "<img src=x onerror=alert(1)>"]
+HOSTILE = ["<|mask|>", "\n", *MARKUP, "\u202eabc\u202c", "a\x00\x1b[31m", "漢"]
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +32,11 @@ def browser():
 def traces(tmp_path_factory):
     folder = tmp_path_factory.mktemp("traces")
     rng = np.random.default_rng(1)
-    norms = {
-        name: 0.5 + rng.random((STEPS, LAYERS, HEADS, POSITIONS)).astype(np.float32)
-        for name in ("value_norms", "key_norms")
+    more = {name: 0.5 + rng.random((STEPS, LAYERS, HEADS, POSITIONS)) for name in ("value_norms", "key_norms")}
+    more = {
+        name: one.astype(np.float32) for name, one in (more | {"confidence": rng.random((STEPS, POSITIONS))}).items()
     }
-    confidence = rng.random((STEPS, POSITIONS)).astype(np.float32)
-    return [
-        write_wandering(folder / "one", wandering_columns(), confidence=confidence, **norms),
-        write_causal(folder / "two"),
-    ]
+    return [write_wandering(folder / "one", wandering_columns(), **more), write_causal(folder / "two")]
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +119,7 @@ def test_hostile_tokens_are_text(browser, tmp_path, monkeypatch):
     assert page.evaluate("document.title") == "org/planted · sinkscope"
     assert page.evaluate("document.querySelectorAll('.tokens img, .tokens script').length") == 0
     shown = page.evaluate("[...document.querySelectorAll('.tokens span')].map((one) => one.textContent)")
-    assert HOSTILE[2] in shown and HOSTILE[3] in shown
+    assert {*MARKUP} <= {*shown}
     assert not {"\u202e", "\x1b", "\x00"} & set("".join(shown))
     assert page.complaints() == []
 

@@ -52,39 +52,20 @@ def test_maps_are_float32_with_their_number_of_queries(server):
     assert (np.frombuffer(content, "<f4") == np.float32(2.11)).all()
 
 
-@pytest.mark.parametrize(
-    ("query", "message"),
-    [
-        ("trace=0&step=3&layer=0&head=0", "model is gone"),
-        ("trace=0&step=99&layer=0&head=0", "step: expected 0 to 18, found 99"),
-        ("trace=0&step=x", "expected numbers for trace, step, layer, head"),
-    ],
-)
-def test_maps_that_cannot_be_had_say_why(server, query, message):
-    status, content, _ = ask(server, f"/map?{query}")
-    assert status == 422
-    assert message in json.loads(content)["error"]
+def test_maps_that_cannot_be_had_say_why(server):
+    for step, message in ((3, "model is gone"), (4, "out of memory"), (99, "step: expected 0 to 18, found 99")):
+        status, content, _ = ask(server, f"/map?trace=0&step={step}&layer=0&head=0")
+        assert status == 422 and message in json.loads(content)["error"]
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [{"Host": "evil.example"}, {"Host": "127.0.0.1"}, {"Origin": "http://evil.example"}, {"Origin": "null"}],
-    ids=str,
-)
-def test_requests_of_other_sites_are_refused(server, headers):
-    for path in ("/", "/map?trace=0&step=0&layer=0&head=0"):
-        assert ask(server, path, **headers)[0] == 403
-
-
-def test_the_page_itself_may_ask(server):
+def test_only_the_page_itself_may_ask(server):
+    for headers in ({"Host": "evil.example"}, {"Host": "127.0.0.1"}, {"Origin": "http://evil.example"}):
+        for path in ("/", "/map?trace=0&step=0&layer=0&head=0"):
+            assert ask(server, path, **headers)[0] == 403
     port = server.http.server_address[1]
     assert ask(server, "/", Origin=f"http://127.0.0.1:{port}")[0] == 200
     assert ask(server, "/", Host=f"localhost:{port}")[0] == 200
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/data/../manifest.json", "//etc/passwd", "/data/"],
-)
-def test_paths_outside_the_page_are_refused(server, path):
-    assert ask(server, path)[0] == 404
+def test_paths_outside_the_page_are_refused(server):
+    assert ask(server, "/data/../manifest.json")[0] == ask(server, "//etc/passwd")[0] == 404

@@ -15,8 +15,7 @@ from wandering import (
     write_wandering,
 )
 
-from sinkscope.figures.incoming_attention import apart
-from sinkscope.figures.position_cut import Cut
+from sinkscope.figures.incoming_attention import Cut, apart
 from sinkscope.figures.style import figure_style
 
 
@@ -32,14 +31,6 @@ def test_it_draws_the_columns_of_the_head_whose_sink_wanders(draw, rows_of, wand
     committed = [(int(row["step"]), int(row["position"])) for row in head if row["committed"] == "1"]
     assert committed == [(step, PROMPT + step) for step in range(LENGTH)]
     assert {row["token"] for row in head if row["step"] == "0" and int(row["position"]) >= PROMPT} == {"[M]"}
-
-
-def test_it_draws_the_mean_over_all_heads(draw, rows_of, wandering):
-    mean = rows_of(draw("1", wandering), panel="mean")
-    dense = wandering_columns().astype(np.float64).mean(axis=(1, 2))
-    found = np.array([float(row["column_sum"]) for row in mean]).reshape(STEPS, POSITIONS)
-    np.testing.assert_allclose(found, dense, rtol=1e-6)
-    assert {row["marked"] for row in mean} == {"0"}, "a mean has no main sink"
 
 
 def test_an_autoregressive_model_is_drawn_in_percent_of_the_newest_queries(draw, rows_of, wandering, causal):
@@ -91,24 +82,16 @@ def test_a_head_that_is_asked_for_is_drawn(draw_head, rows_of, wandering):
     rows = rows_of(draw_head("1", wandering, FLIPPING))
     assert {(row["panel"], row["layer"], row["head"]) for row in rows} == {("head", "1", "0"), ("mean", "1", "all")}
     columns = wandering_columns()
+    of = {"mean": columns[:, 1].mean(axis=1), "head": columns[:, FLIPPING[0], FLIPPING[1]]}
     for row in rows:
-        expected = (
-            columns[int(row["step"]), 1].mean(axis=0)
-            if row["panel"] == "mean"
-            else columns[(int(row["step"]), *FLIPPING)]
-        )
-        assert float(row["column_sum"]) == pytest.approx(expected[int(row["position"])], rel=1e-6)
+        assert float(row["column_sum"]) == pytest.approx(of[row["panel"]][int(row["step"]), int(row["position"])])
     empty = draw_head("1", wandering, EMPTY)
     assert empty.sheet.get_suptitle() == "org/planted: no token is a sink by Eq. 3"
-    assert {row["layer"] + row["head"] for row in rows_of(empty, panel="head")} == {"02"}
 
 
 def test_names_stand_apart_and_as_near_as_they_can():
     np.testing.assert_allclose(apart(np.array([1.0, 2.0, 9.0]), 3), [0, 3, 9])
     np.testing.assert_allclose(apart(np.array([1.0, 2.0, 4.0]), 3), [-2 / 3, 7 / 3, 16 / 3])
-    np.testing.assert_allclose(apart(np.array([5.0]), 3), [5])
-    places = apart(np.sort(np.random.default_rng(0).random(30) * 20), 0.9)
-    assert np.diff(places).min() >= 0.9 - 1e-9
 
 
 def test_a_long_prompt_is_cut_where_nothing_stands():
@@ -120,7 +103,4 @@ def test_a_long_prompt_is_cut_where_nothing_stands():
     ).all()
     assert {0, 96, 286} <= set(cut.ticks())
     whole = Cut.around([33, 60], 90)
-    assert (whole.windows, whole.left_out) == (((0, 90),), 0)
-    assert whole.ticks() == list(range(0, 90, 10))
-    assert Cut.around([], 4).windows == ((0, 4),)
-    assert len(Cut.around(range(100_000), 100_000).ticks()) <= 10
+    assert (whole.windows, whole.left_out, whole.ticks()) == (((0, 90),), 0, list(range(0, 90, 10)))

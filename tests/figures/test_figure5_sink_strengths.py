@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from wandering import EMPTY, HEADS, LAYERS, MOVING, POSITIONS, wandering_columns
+from wandering import EMPTY, HEADS, LAYERS, POSITIONS, wandering_columns
 
 
 def test_it_is_the_mean_over_the_steps_with_a_main_sink(draw, rows_of, wandering):
@@ -18,10 +18,3 @@ def test_it_is_the_mean_over_the_steps_with_a_main_sink(draw, rows_of, wandering
         else:
             assert row["mean_main_sink_column_sum"] == ""
     assert row_of[EMPTY]["steps_with_main_sink"] == "0"
-
-
-def test_of_an_autoregressive_model_it_adds_up_all_queries(draw, rows_of, causal):
-    drawn = draw("5", causal)
-    (row,) = rows_of(drawn, layer=MOVING[0], head=MOVING[1])
-    assert float(row["mean_main_sink_column_sum"]) == 8
-    assert "Counted over all queries, my-llama: 3 of 6 heads have a sink in some step" in drawn.caption

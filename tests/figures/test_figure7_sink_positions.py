@@ -32,7 +32,4 @@ def test_a_head_that_is_asked_for_is_the_only_one(draw_head, rows_of, wandering)
         min(PROMPT + step, PROMPT + 12) for step in range(STEPS)
     ]
     assert {row["series"] for row in rows_of(drawn)} == {"asked for", "committed"}
-    assert "the head that was asked for" in drawn.caption and "extremes" not in drawn.caption
-    empty = draw_head("7", wandering, EMPTY)
-    assert {row["position"] for row in rows_of(empty, series="asked for")} == {""}
-    assert "no sink by Eq. 3" in [text.get_text() for text in empty.sheet.axes[0].texts]
+    assert {row["position"] for row in rows_of(draw_head("7", wandering, EMPTY), series="asked for")} == {""}

@@ -29,7 +29,7 @@ def test_norms_are_those_of_sinks_and_of_others(draw, rows_of, sudden):
             assert float(row["effect_size"]) == pytest.approx((sinks.mean() - others.mean()) / pooled, rel=1e-5)
 
 
-def test_a_trace_of_the_largest_columns_draws_the_other_figures(diffusion, tmp_path):
+def test_a_trace_of_the_largest_columns_draws_the_other_figures(unpainted, diffusion, tmp_path):
     with sinkscope.recording(diffusion, out=tmp_path / "top", keep="top", top=6):
         sinkscope.generate(diffusion, "Q: Write a function f(x) that returns x plus 3.\nA:", length=6)
     said = []
@@ -37,16 +37,5 @@ def test_a_trace_of_the_largest_columns_draws_the_other_figures(diffusion, tmp_p
     paths = draw_figures(
         [trace], tmp_path / "out", excess=0.5, only=["1", "3", "5", "6", "7", "9", "norms"], say=said.append
     )
-    assert [path.stem for path in paths if path.suffix == ".png"] == [
-        "figure1-incoming-attention",
-        "figure5-main-sink-strength",
-        "figure7-main-sink-position",
-    ]
-    reasons = (
-        "only the 6 largest columns of each head",
-        "8 or more masked",
-        "only the 6 largest",
-        "no norms",
-    )
-    assert len(said) == 4
-    assert all(reason in one and "--keep top" in one for reason, one in zip(reasons, said, strict=True))
+    assert [path.stem[:7] for path in paths if path.suffix == ".png"] == ["figure1", "figure5", "figure7"]
+    assert len(said) == 4 and all("--keep top" in one for one in said)

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 from sudden import HEADS, LAYERS, POSITIONS, STEPS, sudden_columns, write_sudden
 
-from sinkscope.figures.highlights import Flash, Jump, Split
-from sinkscope.figures.subject import subject_of
+from sinkscope.figures.subject import Flash, Jump, subject_of
 from sinkscope.statistics import groups
 
 
 def test_the_planted_places_are_found(sudden):
-    found = subject_of(sudden).highlights
+    found = subject_of(sudden)
     assert found.jump == Jump(6, 0, 1, 3, 25, clean=True, swap=False, held=found.jump.held)
     assert found.jump.distance == 22
     assert found.flash == Flash(6, 1, 3, 19, 11.0)
@@ -19,28 +18,25 @@ def test_the_planted_places_are_found(sudden):
 
 
 def test_the_clearest_split_is_on_means_of_groups_that_are_large_enough(sudden):
-    split = subject_of(sudden).highlights.split
+    split = subject_of(sudden).split
     columns, masked_columns = sudden_columns()
     best = (-1.0, None)
-    for step in range(STEPS):
+    for step, layer, head in np.ndindex(STEPS, LAYERS, HEADS):
         masked = sudden.masked[step].astype(bool)
         if masked.sum() < 8 or (~masked).sum() < 8:
             continue
-        for layer in range(LAYERS):
-            for head in range(HEADS):
-                of_masked = masked_columns[step, layer, head] / masked.sum()
-                of_others = (columns - masked_columns)[step, layer, head] / (~masked).sum()
-                one, other = of_masked.argmax(), of_others.argmax()
-                clarity = min(of_masked[one] - of_others[one], of_others[other] - of_masked[other])
-                if one != other and clarity > best[0]:
-                    best = (clarity, (step, layer, head, one, other))
+        of_masked = masked_columns[step, layer, head] / masked.sum()
+        of_others = (columns - masked_columns)[step, layer, head] / (~masked).sum()
+        one, other = of_masked.argmax(), of_others.argmax()
+        clarity = min(of_masked[one] - of_others[one], of_others[other] - of_masked[other])
+        if one != other and clarity > best[0]:
+            best = (clarity, (step, layer, head, one, other))
     assert (split.step, split.layer, split.head, split.masked_key, split.unmasked_key) == best[1] == (5, 1, 1, 20, 2)
     assert split.clarity == pytest.approx(best[0])
-    assert isinstance(split, Split)
 
 
 def test_the_clearest_move_is_the_one_whose_places_hold_attention_for_long(sudden):
-    found, (columns, _) = subject_of(sudden).highlights, sudden_columns()
+    found, (columns, _) = subject_of(sudden), sudden_columns()
     (move,) = [one for one in found.moves if (one.layer, one.head) == (0, 1)]
     share = columns[:, 0, 1] / POSITIONS
     assert move.held == pytest.approx(min(share[:7, 3].sum(), share[7:, 25].sum()), rel=1e-5)
@@ -51,37 +47,37 @@ def test_the_clearest_move_is_the_one_whose_places_hold_attention_for_long(sudde
 def test_a_swap_is_no_move(tmp_path):
     columns = np.full((STEPS, LAYERS, HEADS, POSITIONS), 0.4, np.float32)
     columns[:2, 1, 1, [5, 8]] = [[8, 9], [9, 8]]
-    found = subject_of(write_sudden(tmp_path / "t", columns, columns * 0.5)).highlights
+    found = subject_of(write_sudden(tmp_path / "t", columns, columns * 0.5))
     assert found.moves == [] and found.jump.swap and (found.jump.before, found.jump.after) == (8, 5)
 
 
 def test_where_nothing_moves_the_strongest_sink_is_the_clearest(tmp_path):
     columns = np.full((STEPS, LAYERS, HEADS, POSITIONS), 0.5, np.float32)
     columns[:, 0, 0, 4], columns[:, 1, 2, 5] = 9, 12
-    still = subject_of(write_sudden(tmp_path / "still", columns, columns * 0.5)).highlights
+    still = subject_of(write_sudden(tmp_path / "still", columns, columns * 0.5))
     assert (still.jump, still.flash, still.leftmost) == (None, None, None)
     assert still.moves == [] and (still.clearest.layer, still.clearest.head) == (1, 2)
 
 
 def test_a_head_that_is_asked_for_is_all_that_is_looked_at(sudden):
-    found = subject_of(sudden, place=(-2, 2)).highlights  # counted from the end
+    found = subject_of(sudden, place=(-2, 2))  # counted from the end
     assert found.place == (0, 2) and {(move.layer, move.head) for move in found.moves} == {(0, 2)}
     for one in (found.only, found.most_moves, found.most_static, found.most_positions, found.leftmost, found.clearest):
         assert (one.layer, one.head) == (0, 2)
     assert (found.jump.head, found.flash.head, found.jump.distance) == (2, 2, -1)
-    of_layer = subject_of(sudden, place=(1, None)).highlights
+    of_layer = subject_of(sudden, place=(1, None))
     assert of_layer.only is None and of_layer.flash == Flash(6, 1, 3, 19, 11.0) and of_layer.split.head == 1
     assert {one.layer for one in of_layer.heads} == {1}
-    split = subject_of(sudden, place=(1, 1)).highlights.split
-    assert split == subject_of(sudden).highlights.split, "the head keeps its number"
+    split = subject_of(sudden, place=(1, 1)).split
+    assert split == subject_of(sudden).split, "the head keeps its number"
 
 
 def test_groups_with_too_few_queries_are_not_compared(tmp_path, monkeypatch):
     columns, masked_columns = sudden_columns()
     trace = write_sudden(tmp_path / "one", columns[5:6], masked_columns[5:6])  # 16 masked queries, 13 others
-    assert subject_of(trace).highlights.split is not None
+    assert subject_of(trace).split is not None
     monkeypatch.setattr(groups, "LEAST_QUERIES", 14)
-    assert subject_of(trace).highlights.split is None
+    assert subject_of(trace).split is None
 
 
 def test_a_flash_is_neither_in_the_first_nor_in_the_last_step_nor_lasts_two(tmp_path):
@@ -89,5 +85,5 @@ def test_a_flash_is_neither_in_the_first_nor_in_the_last_step_nor_lasts_two(tmp_
     columns[0, 0, 0, 4] = columns[-1, 0, 1, 5] = 12
     columns[3:5, 0, 2, 6] = 11
     columns[[2, 8], 1, 3, 7] = 9, 10
-    found = subject_of(write_sudden(tmp_path / "t", columns, columns * 0.5)).highlights
+    found = subject_of(write_sudden(tmp_path / "t", columns, columns * 0.5))
     assert found.flash == Flash(8, 1, 3, 7, 10.0)

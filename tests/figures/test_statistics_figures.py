@@ -66,18 +66,15 @@ def test_several_prompts_add_up(sudden, statistics, tmp_path):
     assert twice.heading == "org/planted, 2 prompts"
 
 
-def test_wide_bins_are_spread_over_their_quarters_and_lose_no_column():
-    histogram = np.zeros((2, len(histogram_edges())), np.int64)
-    histogram[0, [0, 3, 255]] = 5, 7, 2
-    histogram[1, 256], histogram[1, 258] = 23, 4
-    found = quarters_of(histogram)
-    np.testing.assert_array_equal(found.sum(axis=1), histogram.sum(axis=1))
-    np.testing.assert_array_equal(found[0, :256], histogram[0, :256])
+def test_wide_bins_are_spread_evenly_and_lose_no_column():
     edges = histogram_edges()
-    inside = (np.arange(found.shape[1]) / 4 >= edges[256]) & (np.arange(found.shape[1]) / 4 + 0.25 <= edges[257])
-    assert found[1, inside].sum() == pytest.approx(23, abs=1)
-    assert set(found[1, inside]) <= {0, 1, 2}  # evenly
-    assert not found[1, :256].any()
+    histogram = np.zeros((1, len(edges)), np.int64)
+    histogram[0, [3, 256, 258]] = 7, 23, 4
+    (found,) = quarters_of(histogram)
+    at = np.arange(len(found)) / 4
+    assert found.sum() == 34 and found[3] == 7 and not found[4:256].any()
+    inside = found[(at >= edges[256]) & (at + 0.25 <= edges[257])]
+    assert inside.sum() == pytest.approx(23, abs=1) and set(inside) <= {0, 1, 2}
 
 
 def test_another_threshold_is_refused(statistics, tmp_path):

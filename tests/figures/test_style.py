@@ -1,19 +1,14 @@
 """Labels of models and tokens, and what an import of the package loads."""
 
+import pytest
+
 from sinkscope.figures import draw_figures
 from sinkscope.figures.style import model_label, model_labels, plain, tick_label, token_label
 
 
 def test_labels_of_tokens_and_models(wandering, causal):
-    assert [token_label(wandering, token) for token in range(5)] == [
-        "[M]",
-        "↵",
-        "<script>alert('x')</script>",
-        "␣Tom",
-        "$x$",
-    ]
+    assert [token_label(wandering, token) for token in (-1, 0, 1, 3)] == ["", "[M]", "↵", "␣Tom"]
     assert [tick_label(wandering, token) for token in (2, 3, 6)] == ["<script>…", "Tom", "a very l…"]
-    assert token_label(wandering, -1) == ""
     assert (model_label(wandering.manifest), model_label(causal.manifest)) == ("org/planted", "my-llama")
     assert model_labels([wandering.manifest, causal.manifest, wandering.manifest]) == [
         "org/planted (1)",
@@ -25,6 +20,7 @@ def test_labels_of_tokens_and_models(wandering, causal):
     assert plain("$x$ 漢") == r"\$x\$ ▯"
 
 
+@pytest.mark.slow
 def test_settings_of_the_user_change_no_figure_and_are_his_again_afterwards(wandering, tmp_path):
     import matplotlib
 

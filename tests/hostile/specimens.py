@@ -5,9 +5,9 @@ import json
 import sys
 from pathlib import Path
 
-from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.prompts import problem_prompt
 from sinkscope.lab.recipes import RECIPES, Architecture
+from sinkscope.lab.training import train_checkpoint
 
 PROMPT = problem_prompt("lab-arith", 0, 0)["prompt"]
 OTHER = problem_prompt("lab-arith", 1, 0)["prompt"]
@@ -30,14 +30,12 @@ ROLES = {**SHORT, "canvases": 1}
 def make_specimens(folder: Path) -> Path:
     """Make a folder with one whole specimen of everything, and return it."""
     import sinkscope
-    from sinkscope.commands.statistics_run import add_prompts
-    from sinkscope.commands.trace import keep_maps
+    from sinkscope.commands.trace import add_prompts, keep_maps
     from sinkscope.decoding import resolve_settings
     from sinkscope.emergence import TrainingWatch, hold_out
     from sinkscope.evaluation import evaluate
-    from sinkscope.evaluation.cache_arms import read_arms
-    from sinkscope.evaluation.cache_comparison import compare_caches
-    from sinkscope.lab.corpus import LongText, make_corpus, open_corpus
+    from sinkscope.evaluation.cache_comparison import compare_caches, read_arms
+    from sinkscope.lab.texts import LongText, make_corpus, open_corpus
     from sinkscope.roles.head_roles import HeadRole, Roles
     from sinkscope.roles.verdict import Estimate, Rules
     from sinkscope.traces.bundles import write_bundle
@@ -64,12 +62,8 @@ def make_specimens(folder: Path) -> Path:
     (folder / "counts.json").write_text(json.dumps({"3": 7, "4": 1}))
     (folder / "text.jsonl").write_text(json.dumps({"prompt": "a b", "answer": "c d"}) + "\n")
     words = "the cat sat on the mat and the dog ate the rat " * 40
-    make_corpus(
-        [LongText("a", words), LongText("b", words[::-1], held_out=True)],
-        folder / "corpus",
-        vocabulary=300,
-        progress=False,
-    )
+    books = [LongText("a", words), LongText("b", words[::-1], held_out=True)]
+    make_corpus(books, folder / "corpus", vocabulary=300, progress=False)
     train_checkpoint(TEXT_RECIPE, folder / "textrun", texts=open_corpus(folder / "corpus"))
     write_bundle(sinkscope.open_trace(folder / "trace"), folder / "bundle", page="<!doctype html>")
     sinkscope.find_roles(
@@ -91,9 +85,8 @@ def _lit_gpt(folder: Path) -> None:
 
     build_tokenizer().save_pretrained(folder)
     path = folder / "tokenizer_config.json"
-    path.write_text(
-        json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "mask_token"})
-    )
+    plain = {key: value for key, value in json.loads(path.read_text()).items() if key != "mask_token"}
+    path.write_text(json.dumps(plain))
     save_file(lit_gpt_weights("none", Shape(1, 2, 2, 8, 8)), folder / "lit.safetensors")
 
 

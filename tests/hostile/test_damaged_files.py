@@ -19,11 +19,9 @@ READERS = {
     "results/results.json": "table {0}/results",
     "roles.json": "tracks {0}/trace --roles {0}/roles.json",
     "model/config.json": TRACE,
-    "model/tokenizer_config.json": TRACE,
     "model/model.safetensors": TRACE,
     "corpus/corpus.json": TRAIN_TEXT,
     "corpus/train.bin": TRAIN_TEXT,
-    "corpus/tokenizer/tokenizer.json": TRAIN_TEXT,
     "textrun/recipe.json": WATCH,
     "textrun/snapshots/update-000000.safetensors": WATCH,
     "watch/manifest.json": "watch-training {0}/watch --out {0}/out",
@@ -36,7 +34,7 @@ READERS = {
     "run/recipe.json": "train lab-sink-token --out {0}/run",
     "run/training-state.safetensors": "train lab-sink-token --out {0}/run",
 }
-CASES = 6
+CASES = 5
 SLOW = ("corpus", "textrun", "watch", "found", "run")
 
 

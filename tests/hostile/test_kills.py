@@ -22,8 +22,6 @@ WORDS = {
     "bundle": ("bundle", "{whole}/trace"),
     "fold": ("fold", "{whole}/model"),
     "convert": ("convert", "{whole}/lit/lit.safetensors", "--tokenizer", "{whole}/lit", "--heads", "2"),
-    "numpy": ("export", "{whole}/trace", "--to", "numpy"),
-    "parquet": ("export", "{whole}/trace", "--to", "parquet"),
     "zarr": ("export", "{whole}/trace", "--to", "zarr"),
     "figures": ("figures", "{whole}/trace", "--only", "3"),
     "explore": ("explore", "{whole}/trace"),
@@ -31,14 +29,7 @@ WORDS = {
     "train": ("train", "lab-sink-token"),
     "roles": ("roles", "{whole}/model", "--problems", "10", "--canvases", "1", *SHORT),
     "caches": (
-        "compare-caches",
-        "{whole}/model",
-        "--policies",
-        "none@threshold=0.9",
-        "--limit",
-        "1",
-        "--shots",
-        "0",
+        *("compare-caches", "{whole}/model", "--policies", "none@threshold=0.9", "--limit", "1", "--shots", "0"),
         *SHORT,
     ),
     "watch-training": ("watch-training", "{whole}/textrun", "--data", "{whole}/corpus", "--canvases", "2"),
@@ -78,10 +69,9 @@ def run(words, errors, at=0, count=None):
 
 
 def found_in(folder):
-    """Return the bytes of what was written, by name; only the names of what holds times, drawings or the number of a
-    process.
+    """Return the bytes of the written files by name, but none of those that hold times or drawings.
 
-    What a killed process has left aside, under a name that no reader takes, does not count.
+    Files that a killed process has left aside, under a name that no reader takes, do not count.
     """
     plain = {".safetensors", ".npz", ".parquet", ".csv", ".nc"}
     names = [path for path in folder.rglob("*") if path.is_file() and not ASIDE.search(str(path.relative_to(folder)))]
@@ -97,7 +87,7 @@ def contents(path):
     return json.dumps(json.loads(content[8:end]), sort_keys=True).encode() + content[end:]
 
 
-SLOW = ("caches", "drift", "explore", "figures", "roles", "watch-training")
+SLOW = ("caches", "convert", "drift", "evaluate", "explore", "figures", "fold", "roles", "watch-training", "zarr")
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in WORDS])

@@ -19,7 +19,6 @@ LIBRARIES = (
     "matplotlib.backends.backend_agg matplotlib.backends.backend_pdf pydantic scipy.stats scipy.optimize transformers "
     "tyro transformers.models.llama.modeling_llama pyarrow.parquet xarray zarr filelock docstring_parser tokenizers"
 ).split()
-"""Libraries that commands import when they need them."""
 OURS = re.compile(r"sinkscope: error: .+")
 
 

@@ -34,11 +34,6 @@ class Asking(Intervention):
 
 
 @dataclass(frozen=True)
-class AskingBlindly(Asking):
-    observing = False
-
-
-@dataclass(frozen=True)
 class AskingForUnhidden(Asking):
     unhidden_pass = True
 
@@ -49,27 +44,13 @@ def written(model, rule, question, **settings):
     return tokens, running.effect
 
 
-@pytest.mark.parametrize("observe", ["previous", "current"])
-@pytest.mark.parametrize("measured", ["hidden", "clean"])
+@pytest.mark.parametrize(("observe", "measured"), [("previous", "hidden"), ("current", "clean")])
 def test_asking_for_attention_is_enough(model, settings, question, observe, measured):
     kind = AskingForUnhidden if measured == "clean" else Asking
     tokens, effect = written(model, kind(observe=observe, measured=measured), question, **settings)
     expected, known = written(model, HideTopSinks(1, observe=observe, measured=measured), question, **settings)
     assert effect.removed_share > 0 and torch.equal(tokens, expected)
     assert effect.removed_share == pytest.approx(known.removed_share)
-
-
-@pytest.mark.parametrize(
-    ("rule", "message"),
-    [
-        (AskingBlindly(), "AskingBlindly asks for local attention, which was not measured; set its observing to True"),
-        (Asking(measured="clean"), "asks for clean attention, which was not measured; set its unhidden_pass to True"),
-        (Asking(observe="next"), r"expected attention of .*'previous', 'local'.* found \('next', 'local'\)"),
-    ],
-)
-def test_asking_for_what_is_not_measured_is_an_error(diffusion, question, rule, message):
-    with pytest.raises(CallError, match=message):
-        written(diffusion, rule, question, length=8, block=4)
 
 
 def test_the_example_of_the_documentation_bites(model, settings, question):
@@ -95,7 +76,7 @@ class HideClass(Intervention):
         return self.found[-1][0][:, None]
 
 
-@pytest.mark.parametrize("classify", [None, lambda token: "word" if token % 3 else "other"])
+@pytest.mark.parametrize("classify", [None, lambda token: "word" if token % 3 else "other"], ids=["own", "given"])
 def test_the_keys_of_a_class_are_found_by_its_name(model, settings, question, short, classify):
     with (rule := HideClass(classify=classify))(model) as running:
         sinkscope.generate(model, [question, short], **settings)
@@ -129,23 +110,22 @@ class WithOptions(_Abstract):
     strict: bool = False
 
 
-class Double(_Abstract):
-    rule = "top:K"
-
-
-@pytest.mark.parametrize(("kind", "word"), [("WithOptions", "mine"), ("Double", None)])
-def test_a_rule_of_another_package_is_found_where_its_word_is_new(monkeypatch, kind, word):
-    point = EntryPoint("mine", f"test_adding_a_rule:{kind}", "sinkscope.interventions")
-    monkeypatch.setattr(extension_points, "entry_points", lambda group: [point])
-    if word:
-        assert known_rules.__wrapped__()[word].__name__ == kind
-    else:
-        with pytest.raises(CallError, match="Double: expected a word that no other rule has, found 'top'"):
-            known_rules.__wrapped__()
-
-
 def test_arguments_and_options_are_the_fields_of_the_class(monkeypatch):
     monkeypatch.setattr(rules, "known_rules", lambda: {"mine": WithOptions})
     assert parse_rule("mine:2+.5@there,strict,seed=3,weight=1e-2,layers=1") == WithOptions(
         2, 0.5, seed=3, strict=True, weight=0.01, way="there", layers=(1,)
     )
+
+
+def test_a_rule_of_another_package_is_found_where_its_word_is_new(monkeypatch):
+    point = EntryPoint("mine", "test_adding_a_rule:WithOptions", "sinkscope.interventions")
+    monkeypatch.setattr(extension_points, "entry_points", lambda group: [point])
+    assert known_rules.__wrapped__()["mine"].__name__ == "WithOptions"
+    monkeypatch.setattr(WithOptions, "rule", "top:K")
+    with pytest.raises(CallError, match="WithOptions: expected a word that no other rule has, found 'top'"):
+        known_rules.__wrapped__()
+
+
+def test_asking_for_attention_that_is_not_measured_is_an_error(diffusion, question):
+    with pytest.raises(CallError, match="asks for clean attention, which was not measured; set its unhidden_pass"):
+        written(diffusion, Asking(measured="clean"), question, length=8, block=4)

@@ -82,7 +82,7 @@ def top_rules(draw):
     return HideTopSinks(draw(st.integers(1, 3)), **given)
 
 
-@settings(max_examples=30, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(rule=top_rules())
 def test_any_top_rule_equals_dense(model, run, question, rule):
     written = {"length": 6} if model.family.causal else {"length": 8, "block": 4, "steps": 6}
@@ -102,9 +102,8 @@ def test_any_top_rule_equals_dense(model, run, question, rule):
         assert count == len(forced) * limited
 
 
-@pytest.mark.parametrize("measured", MEASURED)
-def test_each_half_of_a_guidance_batch_ranks_itself(diffusion, run, question, measured):
-    rule = HideTopSinks(1, measured=measured)
+def test_each_half_of_a_guidance_batch_ranks_itself(diffusion, run, question):
+    rule = HideTopSinks(1, measured="clean")
     _, seen, running = run(diffusion, rule, question, length=6, guidance=1.5)
     assert seen.canvases[0].shape[0] == 2
     check(diffusion, rule, seen)
@@ -113,22 +112,3 @@ def test_each_half_of_a_guidance_batch_ranks_itself(diffusion, run, question, me
     own = sum(columns[layer].removed[0].sum() for columns in seen.columns[1:] for layer in columns)
     queries = sum(columns[layer].removed[0].numel() for columns in seen.columns[1:] for layer in columns)
     close(running.effect.removed_share, own / queries, diffusion)  # of the half that is written
-
-
-def test_only_sinks_hides_what_eq_3_calls_a_sink(lab_diffusion, run, question):
-    """Against columns of the step before, by Eq. 3 as the definition of `sinks` has it."""
-    from sinkscope.sinks import is_sink
-
-    rule = HideTopSinks(4, only_sinks=True)
-    _, seen, running = run(lab_diffusion, rule, question, length=8)
-    counts = set()
-    for step in range(1, 8):
-        for layer in range(6):
-            before = seen.columns[step - 1][layer]
-            columns = (before.sums if before.local is None else before.local)[:, :, 0]
-            four = torch.zeros_like(columns, dtype=torch.bool).scatter(-1, columns.topk(4).indices, True)
-            expected = torch.from_numpy(is_sink(columns.numpy(), 3.0)) & four
-            assert torch.equal(seen.hidden(step, layer), expected)
-            counts |= set(expected.sum(-1).flatten().tolist())
-    assert len(counts) > 2 and max(counts) <= 4
-    assert 0 < running.effect.keys_per_head < 4

@@ -10,7 +10,6 @@ from sinkscope.attention import subscribed
 from sinkscope.errors import CallError
 from sinkscope.interventions import (
     HidePositions,
-    HideTopSinks,
     MassMatchedKeys,
     NextRanks,
     PersistentRandomKeys,
@@ -22,7 +21,7 @@ from sinkscope.interventions.step_canvas import class_in
 from sinkscope.sinks import is_sink
 from sinkscope.sinks.token_classes import CLASSES
 
-LENGTH, K = 12, 3
+LENGTH, K = 10, 3
 WRITE = {"length": LENGTH}
 
 
@@ -58,7 +57,7 @@ def test_random_keys_are_as_many_and_no_sinks(lab_diffusion, run, question):
     assert running.effect.hit_rate < 0.05
 
 
-@pytest.mark.parametrize("kind", [RandomKeys, MassMatchedKeys, RowMatchedKeys, PersistentRandomKeys, SameClassKeys])
+@pytest.mark.parametrize("kind", [RandomKeys, PersistentRandomKeys])
 def test_a_seed_decides(diffusion, run, question, kind):
     hidden = {}
     for name, seed in (("one", 1), ("again", 1), ("two", 2)):
@@ -70,7 +69,7 @@ def test_a_seed_decides(diffusion, run, question, kind):
 
 def test_mass_matched_keys_hold_as_much_as_the_sinks(lab_diffusion, run, question):
     """The top keys of the step before, by what they and the others hold in the step that loses them."""
-    _, seen, running = run(lab_diffusion, MassMatchedKeys(1, seed=4), question, **WRITE)
+    _, seen, _ = run(lab_diffusion, MassMatchedKeys(1, seed=4), question, **WRITE)
     gaps, counts = [], []
     for step, layer, columns, hidden in each(seen):
         sink = top(columns, 1)
@@ -80,13 +79,9 @@ def test_mass_matched_keys_hold_as_much_as_the_sinks(lab_diffusion, run, questio
         reachable = now.sum(-1) - aim > aim
         gaps.append((mass - aim).abs()[reachable] / aim[reachable])
         counts.append(hidden.sum(-1).flatten())
-        assert torch.equal(
-            hidden.sum(-1)[~reachable], torch.full_like(hidden.sum(-1)[~reachable], columns.shape[-1] - 1)
-        )
+        assert (hidden.sum(-1)[~reachable] == columns.shape[-1] - 1).all()
     assert torch.cat(gaps).mean() < 0.15
     assert torch.cat(counts).float().mean() > 2
-    _, _, sinks = run(lab_diffusion, HideTopSinks(1), question, **WRITE)
-    assert running.effect.removed_share == pytest.approx(sinks.effect.removed_share, rel=0.5)
 
 
 class Rows(Seen):
@@ -147,9 +142,7 @@ def test_row_matched_keys_hold_as_much_as_the_sinks_of_the_queries_being_committ
     assert running.effect.removed_share > 0
 
 
-@pytest.mark.parametrize(
-    ("kind", "guidance"), [("diffusion", 0.0), ("diffusion", 1.0), ("autoregressive", 0.0), ("lab-shifted", 0.0)]
-)
+@pytest.mark.parametrize(("kind", "guidance"), [("diffusion", 1.0), ("autoregressive", 0.0), ("lab-shifted", 0.0)])
 def test_what_was_removed_where_tokens_were_committed(request, question, short, kind, guidance):
     """Dense: the hidden keys' entries in the rows from which each written token was read, left padding and guidance
     included.
@@ -169,35 +162,15 @@ def test_what_was_removed_where_tokens_were_committed(request, question, short, 
             for layer, whole in seen.maps[step].items():
                 seeing = whole[row][:, [place - width for place in readers]]
                 seeing[..., :start] = 0
-                removed[row, layer] += (seeing / seeing.sum(-1, keepdim=True))[..., [start + 1, start + 3]].sum(
-                    (-1, -2)
-                )
+                seeing = seeing / seeing.sum(-1, keepdim=True)
+                removed[row, layer] += seeing[..., [start + 1, start + 3]].sum((-1, -2))
     effect = running.effect
     assert torch.equal(torch.from_numpy(effect.committed).float(), committed[:, None, None].expand_as(removed))
     assert committed.tolist() == [8, 8] or model.family.causal
-    assert_close(
-        torch.from_numpy(effect.removed_committed),
-        removed.double(),
-        terms=terms_of(model.network, 64),
-        dtype=torch.float32,
-    )
-    assert effect.removed_share_committed == pytest.approx(
-        float(removed.sum() / committed.sum() / removed[0].numel()), rel=1e-4
-    )
-
-
-def test_a_likelihood_commits_nothing(diffusion):
-    ids = torch.arange(5, 25)[None]
-    with HidePositions((1,))(diffusion) as running, torch.no_grad():
-        diffusion.network(ids)
-    assert running.effect.removed_share > 0
-    assert running.effect.removed_share_committed is None and "committed" not in running.effect.sentence("x")
-    message = "rowmass: this forward call commits no tokens; name the queries with queries="
-    with pytest.raises(CallError, match=message), RowMatchedKeys(1)(diffusion), torch.no_grad():
-        diffusion.network(ids)
-    with RowMatchedKeys(1, queries=range(4), observe="current")(diffusion) as running, torch.no_grad():
-        diffusion.network(ids)
-    assert running.effect.removed_share > 0
+    how = {"terms": terms_of(model.network, 64), "dtype": torch.float32}
+    assert_close(torch.from_numpy(effect.removed_committed), removed.double(), **how)
+    share = float(removed.sum() / committed.sum() / removed[0].numel())
+    assert effect.removed_share_committed == pytest.approx(share, rel=1e-4)
 
 
 def test_persistent_keys_stay_as_long_as_their_sinks(lab_diffusion, run, question):
@@ -220,17 +193,13 @@ def test_persistent_keys_stay_as_long_as_their_sinks(lab_diffusion, run, questio
     assert stayed > 20 and changed > 20 and moved >= changed
 
 
-@pytest.mark.parametrize("only_sinks", [False, True])
-def test_next_ranks_follow_the_top(lab_diffusion, run, question, only_sinks):
-    _, seen, running = run(lab_diffusion, NextRanks(K, only_sinks=only_sinks), question, **WRITE)
+def test_next_ranks_follow_the_top(lab_diffusion, run, question):
+    _, seen, running = run(lab_diffusion, NextRanks(K, only_sinks=True), question, **WRITE)
     for _, _, columns, hidden in each(seen):
-        if only_sinks:
-            sinks = torch.from_numpy(is_sink(columns.numpy(), 3.0)) & top(columns, K)
-            assert torch.equal(hidden.sum(-1), sinks.sum(-1))
-            assert not (hidden & ~top(columns, K, skip=K)).any()
-        else:
-            assert torch.equal(hidden, top(columns, K, skip=K))
-    assert (running.effect.keys_per_head == K) != only_sinks
+        sinks = torch.from_numpy(is_sink(columns.numpy(), 3.0)) & top(columns, K)
+        assert torch.equal(hidden.sum(-1), sinks.sum(-1))
+        assert not (hidden & ~top(columns, K, skip=K)).any()
+    assert 0 < running.effect.keys_per_head < K
 
 
 def test_same_class_keys_are_of_the_sinks_class(lab_diffusion, run, question):
@@ -247,9 +216,11 @@ def test_same_class_keys_are_of_the_sinks_class(lab_diffusion, run, question):
     assert running.effect.keys_per_head <= K
 
 
-def test_classes_can_be_given(diffusion, run, question):
-    rule = SameClassKeys(2, classify=lambda token: "even" if token % 2 == 0 else "odd")
-    _, seen, _ = run(diffusion, rule, question, length=3)
-    even = seen.canvases[1][0] % 2 == 0
-    sinks = top(columns_before(seen, 1, 0), 2)
-    assert torch.equal((seen.hidden(1, 0) & even).sum(-1), (sinks & even).sum(-1))
+def test_a_likelihood_commits_nothing(diffusion):
+    ids = torch.arange(5, 25)[None]
+    with HidePositions((1,))(diffusion) as running, torch.no_grad():
+        diffusion.network(ids)
+    assert running.effect.removed_share > 0 and running.effect.removed_share_committed is None
+    message = "rowmass: this forward call commits no tokens; name the queries with queries="
+    with pytest.raises(CallError, match=message), RowMatchedKeys(1)(diffusion), torch.no_grad():
+        diffusion.network(ids)

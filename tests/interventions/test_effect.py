@@ -8,6 +8,17 @@ import sinkscope
 from sinkscope.interventions import HidePositions, HideTopSinks, KeepWindow, compose
 
 
+def test_the_effect_of_one_prompt_and_of_heads(diffusion, question, short):
+    with HideTopSinks(1, layers=(1, 2))(diffusion) as running:
+        sinkscope.generate(diffusion, [question, short], length=6)
+    effect = running.effect
+    assert effect.removed.shape == (2, 3, 5) and effect.hit_rate_by_head.shape == (3, 5)
+    shares = effect.removed_share_by_head
+    assert np.isnan(shares[0]).all() and shares[1:].mean() == pytest.approx(effect.removed_share)
+    assert effect.sentence("top:1").startswith(f"top:1 took away {effect.removed_share:.1%} of the attention")
+    assert effect.of(0).removed.sum() + effect.of(1).removed.sum() == pytest.approx(effect.removed.sum())
+
+
 def test_rules_together_are_judged_by_what_they_hide_together(diffusion):
     """The same keys, by one rule, by two, or by two that both name some of them."""
     ways = (

@@ -11,11 +11,6 @@ from sinkscope.sinks import excess_of as defined_excess
 VALUES = torch.tensor([[[2.0, 5.0, 5.0, 1.0, 5.0], [0.0, 0.0, 0.0, 0.0, 0.0], [1.0, 2.0, 3.0, 4.0, 5.0]]])
 
 
-def test_ties_go_to_the_lower_position():
-    everything = torch.ones(1, 1, 5, dtype=torch.bool)
-    assert rank_of(VALUES, everything)[0].tolist() == [[3, 0, 1, 4, 2], [0, 1, 2, 3, 4], [4, 3, 2, 1, 0]]
-
-
 def test_only_candidates_are_ranked_first():
     candidates = torch.tensor([[[True, False, True, True, False]]])
     assert rank_of(VALUES, candidates)[0].tolist() == [[1, 3, 0, 2, 4], [0, 3, 1, 2, 4], [2, 3, 1, 0, 4]]

@@ -57,18 +57,6 @@ def test_a_canvas_reads_token_by_token_as_its_text(batches, tokenizer):
         assert tokenizer(tokenizer.decode(body[1:])).input_ids == body
 
 
-def test_padding_is_maskable_and_of_varied_length(tokenizer):
-    mix = CanvasMix(tokens=3000, lengths=(300,), weights=(1.0,))
-    paddings = []
-    for tokens, answers in rows_of(draw_canvases(mix, tokenizer, 1, update) for update in range(12)):
-        _, padding = shots(tokens, tokenizer)
-        paddings.append(padding)
-        assert min(answers[-padding:]) == max(answers[-padding:]) == max(answers) >= 0
-    assert min(paddings) >= 1
-    assert len(set(paddings)) >= 30
-    assert max(paddings) >= 90  # more than the problem that found no room
-
-
 def test_the_streams_are_fixed(tokenizer):
     """A change moves every training, so it must be made on purpose."""
     drawn = [draw_canvases(mix, tokenizer, 0, update) for update in range(6) for mix in (CanvasMix(), SHORT)]

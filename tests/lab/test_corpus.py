@@ -9,13 +9,11 @@ import torch.nn.functional as F
 from closeness import assert_close, terms_of
 
 from sinkscope.errors import CallError, TrainingError
-from sinkscope.lab import training
-from sinkscope.lab.canvases import PROMPT, Canvases, CanvasMix
-from sinkscope.lab.corpus import LongText, draw_windows, make_corpus, open_corpus
+from sinkscope.lab.canvases import PROMPT, CanvasMix
 from sinkscope.lab.objectives import mask_canvases, masked_diffusion_loss
 from sinkscope.lab.recipes import RECIPES, Architecture
-from sinkscope.lab.run_folder import LOG, SNAPSHOTS, STATE
 from sinkscope.lab.starting_network import build_network
+from sinkscope.lab.texts import LongText, draw_windows, make_corpus, open_corpus
 from sinkscope.lab.training import train
 
 SHAPE = Architecture(layers=2, hidden_size=24, heads=3, kv_heads=3, intermediate_size=40, max_positions=96, tied=True)
@@ -41,25 +39,19 @@ def tiny(name, **changes):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    texts = [
-        LongText("Whales", BOOK),
-        LongText("More whales", BOOK[::-1]),
-        LongText("Held out", BOOK[1000:5000], held_out=True),
-    ]
-    return make_corpus(
-        texts, tmp_path_factory.mktemp("corpora") / "whales", vocabulary=400, source="a test", progress=False
-    )
+    texts = [LongText("Whales", BOOK), LongText("More whales", BOOK[::-1]), LongText("Out", BOOK[1000:5000], True)]
+    out = tmp_path_factory.mktemp("corpora") / "whales"
+    return make_corpus(texts, out, vocabulary=400, source="a test", progress=False)
 
 
 def test_a_corpus_holds_its_texts_with_eos_between_them(folder):
     corpus = open_corpus(folder)
     tokenizer = corpus.tokenizer()
     first, second, rest = tokenizer.decode(corpus.train).split("<|eos|>")
-    assert (first, second, rest) == (BOOK, BOOK[::-1], "") and tokenizer.decode(corpus.held_out) == BOOK[
-        1000:5000
-    ] + "<|eos|>"
+    assert (first, second, rest) == (BOOK, BOOK[::-1], "")
+    assert tokenizer.decode(corpus.held_out) == BOOK[1000:5000] + "<|eos|>"
     manifest = json.loads((folder / "corpus.json").read_text())
-    assert [one["title"] for one in manifest["documents"]] == ["Whales", "More whales", "Held out"]
+    assert [one["title"] for one in manifest["documents"]] == ["Whales", "More whales", "Out"]
     assert sum(one["tokens"] + 1 for one in manifest["documents"]) == len(corpus.train) + len(corpus.held_out)
 
 
@@ -83,36 +75,24 @@ def test_windows_are_stretches_of_the_text_and_a_function_of_seed_and_update(fol
 def test_what_is_no_corpus_or_was_changed_is_refused(folder, tmp_path):
     with pytest.raises(CallError, match=r"corpus\.json: cannot be read .*; expected a corpus, a folder with"):
         open_corpus(tmp_path)
-    for name in ("train.bin", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json"):
-        copy = tmp_path / name.replace("/", "-")
-        shutil.copytree(folder, copy)
+    for name in ("train.bin", "tokenizer/tokenizer.json"):
+        copy = shutil.copytree(folder, tmp_path / name.replace("/", "-"))
         changed = bytearray((copy / name).read_bytes())
         changed[100] ^= 1
         (copy / name).write_bytes(changed)
         with pytest.raises(TrainingError, match=f"{name}: expected the bytes whose sha256 corpus.json gives"):
-            open_corpus(copy)
-        (copy / name).unlink()
-        with pytest.raises(TrainingError, match=name):
             open_corpus(copy)
 
 
 def test_a_corpus_that_cannot_be_made_or_drawn_from_is_refused(folder, tmp_path):
     with pytest.raises(CallError, match="to hold out, found 1 documents of one kind"):
         make_corpus([LongText("only", BOOK)], tmp_path / "a")
-    with pytest.raises(CallError, match="expected a new or empty folder for a corpus, found something there"):
-        make_corpus([LongText("a", BOOK), LongText("b", BOOK, True)], folder)
     with pytest.raises(CallError, match=r"'a': expected text without special tokens, found '<\|mask\|>'; take it"):
         make_corpus([LongText("a", BOOK + "<|mask|>"), LongText("b", BOOK, True)], tmp_path / "a")
     with pytest.raises(TrainingError, match=r"expected more than 4096 tokens in each file, found \d+"):
         draw_windows(open_corpus(folder), 4096, 4096, bos_id=None)
-
-
-def test_a_recipe_for_text_needs_a_corpus_and_others_refuse_one(folder, tmp_path):
     with pytest.raises(CallError, match="lab-text-diffusion: expected a corpus folder as --data"):
         train(tiny("lab-text-diffusion"), tmp_path / "a")
-    for name, expected in (("lab-diffusion", "a file of text or nothing"), ("lab-nulls-diffusion-1", "nothing")):
-        with pytest.raises(CallError, match=f"{name}: expected {expected} as --data, found corpus sha256"):
-            train(dataclasses.replace(RECIPES[name], updates=1), tmp_path / "b", texts=open_corpus(folder))
 
 
 def test_flat_weights_are_the_plain_mean_over_masked_tokens_and_the_first_token_can_be_masked(folder):
@@ -141,29 +121,3 @@ def test_flat_weights_are_the_plain_mean_over_masked_tokens_and_the_first_token_
         network, canvases, mask_id=mask, whole_canvas_share=1.0, generator=drawn(3), first_stays=False, flat=True
     )
     assert_close(found, dense, terms=terms_of(network, noisy.shape[1]) + noisy.numel())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["lab-text-diffusion", "lab-text-autoregressive"])
-def test_a_run_that_was_cut_off_goes_on_to_the_same_model_with_the_same_snapshots(folder, tmp_path, name, monkeypatch):
-    corpus, recipe = open_corpus(folder), tiny(name)
-    train(recipe, tmp_path / "whole", texts=corpus, progress=False)
-    draw = training.draw_windows
-
-    def stops(*arguments, **options):
-        inner = draw(*arguments, **options)
-
-        def drawn(seed, update) -> Canvases:
-            if update == 5:
-                raise KeyboardInterrupt
-            return inner(seed, update)
-
-        return drawn
-
-    monkeypatch.setattr(training, "draw_windows", stops)
-    with pytest.raises(KeyboardInterrupt):
-        train(recipe, tmp_path / "cut", texts=corpus, progress=False)
-    monkeypatch.undo()
-    train(recipe, tmp_path / "cut", texts=corpus, progress=False)
-    for file in (STATE, LOG, *(f"{SNAPSHOTS}/update-{update:06d}.safetensors" for update in (0, 3, 6))):
-        assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "cut" / file).read_bytes(), file

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from closeness import assert_close
 
 import sinkscope
-from sinkscope.errors import CallError
 from sinkscope.lab.canvases import PROMPT
 from sinkscope.lab.nulls import (
     EVERY,
@@ -28,8 +27,6 @@ from sinkscope.lab.objectives import next_token_loss
 from sinkscope.lab.prompts import problem_prompt, problem_prompts
 from sinkscope.lab.recipes import RECIPES
 
-FORMS = ("triggered", "placed")
-
 
 def texts(canvases):
     names = null_tokenizer().convert_ids_to_tokens
@@ -41,16 +38,6 @@ def lead(letters):
         (Counter(letters) + Counter({"": 0, "-": 0})).most_common(2) if letters else (("", 0), ("", 0))
     )
     return first, most - next_one
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("nulls", [0, 1, 4])
-def test_the_front_holds_letters_and_so_many_nulls(form, nulls):
-    task = NullTask(nulls, form)
-    for row in texts(draw_nulls(task, 0, 0)):
-        front, body = row[: task.front + nulls], row[task.front + nulls :]
-        assert front.count(NULL) == nulls and len(body) == task.body
-        assert set(front) - {NULL} <= set(LETTERS) and set(body) <= {*LETTERS, TRIGGER}
 
 
 def test_a_triggered_answer_is_the_most_frequent_letter_so_far():
@@ -92,31 +79,6 @@ def test_a_prompt_does_not_depend_on_how_many_are_drawn():
     assert problem_prompts(task, 3)[2] == problem_prompt(task, 2) == draw_prompt(RECIPES[task].nulls, 2)
     assert problem_prompt(task, 1) != problem_prompt(task, 2)
     assert problem_prompt(task, 0)["prompt"].split().count(NULL) == 4
-
-
-def test_a_prompt_of_an_autoregressive_specimen_asks_for_an_answer():
-    for row in problem_prompts("lab-nulls-autoregressive-1", 10):
-        tokens = row["prompt"].split()
-        assert (
-            tokens[-1] == TRIGGER
-            and lead([token for token in tokens if token in LETTERS])[0] == row["answer"].split()[0]
-        )
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: problem_prompts("lab-nulls-diffusion-3"),
-            "no task 'lab-nulls-diffusion-3': expected lab-nulls-autoregressive-0",
-        ),
-        (lambda: problem_prompts("lab-nulls-diffusion-4", 0), "count: expected 1 to"),
-        (lambda: problem_prompt("lab-nulls-diffusion-4", -1), "expected a problem from 0 upwards"),
-    ],
-)
-def test_prompts_that_are_not_there_are_refused(call, message):
-    with pytest.raises(CallError, match=message):
-        call()
 
 
 @torch.no_grad()

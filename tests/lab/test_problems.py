@@ -6,19 +6,20 @@ import re
 from itertools import islice
 
 import pytest
-import transformers
 
-from sinkscope.lab import word_problems
-from sinkscope.lab.code_tasks import held_out_code_tasks, make_code_task, training_code_tasks
-from sinkscope.lab.vocabulary import BOS, SPECIAL_TOKENS, build_tokenizer, question_text, render
-from sinkscope.lab.word_problems import (
+from sinkscope.lab import problems
+from sinkscope.lab.problems import (
     LARGEST,
-    TEMPLATES,
+    QUESTIONS,
+    held_out_code_tasks,
     held_out_problems,
+    make_code_task,
     make_problem,
     read_result,
+    training_code_tasks,
     training_problems,
 )
+from sinkscope.lab.vocabulary import BOS, build_tokenizer, question_text, render
 
 # A change of the generators moves every published number, so it must be made on purpose.
 PROBLEMS_SHA256 = "82661fa1c9f07005fe5edfb016bc1059e3ed63749735f44ef1fe350b576488bb"
@@ -44,13 +45,12 @@ def test_the_held_out_sets_are_fixed(held_out, count, sha256):
 
 @pytest.mark.parametrize(
     ("held_out", "stream", "count"),
-    [(held_out_problems, training_problems, 10_000), (held_out_code_tasks, training_code_tasks, 3000)],
+    [(held_out_problems, training_problems, 5000), (held_out_code_tasks, training_code_tasks, 1000)],
 )
 def test_no_held_out_question_is_trained_on(held_out, stream, count, monkeypatch):
     questions = [problem.question for problem in islice(stream(random.Random(0)), count)]
-    assert questions == [problem.question for problem in islice(stream(random.Random(0)), count)]
     assert {problem.question for problem in held_out()}.isdisjoint(questions)
-    monkeypatch.setattr(word_problems, "questions_of", lambda problems: frozenset(questions[10:11]))
+    monkeypatch.setattr(problems, "questions_of", lambda held_out: frozenset(questions[10:11]))
     fresh = [problem.question for problem in islice(stream(random.Random(0)), count)]
     assert questions[10] not in fresh and not {problem.question for problem in held_out()}.isdisjoint(fresh)
 
@@ -71,7 +71,7 @@ def test_every_worked_answer_is_right(drawn):
         assert last == f"#### {known[-1]}" and read_result(problem.worked) == problem.result == str(known[-1])
         assert all(1 <= number <= LARGEST for number in given)
         counts.add(len(lines))
-    assert counts == {1, 2, 3} and {problem.template for problem in drawn} == {one.name for one in TEMPLATES}
+    assert counts == {1, 2, 3} and {problem.template for problem in drawn} == {*QUESTIONS}
 
 
 @pytest.mark.parametrize(
@@ -116,21 +116,6 @@ def test_a_text_comes_back_letter_by_letter_without_unknown_words(tokenizer, dra
         ids = tokenizer(text).input_ids
         assert tokenizer.decode(ids, skip_special_tokens=True) == text and tokenizer.unk_token_id not in ids
     assert tokenizer("é", add_special_tokens=False).input_ids == [tokenizer.unk_token_id]
-
-
-def test_digits_punctuation_and_newlines_are_tokens(tokenizer):
-    ids = tokenizer("12 + 340\nf(x):\n    return x", add_special_tokens=False).input_ids
-    assert tokenizer.convert_ids_to_tokens(ids) == "1 2 ▁+ ▁3 4 0 \n f ( x ) : \n ▁▁▁▁ return ▁x".split(" ")
-    special = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.mask_token, tokenizer.unk_token)
-    assert special == SPECIAL_TOKENS and tokenizer("Tom").input_ids[0] == tokenizer.bos_token_id
-
-
-def test_auto_tokenizer_reads_it_from_a_folder(tokenizer, drawn, tmp_path):
-    tokenizer.save_pretrained(tmp_path)
-    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=False)
-    text = render(drawn[0])
-    assert loaded.get_vocab() == tokenizer.get_vocab() and loaded(text).input_ids == tokenizer(text).input_ids
-    assert loaded(["Tom", "Tom has 7"], padding=True).attention_mask == [[0, 0, 1, 1], [1, 1, 1, 1]]
 
 
 def test_the_chat_template_is_the_few_shot_prompt(tokenizer, drawn):

@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import re
 
 import pytest
 import torch
@@ -8,10 +7,10 @@ import torch
 import sinkscope
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import PROMPT, CanvasMix
-from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.recipes import RECIPES, Architecture
 from sinkscope.lab.run_folder import RECIPE
-from sinkscope.lab.texts import Document, TextCanvases, read_texts, train_tokenizer
+from sinkscope.lab.texts import Document, TextCanvases, Texts, read_texts
+from sinkscope.lab.training import train_checkpoint
 
 SMALL = Architecture(layers=2, hidden_size=24, heads=3, kv_heads=3, intermediate_size=40, max_positions=96)
 MIX = CanvasMix(tokens=192, lengths=(32, 48), weights=(0.5, 0.5))
@@ -47,23 +46,19 @@ def test_json_lines_have_texts_or_prompts_with_answers(tmp_path):
     ("name", "content", "message"),
     [
         ("a.jsonl", '{"prompt": "x"}\n', r"a\.jsonl, line 1: expected .*, found"),
-        ("a.jsonl", '\n{"text": "x", "prompt": "y", "answer": "z"}', "line 2: expected .*, found"),
         ("a.jsonl", '\n{"text": "x"}\nnonsense', r"line 3: expected JSON"),
         ("a.json", '[{"text": "x"}]', "expected plain text, or JSON lines in a file"),
         ("a.txt", " \n\n ", "expected text to train on, found none"),
-        ("a.txt", b"\xff\xfe\x00", "cannot be read"),
     ],
 )
 def test_a_file_that_is_no_text_is_refused(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    (tmp_path / name).write_text(content)
     with pytest.raises(CallError, match=message):
         read_texts(tmp_path / name)
-    with pytest.raises(CallError, match="cannot be read"):
-        read_texts(tmp_path / "nothing.txt")
 
 
 def test_a_tokenizer_of_the_texts_is_lossless_and_always_the_same(poem):
-    one, other = (train_tokenizer(read_texts(poem), vocabulary=300) for _ in range(2))
+    one, other = (read_texts(poem).tokenizer(300) for _ in range(2))
     assert one.get_vocab() == other.get_vocab() and len(one) == 300
     assert one.decode(one(POEM).input_ids, skip_special_tokens=True) == POEM
     assert (one.bos_token_id, one.eos_token_id, one.mask_token_id) == (0, 1, 2) and one("a").input_ids[0] == 0
@@ -72,7 +67,7 @@ def test_a_tokenizer_of_the_texts_is_lossless_and_always_the_same(poem):
 def test_canvases_are_the_texts_and_prompts_stay_visible(tmp_path):
     rows = [{"prompt": f"sum of {n} and 1?", "answer": f" {n + 1}"} for n in range(10, 30)]
     texts = read_texts(lines(tmp_path / "a.jsonl", *rows))
-    tokenizer = train_tokenizer(texts)
+    tokenizer = texts.tokenizer()
     source = TextCanvases(texts, tokenizer, MIX)
     batch = source.draw(0, 4)
     again, other = source.draw(0, 4), source.draw(1, 4)
@@ -89,30 +84,19 @@ def test_canvases_are_the_texts_and_prompts_stay_visible(tmp_path):
 
 def test_every_twentieth_document_is_held_out(poem):
     texts = read_texts(poem)
-    tokenizer = train_tokenizer(texts)
+    tokenizer = texts.tokenizer()
     source = TextCanvases(texts, tokenizer, CanvasMix(tokens=96, lengths=(96,), weights=(1.0,)))
     seen = " ".join(tokenizer.decode(source.draw(0, update).tokens[0]) for update in range(30))
     held = " ".join(tokenizer.decode(source.draw(-1, -1 - update).tokens[0]) for update in range(30))
     mine, theirs = ([f"Über {number} grüne" in text for number in range(1, 41)] for text in (seen, held))
-    assert (
-        [number for number, found in enumerate(theirs) if found] == [0, 20]
-        and not mine[0]
-        and not mine[20]
-        and sum(mine) > 30
-    )
+    assert [number for number, found in enumerate(theirs) if found] == [0, 20]
+    assert not mine[0] and not mine[20] and sum(mine) > 30
 
 
-@pytest.mark.parametrize("special", ["<|mask|>", "<|eos|>", "<|bos|>"])
-def test_tokens_that_mean_something_to_a_training_are_refused_in_a_text(special):
-    from sinkscope.lab.texts import Texts
-
-    texts = Texts(
-        "odd", tuple(Document("", f"line {number} {special if number == 7 else ''} ends") for number in range(30))
-    )
-    with pytest.raises(
-        TrainingError, match=rf"odd: expected no special token, found '{re.escape(special)}' in 'line 7"
-    ):
-        TextCanvases(texts, train_tokenizer(texts, vocabulary=270), MIX)
+def test_tokens_that_mean_something_to_a_training_are_refused_in_a_text():
+    lines_of = tuple(Document("", f"line {number} {'<|eos|>' if number == 7 else ''} ends") for number in range(30))
+    with pytest.raises(TrainingError, match=r"odd: expected no special token, found '<\|eos\|>' in 'line 7"):
+        TextCanvases(Texts("odd", lines_of), Texts("odd", lines_of).tokenizer(270), MIX)
 
 
 @pytest.mark.slow
@@ -128,7 +112,7 @@ def test_a_recipe_trains_on_the_users_text(poem, tmp_path):
 def test_a_text_without_spaces_is_cut_for_its_tokenizer(tmp_path):
     """Its time grows with the square of a word: a genome in one line would take hours."""
     (tmp_path / "genome.txt").write_text("ACGT" * 50_000 + "\n\nTwo words")
-    tokenizer = train_tokenizer(read_texts(tmp_path / "genome.txt"), 300)
+    tokenizer = read_texts(tmp_path / "genome.txt").tokenizer(300)
     pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("A" * 450 + " two words")
     assert [end - start for _, (start, end) in pieces] == [200, 200, 50, 4, 6]
     text = "G" * 777 + " two words"

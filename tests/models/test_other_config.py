@@ -8,7 +8,7 @@ from damage import configure
 
 import sinkscope
 from sinkscope.errors import CallError
-from sinkscope.evaluation import comparisons, results
+from sinkscope.evaluation import results, tables
 from sinkscope.figures.explorer import explore
 from sinkscope.recorder.attention_map import recompute_map
 from sinkscope.roles import Roles, Rules, roles_for
@@ -40,7 +40,7 @@ def roles_of(model):
 def test_their_traces_are_not_pooled(two):
     models, traces = two
     assert models[0].card.weight_hash == models[1].card.weight_hash
-    with pytest.raises(CallError, match=r"expected traces of one model, found .*config.json"):
+    with pytest.raises(CallError, match=r"expected traces of one model \(config.json\), found "):
         analyse(traces, choice=False)
 
 
@@ -52,12 +52,8 @@ def test_roles_of_one_are_not_those_of_the_other(two):
         explore(traces[1:], roles=roles)
     cards = [trace.manifest["model"] for trace in traces]
     assert roles_for(cards[0]["weight_hash"], roles, cards[0]["config_hash"]) is roles
-    with pytest.raises(
-        CallError, match=r"the trace is of weights .* and the config.json [0-9a-f]{12}…; find the roles of this model"
-    ):
+    with pytest.raises(CallError, match=r"the trace is of weights .*; find the roles of this model"):
         roles_for(cards[1]["weight_hash"], roles, cards[1]["config_hash"])
-    older = dataclasses.replace(roles, config_hash="")
-    assert roles_for(cards[1]["weight_hash"], older, cards[1]["config_hash"]) is older
 
 
 def test_a_map_is_not_computed_by_the_other(two):
@@ -69,11 +65,6 @@ def test_a_map_is_not_computed_by_the_other(two):
         recompute_map(models[1], traces[0], step=1, layer=0, head=0)
 
 
-def test_a_model_in_another_float_type_is_the_same_model(two):
-    cards = [sinkscope.load(two[0][0].card.name, dtype=dtype).card for dtype in ("float32", "bfloat16")]
-    assert cards[0].config_hash == cards[1].config_hash != ""
-
-
 def test_their_results_are_not_paired(two, tmp_path):
     found = []
     for number, (model, hide) in enumerate(zip(two[0], ["none", "top:1"], strict=True)):
@@ -82,6 +73,6 @@ def test_their_results_are_not_paired(two, tmp_path):
         found += sinkscope.evaluate(renamed, tasks=["lab-arith"], out=tmp_path / f"results-{number}", **more)
     plain, other = found
     assert plain.config_hash == two[0][0].card.config_hash != other.config_hash
-    assert [row.change for row in comparisons.compare(found)] == [None, None]
+    assert [row["change"] for row in tables.compare(found)] == [None, None]
     same = dataclasses.replace(other, config_hash="")
-    assert comparisons.compare([plain, same])[1].change is not None and results.cell_of(plain) != results.cell_of(same)
+    assert tables.compare([plain, same])[1]["change"] is not None and results.cell_of(plain) != results.cell_of(same)

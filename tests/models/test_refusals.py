@@ -12,7 +12,6 @@ from tiny_tokenizers import LLADA_ADDED, SAVE, save_dream_tokenizer, save_llada_
 
 import sinkscope
 from sinkscope.errors import CallError
-from sinkscope.models import BUNDLED, FAMILIES
 
 INDEX = f"{WEIGHTS}.index.json"
 QUERY = "model.layers.1.self_attn.q_proj.weight"
@@ -23,13 +22,7 @@ QUERY = "model.layers.1.self_attn.q_proj.weight"
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        (
-            "lab-nonsense",
-            f"no model 'lab-nonsense': .*{BUNDLED[0]}.*existing folder or .gguf file, or a hub id owner/name",
-        ),
-        ("", "existing folder"),
-        ("./nowhere", "existing folder"),
-        ("a/b/c", "existing folder"),
+        ("./nowhere", "no model './nowhere': .*lab-diffusion.*existing folder or .gguf file, or a hub id owner/name"),
         ("https://huggingface.co/GSAI-ML/LLaDA-8B-Base", "did you mean GSAI-ML/LLaDA-8B-Base"),
         ("Lab-Shifted//", "did you mean lab-shifted"),
     ],
@@ -85,26 +78,14 @@ def _tensors(change):
     [
         (lambda folder: (folder / CONFIG).unlink(), "expected config.json in it, found chat_template.jinja"),
         (_write(CONFIG, '{"model_type": '), "config.json: expected JSON"),
-        (_write(CONFIG, "[1, 2]"), r"config.json: expected a JSON object, found \[1, 2\]"),
         (lambda folder: (folder / WEIGHTS).unlink(), f"expected weights in {WEIGHTS}, found chat_template.jinja"),
         (_pickled, "pytorch_model.bin is a pickle, which can run code: convert it to safetensors first"),
-        (_write("adapter_config.json", "{}"), "base_model_name_or_path: expected the model it changes, found None"),
         (_two_sets, f"two sets of weights, {WEIGHTS} and those of {INDEX}"),
         (_twice, "expected once, found it in"),
-        (_write(INDEX, '{"weight_map": '), f"{INDEX}: expected JSON"),
-        (_write(INDEX, '{"metadata": {}}'), "weight_map: expected safetensors files of this folder"),
         (_index(**{QUERY: "../elsewhere.safetensors"}), r"of this folder, found \['../elsewhere.safetensors'\]"),
-        (
-            _index(**{QUERY: None}),
-            rf"{QUERY}: expected in the file model-0000\d.safetensors, which holds it, found None",
-        ),
-        (
-            _index(other="model-00001.safetensors"),
-            "other: expected in the file None, which holds it, found model-00001",
-        ),
         (_index(**{QUERY: "model-00003.safetensors"}), "expected weights in model-00003.safetensors"),
-        (_write(WEIGHTS, "version https://git-lfs.github.com/spec/v1\nsize 9\n"), "a pointer of Git LFS.*git lfs pull"),
-        (_write(WEIGHTS, "?" * 500), "its weights cannot be read, the file is damaged or cut short"),
+        (_write(WEIGHTS, "version https://git-lfs.github.com/spec/v1\nsize 9\n"), "found damage .*git lfs pull"),
+        (lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-100]), "whole safetensors"),
         (_tensors(lambda held: held.pop(QUERY)), rf"exactly the weights of llama .* found 1 missing: {QUERY} \("),
         (_tensors(lambda held: held.update(extra=torch.ones(3))), r"1 unused: extra \(3,\) in model.safetensors"),
         (
@@ -120,17 +101,14 @@ def _tensors(change):
             f"{WEIGHTS}: {QUERY}: expected finite numbers in float32, found NaN",
         ),
         (lambda folder: configure(folder, num_hidden_layers=2), r"9 unused: model\.layers\.2\."),
-        (lambda folder: configure(folder, num_hidden_layers=4), r"9 missing: model\.layers\.3\."),
         (lambda folder: configure(folder, mask_token_id=3), "mask_token: expected token 3, as mask_token_id in config"),
         (lambda folder: configure(folder, mask_token_id=None), "mask_token_id: expected the id of the mask token"),
         (lambda folder: configure(folder, mask_token_id=5000), "mask_token_id: expected the id of one of the"),
-        (lambda folder: configure(folder, is_causal="false"), "is_causal false"),
-        (lambda folder: configure(folder, hidden_size="wide"), "hidden_size: expected a whole number above 0"),
         (lambda folder: configure(folder, quantization_config={"load_in_8bit": True}), "quantization_config"),
         (lambda folder: configure(folder, dtype="int8"), "dtype: expected float32, bfloat16, float16 or null"),
         (
             lambda folder: configure(folder, model_type="mamba"),
-            "expected a causal model of transformers, model_type Dream, .*found model_type 'mamba'",
+            "expected a causal model of transformers, model_type .*Dream.*found model_type 'mamba'",
         ),
         (lambda folder: (folder / "tokenizer.json").unlink(), "found no tokenizer that loads"),
         (_write("tokenizer.json", '{"a": 1}'), "expected a tokenizer, found none that loads"),
@@ -141,12 +119,6 @@ def test_a_damaged_folder(folder, damage, says):
     message = refusal(folder)
     assert re.search(says, message), message
     assert str(folder) in message
-
-
-@pytest.mark.parametrize("cut", [4, -100])
-def test_weights_that_are_cut_short(folder, cut):
-    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:cut])
-    assert "its weights cannot be read" in refusal(folder)
 
 
 def test_weights_beyond_a_dtype_are_refused_in_it(folder):
@@ -164,17 +136,10 @@ def test_a_call_that_does_not_fit(folder):
     assert "expected float32, bfloat16 or float16, found 'float99'" in refusal(folder, CallError, dtype="float99")
 
 
-def test_files_that_the_index_does_not_name_are_ignored(folder):
-    shard(folder)
-    (folder / "consolidated.safetensors").write_bytes(b"nothing")
-    (folder / "pytorch_model.bin").write_bytes(b"nothing")
-    assert len(sinkscope.load(folder).tensors.files) == 2
-
-
 # Tokenizers
 
 
-@pytest.mark.parametrize("kind", ["PreTrainedTokenizerFast", "LlamaTokenizerFast", "Qwen2Tokenizer", None])
+@pytest.mark.parametrize("kind", ["LlamaTokenizerFast", "Qwen2Tokenizer", None])
 def test_a_tokenizer_file_is_read_as_it_stands(kind, tmp_path):
     """transformers' classes would put byte pairs or their own spaces in the place of the words."""
     folder = save_words(save_tiny("llama", tmp_path), {57: "<|end|>"}, tokenizer_class=kind, eos_token="<|end|>")
@@ -191,11 +156,6 @@ def _dropout(folder):
     core = json.loads((folder / "tokenizer.json").read_text())
     core["model"]["dropout"] = 0.5
     (folder / "tokenizer.json").write_text(json.dumps(core))
-
-
-def _renumbered(folder):
-    SAVE["llama"](save_tiny("llama", folder))
-    (folder / "added_tokens.json").write_text(json.dumps({"<|end|>": 3}))
 
 
 CODE = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
@@ -216,16 +176,11 @@ CODE = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None
             _saved("dream", save_dream_tokenizer, {57: "<|endoftext|>", 58: "<|im_start|>", 60: "<|mask|>"}),
             r"tokenizer_config.json: expected '<\|mask\|>' to be token 60, found 59",
         ),
-        (_renumbered, r"added_tokens.json: expected '<\|end\|>' to be token 3, found 57"),
         (
             _saved("llama", save_words, {57: "<|end|>", 70: "<|eot|>"}, eos_token="<|eot|>"),
             r"eos_token: expected one of the 63 tokens of the network, found '<\|eot\|>', which is token 70",
         ),
         (_saved("llada", save_llada_tokenizer, **CODE), "expected PreTrainedTokenizerFast for llada, found 'Own'"),
-        (
-            _saved("llama", save_words, {57: "<|end|>"}, **CODE),
-            "expected PreTrainedTokenizerFast for llama, found 'Own'",
-        ),
         (_dropout, r"tokenizer.json: model: dropout: expected null or 0, found 0\.5"),
     ],
 )
@@ -252,24 +207,18 @@ def test_text_beyond_the_vocabulary_and_unknown_words(tmp_path):
     assert model.encode("w0 w3") == [0, 3]
 
 
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("{{ raise_exception('roles must alternate') }}", r"refuses them \(roles must alternate\); pass the prompt as"),
-        ("{{ messages.__class__.__mro__ }}", "refuses them .*unsafe"),
-    ],
-)
-def test_a_conversation_that_the_template_cannot_write(template, message, tmp_path):
+def test_a_conversation_that_the_template_cannot_write(tmp_path):
     """transformers renders templates in a sandbox: they reach no attribute of Python's own."""
+    template = "{{ messages.__class__.__mro__ }}"
     save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>", template=template)
-    with pytest.raises(CallError, match=message):
+    with pytest.raises(CallError, match="refuses them .*unsafe"):
         sinkscope.load(tmp_path).chat([{"role": "user", "content": "w3"}])
 
 
 # Code in a folder
 
 
-@pytest.mark.parametrize("name", ["llada", "dream", "llama"])
+@pytest.mark.parametrize("name", ["dream", "llama"])
 def test_the_code_of_a_folder_is_ignored_for_the_families_we_know(name, tmp_path):
     folder, proof = SAVE[name](save_tiny(name, tmp_path / "model")), tmp_path / "was-run"
     plain = sinkscope.load(folder)
@@ -284,15 +233,3 @@ def test_the_code_of_a_folder_is_ignored_for_the_families_we_know(name, tmp_path
     configure(folder, model_type="rnd1")
     assert "remote code (auto_map), which sinkscope never runs" in refusal(folder)
     assert not proof.exists()
-
-
-def test_every_family_is_named_where_none_fits(folder):
-    configure(folder, model_type="mamba")
-    listed = (
-        re.search(r"model_type (.+?) with is_causal", refusal(folder))[1]
-        .replace(", or ", ", ")
-        .replace(" or ", ", ")
-        .split(", ")
-    )
-    published = (family for family in FAMILIES.values() if family.layout is not None)
-    assert {*listed} >= {name for family in published for name in family.model_types}

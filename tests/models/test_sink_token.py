@@ -1,5 +1,4 @@
 import copy
-import pickle
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from dense_sink import body, dense_logits, trained, with_sink
 from sinkscope.attention import Watcher, subscribed
 from sinkscope.errors import AttentionError, CallError
 from sinkscope.models import SinkToken, add_sink_token
-from sinkscope.models.sink_token import VARIANTS, hidden_sink
+from sinkscope.models.sink_token import VARIANTS
 
 TOKENS = torch.randint(4, 150, (3, 21), generator=torch.Generator().manual_seed(1))
 TOKEN_VARIANTS = [SinkToken(), SinkToken(count=2), SinkToken(count=4), SinkToken(zero_value=True)]
@@ -29,28 +28,22 @@ def difference(mine, theirs):
 # The token beside the text is the token in the text
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "causal"])
 @pytest.mark.parametrize(
     "variant", TOKEN_VARIANTS + ENDS, ids=lambda one: f"{one.position}-{one.count}-{one.zero_value}"
 )
-@pytest.mark.parametrize("gradients", [False, True])
-def test_logits_are_those_of_rows_in_the_sequence(kind, variant, gradients):
-    plain = body(kind, kv_heads=1)
+def test_logits_are_those_of_rows_in_the_sequence(kind, variant):
+    if kind == "causal" and variant.position == "end":
+        return
+    plain = body("llama", causal=True) if kind == "causal" else body(kind, kv_heads=1)
     network = trained(add_sink_token(copy.deepcopy(plain), variant))
     expected = dense_logits(
         plain, network.model.sink_token.embedding, TOKENS, end=variant.position == "end", zero_value=variant.zero_value
     )
-    with torch.set_grad_enabled(gradients):
-        assert_close(network(TOKENS, use_cache=False).logits, expected, terms=TERMS)
+    for gradients in (False, True):
+        with torch.set_grad_enabled(gradients):
+            assert_close(network(TOKENS, use_cache=False).logits, expected, terms=TERMS)
     assert difference(plain(TOKENS, use_cache=False).logits, expected) > 1e-2
-
-
-@pytest.mark.parametrize("variant", TOKEN_VARIANTS, ids=lambda one: f"{one.count}-{one.zero_value}")
-def test_a_causal_network_sees_the_token_too(variant):
-    plain = body(causal=True)
-    network = trained(add_sink_token(copy.deepcopy(plain), variant))
-    expected = dense_logits(plain, network.model.sink_token.embedding, TOKENS, zero_value=variant.zero_value)
-    assert_close(network(TOKENS, use_cache=False).logits, expected, terms=TERMS)
 
 
 @torch.no_grad()
@@ -102,22 +95,10 @@ def test_a_gate_multiplies_the_attention_output():
 # Padding, batches, cache
 
 
-PADDED = pytest.mark.parametrize(
-    ("causal", "name"),
-    [
-        (False, "token-2"),
-        (True, "token-2"),
-        (False, "token-end"),
-        (False, "logit"),
-        (True, "logit"),
-        (False, "gate"),
-        (True, "gate"),
-    ],
-)
-
-
 @torch.no_grad()
-@PADDED
+@pytest.mark.parametrize(
+    ("causal", "name"), [(False, "token-2"), (True, "token-2"), (False, "token-end"), (True, "logit"), (False, "gate")]
+)
 def test_a_left_padded_row_is_the_row_alone(causal, name):
     network = with_sink(VARIANTS[name], causal=causal)
     short = TOKENS[:1, :13]
@@ -128,22 +109,6 @@ def test_a_left_padded_row_is_the_row_alone(causal, name):
         batch = network(tokens, attention_mask=real, use_cache=False, **told).logits
         assert_close(batch[:1, 8:], network(short, use_cache=False).logits, terms=TERMS)
         assert_close(batch[1:], network(TOKENS[1:2], use_cache=False).logits, terms=TERMS)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["token", "token-4", "logit"])
-def test_a_padded_row_behind_a_cache_is_the_row_alone(name):
-    network = with_sink(VARIANTS[name], causal=True)
-    tokens, real = TOKENS.clone(), torch.ones_like(TOKENS)
-    tokens[0, :8], real[0, :8] = 1, 0
-    cache = transformers.DynamicCache(config=network.config)
-    for stop in (20, 21):
-        start = cache.get_seq_length()
-        batch = network(
-            tokens[:, start:stop], attention_mask=real[:, :stop], past_key_values=cache, use_cache=True
-        ).logits
-    alone = network(TOKENS[:1, 8:], use_cache=False).logits
-    assert_close(batch[:1, -1], alone[:, -1], terms=TERMS)
 
 
 @torch.no_grad()
@@ -201,25 +166,6 @@ def test_columns_are_the_users_own_and_the_sinks_come_apart(name):
         assert bool((sinks > 0).all())
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["token", "token-end", "token-4", "logit"])
-def test_the_sink_itself_can_be_hidden(name):
-    """What is left is the body at the same places: RoPE knows distances alone."""
-    plain = body()
-    network = trained(add_sink_token(copy.deepcopy(plain), name))
-    before = network(TOKENS, use_cache=False).logits
-    with hidden_sink(network):
-        hidden = network(TOKENS, use_cache=False).logits
-    assert_close(hidden, plain(TOKENS, use_cache=False).logits, terms=TERMS)
-    assert torch.equal(network(TOKENS, use_cache=False).logits, before) and difference(hidden, before) > 1e-2
-    for without in (plain, add_sink_token(body(), "gate")):
-        with (
-            pytest.raises(CallError, match="expected a network with a sink token or a learned logit to hide, found"),
-            hidden_sink(without),
-        ):
-            pass
-
-
 def test_another_attention_that_would_leave_the_sink_out_is_refused():
     network = with_sink()
     network.set_attn_implementation("eager")
@@ -251,13 +197,6 @@ def test_adding_leaves_the_body_and_a_shared_configuration_alone():
     assert not hasattr(config, "sink_token") and type(one.config).model_type == "sink_llama"
 
 
-def test_a_token_begins_as_an_ordinary_embedding_does():
-    embedding = add_sink_token(body(), SinkToken(count=4, seed=3)).model.sink_token.embedding.detach()
-    assert embedding.shape == (4, 40) and float(embedding.std()) == pytest.approx(0.02, rel=0.3)
-    again, other = (add_sink_token(body(), SinkToken(count=4, seed=seed)).model.sink_token.embedding for seed in (3, 4))
-    assert torch.equal(embedding, again) and not torch.equal(embedding, other)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -266,7 +205,10 @@ def test_a_token_begins_as_an_ordinary_embedding_does():
         (lambda: add_sink_token(body(), "tokens"), r"no variant 'tokens'; expected one of none, token, token-end"),
         (lambda: add_sink_token(with_sink(), "gate"), r"'gate': the network has 'token' already"),
         (lambda: add_sink_token(body(causal=True), "token-end"), r"expected a bidirectional network"),
-        (lambda: add_sink_token(torch.nn.Linear(2, 2)), r"expected a LlamaForCausalLM or Qwen2ForCausalLM .*Linear"),
+        (
+            lambda: add_sink_token(torch.nn.Linear(2, 2)),
+            r"expected a LlamaForCausalLM or Qwen2ForCausalLM, found Linear",
+        ),
     ],
 )
 def test_a_variant_that_does_not_fit_is_refused(make, message):
@@ -276,7 +218,7 @@ def test_a_variant_that_does_not_fit_is_refused(make, message):
 
 def test_a_copy_has_its_own_sink():
     network = trained(with_sink("token"))
-    again = pickle.loads(pickle.dumps(network))
+    again = copy.deepcopy(network)
     assert type(again) is type(network) and torch.equal(again(TOKENS).logits, network(TOKENS).logits)
 
 

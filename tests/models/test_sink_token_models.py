@@ -1,6 +1,7 @@
 """Folders of models with a sink: saved, loaded, refused, written with and recorded."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -8,13 +9,12 @@ from closeness import assert_close, terms_of
 from damage import configure
 from dense_sink import save, with_sink
 from other_kernels import other_kernels
-from safetensors.torch import load_file, save_file
 
 import sinkscope
 from sinkscope.decoding.checking import check_model
 from sinkscope.errors import ModelError
 from sinkscope.models import SinkToken
-from sinkscope.models.sink_token import VARIANTS, add_sink_token
+from sinkscope.models.sink_token import VARIANTS
 
 NAMES = [name for name in VARIANTS if name != "none"]
 CAUSAL = [name for name in NAMES if name != "token-end"]
@@ -48,7 +48,7 @@ def test_what_is_saved_is_loaded(folders, name):
         terms=terms_of(network, 18),
     )
     stored = json.loads((folders[name] / "config.json").read_text())
-    assert stored["model_type"] == "sink_llama" and stored["sink_token"] == VARIANTS[name].as_config()
+    assert stored["model_type"] == "sink_llama" and stored["sink_token"] == asdict(VARIANTS[name])
     assert (
         model.card.sink_token == name and model.family.name == "llada" and model.card.vocabulary == len(model.tokenizer)
     )
@@ -64,31 +64,12 @@ def test_transformers_alone_refuses_the_folder(folders):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"sink_token": {"kind": "vector"}},
-            r"names a variant that this version does not know \(.*kind: expected .* found 'vector'\)",
-        ),
-        (
-            {"sink_token": {"kind": "token", "shape": "ring"}},
-            r"names a variant that this version does not know .*'shape'",
-        ),
-        (
-            {"model_type": "llama"},
-            r"expected sink_token and a model_type that begins with 'sink_' together, found model_type 'llama' with sink_token",
-        ),
+        ({"sink_token": {"kind": "vector"}}, r"a variant that this version knows \(.*kind: expected .* found 'vector'"),
+        ({"model_type": "llama"}, r"begins with 'sink_' together, found model_type 'llama' with sink_token"),
         ({"sink_token": None}, r"begins with 'sink_' together, found model_type 'sink_llama' without sink_token"),
-        (
-            {"sink_token": VARIANTS["token-2"].as_config()},
-            r"model\.sink_token\.embedding \(1, 40\) instead of \(2, 40\)",
-        ),
-        (
-            {"sink_token": VARIANTS["logit"].as_config()},
-            r"1 missing: model\.sink_token\.logits \(3, 5\); 1 unused: model\.sink_token\.embedding \(1, 40\) in model\.safetensors",
-        ),
-        (
-            {"sink_token": SinkToken(token_id=9).as_config()},
-            r"'token' has token_id 9, but the tokenizer of .* there; its free ids begin at",
-        ),
+        ({"sink_token": asdict(VARIANTS["token-2"])}, r"model\.sink_token\.embedding \(1, 40\) instead of \(2, 40\)"),
+        ({"sink_token": asdict(VARIANTS["logit"])}, r"1 missing: model\.sink_token\.logits \(3, 5\); 1 unused: "),
+        ({"sink_token": asdict(SinkToken(token_id=9))}, r"'token' has token_id 9, but the tokenizer of .* there; "),
     ],
 )
 def test_a_folder_that_does_not_fit_is_refused(tmp_path, changes, message):
@@ -98,7 +79,7 @@ def test_a_folder_that_does_not_fit_is_refused(tmp_path, changes, message):
         sinkscope.load(str(folder))
 
 
-@pytest.mark.parametrize("name", ["token", "token-end", "logit", "gate", "causal token", "causal logit"])
+@pytest.mark.parametrize("name", ["token-end", "logit", "gate", "causal token"])
 def test_sinkscope_check_proves_it(folders, name):
     failed = [one for one in check_model(sinkscope.load(str(folders[name]))) if not one.passed]
     assert not failed
@@ -107,7 +88,7 @@ def test_sinkscope_check_proves_it(folders, name):
 # Writing
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["token-2", "token-end", "logit", "gate"])
 def test_a_batch_with_padding_and_guidance_is_written_as_its_rows_alone(folders, name, question, short):
     model = sinkscope.load(str(folders[name]))
     both = sinkscope.generate(model, [question, short], **WRITTEN, guidance=0.7)
@@ -117,7 +98,7 @@ def test_a_batch_with_padding_and_guidance_is_written_as_its_rows_alone(folders,
         assert torch.equal(together.tokens, alone.tokens)
 
 
-@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("name", ["token-2", "logit", "gate"])
 def test_a_causal_batch_is_written_as_its_rows_alone_and_without_a_cache(folders, name, question, short):
     model = sinkscope.load(str(folders[f"causal {name}"]))
     both = sinkscope.generate(model, [question, short], length=6)
@@ -133,7 +114,7 @@ def test_a_causal_batch_is_written_as_its_rows_alone_and_without_a_cache(folders
 # Recording
 
 
-@pytest.mark.parametrize("name", ["token", "token-4", "token-end", "logit"])
+@pytest.mark.parametrize("name", ["token-4", "token-end", "logit"])
 def test_a_trace_has_the_users_positions_and_the_sinks_apart(folders, name, tmp_path, question, short):
     model = sinkscope.load(str(folders[name]))
     plain = sinkscope.generate(model, [question, short], **WRITTEN, guidance=0.7)
@@ -149,17 +130,3 @@ def test_a_trace_has_the_users_positions_and_the_sinks_apart(folders, name, tmp_
         assert trace.tokens.shape == (4, length) and trace.value_norms.shape == (4, 3, 5, length)
         assert trace.manifest["model"]["sink_token"] == name
         assert trace.manifest["axes"]["sink_token_columns"] == ["step", "layer", "head", "sink"]
-
-
-def test_untrained_is_known_after_any_storage(tmp_path):
-    from dense_sink import body
-
-    network = add_sink_token(body(), "token-2")
-    assert not network.model.sink_token.trained and with_sink(SinkToken(count=2)).model.sink_token.trained
-    folder = save(network.to(torch.bfloat16), tmp_path / "model")
-    loaded = sinkscope.load(str(folder), dtype="float32").network
-    assert not loaded.model.sink_token.trained
-    weights = load_file(folder / "model.safetensors")
-    weights["model.sink_token.embedding"][1, 3] += 1
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    assert sinkscope.load(str(folder)).network.model.sink_token.trained

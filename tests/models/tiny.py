@@ -1,4 +1,4 @@
-"""Tiny checkpoints with the published config keys and tensor names; weights from a seed, the same in every environment."""
+"""Tiny checkpoints with the published config keys and tensor names; weights from a seed, the same everywhere."""
 
 import json
 from dataclasses import dataclass, field
@@ -9,33 +9,27 @@ from safetensors.torch import save_file
 
 MASK, EOS, BOS = 60, 57, 56
 
+REMOTE = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnModel"}
+
+
+def all_of(value, keys):
+    return dict.fromkeys(keys.split(), value)
+
+
 LLADA_CONFIG = {
     "activation_type": "silu",
-    "alibi": False,
     "alibi_bias_max": 8.0,
     "architectures": ["LLaDAModelLM"],
-    "attention_dropout": 0.0,
-    "attention_layer_norm": False,
     "attention_layer_norm_with_affine": True,
-    "auto_map": {
-        "AutoConfig": "configuration_llada.LLaDAConfig",
-        "AutoModelForCausalLM": "modeling_llada.LLaDAModelLM",
-    },
-    "bias_for_layer_norm": False,
+    "auto_map": REMOTE,
     "block_group_size": 1,
     "block_type": "llama",
     "d_model": 48,
-    "embedding_dropout": 0.0,
     "embedding_size": 64,
     "eos_token_id": EOS,
-    "flash_attention": False,
-    "include_bias": False,
-    "include_qkv_bias": False,
-    "init_cutoff_factor": None,
     "init_device": "meta",
     "init_fn": "mitchell",
     "init_std": 0.02,
-    "input_emb_norm": False,
     "layer_norm_type": "rms",
     "layer_norm_with_affine": True,
     "mask_token_id": MASK,
@@ -43,22 +37,21 @@ LLADA_CONFIG = {
     "mlp_hidden_size": 88,
     "mlp_ratio": 4,
     "model_type": "llada",
-    "multi_query_attention": None,
     "n_heads": 4,
     "n_kv_heads": 4,
     "n_layers": 3,
     "pad_token_id": EOS,
     "precision": "amp_bf16",
-    "residual_dropout": 0.0,
     "rms_norm_eps": 1e-05,
     "rope": True,
     "rope_full_precision": True,
     "rope_theta": 500000.0,
-    "scale_logits": False,
     "transformers_version": "4.46.3",
-    "use_cache": False,
     "vocab_size": 64,
-    "weight_tying": False,
+    **all_of(False, "alibi attention_layer_norm bias_for_layer_norm flash_attention include_bias include_qkv_bias"),
+    **all_of(False, "input_emb_norm scale_logits use_cache weight_tying"),
+    **all_of(None, "init_cutoff_factor multi_query_attention"),
+    **all_of(0.0, "attention_dropout embedding_dropout residual_dropout"),
 }
 MMADA_CONFIG = LLADA_CONFIG | {
     "architectures": ["MMadaModelLM"],
@@ -89,7 +82,7 @@ _DIFFUSING = _STOCK | {
 }
 DREAM_CONFIG = _DIFFUSING | {
     "architectures": ["DreamModel"],
-    "auto_map": {"AutoConfig": "configuration_dream.DreamConfig", "AutoModel": "modeling_dream.DreamModel"},
+    "auto_map": REMOTE,
     "bos_token_id": EOS,
     "hidden_size": 56,
     "intermediate_size": 72,
@@ -136,15 +129,9 @@ LLAMA_CONFIG = _STOCK | {
 
 SDAR_CONFIG = _DIFFUSING | {
     "architectures": ["SDARForCausalLM"],
-    "auto_map": {
-        "AutoConfig": "configuration_sdar.SDARConfig",
-        "AutoModel": "modeling_sdar.SDARModel",
-        "AutoModelForCausalLM": "modeling_sdar.SDARForCausalLM",
-    },
-    "attention_bias": False,
+    "auto_map": REMOTE,
     "attn_implementation": "flex_attention",
     "bos_token_id": EOS,
-    "debug": False,
     "block_size": 4,
     "ep_size": 1,
     "fuse_cross_entropy": True,
@@ -158,24 +145,16 @@ SDAR_CONFIG = _DIFFUSING | {
     "num_hidden_layers": 3,
     "rms_norm_eps": 1e-06,
     "rope_theta": 1000000,
-    "skip_checkpoint": False,
     "sliding_window": None,
     "transformers_version": "4.52.4",
-    "use_cache": False,
-    "use_deepep": False,
-    "use_sliding_window": False,
     "vocab_size": 64,
+    **all_of(False, "attention_bias debug skip_checkpoint use_cache use_deepep use_sliding_window"),
 }
 
 LLADA_MOE_CONFIG = _DIFFUSING | {
     "architectures": ["LLaDAMoEModelLM"],
     "attention_bias": False,
-    "auto_map": {
-        "AutoConfig": "configuration_lladamoe.LLaDAConfig",
-        "AutoModelForCausalLM": "modeling_lladamoe.LLaDAMoEModelLM",
-    },
-    "bos_token_id": None,
-    "clip_qkv": None,
+    "auto_map": REMOTE,
     "dense_intermediate_size": 72,
     "expert_intermediate_size": 24,
     "hidden_size": 48,
@@ -183,7 +162,6 @@ LLADA_MOE_CONFIG = _DIFFUSING | {
     "moe_layer_freq": [1, 1, 1],
     "moe_router_enable_expert_bias": False,
     "moe_router_score_function": "softmax",
-    "norm_topk_prob": None,
     "num_attention_heads": 4,
     "num_experts": 5,
     "num_experts_per_tok": 2,
@@ -196,20 +174,17 @@ LLADA_MOE_CONFIG = _DIFFUSING | {
     "rope_theta": 50000,
     "routed_scaling_factor": 1,
     "router_aux_loss_coef": 0.01,
-    "router_num_group": None,
-    "router_topk_group": None,
-    "shared_expert_intermediate_size": None,
     "transformers_version": "4.46.3",
     "use_cache": False,
     "vocab_size": 64,
+    **all_of(
+        None, "bos_token_id clip_qkv norm_topk_prob router_num_group router_topk_group shared_expert_intermediate_size"
+    ),
 }
 
 LLADA2_CONFIG = _DIFFUSING | {  # the arguments of the published config class; its config.json was not seen
     "architectures": ["LLaDA2MoeModelLM"],
-    "auto_map": {
-        "AutoConfig": "configuration_llada2_moe.LLaDA2MoeConfig",
-        "AutoModelForCausalLM": "modeling_llada2_moe.LLaDA2MoeModelLM",
-    },
+    "auto_map": REMOTE,
     "block_size": 4,
     "embedding_dropout": 0.0,
     "first_k_dense_replace": 1,
@@ -220,14 +195,12 @@ LLADA2_CONFIG = _DIFFUSING | {  # the arguments of the published config class; i
     "model_type": "llada2_moe",
     "moe_intermediate_size": 24,
     "n_group": 4,
-    "norm_head": False,
     "num_attention_heads": 6,
     "num_experts": 16,
     "num_experts_per_tok": 3,
     "num_hidden_layers": 3,
     "num_shared_experts": 2,
     "output_dropout": 0.0,
-    "output_router_logits": False,
     "pad_token_id": EOS,
     "partial_rotary_factor": 0.5,
     "rms_norm_eps": 1e-06,
@@ -236,12 +209,9 @@ LLADA2_CONFIG = _DIFFUSING | {  # the arguments of the published config class; i
     "sliding_window": 4096,
     "topk_group": 2,
     "transformers_version": "4.56.2",
-    "use_bias": False,
-    "use_cache": False,
     "use_qk_norm": True,
-    "use_qkv_bias": False,
-    "use_sliding_window": False,
     "vocab_size": 64,
+    **all_of(False, "norm_head output_router_logits use_bias use_cache use_qkv_bias use_sliding_window"),
 }
 
 

@@ -49,63 +49,29 @@ def test_a_step_that_finds_no_room_waits_for_earlier_ones():
     assert most[0] == 2, "two steps of 40 bytes fit into 100"
 
 
-OUT_OF_MEMORY = {
-    "of the device": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-    "to be pinned": getattr(torch, "AcceleratorError", RuntimeError)(
-        "CUDA error: out of memory"
-    ),  # as cudaHostAlloc says it
-}
-
-
-def scarce(monkeypatch, error):
-    """From now on the third copy fails."""
+def test_out_of_memory_waits_for_earlier_steps_and_loses_nothing(monkeypatch):
     copies, copy = [], AsyncWriter._copy
 
     def failing(self, tensors):
         copies.append(self._count)
         if len(copies) == 3:
-            raise error
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return copy(self, tensors)
 
     monkeypatch.setattr(AsyncWriter, "_copy", failing)
-
-
-@pytest.mark.parametrize("error", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
-def test_out_of_memory_waits_for_what_is_under_way_and_loses_nothing(error, monkeypatch):
-    scarce(monkeypatch, error)
     writer, found = AsyncWriter(threaded=True), []
     for number in range(6):
-        writer.send(step(number), lambda tensors: (time.sleep(0.01), found.append(int(tensors["sums"][0]))))
+        writer.send(step(number), lambda tensors: found.append(int(tensors["sums"][0])))
     writer.drain()
     writer.close()
     assert found == [0, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("told_by", ["send", "drain"])
-def test_an_error_behind_the_scenes_reaches_the_caller(told_by):
-    writer, found = AsyncWriter(threaded=True), []
-
-    def landed(tensors):
-        if not found:
-            found.append("tried")
-            raise OSError("no space left on device")
-        found.append("again")
-
-    writer.send(step(0), landed)
-    with pytest.raises(OSError, match="no space left"):
-        if told_by == "drain":
-            writer.drain()
-        for _ in range(200):
-            time.sleep(0.01)
-            writer.send(step(1), landed)
-    writer.close()
-
-
 @pytest.mark.parametrize("threaded", [True, False])
 def test_behind_a_failed_step_nothing_lands(threaded):
     """Whether it was in transit already or is sent later, because a gap would give later steps wrong numbers."""
-    for _ in range(20):
-        writer, landed, told = AsyncWriter(threaded=threaded, room=400), [], 0
+    for _ in range(5):
+        writer, landed, raised = AsyncWriter(threaded=threaded, room=400), [], 0
 
         def land(tensors, landed=landed):
             if not landed:
@@ -118,8 +84,8 @@ def test_behind_a_failed_step_nothing_lands(threaded):
             try:
                 writer.send(step(number, size=60 if number % 12 in (0, 11) else 2), land)
             except OSError:
-                told += 1
+                raised += 1
         with contextlib.suppress(OSError):
             writer.drain()
         writer.close()
-        assert landed == ["the failed one"] and told
+        assert landed == ["the failed one"] and raised

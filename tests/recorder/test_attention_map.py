@@ -9,7 +9,6 @@ import pytest
 import torch
 import transformers
 from closeness import assert_close, terms_of
-from PIL import Image
 
 import sinkscope
 from sinkscope.errors import CallError, TraceError
@@ -63,42 +62,23 @@ def test_a_map_is_the_dense_one_and_adds_up_to_what_was_recorded(recorded, step)
             )
 
 
-# What is refused
-
-
-@pytest.mark.parametrize(
-    ("place", "message"),
-    [
-        ((99, 0, 0), "step: expected 0 to"),
-        ((0, 3, 0), "layer: expected 0 to 2, found 3"),
-        ((0, -4, 0), "layer: expected 0 to 2, found -4; .* has 3"),
-        ((0, 0, -7), "head: expected 0 to"),
-    ],
-)
-def test_what_the_trace_does_not_have_is_refused(recorded, place, message):
+@pytest.mark.parametrize(("place", "name"), [((99, 0, 0), "step"), ((0, -4, 0), "layer"), ((0, 0, -7), "head")])
+def test_a_place_outside_of_the_trace_is_refused(recorded, place, name):
     model, _, traces = recorded
-    with pytest.raises(CallError, match=message):
+    with pytest.raises(CallError, match=f"{name}: expected 0 to"):
         recompute_map(model, traces[0], *place)
-
-
-def edited(trace, tmp_path, change):
-    """A copy of a trace's folder with another manifest."""
-    shutil.copytree(trace.folder, tmp_path / "edited")
-    path = tmp_path / "edited" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["checksum"]
-    change(manifest)
-    path.write_text(json.dumps(manifest))
-    return open_trace(tmp_path / "edited")
 
 
 def test_other_weights_are_refused(recorded, tmp_path):
     model, _, traces = recorded
-    other = edited(traces[0], tmp_path, lambda manifest: manifest["model"].update(weight_hash="f" * 64))
-    with pytest.raises(
-        CallError, match=rf"was written by weights ffffffffffff…, .* has {model.card.weight_hash[:12]}…; pass the model"
-    ):
-        recompute_map(model, other, 0, 0, 0)
+    shutil.copytree(traces[0].folder, tmp_path / "edited")
+    path = tmp_path / "edited" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["checksum"]
+    manifest["model"]["weight_hash"] = "f" * 64
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(CallError, match="was written by weights ffffffffffff…, .*; pass the model"):
+        recompute_map(model, open_trace(tmp_path / "edited"), 0, 0, 0)
 
 
 def test_columns_that_are_not_those_of_the_map_are_refused(recorded):
@@ -130,16 +110,9 @@ def test_coarse_rounding_excuses_no_hidden_keys(diffusion_folder, tmp_path):
     assert refused >= trace.heads * (trace.steps - 1)
 
 
-# Stored maps
-
-
-# The commands
-
-
-@pytest.mark.parametrize("suffix", [".npy", ".csv", ".png", ".pdf"])
-def test_map_command_writes_what_it_prints(recorded, run, tmp_path, suffix):
+def test_map_command_writes_what_it_prints(recorded, run, tmp_path):
     _, folder, traces = recorded
-    out = tmp_path / "maps" / f"one{suffix}"
+    out = tmp_path / "maps" / "one.csv"
     status, printed, error = run(
         "map", traces[1].folder, "--step", -2, "--layer", 1, "--head", 2, "--model", folder, "--out", out, "--json"
     )
@@ -147,20 +120,8 @@ def test_map_command_writes_what_it_prints(recorded, run, tmp_path, suffix):
     document = json.loads(printed)
     attention = np.array(document["map"])
     assert attention.shape == (document["queries"], document["keys"])
-    assert (document["step"], document["layer"], document["head"], document["source"]) == (
-        traces[1].steps - 2,
-        1,
-        2,
-        "recomputed",
-    )
+    place = document["step"], document["layer"], document["head"]
+    assert (*place, document["source"]) == (traces[1].steps - 2, 1, 2, "recomputed")
     assert 0 <= document["largest_difference"] < 1e-3
-    if suffix == ".npy":
-        np.testing.assert_allclose(np.load(out), attention, atol=1e-6)
-    elif suffix == ".csv":
-        rows = np.loadtxt(out, delimiter=",", skiprows=1)
-        np.testing.assert_allclose(rows[:, 2].reshape(attention.shape), attention, atol=1e-6)
-    elif suffix == ".png":
-        with Image.open(out) as image:
-            assert min(image.size) > 500
-    else:
-        assert out.read_bytes().startswith(b"%PDF")
+    rows = np.loadtxt(out, delimiter=",", skiprows=1)
+    np.testing.assert_allclose(rows[:, 2].reshape(attention.shape), attention, atol=1e-6)

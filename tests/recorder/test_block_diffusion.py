@@ -50,7 +50,7 @@ def recorded(model, folder, prompt=PROMPT, **settings):
     return sinkscope.open_trace(folder)
 
 
-@pytest.mark.parametrize(("block", "length"), [(4, 14), (3, 7), (6, 5), (32, 20)])
+@pytest.mark.parametrize(("block", "length"), [(4, 14), (3, 7), (32, 20)])
 def test_columns_are_those_of_all_queries_so_far(block, length, tmp_path):
     """The finished blocks are read once, yet a step has the columns that one pass over the whole canvas gives."""
     model = seeded_model("sdar", 1)
@@ -128,7 +128,7 @@ def test_a_block_as_long_as_the_canvas_is_the_diffusion_column(tmp_path):
         np.testing.assert_allclose(trace.newest_columns[step], columns, atol=2e-4)
 
 
-@pytest.mark.parametrize("rule", ["top:2", "top:2@current", "random:2", "window:2+4", "rowmass:1"])
+@pytest.mark.parametrize("rule", ["top:2", "window:2+4"])
 def test_hiding_is_in_force_behind_the_cache(rule, tmp_path):
     """Hidden keys change what is written, and what is stored: a later block reads what the finished one computed with
     the keys hidden.
@@ -141,7 +141,7 @@ def test_hiding_is_in_force_behind_the_cache(rule, tmp_path):
     assert torch.equal(plain, again)
     trace, bare = sinkscope.open_trace(tmp_path / "t"), recorded(model, tmp_path / "bare", length=20, temperature=0.0)
     assert not torch.equal(plain, hidden) or not np.allclose(trace.column_sums[:], bare.column_sums[:], equal_nan=True)
-    if rule.startswith(("top", "random")):
+    if rule == "top:2":
         running = trace.column_sums[
             2, ..., :12
         ]  # the second step of the first block, behind the 8 tokens that were read

@@ -6,25 +6,8 @@ import torch
 
 import sinkscope
 
-PROMPT, TENSORS = (
-    [5, 9, 11, 7],
-    ("column_sums", "self_attention", "value_norms", "output_norms", "confidence", "tokens"),
-)
-
-
-@pytest.fixture(params=[torch.float64, torch.bfloat16], ids=str)
-def default(request):
-    """Return a function that calls another under an unusual default dtype."""
-
-    def call(function, *arguments):
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(request.param)
-        try:
-            return function(*arguments)
-        finally:
-            torch.set_default_dtype(before)
-
-    return call
+PROMPT = [5, 9, 11, 7]
+TENSORS = ("column_sums", "self_attention", "value_norms", "output_norms", "confidence", "tokens")
 
 
 def recorded(model, settings, rule, out):
@@ -34,12 +17,15 @@ def recorded(model, settings, rule, out):
     return {name: np.asarray(getattr(trace, name)[:]) for name in TENSORS}
 
 
-@pytest.mark.parametrize("rule", ["none", "top:1", "rowmass:1@seed=1", "persistent:1"])
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_a_recording_is_the_same(diffusion, tmp_path, default, rule, temperature):
+@pytest.mark.parametrize(("rule", "temperature"), [("none", 0.7), ("top:1", 0.0), ("persistent:1", 0.0)])
+def test_a_recording_is_the_same(diffusion, tmp_path, rule, temperature):
     settings = {"length": 8, "steps": 4, "block": 4, "temperature": temperature, "seed": 3}
-    expected = recorded(diffusion, settings, rule, tmp_path / "usual")
-    found = default(recorded, diffusion, settings, rule, tmp_path / "unusual")
+    expected, before = recorded(diffusion, settings, rule, tmp_path / "usual"), torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = recorded(diffusion, settings, rule, tmp_path / "unusual")
+    finally:
+        torch.set_default_dtype(before)
     for name in TENSORS:
         assert found[name].dtype == expected[name].dtype and np.array_equal(
             found[name], expected[name], equal_nan=True
@@ -72,8 +58,6 @@ def test_a_manifest_says_what_became_of_the_model(diffusion_folder, tmp_path):
         with sinkscope.recording(model, out=tmp_path / f"{number}.trace"):
             sinkscope.generate(model, [5, 9, 11, 7], length=4, steps=4, block=4)
         manifest = sinkscope.open_trace(tmp_path / f"{number}.trace").manifest
-        assert (
-            manifest["model"]["dtype"] == manifest["dtype"] == dtype
-            and manifest["model"]["stored_dtype"] == stock.stored_dtype
-        )
+        assert manifest["model"]["dtype"] == manifest["dtype"] == dtype
+        assert manifest["model"]["stored_dtype"] == stock.stored_dtype
         assert manifest["model"]["weight_hash"] == weights

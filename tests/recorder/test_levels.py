@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from processes import environment
 
 import sinkscope
 from sinkscope.errors import CallError
-from sinkscope.interventions import HideTopSinks
 from sinkscope.statistics import Summary, summarise
 from sinkscope.traces import read_statistics
 
@@ -34,9 +32,6 @@ def kept(request, tmp_path_factory):
     return folder
 
 
-# The largest columns
-
-
 def test_top_keeps_the_largest_columns_and_where_they_are(kept):
     for whole, top in zip(sinkscope.open_traces(kept / "columns"), sinkscope.open_traces(kept / "top"), strict=True):
         columns = whole.column_sums[:]
@@ -47,11 +42,7 @@ def test_top_keeps_the_largest_columns_and_where_they_are(kept):
         assert "value_norms" not in top.tensors
         np.testing.assert_array_equal(top.tokens[:], whole.tokens[:])
         np.testing.assert_array_equal(top.written[:], whole.written[:])
-
-
-def test_top_reads_as_whole_columns_whose_means_are_exact(kept):
-    for whole, top in zip(sinkscope.open_traces(kept / "columns"), sinkscope.open_traces(kept / "top"), strict=True):
-        columns, found = whole.column_sums[:], top.column_sums[:]
+        found = top.column_sums[:]  # reads as whole columns whose means are exact
         assert found.shape == top.column_sums.shape == columns.shape
         np.testing.assert_array_equal(np.isnan(found), np.isnan(columns))
         assert_close(np.nansum(found, axis=-1), np.nansum(columns, axis=-1), terms=columns.shape[-1])
@@ -73,34 +64,20 @@ def test_sinks_of_a_top_trace_are_those_of_the_whole_one(kept):
     assert found > 20
 
 
-# Statistics
-
-
-def of_traces(folder, excess=3.0):
-    """The same statistics from whole traces."""
-    merged = None
-    for trace in sinkscope.open_traces(folder):
-        found = Summary.of(summarise(trace, Summary.thresholds(excess)), excess)
-        if merged is None:
-            merged = found
-        else:
-            merged.merge(found)
-    return merged
-
-
 def test_statistics_are_those_of_the_whole_traces(kept):
     manifest, arrays, texts = read_statistics(kept / "statistics")
-    expected = of_traces(kept / "columns").to_arrays()
+    one, other = (
+        Summary.of(summarise(trace, Summary.thresholds(3.0)), 3.0) for trace in sinkscope.open_traces(kept / "columns")
+    )
+    one.merge(other)
+    expected = one.to_arrays()
     assert arrays.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_array_equal(arrays[name], array, err_msg=name)
     assert (manifest["complete"], manifest["prompts"], manifest["level"]) == (True, 2, "statistics")
     assert {path.name for path in (kept / "statistics").iterdir()} == {"manifest.json", "statistics.safetensors"}
-    assert texts == {
-        int(token): text
-        for trace in sinkscope.open_traces(kept / "columns")
-        for token, text in trace.manifest["vocabulary"].items()
-    }
+    vocabularies = [trace.manifest["vocabulary"].items() for trace in sinkscope.open_traces(kept / "columns")]
+    assert texts == {int(token): text for one in vocabularies for token, text in one}
 
 
 def test_a_generation_that_fails_counts_for_nothing(diffusion, tmp_path):
@@ -127,43 +104,34 @@ def test_a_prompt_counts_once(diffusion, tmp_path):
             sinkscope.generate(diffusion, SHORT, length=4, on_step=stop)
         for seed in (0, 1):
             sinkscope.generate(diffusion, SHORT, length=4, seed=seed)
-        with pytest.raises(
-            CallError,
-            match=r"keep='statistics' counts each prompt once, found 'Q: .* again; leave it out, or use another seed",
-        ):
+        with pytest.raises(CallError, match="keep='statistics' counts each prompt once, found 'Q: "):
             sinkscope.generate(diffusion, SHORT, length=4)
         sinkscope.generate(diffusion, QUESTION, length=4)
     assert read_statistics(tmp_path / "s")[0]["prompts"] == 3
 
 
-# The folder
-
-
-# The commands
-
-
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory):
     path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    path.write_text(
-        "".join(
-            json.dumps({"prompt": f"Q: Tom has {n} apples and buys 5 more. How many apples does Tom have now?\nA:"})
-            + "\n"
-            for n in (3, 4, 7, 9, 2)
-        )
-    )
+    texts = (QUESTION.replace("7", str(number)) for number in (3, 4, 7, 9, 2))
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     return path
 
 
 COUNT = ("--length", 6, "--block", 6, "--keep", "statistics", "--json")
 
 
+def in_a_process(*command, **more):
+    """Run a command of sinkscope with one thread, as torchrun's workers do."""
+    command = [str(one) for one in (sys.executable, *command)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment(), **more)
+
+
 @pytest.fixture(scope="module")
 def alone(diffusion_folder, prompts, tmp_path_factory):
-    """The statistics of the five prompts from one process, a separate one as torchrun's workers are."""
+    """The statistics of the five prompts from one process."""
     out = tmp_path_factory.mktemp("alone") / "s"
-    command = [sys.executable, "-m", "sinkscope", "trace", diffusion_folder, "--prompts", prompts, "--out", out, *COUNT]
-    done = subprocess.run([str(one) for one in command], capture_output=True, text=True, check=True, env=environment())
+    done = in_a_process("-m", "sinkscope", "trace", diffusion_folder, "--prompts", prompts, "--out", out, *COUNT)
     assert json.loads(done.stdout) == {"statistics": str(out), "prompts": 5, "complete": True}
     return out
 
@@ -181,21 +149,9 @@ def assert_same_statistics(one, other):
 @pytest.mark.slow
 def test_two_processes_under_torchrun_give_what_one_gives(alone, diffusion_folder, prompts, tmp_path):
     out = tmp_path / "s"
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--master-port",
-        "0",
-        "-m",
-        "sinkscope",
-    ]
-    command += ["trace", diffusion_folder, "--prompts", prompts, "--out", out, *COUNT]
-    done = subprocess.run(
-        [str(one) for one in command], capture_output=True, text=True, check=True, env=environment(), timeout=300
-    )
+    command = [*"-m torch.distributed.run --nproc-per-node 2 --master-port 0 -m sinkscope trace".split()]
+    command += [diffusion_folder, "--prompts", prompts, "--out", out, *COUNT]
+    done = in_a_process(*command, timeout=300)
     assert json.loads(done.stdout)["complete"] is True  # one of them says so, once
     assert_same_statistics(alone, out)
 
@@ -203,10 +159,9 @@ def test_two_processes_under_torchrun_give_what_one_gives(alone, diffusion_folde
 @pytest.mark.slow
 def test_the_same_command_goes_on_after_kill_9(alone, diffusion_folder, prompts, tmp_path):
     out = tmp_path / "s"
-    command = [sys.executable, "-m", "sinkscope", "trace", diffusion_folder, "--prompts", prompts, "--out", out, *COUNT]
-    process = subprocess.Popen(
-        [str(one) for one in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment()
-    )
+    command = ["-m", "sinkscope", "trace", diffusion_folder, "--prompts", prompts, "--out", out, *COUNT]
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([str(one) for one in (sys.executable, *command)], **silent, env=environment())
     deadline = time.monotonic() + 240
     while not (out / "statistics.safetensors").exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -214,42 +169,26 @@ def test_the_same_command_goes_on_after_kill_9(alone, diffusion_folder, prompts,
     assert process.wait() == -signal.SIGKILL
     manifest, _, _ = read_statistics(out)
     assert not manifest["complete"]
-    done = subprocess.run([str(one) for one in command], capture_output=True, text=True, check=True, env=environment())
+    done = in_a_process(*command)
     assert "prompts are done already" in done.stderr
     assert json.loads(done.stdout)["prompts"] == 5
     assert_same_statistics(alone, out)
 
 
-def test_sinks_prints_the_statistics(alone, run):
-    status, out, error = run("sinks", alone, "--json")
+def test_sinks_prints_the_statistics(kept, run):
+    status, out, error = run("sinks", kept / "statistics", "--json")
     assert (status, error) == (0, "")
     document = json.loads(out)
-    assert (document["level"], document["prompts"], document["complete"]) == ("statistics", 5, True)
-    expected = Summary.from_arrays(read_statistics(alone)[1])
-    assert document["counts"]["sinks"] == expected.sinks
-    assert document["counts"]["steps"] == 30
+    assert (document["level"], document["prompts"], document["complete"]) == ("statistics", 2, True)
+    assert document["counts"]["sinks"] == Summary.from_arrays(read_statistics(kept / "statistics")[1]).sinks
     assert set(document["means"]) == {"by_prompt", "by_layer_and_head", "norms_by_layer", "epsilon_curve"}
-    status, out, _ = run("sinks", alone)
-    assert status == 0
-    assert "5 prompts, 30 steps" in out
-    assert "entropy" in out
+    assert "2 prompts, " in run("sinks", kept / "statistics")[1]
 
 
+@pytest.mark.slow
 def test_other_settings_in_the_same_folder_are_refused(alone, run, diffusion_folder, prompts):
-    status, _, error = run(
-        "trace",
-        diffusion_folder,
-        "--prompts",
-        prompts,
-        "--out",
-        alone,
-        "--keep",
-        "statistics",
-        "--length",
-        12,
-        "--block",
-        6,
-    )
+    settings = ("--keep", "statistics", "--length", 12, "--block", 6)
+    status, _, error = run("trace", diffusion_folder, "--prompts", prompts, "--out", alone, *settings)
     assert status == 2
     assert "holds statistics of another run: expected sampler" in error
 
@@ -260,45 +199,15 @@ def test_trace_keeps_the_maps_it_is_asked_for(run, diffusion, diffusion_folder, 
     from sinkscope.traces.stored_maps import stored_map
 
     out = tmp_path / "t"
-    status, _, _ = run(
-        "trace",
-        diffusion_folder,
-        "--prompt",
-        SHORT,
-        "--out",
-        out,
-        "--length",
-        4,
-        "--keep-maps",
-        "1:2:3,0:0:4",
-        "--keep",
-        "top",
-        "--top",
-        3,
-    )
+    kept = ("--length", 4, "--keep-maps", "1:2:3,0:0:4", "--keep", "top", "--top", 3)
+    status, _, _ = run("trace", diffusion_folder, "--prompt", SHORT, "--out", out, *kept)
     assert status == 0
     keep_maps(diffusion, [out], [(9, 0, 0)])  # as of an answer that ended early
     assert f"{out}: no map of step 9, the trace has 4 steps" in capsys.readouterr().err
     trace = sinkscope.open_trace(out)
     assert trace.manifest["maps"] == [[0, 0, 4], [1, 2, 3]]
     assert trace.top_column_sums.shape[-1] == 3
-    assert_close(
-        stored_map(trace, 1, 2, 3),
-        recompute_map(diffusion, trace, 1, 2, 3).attention,
-        terms=terms_of(diffusion.network, 32),
-    )
+    expected = recompute_map(diffusion, trace, 1, 2, 3).attention
+    assert_close(stored_map(trace, 1, 2, 3), expected, terms=terms_of(diffusion.network, 32))
     status, printed, _ = run("map", out, "--step", 1, "--layer", 2, "--head", 3, "--json")
     assert json.loads(printed)["source"] == "stored"
-
-
-@pytest.mark.parametrize("second", [{"steps": 4}, {"block": 12}, {"hide": True}])
-def test_statistics_of_two_settings_are_not_put_into_one_folder(diffusion, tmp_path, second):
-    first = {"length": 12, "steps": 8, "block": 6}
-    hiding = HideTopSinks(1)(diffusion) if second.pop("hide", False) else nullcontext()
-    said = "prompts of one setting: expected .* as for the first prompt, found .*; use a folder for each setting"
-    with pytest.raises(CallError, match=said), sinkscope.recording(diffusion, out=tmp_path / "s", keep="statistics"):
-        sinkscope.generate(diffusion, SHORT, **first, seed=0)
-        sinkscope.generate(diffusion, [QUESTION, SHORT], **first, seed=5)
-        with hiding:
-            sinkscope.generate(diffusion, SHORT, **first | second)
-    assert read_statistics(tmp_path / "s")[0]["prompts"] == 3

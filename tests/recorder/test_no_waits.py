@@ -13,29 +13,15 @@ from simulated_gpu import OnDevice, SimulatedGpu
 import sinkscope
 from sinkscope.attention import AttentionInputs, Hidden, dispatch, norms_of, output_norms, projections
 from sinkscope.attention.blockwise import compute_blockwise
-from sinkscope.interventions import Intervention, parse_rule
+from sinkscope.interventions import parse_rule
 from sinkscope.models import FAMILIES
 
 DREAM = FAMILIES["dream"]
 
-QUEUED = [
-    "top:1",
-    "top:1@last_row",
-    "top:1@current",
-    "top:1@only_sinks",
-    "random:1",
-    "mass:1",
-    "persistent:1",
-    "ranks:1",
-]
-QUEUED += [
-    "above:3",
-    "above:3@percent",
-    "window:2+5",
-    "top:1@kv_head,keys=prompt",
-    "top:1@queries=masked",
-    "random:2@zero,keys=1-9",
-]
+QUEUED = """
+    top:1 top:1@last_row top:1@only_sinks random:1 mass:1 persistent:1 above:3@percent window:2+5
+    top:1@kv_head,keys=prompt top:1@queries=masked random:2@zero,keys=1-9
+""".split()
 WAITING = {
     "class:1": {("interventions/step_canvas.py:_numbered", "down"): 1},  # Python knows the classes of tokens
     "top:1@clean": {
@@ -129,48 +115,28 @@ def generate(model, out, prompts, **more):
         return sinkscope.generate(model, [list(prompt) for prompt in prompts], length=8, steps=8, block=8, **more)
 
 
-@pytest.mark.parametrize(
-    "prompts", [((5, 9, 11, 7), (8, 6, 13, 20)), ((5, 9, 11, 7), (8, 6, 13))], ids=["equal", "padded"]
-)
-def test_llada_s_loop_waits_for_the_count_of_the_step_before_alone(prompts, gpu, models, tmp_path, monkeypatch):
+def test_llada_s_loop_waits_for_the_count_of_the_step_before_alone(gpu, models, tmp_path, monkeypatch):
     monkeypatch.setattr("sinkscope.decoding.blocks.row_generators", lambda seed, rows, device: [None] * rows)
-    waits = []
+    waits, prompts = [], ((5, 9, 11, 7), (8, 6, 13))
+
+    def note(_):
+        waits.append(Counter(gpu.waits))
+        gpu.waits.clear()
+
     with gpu:
-        told = generate(
-            models[0],
-            tmp_path / "there",
-            prompts,
-            on_step=lambda _: (waits.append(Counter(gpu.waits)), gpu.waits.clear()),
-        )
+        found = generate(models[0], tmp_path / "there", prompts, on_step=note)
     expected = generate(models[1], tmp_path / "here", prompts)
-    assert [one.text for one in told] == [one.text for one in expected]
+    assert [one.text for one in found] == [one.text for one in expected]
     assert len(waits) == 8
     assert set().union(*waits[1:]) <= {("decoding/projection.py:most", "an event")}
     assert all(one.total() <= 1 for one in waits[1:])
 
 
-@pytest.mark.parametrize("lateness", [0.0, 0.05])
-def test_a_generation_is_recorded_as_on_the_cpu_however_late_its_copies_are(
-    lateness, gpu, models, tmp_path, monkeypatch
-):
+def test_a_generation_is_recorded_as_on_the_cpu_however_late_its_copies_are(gpu, models, tmp_path, monkeypatch):
     monkeypatch.setattr("sinkscope.decoding.blocks.row_generators", lambda seed, rows, device: [None] * rows)
-    gpu.lateness, prompts = lateness, ((5, 9, 11, 7), (8, 6, 13))
+    gpu.lateness, prompts = 0.05, ((5, 9, 11, 7), (8, 6, 13))
     with gpu:
         generate(models[0], tmp_path / "there", prompts)
     generate(models[1], tmp_path / "here", prompts)
-    assert [one.steps for one in same_traces(tmp_path / "there", tmp_path / "here", models[1].network)] == [
-        8,
-        8,
-    ] and not gpu.spun
-
-
-# The simulation itself
-
-
-class Asking(Intervention):
-    """A rule of somebody who does not know of waits."""
-
-    def choose(self, context):
-        keys = context.real.clone()
-        keys[:, int(context.call.key.sum() > 0) :] = False
-        return keys[:, None]
+    traces = list(same_traces(tmp_path / "there", tmp_path / "here", models[1].network))
+    assert [one.steps for one in traces] == [8, 8] and not gpu.spun

@@ -1,6 +1,4 @@
-"""Decoders of transformers, built small from their names: logits untouched and columns as in eager maps, padded and
-behind a cache.
-"""
+"""Decoders of transformers, built small from their names: logits untouched and columns as in eager maps."""
 
 import inspect
 
@@ -74,9 +72,8 @@ def test_columns_are_those_of_eager_maps(name, tmp_path):
         real = MASK[row].bool()
         assert_close(logits[row, real], dense.logits[row, real], terms=terms)
         for layer, attention in enumerate(dense.attentions):
-            assert_close(
-                trace.column_sums[0, layer][:, : real.sum()], attention[row][:, real][:, :, real].sum(1), terms=terms
-            )
+            found = trace.column_sums[0, layer][:, : real.sum()]
+            assert_close(found, attention[row][:, real][:, :, real].sum(1), terms=terms)
     with sinkscope.recording(network, out=tmp_path / "written"):
         written = network.generate(IDS[:1], max_new_tokens=3, min_new_tokens=3, do_sample=False)
     dense = network(written[:, :-1], output_attentions=True, use_cache=False)

@@ -108,13 +108,8 @@ def guided(diffusion, diffusion_folder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def written(autoregressive, autoregressive_folder, tmp_path_factory):
-    return record(
-        autoregressive,
-        eager(autoregressive_folder),
-        tmp_path_factory.mktemp("traces") / "written",
-        PROMPTS,
-        length=LENGTH,
-    )
+    out = tmp_path_factory.mktemp("traces") / "written"
+    return record(autoregressive, eager(autoregressive_folder), out, PROMPTS, length=LENGTH)
 
 
 @pytest.fixture(params=["diffused", "guided", "written"])
@@ -138,45 +133,28 @@ def each_step(recorded, name):
         yield array[step, ..., :length], recorded.dense[step], trace.tokens[step, :length]
 
 
-def test_column_sums(recorded):
-    for found, dense, _ in each_step(recorded, "column_sums"):
-        assert_close(found, dense.attention.sum(axis=2), terms=recorded.terms)
+DENSE = {
+    "column_sums": lambda dense: dense.attention.sum(axis=2),
+    "self_attention": lambda dense: np.diagonal(dense.attention, axis1=2, axis2=3),
+    "value_norms": lambda dense: dense.value_norms,
+    "key_norms": lambda dense: dense.key_norms,
+    "hidden_norms": lambda dense: dense.hidden_norms,  # of what enters the layer
+}
 
 
-def test_self_attention(recorded):
-    for found, dense, _ in each_step(recorded, "self_attention"):
-        assert_close(found, np.diagonal(dense.attention, axis1=2, axis2=3), terms=recorded.terms)
-
-
-def test_value_norms(recorded):
-    for found, dense, _ in each_step(recorded, "value_norms"):
-        assert_close(found, dense.value_norms, terms=recorded.terms)
-
-
-def test_key_norms(recorded):
-    for found, dense, _ in each_step(recorded, "key_norms"):
-        assert_close(found, dense.key_norms, terms=recorded.terms)
-
-
-def test_hidden_norms_are_of_what_enters_the_layer(recorded):
-    for found, dense, _ in each_step(recorded, "hidden_norms"):
-        assert_close(found, dense.hidden_norms, terms=recorded.terms)
+def test_every_tensor_is_the_dense_one(recorded):
+    for name, expected in DENSE.items():
+        for found, dense, _ in each_step(recorded, name):
+            assert_close(found, expected(dense), terms=recorded.terms, what=name)
 
 
 @pytest.mark.parametrize("both_rows", ["diffused", "guided"], indirect=True)
-def test_column_sums_of_masked_queries(recorded):
-    mask = recorded.model.card.mask_id
+def test_column_sums_of_query_groups(recorded):
+    mask, prompt = recorded.model.card.mask_id, recorded.trace.manifest["prompt_length"]
     for found, dense, canvas in each_step(recorded, "column_sums_masked"):
         assert_close(found, dense.attention[:, :, canvas == mask].sum(axis=2), terms=recorded.terms)
-        assert_close(found.sum(axis=-1), int((canvas == mask).sum()), terms=3 * int(recorded.trace.lengths[-1]))
-
-
-@pytest.mark.parametrize("both_rows", ["diffused", "guided"], indirect=True)
-def test_column_sums_of_the_prompts_queries(recorded):
-    prompt = recorded.trace.manifest["prompt_length"]
     for found, dense, _ in each_step(recorded, "column_sums_prompt"):
         assert_close(found, dense.attention[:, :, :prompt].sum(axis=2), terms=recorded.terms)
-        assert_close(found.sum(axis=-1), prompt, terms=3 * int(recorded.trace.lengths[-1]))
 
 
 @pytest.mark.parametrize("both_rows", ["written"], indirect=True)
@@ -228,20 +206,12 @@ def test_an_autoregressive_step_writes_the_position_behind_its_canvas(recorded):
         length = trace.lengths[step]
         canvas = trace.tokens[step : step + 1, :length].astype(np.int64)
         probability = torch.softmax(dense.logits[-1], dim=-1).max(dim=-1)
-        for name, expected in (
-            ("written", probability.indices),
-            ("predicted", probability.indices),
-            ("confidence", probability.values),
-        ):
+        for name in ("written", "predicted"):
             array = getattr(trace, name)[step]
-            if name == "confidence":
-                assert_close(
-                    array[length], expected, **probabilities_of(recorded.model.network, torch.from_numpy(canvas))
-                )
-            else:
-                assert array[length] == expected
-            others = np.delete(array, length)
-            assert np.isnan(others).all() if name == "confidence" else (others == -1).all()
+            assert array[length] == probability.indices and (np.delete(array, length) == -1).all()
+        shares = probabilities_of(recorded.model.network, torch.from_numpy(canvas))
+        assert_close(trace.confidence[step, length], probability.values, **shares)
+        assert np.isnan(np.delete(trace.confidence[step], length)).all()
 
 
 def test_a_row_of_a_batch_is_recorded_as_if_it_were_alone(diffused, diffusion, tmp_path):
@@ -269,10 +239,12 @@ def test_rows_that_have_met_eos_are_no_longer_recorded(autoregressive, tmp_path)
         assert_close(np.nansum(trace.column_sums[-1, 0, 0]), float(trace.lengths[-1]), terms=3 * int(trace.lengths[-1]))
 
 
-@pytest.mark.parametrize("rule", ["top:2", "window:1+3@zero"])
-def test_the_newest_row_of_a_run_with_hidden_keys_is_the_one_in_force(autoregressive, tmp_path, rule):
+def test_the_newest_row_of_a_run_with_hidden_keys_is_the_one_in_force(autoregressive, tmp_path):
     """What a step adds to the columns is its newest query's row."""
-    with sinkscope.parse_rule(rule)(autoregressive), sinkscope.recording(autoregressive, out=tmp_path / "run"):
+    with (
+        sinkscope.parse_rule("window:1+3@zero")(autoregressive),
+        sinkscope.recording(autoregressive, out=tmp_path / "run"),
+    ):
         sinkscope.generate(autoregressive, list(range(5, 17)), length=8)
     trace = sinkscope.open_trace(tmp_path / "run")
     columns, rows = np.nan_to_num(trace.column_sums[:]), np.nan_to_num(trace.last_query[:])

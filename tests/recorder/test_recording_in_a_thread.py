@@ -63,10 +63,7 @@ def test_a_nan_in_attention_is_told_and_the_trace_says_incomplete(in_a_thread, d
     handle = spoiled.q_proj.register_forward_hook(spoil)
     try:
         with (
-            pytest.raises(
-                AttentionError,
-                match=r"of step 2 .* found NaN first in layer model\.layers\.1\.self_attn, head 1; .*float32",
-            ),
+            pytest.raises(AttentionError, match=r"of step 2 .* NaN first in layer model\.layers\.1\.self_attn, head 1"),
             sinkscope.recording(diffusion, out=tmp_path / "trace"),
         ):
             sinkscope.generate(diffusion, [5, 9, 11, 7], **SETTINGS)
@@ -123,9 +120,7 @@ def test_steps_on_a_gpu_are_recorded_as_on_the_cpu_however_slow_both_streams_are
             monkeypatch.setattr(step_recorder, "stack_layers", late)
             monkeypatch.setattr(torch.cuda, "Stream", Slow)
         with sinkscope.recording(model, out=tmp_path / device), sinkscope.parse_rule(rule)(model), torch.no_grad():
-            for step in range(
-                12
-            ):  # the canvases are given: a sampler may break a tie between two confidences in another way
+            for step in range(12):  # canvases are given: a sampler may break a tie of two confidences in another way
                 canvas = tokens.masked_fill(torch.arange(40) >= 28 + step, model.card.mask_id)
                 model.network.model(input_ids=canvas.to(device), use_cache=False)
         traces.append(sinkscope.open_traces(tmp_path / device))

@@ -12,10 +12,9 @@ from closeness import assert_close, terms_of
 
 from sinkscope.models import add_sink_token
 from sinkscope.models.sink_token import VARIANTS
-from sinkscope.roles.measurement import described_head, measure_heads, measure_together, sinks_by_head
 from sinkscope.roles.probes import Probe, make_probes
 from sinkscope.roles.prompt_store import PromptStore
-from sinkscope.roles.removal import Removal, divergences
+from sinkscope.roles.removal import Removal, described_head, divergences, measure_heads, measure_together, sinks_by_head
 from sinkscope.roles.sight import look
 from sinkscope.roles.verdict import Rules
 
@@ -43,11 +42,11 @@ def check(model):
     assert (sight.itself >= 0).all() and (sight.itself <= sight.moved + 1e-6).all()
     for layer, head in np.ndindex(shares.shape):
         # By this rule half of the keys are substitutes.
-        described = described_head(sight, probe, layer, head, np.ones(24, bool), Rules(small=1.0))
+        described = described_head(sight, probe, (layer, head), np.ones(24, bool), Rules(small=1.0))
         to = [described[f"to_{name}"] for name in ("substitutes", "itself", "text", "sink_token")]
         assert min(to) >= 0 and sum(to) == pytest.approx(1, abs=1e-4)
-    nobody = [Removal("nothing", 0, 0, np.zeros(24, bool), zeroed) for zeroed in (False, True)]
-    one = [Removal("one", layer, 0, np.arange(24) == sight.order[layer, 0, 0]) for layer in range(len(sight.columns))]
+    nobody = [[Removal("nothing", 0, 0, np.zeros(24, bool), zeroed)] for zeroed in (False, True)]
+    one = [[Removal("one", layer, 0, np.arange(24) == order[0, 0])] for layer, order in enumerate(sight.order)]
     kl, kept = divergences(model, probe, sight.log_probabilities, [*nobody, *one], rows=3)
     assert kl[:2].max() < 1e-6 and kept[:2].tolist() == [1, 1] and kl[2:].min() > 1e-7
     return sight
@@ -58,7 +57,7 @@ def test_every_family(family, tmp_path):
     model = seeded_model(family)
     assert_close(check(model).columns.sum(-1), 24.0, terms=terms_of(model.network, 24), dtype=torch.float32)
     check_files(model, tmp_path)
-    probe = make_probes(model, [PROMPT], canvases=1, length=12)[0]
+    probe = make_probes(model, PROMPT, canvases=1, length=12)[0]
     assert probe.committed.any() and (probe.committed <= probe.readers).all()
     if not model.family.causal:
         masked = np.flatnonzero(probe.tokens == model.card.mask_id) - int(model.family.shift)
@@ -67,12 +66,12 @@ def test_every_family(family, tmp_path):
 
 def check_files(model, folder):
     """Write what is measured of a prompt, and read it back."""
-    probes, rules = make_probes(model, [PROMPT], canvases=1, length=8), Rules(excess=0.0, lasting=0.0)
+    probes, rules = make_probes(model, PROMPT, canvases=1, length=8), Rules(excess=0.0, lasting=0.0)
     heads, store = [(layer, 0) for layer in range(model.card.layers)], PromptStore(folder)
     found = {
-        "choose": [sinks_by_head(model, probe, rules) for probe in probes],
-        "judge": [row for probe in probes for row in measure_heads(model, probe, heads, rules, 32, 0)],
-        "together": [measure_together(model, probe, heads, rules, 32, 0) for probe in probes],
+        "choose": sinks_by_head(probes, (), model, rules, 32, 0),
+        "judge": measure_heads(probes, heads, model, rules, 32, 0),
+        "together": measure_together(probes, heads, model, rules, 32, 0),
     }
     for kind, rows in found.items():
         store.write(kind, 0, heads, len(probes), rows)
@@ -95,7 +94,7 @@ def test_every_sink_token(diffusion, variant, tmp_path):
 
 def test_a_canvas_is_seen_in_the_blocks_that_it_was_written_in():
     model = seeded_model("sdar")
-    probe = make_probes(model, [PROMPT], length=16, block=8, block_steps=8, temperature=0)[1]
+    probe = make_probes(model, PROMPT, length=16, block=8, block_steps=8, temperature=0)[1]
     assert probe.block == 8
     plain = dataclasses.replace(probe, block=None)
     with model.network.model.blocks_of(8):
@@ -105,6 +104,6 @@ def test_a_canvas_is_seen_in_the_blocks_that_it_was_written_in():
     assert np.abs(found.columns - other.columns).max() > 0.01
     hidden = Removal("one", 0, 0, np.arange(len(probe.tokens)) == 2)
     with model.network.model.blocks_of(8):
-        wanted = divergences(model, plain, expected.log_probabilities, [hidden])
-    assert divergences(model, probe, found.log_probabilities, [hidden])[0] == pytest.approx(wanted[0], rel=1e-4)
-    assert make_probes(model, [PROMPT], length=16)[0].block == 4
+        wanted = divergences(model, plain, expected.log_probabilities, [[hidden]])
+    assert divergences(model, probe, found.log_probabilities, [[hidden]])[0] == pytest.approx(wanted[0], rel=1e-4)
+    assert make_probes(model, PROMPT, length=16)[0].block == 4

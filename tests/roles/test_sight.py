@@ -24,7 +24,7 @@ def model(request):
 @pytest.fixture
 def probe(model):
     settings = {"length": 20} if model.family.causal else {"length": 24, "steps": 24, "block": 12}
-    return make_probes(model, [PROMPT], canvases=3, **settings)[0]
+    return make_probes(model, PROMPT, canvases=3, **settings)[0]
 
 
 def dense(model, probe):
@@ -75,7 +75,7 @@ def test_a_removal_in_one_head_is_that_of_a_map_without_the_keys(model, probe, z
     keys = np.zeros(len(probe.tokens), bool)
     keys[2:-2] = True  # nearly all, so that the divergence is far above what rounding explains
     places = [(layer, head) for layer in range(3) for head in (0, 3)]
-    removals = [Removal("a", layer, head, keys, zeroed) for layer, head in places]
+    removals = [[Removal("a", layer, head, keys, zeroed)] for layer, head in places]
     kl, kept = divergences(model, probe, said, removals, rows=4)
 
     now = {}
@@ -112,12 +112,12 @@ def test_a_removal_in_one_head_is_that_of_a_map_without_the_keys(model, probe, z
 
 
 def test_probes_are_canvases_of_the_generation(diffusion, autoregressive):
-    probes = make_probes(diffusion, [PROMPT, PROMPT[::-1]], first=6, canvases=3, length=24, steps=24, block=12)
-    assert [one.prompt for one in probes] == [6] * 3 + [7] * 3
+    probes = make_probes(diffusion, PROMPT, number=6, canvases=3, length=24, steps=24, block=12)
+    assert [one.prompt for one in probes] == [6] * 3
     for one in probes:
         assert np.array_equal(one.readers, one.tokens == diffusion.card.mask_id)
         assert one.committed.sum() == 1 and (one.committed <= one.readers).all()
     assert [one.readers.sum() for one in probes[:3]] == [24 - one.step for one in probes[:3]]
-    (probe,) = make_probes(autoregressive, [PROMPT], length=12)
+    (probe,) = make_probes(autoregressive, PROMPT, length=12)
     first = len(PROMPT) - 1
     assert not probe.readers[:first].any() and probe.readers[first:-1].all() and not probe.readers[-1]

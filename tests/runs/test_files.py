@@ -29,11 +29,6 @@ def test_what_is_printed_is_read_again(document):
     assert found == json.loads(json.dumps(document), parse_constant=lambda name: None)
 
 
-def test_numbers_of_numpy_are_json():
-    document = {"one": np.float32(0.5), "none": np.nan, "several": np.array([1, 2])}
-    assert json.loads(files.json_text(document)) == {"one": 0.5, "none": None, "several": [1, 2]}
-
-
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     path = tmp_path / "one.json"
     write(path, b"old")

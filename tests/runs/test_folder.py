@@ -79,9 +79,3 @@ def test_files_are_replaced_together(tmp_path):
         (within / "one").write_text("new")
         (within / "two").write_text("new")
     assert (tmp_path / "one").read_text() == "new" and folder.names_in(tmp_path) == ["one", "two"]
-
-
-def test_what_differs_between_runs_is_named():
-    old, new = {"model": "a", "sampler": {"length": 3, "seed": 0}}, {"model": "a", "sampler": {"length": 4, "seed": 0}}
-    assert list(folder.differences(old, new)) == [("sampler.length", 3, 4)]
-    assert list(folder.differences(old, old)) == []

@@ -52,10 +52,3 @@ def test_blocks_are_read_from_the_commits_also_in_another_order(order):
     blocks = blocks_of(written, first=5, block=4)
     assert blocks.tolist() == [order[0]] * 2 + [order[1]] * 2 + [order[2]] * 4  # the last two steps commit nothing
     assert block_edges(blocks, 5, 4).tolist() == [5 + 4 * (one + 1) - 1 for one in blocks]
-
-
-def test_the_slope_of_positions_that_come_back_is_0_without_rounding():
-    rng = np.random.default_rng(3)
-    for count in range(2, 40):
-        half = rng.integers(0, 3000, (count, 50)).astype(np.float64)
-        assert (slopes(np.concatenate([half, half[::-1]])) == 0).all()

@@ -7,7 +7,7 @@ import torch
 from closeness import assert_close
 
 import sinkscope
-from sinkscope.errors import CallError, SinkscopeError
+from sinkscope.errors import CallError
 from sinkscope.interventions import HidePositions
 from sinkscope.sinks import excess_of, find_sinks, is_sink, last_query_window
 from sinkscope.statistics import summarise
@@ -90,15 +90,7 @@ def test_movement_of_a_causal_trace_is_read_from_its_last_queries(epsilon, unit)
     )  # the sinks themselves stay those of the column sums
 
 
-def test_a_trace_without_a_whole_step_is_refused():
-    with pytest.raises(SinkscopeError, match="the trace holds no whole step yet"):
-        find_sinks(SimpleNamespace(steps=0))
-
-
-@pytest.mark.parametrize(
-    ("excess", "unit", "says"),
-    [(14.0, "queries", "by 14"), (100.0, "percent", "by 100")],
-)
+@pytest.mark.parametrize(("excess", "unit", "says"), [(14.0, "queries", "by 14"), (100.0, "percent", "by 100")])
 def test_an_excess_that_can_never_hold_is_refused(excess, unit, says):
     with pytest.raises(CallError, match=f"can never hold here.*{says}$"):
         find_sinks(make_trace(), excess, unit)

@@ -43,14 +43,11 @@ def test_without_structure_false_alarms_stay_at_their_rate():
         assert 0.4 < np.mean(p) < 0.65  # neither anxious nor blind
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_sinks_that_stay_and_then_stand_anywhere_do_not_drift(together):
-    """Steps shuffled singly would find a drift in six of ten such traces."""
+def test_sinks_that_stay_and_then_stand_anywhere_do_not_drift():
+    """Heads move together; steps shuffled singly, or heads apart, would find a drift in most such traces."""
     p = []
     for seed in range(100):
-        main = np.repeat(
-            np.random.default_rng(seed).integers(0, 30, (4, *((1, 1) if together else (LAYERS, HEADS)))), 8, axis=0
-        )
+        main = np.repeat(np.random.default_rng(seed).integers(0, 30, (4, 1, 1)), 8, axis=0)
         test = movement_test(np.broadcast_to(main, (32, LAYERS, HEADS)), shuffles=39, seed=seed)
         assert test.block_steps >= 16
         p.append(test.p_drift)
@@ -65,14 +62,6 @@ def test_blocks_are_twice_as_long_as_a_moving_sink_stays():
     stay = (4 * 25 + 4 + 4 + 64) / (20 + 2 + 2 + 8)
     assert movement_test(main, shuffles=1).block_steps == int(np.ceil(2 * stay))
     assert movement_test(main[:, :, :1], shuffles=9).p_drift == 1
-
-
-def test_heads_are_shuffled_together():
-    # Heads in lockstep: apart, their slopes would average out and the null would be far too narrow.
-    one = structureless(3)[:, :1, :1]
-    alone, many = (movement_test(np.repeat(one, heads, axis=2), shuffles=99) for heads in (1, 8))
-    assert many.null_drift == pytest.approx(alone.null_drift)
-    assert many.null_moves == pytest.approx(alone.null_moves)
 
 
 @pytest.mark.parametrize("main", [np.zeros((0, 2, 3), int), np.zeros((1, 2, 3), int), np.full((9, 2, 3), -1)])

@@ -79,25 +79,6 @@ def test_tracks_are_pickled():
     assert json.loads(json.dumps(tracks.as_dict()))["tracks"] == [vars(one) for one in tracks.tracks]
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_tracks_are_maximal_and_cover_every_sink_once(seed):
-    rng = np.random.default_rng(seed)
-    planted = rng.random((13, 2, 3, 7)) < 0.4
-    columns = np.where(planted, np.float32(50), np.float32(0.01)) + rng.random(planted.shape).astype(np.float32)
-    covered = np.zeros(planted.shape, int)
-    tracks = track(sinks_of(planted, columns)).tracks
-    for one in tracks:
-        covered[one.first_step : one.last_step + 1, one.layer, one.head, one.position] += 1
-        assert one.first_step == 0 or not planted[one.first_step - 1, one.layer, one.head, one.position]
-        assert one.last_step == 12 or not planted[one.last_step + 1, one.layer, one.head, one.position]
-        if one.successor is not None:
-            following = tracks[one.successor]
-            assert (following.layer, following.head) == (one.layer, one.head)
-            assert abs(following.first_step - one.last_step) <= 1
-            assert one.distance == following.position - one.position != 0
-    np.testing.assert_array_equal(covered, planted)
-
-
 def test_tracks_of_a_causal_trace_follow_its_last_queries():
     steps, keys = 24, 30
     columns = np.full((steps, 1, 1, keys), 0.1, np.float32)

@@ -2,39 +2,17 @@
 
 import numpy as np
 import pytest
-from planted import make_trace, sink_at
+from planted import make_trace, sink_at, write_trace
 
 from sinkscope.sinks.tracking import KIND_MEANINGS
-from sinkscope.traces import TraceWriter
 
 STEPS, WIDTH = 20, 30
-NAMES = ("tokens", "written", "lengths", "masked", "column_sums")
 
 
-def write(folder, places, width=WIDTH, queries=1.0, **more):
-    """A trace whose main sinks stand at ``places`` [step, layer, head]; ``queries`` for each token, ``more`` in the
-    manifest.
-    """
-    trace = make_trace(
-        queries * sink_at(places, width=width, strength=width / 2),
-        tokens=3 + np.arange(width) % 6,
-        prompt_length=min(10, width),
-    )
-    folder.mkdir()
-    layers, heads = [f"layers.{layer}" for layer in range(places.shape[1])], places.shape[2]
-    writer = TraceWriter(
-        folder, {**trace.manifest, "causal": False, "layers": layers, "heads": heads, "kv_heads": 1, **more}
-    )
-    for step in range(trace.steps):
-        one = {name: np.asarray(getattr(trace, name)[step]) for name in NAMES}
-        writer.add(
-            {
-                name: value.astype({"f": np.float32, "u": np.uint8}.get(value.dtype.kind, np.int32))
-                for name, value in one.items()
-            }
-        )
-    writer.close(complete=True)
-    return folder
+def write(folder, places):
+    """A trace whose main sinks stand at ``places`` [step, layer, head]."""
+    columns = sink_at(places, width=WIDTH, strength=WIDTH / 2)
+    return write_trace(folder, make_trace(columns, tokens=3 + np.arange(WIDTH) % 6))
 
 
 @pytest.fixture

@@ -1,59 +1,16 @@
-"""A statistic is one file: put into the package, it is found by `analyse`, by its JSON and table, and by ``--keep
-statistics``.
-"""
+"""Statistics of other packages, and definitions that are missing or double; `test_adding` puts one into the package."""
 
 import dataclasses
-import json
-import os
-import shutil
-import subprocess
-import sys
 from importlib.metadata import EntryPoint
-from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import pytest
-from adding_page import files_of_the_page
 from planted import make_trace, random_columns
 
-import sinkscope
 from sinkscope import extension_points
 from sinkscope.errors import CallError
 from sinkscope.statistics import Definition, Statistic, Threshold, analyse, norms, summarise
 from sinkscope.statistics.statistic import all_definitions, all_statistics, values_of
-
-EXAMPLE = files_of_the_page()["src/sinkscope/statistics/second_column.py"]
-
-
-@pytest.mark.slow
-def test_it_shows_up_in_analyse_its_table_and_the_level_of_statistics(diffusion_folder, tmp_path):
-    """In a copy of the package that has one file more."""
-    package, copy = Path(sinkscope.__file__).parent, tmp_path / "package"
-    shutil.copytree(package, copy / "sinkscope", copy_function=os.symlink, ignore=shutil.ignore_patterns("__pycache__"))
-    (copy / "sinkscope" / "statistics" / "second_column.py").write_text(EXAMPLE)
-
-    def command(*arguments):
-        call, environment = [sys.executable, "-m", "sinkscope", *map(str, arguments)], {"PYTHONPATH": str(copy)}
-        done = subprocess.run(call, env=os.environ | environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def rows(document):
-        mine = [row for row in document["statistics"] if row["name"].startswith("second.")]
-        return {tuple(row["at"].items()): row["value"] for row in mine}
-
-    settings = ("--prompt", "Tom has 7 apples", "--length", 8, "--steps", 8, "--block", 8)
-    for level in ("columns", "statistics"):
-        command("trace", diffusion_folder, *settings, "--keep", level, "--out", tmp_path / level)
-    document = json.loads(command("analyse", tmp_path / "columns", "--json"))
-    assert document["definitions"]["second.column"]["unit"] == "queries"
-    found, columns = rows(document), np.sort(sinkscope.open_trace(tmp_path / "columns").column_sums[:], axis=-1)
-    for layer in range(columns.shape[1]):
-        assert found[(("layer", layer),)] == pytest.approx(columns[:, layer, :, -2].mean())
-    assert len(found) == 1 + 10 + columns.shape[1]
-    assert "second\n  column" in command("analyse", tmp_path / "columns")
-    assert rows(json.loads(command("sinks", tmp_path / "statistics", "--json"))) == pytest.approx(found)
 
 
 class Undefined(Statistic):
@@ -63,9 +20,14 @@ class Undefined(Statistic):
         return {("another.thing", ()): 1.0}
 
 
-def test_a_number_without_a_definition_is_refused():
+def only(monkeypatch, *statistics):
+    monkeypatch.setattr("sinkscope.statistics.statistic.all_statistics", lambda: statistics)
+
+
+def test_a_number_without_a_definition_is_refused(monkeypatch):
+    only(monkeypatch, Undefined())
     with pytest.raises(CallError, match=r"Undefined: expected a definition of 'another.thing', found none"):
-        values_of(summarise(make_trace(random_columns(0))), [Undefined()])
+        values_of(summarise(make_trace(random_columns(0))))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -83,9 +45,10 @@ class Keeps(Statistic):
         return {}
 
 
-def test_two_statistics_that_keep_one_record_are_refused():
+def test_two_statistics_that_keep_one_record_are_refused(monkeypatch):
+    only(monkeypatch, Keeps(), Keeps())
     with pytest.raises(CallError, match="Kept: expected one record of each step from the first on"):
-        summarise(make_trace(random_columns(0)), statistics=[Keeps(), Keeps()])
+        summarise(make_trace(random_columns(0)))
 
 
 @pytest.fixture
@@ -123,9 +86,3 @@ def test_a_statistic_of_another_package_is_declared_as_an_entry_point(monkeypatc
     trace = make_trace(random_columns(0, steps=9))
     (found,) = analyse([trace], [Threshold(3.0)], choice=False).find("elsewhere.steps")
     assert (found.value, found.definition.unit) == (9, "steps")
-
-
-def test_an_entry_point_that_brings_no_statistic_is_refused(monkeypatch, anew):
-    declared(monkeypatch, "sinkscope.statistics.norms:Moments")
-    with pytest.raises(CallError, match="expected a class that extends Statistic, or a module with one, found"):
-        all_statistics()

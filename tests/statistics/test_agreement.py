@@ -5,7 +5,7 @@ import pytest
 from planted import DOT, NEWLINE, THE, make_trace, sink_at, values_at, within_binomial
 
 from sinkscope.statistics import Threshold, summarise
-from sinkscope.statistics.agreement import MOST_PROMPTS, Agreement, Pattern, PromptAgreement, head_agreement
+from sinkscope.statistics.agreement import Agreement, Pattern, PromptAgreement, head_agreement
 
 POINT = Threshold(3.0)
 
@@ -65,20 +65,6 @@ def test_prompts_without_two_different_heads_do_not_count_as_ones_whose_heads_ag
     assert mean == pytest.approx(expected, nan_ok=True) and prompts == 6
 
 
-def test_heads_that_keep_their_place_from_prompt_to_prompt_are_found():
-    collected = PromptAgreement()
-    for seed in range(6):
-        position = np.array([[2, 8, 14], [20, 26, 26]]) + np.zeros((10, 1, 1), int)
-        collected.add(Pattern.of(profile(position, seed=seed), POINT))
-    collected.add(Pattern.of(profile(np.full((10, 2, 3), -1)), POINT))  # a prompt without a sink is no evidence
-    found = collected.result()
-    assert found["agreement.prompts_place"][:3] == pytest.approx((1, 1, 1))
-    mean, low, _, prompts = found["agreement.prompts_place_over_other_heads"]
-    assert mean == pytest.approx(1 - 2 / 30)  # two of the heads share a place
-    assert low > 0.9
-    assert prompts == 6
-
-
 def test_heads_that_are_shuffled_in_every_prompt_agree_no_better_than_others_at_the_stated_rate():
     low, means = [], []
     for seed in range(60):
@@ -90,12 +76,3 @@ def test_heads_that_are_shuffled_in_every_prompt_agree_no_better_than_others_at_
         low.append(found[1])
     assert within_binomial(int((np.array(low) > 0).sum()), 60, rate=0.05)
     assert np.mean(means) == pytest.approx(0, abs=0.02)
-
-
-def test_one_prompt_alone_agrees_with_nobody_and_128_are_enough():
-    collected, pattern = PromptAgreement(), Pattern.of(profile(np.full((5, 2, 3), 4)), POINT)
-    collected.add(pattern)
-    assert np.isnan(collected.result()["agreement.prompts_place"][:3]).all()
-    for _ in range(MOST_PROMPTS + 3):
-        collected.add(pattern)
-    assert len(collected.places) == MOST_PROMPTS

@@ -71,13 +71,13 @@ def test_what_lies_beyond_the_canvas_is_no_token():
 def test_sinks_in_the_steps_with_most_masks_are_not_therefore_sinks_on_masks():
     """Anywhere on the canvas, but only in the first third of the steps, when masks are many."""
     ratios, naive, at = [], [], (("class", "mask"),)
-    for seed in range(30):
+    for seed in range(16):
         columns = random_columns(seed, steps=18, layers=1)
         columns[6:] = 1.0
         values = values_at(Composition(), summarise(make_trace(columns, seed=seed), THRESHOLDS[:1]), THRESHOLDS[0])
         ratios.append(values["composition.times_expected", at])
         naive.append(values["composition.share_of_sinks", at] / values["composition.share_of_canvas", at])
-    assert np.mean(ratios) == pytest.approx(1, abs=4 * np.std(ratios) / np.sqrt(30)) and np.mean(naive) > 1.3
+    assert np.mean(ratios) == pytest.approx(1, abs=4 * np.std(ratios) / np.sqrt(16)) and np.mean(naive) > 1.3
 
 
 def test_counts_that_no_corpus_has_are_refused():
@@ -105,14 +105,6 @@ def test_a_rate_that_follows_training_frequency_correlates_with_it():
     assert correlation(other) == pytest.approx(expected)
     flat = dict.fromkeys(training, 3)
     assert np.isnan(correlation(flat))
-
-
-def test_without_sinks_there_are_no_shares_of_them():
-    profile = summarise(make_trace(np.ones((4, 2, 3, 30))), THRESHOLDS)
-    values = values_at(Composition(), profile, THRESHOLDS[0])
-    assert np.isnan(values["composition.share_of_sinks", (("class", "mask"),)])
-    assert values["composition.share_of_canvas", (("class", "mask"),)] > 0
-    assert leading_tokens([TokenShares.of(profile)], 0) == {}
 
 
 def test_the_leading_tokens_are_those_of_the_mean_over_prompts():

@@ -4,13 +4,9 @@ import torch
 from closeness import assert_close
 from planted import make_trace, random_columns
 
-from sinkscope.sinks import excess_of, is_sink, sink_rates
+from sinkscope.sinks import excess_of, is_sink
 from sinkscope.statistics import Threshold, summarise
-from sinkscope.statistics.concentration import (
-    Evenness,
-    evenness_values,
-    not_sink_values,
-)
+from sinkscope.statistics.concentration import Concentration, Evenness, evenness_values
 from sinkscope.statistics.step import count_above
 from sinkscope.statistics.thresholds import EPSILONS
 
@@ -39,24 +35,16 @@ def test_entropy_and_gini_are_those_of_their_formulas():
         assert_close(found.gini[place], gini, terms=3 * len(columns), dtype=torch.float32)
 
 
-def test_columns_of_a_head_without_attention_are_equal_ones():
-    trace = ragged()
-    trace.column_sums[:, 1] = np.where(np.isnan(trace.column_sums[:, 1]), np.nan, 0)
-    trace.column_sums[:, 2] = np.where(np.isnan(trace.column_sums[:, 2]), np.nan, 1e-39)
-    found = summarise(trace, THRESHOLDS).kept(Evenness)
-    np.testing.assert_allclose(found.gini[:, 1:], 0, atol=1e-5)
-    np.testing.assert_allclose(found.entropy[:, 1:], 1, atol=1e-5)
-
-
 def test_the_rate_of_gu_is_that_of_the_definition():
     trace = ragged(1)
     trace.column_sums[0, 0, 0] = 0.1
     trace.column_sums[0, 0, 0, 4] = 30
     trace.column_sums[3, 0, 1, 0] = 30
-    found, rates = summarise(trace, THRESHOLDS).kept(Evenness), sink_rates(trace.column_sums, causal=False)
-    np.testing.assert_allclose(found.over_third.mean(axis=(1, 2)), rates.any_key)
-    np.testing.assert_allclose(found.first_over_third.mean(axis=(1, 2)), rates.first_key)
-    assert 0 < rates.first_key.max() < 1
+    found = summarise(trace, THRESHOLDS).kept(Evenness)
+    over = trace.column_sums / trace.lengths[:, None, None, None] > 0.3
+    np.testing.assert_array_equal(found.over_third, over.any(axis=-1))
+    np.testing.assert_array_equal(found.first_over_third, over[..., 0])
+    assert 0 < over[..., 0].mean() < over.any(axis=-1).mean() < 1
 
 
 def causal_trace(lengths=(60, 63, 64, 66, 70), heads=2):
@@ -93,11 +81,7 @@ def test_only_keys_that_64_queries_see_count_in_the_rate_of_an_autoregressive_mo
     assert values["concentration.gu_rate", ()] == pytest.approx(np.mean(any_key)) == pytest.approx(4 / 12)
     assert values["concentration.gu_rate_first", ()] == pytest.approx(np.mean(first)) == pytest.approx(1 / 4)
     assert values["concentration.gu_rate_first_in", (("layer", 0),)] == 1 / 2
-    rates = sink_rates(trace.column_sums, causal=True)
-    kept = prompt.kept(Evenness)
-    np.testing.assert_allclose(kept.over_third.mean(axis=(1, 2)), rates.any_key)
-    np.testing.assert_allclose(kept.first_over_third.mean(axis=(1, 2)), rates.first_key)
-    assert np.isnan(rates.any_key).tolist() == [True, True, False, False, False]
+    assert np.isnan(prompt.kept(Evenness).over_third[:, 0, 0]).tolist() == [True, True, False, False, False]
 
 
 def test_a_short_canvas_has_no_rate_but_one_of_its_first_token():
@@ -108,7 +92,7 @@ def test_a_short_canvas_has_no_rate_but_one_of_its_first_token():
 
 def test_the_curve_counts_columns_that_do_not_exceed_epsilon():
     trace = ragged(2)
-    values = not_sink_values(summarise(trace, THRESHOLDS))
+    values = Concentration().values(summarise(trace, THRESHOLDS))
     columns = (~np.isnan(trace.column_sums)).sum()
     for unit in ("queries", "percent"):
         for epsilon in EPSILONS[::2].tolist():
@@ -120,12 +104,3 @@ def test_the_curve_counts_columns_that_do_not_exceed_epsilon():
     for layer, counted in enumerate(count_above(excess_of(trace.column_sums).swapaxes(0, 1))):
         expected = [is_sink(trace.column_sums, epsilon)[:, layer].sum() for epsilon in EPSILONS.tolist()]
         assert counted.tolist() == expected
-
-
-def test_an_excess_that_is_epsilon_itself_is_no_sink():
-    columns = np.full((1, 1, 1, 5), 0.5)
-    columns[..., 2] = 3.0  # an excess of 2.5 exactly
-    values = not_sink_values(summarise(make_trace(columns, prompt_length=1, block=4), THRESHOLDS))
-    place = (("positions", "any"), ("unit", "queries"))
-    found = [values["epsilon.not_sinks", (*place, ("excess", excess))] for excess in (2.0, 2.5, 3.0)]
-    assert found == [pytest.approx(0.8), 1.0, 1.0]

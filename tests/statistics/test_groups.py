@@ -26,21 +26,6 @@ def split_trace(masked_at, unmasked_at, steps=20, width=40, seed=0, strength=0.5
     return trace
 
 
-def test_a_planted_split_is_found_with_its_places():
-    trace = split_trace(30, 4)
-    profile = summarise(trace, [POINT])
-    values = values_at(Groups(), profile, POINT)
-    assert values["groups.both", ()] == 1
-    assert values["groups.split", ()] == 1
-    assert values["groups.persistence", ()] == 1
-    assert (profile.kept(GroupSinks).position[:, 0] == 30).all()
-    assert (profile.kept(GroupSinks).position[:, 1] == 4).all()
-    first, last = (values["groups.follows_masked_over_steps", (("third", third),)] for third in ("first", "last"))
-    assert first == 1  # most queries are masked at first …
-    assert last == 0  # … and the head switches over as they are written
-    assert values["groups.split_in", (("layer", 1),)] == 1
-
-
 def test_a_groups_sink_is_the_argmax_of_its_mean_column_from_eight_queries_on():
     trace = split_trace(30, 4, steps=30)
     found = summarise(trace, [POINT]).kept(GroupSinks)

@@ -58,7 +58,7 @@ def test_all_shifts_are_those_counted_move_by_move(seed, blocked):
 
 def test_moves_that_know_nothing_of_the_commits_are_found_at_the_stated_rate():
     rejected, over = dict.fromkeys(TRIGGERS, 0), []
-    for seed in range(100):
+    for seed in range(50):
         test = TriggerTest(null=np.zeros((len(TRIGGERS), 199)))
         for one in range(5):
             rng = np.random.default_rng([seed, one])
@@ -70,17 +70,17 @@ def test_moves_that_know_nothing_of_the_commits_are_found_at_the_stated_rate():
             shares = trigger_shares(main, written, np.arange(20) // 5)
             over.append(shares[:, 0] - shares.mean(axis=1))
             test.add(shares, one, seed)
-        for name, p in test.p_values().items():
-            rejected[name] += p <= 0.05
+        for name in TRIGGERS:
+            rejected[name] += test.p_value(name) <= 0.05
     for name, count in rejected.items():
-        assert within_binomial(count, 100), (name, rejected)
-    assert sum(rejected.values()) > 2  # nor blind
-    np.testing.assert_allclose(np.mean(over, axis=0), 0, atol=4 * np.std(over) / np.sqrt(500))
+        assert within_binomial(count, 50), (name, rejected)
+    assert sum(rejected.values()) > 0  # nor blind
+    np.testing.assert_allclose(np.mean(over, axis=0), 0, atol=4 * np.std(over) / np.sqrt(250))
 
 
 def test_where_nothing_moves_there_is_no_trigger_and_the_last_commit_triggers_nothing():
     assert trigger_shares(np.full((9, 1, 2), 4), commits(range(9), 9), None) is None
-    assert TriggerTest().p_values() == dict.fromkeys(TRIGGERS, 1.0)
+    assert {TriggerTest().p_value(name) for name in TRIGGERS} == {1.0}
     main = np.array([1, 1, 2, 2])[:, None, None]
     assert trigger_shares(main, commits([-1, -1, -1, 2], 4), None)[TRIGGERS.index("own")].tolist() == [0, 0, 0]
     main = np.array([1, 30, 2])[:, None, None]  # beyond the canvas that was written
@@ -95,10 +95,10 @@ def test_a_rare_trigger_that_never_fires_is_not_below_chance():
         shares = trigger_shares(main, commits([-1] * 20 + [9] + [-1] * 9, 30), None)
         over.append(shares[0, 0] - shares[0].mean())
         test.add(shares, at)
-    low, high = test.intervals()["own"]
+    low, high = test.widened("own", np.inf, -np.inf)
     assert max(over) < -0.02  # a bootstrap of these prompts has no zero in it
     assert low <= np.mean(over) < 0 <= high
-    assert test.p_values()["own"] == 1
+    assert test.p_value("own") == 1
     exact = test.observed[0] / 8 - np.quantile(test.null[0] / 8, [0.975, 0.025])
     assert (low, high) == pytest.approx(exact)
 

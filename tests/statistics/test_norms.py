@@ -84,15 +84,6 @@ def test_means_effects_and_contributions_are_those_of_a_loop(number, kv_heads):
     assert values["norms.contribution_over_attention", ()] == pytest.approx(sum(given) / sum(expected), rel=1e-5)
 
 
-def test_ties_count_half():
-    columns = sink_at(np.full(4, 5))
-    trace = make_trace(columns, **extras(columns))
-    trace.key_norms[:] = 2.0
-    values = values_at(Norms(), summarise(trace, THRESHOLDS), THRESHOLDS[0])
-    assert values["norms.key_norm_auc", ()] == 0.5
-    assert np.isnan(values["norms.key_norm_effect", ()])  # no spread, no effect size
-
-
 def test_what_was_not_recorded_and_what_has_no_sink_is_nothing():
     values = values_at(Norms(), summarise(make_trace(sink_at(np.full(4, 5))), THRESHOLDS), THRESHOLDS[0])
     assert all(np.isnan(value) for value in values.values())

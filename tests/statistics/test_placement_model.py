@@ -6,7 +6,6 @@ from sinkscope.statistics import Threshold, summarise
 from sinkscope.statistics.intervals import interval_of_means
 from sinkscope.statistics.placement_model import (
     BLOCKS,
-    CLASS,
     MOST_STEPS,
     RIDGE,
     Choices,
@@ -43,7 +42,6 @@ def test_the_fit_is_that_of_scipys_minimiser():
     theirs = minimize(dense_loss, np.zeros(4), args=data, method="BFGS", options={"gtol": 1e-6})
     np.testing.assert_allclose(beta, theirs.x, atol=2e-3)
     assert dense_loss(beta, *data) <= theirs.fun + 1e-4
-    assert dense_loss(fit_choices(*data, start=np.full(4, 9.0)), *data) == pytest.approx(theirs.fun, abs=1e-3)
 
 
 def prompts(place, count=6, steps=20, heads=4):
@@ -86,14 +84,14 @@ def test_sinks_near_the_right_end_are_positional():
 
 def test_sinks_anywhere_gain_nothing_on_held_out_prompts_at_the_stated_rate():
     rejected = dict.fromkeys(("all", "class", "position", "mask_state"), 0)
-    for seed in range(10):
+    for seed in range(6):
         model = PlacementModel()
         for one in range(6):
             trace = make_trace(random_columns(100 * seed + one, steps=8, layers=1, heads=3), seed=seed)
             model.add(Choices.of(summarise(trace, [POINT])))
         for name, gains in model.result(0).items():
             rejected[name] += interval_of_means(gains[:, None], resamples=400).low[0] > 0
-    assert max(rejected.values()) <= 2  # of 10, at 5 % (2.5 % on this side): P(more) < .002
+    assert max(rejected.values()) <= 1  # of 6, at 2.5 % on this side
 
 
 def test_choice_sets_hold_every_position_of_the_canvas_and_every_head():
@@ -114,12 +112,3 @@ def test_choice_sets_hold_every_position_of_the_canvas_and_every_head():
     assert np.abs(choices.features).max() <= 1
     uniform = bits_per_choice(np.zeros(len(BLOCKS)), choices, 0, np.ones(len(BLOCKS), bool))
     assert uniform == pytest.approx(np.log2(28))
-
-
-def test_one_prompt_or_none_with_a_sink_is_no_evidence():
-    model = PlacementModel()
-    model.add(Choices.of(summarise(make_trace(random_columns(0)), [POINT])))
-    assert np.isnan(model.result(0)["class"]).all()
-    model.add(Choices.of(summarise(make_trace(np.ones((4, 2, 3, 30))), [POINT])))
-    assert np.isnan(model.result(0)["class"]).all()
-    assert (BLOCKS == CLASS).sum() == 5

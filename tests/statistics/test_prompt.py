@@ -6,7 +6,7 @@ import torch
 from closeness import assert_close
 from planted import extras, make_trace, random_columns
 
-from sinkscope.errors import CallError, SinkscopeError
+from sinkscope.errors import CallError
 from sinkscope.sinks import excess_of, find_sinks, in_unit, is_sink, last_query_window, main_sinks, track
 from sinkscope.sinks.tracking import KINDS
 from sinkscope.statistics import THRESHOLDS, PromptSettings, Threshold, feed_of, summarise
@@ -62,15 +62,15 @@ def test_main_sinks_and_tracks_are_those_of_the_whole_trace(threshold, tolerance
     tracks = track(sinks, tolerance)
     np.testing.assert_array_equal(found.main_at(threshold), tracks.main)
     kinds = track_kinds(found)
-    assert dict(zip(HEAD_KINDS, kinds.tracks[1].sum(axis=0).tolist(), strict=True)) == {**tracks.kinds, "none": 0}
+    assert dict(zip(HEAD_KINDS, kinds["tracks"][1].sum(axis=0).tolist(), strict=True)) == {**tracks.kinds, "none": 0}
     durations = [one.last_step - one.first_step + 1 for one in tracks.tracks]
-    assert kinds.lived[1].sum() == sum(durations)
+    assert kinds["lived"][1].sum() == sum(durations)
     longest = dict.fromkeys(np.ndindex(2, 3), (0, "none"))
     for one in tracks.tracks:
         longest[one.layer, one.head] = max(
             longest[one.layer, one.head], (one.last_step - one.first_step + 1, one.kind), key=lambda pair: pair[0]
         )
-    by_kind = dict(zip(HEAD_KINDS, kinds.heads[1].sum(axis=0).tolist(), strict=True))
+    by_kind = dict(zip(HEAD_KINDS, kinds["heads"][1].sum(axis=0).tolist(), strict=True))
     assert by_kind == {kind: sum(name == kind for _, name in longest.values()) for kind in HEAD_KINDS}
     assert set(KINDS) == set(HEAD_KINDS) - {"none"}
 
@@ -138,17 +138,6 @@ def test_a_trace_is_read_a_few_steps_at_a_time_and_once(monkeypatch):
     np.testing.assert_array_equal(found.kept(StepNorms).of_sinks, expected.kept(StepNorms).of_sinks)
 
 
-def test_what_cannot_be_summarised_is_refused():
-    trace = make_trace(random_columns(4))
-    with pytest.raises(CallError, match="tolerance: expected a number of steps from 0 upwards, found -2"):
-        summarise(trace, tolerance=-2)
-    with pytest.raises(CallError, match="a mean is percent / 100"):
-        Threshold(0.5, "mean")
-    trace.steps = 0
-    with pytest.raises(SinkscopeError, match="no whole step yet; there is nothing to analyse"):
-        summarise(trace)
-
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_loop_may_fill_the_same_arrays_in_every_step(causal):
     columns = random_columns(4)
@@ -201,7 +190,7 @@ def test_layers_are_looked_at_together_without_a_difference():
     assert list(followed.groups_of_layers()) == [(0, 4)]
     assert list(followed.groups_of_layers(1)) == [(0, 1), (1, 2), (2, 3), (3, 4)]
     assert list(followed.groups_of_layers(sum(counts[:3]))) == [(0, 3), (3, 4)]
-    together = followed.of_layers(1, 4).episodes(threshold)
-    alone = [followed.of_layer(layer).episodes(threshold) for layer in (1, 2, 3)]
-    for name in ("kind", "first"):
-        assert getattr(together, name).tolist() == [one for each in alone for one in getattr(each, name).tolist()]
+    together = followed.of_layers(1, 4).at(threshold)
+    alone = [followed.of_layer(layer).at(threshold) for layer in (1, 2, 3)]
+    assert together.key.tolist() == [one for each in alone for one in each.key.tolist()]
+    assert together.head.tolist() == [3 * layer + one for layer, each in enumerate(alone) for one in each.head.tolist()]

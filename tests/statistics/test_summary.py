@@ -4,23 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planted import extras, make_trace, random_columns, sink_at
+from planted import extras, make_trace, random_columns
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.sinks import find_sinks, is_sink, last_query_window, main_sinks, track
 from sinkscope.sinks.token_classes import token_class
-from sinkscope.statistics import (
-    EPSILONS,
-    PromptSettings,
-    Summary,
-    Threshold,
-    all_definitions,
-    analyse,
-    document_of,
-    summarise,
-)
-from sinkscope.statistics.groups import GroupSinks
-from sinkscope.statistics.step import PER_STEP, histogram_edges
+from sinkscope.statistics import EPSILONS, PromptSettings, Summary, analyse, document_of, summarise
+from sinkscope.statistics.step import PER_LAYER, histogram_edges
 
 LAYERS, HEADS, WIDTH = 2, 3, 40
 ELSEWHERE = {f"agreement.prompts_{name}_over_other_heads" for name in ("place", "class")}
@@ -44,10 +34,10 @@ def traces(causal=False, prompts=6):
         yield trace
 
 
-def counted(trace, without=()):
+def counted(trace):
     """A prompt as a recorder gives it, a step at a time."""
     feed = Summary.feed(PromptSettings.of(trace.causal, trace.manifest))
-    names = [name for name in PER_STEP if hasattr(trace, name) and name not in without]
+    names = [name for name in ("tokens", "masked", "written", *PER_LAYER) if hasattr(trace, name)]
     for step in range(trace.steps):
         feed.feed({name: getattr(trace, name)[step] for name in names})
     return Summary.of(feed.finish({int(token): text for token, text in trace.manifest["vocabulary"].items()}))
@@ -62,10 +52,6 @@ def merged(summaries):
 
 def by_place(document):
     return {(row["name"], tuple(row["at"].items())): row for row in document["statistics"]}
-
-
-def rows_of(summary):
-    return by_place(document_of(summary))
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["diffusion", "autoregressive"])
@@ -101,16 +87,6 @@ def test_every_number_and_interval_is_that_of_the_analysis_of_whole_traces(promp
         for name in row.keys() - {"name", "at"}:
             assert row[name] == (expected[name] and pytest.approx(expected[name], rel=1e-6, abs=1e-7)), one
     assert {name for name, _ in rows} == ({"triggers.share", "triggers.over_chance"} if summary.causal else set())
-
-
-def test_nothing_is_left_out_but_what_the_docs_say(summary, document):
-    told = {row["name"] for row in document["statistics"]} | {"triggers.share", "triggers.over_chance"}
-    names = {name.removesuffix("_over_steps").removesuffix("_in") for name in told}
-    if summary.causal:
-        names |= {name for name in all_definitions() if name.startswith("answer_queries.")}
-    choices = {f"choice.{one}" for one in ("all", "class", "position", "mask_state")}
-    trained = {"composition.times_training", "composition.frequency_correlation"}
-    assert all_definitions().keys() - names == ELSEWHERE | choices | trained
 
 
 def test_numbers_by_prompt_have_the_interval_of_their_rows(prompts, parts, document):
@@ -213,16 +189,6 @@ def test_strengths_and_norms_of_heads_are_those_of_all_columns(prompts, summary,
             assert told == pytest.approx([mine.mean(), others.mean(), effect], rel=1e-3)
 
 
-def test_groups_are_compared_by_their_strongest_keys(prompts, summary):
-    alone = [summarise(trace, [Threshold(3.0)]).kept(GroupSinks).position for trace in prompts]
-    masked, others = (np.concatenate([one[:, at] for one in alone]) for at in (0, slice(1, None)))
-    for number, ending in enumerate(("", "_prompt", "_written")):
-        both = (masked >= 0) & (others[:, number] >= 0)
-        split = both & (masked != others[:, number])
-        with np.errstate(invalid="ignore"):  # none can be compared in an autoregressive model
-            np.testing.assert_array_equal(summary.by_head[f"split{ending}"], split.sum(0) / both.sum(0))
-
-
 @settings(max_examples=2, deadline=None)
 @given(order=st.permutations(range(6)), cut=st.integers(1, 5))
 def test_counts_merge_in_any_order_and_all_else_in_any_grouping(parts, order, cut):
@@ -256,31 +222,3 @@ def test_what_may_not_be_pooled_and_other_versions_are_refused():
         arrays = {name: array for name, array in plain.to_arrays().items() if name != lacking}
         with pytest.raises(SinkscopeError, match="expected statistics of this version, found others"):
             Summary.from_arrays(arrays)
-
-
-def test_agreement_between_prompts_of_planted_sinks():
-    """One head at 5 in every prompt; the other in a place of its own each time: half the pairs of a head agree."""
-    found = []
-    for prompt in range(4):
-        position = np.stack([np.full(8, 5), np.full(8, 10 * prompt + 2)], axis=1)[:, None]
-        columns = sink_at(position, width=40)
-        found.append(counted(make_trace(columns, seed=prompt, **extras(columns))))
-    assert rows_of(found[0])["agreement.prompts_place", POINT]["value"] is None  # one prompt, no pair
-    row = rows_of(merged(found))["agreement.prompts_place", POINT]
-    assert (row["value"], row["low"], row["prompts"]) == (0.5, None, 4)
-
-
-def test_planted_triggers_are_found_against_shifted_commits():
-    """The sink stands where the last token was committed: every move enters a position that has just been written."""
-    columns = sink_at(np.concatenate([[3], 10 + np.arange(17)]), strength=15)
-    rows = rows_of(merged(counted(make_trace(columns, **extras(columns), seed=seed)) for seed in range(5)))
-    own = rows["triggers.over_chance", (*POINT, ("trigger", "own"))]
-    assert own["p"] == 1 / 1000 and own["low"] > 0
-    assert rows["triggers.share", (*POINT, ("trigger", "own"))]["value"] == 1
-    assert rows["triggers.over_chance", (*POINT, ("trigger", "block"))]["p"] == 1
-
-
-def test_without_commits_there_are_no_triggers():
-    found = counted(next(traces()), without=["written"])
-    row = rows_of(found)["triggers.over_chance", (*POINT, ("trigger", "own"))]
-    assert (row["value"], row["low"], row["prompts"], "p" in row) == (None, None, 0, False)

@@ -32,11 +32,9 @@ def _scale(name, factor):
     [
         (lambda held: None, None),
         (_scale("column_sums", 20), "column_sums: expected sums of attention, found"),
-        (_scale("value_norms", -1), "value_norms: expected norms from 0 upwards, found"),
         (_scale("value_norms", np.inf), "value_norms: expected finite numbers, found"),
         (lambda held: held["column_sums"].__setitem__((0, 0, 0, 1), np.nan), "expected a number for every token"),
         (lambda held: held.update(masked=1 - held["masked"]), "masked: expected 1 where tokens has the mask token"),
-        (lambda held: held.update(tokens=-5 * held["tokens"]), "tokens: expected tokens and positions, found"),
         (lambda held: held["lengths"].fill(1), "lengths: expected the longest to be the [0-9]+ positions of tokens"),
         (lambda held: held["lengths"].__setitem__(0, 1), "expected NaN beyond the length of a canvas"),
         (lambda held: held.update(column_sums=held["column_sums"][:, :1]), "column_sums: expected step 8 × layer"),

@@ -76,7 +76,3 @@ def test_files_and_settings_of_another_run_are_refused(tmp_path):
         with pytest.raises(TraceError, match=f"{name}: expected the run that its manifest names, found another"):
             begin(tmp_path / "1").commit(1, arrays_of(1), {}, {})
         (tmp_path / "1" / name).write_bytes(own)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("x")
-    with pytest.raises(CallError, match=r"already holds files \(notes.txt"):
-        begin(tmp_path / "mine")

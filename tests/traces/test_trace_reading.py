@@ -1,5 +1,3 @@
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from grown_traces import (
@@ -59,77 +57,19 @@ def test_basic_indexing_is_numpys(trace, steps, data):
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize(
-    ("index", "message"),
-    [
-        ((STEPS,), f"step {STEPS} is out of range: column_sums has {STEPS}"),
-        ((0, 0, -HEADS - 1), f"head {-HEADS - 1} is out of range: column_sums has {HEADS}"),
-        ((0, 0, 0, 0, 0), "column_sums has axes step, layer, head, key; found 5 indices"),
-        (([0, 1],), "column_sums takes whole numbers and slices"),
-    ],
-)
-def test_an_index_that_does_not_fit_is_named(trace, index, message):
-    with pytest.raises(IndexError, match=message):
-        trace.column_sums[index]
+def test_indexing_reads_only_the_parts_steps_layers_and_heads_it_asks_for(trace, monkeypatch):
+    fresh, read, real = open_trace(trace.folder), [], part_files.Part.read
 
+    def reading(part, name, index):
+        found = real(part, name, index)
+        read.append((part.path.name, found.size))
+        return found
 
-@pytest.fixture
-def touched(monkeypatch):
-    """Names of the parts that were opened, and how many numbers each read took off the disk."""
-    opened, read, real = [], [], part_files.safe_open
-
-    class Slice:
-        def __init__(self, inner):
-            self.inner, self.get_shape, self.get_dtype = inner, inner.get_shape, inner.get_dtype
-
-        def __getitem__(self, index):
-            found = self.inner[index]
-            read.append(found.size)
-            return found
-
-    class File:
-        def __init__(self, path, framework):
-            opened.append(path.name)
-            self.context = real(path, framework=framework)
-
-        def __enter__(self):
-            self.inner = self.context.__enter__()
-            return self
-
-        def __exit__(self, *error):
-            return self.context.__exit__(*error)
-
-        def __getattr__(self, name):
-            return getattr(self.inner, name)
-
-        def get_slice(self, name):
-            return Slice(self.inner.get_slice(name))
-
-    monkeypatch.setattr(part_files, "safe_open", File)
-    return SimpleNamespace(opened=opened, read=read)
-
-
-def test_indexing_reads_only_the_parts_steps_layers_and_heads_it_asks_for(trace, touched):
-    fresh = open_trace(trace.folder)
-    assert touched.opened == []
-    assert fresh.steps == STEPS
-    assert touched.opened == [f"steps-{number:06d}.safetensors" for number in range(3)]
-    assert touched.read == []  # only headers so far
-    touched.opened.clear()
+    monkeypatch.setattr(part_files.Part, "read", reading)
     fresh.column_sums[20, 1, 3]
     fresh.column_sums[17:20, :, -1]
-    assert touched.opened == ["steps-000001.safetensors"] * 2
     keys = FIRST_LENGTH + 31  # the widest canvas of the second part
-    assert touched.read == [keys, 3 * LAYERS * keys]
-
-
-def test_a_part_is_compared_with_its_checksum_once(trace, monkeypatch):
-    compared, real = [], part_files.compare_file
-    monkeypatch.setattr(part_files, "compare_file", lambda path, *rest: compared.append(path.name) or real(path, *rest))
-    fresh = open_trace(trace.folder)
-    for step in range(STEPS):
-        fresh.tokens[step]
-    assert compared == [part.path.name for part in fresh.parts]
+    assert read == [("steps-000001.safetensors", keys), ("steps-000001.safetensors", 3 * LAYERS * keys)]
 
 
 def test_a_trace_says_what_it_is(trace):
@@ -142,14 +82,6 @@ def test_a_trace_says_what_it_is(trace):
     assert (trace.token_text(np.int32(7)), trace.token_text(99)) == ("Ċ漢", "<99>")
 
 
-def test_a_tensor_adds_itself_up_and_says_how_to_do_anything_else(trace, steps):
-    np.testing.assert_array_equal(trace.value_norms.max(-1), dense(steps, "value_norms").max(-1))
-    with pytest.raises(AttributeError, match="load the tensor first"):
-        _ = trace.tokens.reshape
-    with pytest.raises(TypeError, match="load it first"):
-        _ = trace.tokens == 1
-
-
 def test_a_tensor_the_trace_does_not_hold_is_refused_with_what_it_holds(tmp_path):
     trace = open_trace(write_trace(tmp_path / "bare", make_steps(2, names=("tokens",))))
     with pytest.raises(TraceError, match="holds no column_sums; it holds tokens, lengths"):
@@ -158,32 +90,16 @@ def test_a_tensor_the_trace_does_not_hold_is_refused_with_what_it_holds(tmp_path
     assert "tokens" in dir(trace) and "column_sums" not in dir(trace)
 
 
-def test_a_trace_without_a_whole_step_says_so(tmp_path):
-    TraceWriter(tmp_path, MANIFEST)
-    trace = open_trace(tmp_path)
-    assert (trace.steps, trace.complete) == (0, False) and "incomplete" in repr(trace)
-    with pytest.raises(TraceError, match="holds no tokens; it holds no whole step"):
-        _ = trace.tokens
-
-
-# What a kill leaves behind
-
-
-@pytest.mark.parametrize("listed", [1, 0])
-def test_after_a_kill_every_whole_part_is_read_whether_it_is_listed_or_not(tmp_path, steps, listed):
+def test_after_a_kill_every_whole_part_is_read_though_it_is_not_listed(tmp_path, steps):
     writer = TraceWriter(tmp_path, MANIFEST)
     for step in steps[:16]:
         writer.add(step)
     writer.flush()
     (tmp_path / "steps-000001.safetensors.writing").write_bytes(b"half of it")
-    if not listed:  # the kill came between the part and the manifest
-        edit_manifest(tmp_path, parts=[], steps=0)
+    edit_manifest(tmp_path, parts=[], steps=0)  # the kill came between the part and the manifest
     trace = open_trace(tmp_path)
     assert (trace.complete, trace.steps) == (False, 16)
     np.testing.assert_array_equal(trace.column_sums[:], dense(steps[:16], "column_sums"))
-
-
-# Damage
 
 
 @pytest.fixture
@@ -209,23 +125,17 @@ def gap(folder):
     (folder / "steps-000001.safetensors").unlink()
 
 
-def no_part(folder):
-    save_file(load_file(folder / "steps-000000.safetensors"), folder / "steps-000000.safetensors", {"first_step": "0"})
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (extra_part, r"steps-000003\.safetensors is not listed in its manifest"),
         (flip, r"steps-000001\.safetensors: expected the bytes whose sha256"),
         (gap, "expected 5 steps from 16 on, found 5 from 32 on; a part is missing"),
-        (no_part, "expected a part of a trace with first_step and steps"),
         (lambda folder: edit_manifest(folder, steps=19), "expected 19 steps, as its manifest says, found 37"),
         (lambda folder: (folder / "steps-000002.safetensors").unlink(), r"expected steps-000002\.safetensors, which"),
-        (lambda folder: (folder / "steps-000001.safetensors").write_bytes(b"?" * 500), "000001.*the trace is damaged"),
         (lambda folder: edit_manifest(folder, format=2), "expected a trace of format 1, found 2; read it with"),
         (lambda folder: (folder / "manifest.json").write_bytes(b'{"format": 1, "comp'), r"manifest\.json"),
-        (lambda folder: edit_manifest(folder, heads=None), r"manifest\.json: heads: Field required"),
+        (lambda folder: edit_manifest(folder, heads=None), r"manifest\.json: heads: expected int, found None"),
     ],
 )
 def test_a_damaged_trace_is_refused(damaged, damage, message):
@@ -244,21 +154,6 @@ def test_a_trace_that_was_replaced_since_it_was_opened_is_refused(damaged):
         _ = trace.tokens[0]
 
 
-def test_the_message_names_what_stands_in_a_traces_place(damaged, tmp_path):
-    (tmp_path / "model").mkdir()
-    for path, message in {
-        tmp_path / "nowhere": "no trace at .*nowhere: the folder does not exist",
-        damaged / "manifest.json": rf"found a file; pass its folder, {damaged}$",
-        tmp_path / "model": r"expected manifest\.json in it, found none; `sinkscope trace MODEL --out FOLDER` makes",
-    }.items():
-        for opening in (open_trace, open_traces):
-            with pytest.raises(TraceError, match=message):
-                opening(path)
-
-
-# Several traces in a folder
-
-
 def test_numbered_traces_are_opened_in_order(tmp_path):
     for name in ("000002", "000000", "000011", "000000-backup"):
         write_trace(tmp_path / name, make_steps(1))
@@ -267,11 +162,6 @@ def test_numbered_traces_are_opened_in_order(tmp_path):
     assert [trace.folder.name for trace in open_traces(tmp_path)] == ["000000", "000002", "000011"]
     with pytest.raises(CallError, match=r"holds 3 traces; open one of them, such as .*000000, or use open_traces"):
         open_trace(tmp_path)
-
-
-def test_a_folder_of_one_numbered_trace_opens_as_that_trace(tmp_path):
-    write_trace(tmp_path / "000000", make_steps(3))
-    assert open_trace(str(tmp_path)).steps == 3 and [trace.steps for trace in open_traces(tmp_path)] == [3]
 
 
 def test_numbered_traces_are_neither_mixed_with_another_nor_without_a_manifest(tmp_path):

@@ -1,15 +1,13 @@
 """Attention with column sums, and the interface through which a model uses it.
 
-A *column sum* is the attention that one key receives from all queries together: the sum of a column of the attention
-map, in queries' worth. It may be split by *query group* (all queries, those at masks, those of the prompt). A
-*subscriber* does one of three things in a layer: it *watches* the columns, it *hides* keys from the queries, or it
-*prepends* constant keys. A *session* holds the subscribers of one network; a *step* is one call of one of its *stacks*,
-the modules that own the layers.
+A *column sum* is the attention that one key receives from all queries together, or from one *query group*, in queries'
+worth. A *subscriber* *watches* the columns of a layer, *hides* keys from its queries, or *prepends* constant keys. A
+*session* holds the subscribers of one network; a *step* is one call of a *stack*, the module that owns the layers.
 """
 
 from sinkscope.attention.dispatch import attend, without_autocast
 from sinkscope.attention.foreign_network import foreign
-from sinkscope.attention.hooks import NAME, register_interface
+from sinkscope.attention.hooks import NAME, generating_in, is_generating, register_interface, subscribed
 from sinkscope.attention.projections import KeyNorms, OutputProjections, norms_of, output_norms, output_projection
 from sinkscope.attention.records import (
     AttentionInputs,
@@ -17,17 +15,19 @@ from sinkscope.attention.records import (
     Columns,
     GenerationStart,
     Hidden,
+    Hider,
     LayerCall,
     Prefix,
+    Prepender,
     StepContext,
     StepResult,
+    Subscriber,
+    Watcher,
     upload,
 )
 from sinkscope.attention.scores import mask_for
 from sinkscope.attention.session import Session, current_session
 from sinkscope.attention.stacks import query_heads
-from sinkscope.attention.subscribers import Hider, Prepender, Subscriber, Watcher
-from sinkscope.attention.subscribing import generating_in, is_generating, subscribed
 
 __all__ = [
     "NAME",

@@ -1,9 +1,7 @@
 """Attention and its column sums in one pass over blocks of queries, without ever holding a map of queries × keys.
 
-The scores of a block of queries against all keys are computed once, for one softmax, one product with the values and
-one product with the query groups. Scores and sums are float32 whatever the inputs are. Traces call this pass ``sweep``.
-
-It does not support dropout, soft-capping, the sink logits of other libraries, or paged caches; `hooks` refuses those.
+The scores of a block are computed once, for one softmax, one product with the values and one with the query groups.
+Scores and sums are float32 whatever the inputs are. Traces call this pass ``sweep``.
 """
 
 import math
@@ -22,11 +20,9 @@ CPU_SCORES, GPU_SCORES = 1 << 19, 1 << 26  # most scores at once, for each threa
 def compute_blockwise(
     inputs: AttentionInputs, *, block: int | None = None, workspace: Workspace | None = None
 ) -> tuple[Tensor, Columns]:
-    """Return attention output [batch, head, query, value_dim] and column sums.
+    """Return attention output [batch, head, query, value_dim] and column sums, in blocks of so many queries.
 
-    Args:
-        block: queries per block, `BLOCK` when None.
-        workspace: memory for the scores, kept from call to call; not used where something needs a gradient.
+    The workspace is memory for the scores, kept from call to call; not used where something needs a gradient.
     """
     with torch.autocast(inputs.query.device.type, enabled=False):  # which would round scores and sums
         run = _Pass(inputs, block or BLOCK, workspace or Workspace())
@@ -66,7 +62,6 @@ class _Pass:
             yield self._scores.chunk(slice(first, min(first + size, kv_heads)))
 
     def attend(self, chunk: Chunk) -> None:
-        """Compute the output and the sums of some heads."""
         queries = self._inputs.query.shape[2]
         plain = self._taken is None and not self._front and self._scores.all_see and self._in_place
         if plain and self._block == queries:
@@ -142,7 +137,6 @@ class _Pass:
         return mixed + weights[..., : front.count] @ front.values[:, heads].to(weights.dtype)
 
     def columns(self) -> Columns:
-        """Return the sums of the whole call."""
         front = self._front
         return Columns(
             sums=self._sums[..., front:],

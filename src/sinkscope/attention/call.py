@@ -15,98 +15,67 @@ from sinkscope.attention.records import (
     CallPart,
     Columns,
     Hidden,
+    Hider,
     LayerCall,
     Prefix,
+    Prepender,
     StepContext,
+    Subscriber,
+    Watcher,
     upload,
     visible,
 )
 from sinkscope.attention.scores import Workspace
-from sinkscope.attention.stacks import Stack, slides
-from sinkscope.attention.subscribers import Hider, Prepender, Subscriber, Watcher
+from sinkscope.attention.stacks import Stack
 from sinkscope.errors import AttentionError
-
-
-@dataclass(eq=False)
-class LayerNotes:
-    """Notes of the hooks around the layers of the running call.
-
-    Attributes:
-        hidden_states: the input of each layer, by attention module.
-        crossing: attention modules whose keys belong to another stack.
-    """
-
-    hidden_states: dict[nn.Module, Tensor] = field(default_factory=dict)
-    crossing: set[nn.Module] = field(default_factory=set)
-
 
 Requests = tuple[list[Hidden], Prefix | None, bool]
 """Keys taken from one layer, over its own keys; the constant keys in front; and whether anything is requested."""
 
-_running: list["Call"] = []  # innermost last, because a stack may be called within the layers of another
-
-
-def call_begins(call: "Call") -> None:
-    """Note that a stack is called, so that the operators in its compiled layers use this call."""
-    _running.append(call)
+running: list["Call"] = []
+"""Calls that have begun and not ended, innermost last; operators in compiled layers use the newest."""
 
 
 def call_ends(call: "Call") -> None:
-    """Note that a stack has returned or raised, with all stacks called within it."""
-    if call in _running:
-        del _running[_running.index(call) :]
+    """Remove a call whose stack has returned or raised, with all calls within it."""
+    if call in running:
+        del running[running.index(call) :]
 
 
-def newest_call() -> "Call | None":
-    """Return the innermost running call."""
-    return _running[-1] if _running else None
-
-
-def running_call(module: nn.Module) -> "Call | None":
-    """Return the innermost running call of the stack that an attention module belongs to."""
-    return next((call for call in reversed(_running) if call.owns(module)), None)
-
-
+@dataclass(eq=False)
 class Call:
-    """A call of a stack while it runs, as `interface.attention_forward` receives it.
+    """A call of a stack while it runs, as `hooks.attention_forward` receives it.
 
-    Args:
+    Attributes:
         context: the step; None where it is not known.
         prompt_lengths: tokens of the prompts, one for each row or one for all.
-        inferred: whether the step was read from the arguments of the call because no sampler published it.
-        cache: the cache among the arguments, where the step was inferred.
-        notes: filled by the hooks around the layers.
-        workspace: memory for scores.
-        part: the part of the canvas that is computed; None for all of it.
+        inferred: whether the step was read from the arguments of the call, ``cache`` among them.
         seeing_ahead: is called where a stack that says it is causal is not; it returns the corrected step.
+        hidden_states: the input of each layer, by attention module; hooks around the layers note it.
+        crossing: attention modules whose keys belong to another stack.
+        reported: whether any layer has computed its attention here.
+        closed: whether the stack has returned; a gradient checkpoint runs layers again in the backward pass.
     """
 
-    _seeing_ahead: Callable[[], StepContext] | None = None
+    stack: Stack
+    subscribers: Sequence[Subscriber]
+    context: StepContext | None
+    prompt_lengths: tuple[int, ...]
+    inferred: bool
+    cache: Any
+    workspace: Workspace
+    part: CallPart | None = None
+    seeing_ahead: Callable[[], StepContext] | None = None
+    hidden_states: dict[nn.Module, Tensor] = field(default_factory=dict)
+    crossing: set[nn.Module] = field(default_factory=set)
+    reported: bool = False
+    closed: bool = False
 
-    def __init__(
-        self,
-        stack: Stack,
-        subscribers: Sequence[Subscriber],
-        context: StepContext | None,
-        prompt_lengths: tuple[int, ...],
-        *,
-        inferred: bool,
-        cache: Any,
-        notes: LayerNotes,
-        workspace: Workspace,
-        part: CallPart | None = None,
-        seeing_ahead: Callable[[], StepContext] | None = None,
-    ) -> None:
-        self._part, self._seeing_ahead = part, seeing_ahead
-        self._stack, self._context, self._prompt_lengths = stack, context, prompt_lengths
-        self._inferred, self._cache, self._notes, self._workspace = inferred, cache, notes, workspace
-        self.reported = False  # whether any layer has computed its attention here
-        # True once the stack has returned; a gradient checkpoint runs layers again in the backward pass.
-        self.closed = False
+    def __post_init__(self) -> None:
         self._turn, self._ran = 0, set[str]()
-        self._watchers = [one for one in subscribers if isinstance(one, Watcher)]
-        self._hiders = [one for one in subscribers if isinstance(one, Hider)]
-        self._prependers = [one for one in subscribers if isinstance(one, Prepender)]
+        self._watchers = [one for one in self.subscribers if isinstance(one, Watcher)]
+        self._hiders = [one for one in self.subscribers if isinstance(one, Hider)]
+        self._prependers = [one for one in self.subscribers if isinstance(one, Prepender)]
         self.groups = tuple(dict.fromkeys(["all", *(group for watcher in self._watchers for group in watcher.groups)]))
         self._membership: Tensor | None = None
         self._requests: dict[str, Requests] = {}
@@ -114,29 +83,30 @@ class Call:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Call":
         return self
 
-    def look(self, module: nn.Module, query: Tensor, mask: Tensor | None, causal: bool) -> None:
-        """Tell the session, at the first layer, that queries see later keys in a stack that says it is causal."""
-        correct = self._seeing_ahead
-        if correct is None or not self.owns(module):
-            return
-        self._seeing_ahead = None
-        if _sees_ahead(query, mask, causal):
-            self._context = correct()
-
-    def owns(self, module: nn.Module) -> bool:
-        """Return whether an attention module belongs to the stack."""
-        return module in self._stack.layers
-
     def layer(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, own: Prefix | None
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        own: Prefix | None,
+        mask: Tensor | None,
+        causal: bool,
     ) -> LayerCall | None:
-        """Return the record of a layer, None for attention that does not belong to the stack."""
-        if module not in self._stack.layers:
+        """Return the record of a layer, None for attention that does not belong to the stack.
+
+        At the first layer, its mask and flag show whether a stack that says it is causal is so.
+        """
+        if module not in self.stack.layers:
             return None
-        name, index = self._stack.layers[module]
+        if self.seeing_ahead is not None:
+            correct, self.seeing_ahead = self.seeing_ahead, None
+            if not causal and query.shape[2] > 1 and _sees_ahead(mask):
+                self.context = correct()
+        name, index = self.stack.layers[module]
         if not self.closed and name in self._ran:
             raise AttentionError(
-                f"expected each layer of {self._stack.name or 'the network'} to run once in a call, found {name} a "
+                f"expected each layer of {self.stack.name or 'the network'} to run once in a call, found {name} a "
                 "second time; layers that share a module, or attend twice (DiffLlama), are not modelled"
             )
         self._ran.add(name)
@@ -153,64 +123,41 @@ class Call:
         value: Tensor,
         own: Prefix | None = None,
     ) -> LayerCall:
-        """Return the record of a layer whose name and index are known; ``own`` are the network's constant keys.
-
-        Raises:
-            AttentionError: keys that are neither the tokens so far, the newest of them, nor another stack's; or a CUDA
-                graph is being captured.
-        """
+        """Return the record of a layer whose name and index are known; ``own`` are the network's constant keys."""
         self.reported = True
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise AttentionError(
                 f"expected {name} to run in every step, found it captured in a CUDA graph, whose replays nobody sees; "
                 'leave torch.compile\'s mode="reduce-overhead" out'
             )
-        first_key, crossing = 0, module in self._notes.crossing
-        if self._context is not None and self._inferred and not crossing:
-            first_key = self._context.tokens.shape[1] - key.shape[2]
-            if first_key < 0 or (first_key and not slides(self._cache)):
+        first_key, crossing = 0, module in self.crossing
+        if self.context is not None and self.inferred and not crossing:
+            first_key = self.context.tokens.shape[1] - key.shape[2]
+            slides = any(getattr(self.cache, "is_sliding", ()))  # some layers hold only the newest tokens
+            if first_key < 0 or (first_key and not slides):
                 raise AttentionError(
-                    f"expected {name} to look at the {self._context.tokens.shape[1]} tokens so far, found "
+                    f"expected {name} to look at the {self.context.tokens.shape[1]} tokens so far, found "
                     f"{key.shape[2]} keys; such attention is not modelled"
                 )
-        return LayerCall(
-            name,
-            index,
-            query,
-            key,
-            value,
-            self._notes.hidden_states.pop(module, None),  # popped: only its norms are needed
-            self.groups,
-            self._members(query) if self._membership is None else self._membership.to(query.device),
-            self._stack.name,
-            first_key,
-            crossing,
-            own=own,
-            part=self._part,
-        )
+        members = self._members(query) if self._membership is None else self._membership.to(query.device)
+        hidden_states = self.hidden_states.pop(module, None)  # popped: only its norms are needed
+        given = (query, key, value, hidden_states, self.groups, members, self.stack.name, first_key, crossing)
+        return LayerCall(name, index, *given, own=own, part=self.part)
 
     def next_module(self) -> nn.Module:
         """Return the next attention module of a stack of compiled layers, which run in order, once each."""
         self._turn += 1
-        return list(self._stack.layers)[self._turn - 1]
+        return list(self.stack.layers)[self._turn - 1]
 
     def note_entering(self, hidden_states: Tensor) -> None:
         """Note the input of the next compiled layer."""
-        if self._turn < len(self._stack.layers):
-            self._notes.hidden_states[list(self._stack.layers)[self._turn]] = hidden_states
+        if self._turn < len(self.stack.layers):
+            self.hidden_states[list(self.stack.layers)[self._turn]] = hidden_states
 
     def attend(self, layer: LayerCall, inputs: AttentionInputs, dropout: float) -> Tensor | None:
-        """Compute the attention of a layer as the subscribers request it, and show them its columns.
+        """Return the attention of a layer as the subscribers request it, and show them its columns.
 
-        Args:
-            inputs: of the layer, with nothing hidden and no prefix.
-
-        Returns:
-            Output [batch, head, query, value_dim]; None where nothing is requested: the layer runs as in the stock
-            model.
-
-        Raises:
-            AttentionError: dropout of attention weights.
+        None where nothing is requested: the layer runs as in the stock model.
         """
         hidden, prefix, in_force = self._requests_for(layer, inputs)
         if not in_force:
@@ -222,11 +169,11 @@ class Call:
             )
         if hidden or prefix is not None:
             inputs = replace(inputs, hidden=hidden, prefix=prefix)
-        output, columns = compute(inputs, workspace=self._workspace)
+        output, columns = compute(inputs, workspace=self.workspace)
         if self.closed:  # the layer runs a second time
             return output
         placed = _placed(columns, layer.first_key) if layer.first_key else columns
-        shown = replace(layer, seen=functools.partial(_seen, inputs), scale=inputs.scale) if self._watchers else layer
+        shown = replace(layer, seen=inputs.seen, scale=inputs.scale) if self._watchers else layer
         for watcher in self._watchers:
             watcher.watch(shown, placed)
         for hider in self._hiders:
@@ -237,65 +184,60 @@ class Call:
         """Return the requests of the subscribers; a second run of the layer gets those of the first."""
         if not self._hiders and not self._prependers:
             return [], layer.own, bool(self._watchers)
-        if not (self.closed and layer.name in self._requests):
-            prefix = self._prefix(layer)
-            bare = None if prefix is None else replace(prefix, values=None)
-
-            @functools.cache  # several rules, or a rule that asks twice, share one pass
-            @torch.no_grad()  # what a gradient checkpoint saves has to be the same in both runs
-            def measure(queries: Tensor | None = None) -> Columns:
-                groups = inputs.groups if queries is None else queries[:, None]
-                narrow = replace(inputs, value=inputs.value[..., :1], prefix=bare, groups=groups)
-                return _placed(compute(narrow, workspace=self._workspace)[1], layer.first_key)
-
-            measured = replace(layer, measure=measure)
-            own = [
-                replace(one, keys=one.keys[..., layer.first_key :])
-                for hider in self._hiders
-                for one in _hidden_by(hider, measured)
-            ]
-            # Asking a GPU whether it holds any key would wait.
-            hidden = [
-                one for one in own if one.keys.is_cuda or bool(one.keys.any()) or (one.front and prefix is not None)
-            ]
-            observed = any([hider.observes(layer) for hider in self._hiders])  # every hider is asked
-            in_force = bool(self._watchers) or observed or bool(hidden) or prefix is not layer.own
-            self._requests[layer.name] = hidden, prefix, in_force
-        return self._requests[layer.name]
-
-    def _prefix(self, layer: LayerCall) -> Prefix | None:
-        """Return the one prefix of a layer, the network's own or that of the only prepender."""
-        found = [one.prepend(layer) for one in self._prependers]
-        prefixes = [one for one in (layer.own, *found) if one is not None]
+        if self.closed and layer.name in self._requests:
+            return self._requests[layer.name]
+        prefixes = [one for one in (layer.own, *(one.prepend(layer) for one in self._prependers)) if one is not None]
         if len(self._prependers) > 1 or len(prefixes) > 1:
             raise AttentionError("expected one prefix, found two prependers, or one on a network with its own sink")
-        return prefixes[0] if prefixes else None
+        prefix = prefixes[0] if prefixes else None
+        bare = None if prefix is None else replace(prefix, values=None)
+
+        @functools.cache  # several rules, or a rule that asks twice, share one pass
+        @torch.no_grad()  # what a gradient checkpoint saves has to be the same in both runs
+        def measure(queries: Tensor | None = None) -> Columns:
+            groups = inputs.groups if queries is None else queries[:, None]
+            narrow = replace(inputs, value=inputs.value[..., :1], prefix=bare, groups=groups)
+            return _placed(compute(narrow, workspace=self.workspace)[1], layer.first_key)
+
+        measured = replace(layer, measure=measure)
+        asked = [
+            replace(one, keys=one.keys[..., layer.first_key :])
+            for hider in self._hiders
+            for one in _hidden_by(hider, measured)
+        ]
+        # Asking a GPU whether it holds any key would wait.
+        hidden = [
+            one for one in asked if one.keys.is_cuda or bool(one.keys.any()) or (one.front and prefix is not None)
+        ]
+        observed = any([hider.observes(layer) for hider in self._hiders])  # every hider is asked
+        in_force = bool(self._watchers) or observed or bool(hidden) or prefix is not layer.own
+        self._requests[layer.name] = hidden, prefix, in_force
+        return self._requests[layer.name]
 
     def _members(self, query: Tensor) -> Tensor:
+        """Return which queries of the call belong to which group, float32 [batch, group, query]."""
         batch, queries, device = query.shape[0], query.shape[2], query.device
-        if self._context is None:
-            members = torch.ones(batch, len(self.groups), queries, device=device, dtype=torch.float32)
-        elif self._part is None:
-            members = _membership(self._context, self._prompt_lengths, self.groups, queries, device)
+        if self.context is None:
+            self._membership = torch.ones(batch, len(self.groups), queries, device=device, dtype=torch.float32)
+            return self._membership
+        rows, length = self.context.tokens.shape
+        lengths = upload(self.context.lengths, device)[:, None]
+        position, first = torch.arange(length, device=device)[None], length - lengths
+        own = [self.prompt_lengths[row % len(self.prompt_lengths)] for row in range(rows)]
+        prompts = upload(torch.tensor(own, device="cpu"), device)[:, None]
+        real, masked = position >= first, upload(self.context.masked, device)
+        kinds = {"all": real, "masked": real & masked, "unmasked": real & ~masked}
+        kinds["prompt"] = real & (position < first + prompts)
+        members = torch.stack([kinds[group] for group in self.groups], dim=1)
+        if self.part is None:
+            self._membership = members[..., length - queries :].float()
         else:
-            length = self._context.tokens.shape[1]
-            members = self._part.of(_membership(self._context, self._prompt_lengths, self.groups, length, device))
-        self._membership = members
-        return members
+            self._membership = self.part.of(members.float())
+        return self._membership
 
 
-def _seen(inputs: AttentionInputs) -> Tensor:
-    """Return the keys that each query sees by mask and flag, bool [1 or batch, 1 or head, query, key]."""
-    queries, keys = inputs.query.shape[2], inputs.key.shape[2]
-    found = torch.ones(queries, keys, dtype=torch.bool, device=inputs.query.device)[None, None]
-    found = found.tril(keys - queries) if inputs.causal else found
-    return found if inputs.mask is None else found & visible(inputs.mask)
-
-
-def _sees_ahead(query: Tensor, mask: Tensor | None, causal: bool) -> bool:
-    """Return whether a query sees a key behind it, by the mask and the flag that the attention function got."""
-    if causal or query.shape[2] == 1:
-        return False
+def _sees_ahead(mask: Tensor | None) -> bool:
+    """Return whether a query sees a key behind it, by the mask that the attention function got."""
     if mask is None:
         return True
     queries, keys = mask.shape[-2:]
@@ -329,23 +271,3 @@ def _placed(columns: Columns, first_key: int) -> Columns:
         last_row=pad(columns.last_row, (first_key, 0)),
         last_row_in_force=pad(columns.last_row_in_force, (first_key, 0)),
     )
-
-
-def _membership(
-    context: StepContext, prompt_lengths: tuple[int, ...], groups: tuple[str, ...], queries: int, device: torch.device
-) -> Tensor:
-    """Return which queries of a step belong to which group, float32 [batch, group, query]."""
-    batch, length = context.tokens.shape
-    lengths = upload(context.lengths, device)[:, None]
-    position, first = torch.arange(length, device=device)[None], length - lengths
-    prompts = upload(
-        torch.tensor([prompt_lengths[row % len(prompt_lengths)] for row in range(batch)], device="cpu"), device
-    )[:, None]
-    real, masked = position >= first, upload(context.masked, device)
-    members = {
-        "all": real,
-        "masked": real & masked,
-        "unmasked": real & ~masked,
-        "prompt": real & (position < first + prompts),
-    }
-    return torch.stack([members[group] for group in groups], dim=1)[..., length - queries :].float()

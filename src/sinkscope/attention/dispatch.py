@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 import torch
 from jaxtyping import Bool, Float, Float32
 from torch import Tensor
+from torch.nn.functional import dropout as drop
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from sinkscope.attention.blockwise import compute_blockwise
 from sinkscope.attention.records import AttentionInputs, Columns, Hidden, Prefix
@@ -26,6 +28,7 @@ from sinkscope.errors import AttentionError
 
 TAKEN = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 256  # the largest head size of the kernels
+FEW_QUERIES = 16  # with more queries, the fused kernel is worth a copy of the keys
 Found = TypeVar("Found")
 OF_NORMS = " for norms"
 BLOCKWISE = "the slower blockwise pass runs"
@@ -85,10 +88,12 @@ def compute(
     On a GPU the kernels compute every call except one that needs gradients, zeroes weights after the softmax, or hides
     different keys from different queries; such a call goes through the blockwise pass.
     """
-    taken = kernels_take(inputs.query, inputs.key, inputs.value)
-    if taken and not inputs.needs_gradient and hides_whole_keys(inputs.hidden):
+    if kernels_take(inputs.query, inputs.key, inputs.value) and not inputs.needs_gradient:
+        whole_keys = not any(
+            one.zeroed or one.front or one.queries is not None or one.keys.shape[2] != 1 for one in inputs.hidden
+        )
         with without_autocast(inputs.query.device.type):
-            found = compute_by_kernels(inputs)
+            found = compute_by_kernels(inputs) if whole_keys else None
         if found is not None:
             return found
     return compute_blockwise(inputs, block=block, workspace=workspace)
@@ -124,9 +129,8 @@ def _by_kernels(tensor: Tensor, wide: int, what: str, run: Callable[[Any], Found
         return run(fused)
     except failures as error:
         _given_up.add((device, dtype, wide, what))
-        slower = "torch's slower operations run" if what == OF_NORMS else BLOCKWISE
         failed = f"expected to run with head size {wide} in {dtype}{what} on {device}, found that it does not ({error})"
-        _warn(failed, slower)
+        _warn_once(failed, "torch's slower operations run" if what == OF_NORMS else BLOCKWISE)
         return None
 
 
@@ -143,23 +147,16 @@ def kernels_take(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Return whether the kernels support such tensors; on a GPU, warn once if not."""
     if not query.is_cuda:
         return False
+    wide, dtypes = max(query.shape[-1], value.shape[-1]), {query.dtype, key.dtype, value.dtype}
     if not has_triton():
         _warn_once("expected Triton on a GPU, found none (pip install triton)")
-        return False
-    wide = max(query.shape[-1], value.shape[-1])
-    if query.dtype not in TAKEN or not query.dtype == key.dtype == value.dtype:
-        names = sorted({str(one.dtype).removeprefix("torch.") for one in (query, key, value)})
-        _warn_once(f"{REFUSAL} dtype {' and '.join(names)}")
-        return False
-    if wide > WIDEST:
+    elif query.dtype not in TAKEN or len(dtypes) > 1:
+        _warn_once(f"{REFUSAL} dtype {' and '.join(sorted(str(one).removeprefix('torch.') for one in dtypes))}")
+    elif wide > WIDEST:
         _warn_once(f"{REFUSAL} head size {wide}")
-        return False
-    return True
-
-
-def hides_whole_keys(hidden: Sequence[Hidden]) -> bool:
-    """Return whether all queries of a head lose the same keys before the softmax, as the kernels need it."""
-    return not any(one.zeroed or one.front or one.queries is not None or one.keys.shape[2] != 1 for one in hidden)
+    else:
+        return True
+    return False
 
 
 @cache
@@ -169,9 +166,73 @@ def has_triton() -> bool:
 
 
 @cache
-def _warn_once(what: str) -> None:
-    _warn(what)
-
-
-def _warn(what: str, slower: str = BLOCKWISE) -> None:
+def _warn_once(what: str, slower: str = BLOCKWISE) -> None:
     warnings.warn(f"sinkscope's Triton attention: {what}; {slower} instead", RuntimeWarning, stacklevel=5)
+
+
+def attend_behind(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    prefix: Prefix,
+    *,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Return attention output of a network with constant keys, [batch, head, query, dim], without column sums.
+
+    Gradients reach the constant keys. Arguments are those of `attend`; ``dropout`` is the share of weights dropped.
+    """
+    count, (batch, heads, queries, dim), kv_heads = prefix.count, query.shape, key.shape[1]
+    if causal:
+        mask = torch.ones(queries, key.shape[2], dtype=torch.bool, device=query.device).tril_()
+    if mask is not None:
+        mask = pad(mask, (count, 0), value=True if mask.dtype == torch.bool else 0.0)
+    front_keys, front_values = _expanded(prefix.keys, key), _expanded(prefix.values, value)
+    gradients = torch.is_grad_enabled()
+    if queries <= FEW_QUERIES and not gradients:  # with a cache: keys are not copied
+        grouped = query.reshape(batch, kv_heads, -1, dim)  # heads of one key head: one product
+        front = query.new_zeros(batch, heads, queries, count)
+        if front_keys is not None:
+            front = (grouped @ front_keys.transpose(-1, -2)).view_as(front) * scale
+        scores = torch.cat([front, (grouped @ key.transpose(-1, -2)).view(batch, heads, queries, -1) * scale], dim=-1)
+        weights = _weights(scores, prefix.logits, mask, dropout).view(batch, kv_heads, -1, scores.shape[-1])
+        output = weights[..., count:] @ value
+        if front_values is not None:
+            output = output + weights[..., :count] @ front_values
+        return output.view(batch, heads, queries, -1)
+    keys = torch.cat([key.new_zeros(batch, kv_heads, count, dim) if front_keys is None else front_keys, key], dim=2)
+    nothing = value.new_zeros(batch, kv_heads, count, value.shape[-1])
+    values = torch.cat([nothing if front_values is None else front_values, value], dim=2)
+    # Plain products beat the CPU's fused kernel on short canvases, backward above all.
+    if prefix.logits is None and not (gradients and query.device.type == "cpu"):
+        shared = heads > kv_heads
+        if shared and query.is_cuda and mask is not None:  # a GPU's fused kernels take a mask or groups, not both
+            keys, values = (one.repeat_interleave(heads // kv_heads, dim=1) for one in (keys, values))
+            shared = False
+        return scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=shared
+        )
+    grouped = query.reshape(batch * kv_heads, -1, dim)
+    scores = torch.baddbmm(query.new_zeros(()), grouped, keys.flatten(0, 1).transpose(-1, -2), beta=0, alpha=scale)
+    weights = _weights(scores.view(batch, heads, queries, -1), prefix.logits, mask, dropout)
+    return torch.bmm(weights.view(*grouped.shape[:2], -1), values.flatten(0, 1)).view(batch, heads, queries, -1)
+
+
+def _weights(scores: Tensor, logits: Tensor | None, mask: Tensor | None, dropout: float) -> Tensor:
+    """Return the softmax of scores [batch, head, query, count + key], with learned logits as the first ones."""
+    if logits is not None:
+        scores = scores + pad(logits[None, :, None].to(scores), (0, scores.shape[-1] - logits.shape[-1]))
+    if mask is not None:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
+    weights = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
+    return drop(weights, dropout) if dropout else weights
+
+
+def _expanded(constant: Tensor | None, like: Tensor) -> Tensor | None:
+    """Return constant keys or values as [batch, kv_head, count, dim] in the type of the keys."""
+    if constant is None:
+        return None
+    return (constant if constant.ndim == 4 else constant[None]).to(like).expand(like.shape[0], -1, -1, -1)

@@ -1,7 +1,7 @@
 """Watches a torch module that is not a transformers model, through its calls of ``F.scaled_dot_product_attention``.
 
-While the network's forward runs, a `TorchFunctionMode` intercepts the calls, and hooks tell which module makes them.
-The mode applies only to this thread during the forward call.
+While the network's forward runs, a `TorchFunctionMode` of this thread intercepts the calls, and hooks tell which module
+makes them.
 """
 
 import contextlib
@@ -50,20 +50,17 @@ def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: 
         raise CallError(f"layers: {type(network).__name__} has no module {', '.join(unknown)}; it has {some} …")
     if current_session(network) is not None:
         raise AttentionError(f"{type(network).__name__} is watched already; open foreign() before recording")
-    hooks = ForeignHooks(network, None if layers is None else frozenset(layers), causal)
-    session = Session(network, hooks, stays=True)
+    session = Session(network, ForeignHooks(network, layers, causal), stays=True)
     session.open()
     try:
         yield
-    except BaseException:
+        left = len(session.subscribers)
+        session.end_generation(failed=False)
+    finally:
         session.close()
-        raise
-    left = list(session.subscribers)
-    session.end_generation(failed=False)
-    session.close()
     if left:
         raise AttentionError(
-            f"expected recordings and rules of {type(network).__name__} to be closed before foreign, found {len(left)} "
+            f"expected recordings and rules of {type(network).__name__} to be closed before foreign, found {left} "
             "open; open them inside of it"
         )
 
@@ -71,12 +68,9 @@ def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: 
 class ForeignHooks(Hooks):
     """A wrapper around the network's forward, and hooks that record which of its modules are running."""
 
-    def __init__(self, network: nn.Module, layers: frozenset[str] | None, causal: bool) -> None:
+    def __init__(self, network: nn.Module, layers: Sequence[str] | None, causal: bool) -> None:
         self.network, self.layers = network, layers
         self.stacks = [Stack("", network, {}, {}, causal)]
-        self.parents = {
-            path: network.get_submodule(path.rpartition(".")[0]) for path, _ in network.named_modules() if path
-        }
         self.running: list[tuple[str, nn.Module, Tensor | None]] = []  # outermost first, with their inputs
         self._wrapped: dict[str, Any] = {}
         self._handles: list[Any] = []
@@ -126,7 +120,7 @@ class ForeignHooks(Hooks):
                 return forward(*args, **kwargs)
             step, failed, within = _Step(self, session, args, kwargs), True, True
             try:
-                with _Mode(step):
+                with step:
                     output = forward(*args, **kwargs)
                 if step.call is None:
                     raise AttentionError(
@@ -159,38 +153,35 @@ class ForeignHooks(Hooks):
         """Return the input of a layer's block: the innermost running entry of a `ModuleList`, or of a `Sequential`."""
         for kind in (nn.ModuleList, nn.Sequential):
             for path, _, hidden in reversed(self.running):
-                if path and isinstance(self.parents[path], kind) and hidden is not None:
+                if (
+                    path
+                    and hidden is not None
+                    and isinstance(self.network.get_submodule(path.rpartition(".")[0]), kind)
+                ):
                     hidden = hidden.transpose(0, 1) if getattr(module, "batch_first", True) is False else hidden
                     return hidden if hidden.shape[:2] == (batch, queries) else None
         return None
 
 
-class _Mode(TorchFunctionMode):
-    def __init__(self, step: "_Step") -> None:
-        super().__init__()
-        self.step = step
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is stock_attention:
-            return self.step.attention(*args, **kwargs)
-        if func is functional.multi_head_attention_forward:
-            return self.step.multi_head(*args, **kwargs)
-        return func(*args, **kwargs)
-
-
-class _Step:
+class _Step(TorchFunctionMode):
     """One forward call of a foreign network, whose step is read from its calls of attention."""
 
     def __init__(self, hooks: ForeignHooks, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__()
         self.hooks, self.session = hooks, session
         given = (one for one in (*args, *kwargs.values()) if isinstance(one, Tensor))
         self.whole = [one for one in given if one.ndim == 2 and one.dtype in (torch.int64, torch.int32)]
         self.call: Call | None = None
         self.shape = (0, 0)
         self.names: list[str] = []  # of the layers so far
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func is stock_attention:
+            return self.attention(*args, **kwargs)
+        if func is functional.multi_head_attention_forward:
+            return self.multi_head(*args, **kwargs)
+        return func(*args, **kwargs)
 
     def attention(
         self,
@@ -205,9 +196,10 @@ class _Step:
     ) -> Tensor:
         """Compute attention in place of ``F.scaled_dot_product_attention``."""
         given = (query, key, value, attn_mask, dropout_p, is_causal)
+        stock = partial(stock_attention, *given, scale=scale, enable_gqa=enable_gqa)
         layer = self.hooks.layer()
         if layer is None:
-            return stock_attention(*given, scale=scale, enable_gqa=enable_gqa)
+            return stock()
         base, again = layer[0] or "attention", 0
         while (name := base if not again else f"{base}:{again}") in self.names:
             again += 1
@@ -222,26 +214,24 @@ class _Step:
                 f"found {q.shape[2]} on {k.shape[2]}; choose layers that belong together: foreign(network, layers=[…])"
             )
         hidden_states = self.hooks.entering(layer[1], q.shape[0], q.shape[2])
-        if hidden_states is None:
-            self.session.notes.hidden_states.pop(layer[1], None)
-        else:
-            self.session.notes.hidden_states[layer[1]] = hidden_states
+        if hidden_states is not None:
+            self.call.hidden_states[layer[1]] = hidden_states
         record = self.call.named_layer(layer[1], name, len(self.names) - 1, q, k, v)
         assert record.membership is not None
         factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
         inputs = AttentionInputs(q, k, v, record.membership, factor, mask, is_causal)
         output = self.call.attend(record, inputs, dropout_p)
         if output is None:
-            return stock_attention(*given, scale=scale, enable_gqa=enable_gqa)
+            return stock()
         return output[:, 0] if query.ndim == 3 else output
 
     def multi_head(self, *args: Any, **kwargs: Any) -> Any:
         """Compute ``nn.MultiheadAttention``, one function of torch, by torch's own code around `attention`."""
         stock = functional.multi_head_attention_forward
-        given = inspect.signature(stock).bind(*args, **kwargs)
-        given.apply_defaults()
         if self.hooks.layer() is None:
             return stock(*args, **kwargs)
+        given = inspect.signature(stock).bind(*args, **kwargs)
+        given.apply_defaults()
         if given.arguments["need_weights"] or given.arguments["bias_k"] is not None or given.arguments["add_zero_attn"]:
             raise AttentionError(
                 "expected nn.MultiheadAttention with need_weights=False, without add_bias_kv and add_zero_attn, found "
@@ -267,7 +257,7 @@ class _Step:
             )
         real = None
         if queries == keys:
-            if before is not None and before.behind_cache and self.hooks.stacks[0].causal:
+            if before is not None and before.seen and self.hooks.stacks[0].causal:
                 self.session.end_generation(failed=False)  # another text begins
             real = None if mask is None else real_tokens(mask).expand(batch, -1)
         elif before is None and not self.session.published:
@@ -275,8 +265,8 @@ class _Step:
                 f"expected as many keys as tokens in {name}, found {queries} queries on {keys} keys in the first call; "
                 "begin before the cache is filled, or choose other layers"
             )
-        elif before is not None and before.real.shape == (batch, keys - queries):
-            real = functional.pad(before.real, (0, queries), value=True)
+        elif before is not None and (before.batch, before.total) == (batch, keys - queries):
+            real = functional.pad(before.visible(), (0, queries), value=True)
         return StackInput(batch, queries, keys - queries, ids, real, None, query.device)
 
 

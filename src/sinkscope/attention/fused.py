@@ -19,13 +19,7 @@ from sinkscope.attention.records import AttentionInputs, Columns
 from sinkscope.attention.scores import Front, product_dtype
 from sinkscope.attention.triton import attention_kernel, column_kernel, norm_kernel
 
-PASSING = (
-    "out of memory",
-    "illegal memory access",
-    "device-side assert",
-    "unspecified launch failure",
-    "misaligned address",
-)
+PASSING = ("out of memory", "illegal memory access", "device-side assert", "launch failure", "misaligned address")
 """Words of errors that other work on the device causes, not these kernels."""
 LOG2E = math.log2(math.e)
 # A kernel's parameters are no Python parameters to a type checker.
@@ -42,11 +36,7 @@ class KernelError(Exception):
 def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
     """Return attention output and column sums, as `blockwise.compute_blockwise` gives them; no gradients.
 
-    Args:
-        inputs: float32, bfloat16 or float16, heads of at most 256; hidden keys the same for all queries of a head.
-
-    Raises:
-        KernelError: the kernels cannot be compiled or launched here.
+    Heads are of at most 256, hidden keys the same for all queries of a head.
     """
     query, key, value = (
         one if one.stride(-1) == 1 else one.contiguous() for one in (inputs.query, inputs.key, inputs.value)
@@ -118,15 +108,9 @@ def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
 def compute_norms(
     key: Tensor, value: Tensor, projection: Tensor | None, newest: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the norms of `projections.KeyNorms` in one launch.
+    """Return the norms of `projections.KeyNorms` in one launch, the third of so many of the newest keys.
 
-    Args:
-        key: [batch, kv_head, key, dim], float32, bfloat16 or float16, as the value.
-        projection: float32 [head, rank, value_dim], contiguous.
-        newest: how many of the newest keys the third is of.
-
-    Raises:
-        KernelError: the kernel cannot be compiled or launched here.
+    The projection is float32 [head, rank, value_dim], contiguous.
     """
     key, value = (one if one.stride(-1) == 1 else one.contiguous() for one in (key.detach(), value.detach()))
     batch, kv_heads, keys, dim = key.shape
@@ -135,14 +119,14 @@ def compute_norms(
     of_keys, of_values = fresh(batch, kv_heads, keys), fresh(batch, kv_heads, keys)
     outputs = None if projection is None else fresh(batch, len(projection), newest)
     heads, rank = (kv_heads, 0) if projection is None else projection.shape[:2]
-    rows, parts, warps, stages = _norm_tiles(max(dim, value_dim))
+    rows, parts = (128, 64) if max(dim, value_dim) <= 128 else (32, 32)
     rows, parts = _at_most(rows, keys), _at_most(parts, max(rank, 1))
     with _launching(key):
         _norms[(triton.cdiv(keys, rows) * batch * kv_heads,)](
                 key, value, projection, of_keys, of_values, outputs, *key.stride()[:3], *value.stride()[:3],
                 kv_heads, heads // kv_heads, keys, keys - newest, dim, value_dim, rank,
                 PROJECTED=projection is not None, HALF=value.element_size() == 2, BN=rows, BR=parts,
-                BD=_at_most(256, dim), BV=_at_most(256, value_dim), num_warps=warps, num_stages=stages,
+                BD=_at_most(256, dim), BV=_at_most(256, value_dim), num_warps=4, num_stages=1,
             )  # fmt: skip
     return of_keys, of_values, outputs
 
@@ -194,10 +178,7 @@ def _attention_of_torch(
 
 
 def _tiles(query: Tensor, dim: int, value_dim: int, masked: bool, hiding: bool) -> tuple[int, int, int, int]:
-    """Return the queries and keys of a tile of the attention kernel, and its warps and stages.
-
-    It fits into shared memory and, compiled for compute capability 9.0, into registers.
-    """
+    """Return queries and keys of a tile, warps and stages; it fits into shared memory and, on capability 9.0, registers."""
     wide = max(dim, value_dim)
     if query.dtype == torch.float32:
         if wide <= 64:
@@ -214,10 +195,6 @@ def _column_tiles(query: Tensor, dim: int, hiding: bool) -> tuple[int, int, int,
     if query.dtype == torch.float32:
         return (64, 32, 4, 1) if dim <= 64 else (32, 16, 4, 1) if dim <= 128 else (16, 16, 8, 1)
     return (128, 64, 8 if hiding else 4, 2) if dim <= 64 else (64, 128, 4, 3) if dim <= 128 else (64, 32, 4, 2)
-
-
-def _norm_tiles(wide: int) -> tuple[int, int, int, int]:
-    return (128, 64, 4, 1) if wide <= 128 else (32, 32, 4, 1)
 
 
 def _fitted(tiles: tuple[int, int, int, int], queries: int, keys: int) -> dict[str, int]:

@@ -9,17 +9,20 @@ of the layer. Two custom operators find both from the order in which the layers 
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sinkscope.attention.call import Call, newest_call, running_call
-from sinkscope.attention.constant_keys import attend_behind
-from sinkscope.attention.records import AttentionInputs, Prefix
-from sinkscope.attention.session import Hooks, Session
+from sinkscope.attention.call import Call, running
+from sinkscope.attention.dispatch import attend_behind
+from sinkscope.attention.records import AttentionInputs, Prefix, Subscriber
+from sinkscope.attention.session import Hooks, Session, current_session, one_at_a_time, sessions
 from sinkscope.attention.stacks import Stack, find_stacks
 from sinkscope.errors import AttentionError
 
@@ -33,6 +36,8 @@ SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states"
 """Keywords with which transformers passes the states of another stack to a layer's attention."""
 BATCHED = ("generate_batch", "init_continuous_batching", "continuous_batching_context_manager")
 """Methods of transformers' networks that write many texts in one paged cache."""
+REORDERING = ("num_beams", "assistant_model", "assistant_early_exit", "prompt_lookup_num_tokens", "guidance_scale")
+"""Settings of ``generate`` that reorder rows or run other networks."""
 
 
 def attention_forward(
@@ -52,7 +57,7 @@ def attention_forward(
 
     Args:
         sinkscope_call: the running call of the stack; None without subscribers.
-        sinkscope_prefixes: constant keys of the network's own, one entry a layer.
+        sinkscope_prefixes: the network's own constant keys, one entry a layer.
 
     Raises:
         AttentionError: an argument this function does not model, or dropout while something watches or hides.
@@ -66,44 +71,25 @@ def attention_forward(
                 "compiled layers of a network with its own sink are not watched; leave torch.compile out"
             )
         return compiled_attention(query, key, value, attention_mask, dropout, scaling, is_causal), None
-    given = (query, key, value, attention_mask, dropout, scaling, is_causal)
-    return _attention(module, *given, sinkscope_call, sinkscope_prefixes, **others), None
-
-
-def _attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout: float,
-    scaling: float | None,
-    is_causal: bool | None,
-    running: Call | None,
-    prefixes: Sequence[Prefix] | None = None,
-    **others: Any,
-) -> Tensor:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    own = None if prefixes is None else prefixes[module.layer_idx]  # type: ignore[index]
+    own = None if sinkscope_prefixes is None else sinkscope_prefixes[module.layer_idx]  # type: ignore[index]
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    causal = bool(causal) and mask is None and query.shape[2] > 1
+    causal = bool(causal) and attention_mask is None and query.shape[2] > 1
     scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
-    if running is not None:
-        running.look(module, query, mask, causal)
-    layer = None if running is None else running.layer(module, query, key, value, own)
-    if layer is not None and running is not None:
-        assert layer.membership is not None
-        inputs = AttentionInputs(query, key, value, layer.membership, scale, mask, causal)
-        output = running.attend(layer, inputs, dropout)
-        if output is not None:
-            return output.transpose(1, 2)
+    if sinkscope_call is not None:
+        layer = sinkscope_call.layer(module, query, key, value, own, attention_mask, causal)
+        if layer is not None:
+            assert layer.membership is not None
+            inputs = AttentionInputs(query, key, value, layer.membership, scale, attention_mask, causal)
+            output = sinkscope_call.attend(layer, inputs, dropout)
+            if output is not None:
+                return output.transpose(1, 2), None
     if own is not None:
-        output = attend_behind(query, key, value, own, mask=mask, causal=causal, scale=scale, dropout=dropout)
-        return output.transpose(1, 2)
-    return sdpa_attention_forward(
-        module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **others
-    )[0]
+        output = attend_behind(query, key, value, own, mask=attention_mask, causal=causal, scale=scale, dropout=dropout)
+        return output.transpose(1, 2), None
+    more = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, **others}
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **more)[0], None
 
 
 # Replaying a CUDA graph would run neither operator: layers compiled with mode="reduce-overhead" are cut around them.
@@ -121,10 +107,9 @@ def compiled_attention(
     is_causal: bool | None,
 ) -> Tensor:
     """Compute the attention of the next compiled layer, [batch, query, head, dim]."""
-    call = newest_call()
-    assert call is not None
+    call = running[-1]
     given = (query, key, value, attention_mask, dropout, scaling, is_causal)
-    return _attention(call.next_module(), *given, call).contiguous()
+    return attention_forward(call.next_module(), *given, sinkscope_call=call)[0].contiguous()
 
 
 @compiled_attention.register_fake
@@ -135,8 +120,8 @@ def _(query: Tensor, key: Tensor, value: Tensor, *others: object) -> Tensor:
 @torch.library.custom_op("sinkscope::entering", mutates_args=(), **_TAGS)
 def entering(hidden_states: Tensor) -> Tensor:
     """Note the input of the next layer, and return it: the compiler removes an operator without a result."""
-    if (call := newest_call()) is not None:
-        call.note_entering(hidden_states)
+    if running:
+        running[-1].note_entering(hidden_states)
     return hidden_states.clone()
 
 
@@ -163,50 +148,6 @@ _held: dict[int, tuple[Any, list[int]]] = {}
 """Earlier setting of each configuration, and how many sessions use it: models may share one, the last restores it."""
 
 
-def use_interface(network: nn.Module, stacks: list[Stack]) -> list[Any]:
-    """Set the attention implementation of a network to `attention_forward`.
-
-    Returns:
-        Every configuration that was changed, for `leave_interface`.
-
-    Raises:
-        AttentionError: the model does not go through transformers' attention interface, or wraps one that does.
-    """
-    if not hasattr(network, "set_attn_implementation"):
-        inner = next((path for path, one in network.named_modules() if hasattr(one, "set_attn_implementation")), None)
-        advice = "open it inside foreign()" if inner is None else f"pass its {inner}"
-        raise AttentionError(f"expected a transformers network itself, found {type(network).__name__}; {advice}")
-    register_interface()
-    found = {id(module.config): module.config for module in network.modules() if hasattr(module, "config")}
-    configs: list[Any] = [config for config in found.values() if hasattr(config, "_attn_implementation_internal")]
-    for config in configs:
-        _held.setdefault(id(config), (config._attn_implementation_internal, [0]))[1][0] += 1
-    name = NAME if all(getattr(module, "_supports_sdpa", True) for module in network.modules()) else MASKED
-    try:
-        network.set_attn_implementation(name)  # type: ignore[operator]
-        for attention, (path, _) in ((one, of) for stack in stacks for one, of in stack.layers.items()):
-            set_to = getattr(getattr(attention, "config", None), "_attn_implementation", None)
-            if set_to != name:
-                raise AttentionError(
-                    f"expected {path} of {type(network).__name__} to attend through transformers' interface, found "
-                    f"{set_to!r}; this model cannot be watched"
-                )
-    except BaseException:
-        leave_interface(configs)
-        raise
-    return configs
-
-
-def leave_interface(configs: list[Any]) -> None:
-    """Restore configurations, except those that another session still uses."""
-    for config in configs:
-        before, sessions = _held[id(config)]
-        sessions[0] -= 1
-        if not sessions[0]:
-            config._attn_implementation_internal = before
-            del _held[id(config)]
-
-
 class TransformersHooks(Hooks):
     """Hooks on the stacks, the modules around them and their layers; they also set sinkscope's attention function."""
 
@@ -214,15 +155,16 @@ class TransformersHooks(Hooks):
         self.network = network
         self.stacks = find_stacks(network)
         self._handles: list[Any] = []
-        self._configs: list[Any] = []
+        self._configs: list[Any] = []  # whose attention implementation was set
         self._replaced: list[str] = []  # names of methods of the network in whose place ours stand
         self.running: dict[str, Mapping[str, Any]] = {}  # arguments of the modules around the stacks, outermost first
 
     def open(self, session: Session) -> None:
-        self._configs = use_interface(self.network, self.stacks)
+        self._use_interface()
         for name in ("generate", *BATCHED):
             if name not in vars(self.network) and hasattr(self.network, name):
-                ours = _refused(name) if name in BATCHED else _one_generation(self.network, session)
+                theirs: Any = getattr(self.network, name)
+                ours = partial(_one_generation, session, theirs) if name == "generate" else partial(_refused, name)
                 setattr(self.network, name, ours)
                 self._replaced.append(name)
         names = {stack.name for stack in self.stacks}
@@ -237,6 +179,31 @@ class TransformersHooks(Hooks):
             for attention, block in stack.blocks.items():
                 self._before(block, _BeforeBlock(session, attention))
                 self._before(attention, _BeforeAttention(session, attention))
+
+    def _use_interface(self) -> None:
+        """Set the attention implementation of the network to `attention_forward`."""
+        network: Any = self.network
+        if not hasattr(network, "set_attn_implementation"):
+            modules = network.named_modules()
+            inner = next((path for path, one in modules if hasattr(one, "set_attn_implementation")), None)
+            advice = "open it inside foreign()" if inner is None else f"pass its {inner}"
+            raise AttentionError(f"expected a transformers network itself, found {type(network).__name__}; {advice}")
+        register_interface()
+        found = {id(module.config): module.config for module in network.modules() if hasattr(module, "config")}
+        for config in found.values():
+            if hasattr(config, "_attn_implementation_internal"):
+                _held.setdefault(id(config), (config._attn_implementation_internal, [0]))[1][0] += 1
+                self._configs.append(config)
+        name = NAME if all(getattr(module, "_supports_sdpa", True) for module in network.modules()) else MASKED
+        network.set_attn_implementation(name)
+        for stack in self.stacks:
+            for attention, (path, _) in stack.layers.items():
+                set_to = getattr(getattr(attention, "config", None), "_attn_implementation", None)
+                if set_to != name:
+                    raise AttentionError(
+                        f"expected {path} of {type(network).__name__} to attend through transformers' interface, found "
+                        f"{set_to!r}; this model cannot be watched"
+                    )
 
     def _before(self, module: nn.Module, hook: Callable[..., Any]) -> None:
         self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
@@ -273,7 +240,12 @@ class TransformersHooks(Hooks):
     def close(self) -> None:
         for handle in self._handles:
             handle.remove()
-        leave_interface(self._configs)
+        for config in self._configs:
+            before, others = _held[id(config)]
+            others[0] -= 1
+            if not others[0]:
+                config._attn_implementation_internal = before
+                del _held[id(config)]
         for name in self._replaced:
             delattr(self.network, name)
         self._handles, self._configs, self._replaced = [], [], []
@@ -293,35 +265,25 @@ def _above(path: str) -> list[str]:
     return [".".join(parts[:depth]) for depth in range(1, len(parts))]
 
 
-def _one_generation(network: nn.Module, session: Session) -> Callable[..., Any]:
-    """Return the network's own ``generate`` as one generation, which may not reorder rows or run other networks."""
-    generate: Any = network.generate
-    names = ("num_beams", "assistant_model", "assistant_early_exit", "prompt_lookup_num_tokens", "guidance_scale")
-
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        config = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None)
-        configs = [vars(one) for one in (config, getattr(network, "generation_config", None)) if one is not None]
-        first = {
-            name: next((one[name] for one in (kwargs, *configs) if one.get(name) is not None), None) for name in names
-        }
-        if found := [name for name, value in first.items() if value not in (None, 1)]:
-            raise AttentionError(f"generate with {', '.join(found)} is not modelled while something watches or hides")
-        with session.foreign_generation():
-            return generate(*args, **kwargs)
-
-    return checked
-
-
-def _refused(name: str) -> Callable[..., Any]:
-    def refused(*args: Any, **kwargs: Any) -> Any:
-        raise AttentionError(f"{name} and its paged cache are not modelled; call generate instead")
-
-    return refused
-
-
 def _positional_names(module: nn.Module) -> tuple[str, ...]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return tuple(name for name, one in inspect.signature(module.forward).parameters.items() if one.kind in kinds)
+
+
+def _one_generation(session: Session, generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run the network's own ``generate`` as one generation."""
+    config = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None)
+    configs = [vars(one) for one in (config, getattr(session.network, "generation_config", None)) if one is not None]
+    for name in REORDERING:
+        said = next((one[name] for one in (kwargs, *configs) if one.get(name) is not None), None)
+        if said not in (None, 1):
+            raise AttentionError(f"generate with {name} is not modelled while something watches or hides")
+    with session.foreign_generation():
+        return generate(*args, **kwargs)
+
+
+def _refused(name: str, *args: Any, **kwargs: Any) -> Any:
+    raise AttentionError(f"{name} and its paged cache are not modelled; call generate instead")
 
 
 class _BeforeBlock:
@@ -335,7 +297,8 @@ class _BeforeBlock:
         if torch.compiler.is_compiling():
             noted = entering(hidden_states)
             return ((noted, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": noted})
-        self.session.notes.hidden_states[self.attention] = hidden_states
+        if self.session.calls:
+            self.session.calls[-1].hidden_states[self.attention] = hidden_states
         return None
 
 
@@ -349,11 +312,76 @@ class _BeforeAttention:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for name in SOURCES:
-            if isinstance(kwargs.get(name), Tensor):
-                self.session.notes.crossing.add(module)
+            if isinstance(kwargs.get(name), Tensor) and self.session.calls:
+                self.session.calls[-1].crossing.add(module)
         if "sinkscope_call" in kwargs or not self.takes_call or torch.compiler.is_compiling():
             return None
         if torch.is_grad_enabled() and getattr(self.session.network, "is_gradient_checkpointing", False):
             return None  # the backward pass would run the layer again without the call
-        call = running_call(module)
+        call = next((call for call in reversed(self.session.calls) if module in call.stack.layers), None)
         return None if call is None else (args, {**kwargs, "sinkscope_call": call})
+
+
+_generating: "weakref.WeakKeyDictionary[nn.Module, list[int]]" = weakref.WeakKeyDictionary()
+"""The threads of our generations that have begun and not ended, recorded or not."""
+
+
+@contextmanager
+def subscribed(network: nn.Module, subscriber: Subscriber) -> Iterator[Session]:
+    """Add a subscriber to the network's session, opening one if there is none and closing it with the last.
+
+    Raises:
+        AttentionError: the network cannot be watched, or another thread has a subscriber there, or generates.
+    """
+    failed = True
+    with one_at_a_time:
+        session = current_session(network)
+        if session is None:
+            _refuse_nested(network)
+            if is_generating(network, elsewhere=True):
+                raise AttentionError(
+                    f"expected {type(network).__name__} between its generations, found one of it in another thread; "
+                    "end that first, or load it once per thread"
+                )
+            session = Session(network, TransformersHooks(network))
+            session.open()
+        session.join(subscriber)
+    try:
+        session.catch_up(subscriber)
+        yield session
+        failed = False
+    finally:
+        session.leave(subscriber, failed)
+
+
+def _refuse_nested(network: nn.Module) -> None:
+    """Refuse a network that holds, or is inside, a watched one: both would set one configuration."""
+    for other in list(sessions):
+        inside = any(module is network for module in other.modules())
+        if inside or any(module is other for module in network.modules()):
+            raise AttentionError(
+                f"{type(network).__name__} {'is a part of' if inside else 'holds'} {type(other).__name__}, which is "
+                f"recorded or changed already; pass {type(other).__name__} here too, or end that first"
+            )
+
+
+@contextmanager
+def generating_in(network: nn.Module) -> Iterator[Session | None]:
+    """Count a generation of a network while the body runs, and give its session; no other thread opens one then."""
+    me = threading.get_ident()
+    torch.clear_autocast_cache()  # within the caller's autocast, weights would stay as an earlier call cast them
+    with one_at_a_time:
+        session = current_session(network)
+        threads = _generating.setdefault(network, [])
+        threads.append(me)
+    try:
+        yield session
+    finally:
+        with one_at_a_time:
+            threads.remove(me)
+
+
+def is_generating(network: nn.Module, *, elsewhere: bool = False) -> bool:
+    """Return whether a generation of a network runs, in this thread or another; ``elsewhere`` asks of others alone."""
+    with one_at_a_time:
+        return any(not elsewhere or thread != threading.get_ident() for thread in _generating.get(network, ()))

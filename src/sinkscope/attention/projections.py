@@ -41,11 +41,7 @@ def reduced(projection: Float[Tensor, "head width dim"]) -> Float[Tensor, "head 
 def output_norms(
     value: Float[Tensor, "batch kv_head key dim"], projection: Float[Tensor, "head rank dim"]
 ) -> Float[Tensor, "batch head key"]:
-    """Return ‖W_O^h v_j‖ of every head and key, float32.
-
-    Args:
-        projection: W_O, or its `reduced` form.
-    """
+    """Return ‖W_O^h v_j‖ of every head and key, float32, from W_O or its `reduced` form."""
     batch, kv_heads, keys, dim = value.shape
     stacked = projection.to(value.device).float().reshape(kv_heads, -1, dim).mT  # of the heads that share a kv head
     with without_autocast(value.device.type):  # which would round the products
@@ -63,12 +59,8 @@ def norms_of(vectors: Float[Tensor, "*axes dim"]) -> Float[Tensor, "*axes"]:
 
 @dataclass(frozen=True, eq=False)
 class KeyNorms:
-    """The norms of the keys of one layer call, float32.
-
-    Attributes:
-        keys: [batch, kv_head, key].
-        values: [batch, kv_head, key].
-        outputs: [batch, head, newest key], of the values behind the output projection; None without a known one.
+    """The norms of one layer call, float32: of keys and values [batch, kv_head, key], and of the newest values behind the
+    output projection [batch, head, key], None without a known one.
     """
 
     keys: Tensor

@@ -1,5 +1,6 @@
-"""Records of attention: inputs and results of a call, the steps of decoding, and the layers that subscribers see."""
+"""Records of attention (calls, steps, layers), and the subscribers that see them: they watch, hide or prepend."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -7,9 +8,6 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
-
-AttentionPath = Literal["sweep", "triton", "flash", "cudnn"]
-"""The implementations of attention with column sums, as traces name them: see `dispatch`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,10 +27,10 @@ class Prefix:
 
     @property
     def count(self) -> int:
-        """Number of constant keys."""
-        source = self.keys if self.keys is not None else self.logits
-        assert source is not None
-        return source.shape[-1 if self.keys is None else -2]
+        if self.keys is not None:
+            return self.keys.shape[-2]
+        assert self.logits is not None
+        return self.logits.shape[-1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +40,8 @@ class Hidden:
     Attributes:
         keys: bool [1 or batch, 1 or head, 1 or query, key], True where a key is taken away.
         queries: bool [1 or batch, query], which queries lose them; all of them when None.
-        zeroed: whether their weights become 0 after the softmax, so that the output loses their share; otherwise their
-            scores become −∞ before the softmax, which distributes their weight among the other keys.
+        zeroed: their weights become 0 after the softmax, so that the output loses their share; otherwise their scores
+            become −∞ before the softmax, which distributes their weight among the other keys.
         front: whether the constant keys in front (`Prefix`) are taken away too.
         heads: bool [head], which heads lose them, those in front included; all of them when None.
     """
@@ -61,8 +59,7 @@ class AttentionInputs:
 
     Attributes:
         query, key: after rotation.
-        groups: the weight of each query in the column sums of each query group: 1 for members, 0 for others and for
-            padding.
+        groups: the weight of each query in the sums of each query group: 1 for members, 0 for others and padding.
         scale: factor on the scores.
         mask: [1 or batch, 1 or head, 1 or query, key], boolean (True is visible) or additive.
         causal: query i sees keys 0…i (upper-left, as torch's sdpa has it); only without a mask.
@@ -88,11 +85,18 @@ class AttentionInputs:
     @property
     def needs_gradient(self) -> bool:
         """Whether a gradient may flow through the output."""
-        constants = () if self.prefix is None else (self.prefix.keys, self.prefix.values, self.prefix.logits)
-        given = (self.query, self.key, self.value, self.mask, *constants)
         if not torch.is_grad_enabled():
             return False
+        constants = () if self.prefix is None else (self.prefix.keys, self.prefix.values, self.prefix.logits)
+        given = (self.query, self.key, self.value, self.mask, *constants)
         return any(one is not None and one.requires_grad for one in given)
+
+    def seen(self) -> Tensor:
+        """Return the keys that each query sees by mask and flag, bool [1 or batch, 1 or head, query, key]."""
+        queries, keys = self.query.shape[2], self.key.shape[2]
+        found = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=self.query.device)
+        found = found.tril(keys - queries) if self.causal else found
+        return found if self.mask is None else found & visible(self.mask)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +105,7 @@ class Columns:
 
     Attributes:
         sums: [batch, head, group, key], column sums as they took effect.
-        local: [batch, head, group, key], the same queries and keys normalised without the hiding; None when
-            nothing was hidden.
+        local: [batch, head, group, key], the same queries and keys without the hiding; None when nothing was hidden.
         diagonal: [batch, head, query], each query's attention on itself.
         last_row: [batch, head, key], the newest query's own attention, without the hiding.
         last_row_in_force: the same as it took effect.
@@ -119,7 +122,7 @@ class Columns:
     last_row_in_force: Tensor
     removed: Tensor | None
     prefix: Tensor | None
-    path: AttentionPath
+    path: Literal["sweep", "triton", "flash", "cudnn"]
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,6 @@ class GenerationStart:
 
     Attributes:
         prompt_lengths: tokens of each prompt, without padding; one entry per recorded row.
-        final_length: positions of the longest canvas (prompt and answer) once it is written.
         causal: columns are running sums over the queries so far.
         sampler: name of the sampler, and its settings as plain values.
         prompts: the texts, where the prompts came as text.
@@ -136,7 +138,6 @@ class GenerationStart:
     """
 
     prompt_lengths: tuple[int, ...]
-    final_length: int
     causal: bool
     sampler: Mapping[str, Any]
     prompts: tuple[str | None, ...]
@@ -150,17 +151,16 @@ class StepContext:
     Attributes:
         tokens: int64 [batch, position], the canvas, left padding included; with a cache all tokens so far.
         masked: bool [batch, position], where the canvas holds the mask token.
-        lengths: int64 [batch], real tokens of each row, which are at its right end. On the host, because reading a GPU
-            would wait.
+        lengths: int64 [batch], real tokens of each row, which are at its right end; on the host, as reading a GPU waits.
         rows: which rows of the batch are to be recorded, one per prompt still being written.
         prompts: for each of these rows, the number of its prompt in `GenerationStart`.
         stack: module path of the stack that is called, None where a sampler published the step.
         causal: whether queries see only earlier tokens; if None, `GenerationStart` decides.
         prompt_lengths: of this stack, where it reads other prompts than the generation (a decoder beside an encoder).
         readers: bool [batch, position], the queries from whose outputs a token may be committed in this step; None if
-            the caller does not say (a likelihood, a call that no sampler published).
+            the caller does not say.
         final_queries: in block diffusion behind a cache, whether later steps read the keys and values of these queries
-            instead of computing them again; false while their block is being written. None for any other sampler.
+            instead of computing them again; None for any other sampler.
     """
 
     tokens: Tensor
@@ -182,7 +182,7 @@ class CallPart:
     Attributes:
         rows: int64 [row], numbers of its rows in the batch.
         queries: int64 [row, query], positions of its queries, padding counted; −1 for a query that only fills up a row.
-        whole: whether they are the newest positions of the canvas, in order, with all tokens of these rows among them.
+        whole: whether they are the newest positions, in order, with all tokens of these rows among them.
     """
 
     rows: Tensor
@@ -204,16 +204,13 @@ class CallPart:
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """The result of one step, for all rows, in the coordinates of `StepContext.tokens` (left padding included).
-
-    An autoregressive step writes one position beyond the tokens it read.
+    """The result of one step, [batch, position] as `StepContext.tokens`; an autoregressive step writes one position more.
 
     Attributes:
-        written: int64 [batch, position], the token committed in this step, −1 elsewhere.
-        predicted: int64 [batch, position], what would be committed, −1 where not computed.
-        confidence: float32 [batch, position], NaN where not computed.
-        readers: bool [batch, position], the queries from whose outputs the committed tokens were read; over the
-            positions of `StepContext.tokens`, not one more.
+        written: int64, the token committed in this step, −1 elsewhere.
+        predicted: int64, the token that would be committed, −1 where not computed.
+        confidence: float32, NaN where not computed.
+        readers: bool, the queries from whose outputs the committed tokens were read.
     """
 
     written: Tensor
@@ -233,8 +230,7 @@ class LayerCall:
         name: module path of the attention module.
         index: of the layer in its stack.
         query: [batch, head, query, dim], after rotation.
-        key: [batch, kv_head, key, dim], after rotation.
-        value: [batch, kv_head, key, dim].
+        key, value: [batch, kv_head, key, dim], the key after rotation.
         hidden_states: [batch, query, width], the input of the layer; None where it is not visible.
         groups: names of the query groups, in the order of `Columns.sums`.
         membership: float32 [batch, group, query].
@@ -273,16 +269,71 @@ class LayerCall:
         return self.first_key + self.key.shape[2]
 
 
+class Subscriber(ABC):  # noqa: B024 - the verbs are on the three kinds below
+    """Events of a generation, in this order: its begin, each step with all its layers, its end."""
+
+    def begin_generation(self, start: GenerationStart) -> None:  # noqa: B027
+        """A generation begins."""
+
+    def begin_step(self, context: StepContext) -> None:  # noqa: B027
+        """A forward call is about to run."""
+
+    def end_step(self, result: StepResult | None) -> None:  # noqa: B027
+        """The step is over; None where nobody published its result (a foreign ``generate``)."""
+
+    def end_generation(self, failed: bool) -> None:  # noqa: B027
+        """The generation is over, or was given up."""
+
+
+class Watcher(Subscriber):
+    """Sees the columns of every layer."""
+
+    groups: tuple[str, ...] = ("all",)
+
+    @abstractmethod
+    def watch(self, call: LayerCall, columns: Columns) -> None:
+        """One layer has run. All subscribers get the same columns, so none may change them."""
+
+
+class Hider(Subscriber):
+    """Takes keys away, before the softmax unless `Hidden` says otherwise."""
+
+    @abstractmethod
+    def hide(self, call: LayerCall) -> Tensor | Sequence[Hidden] | None:
+        """Bool [1 or batch, 1 or head, key], True where a key is taken away; several `Hidden`; or None."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it decides by the step before, which a likelihood does not have."""
+        return False
+
+    def observes(self, call: LayerCall) -> bool:
+        """Whether the columns of this layer are needed even if nothing is hidden in it."""
+        return False
+
+    def observe(self, call: LayerCall, columns: Columns) -> None:
+        """One layer has run, with something hidden in it or with columns that somebody needs."""
+
+    def describe(self, prompt: int) -> dict[str, Any]:
+        """Plain values for the manifest of a trace: the rule, and its effect on this prompt so far."""
+        return {"rule": type(self).__name__}
+
+
+class Prepender(Subscriber):
+    """Puts constant keys in front; at most one per model."""
+
+    @abstractmethod
+    def prepend(self, call: LayerCall) -> Prefix | None:
+        """The constant keys of this layer."""
+
+
 def visible(mask: Tensor) -> Tensor:
     """Return where a boolean or additive mask lets queries see keys, bool of its shape."""
     return mask if mask.dtype == torch.bool else ~(mask <= torch.finfo(mask.dtype).min / 2)
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a small tensor of the host on a device, without waiting.
-
-    It is copied to a GPU from pinned memory, because a copy from other memory waits for all queued work.
-    """
+    """Return a small tensor of the host on a device; a GPU gets it from pinned memory, without a wait."""
     if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

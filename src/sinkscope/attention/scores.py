@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinkscope.attention.records import AttentionInputs, Hidden
+from sinkscope.attention.records import AttentionInputs, Hidden, visible
 
 LEAST_KEPT = 1e-6  # below this share, the remaining weights of a query have too few digits to be scaled up
 
@@ -17,10 +17,8 @@ Bias = tuple[Tensor | None, Tensor | None]
 
 
 def product_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype for products whose factors must keep float32's digits.
-
-    A program may let torch round the factors of float32 products (``torch.set_float32_matmul_precision``). Where it
-    does and this CPU rounds, the dtype is float64, which the setting does not affect. A GPU follows the setting.
+    """Return the dtype for products that must keep float32's digits: float64 where the program lets this CPU round
+    the factors of float32 products (``torch.set_float32_matmul_precision``). A GPU follows the setting.
     """
     if device.type != "cpu":
         return torch.float32
@@ -44,10 +42,8 @@ def product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Workspace:
-    """Memory for the scores of a block, which would cost a CPU as much to allocate as the column sums to compute.
-
-    It serves one call at a time and grows to the largest block. It also holds the last mask with its bias, which the
-    layers of a stack share.
+    """Memory for the scores of a block, which a CPU allocates slowly, and the last mask with its bias, which the layers
+    of a stack share. It serves one call at a time and grows to the largest block.
     """
 
     def __init__(self) -> None:
@@ -76,19 +72,12 @@ class Workspace:
 def bias_of(mask: Tensor, alone: bool) -> Bias:
     """Return the bias that a mask adds to the scores, and which queries see nothing.
 
-    Adding −∞ is ten times as fast as filling it in. Queries that see nothing get 0 for all keys, because softmax (and
-    its gradient) would give NaN; their weights are set to 0 afterwards, which is sdpa's convention.
-
-    Args:
-        alone: whether there are no constant keys in front, which every query would see.
+    Queries that see nothing get 0 for all keys, because softmax (and its gradient) would give NaN; their weights are set
+    to 0 afterwards, which is sdpa's convention. ``alone``: no constant keys are in front, which every query would see.
     """
-    if mask.dtype == torch.bool:
-        bias, seen = torch.zeros(mask.shape, device=mask.device, dtype=torch.float32), mask
-    else:
-        # A finite stand-in for −∞, as transformers' eager masks have it, hides as well. NaN does not, so that it shows
-        # in the output.
-        bias, seen = mask.float(), ~(mask <= torch.finfo(mask.dtype).min / 2)
-    bias = bias.masked_fill(~seen, -torch.inf)
+    seen = visible(mask)
+    bias = torch.zeros(mask.shape, device=mask.device, dtype=torch.float32) if mask.dtype == torch.bool else mask
+    bias = bias.float().masked_fill(~seen, -torch.inf)  # adding −∞ is ten times as fast as filling it in
     blind = ~seen.any(dim=-1, keepdim=True)
     if not alone or not (blind.is_cuda or bool(blind.any())):  # reading a GPU would wait
         return bias, None
@@ -97,13 +86,8 @@ def bias_of(mask: Tensor, alone: bool) -> Bias:
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Some query heads with their keys and values.
-
-    Attributes:
-        heads: the query heads.
-        kv_heads: the key heads that they share.
-        keys: [batch · kv_head, dim, key], in the dtype of the products.
-        values: [batch · kv_head, key, value_dim].
+    """Some query heads, the key heads that they share, the keys [batch · kv_head, dim, key] in the dtype of the products,
+    and the values [batch · kv_head, key, value_dim].
     """
 
     heads: slice
@@ -115,9 +99,7 @@ class Chunk:
 class Scores:
     """The scores of one call, float32, for some heads and a block of queries at a time.
 
-    Args:
-        inputs: the call.
-        place: memory for the scores; None allocates memory for every block, as a gradient needs.
+    Without a place for them every block allocates memory, as a gradient needs.
     """
 
     def __init__(self, inputs: AttentionInputs, place: Workspace | None) -> None:
@@ -145,7 +127,12 @@ class Scores:
         part = self._query[:, chunk.heads, rows]
         scores = self._products(part, chunk.keys)
         if self._inputs.causal:
-            scores += causal_bias(rows, scores.shape[-1], scores.device)
+            later = torch.arange(rows.start, rows.stop, device=scores.device)[:, None] < torch.arange(
+                scores.shape[-1], device=scores.device
+            )
+            scores += torch.zeros(later.shape, device=scores.device, dtype=torch.float32).masked_fill_(
+                later, -torch.inf
+            )
         elif self._bias is not None:
             scores += _part(self._bias, chunk.heads, rows)
         if not self.front.count:
@@ -171,21 +158,10 @@ class Scores:
         return scores.view(batch, heads, length, -1)
 
 
-def causal_bias(rows: slice, keys: int, device: torch.device) -> Tensor:
-    """Return the causal bias on the scores of a block: −∞ on keys after the query."""
-    later = torch.arange(rows.start, rows.stop, device=device)[:, None] < torch.arange(keys, device=device)
-    return torch.zeros(later.shape, device=device, dtype=torch.float32).masked_fill_(later, -torch.inf)
-
-
 @dataclass(frozen=True, eq=False)
 class Front:
-    """The constant keys in front of all others, in the shapes of one call.
-
-    Attributes:
-        count: number of constant keys.
-        keys, values: [batch, head, count, dim]; None where logits replace the keys, or the values are 0.
-        logits: float32 [head, count], scores that do not depend on the query.
-        dtype: of the products.
+    """The constant keys in front of all others as a `Prefix` has them, but with batch and query heads, and the dtype of
+    the products.
     """
 
     count: int
@@ -196,7 +172,6 @@ class Front:
 
     @classmethod
     def of(cls, inputs: AttentionInputs, dtype: torch.dtype) -> "Front":
-        """Return the constant keys of a call; ``dtype`` is that of the products."""
         prefix = inputs.prefix
         if prefix is None:
             return cls(0, None, None, None, dtype)
@@ -219,13 +194,7 @@ def per_head(constant: Tensor, query: Tensor) -> Tensor:
 
 
 class Taken:
-    """The hidden keys of one call. A query that would lose its last visible key keeps all of them.
-
-    Args:
-        hidden: at least one.
-        front: number of constant keys in front.
-        dtype: of the products.
-    """
+    """The hidden keys of one call behind ``front`` constant ones. A query that would lose all it sees keeps all."""
 
     def __init__(self, hidden: Sequence[Hidden], front: int, device: torch.device, dtype: torch.dtype) -> None:
         self._masked = [one for one in hidden if not one.zeroed]
@@ -249,17 +218,11 @@ class Taken:
         return shared * kept
 
     def quickly(self, weights: Tensor, blind: Tensor | None, heads: slice) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return the factors that hiding applies to the weights of a block in which all queries lose the same keys.
+        """Return the factors that hiding applies to the weights of a block, 0 for queries that see nothing (``blind``).
 
-        The softmax without a key is the softmax with it, scaled up for the other keys.
-
-        Args:
-            weights: [batch, head, query, key], softmax of the scores, 0 for queries that see nothing (``blind``).
-
-        Returns:
-            1 for kept keys [1 or batch, 1 or head, 1, key], a factor per query [batch, head, query, 1], and the share
-            taken away [batch, head, query]. None where a query keeps too little for that to be exact, and on a GPU,
-            where testing this would wait.
+        The softmax without a key is the softmax with it, scaled up for the other keys: 1 for kept keys [1 or batch,
+        1 or head, 1, key], a factor per query [batch, head, query, 1], and the share taken away [batch, head, query].
+        None where queries lose different keys or keep too little, and on a GPU, where testing this would wait.
         """
         if self._kept is None or weights.is_cuda:
             return None
@@ -281,10 +244,7 @@ class Taken:
         """Return the weights of a block in force, and the share each query loses [batch, head, query].
 
         They get a second softmax where a query keeps too little, or where some keys are masked and others zeroed.
-
-        Args:
-            scores: computes the block's scores again, the constant keys first; it may overwrite ``weights``.
-            weights: softmax of them, 0 for queries that see nothing (``blind``); they may be written over.
+        ``scores`` computes the block's scores again; it and this write over ``weights``.
         """
         masked, zeroed, gone = self._unions(heads, rows)
         if (masked is None or zeroed is None) and not weights.is_cuda:
@@ -343,10 +303,8 @@ def _part(mask: Tensor, heads: slice, rows: slice) -> Tensor:
 
 
 def mask_for(network: Any, seen: Tensor | None) -> Tensor | None:
-    """Return a mask in the form that a transformers network takes: its eager attention adds it to the scores.
-
-    Args:
-        seen: bool [1 or batch, 1, query, key]; None where all keys are seen.
+    """Return bool [1 or batch, 1, query, key] in the form that a transformers network takes: its eager attention adds
+    the mask to the scores.
     """
     if seen is None or network.config._attn_implementation != "eager":
         return seen

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinkscope.attention.call import Call, LayerNotes, call_begins, call_ends
-from sinkscope.attention.records import CallPart, GenerationStart, StepContext, StepResult, upload
+from sinkscope.attention.call import Call, call_ends, running
+from sinkscope.attention.records import CallPart, GenerationStart, StepContext, StepResult, Subscriber, Watcher, upload
 from sinkscope.attention.scores import Workspace
-from sinkscope.attention.stacks import HeldCache, LastStep, Stack, StackInput, cached_keys, read_stack_input
-from sinkscope.attention.subscribers import Subscriber, Watcher
+from sinkscope.attention.stacks import HeldCache, Stack, StackInput, cached_keys, read_stack_input
 from sinkscope.errors import AttentionError
 
-_sessions: "weakref.WeakKeyDictionary[nn.Module, Session]" = weakref.WeakKeyDictionary()
+sessions: "weakref.WeakKeyDictionary[nn.Module, Session]" = weakref.WeakKeyDictionary()
+"""The open sessions, by network."""
 one_at_a_time = threading.RLock()
 """Held while a session opens or closes and a generation begins or ends."""
 
@@ -42,31 +42,22 @@ class Hooks(ABC):
         """Leave the network as it was found."""
 
     def run_again(self, tokens: Tensor, real: Tensor) -> None:
-        """Run a canvas, int64 [batch, position], through the only stack, without a cache.
-
-        Args:
-            real: bool [batch, position], False on padding, which is on the left.
-        """
+        """Run a canvas, int64 [batch, position], through the only stack, without a cache; ``real`` is no padding."""
         raise AttentionError(
             "expected a transformers model for an extra forward call without hiding; measure in the same sweep"
         )
 
 
 class Session:
-    """The subscribers of one network, and the running step.
-
-    Args:
-        network: any torch module.
-        hooks: report its calls.
-        stays: whether the session stays open when the last subscriber has left.
-    """
+    """The subscribers of one network, and the running step; it closes with the last of them unless it ``stays``."""
 
     def __init__(self, network: nn.Module, hooks: Hooks, *, stays: bool = False) -> None:
         self.network, self.stays = network, stays
         self._hooks, self.stacks = hooks, hooks.stacks
         self.subscribers: list[Subscriber] = []
-        self.notes, self._workspace = LayerNotes(), Workspace()
         self.published = False  # whether a sampler publishes the steps; else they are read from the calls' arguments
+        self.calls: list[Call] = []  # that have begun and not ended, innermost last
+        self._workspace = Workspace()
         self._part: CallPart | None = None
         self._context: StepContext | None = None
         self._start: GenerationStart | None = None
@@ -74,11 +65,9 @@ class Session:
         self._prompts: dict[str, tuple[int, ...]] = {}  # of the stacks that were called in this generation
         self._tokens: Tensor | None = None  # all tokens so far: with a cache, a call passes only the new ones
         self._caches: dict[str, HeldCache] = {}  # by stack
-        self._call: Call | None = None
-        self._calls: list[Call] = []  # that have begun and not ended, innermost last
         self._given: StackInput | None = None
         self._unread: Callable[[], StackInput | None] | None = None  # the same in a step that a sampler publishes
-        self._last: LastStep | None = None
+        self._last: StackInput | None = None  # of the step before, without its cache
         self._unhidden_running = self._foreign = self._fresh = False  # fresh: in the first step of a generation
         self._both_ways: set[str] = set()  # stacks that say they are causal and see later keys
         self._prompt_length: int | None = None
@@ -101,25 +90,31 @@ class Session:
         except BaseException:
             self.close()
             raise
-        _sessions[self.network] = self
+        sessions[self.network] = self
 
     def close(self) -> None:
         """Leave the network as it was found."""
         self._in_generation = self.published = False
-        self._context = self._tokens = self._call = self._given = self._unread = None
-        while self._calls:
-            call_ends(self._calls.pop())
-        self._caches, self.notes, self._workspace = {}, LayerNotes(), Workspace()
-        if _sessions.get(self.network) is self:
-            del _sessions[self.network]
+        self._context = self._tokens = self._given = self._unread = self._last = None
+        while self.calls:
+            call_ends(self.calls.pop())
+        self._caches, self._workspace = {}, Workspace()
+        if sessions.get(self.network) is self:
+            del sessions[self.network]
         self._hooks.close()
 
     def begin_generation(self, start: GenerationStart) -> None:
         """Begin a generation for all subscribers; a sampler calls this before its first step."""
-        self._refuse_if((self._in_generation and self.published) or bool(self._calls))
+        if (self._in_generation and self.published) or self.calls:
+            self.refuse_other_threads(busy=True)
         self.end_generation(failed=False)
         self.published, self._thread = True, threading.get_ident()
         self._begin(start)
+
+    def _begin(self, start: GenerationStart) -> None:
+        self._in_generation, self._start, self._prompts = True, start, {}
+        for subscriber in self.subscribers:
+            subscriber.begin_generation(start)
 
     def begin_step(self, context: StepContext) -> None:
         """Begin a step for all subscribers; a sampler calls this before each forward call."""
@@ -155,7 +150,7 @@ class Session:
     @contextmanager
     def foreign_generation(self, prompt: int | None = None) -> Iterator[None]:
         """Run the body as one generation, whose first ``prompt`` tokens (or those of its first call) are the prompt."""
-        self.refuse_other_threads(here=prompt is not None)
+        self.refuse_other_threads(busy=prompt is not None and self.published)
         if self.published:
             yield
             return
@@ -168,6 +163,19 @@ class Session:
         finally:
             self._foreign, self._prompt_length = False, None
             self.end_generation(failed)
+
+    def join(self, subscriber: Subscriber) -> None:
+        """Add a subscriber; all of a network belong to one thread."""
+        me = threading.get_ident()
+        if self.subscribers and self._subscribers_thread != me:
+            raise AttentionError(f"{self._name} is recorded or changed by another thread; load it once per thread")
+        self._subscribers_thread = me
+        self.subscribers.append(subscriber)
+
+    def catch_up(self, subscriber: Subscriber) -> None:
+        """Pass the start of a generation to a subscriber that has joined in the middle of it."""
+        if self._in_generation and self._start is not None:
+            subscriber.begin_generation(self._start)
 
     def leave(self, subscriber: Subscriber, failed: bool) -> None:
         """Remove a subscriber; a running generation ends for it, unfinished if a sampler publishes it."""
@@ -183,29 +191,13 @@ class Session:
                 elif not self.subscribers:
                     self._in_generation = self.published = False
 
-    def join(self, subscriber: Subscriber) -> None:
-        """Add a subscriber; all of a network belong to one thread."""
-        me = threading.get_ident()
-        if self.subscribers and self._subscribers_thread != me:
-            raise AttentionError(f"{self._name} is recorded or changed by another thread; load it once per thread")
-        self._subscribers_thread = me
-        self.subscribers.append(subscriber)
-
-    def catch_up(self, subscriber: Subscriber) -> None:
-        """Pass the start of a generation to a subscriber that has joined in the middle of it."""
-        if self._in_generation and self._start is not None:
-            subscriber.begin_generation(self._start)
-
     def runs_elsewhere(self) -> bool:
         """Return whether another thread runs the network, in a call, a published generation or its ``generate``."""
-        return bool(self.published or self._foreign or self._calls) and self._thread != threading.get_ident()
+        return bool(self.published or self._foreign or self.calls) and self._thread != threading.get_ident()
 
-    def refuse_other_threads(self, here: bool = False) -> None:
-        """Raise AttentionError where another thread runs the network, or ``here`` a sampler is in a generation."""
-        self._refuse_if(self.runs_elsewhere() or (here and self.published))
-
-    def _refuse_if(self, busy: bool) -> None:
-        if busy:
+    def refuse_other_threads(self, busy: bool = False) -> None:
+        """Raise AttentionError where another thread runs the network, or this one is ``busy``."""
+        if busy or self.runs_elsewhere():
             raise AttentionError(
                 f"{self._name} is recorded or changed, and one generation of it runs already, here or in another "
                 "thread; end that first, or load it once per thread"
@@ -214,11 +206,7 @@ class Session:
     def begin_call(
         self, stack: Stack, arguments: Mapping[str, Any], parents: Iterable[Mapping[str, Any]] = ()
     ) -> Call | None:
-        """Return the call that begins, for the attention function; None when there are no subscribers.
-
-        Args:
-            parents: arguments of the modules around the stack that are running, the nearest first.
-        """
+        """Return the call that begins, for the attention function; None when there are no subscribers."""
         if not self.subscribers:
             return None
         read = partial(read_stack_input, arguments, parents)
@@ -235,27 +223,22 @@ class Session:
             self._context = None  # an interrupt may have left one behind
             if given is not None:
                 self._infer_step(stack, given)
-        self.notes.hidden_states.clear()
-        self.notes.crossing.clear()
         prompts = () if self._start is None else self._start.prompt_lengths
         read = self._context is not None and given is not None and given.cache is None  # not its own cached generate
-        if not self.published:
-            prompts = self._prompts.get(stack.name, prompts)
-        self._call = Call(
+        call = Call(
             stack,
             self.subscribers,
             self._context,
-            prompts,
+            prompts if self.published else self._prompts.get(stack.name, prompts),
             inferred=not self.published,
             cache=None if given is None else given.cache,
-            notes=self.notes,
             workspace=self._workspace,
             part=self._part,
             seeing_ahead=partial(self._correct, stack) if read and self._causal(stack) else None,
         )
-        self._calls.append(self._call)
-        call_begins(self._call)
-        return self._call
+        self.calls.append(call)
+        running.append(call)
+        return call
 
     def _correct(self, stack: Stack) -> StepContext:
         """Return the step of a stack that says it is causal and sees later keys; nothing of it is recorded yet."""
@@ -275,20 +258,15 @@ class Session:
         return stack.causal and stack.name not in self._both_ways
 
     def end_call(self, failed: bool, made: Any = None) -> None:
-        """End the running call: its stack has returned or raised. A step that no sampler published ends with it.
-
-        Args:
-            made: the cache that it returned; it may have made it itself.
-        """
+        """End the running call, and a step that no sampler published; ``made`` is the cache that the stack returned."""
         if self.runs_elsewhere():
             return
-        call, self._call = self._call, None
         given, self._given, self._unread = self._given, None, None
-        self.notes.hidden_states.clear()
-        if self._calls:
-            call_ends(self._calls.pop())
+        call = self.calls.pop() if self.calls else None
         if call is not None:
             call.closed = True
+            call.hidden_states.clear()
+            call_ends(call)
         if failed:
             if not self.published and not self._unhidden_running:
                 self.end_generation(failed=True)
@@ -315,11 +293,7 @@ class Session:
 
     @torch.no_grad()
     def unhidden_pass(self, watcher: Watcher) -> None:
-        """Run the canvas of the running step through the network again, for one watcher, without hiding and cache.
-
-        Raises:
-            AttentionError: the tokens of the step are not known, or do not say all that goes in.
-        """
+        """Run the canvas of the running step through the network again, for one watcher, without hiding and cache."""
         context, before, unread = self._context, self._given, self._unread
         given = before if unread is None else unread()
         known = context is not None and len(self.stacks) == 1 and not bool((context.tokens < 0).any())
@@ -338,27 +312,22 @@ class Session:
             self.subscribers, self._unhidden_running = subscribers, False
             self._given, self._unread = before, unread
 
-    def last_step(self) -> LastStep | None:
+    def last_step(self) -> StackInput | None:
         """Return the previous step in a running generation that no sampler publishes; None where there is none."""
         return self._last if self._in_generation and not self.published else None
 
-    def _begin(self, start: GenerationStart) -> None:
-        self._in_generation, self._start, self._prompts = True, start, {}
-        for subscriber in self.subscribers:
-            subscriber.begin_generation(start)
-
     def _infer_step(self, stack: Stack, given: StackInput) -> None:
         """Begin the step that the arguments of a call describe: a forward call, or one of a foreign ``generate``."""
-        lengths, config = given.lengths(), getattr(self.network, "config", None)
+        lengths = given.lengths()
         whole = lengths if self._prompt_length is None else lengths.clamp(max=self._prompt_length)
         self._fresh = self._starts_anew(stack, given)
         if self._fresh:
             self.end_generation(failed=False)
             self._tokens = None
             causal = self._causal(self.stacks[-1])  # of the last stack, which writes
-            mask_id = None if causal else getattr(config, "mask_token_id", None)
-            rows = (None,) * given.batch
-            self._begin(GenerationStart(tuple(whole.tolist()), given.total, causal, {"name": "foreign"}, rows, mask_id))
+            mask_id = None if causal else getattr(getattr(self.network, "config", None), "mask_token_id", None)
+            texts = (None,) * given.batch
+            self._begin(GenerationStart(tuple(whole.tolist()), causal, {"name": "foreign"}, texts, mask_id))
         last = self._caches.get(stack.name) if self._causal(stack) and given.seen else None
         if last is not None and not last.goes_on(given, lengths):
             raise AttentionError(
@@ -369,7 +338,7 @@ class Session:
         if stack.name not in self._prompts:  # an encoder and a decoder have different prompts
             prompts = lengths - given.fresh if given.seen and self._prompts else whole
             self._prompts[stack.name] = tuple(prompts.tolist())
-        self._last = LastStep(bool(given.seen), given.visible())
+        self._last = replace(given, cache=None)
         tokens = torch.full((given.batch, given.total), -1, dtype=torch.long, device=given.device)
         if given.seen and self._tokens is not None and self._tokens.shape == (given.batch, given.seen):
             tokens[:, : given.seen] = self._tokens
@@ -386,15 +355,10 @@ class Session:
         """Whether a call begins a generation: it has other rows, or an empty cache, or none behind calls with one."""
         if not self._in_generation or self._start is None or len(self._start.prompt_lengths) != given.batch:
             return True
-        behind = self._causal(stack) and len(self.stacks) == 1 and self._last is not None and self._last.behind_cache
+        behind = self._causal(stack) and len(self.stacks) == 1 and self._last is not None and self._last.seen > 0
         return stack.name in self._prompts and (given.cache is not None or behind) and given.seen == 0
 
 
 def current_session(network: nn.Module) -> Session | None:
     """Return the open session of a network; None without subscribers."""
-    return _sessions.get(network)
-
-
-def watched_networks() -> list[nn.Module]:
-    """Return the networks that have an open session."""
-    return list(_sessions)
+    return sessions.get(network)

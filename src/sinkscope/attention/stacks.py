@@ -13,14 +13,14 @@ from sinkscope.errors import AttentionError, CallError
 
 IDS = ("input_ids", "decoder_input_ids")
 EMBEDDINGS = ("inputs_embeds", "decoder_inputs_embeds", "hidden_states")
+PAD_LEFT = "set tokenizer.padding_side = 'left', or run each text by itself where positions count from the first (BERT)"
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A module that owns attention layers.
+    """A module that owns attention layers; its name is its path, ``""`` for the network itself.
 
     Attributes:
-        name: module path within the network, ``""`` for the network itself.
         layers: module path and index of each layer by its attention module, in order.
         blocks: the layer that contains each attention module.
         causal: whether its queries see only earlier tokens.
@@ -33,10 +33,8 @@ class Stack:
     causal: bool = True
 
     def layer_numbers(self, alone: bool) -> dict[nn.Module, int]:
-        """Return the number of the layer that each attention module belongs to, as traces count layers.
-
-        Args:
-            alone: whether it is the only stack; cross-attention of a decoder beside an encoder is no layer by itself.
+        """Return the layer of each attention module, as traces count them: cross-attention of a decoder that is not
+        ``alone`` is no layer by itself.
         """
         if alone or not self.causal:
             return {module: index for module, (_, index) in self.layers.items()}
@@ -44,24 +42,16 @@ class Stack:
         return {module: order.index(block) for module, block in self.blocks.items()}
 
 
-PAD_LEFT = "set tokenizer.padding_side = 'left', or run each text by itself where positions count from the first (BERT)"
-
-
 def find_stacks(network: nn.Module) -> list[Stack]:
     """Return the stacks of a transformers model: owners of a `ModuleList` whose entries hold a module with
     ``layer_idx``; it may be None, as in encoders that keep no cache (Marian, MBart).
-
-    Raises:
-        AttentionError: the model has none.
     """
     stacks: list[Stack] = []
     for name, module in network.named_modules():
         layers: dict[nn.Module, tuple[str, int]] = {}
         blocks: dict[nn.Module, nn.Module] = {}
         for child_name, child in module.named_children():
-            if not isinstance(child, nn.ModuleList):
-                continue
-            for number, block in enumerate(child):
+            for number, block in enumerate(child if isinstance(child, nn.ModuleList) else ()):
                 for inner_name, inner in block.named_modules():
                     numbered = isinstance(getattr(inner, "layer_idx", ""), int | None) and inner is not block
                     # Feed-forward networks and convolutions may be numbered too.
@@ -80,19 +70,19 @@ def find_stacks(network: nn.Module) -> list[Stack]:
     return stacks
 
 
+def _is_causal(network: nn.Module, stack: nn.Module, attention: nn.Module) -> bool:
+    for module in (stack, network):
+        said = getattr(getattr(module, "config", None), "is_causal", None)
+        if said is not None:
+            return bool(said)
+    return bool(getattr(attention, "is_causal", True) or getattr(attention, "is_decoder", False))
+
+
 def query_heads(attention: nn.Module) -> int | None:
     """Return the number of query heads of an attention module, from itself or its configuration; None if unknown."""
     names = ("num_heads", "num_attention_heads", "n_heads", "n_head")
     found = (getattr(said, name, None) for said in (attention, getattr(attention, "config", None)) for name in names)
     return next((one for one in found if isinstance(one, int) and one > 0), None)
-
-
-def _is_causal(network: nn.Module, stack: nn.Module, attention: nn.Module) -> bool:
-    for config in (getattr(stack, "config", None), getattr(network, "config", None)):
-        said = getattr(config, "is_causal", None)
-        if said is not None:
-            return bool(said)
-    return bool(getattr(attention, "is_causal", True) or getattr(attention, "is_decoder", False))
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,9 +113,8 @@ class StackInput:
 
     def visible(self) -> Tensor:
         """Return bool [batch, seen + fresh], False on padding."""
-        return (
-            torch.ones(self.batch, self.total, dtype=torch.bool, device=self.device) if self.real is None else self.real
-        )
+        whole = (self.batch, self.total)
+        return torch.ones(whole, dtype=torch.bool, device=self.device) if self.real is None else self.real
 
     def lengths(self) -> Tensor:
         """Return the number of real tokens of each row; see `lengths_of`."""
@@ -136,7 +125,7 @@ class StackInput:
 
 @dataclass(frozen=True, eq=False)
 class HeldCache:
-    """The content of a cache after a call of a stack; the cache is not kept alive.
+    """The content of a cache after a call of a stack, without keeping it alive.
 
     Column sums of a causal network add up over its calls: a cache that was cut, copied, reordered or swapped between
     them, or other padding, would make them wrong.
@@ -167,29 +156,10 @@ def cached_keys(cache: Any) -> tuple[weakref.ref[Tensor], ...]:
     return tuple(weakref.ref(one) for one in keys if isinstance(one, Tensor))
 
 
-@dataclass(frozen=True, eq=False)
-class LastStep:
-    """The previous step of a foreign network.
-
-    Attributes:
-        behind_cache: whether it had more keys than queries.
-        real: bool [batch, key], False on padding.
-    """
-
-    behind_cache: bool
-    real: Tensor
-
-
 def lengths_of(real: Tensor, advice: str) -> Tensor:
     """Return the number of real tokens of each row, int64 [batch], on the host; this waits for a GPU.
 
-    Args:
-        real: [batch, position], 0 or False on padding.
-        advice: what to do about padding on the right.
-
-    Raises:
-        AttentionError: padding on the right or between tokens.
-        CallError: a row without tokens.
+    ``real`` [batch, position] is 0 or False on padding; the advice says what to do about padding on the right.
     """
     real = real.cpu().bool().long()
     falls = real.diff(dim=-1) < 0
@@ -207,13 +177,7 @@ def lengths_of(real: Tensor, advice: str) -> Tensor:
 def read_stack_input(arguments: Mapping[str, Any], parents: Iterable[Mapping[str, Any]] = ()) -> StackInput | None:
     """Return the step that a stack's arguments describe; None where the call has neither tokens nor embeddings.
 
-    Args:
-        arguments: of the stack, by name.
-        parents: arguments of the modules around it that are running, the nearest first; they hold the ids where the
-            stack got only embeddings.
-
-    Raises:
-        AttentionError: a cache whose keys are not simply the newest tokens.
+    ``parents`` are the arguments of the modules around it, the nearest first, which hold ids where it got embeddings.
     """
     cache = arguments.get("past_key_values")
     if getattr(cache, "is_compileable", False):
@@ -246,9 +210,7 @@ def _real(mask: Any, batch: int, total: int) -> Tensor | None:
         ready = [mask.get("full_attention"), *mask.values()]
         fitting = (one for one in ready if isinstance(one, Tensor) and one.ndim == 4 and one.shape[-1] == total)
         return None if (found := next(fitting, None)) is None else real_tokens(found).expand(batch, -1)
-    if isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape == (batch, total):
-        return mask.bool()
-    return None
+    return mask.bool() if isinstance(mask, Tensor) and mask.shape == (batch, total) else None
 
 
 def real_tokens(mask: Tensor) -> Tensor:
@@ -258,8 +220,3 @@ def real_tokens(mask: Tensor) -> Tensor:
     """
     seen = visible(mask).any(dim=2).any(dim=1).long()
     return (seen.cummax(dim=-1).values & seen.flip(-1).cummax(dim=-1).values.flip(-1)).bool()
-
-
-def slides(cache: Any) -> bool:
-    """Return whether some layers of a cache hold only the newest tokens."""
-    return any(getattr(cache, "is_sliding", ()))

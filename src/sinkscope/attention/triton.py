@@ -33,10 +33,8 @@ def _visible(
 
 @triton.jit
 def _grown(m_i, l_i, s):
-    """Extend a running maximum and sum of exponentials per row by the scores of one more tile.
-
-    Returns:
-        maximum, sum, what earlier sums are to be multiplied by, and the exponentials of the tile.
+    """Extend a running maximum and sum of exponentials per row by one more tile; return both, the factor on earlier sums,
+    and the exponentials of the tile.
     """
     highest = tl.maximum(m_i, tl.max(s, 1))
     base = tl.where(highest == float("-inf"), 0.0, highest)

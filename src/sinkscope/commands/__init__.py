@@ -13,28 +13,21 @@ if TYPE_CHECKING:
     from sinkscope.commands.command import Command
 
 COMMANDS = tuple(
-    "demo trace sinks tracks roles analyse figures explore map export bundle problems evaluate likelihood compare-caches table "
-    "reproduce train watch-training fold convert check completion".split()
+    "demo trace sinks tracks roles analyse figures explore map export bundle problems evaluate likelihood "
+    "compare-caches table reproduce train watch-training fold convert check completion".split()
 )
 """The names, in the order of ``sinkscope --help``."""
 
 
 def find_command(name: str) -> "type[Command]":
     """Return the class of a command; no other command is imported."""
-    module, kind = _names(name)
-    return getattr(import_module(f"sinkscope.commands.{module}"), kind)
+    module = import_module(f"sinkscope.commands.{name.replace('-', '_')}")
+    return getattr(module, name.title().replace("-", ""))
 
 
 def summary(name: str) -> str:
     """Return the first line of the docstring of a command's class, without importing it."""
-    module, kind = _names(name)
-    source = (Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8")
-    found = re.search(rf'^class {kind}\(.*\n +"""(.*?)(?:"""|\n)', source, re.MULTILINE)
-    assert found is not None, f"{module}.py defines no {kind} with a docstring"
+    source = (Path(__file__).parent / f"{name.replace('-', '_')}.py").read_text(encoding="utf-8")
+    found = re.search(rf'^class {name.title().replace("-", "")}\(.*\n +"""(.*?)(?:"""|\n)', source, re.MULTILINE)
+    assert found is not None, f"{name}: no class with a docstring"
     return found[1]
-
-
-def _names(name: str) -> tuple[str, str]:
-    """Return the module and the class of a command."""
-    words = name.split("-")
-    return "_".join(words), "".join(word.capitalize() for word in words)

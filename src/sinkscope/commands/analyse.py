@@ -55,35 +55,30 @@ class Analyse(Command):
         from sinkscope.statistics import THRESHOLDS, Threshold, analyse, compare
 
         if self.definitions:
-            _print_definitions(self.json)
-            return
+            return _print_definitions(self.json)
         if not self.traces:
             raise CallError("expected at least one folder of traces, found none")
         asked = Threshold(self.excess, self.unit)
         thresholds = (asked, *(one for one in THRESHOLDS if one != asked)) if self.sweep else (asked,)
-        training = None if self.training_counts is None else _training_counts(self.training_counts, self.traces)
-
-        traces, others = (
-            [trace for folder in folders for trace in open_and_check(folder)] for folders in (self.traces, self.versus)
-        )
+        traces, others = open_and_check(*self.traces), open_and_check(*self.versus)
+        training = None if self.training_counts is None else _training_counts(self.training_counts, traces[0])
         given, model = roles_for_traces(self.roles, [*traces, *others]), traces[0].manifest.get("model", {})
         roles = roles_for(model.get("weight_hash"), given, model.get("config_hash"))
         how = {"tolerance": self.tolerance, "training": training, "choice": self.choice}
         first = analyse(traces, thresholds, **how)
-        document: dict[str, Any] = {"traces": [str(one) for one in self.traces]}
+        document: dict[str, Any] = {"traces": [*map(str, self.traces)]}
         statistics, what = first.statistics, "mean over prompts"
         if self.versus:
             second, what = analyse(others, thresholds, **how), "second minus first"
             statistics = compare(first, second)
-            document |= {"versus": [str(one) for one in self.versus], "versus_prompts": second.prompts}
+            document |= {"versus": [*map(str, self.versus)], "versus_prompts": second.prompts}
+        rows = [one.as_dict() for one in statistics]
         if self.json:
-            document |= first.as_dict() | {"statistics": [one.as_dict() for one in statistics]}
-            print_json({**document, "roles": None if roles is None else roles.by_head()})
-            return
-        prompts, layers = counted(first.prompts, "prompt"), counted(first.layers, "layer")
-        of = f"{prompts}, {layers} × {counted(first.heads, 'head')}"
+            by_head = None if roles is None else roles.by_head()
+            return print_json({**document, **first.as_dict(), "statistics": rows, "roles": by_head})
+        of = f"{counted(first.prompts, 'prompt')}, {counted(first.layers, 'layer')} × {counted(first.heads, 'head')}"
         say(f"{of}; excess > {asked.excess:g} {asked.unit}; {what} ({describe_interval(first.prompts)})")
-        print_statistics([one.as_dict() for one in statistics], asked.excess, asked.unit)
+        print_statistics(rows, asked.excess, asked.unit)
         if roles is not None:
             say("\nwhat the sinks do (sinkscope roles)\n" + roles.in_lines())
 
@@ -92,8 +87,7 @@ def _print_definitions(as_json: bool) -> None:
     from sinkscope.statistics.statistic import all_definitions
 
     if as_json:
-        print_json({"definitions": {name: asdict(one) for name, one in all_definitions().items()}})
-        return
+        return print_json({"definitions": {name: asdict(one) for name, one in all_definitions().items()}})
     last = ""
     for name, one in all_definitions().items():
         family = name.partition(".")[0]
@@ -104,19 +98,15 @@ def _print_definitions(as_json: bool) -> None:
         say(f"  {name}\n      {one.text} ({one.unit}){claim}")
 
 
-def _training_counts(source: str, traces: tuple[Path, ...]) -> dict[int, int]:
+def _training_counts(source: str, trace: Any) -> dict[int, int]:
+    """Return the token counts in a file, or of the first batches that a model of the lab was trained on."""
     from pydantic import NonNegativeInt, TypeAdapter
 
-    if source == "lab":
-        return _lab_counts(open_and_check(traces[0])[0])
-    try:
-        return TypeAdapter(dict[int, NonNegativeInt]).validate_json(Path(source).read_bytes())
-    except ValueError as error:
-        raise CallError(f"--training-counts {source}: expected a JSON object {{token id: count}}; {error}") from error
-
-
-def _lab_counts(trace: Any) -> dict[int, int]:
-    """Return the token counts of the first batches that a model of the lab was trained on."""
+    if source != "lab":
+        try:
+            return TypeAdapter(dict[int, NonNegativeInt]).validate_json(Path(source).read_bytes())
+        except ValueError as error:
+            raise CallError(f"--training-counts {source}: expected JSON {{token id: count}}; {error}") from error
     from sinkscope.lab.canvases import draw_canvases
     from sinkscope.lab.recipes import RECIPES
     from sinkscope.lab.vocabulary import build_tokenizer

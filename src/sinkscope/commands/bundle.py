@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional
 
 from sinkscope.commands.command import Command, Switch, default_is
-from sinkscope.commands.output import note, open_single
+from sinkscope.commands.output import note
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
 
@@ -31,20 +31,18 @@ class Bundle(Command):
     check: Switch = False
 
     def run(self) -> None:
+        from sinkscope.traces import open_trace
         from sinkscope.traces.bundles import open_bundle, unlisted_files, write_bundle
 
         if self.check == (self.out is not None):
-            raise CallError(
-                "expected --out FOLDER to write a bundle, or --check to compare one, found "
-                + ("both" if self.check else "neither")
-            )
+            raise CallError("expected --out FOLDER to write a bundle, or --check to compare one")
         if self.out is None:
             trace = open_bundle(self.trace)
             print(f"{self.trace}: {counted(trace.steps, 'step')}, every file is as it was written")
             if more := unlisted_files(trace):
                 note(f"{self.trace}: not part of the bundle and not compared: {', '.join(more)}")
             return
-        trace, page = open_single(self.trace), None
+        trace, page = open_trace(self.trace), None
         if self.page:
             from sinkscope.figures.explorer import explore
 
@@ -52,6 +50,6 @@ class Bundle(Command):
             for text in explorer.document["notes"]:
                 note(text)
             page = explorer.page()
-        from sinkscope.recorder.manifest import command_line
+        from sinkscope.recorder.step_recorder import command_line
 
         print(write_bundle(trace, self.out, self.precision, page, command_line()))

@@ -24,6 +24,7 @@ class Check(Command):
 
         model = sinkscope.load(self.model, dtype=self.dtype, device=self.device)
         checks = check_model(model)
+        failed = [one for one in checks if not one.passed]
         if self.json:
             found = {"checks": [dataclasses.asdict(one) for one in checks], "unread_keys": list(model.unread_keys)}
             print_json({"model": model.card.as_dict(), **found})
@@ -32,5 +33,5 @@ class Check(Command):
                 say(f"{'ok    ' if one.passed else 'FAILED'}  {one.name}: {one.found}")
             if model.unread_keys:
                 say(f"note    keys of config.json that the network does not read: {', '.join(model.unread_keys)}")
-        if not all(one.passed for one in checks):
-            raise SinkscopeError(f"{self.model}: {counted(sum(not one.passed for one in checks), 'check')} failed")
+        if failed:
+            raise SinkscopeError(f"{self.model}: {counted(len(failed), 'check')} failed")

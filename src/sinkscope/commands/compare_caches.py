@@ -5,9 +5,8 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from sinkscope.commands.command import Switch, default_is
+from sinkscope.commands.command import Switch, TaskCommand, default_is
 from sinkscope.commands.output import note, print_json, say
-from sinkscope.commands.task_command import TaskCommand
 from sinkscope.errors import CallError, EvaluationError
 
 POLICIES = (
@@ -38,29 +37,30 @@ class CompareCaches(TaskCommand):
     definitions: Switch = False
 
     def run(self) -> None:
-        from sinkscope.evaluation.cache_arms import read_arms, read_budgets
+        from sinkscope.evaluation.cache_comparison import (
+            compare_caches,
+            comparison_table,
+            cost_of_comparison,
+            read_arms,
+        )
 
         if self.definitions:
-            from sinkscope.decoding.caches.parsing import cache_definitions, definitions_text
+            from sinkscope.decoding.caches.policy import cache_definitions, definitions_text
 
-            print_json({"caches": cache_definitions()}) if self.json else say(definitions_text())
-            return
+            return print_json({"caches": cache_definitions()}) if self.json else say(definitions_text())
         if not self.model:
             raise CallError("expected a model: a built-in name, a folder, or a hub id; found none")
-        arms, asked = read_arms(self.policies, read_budgets(self.budget)), self.asked()
+        budgets = [int(one) for one in self.budget.split(",") if one.strip()]
+        arms, asked = read_arms(self.policies, budgets), self.asked()
         if self.dry_run:
             from sinkscope.evaluation.cost import card_of, cost_table
-            from sinkscope.evaluation.dry_run import cost_of_comparison
             from sinkscope.evaluation.task_plans import Request
 
             costs = cost_of_comparison(self.model, Request(**asked), arms, card_of(self.gpu, self.tflops))
-            print_json(costs) if self.json else say(cost_table(costs))
-            return
+            return print_json(costs) if self.json else say(cost_table(costs))
         out = self.folder()
         import sinkscope
-        from sinkscope.evaluation.cache_comparison import compare_caches
-        from sinkscope.evaluation.cache_tables import comparison_table
-        from sinkscope.figures.accuracy_and_work import draw_accuracy_and_work
+        from sinkscope.figures.cache_figures import draw_accuracy_and_work
         from sinkscope.runs.folder import claimed_folder
 
         model = sinkscope.load(self.model, dtype=self.dtype, device=self.device)

@@ -28,14 +28,12 @@ class Convert(Command):
 
     def run(self) -> None:
         from sinkscope.commands.output import note
-        from sinkscope.models import a2d_folder, smdm
+        from sinkscope.models import a2d_folder
+        from sinkscope.models.smdm import convert, tokens_without_text
 
         if self.tokenizer is None and self.file.suffix not in (".pth", ".safetensors"):
             print(a2d_folder.convert(str(self.file), self.out))
             return
-        print(smdm.convert(self.file, self.out, tokenizer=self.tokenizer, heads=self.heads))
-        if missing := smdm.tokens_without_text(self.out):
-            note(
-                f"{missing:,} of its tokens have no text in {self.tokenizer}: "
-                "is it the tokenizer with which the model was trained?"
-            )
+        print(convert(self.file, self.out, tokenizer=self.tokenizer, heads=self.heads))
+        if missing := tokens_without_text(self.out):
+            note(f"{missing:,} of its tokens have no text in {self.tokenizer}; was the model trained with it?")

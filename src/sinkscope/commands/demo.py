@@ -1,7 +1,6 @@
 """`demo`: two bundled models answer held-out problems, and a page shows their sinks."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from sinkscope.runs.folder import claimed_folder, names_in
 
 OPERATIONS = 3
 EXPLORER = "explorer.html"
-MODELS = {"lab-diffusion": "diffusion", "lab-autoregressive": "autoregressive"}
+MODELS = ("lab-diffusion", "lab-autoregressive")
 CAPTION = (
     "The main sink of a head is its sink with the largest column. Moves: how often it changes its position from one "
     "step to the next so that the old place stops being a sink or the new one was none before, mean over heads that "
@@ -45,78 +44,55 @@ class Demo(Command):
     overwrite: Overwrite = False
 
     def run(self) -> None:
-        print(run_demo(self.out, self.problems, self.length, self.block, self.overwrite, say=note))
-        print(self.out / EXPLORER)
+        """Record both models, find and track their sinks, draw the figures, and print the paths of both pages."""
+        import sinkscope
+        from sinkscope.decoding import LLaDASettings
+        from sinkscope.figures import Table, draw_figures, write_page
+        from sinkscope.figures.explorer import explore
+        from sinkscope.figures.page import REPORT
+        from sinkscope.lab.problems import read_result
+        from sinkscope.lab.prompts import held_out, problem_prompt
+        from sinkscope.traces import claim_folder
 
-
-def run_demo(
-    out: Path,
-    problems: int = 3,
-    length: int = 64,
-    block: int = 16,
-    overwrite: bool = False,
-    say: Callable[[str], None] = print,
-) -> Path:
-    """Record both models, find and track their sinks, draw the figures, and return the path of the page.
-
-    Raises:
-        CallError: the folder is in use, or the settings do not fit together.
-    """
-    import sinkscope
-    from sinkscope.decoding import LLaDASettings
-    from sinkscope.figures import Table, draw_figures, write_page
-    from sinkscope.figures.explorer import explore
-    from sinkscope.figures.page import REPORT
-    from sinkscope.lab.prompts import held_out, problem_prompt
-    from sinkscope.lab.word_problems import read_result
-    from sinkscope.traces import claim_folder
-
-    long = [index for index, problem in enumerate(held_out("lab-arith")) if problem.worked.count("=") == OPERATIONS]
-    if not 1 <= problems <= len(long):
-        raise CallError(f"problems: expected 1 to {len(long)}, found {problems}")
-    rows = [{"number": index, **problem_prompt("lab-arith", index)} for index in long[:problems]]
-    LLaDASettings(length=length, steps=length, block=block)  # raises CallError before anything is written
-    with claimed_folder(out, TraceError):
-        if not _holds_demo(out):
-            claim_folder(out, overwrite=None)
-        elif not overwrite:
-            raise CallError(f"{out} already holds a demo; choose another folder, or replace it: --overwrite")
-        started = time.monotonic()
-        traces, movement = [], []
-        for name, sampler in MODELS.items():
-            model = sinkscope.load(name)
-            settings: dict[str, Any] = {"length": length}
-            if sampler == "diffusion":
-                settings |= {"steps": length, "block": block}
-            folder = out / "traces" / name
-            with sinkscope.recording(model, out=folder, numbered=True, overwrite=overwrite):
-                for page_of_earlier in (out / REPORT, out / EXPLORER):  # of the traces that are being replaced
-                    page_of_earlier.unlink(missing_ok=True)
-                answers = [sinkscope.generate(model, row["prompt"], **settings).text for row in rows]
-            recorded = sinkscope.open_traces(folder)
-            traces.append(recorded[0])
-            for trace, row, answer in zip(recorded, rows, answers, strict=True):
-                right = "right" if read_result(answer) == row["answer"] else f"wrong ({row['answer']} expected)"
-                numbers = movement_of(trace)
-                movement.append([name, row["number"], right, *numbers.values()])
-                moves = f"{numbers['moves']} moves a head, {numbers['moves, shuffled']} with the steps shuffled"
-                say(f"{name}, problem {row['number']}: {right}; {numbers['sinks']} sinks; {moves}")
-        missing: list[str] = []
-        figures = draw_figures(traces, out / "figures", compare=True, say=missing.append)
-        columns, command = ["model", "problem", "answer", *numbers], f"sinkscope demo --out {out}"
-        tables = [Table("Does the main sink move? One row per problem", columns, movement, CAPTION)]
-        page = write_page(traces, out / REPORT, figures=figures, tables=tables, notes=missing, command=command)
-        explore(traces).write_page(out / EXPLORER)
-        say(f"{time.monotonic() - started:.0f} s; the pages, the figures and the traces are in {out}")
-        return page
-
-
-def _holds_demo(out: Path) -> bool:
-    """Return whether a folder holds a demo, or the files of one that was ended early."""
-    if not (out / "traces").is_dir():
-        return False
-    ended_early = {*names_in(out)} <= {"traces", "figures", "report.html"} and {*names_in(out / "traces")} <= {*MODELS}
-    return (out / EXPLORER).exists() or ended_early
+        out = self.out
+        long = [index for index, problem in enumerate(held_out("lab-arith")) if problem.worked.count("=") == OPERATIONS]
+        if not 1 <= self.problems <= len(long):
+            raise CallError(f"problems: expected 1 to {len(long)}, found {self.problems}")
+        rows = [{"number": index, **problem_prompt("lab-arith", index)} for index in long[: self.problems]]
+        diffusion: dict[str, Any] = {"length": self.length, "steps": self.length, "block": self.block}
+        LLaDASettings(**diffusion)  # raises CallError before anything is written
+        with claimed_folder(out, TraceError):
+            begun = {*names_in(out)} <= {"traces", "figures", REPORT} and (out / "traces").is_dir()
+            begun = begun and {*names_in(out / "traces")} <= {*MODELS}  # one that was ended early
+            if not begun and not ((out / "traces").is_dir() and (out / EXPLORER).exists()):
+                claim_folder(out, overwrite=None)
+            elif not self.overwrite:
+                raise CallError(f"{out} already holds a demo; choose another folder, or replace it: --overwrite")
+            started = time.monotonic()
+            traces, movement = [], []
+            for name in MODELS:
+                model, folder = sinkscope.load(name), out / "traces" / name
+                settings = diffusion if name == "lab-diffusion" else {"length": self.length}
+                with sinkscope.recording(model, out=folder, numbered=True, overwrite=self.overwrite):
+                    for page_of_earlier in (out / REPORT, out / EXPLORER):  # of the traces that are being replaced
+                        page_of_earlier.unlink(missing_ok=True)
+                    answers = [sinkscope.generate(model, row["prompt"], **settings).text for row in rows]
+                recorded = sinkscope.open_traces(folder)
+                traces.append(recorded[0])
+                for trace, row, answer in zip(recorded, rows, answers, strict=True):
+                    right = "right" if read_result(answer) == row["answer"] else f"wrong ({row['answer']} expected)"
+                    numbers = movement_of(trace)
+                    movement.append([name, row["number"], right, *numbers.values()])
+                    moves = f"{numbers['moves']} moves a head, {numbers['moves, shuffled']} with the steps shuffled"
+                    note(f"{name}, problem {row['number']}: {right}; {numbers['sinks']} sinks; {moves}")
+            missing: list[str] = []
+            figures = draw_figures(traces, out / "figures", compare=True, say=missing.append)
+            columns, command = ["model", "problem", "answer", *numbers], f"sinkscope demo --out {out}"
+            tables = [Table("Does the main sink move? One row per problem", columns, movement, CAPTION)]
+            page = write_page(traces, out / REPORT, figures=figures, tables=tables, notes=missing, command=command)
+            explore(traces).write_page(out / EXPLORER)
+            note(f"{time.monotonic() - started:.0f} s; the pages, the figures and the traces are in {out}")
+        print(page, out / EXPLORER, sep="\n")
 
 
 def movement_of(trace: Any) -> dict[str, Any]:
@@ -149,5 +125,4 @@ def movement_of(trace: Any) -> dict[str, Any]:
 
 
 def _with_range(null: tuple[float, float, float], form: str) -> str:
-    mean, low, high = (format(value, form) for value in null)
-    return f"{mean} ({low} to {high})"
+    return "{} ({} to {})".format(*(format(value, form) for value in null))

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from sinkscope.commands.command import default_is
+from sinkscope.commands.command import TaskCommand, default_is
 from sinkscope.commands.output import print_costs, say
-from sinkscope.commands.task_command import TaskCommand
 from sinkscope.errors import CallError
 
 
@@ -37,8 +36,8 @@ class Evaluate(TaskCommand):
     samples: Annotated[int | None, default_is("the protocol's, else the method's own")] = None
 
     def run(self) -> None:
-        from sinkscope.evaluation.jobs import run_in_jobs, run_share
         from sinkscope.evaluation.results import collect
+        from sinkscope.evaluation.running import run_in_jobs, run_share
         from sinkscope.evaluation.tables import write_table
         from sinkscope.interventions import split_rules
         from sinkscope.interventions.rules import canonical_rule
@@ -53,11 +52,9 @@ class Evaluate(TaskCommand):
         asked = {**self.asked(), "hide": rules}
         asked["settings"] |= {name: value for name, value in likelihood.items() if value is not None}
         if self.dry_run:
-            from sinkscope.evaluation.dry_run import parts_of
-            from sinkscope.evaluation.task_plans import Request
+            from sinkscope.evaluation.task_plans import Request, parts_of
 
-            print_costs(parts_of(self.model, Request(**asked)), self.gpu, self.tflops, self.json)
-            return
+            return print_costs(parts_of(self.model, Request(**asked)), self.gpu, self.tflops, self.json)
         out = self.folder()
         arguments = {**asked, "out": out, "batch": self.batch}
         if self.jobs:

@@ -49,7 +49,7 @@ class Explore(Command):
             raise CallError("expected --out or --serve, found both")
         out = self.out or Path("explorer.html")
         is_page = out.suffix.lower() == ".html"
-        traces = [trace for folder in self.traces for trace in open_and_check(folder)]
+        traces = open_and_check(*self.traces)
         with claimed_file(out, TraceError) if is_page and not self.serve else contextlib.nullcontext():
             roles = roles_for_traces(self.roles, traces)
             explorer = explore(traces, excess=self.excess, roles=roles)

@@ -41,8 +41,4 @@ class Export(Command):
                     export_trace(trace, self.to, place / names[trace.folder])
             written = {folder: self.out / name for folder, name in names.items()}
         exports = [{"trace": str(folder), "to": self.to, "out": str(path)} for folder, path in written.items()]
-        if self.json:
-            print_json({"exports": exports})
-        else:
-            for export in exports:
-                print(export["out"])
+        print_json({"exports": exports}) if self.json else print(*written.values(), sep="\n")

@@ -49,8 +49,6 @@ class Figures(Command):
         traces: list[Any] = []
         for folder in self.traces:
             traces += [open_statistics(folder)] if is_statistics(folder) else open_and_check(folder)
-        roles = roles_for_traces(self.roles, traces)
-        maps, place = map_reader(self.model, self.device), {"layer": self.layer, "head": self.head}
-        how: dict[str, Any] = {"excess": self.excess, "compare": self.compare, "only": names, "roles": roles, **place}
-        for path in draw_figures(traces, self.out, maps=maps, say=note, **how):
-            print(path)
+        same = {name: getattr(self, name) for name in ("excess", "compare", "layer", "head")}
+        roles, maps = roles_for_traces(self.roles, traces), map_reader(self.model, self.device)
+        print(*draw_figures(traces, self.out, only=names, roles=roles, maps=maps, say=note, **same), sep="\n")

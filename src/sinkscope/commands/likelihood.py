@@ -46,8 +46,7 @@ class Likelihood(Command):
         settings = {"context": self.context, "answer": self.answer, "everywhere": self.everywhere}
         document = text_likelihood(model, texts, rules, limit=self.limit, out=self.out, **settings)
         if self.json:
-            print_json(document)
-            return
+            return print_json(document)
         where = "all queries" if self.everywhere or not model.family.causal else "the queries behind the context"
         rows = document["rows"]
         say(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import Positional
 
 from sinkscope.commands.command import Command, Device, Json, default_is
-from sinkscope.commands.output import note, open_single, print_json, say
+from sinkscope.commands.output import note, print_json, say
 from sinkscope.counts import counted
 from sinkscope.errors import CallError, ModelError, TraceError
 from sinkscope.runs.folder import claimed_file
@@ -44,30 +44,31 @@ class Map(Command):
     json: Json = False
 
     def run(self) -> None:
+        from sinkscope.traces import open_trace
         from sinkscope.traces.stored_maps import check_place, stored_map
 
         if self.out is not None and self.out.suffix not in SUFFIXES:
             raise CallError(f"--out {self.out}: expected a file that ends in {', '.join(SUFFIXES)}")
-        trace = open_single(self.trace)
+        trace = open_trace(self.trace)
         if not trace.complete:
             note(f"{trace.folder}: incomplete, {counted(trace.steps, 'whole step')}")
-        place = check_place(trace, self.step, self.layer, self.head)
+        step, layer, head = place = check_place(trace, self.step, self.layer, self.head)
         with nullcontext() if self.out is None else claimed_file(self.out, TraceError):
-            attention, difference = stored_map(trace, *place), None
+            attention, difference, how = stored_map(trace, *place), None, "stored"
             if attention is None:
                 from sinkscope.recorder.attention_map import recompute_map
 
                 found = recompute_map(model_of(trace, self.model, self.device), trace, *place)
                 attention, difference = found.attention, found.largest_difference
+                how = f"recomputed; its columns are within {difference:.2g} queries' worth of those recorded"
             if self.out is not None:
                 _write(trace, attention, place, self.out)
         if self.json:
-            self._print_json(trace, attention, place, difference)
-            return
-        how = "stored"
-        if difference is not None:
-            how = f"recomputed; its columns are within {difference:.2g} queries' worth of those recorded"
-        step, layer, head = place
+            about = {"trace": str(trace.folder), "step": step, "layer": layer, "head": head}
+            about |= {"queries": attention.shape[0], "keys": attention.shape[1]}
+            about |= {"source": "stored" if difference is None else "recomputed", "largest_difference": difference}
+            rows = [[round(value, 7) for value in row] for row in attention.astype(float).tolist()]
+            return print_json({**about, "map": rows})
         say(f"{trace.folder}: step {step}, layer {layer}, head {head}, {how}")
         columns = attention.sum(axis=0)
         say(f"\n{'key':>8}  {'token':<14}{'column sum':>12}{'on itself':>12}")
@@ -77,34 +78,14 @@ class Map(Command):
         if self.out is not None:
             say(f"\n{self.out}")
 
-    def _print_json(self, trace: Any, attention: "np.ndarray", place: tuple[int, int, int], difference: Any) -> None:
-        print_json(
-            {
-                "trace": str(trace.folder),
-                **dict(zip(("step", "layer", "head"), place, strict=True)),
-                "queries": attention.shape[0],
-                "keys": attention.shape[1],
-                "source": "stored" if difference is None else "recomputed",
-                "largest_difference": difference,
-                "map": [[round(value, 7) for value in row] for row in attention.astype(float).tolist()],
-            }
-        )
-
 
 def model_of(trace: Any, name: str | None = None, device: str = "cpu") -> Any:
-    """Load the model that wrote a trace, from its place in the manifest or another, in the dtype it computed in.
-
-    Raises:
-        CallError: it is no longer in its place (``--model`` names another one), or sinkscope did not load it.
-    """
+    """Load the model that wrote a trace, from its place in the manifest or another, in the dtype it computed in."""
     import sinkscope
 
     card = trace.manifest.get("model", {})
     if not card.get("weight_hash"):
-        raise CallError(
-            f"{trace.folder}: sinkscope did not load the model that wrote it, so its maps cannot be computed again; "
-            "record a model that sinkscope.load returned"
-        )
+        raise CallError(f"{trace.folder}: sinkscope did not load the model that wrote it; its maps cannot be computed")
     try:
         return sinkscope.load(name or str(card.get("name", "")), dtype=trace.manifest.get("dtype"), device=device)
     except (CallError, ModelError) as error:

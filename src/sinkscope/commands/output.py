@@ -1,4 +1,4 @@
-"""Prints what commands report, and opens the traces that they are given."""
+"""Prints the reports of commands, and opens the traces that they are given."""
 
 import re
 import sys
@@ -37,40 +37,33 @@ def print_one_or_all(documents: list[dict[str, Any]]) -> None:
     print_json(documents[0] if len(documents) == 1 else {"traces": documents})
 
 
-def open_and_check(path: Path) -> list[Any]:
-    """Return the traces at a path after comparing their checksums; report incomplete and reduced ones."""
+def open_and_check(*paths: Path) -> list[Any]:
+    """Return the traces at paths after comparing their checksums; report incomplete and reduced ones."""
     from sinkscope.traces import open_traces
 
-    traces = open_traces(path)
-    whole = [one for one in traces if one.steps or one.complete] or traces  # the command reports that none has a step
-    for trace in traces:
-        trace.verify()
-        if trace not in whole:
-            note(f"{trace.folder}: left out, it holds no whole step; its recording was ended before")
-            continue
-        if not trace.complete:
-            note(f"{trace.folder}: incomplete, {counted(trace.steps, 'whole step')}")
-        if trace.manifest.get("level") == "top" and trace.steps:
-            kept = trace.top_column_sums.shape[-1]
-            if kept < trace.column_sums.shape[-1]:
-                largest = counted(kept, "largest column")
-                note(f"{trace.folder}: it keeps only the {largest} of each head, so no more sinks of a head are found")
-    asked = traces[0].manifest.get("prompts_asked") or len(traces)
-    if traces[0].folder != path and asked != len(traces):
-        note(f"{path}: {counted(len(traces), 'trace')}, where {counted(asked, 'prompt')} were asked")
-    return whole
-
-
-def open_single(path: Path) -> Any:
-    """Open one trace; raise CallError where a path holds several."""
-    from sinkscope.errors import CallError
-    from sinkscope.traces import open_trace
-    from sinkscope.traces.reading import trace_folders
-
-    folders = trace_folders(path)
-    if len(folders) > 1:
-        raise CallError(f"{path} holds {len(folders)} traces; give one of them, such as {folders[0]}")
-    return open_trace(path)
+    found: list[Any] = []
+    for path in paths:
+        traces = open_traces(path)
+        whole = [
+            one for one in traces if one.steps or one.complete
+        ] or traces  # the command reports that none has a step
+        for trace in traces:
+            trace.verify()
+            if trace not in whole:
+                note(f"{trace.folder}: left out, it holds no whole step; its recording was ended before")
+                continue
+            if not trace.complete:
+                note(f"{trace.folder}: incomplete, {counted(trace.steps, 'whole step')}")
+            if trace.manifest.get("level") == "top" and trace.steps:
+                kept = trace.top_column_sums.shape[-1]
+                if kept < trace.column_sums.shape[-1]:
+                    largest = counted(kept, "largest column")
+                    note(f"{trace.folder}: it keeps only the {largest} of each head, so no others are found")
+        asked = traces[0].manifest.get("prompts_asked") or len(traces)
+        if traces[0].folder != path and asked != len(traces):
+            note(f"{path}: {counted(len(traces), 'trace')}, where {counted(asked, 'prompt')} were asked")
+        found += whole
+    return found
 
 
 def roles_for_traces(folder: Path | None, traces: Sequence[Any]) -> Any:
@@ -115,11 +108,8 @@ def print_statistics(rows: Sequence[dict[str, Any]], excess: float, unit: str) -
 
 
 def print_costs(parts: Sequence[Any], gpu: Any, tflops: float | None, json: bool) -> None:
-    """Print what the parts of a dry run cost on a card."""
+    """Print the costs of the parts of a dry run on a card."""
     from sinkscope.evaluation.cost import card_of, cost_document, cost_table
 
     costs = cost_document(parts, card_of(gpu, tflops))
-    if json:
-        print_json(costs)
-    else:
-        print(cost_table(costs))
+    print_json(costs) if json else print(cost_table(costs))

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional
 
-from sinkscope.commands.command import Command, Device, Dtype, Gpu, Json, Switch, TaskFiles, Tflops, default_is
+from sinkscope.commands.command import Command, Device, Dtype, Gpu, Json, Switch, TaskFiles, Tflops, default_is, words
 from sinkscope.commands.output import note, print_costs, print_json, say
 from sinkscope.errors import CallError, EvaluationError
 
@@ -74,8 +74,8 @@ class Reproduce(Command):
             self.refuse("ks seeds controls traces", "for paper2")
             parts = paper2(self.models, limit=self.limit)
         else:
-            models = {"published": PUBLISHED, "lab": LAB}.get(self.models) or _words(self.models)
-            ks, controls = list(map(int, _words(self.ks))), _words(self.controls.replace("none", ""))
+            models = {"published": PUBLISHED, "lab": LAB}.get(self.models) or words(self.models)
+            ks, controls = list(map(int, words(self.ks))), words(self.controls.replace("none", ""))
             parts = paper1(models, ks=ks, seeds=self.seeds, controls=controls, limit=self.limit, traces=self.traces)
         if self.dry_run:
             return print_costs(parts, self.gpu, self.tflops, self.json)
@@ -114,28 +114,18 @@ class Reproduce(Command):
                     elif task.runs_programs and not self.allow_code_execution:
                         note(f"{name}, {part.task}: left out; it runs programs, which needs --allow-code-execution")
                     else:
-                        arguments = {"limit": part.prompts, "shots": part.shots, "settings": part.settings}
-                        results.setdefault(name, []).extend(
-                            evaluate(
-                                model,
-                                tasks=[part.task],
-                                out=self.out / "evaluations" / place / part.task,
-                                hide=part.rules,
-                                data=data_of(part.task, data),
-                                batch=self.batch,
-                                allow_code_execution=self.allow_code_execution,
-                                **arguments,
-                            )
-                        )
+                        request = {"tasks": [part.task], "hide": part.rules, "data": data_of(part.task, data)}
+                        request |= {"limit": part.prompts, "shots": part.shots, "settings": part.settings}
+                        how = {"batch": self.batch, "allow_code_execution": self.allow_code_execution}
+                        out = self.out / "evaluations" / place / part.task
+                        results.setdefault(name, []).extend(evaluate(model, out=out, **request, **how))
             if not first:
                 return []
             if self.paper == "paper2":
                 return _written({self.out / "paper2.md": beside_paper2(results)})
             rows = [one for found in results.values() for one in found]
-            forms = {"md": "markdown", "tex": "latex", "csv": "csv", "json": "json"}
-            tables = (
-                {self.out / f"table1.{end}": write_table(rows, form) for end, form in forms.items()} if rows else {}
-            )
+            forms = {"md": "markdown", "tex": "latex", "csv": "csv", "json": "json"} if rows else {}
+            tables = {self.out / f"table1.{end}": write_table(rows, form) for end, form in forms.items()}
             return [*_written(tables), *(_draw(traces, self.out) if traces else ())]
 
 
@@ -194,8 +184,3 @@ def _written(texts: Mapping[Path, str]) -> list[Path]:
     for path, text in texts.items():
         write_whole(path, f"{text}\n".encode(), EvaluationError, "make room and run the same command again")
     return list(texts)
-
-
-def _words(text: str) -> list[str]:
-    """Return the words of a text, separated by commas, each once."""
-    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))

@@ -6,9 +6,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any
 
-from sinkscope.commands.command import Command, Device, Dtype, Gpu, Json, ModelName, Tflops, default_is
+from sinkscope.commands.command import Command, Device, Dtype, Gpu, Json, ModelName, SamplerFlags, Tflops, default_is
 from sinkscope.commands.output import note, print_json, say
-from sinkscope.commands.sampler_flags import SamplerFlags
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
 from sinkscope.runs.share import expect_one_process
@@ -24,14 +23,26 @@ COLUMNS = (
     ("to hide", "largest columns to hide until the predictions change; ? and ≥: the intervals leave it open"),
     ("can go", "whether hiding it in this head alone changes nothing; ?: the interval holds both"),
 )
-IN_WORDS = ("head", "role", "token")
-GAP = "  "
 WIDTH = 100
 """Of running text, in characters."""
 REMOVABLE = {True: "yes", False: "no", None: "?"}
 GOES = {"to_substitutes": "subst.", "to_text": "text", "to_itself": "itself", "to_sink_token": "token"}
 MATCHED = 0.75
 """A control that holds less than this share of the sink's attention is marked."""
+MEASURED = {
+    "taken.sink": "it takes of the attention of the queries that predict, in %",
+    "committed_share": "of those being committed, in %",
+    "share": "of all queries, in %",
+    "taken.rowmass": "the control takes of those that predict, in %",
+    "norm_ratio": "its output norm, in medians of its canvas",
+    "evenness": "evenness; 1 where all queries that predict attend to it alike",
+    "kl.sink.zero": "change in nats where the sink's output is lost",
+    "kl.sink": "where the sink is hidden",
+    "kl.rowmass.zero": "where the control's output is lost",
+    "kl.rowmass": "where the control is hidden",
+    "kl.random": "where one random key is hidden",
+    **{f"kl.top.{many}": f"where the {many} largest columns are hidden" for many in (2, 3, 4, 6, 8)},
+}
 UNMATCHED = "the control's keys hold much less attention than the sink, so that it says little"
 
 
@@ -75,6 +86,8 @@ class Roles(Command):
 
     def run(self) -> None:
         import sinkscope
+        from sinkscope.lab.prompts import answer_settings
+        from sinkscope.models import is_bundled
         from sinkscope.progress import show_progress
         from sinkscope.roles import LEAST, find_roles
 
@@ -85,13 +98,13 @@ class Roles(Command):
         if self.prompts is not None:
             self.refuse("problems shots", "with --prompts")
         asked = None if self.head is None else read_head(self.head)
-        texts, settings = self._read_prompts(), self._settings()
+        texts, source = self._read_prompts()
+        own = answer_settings(self.model) if is_bundled(self.model) and "length" not in self.sampler else {}
+        settings = {**own, **self.sampler}
         if len(texts) < LEAST:
-            half = "half to choose heads and half to judge them"
-            raise CallError(f"expected at least {LEAST} prompts, {half}, found {len(texts)}")
+            raise CallError(f"expected at least {LEAST} prompts, half of them to judge the heads, found {len(texts)}")
         if self.dry_run:
-            self._print_cost(texts, settings)
-            return
+            return self._print_cost(texts, settings)
         model = sinkscope.load(self.model, dtype=self.dtype, device=self.device)
         if asked is not None and not (asked[0] < model.card.layers and asked[1] < model.card.heads):
             most = f"{model.card.layers - 1}.{model.card.heads - 1}"
@@ -99,7 +112,7 @@ class Roles(Command):
         how = {"canvases": self.canvases, "rows": self.rows, "control_seed": self.control_seed}
         with show_progress(len(texts), self.model, "prompts") as bar:
             found = find_roles(model, texts, out=self.out, on_prompt=lambda _: bar.advance(), **how, **settings)
-        found = replace(found, source=self._source())
+        found = replace(found, source=source)
         for number, why in found.failed.items():
             note(f"prompt {number} is left out: {why}")
         found.save(self.out)  # type: ignore[arg-type]  # only a dry run has none
@@ -108,25 +121,10 @@ class Roles(Command):
         else:
             say(f"{heading(found)}\n\n{table(found) if asked is None else evidence(found, *asked)}")
 
-    def _source(self) -> dict[str, str | int]:
-        from sinkscope.lab.prompts import task_of
-
-        if self.prompts is not None:
-            return {"file": self.prompts.name}
-        return {"task": task_of(self.model), "shots": self.shots}
-
-    def _settings(self) -> dict[str, Any]:
-        """Return the settings that were given, beside those of a bundled model where no length was."""
-        from sinkscope.lab.prompts import answer_settings
-        from sinkscope.models import is_bundled
-
-        own = answer_settings(self.model) if is_bundled(self.model) and "length" not in self.sampler else {}
-        return {**own, **self.sampler}
-
     def _print_cost(self, texts: Sequence[str], settings: Mapping[str, Any]) -> None:
         from sinkscope.decoding import resolve_settings
         from sinkscope.evaluation.cost import assumptions, card_of, estimate_passes, text_tokens
-        from sinkscope.evaluation.dry_run import family_and_shape
+        from sinkscope.evaluation.task_plans import family_and_shape
         from sinkscope.lab.prompts import task_of
         from sinkscope.roles import cost_of_roles
 
@@ -155,8 +153,7 @@ class Roles(Command):
             "assumptions": assumptions(card)[:2],
         }
         if self.json:
-            print_json(found)
-            return
+            return print_json(found)
         fit, hours = found["rows_on_card"], found["gpu_hours"]
         say(f"at most {found['forwards']:,} forward calls, if all {counted(found['heads'], 'head')} have a sink:")
         say(f"  {writing:,} to write the answers")
@@ -166,17 +163,20 @@ class Roles(Command):
         say(f"which takes {fit:,} canvases of {canvas:,} tokens at a time" if fit else "where not one canvas fits")
         say(f"Assumed: prompts of {tokens:,} tokens ({guess}).", *found["assumptions"], sep="\nAssumed: ")
 
-    def _read_prompts(self) -> list[str]:
+    def _read_prompts(self) -> tuple[list[str], dict[str, str | int]]:
+        """Return the prompts and their source, which is stored with the roles."""
         from sinkscope.commands.trace import read_prompts
         from sinkscope.lab.prompts import problem_prompts, task_of
 
         if self.prompts is not None:
-            return read_prompts(self.prompts)
-        return [row["prompt"] for row in problem_prompts(task_of(self.model), self.problems, self.shots)]
+            return read_prompts(self.prompts), {"file": self.prompts.name}
+        task = task_of(self.model)
+        texts = [row["prompt"] for row in problem_prompts(task, self.problems, self.shots)]
+        return texts, {"task": task, "shots": self.shots}
 
 
 def heading(found: Any) -> str:
-    """Return whose heads were asked, how, and how many have each role."""
+    """Return the model, the settings, and how many heads have each role."""
     from sinkscope.roles import ROLES
 
     shown = [name for name in ("length", "steps", "block", "canvases") if name in found.settings]
@@ -201,41 +201,36 @@ def table(found: Any) -> str:
     """Return a line for each head, why heads are undecided, and what the columns mean."""
     from sinkscope.roles import ROLES
 
-    columns: dict[str, list[str]] = {name: [name] for name in ("head", "role", "token", *(name for name, _ in COLUMNS))}
+    rows = [["head", "role", "token", *(name for name, _ in COLUMNS)]]
     for one in sorted(found.heads, key=lambda one: (ROLES.index(one.role), one.layer, one.head)):
         taken = "/".join(_percent(_mean(one, f"taken.{name}"), below_one=1) for name in ("sink", "rowmass"))
         goes = {word: mean for name, word in GOES.items() if (mean := _mean(one, name)) is not None}
         shown = repr(one.token)
-        cells = [
-            *(f"{one.layer}.{one.head}", one.role, shown if len(shown) < 8 else shown[:6] + "…"),
+        cells = [f"{one.layer}.{one.head}", one.role, shown if len(shown) < 8 else shown[:6] + "…"]
+        cells += [
             taken + "!" * _unmatched(one),
             *(_with_interval(one, name) for name in ("kl.sink.zero", "kl.sink")),
             *(_thousandths(_mean(one, name)) for name in ("kl.rowmass", "kl.random")),
             *(_percent(_mean(one, "kept.sink")), max(goes, key=lambda word: goes[word], default="–")),
             *(one.to_hide, REMOVABLE[one.removable]),
         ]
-        for column, cell in zip(columns.values(), cells, strict=True):
-            column.append(cell)
-    lines = [*_in_columns(columns), ""]
+        rows.append(cells)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    formats = [f"{'<' if number < 3 else '>'}{width}" for number, width in enumerate(widths)]
+    lines = [*("  ".join(map(format, row, formats)).rstrip() for row in rows), ""]
     remarks: dict[str, list[str]] = {}
     for one in found.heads:
         if one.role == "undecided":
             remarks.setdefault(f"undecided {{}}: {one.reason}", []).append(f"{one.layer}.{one.head}")
-    if unmatched := [f"{one.layer}.{one.head}" for one in found.heads if _unmatched(one)]:
-        remarks[f"! {{}}: {UNMATCHED}"] = unmatched
+        if _unmatched(one):
+            remarks.setdefault(f"! {{}}: {UNMATCHED}", []).append(f"{one.layer}.{one.head}")
     lines += [fill(text.format(", ".join(mine)), WIDTH, subsequent_indent="  ") for text, mine in remarks.items()]
     meanings = [fill(f"{name:>8}  {meaning}", WIDTH, subsequent_indent=" " * 10) for name, meaning in COLUMNS]
     return "\n".join([*lines, "", *meanings, "", *(fill(line, WIDTH) for line in together(found).splitlines())])
 
 
-def _in_columns(columns: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the lines of a table whose columns are as wide as their widest cell."""
-    formats = [f"{'<' if name in IN_WORDS else '>'}{max(map(len, cells))}" for name, cells in columns.items()]
-    return [GAP.join(map(format, row, formats)).rstrip() for row in zip(*columns.values(), strict=True)]
-
-
 def together(found: Any) -> str:
-    """Return what hiding all removable sinks at once costs, in words."""
+    """Return the cost of hiding all removable sinks at once, in words."""
     if found.together is None:
         return "Each sink was hidden in its head alone; what hiding several at once costs was not measured."
     sink, control = (found.together.measured.get(f"kl.{name}") for name in ("sink", "rowmass"))
@@ -254,46 +249,28 @@ def together(found: Any) -> str:
 
 
 def evidence(found: Any, layer: int, head: int) -> str:
-    """Return all that was measured of one head, in words.
-
-    Raises:
-        CallError: the head has no lasting sink.
-    """
+    """Return all measurements of one head, in words; raise CallError for one without a lasting sink."""
     one = found.of_head(layer, head)
     if one is None:
         known = ", ".join(f"{one.layer}.{one.head}" for one in found.heads)
         expected = f"such as {known}" if known else "found none in this model; leave --head out"
         raise CallError(f"--head {layer}.{head}: expected a head with a lasting sink, {expected}")
-
-    def share(name: str) -> str:
-        return _in_words(one.measured.get(name), 1, " %", 100)
-
-    changes = [
-        ("what the sink adds is lost", "sink.zero"),
-        ("the sink is hidden", "sink"),
-        ("what the control adds is lost", "rowmass.zero"),
-        ("the control is hidden", "rowmass"),
-        ("one random key is hidden", "random"),
-        *((f"the {many} largest columns are hidden", f"top.{many}") for many in (2, 3, 4, 6, 8)),
-    ]
-    goes = [f"{word} {_percent(_mean(one, name))} %" for name, word in GOES.items() if name in one.measured]
     lines = [
         f"head {layer}.{head} is {one.role}: {one.reason}",
         f"  its sink: most often {one.token!r}, at {_percent(one.place)} % of the canvas, "
         f"in {_percent(one.lasting)} % of the canvases",
-        f"  it takes {share('taken.sink')} of the attention of the queries that predict,",
-        f"  {share('committed_share')} of those being committed, {share('share')} of all",
-        f"  the control takes {share('taken.rowmass')} of those that predict"
-        + (": much less, no match, so that it says little" if _unmatched(one) else ""),
-        f"  its output norm is {_in_words(one.measured.get('norm_ratio'), 2)} times the median of its canvas",
-        f"  evenness {_in_words(one.measured.get('evenness'), 2)}: 1 where all queries that predict attend to it alike",
-        "  the predictions change, and so many first choices stay, where",
-        *(
-            f"    {what + ':':<38}{_in_words(one.measured[f'kl.{name}'], 4, ' nats'):>34}, "
-            f"{_percent(_mean(one, f'kept.{name}')):>4} %"
-            for what, name in changes
-            if f"kl.{name}" in one.measured
-        ),
+    ]
+    for name, text in MEASURED.items():
+        if name in one.measured:
+            factor = 100 if text.endswith("%") else 1
+            shown = _in_words(one.measured[name], 4 if name.startswith("kl.") else 2, factor=factor)
+            if name.startswith("kl."):
+                shown += f", {_percent(_mean(one, f'kept{name[2:]}'))} % keep their first choice"
+            lines.append(f"  {text + ':':<62}{shown}")
+    if _unmatched(one):
+        lines.append(f"  {UNMATCHED}")
+    goes = [f"{word} {_percent(_mean(one, name))} %" for name, word in GOES.items() if name in one.measured]
+    lines += [
         f"  hidden, its attention goes to: {', '.join(goes)}",
         f"  columns to hide until the predictions change by more than {found.rules.changed:g} nats: {one.to_hide}",
         f"  can it be hidden in this head alone: {REMOVABLE[one.removable]}",

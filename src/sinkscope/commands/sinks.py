@@ -33,36 +33,30 @@ class Sinks(Command):
     json: Json = False
 
     def run(self) -> None:
-        from sinkscope.sinks import find_sinks
-        from sinkscope.traces import is_statistics
+        from sinkscope.traces.statistics_folder import is_statistics
 
         if is_statistics(self.trace):
             self.refuse("excess unit", "for statistics, whose threshold is fixed")
             document = statistics_document(self.trace)
             if not document["complete"]:
                 note(f"{self.trace}: incomplete, {counted(document['prompts'], 'prompt')}")
-            (print_json if self.json else _print_statistics)(document)
-            return
+            return print_json(document) if self.json else _print_statistics(document)
+        from sinkscope.sinks import find_sinks
+
         documents = []
         for trace in open_and_check(self.trace):
             found = find_sinks(trace, self.excess, self.unit)
             if not self.json:
                 _print_sinks(trace, found)
                 continue
-            steps, layers, heads, _ = found.shape
-            documents.append(
-                {
-                    "trace": str(trace.folder),
-                    "complete": trace.complete,
-                    "excess": self.excess,
-                    "unit": self.unit,
-                    "steps": steps,
-                    "layers": layers,
-                    "heads": heads,
-                    "sinks": found.rows(),
-                    "selected_share": found.selected_share,
-                }
-            )
+            document = {
+                "trace": str(trace.folder),
+                "complete": trace.complete,
+                "excess": self.excess,
+                "unit": self.unit,
+            }
+            document |= dict(zip(("steps", "layers", "heads"), found.shape, strict=False))
+            documents.append({**document, "sinks": found.rows(), "selected_share": found.selected_share})
         if self.json:
             print_one_or_all(documents)
 
@@ -70,11 +64,11 @@ class Sinks(Command):
 def _print_sinks(trace: Any, found: Any) -> None:
     import numpy as np
 
-    steps, layers, heads, _ = found.shape
+    steps, layers, heads, keys = found.shape
     shape = f"{counted(steps, 'step')}, {counted(layers, 'layer')}, {counted(heads, 'head')}"
     say(f"{trace.folder}: {counted(len(found), 'sink')} in {shape}")
     say(f"excess > {found.threshold:g} {found.unit}; {found.selected_share:.2%} of the tokens are sinks")
-    keys, most = found.shape[-1], np.rint(np.nansum(trace.column_sums[:], axis=-1).max())  # cross-attention has more
+    most = np.rint(np.nansum(trace.column_sums[:], axis=-1).max())  # cross-attention has more
     if found.unit == "queries" and found.threshold >= max(keys, most):
         reached = f"no column of {keys} tokens can exceed the others by {found.threshold:g}"
         note(f"{trace.folder}: {reached}; give a lower --excess")
@@ -84,22 +78,16 @@ def _print_sinks(trace: Any, found: Any) -> None:
 
 
 def statistics_document(folder: Path) -> dict[str, Any]:
-    """Return what ``sinks --json`` prints for a folder of statistics."""
+    """Return the document of ``sinks --json`` for a folder of statistics."""
     from sinkscope.statistics import Summary, document_of
     from sinkscope.traces import read_statistics
 
     manifest, arrays, texts = read_statistics(folder)
     summary = Summary.from_arrays(arrays)
     special = tuple(token for token in (manifest.get("eos_id"),) if token is not None)
-    return {
-        "level": "statistics",
-        "trace": str(folder),
-        "complete": manifest["complete"],
-        "prompts": manifest["prompts"],
-        "excess": summary.excess,
-        "unit": "queries",
-        **document_of(summary, texts, manifest.get("mask_id"), special),
-    }
+    about = {"level": "statistics", "trace": str(folder), "complete": manifest["complete"]}
+    about |= {"prompts": manifest["prompts"], "excess": summary.excess, "unit": "queries"}
+    return {**about, **document_of(summary, texts, manifest.get("mask_id"), special)}
 
 
 def _print_statistics(document: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """`trace`: records a model while it writes."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -7,9 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from sinkscope.commands.command import Command, Dtype, Json, ModelName, Overwrite, Switch, default_is
+from sinkscope.commands.command import Command, Dtype, Json, ModelName, Overwrite, SamplerFlags, Switch, default_is
 from sinkscope.commands.output import note, print_json, say
-from sinkscope.commands.sampler_flags import SamplerFlags
 from sinkscope.counts import counted
 from sinkscope.errors import CallError, TraceError
 from sinkscope.runs.files import parse_json, read_json_lines
@@ -73,7 +73,11 @@ class Trace(Command):
         self._check_flags(rule)
         given = list(self._read_prompts())
         if self.keep in ("statistics", "drift"):
-            expect_each_once(given)
+            first: dict[str, str] = {}  # a prompt given twice would make intervals narrower than they are
+            for where, prompt in given:
+                if (earlier := first.setdefault(str(prompt), where)) != where:
+                    line = earlier.rpartition(", ")[2].rstrip(": ")
+                    raise CallError(f"{where}expected each prompt once, found that of {line} again; leave it out")
         model = sinkscope.load(self.model, dtype=self.dtype, device=own_device(self.device))
         if self.name is not None:
             model = replace(model, card=replace(model.card, name=self.name))
@@ -94,9 +98,8 @@ class Trace(Command):
                 needs = f"--hide {self.hide} needs a canvas of at least {rule.least_tokens} tokens"
                 raise CallError(f"{where}{needs}, found {canvas}: choose fewer keys")
         if self.keep == "statistics":
-            self._record_statistics(model, prompts, settings)
-        else:
-            (self._record_drift if self.keep == "drift" else self._record)(model, prompts, settings, rule)
+            return self._record_statistics(model, prompts, settings)
+        (self._record_drift if self.keep == "drift" else self._record)(model, prompts, settings, rule)
 
     def _check_flags(self, rule: Any) -> None:
         from sinkscope.models import check_name, is_bundled
@@ -135,7 +138,7 @@ class Trace(Command):
         return [*system, {"role": "user", "content": prompt}]
 
     def _generate(
-        self, model: Any, prompts: Sequence[str], settings: Any, rule: Any, **recording: Any
+        self, model: Any, prompts: Sequence[Any], settings: Any, rule: Any, **recording: Any
     ) -> tuple[Any, Any, list[Any]]:
         """Generate and record the answers; return the recorder, the effect of the rule, and the generations."""
         import sinkscope
@@ -148,16 +151,10 @@ class Trace(Command):
         ):
             if recording.get("numbered"):
                 recorder.prompts_asked = len(prompts)
-            return (
-                recorder,
-                hiding,
-                [
-                    sinkscope.generate(model, prompt, on_step=lambda _: bar.advance(), **asdict(settings))
-                    for prompt in prompts
-                ],
-            )
+            how = {"on_step": lambda _: bar.advance(), **asdict(settings)}
+            return recorder, hiding, [sinkscope.generate(model, prompt, **how) for prompt in prompts]
 
-    def _record(self, model: Any, prompts: Sequence[str], settings: Any, rule: Any) -> None:
+    def _record(self, model: Any, prompts: Sequence[Any], settings: Any, rule: Any) -> None:
         """Write one trace a prompt, then the single maps that were asked for."""
         from sinkscope.interventions.rules import canonical_rule
 
@@ -168,20 +165,20 @@ class Trace(Command):
         recorder, hiding, generations = self._generate(model, prompts, settings, rule, **kept)
         keep_maps(model, recorder.folders, places)
         shown = [str(self.out / folder.relative_to(self.out.absolute())) for folder in recorder.folders]
-        written = [(folder, generation) for folder, generation in zip(shown, generations, strict=True)]
+        written = list(zip(shown, generations, strict=True))
         if self.json:
             rows = [{"trace": folder, "text": one.text, "steps": one.steps} for folder, one in written]
-            print_json({"traces": rows} if rule.idle else {"traces": rows, "hide": hide, **hiding.effect.as_dict()})
-            return
+            effect = {} if rule.idle else {"hide": hide, **hiding.effect.as_dict()}
+            return print_json({"traces": rows, **effect})
         for folder, generation in written:
             ended = "" if generation.text else ", an empty answer: it ended with its first token"
             say(f"{folder}: {counted(generation.steps, 'step')}{ended}\n{generation.text}")
         if not rule.idle:
             note(hiding.effect.sentence(hide))
 
-    def _record_drift(self, model: Any, prompts: Sequence[str], settings: Any, rule: Any) -> None:
+    def _record_drift(self, model: Any, prompts: Sequence[Any], settings: Any, rule: Any) -> None:
         """Measure the drift of keys and values over all prompts, and draw it."""
-        from sinkscope.figures.drift_by_layer import draw_drift
+        from sinkscope.figures.cache_figures import draw_drift
         from sinkscope.recorder.drift_recorder import TOO_FEW
         from sinkscope.statistics.key_drift import drift_table
         from sinkscope.traces.format import DRIFT
@@ -194,9 +191,8 @@ class Trace(Command):
             note(str(path))
         print_json(document) if self.json else say(drift_table(document))
 
-    def _record_statistics(self, model: Any, prompts: list[str], settings: Any) -> None:
+    def _record_statistics(self, model: Any, prompts: Sequence[Any], settings: Any) -> None:
         """Add the prompts of this process to a folder of statistics; the process that completes it says so."""
-        from sinkscope.commands.statistics_run import add_prompts
         from sinkscope.traces import read_statistics
         from sinkscope.traces.writing import Room, room_in
 
@@ -219,24 +215,63 @@ class Trace(Command):
             say(f"{self.out}: statistics of {counted(manifest['prompts'], 'prompt')}")
 
 
-def read_prompts(path: Path) -> list[str]:
-    """Return the prompts of a file; see `numbered_prompts`.
+def add_prompts(model: Any, prompts: Sequence[Any], out: Path, settings: Any, hide: str = "none") -> bool:
+    """Generate answers to the prompts of this process under a rule, and add their statistics to a folder.
 
-    Raises:
-        CallError: as there, or a conversation.
+    Under torchrun each process takes every n-th prompt. A prompt is always generated alone, so the result does not
+    depend on the number of processes. A run that was killed continues with the prompts that are missing.
+
+    Returns:
+        Whether this process is the one that reports the complete folder.
     """
+    import sinkscope
+    from sinkscope.decoding import described
+    from sinkscope.interventions.rules import canonical_rule
+    from sinkscope.models.fingerprints import fingerprints
+    from sinkscope.progress import show_progress
+    from sinkscope.recorder.levels import recording_to
+    from sinkscope.recorder.statistics_destination import StatisticsDestination, merge_statistics
+    from sinkscope.traces.statistics_folder import StatisticsFolder
+
+    mine, hide = share_of_process(), canonical_rule(hide)
+    rule = sinkscope.parse_rule(hide)
+    with rule(model):  # which says what does not fit before anything is made
+        pass
+    identity = {
+        **fingerprints(model),
+        "weight_hash": model.card.weight_hash,
+        "dtype": model.card.dtype,
+        "sampler": {"name": model.family.sampler, **described(settings)},
+        "hide": hide,
+        "prompts_sha256": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
+    }
+    folder = StatisticsFolder(out, identity, merge_statistics, len(prompts))
+    share = range(mine.index, len(prompts), mine.count)
+    missing = [index for index in share if not folder.done(index)]
+    if len(missing) < len(share):
+        note(f"{out}: {len(share) - len(missing)} prompts are done already")
+    completed = folder.fold()  # prompts that a killed process left
+    with rule(model) as hiding, show_progress(settings.most_calls * len(missing), model.card.name, "steps") as bar:
+        for index in missing:
+            destination = StatisticsDestination(folder, [index])
+            with recording_to(model, destination):
+                sinkscope.generate(model, prompts[index], on_step=lambda _: bar.advance(), **asdict(settings))
+            completed = completed or destination.completed_the_folder
+    if missing and not rule.idle:
+        note(hiding.effect.sentence(hide))
+    return completed or (not missing and mine.index == 0)
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Return the prompts of a file; raise CallError for a conversation."""
     found = [prompt for _, prompt in numbered_prompts(path)]
-    if chats := [prompt for prompt in found if not isinstance(prompt, str)]:
-        raise CallError(f'--prompts {path}: expected lines with a "prompt" text, found messages {chats[0]}')
-    return [str(prompt) for prompt in found]
+    if not all(isinstance(prompt, str) for prompt in found):
+        raise CallError(f'--prompts {path}: expected lines with a "prompt" text, found "messages"')
+    return list(map(str, found))
 
 
 def numbered_prompts(path: Path) -> Iterator[tuple[str, Prompt]]:
-    """Yield the prompts of a file of JSON lines, plain or in gzip, each behind its line.
-
-    Raises:
-        CallError: the file cannot be read, holds no prompt, or a line has neither a "prompt" text nor "messages".
-    """
+    """Yield the prompts of a file of JSON lines, plain or in gzip, each behind its line; raise CallError for others."""
     where = None
     for number, line in read_json_lines(path, CallError, "expected --prompts as JSON lines"):
         where = f"--prompts {path}, line {number}: "
@@ -247,15 +282,6 @@ def numbered_prompts(path: Path) -> Iterator[tuple[str, Prompt]]:
         yield where, found
     if where is None:
         raise CallError(f'--prompts {path}: expected lines like {{"prompt": "…"}}, found none')
-
-
-def expect_each_once(prompts: Iterable[tuple[str, Prompt]]) -> None:
-    """Raise CallError where a prompt stands twice, which would make intervals narrower than they are."""
-    first: dict[str, str] = {}
-    for where, prompt in prompts:
-        if (earlier := first.setdefault(str(prompt), where)) != where:
-            line = earlier.rpartition(", ")[2].rstrip(": ")
-            raise CallError(f"{where}expected each prompt once, found that of {line} again; leave it out")
 
 
 def read_places(text: str, sizes: tuple[int, int, int]) -> list[Place]:

@@ -43,14 +43,12 @@ class Tracks(Command):
             test = movement_test(tracks.main, tracks.is_sink)
             model = trace.manifest.get("model", {})
             roles = roles_for(model.get("weight_hash"), given, model.get("config_hash"))
-            if self.json:
-                found = {
-                    "null": dataclasses.asdict(test) if test.heads else None,
-                    "roles": None if roles is None else roles.by_head(),
-                }
-                documents.append({"trace": str(trace.folder), "complete": trace.complete, **tracks.as_dict(), **found})
-            else:
+            if not self.json:
                 _print(trace, tracks, test, roles)
+                continue
+            document = {"trace": str(trace.folder), "complete": trace.complete, **tracks.as_dict()}
+            document["null"] = dataclasses.asdict(test) if test.heads else None
+            documents.append({**document, "roles": None if roles is None else roles.by_head()})
         if self.json:
             print_one_or_all(documents)
 
@@ -78,12 +76,14 @@ def _print(trace: Any, tracks: Any, test: Any, roles: Any) -> None:
 def _print_movement(trace: Any, test: Any) -> None:
     from sinkscope.sinks.tracking import FEW_BLOCKS
 
-    mean, low, high = test.null_moves
-    say(f"  moves per head {test.moves_per_head:.2f}; with steps shuffled {mean:.2f} ({low:.2f} to {high:.2f})")
+    say(
+        "  moves per head {:.2f}; with steps shuffled {:.2f} ({:.2f} to {:.2f})".format(
+            test.moves_per_head, *test.null_moves
+        )
+    )
     swaps = "the main sink changes place, but both places are sinks before and after"
     say(f"  swaps per head {test.swaps_per_head:.2f}: {swaps}")
-    mean, low, high = test.null_drift
-    chance = f"with blocks of {test.block_steps} steps shuffled {mean:+.3f} ({low:+.3f} to {high:+.3f})"
+    chance = "with blocks of {} steps shuffled {:+.3f} ({:+.3f} to {:+.3f})".format(test.block_steps, *test.null_drift)
     if test.block_steps >= trace.steps:
         chance = "sinks stay in place too long to test this with one trace"
     elif test.blocks < FEW_BLOCKS:
@@ -94,7 +94,7 @@ def _print_movement(trace: Any, test: Any) -> None:
 
 
 def _print_heads(trace: Any, tracks: Any) -> None:
-    """Print the heads whose main sink moves most, with the kinds of their tracks."""
+    """Print the heads whose main sink moves most, with the kinds of their tracks, and the tokens it goes through."""
     moving = tracks.moving
     if not moving:
         say("  no main sink moves or swaps")
@@ -102,23 +102,17 @@ def _print_heads(trace: Any, tracks: Any) -> None:
     say(f"\n  main sinks that move most ({min(MOVING_HEADS, len(moving))} of the {len(moving)} that move or swap):")
     numbers = f"  {'layer':>5} {'head':>4} {'moves':>6} {'swaps':>6} {'drift':>7}"
     say(f"{numbers}  {'tracks of the head':<34} its main sink goes through")
-    for one in moving[:MOVING_HEADS]:
-        place = (one.layer, one.head)
-        drift = "–" if one.drift_per_step is None else f"{one.drift_per_step:+.2f}"
-        kinds = Counter(each.kind for each in tracks.tracks if (each.layer, each.head) == place)
-        of_kinds = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-        places = _places(trace, tracks.main[:, one.layer, one.head])
-        say(f"  {one.layer:>5} {one.head:>4} {one.moves:>6} {one.swaps:>6} {drift:>7}  {of_kinds:<34} {places}")
-    say("  move: the main sink changes place, and the old place stops being a sink or the new one was none")
-
-
-def _places(trace: Any, main: Any) -> str:
-    """Return the positions and tokens at which a main sink stands, in order; of many the first and the last ones."""
-    there = [int(place) for place in main if place >= 0]
-    stays = [place for at, place in enumerate(there) if at == 0 or place != there[at - 1]]
     tokens = trace.tokens[-1]
     if "written" in trace.tensors:
         last = trace.written[-1][: len(tokens)]
         tokens[: len(last)] = [new if new >= 0 else old for new, old in zip(last, tokens, strict=False)]
-    named = [f"{place} {trace.token_text(tokens[place])!r}" for place in stays]
-    return ", ".join(named if len(named) <= 6 else [*named[:4], "…", *named[-1:]])
+    for one in moving[:MOVING_HEADS]:
+        drift = "–" if one.drift_per_step is None else f"{one.drift_per_step:+.2f}"
+        kinds = Counter(each.kind for each in tracks.tracks if (each.layer, each.head) == (one.layer, one.head))
+        of_kinds = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+        there = [int(place) for place in tracks.main[:, one.layer, one.head] if place >= 0]
+        stays = [place for at, place in enumerate(there) if at == 0 or place != there[at - 1]]
+        named = [f"{place} {trace.token_text(tokens[place])!r}" for place in stays]
+        places = ", ".join(named if len(named) <= 6 else [*named[:4], "…", *named[-1:]])
+        say(f"  {one.layer:>5} {one.head:>4} {one.moves:>6} {one.swaps:>6} {drift:>7}  {of_kinds:<34} {places}")
+    say("  move: the main sink changes place, and the old place stops being a sink or the new one was none")

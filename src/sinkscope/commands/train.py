@@ -1,6 +1,7 @@
 """`train`: trains a small model from one of the lab's recipes."""
 
 import dataclasses
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional
 
 from sinkscope.commands.command import Command, Device, Switch, default_is
+from sinkscope.commands.output import say
 from sinkscope.errors import CallError
 from sinkscope.runs.share import expect_one_process
 
@@ -20,14 +22,24 @@ CANVASES = 24
 class Train(Command):
     """Train a small model from one of the lab's recipes; the same command resumes after a kill.
 
+    `adapted` turns a causal model into a masked diffusion model, `adapted-causal` tunes it on the same canvases.
+
     Attributes:
-        recipe: lab-diffusion, lab-autoregressive, lab-sink-token, lab-shifted … (an unknown name lists them all).
+        recipe: lab-diffusion, lab-autoregressive, lab-sink-token, adapted … (an unknown name lists them all).
         out: folder for the checkpoint.
         updates: optimiser steps.
         seed: of the weights, the data and the masks.
         compile: compiles the layers, which is faster, needs a C++ compiler and rounds differently.
         data: your own text: JSON lines with "text", or with "prompt" and "answer"; plain text; or a corpus folder.
         sink_token: none, token, token-end, token-2, token-4, token-zero-value, logit, off-by-one or gate.
+        base: model that `adapted` and `adapted-causal` change, a Llama, Qwen2 or Qwen3.
+        rank: of its LoRA; 0 trains all weights.
+        mask_token: an unused token of its tokenizer, which becomes the mask.
+        align: weight of the distance between its hidden states and the causal model's.
+        anneal: updates over which later tokens are let in.
+        attention_block: tokens of a block that sees itself and the blocks before it.
+        first_alone: lets the first token see only itself, as in a causal model.
+        no_shift: reads each masked token at its own place, not one to the left.
         watch: measures the network's sinks after each so many updates, into OUT/watch, for `sinkscope watch-training`.
     """
 
@@ -39,13 +51,22 @@ class Train(Command):
     compile: Switch = False
     data: Annotated[Path | None, default_is("the lab's")] = None
     sink_token: Annotated[str | None, default_is("the recipe's")] = None
+    base: Annotated[str | None, default_is("smollm2")] = None
+    rank: Annotated[int | None, default_is("16")] = None
+    mask_token: Annotated[str | None, default_is("SmolLM2's <reponame>")] = None
+    align: Annotated[float | None, default_is("0")] = None
+    anneal: Annotated[int | None, default_is("0")] = None
+    attention_block: Annotated[int | None, default_is("all")] = None
+    first_alone: Switch = False
+    no_shift: Switch = False
     watch: Annotated[int | None, default_is("never")] = None
 
     def run(self) -> None:
         from sinkscope.emergence import TrainingWatch
-        from sinkscope.lab.checkpoint import train_checkpoint
+        from sinkscope.emergence.history import measured_updates
         from sinkscope.lab.recipes import RECIPES
-        from sinkscope.lab.run_folder import WEIGHTS, check_recipe, saved_update
+        from sinkscope.lab.run_folder import LOG, check_recipe, saved_update, weights_of
+        from sinkscope.lab.training import train_checkpoint
         from sinkscope.models.sink_token import variant_of
 
         expect_one_process("train")
@@ -53,67 +74,68 @@ class Train(Command):
             raise CallError(f"no recipe {self.recipe!r}; expected one of {', '.join(RECIPES)}")
         if self.sink_token is not None:
             variant_of(self.sink_token)  # an unknown name is refused before anything is read
-        changes = {
-            "updates": self.updates,
-            "seed": self.seed,
-            "sink_token": self.sink_token,
-            "compile": self.compile or None,
+        changes = {name: getattr(self, name) for name in ("updates", "seed", "sink_token")}
+        given = {
+            name: value for name, value in {**changes, "compile": self.compile or None}.items() if value is not None
         }
-        given = {name: value for name, value in changes.items() if value is not None}
-        recipe, texts = dataclasses.replace(RECIPES[self.recipe], **given), read_data(self.data)
+        recipe, texts = self._adapted(dataclasses.replace(RECIPES[self.recipe], **given)), read_data(self.data)
         every, folder = self.watch, self.out / "watch"
         if every is not None:
             if not 1 <= every <= recipe.updates:
                 raise CallError(f"--watch: expected 1 to {recipe.updates:,}, the number of updates, found {every}")
             canvases = held_out(recipe, texts, CANVASES)
             check_recipe(dataclasses.replace(recipe, data=None if texts is None else texts.fingerprint), self.out)
-            if done := recipe.updates if (self.out / WEIGHTS).exists() else saved_update(self.out):
-                _check_watched(folder, every, done)
+            done = recipe.updates if (self.out / weights_of(recipe)).exists() else saved_update(self.out)
+            missing = sorted({*range(0, done + 1, every)} - measured_updates(folder).keys()) if done else ()
+            if missing:
+                what = f"{self.out} is at update {done}, and {folder} lacks update {missing[0]}"
+                raise CallError(f"--watch {every}: {what}; train elsewhere, or run sinkscope watch-training")
 
         def watch(network: Any, update: int) -> None:
             if every and update % every == 0:
                 TrainingWatch(network, canvases, folder, every=every, name=recipe.name)(update)
 
-        command = " ".join(["sinkscope", *sys.argv[1:]])
-        print(
-            train_checkpoint(
-                recipe,
-                self.out,
-                texts=texts,
-                device=self.device,
-                command=command,
-                watch=None if every is None else watch,
-            )
-        )
+        how = {"device": self.device, "command": " ".join(["sinkscope", *sys.argv[1:]])}
+        print(train_checkpoint(recipe, self.out, texts=texts, watch=None if every is None else watch, **how))
+        last = json.loads((self.out / LOG).read_text().splitlines()[-1])
+        if "held_out" in last:
+            say("nats a token of held-out text: " + ", ".join(f"{n} {v:.2f}" for n, v in last["held_out"].items()))
+
+    def _adapted(self, recipe: Any) -> Any:
+        """Return a recipe with the flags of an adaptation."""
+        names = ("rank", "mask_token", "align", "anneal", "attention_block")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        given |= {"first_alone": True} if self.first_alone else {}
+        if recipe.adaptation is None:
+            if wrong := [*given, *(name for name in ("base", "no_shift") if getattr(self, name))]:
+                raise CallError(f"--{wrong[0].replace('_', '-')}: goes with the recipe adapted, not with {recipe.name}")
+            return recipe
+        if "attention_block" in given:
+            given["block"] = given.pop("attention_block")
+        if given.get("rank") == 0:
+            given["rank"] = None
+        if self.base is not None and self.mask_token is None:
+            given["mask_token"] = None
+        objective = "masked_diffusion" if self.no_shift else recipe.objective
+        changed = dataclasses.replace(recipe.adaptation, **given)
+        start = self.base or recipe.start_from
+        return dataclasses.replace(recipe, adaptation=changed, objective=objective, start_from=start)
 
 
 def read_data(path: Path | None) -> Any:
     """Return the user's text, a corpus from a folder or documents from a file; None without a path."""
-    from sinkscope.lab.corpus import open_corpus
-    from sinkscope.lab.texts import read_texts
+    from sinkscope.lab.texts import open_corpus, read_texts
 
     return None if path is None else open_corpus(path) if path.is_dir() else read_texts(path)
 
 
 def held_out(recipe: Any, texts: Any, count: int) -> list[Any]:
-    """Return the held-out canvases on which the sinks of a recipe's network are measured."""
+    """Return canvases on which the sinks of a recipe's network are measured."""
     from sinkscope.emergence import hold_out
-    from sinkscope.lab.snapshots import held_out_rows
+    from sinkscope.lab.run_folder import held_out_rows
     from sinkscope.lab.starting_network import choose_tokenizer
 
     tokenizer = choose_tokenizer(recipe, texts)
     mask_id = None if recipe.objective == "next_token" else tokenizer.mask_token_id
-    return hold_out(
-        *held_out_rows(recipe, tokenizer, texts, count), mask_id=mask_id, shift=recipe.objective == "shifted_diffusion"
-    )
-
-
-def _check_watched(folder: Path, every: int, done: int) -> None:
-    """Raise CallError where a training has passed updates that its watch should have measured."""
-    from sinkscope.emergence.storage import measured_updates
-
-    if missing := sorted({*range(0, done + 1, every)} - measured_updates(folder).keys()):
-        raise CallError(
-            f"--watch {every}: {folder.parent} is at update {done}, and {folder} lacks update {missing[0]}; train into "
-            "another folder, or measure snapshots, which recipes on text keep: sinkscope watch-training"
-        )
+    rows, shift = held_out_rows(recipe, tokenizer, texts, count), recipe.objective == "shifted_diffusion"
+    return hold_out(*rows, mask_id=mask_id, shift=shift)

@@ -38,44 +38,42 @@ class WatchTraining(Command):
 
     def run(self) -> None:
         from sinkscope.emergence import open_emergence
-        from sinkscope.emergence.storage import MANIFEST, check_collection
+        from sinkscope.emergence.history import MANIFEST, check_collection
         from sinkscope.figures.emergence_curves import FILE, draw_emergence
         from sinkscope.runs.folder import claimed_folder
 
         expect_one_process("watch-training")
         if not self.runs:
             raise CallError("expected at least one folder of a training run")
-        already = {folder: _is_measured(folder) for folder in self.runs}
-        parts = Counter(_name_of(folder) for folder, is_done in already.items() if not is_done)
+        fresh = [folder for folder in self.runs if not _is_measured(folder)]
+        parts = Counter(map(_name_of, fresh))
         if twice := [name for name, times in parts.items() if times > 1]:
             raise CallError(f"expected folders of different names, for the parts of --out, found {twice[0]!r} twice")
-        for folder, is_done in already.items():
-            if not is_done and (folder / "watch" / MANIFEST).exists():
+        for folder in fresh:
+            if (folder / "watch" / MANIFEST).exists():
                 note(f"{folder / 'watch'} was measured while {folder} trained; now its snapshots are measured")
-        if all(already.values()):
+        if not fresh:
             self.refuse("data canvases roles", "for runs that were measured while they trained")
         with claimed_folder(self.out, TrainingError):
             check_collection(self.out, FILE)
-            measured = [open_emergence(folder if already[folder] else self._measure(folder)) for folder in self.runs]
-            names = Counter(run.name for run in measured)
-            shown = [  # those of one recipe are named by their folders too
-                replace(run, manifest={**run.manifest, "name": f"{run.name} ({folder})"})
-                if names[run.name] > 1
-                else run
-                for run, folder in zip(measured, self.runs, strict=True)
-            ]
+            measured = [open_emergence(self._measure(one) if one in fresh else one) for one in self.runs]
+            names, shown = Counter(run.name for run in measured), []
+            for run, folder in zip(
+                measured, self.runs, strict=True
+            ):  # those of one recipe are named by their folders too
+                name = f"{run.name} ({folder})" if names[run.name] > 1 else run.name
+                shown.append(replace(run, manifest={**run.manifest, "name": name}))
             paths = draw_emergence(shown).save(self.out)
         if self.json:
-            print_json({"runs": [as_plain(one) for one in measured], "files": [str(path) for path in paths]})
-            return
+            return print_json({"runs": [as_plain(one) for one in measured], "files": [*map(str, paths)]})
         for one in shown:
             _print(one)
         say("\n".join(map(str, paths)))
 
     def _measure(self, folder: Path) -> Path:
-        """Measure every snapshot of a run that has not been, and return the folder of the measurements."""
+        """Measure every snapshot of a run that is not measured yet, and return the folder of the measurements."""
         from sinkscope.emergence import TrainingWatch
-        from sinkscope.lab.snapshots import check_data, network_at, open_run
+        from sinkscope.lab.run_folder import check_data, network_at, open_run
         from sinkscope.lab.starting_network import choose_tokenizer
         from sinkscope.progress import show_progress
 
@@ -100,7 +98,7 @@ def _name_of(run: Path) -> str:
 
 def _is_measured(folder: Path) -> bool:
     """Return whether a folder holds the measurements of a run; raise CallError where it is something else."""
-    from sinkscope.emergence.storage import MANIFEST
+    from sinkscope.emergence.history import MANIFEST
     from sinkscope.lab.run_folder import RECIPE
 
     if not (folder / MANIFEST).exists():

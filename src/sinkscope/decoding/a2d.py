@@ -14,47 +14,22 @@ Not modelled: the binomial schedule, ``cfg_keep_tokens``, suppressed tokens, and
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from sinkscope.attention import mask_for
-
 from sinkscope.decoding.blocks import BlockRule, block_steps
-from sinkscope.decoding.canvas import Batch, Publisher, Step
+from sinkscope.decoding.canvas import Batch, Step, publishing
 from sinkscope.decoding.projection import check_finite, with_unconditional
 from sinkscope.decoding.sdar import BlockWriter, block_diffusion_steps
-from sinkscope.decoding.settings import BlockSettings
+from sinkscope.decoding.settings import A2DSettings
 from sinkscope.errors import CallError
 from sinkscope.models import Model
-from sinkscope.models.families.encoder_family import NAME as ENCODER
-
-
-@dataclass(frozen=True)
-class A2DSettings(BlockSettings):
-    """dllm's samplers for models adapted from causal ones (ZHZisZZ/dllm, samplers/mdlm.py and bd3lm.py).
-
-    Attributes:
-        algorithm: how the model was trained: masked diffusion (mdlm), or block diffusion (bd3lm), which stops after the
-            block with EOS.
-        right_shift_logits: whether the logits of a position predict the token after it, as in the causal model.
-    """
-
-    algorithm: Literal["mdlm", "bd3lm"] = "mdlm"
-    right_shift_logits: bool = False
-
-    even: ClassVar[bool] = False
-
-    def misfits(self) -> Iterator[str]:
-        yield from super().misfits()
-        beyond = {"cache": "none", "threshold": 0.0, "factor": 0.0, "block_order": "left_to_right"}
-        for name, value in beyond.items():
-            if self.algorithm == "bd3lm" and getattr(self, name) != value:
-                yield f"{name}: goes with mdlm, not with bd3lm, whose blocks are written from the left behind a cache"
+from sinkscope.models.families.a2d_family import ENCODER
 
 
 def scheduled_quotas(masks: int, steps: int) -> list[int]:
@@ -72,7 +47,7 @@ def a2d_steps(model: Model, batch: Batch, settings: A2DSettings) -> Iterator[Ste
     """Write ``settings.length`` tokens after each prompt, one `Step` for each forward call."""
     shifted = replace(model, family=replace(model.family, shift=settings.right_shift_logits))
     if settings.algorithm == "bd3lm":
-        if model.family.name == ENCODER:
+        if model.family.name == ENCODER.name:
             raise CallError(f"algorithm: expected mdlm for {model.card.name}, an encoder without a cache, found bd3lm")
         return block_diffusion_steps(shifted, batch, settings, BD3LMWriter)
     return block_steps(shifted, batch, settings, BlockRule(quotas=scheduled_quotas))
@@ -81,9 +56,9 @@ def a2d_steps(model: Model, batch: Batch, settings: A2DSettings) -> Iterator[Ste
 class BD3LMWriter(BlockWriter):
     """Writes one prompt; with guidance a canvas whose prompt is masked runs beside it."""
 
-    def __init__(self, model: Model, batch: Batch, settings: A2DSettings, final: int, publisher: Publisher) -> None:
-        super().__init__(model, batch, settings, final, publisher)
-        number = (torch.arange(final, device=self.canvas.device) + -self.prompt % settings.block) // settings.block
+    def __init__(self, model: Model, batch: Batch, settings: A2DSettings) -> None:
+        super().__init__(model, batch, settings)
+        number = (torch.arange(self.final, device=self.canvas.device) + -self.prompt % settings.block) // settings.block
         self.seen = number[None] <= number[:, None]
         padding = model.tokenizer.pad_token_id
         self.padding = -1 if padding is None else padding
@@ -92,35 +67,33 @@ class BD3LMWriter(BlockWriter):
     def end(prompt: int, settings: A2DSettings) -> int:
         return prompt + settings.length
 
-    @staticmethod
-    def copies(settings: A2DSettings) -> int:
-        return 2 if settings.guidance else 1
-
-    def steps(self) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
+    @torch.no_grad()
+    def steps(self) -> Iterator[Step]:
         block, length = self.settings.block, self.settings.length
         steps = -(-self.settings.steps // -(-length // block))
-        yield self._read(0, self.prompt)
-        for start in range(self.prompt, self.final, block):
-            stop = min(start + block, self.final)
-            for share in scheduled_quotas(stop - start, steps):
-                yield self._denoise(start, stop, share)
-            if stop == self.final or bool((self.canvas[:, start:stop] == self.model.card.eos_id).any()):
-                return
-            yield self._read(start, stop)
+        with publishing(self.model, self.batch, self.settings) as self.publisher:
+            yield self.call(0, self.prompt)
+            for start in range(self.prompt, self.final, block):
+                stop = min(start + block, self.final)
+                for share in scheduled_quotas(stop - start, steps):
+                    yield self.call(start, stop, share)
+                ended = bool((self.canvas[:, start:stop] == self.model.tokenizer.eos_token_id).any())
+                if ended or stop == self.final:
+                    return
+                yield self.call(start, stop)
 
-    def _forward(self, start: int, stop: int, keep: bool) -> Tensor:
-        """Compute hidden states [copy, query, width] of some positions behind the cache."""
-        canvas = self.canvas[:, :stop]
-        real = canvas[0] != self.padding
-        here = torch.arange(start, stop, device=canvas.device)
+    def _inputs(self, stop: int) -> Tensor:
+        prompt = (torch.arange(stop, device=self.canvas.device) < self.prompt)[None]
+        return with_unconditional(self.canvas[:, :stop].clone(), prompt, self.mask_id, self.settings.guidance)
+
+    def _read(self, inputs: Tensor, start: int, reads: bool) -> Tensor:
+        stop = inputs.shape[1]
+        real = self.canvas[0, :stop] != self.padding
+        if not reads:
+            real[start:] = True  # the running block sees all of itself
+        here = torch.arange(start, stop, device=inputs.device)
         seen = self.seen[start:stop, :stop] & real
         seen[here - start, here] = True  # padding would see nothing
-        inputs = with_unconditional(
-            canvas,
-            pad(self.canvas[:, : self.prompt] != self.mask_id, (0, stop - self.prompt)),
-            self.mask_id,
-            self.settings.guidance,
-        )
         hidden = self.model.network.model(
             input_ids=inputs[:, start:],
             attention_mask=mask_for(self.model.network, seen.expand(len(inputs), 1, -1, -1)),
@@ -128,13 +101,11 @@ class BD3LMWriter(BlockWriter):
             past_key_values=self.cache,
             use_cache=True,
         ).last_hidden_state
-        if keep:
+        if reads:
             self.last = hidden[:, -1:]
-        else:
-            self.cache.crop(start - stop)
         return hidden
 
-    def _choose(self, hidden: Tensor, masked: Tensor, share: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _choose(self, hidden: Tensor, masked: Tensor, share: Any) -> tuple[Tensor, Tensor, Tensor]:
         if self.settings.right_shift_logits:
             hidden = torch.cat([self.last, hidden[:, :-1]], dim=1)
         logits = self.model.network.lm_head(hidden).to(masked.device)

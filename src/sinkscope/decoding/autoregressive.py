@@ -28,15 +28,10 @@ def autoregressive_steps(model: Model, batch: Batch, settings: AutoregressiveSet
             writing = (~finished).nonzero().squeeze(-1).tolist()
             nothing = torch.zeros_like(tokens, dtype=torch.bool)
             publisher.before(tokens, nothing, lengths + number, writing, candidates=pad(nothing, (0, 1), value=True))
-            positions = (real.long().cumsum(-1) - 1).clamp(min=0)
-            found = model.logits(
-                fresh,
-                1,
-                attention_mask=None if bool(real.all()) else real.long(),
-                position_ids=positions[:, -fresh.shape[1] :],
-                past_key_values=cache,
-                use_cache=True,
-            )
+            positions = (real.long().cumsum(-1) - 1).clamp(min=0)[:, -fresh.shape[1] :]
+            mask = None if bool(real.all()) else real.long()
+            stored = {"past_key_values": cache, "use_cache": True}
+            found = model.logits(fresh, 1, attention_mask=mask, position_ids=positions, **stored)
             logits = check_finite(found[:, 0].to(tokens.device)).float()
             token, sure = _choose(logits, settings, sources)
             if eos is not None:
@@ -70,15 +65,8 @@ def _choose(logits: Tensor, settings: AutoregressiveSettings, sources: list[torc
     if settings.temperature == 0:
         token = logits.argmax(-1)
         return token, torch.softmax(logits, -1).gather(-1, token[:, None]).squeeze(-1)
-    probabilities = torch.softmax(_restrict(logits / settings.temperature, settings), dim=-1)
-    token = torch.stack(
-        [torch.multinomial(row, 1, generator=source)[0] for row, source in zip(probabilities, sources, strict=True)]
-    )
-    return token, probabilities.gather(-1, token[:, None]).squeeze(-1)
-
-
-def _restrict(logits: Tensor, settings: AutoregressiveSettings) -> Tensor:
-    """Return logits in which only the top_k tokens, and of these the least set that reaches top_p, are finite."""
+    # Of the top_k tokens the least set that reaches top_p.
+    logits = logits / settings.temperature
     if 0 < settings.top_k < logits.shape[-1]:
         least = logits.topk(settings.top_k, dim=-1).values[:, -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
@@ -88,4 +76,7 @@ def _restrict(logits: Tensor, settings: AutoregressiveSettings) -> Tensor:
         beyond = share.cumsum(-1) - share >= settings.top_p
         beyond[:, 0] = False  # also where top_p is 0 in the type of the logits
         logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
-    return logits
+    probabilities = torch.softmax(logits, dim=-1)
+    drawn = [torch.multinomial(row, 1, generator=one)[0] for row, one in zip(probabilities, sources, strict=True)]
+    token = torch.stack(drawn)
+    return token, probabilities.gather(-1, token[:, None]).squeeze(-1)

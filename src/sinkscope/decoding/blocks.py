@@ -1,12 +1,30 @@
-"""The loop that LLaDA and MMaDA share: blocks one by one, in each step the surest tokens of a block are committed."""
+"""The samplers of LLaDA and MMaDA, token for token and draw for draw the published loops: blocks one by one, in each
+step the surest tokens of a block are committed.
+
+Confidences are scattered back into the full canvas before top-k, so that ties break as published. Each row draws from
+its own seed what the published loop draws for it alone: noise for the whole canvas, then the uniform confidences. See
+docs/quirks.md. MMaDA takes confidences in float64 and has no EOS switches.
+
+Quirk: ``confidence_eos_eot_inf`` sets EOS on the noisy logits and EoT on the plain ones in one chained assignment.
+At temperature 0 both names are one tensor, so both tokens lose confidence; above 0 only EoT does.
+Quirk: a model may predict the mask token itself; it is committed, stays a mask, and a block may end unfinished.
+Quirk: above temperature 0 the candidate is drawn with noise, its confidence is read without.
+Quirk: MMaDA's published loop drops the padding mask under guidance. Not kept: a row writes what it would write alone.
+
+Parallel decoding commits every mask that is sure enough (Wu et al., 2025, Fast-dLLM, section 3.3; NVlabs/Fast-dLLM,
+llada/generate.py for the threshold; the factor follows the paper). It finishes the blocks of some rows first. As a
+recording would hold the steps in which a row waits, watched prompts are written one after the other.
+"""
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sinkscope.attention import current_session
 from sinkscope.decoding.caches.reader import reading
 from sinkscope.decoding.canvas import (
     Batch,
@@ -18,10 +36,26 @@ from sinkscope.decoding.canvas import (
     row_generators,
     scattered,
 )
-from sinkscope.decoding.parallel import prompt_by_prompt, surest, waiting_would_be_seen
 from sinkscope.decoding.projection import Remaining, project, with_unconditional
-from sinkscope.decoding.settings import BlockSettings
+from sinkscope.decoding.settings import BlockSettings, LLaDASettings, MMaDASettings
 from sinkscope.models import Model
+
+
+def llada_steps(model: Model, batch: Batch, settings: LLaDASettings) -> Iterator[Step]:
+    """Write ``settings.length`` tokens after each prompt, one `Step` for each forward call."""
+    eos, vocabulary = model.card.eos_id, model.tokenizer.get_vocab()
+    eot = model.tokenizer.convert_tokens_to_ids("<|eot_id|>") if "<|eot_id|>" in vocabulary else None
+    lost = [] if not settings.confidence_eos_eot_inf else [eot] if settings.temperature > 0 else [eos, eot]
+    rule = BlockRule(
+        never=() if eos is None or not settings.logits_eos_inf else (eos,),
+        late=tuple(token for token in lost if token is not None),
+    )
+    return block_steps(model, batch, settings, rule)
+
+
+def mmada_steps(model: Model, batch: Batch, settings: MMaDASettings) -> Iterator[Step]:
+    """Write ``settings.length`` tokens after each prompt, one `Step` for each forward call."""
+    return block_steps(model, batch, settings, BlockRule(precision=torch.float64))
 
 
 def quotas(masks: int, steps: int) -> list[int]:
@@ -32,24 +66,21 @@ def quotas(masks: int, steps: int) -> list[int]:
 
 @dataclass(frozen=True)
 class BlockRule:
-    """The differences of the two.
+    """The differences of the samplers that write in blocks."""
 
-    Attributes:
-        precision: dtype in which the softmax of a confidence is taken; None is that of the logits.
-        never: tokens that are not predicted at all.
-        late: tokens that lose their confidence once the candidates are chosen.
-        quotas: how many tokens each step of a block commits, by its masks and steps.
-    """
-
-    precision: torch.dtype | None = None
-    never: tuple[int, ...] = ()
-    late: tuple[int, ...] = ()
-    quotas: Callable[[int, int], list[int]] = quotas
+    precision: torch.dtype | None = None  # in which the softmax of a confidence is taken; None is that of the logits
+    never: tuple[int, ...] = ()  # tokens that are not predicted at all
+    late: tuple[int, ...] = ()  # tokens that lose their confidence once the candidates are chosen
+    quotas: Callable[[int, int], list[int]] = quotas  # how many tokens each step of a block commits
 
 
 @torch.no_grad()
 def block_steps(model: Model, batch: Batch, settings: BlockSettings, rule: BlockRule) -> Iterator[Step]:
     """Writes ``settings.length`` tokens behind each prompt, one `Step` a forward call."""
+    parallel = bool(settings.threshold or settings.factor)
+    if parallel and len(batch.tokens) > 1 and current_session(model.network) is not None:
+        yield from prompt_by_prompt(model, batch, settings, lambda one, its: block_steps(model, one, its, rule))
+        return
     mask_id = model.card.mask_id
     assert mask_id is not None
     canvas, layout = masked_canvas(batch, settings.length, mask_id)
@@ -57,10 +88,6 @@ def block_steps(model: Model, batch: Batch, settings: BlockSettings, rule: Block
     prompt = canvas != mask_id
     sources = row_generators(settings.seed, rows, canvas.device)
     blocks, end = math.ceil(settings.length / settings.block), width + settings.length
-    parallel = bool(settings.threshold or settings.factor)
-    if parallel and waiting_would_be_seen(model, batch):
-        yield from prompt_by_prompt(model, batch, settings, lambda one, its: block_steps(model, one, its, rule))
-        return
     steps = settings.block if parallel else math.ceil(settings.steps / blocks)
     number, meter = 0, WorkMeter(model.network, rows)
     with reading(model, batch, layout, meter, settings) as reader, publishing(model, batch, settings) as publisher:
@@ -71,7 +98,7 @@ def block_steps(model: Model, batch: Batch, settings: BlockSettings, rule: Block
             start = width + block * settings.block
             stop = min(start + settings.block, end)
             reader.begin_block(start, stop)
-            remaining = Remaining(late=None if settings.temperature == 0 and settings.remasking != "random" else False)
+            remaining = Remaining(late=settings.temperature == 0 and settings.remasking != "random")
             masks = [] if parallel else (canvas[:, start:stop] == mask_id).sum(-1).tolist()
             quota = [rule.quotas(count, steps) for count in masks]
             writing = None  # all rows
@@ -128,35 +155,76 @@ def _choose(
     writing: list[int] | None,
 ) -> tuple[Tensor, Tensor]:
     """Return each candidate's token and confidence; ``writing`` are the rows with masks in the block."""
+
+    def uniform(*shape: int, dtype: torch.dtype) -> Tensor:
+        """Draw [candidate, …] in the published order: each row for its whole canvas, without its padding, in one call.
+
+        A row that waits for the others of its batch draws nothing, as it would not if it were alone.
+        """
+        drawn = []
+        for row in range(len(candidates)) if writing is None else writing:
+            own = candidates[row, layout.starts[row] :]
+            drawn.append(torch.rand(len(own), *shape, dtype=dtype, device=own.device, generator=sources[row])[own])
+        return torch.cat(drawn)
+
     for lost in rule.never:
         logits[:, lost] = -torch.inf
     if settings.temperature > 0:
-        noise = _uniform(candidates, layout, sources, writing, (logits.shape[-1],), torch.float64)
+        noise = uniform(logits.shape[-1], dtype=torch.float64)
         # Gumbel-max in float64 (arXiv 2409.02908), in the published form exp(logits) / (−log u)^T.
         token = (logits.double().exp() / (-noise.log()) ** settings.temperature).argmax(-1)
     else:
         token = logits.argmax(-1)
     if settings.remasking == "random":
-        return token, _uniform(candidates, layout, sources, writing, (), torch.float32)
+        return token, uniform(dtype=torch.float32)
     for lost in rule.late:
         logits[:, lost] = -torch.inf
     return token, torch.softmax(logits, dim=-1, dtype=rule.precision).gather(-1, token[:, None]).squeeze(-1)
 
 
-def _uniform(
-    candidates: Tensor,
-    layout: Layout,
-    sources: list[torch.Generator],
-    writing: list[int] | None,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-) -> Tensor:
-    """Draws [candidate, …] in the published order: each row for its whole canvas, without its padding, in one call.
+def surest(confidence: Tensor, threshold: float, factor: float = 0.0) -> Tensor:
+    """Return which candidates a step of parallel decoding commits, bool [batch, position]; the surest one always
+    (Fast-dLLM, algorithm 1).
 
-    A row that waits for the others of its batch draws nothing, as it would not if it were alone.
+    ``confidence`` is −∞ where there is no candidate. A ``factor`` commits the n surest, for the largest n up to which
+    (n + 1)(1 − p_n) stays below it.
     """
-    drawn = []
-    for row in range(len(candidates)) if writing is None else writing:
-        own = candidates[row, layout.starts[row] :]
-        drawn.append(torch.rand(len(own), *shape, dtype=dtype, device=own.device, generator=sources[row])[own])
-    return torch.cat(drawn)
+    if factor:
+        ordered, order = confidence.sort(dim=-1, descending=True, stable=True)
+        rank = torch.arange(1, confidence.shape[-1] + 1, device=confidence.device)
+        enough = ((rank + 1) * (1 - ordered) < factor).cumprod(dim=-1).bool()
+        chosen = torch.zeros_like(enough).scatter(-1, order, enough)
+    else:
+        chosen = confidence >= threshold
+    return chosen.scatter(-1, confidence.argmax(-1, keepdim=True), True) & confidence.isfinite()
+
+
+def prompt_by_prompt(
+    model: Model,
+    batch: Batch,
+    settings: Any,
+    write: Callable[[Batch, Any], Iterator[Step]],
+    length: int | None = None,
+    ends: Tensor | None = None,
+) -> Iterator[Step]:
+    """Yield the steps of one prompt after the other, in the coordinates of the batch.
+
+    The canvas has ``length`` positions behind the longest prompt, by default those of the settings.
+    """
+    mask_id = model.card.mask_id
+    assert mask_id is not None
+    canvas, _ = masked_canvas(batch, settings.length if length is None else length, mask_id)
+    meter, number = WorkMeter(model.network, len(canvas)), 0
+    for row, own in enumerate(batch.lengths):
+        first, mine = batch.tokens.shape[1] - own, slice(row, row + 1)
+        alone = Batch(batch.tokens[mine, first:], batch.real[mine, first:], batch.texts[mine])
+        for step in write(alone, replace(settings, seed=settings.seed + row)):
+            assert step.meter is not None
+            here = slice(first, first + step.tokens.shape[1])
+            canvas, written = canvas.clone(), torch.full_like(canvas, -1)
+            confidence = torch.full(canvas.shape, torch.nan, device=canvas.device, dtype=step.confidence.dtype)
+            canvas[row, here], written[row, here] = step.tokens[0], step.written[0]
+            confidence[row, here] = step.confidence[0]
+            meter.take(row, step.meter)
+            yield Step(number, canvas, written, confidence, meter, ends)
+            number += 1

@@ -1,8 +1,4 @@
-"""A batch of prompts as one left-padded canvas, the work of writing it, and the publication of its steps.
-
-A canvas is the whole sequence that the network reads in a step: the prompt, followed by the tokens to be written,
-masked or not.
-"""
+"""A batch of prompts as one left-padded canvas (prompt and tokens to be written), its work, and its published steps."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,10 +22,8 @@ class Work:
     Attributes:
         forwards: calls of the network.
         rows: positions whose hidden states were computed, over all calls; the mean over layers that differ in them.
-        projections: multiply-adds of the projections to queries, keys, values and output, of a sink token too.
-        attention: multiply-adds of the scores and of the weighted sum of values.
-        mlp: multiply-adds of the feed-forward layers.
-        vocabulary: multiply-adds of the projection onto the vocabulary.
+        projections, attention, mlp, vocabulary: multiply-adds of the projections to queries, keys, values and output
+            (a sink token's too), of scores and weighted sums, of the feed-forward layers, and of the logits.
     """
 
     forwards: int
@@ -41,7 +35,6 @@ class Work:
 
     @property
     def total(self) -> int:
-        """All multiply-adds."""
         return self.projections + self.attention + self.mlp + self.vocabulary
 
 
@@ -56,9 +49,8 @@ class WorkMeter:
         config = network.config
         width, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
         dim = getattr(config, "head_dim", None) or width // config.num_attention_heads
-        queries = config.num_attention_heads * dim
-        keys = (getattr(config, "num_key_value_heads", None) or config.num_attention_heads) * dim
-        matrices = 2 if config.model_type == "bert" else 3  # of a feed-forward layer
+        heads = config.num_attention_heads
+        queries, keys = heads * dim, (getattr(config, "num_key_value_heads", None) or heads) * dim
         sink = getattr(network.model, "sink_token", None)
         gated = sink is not None and sink.variant.kind == "gate"
         token = None if sink is None or sink.variant.kind != "token" or sink.hidden else sink.variant
@@ -69,7 +61,7 @@ class WorkMeter:
         self._pair = 2 * queries  # of one query and one key
         experts = getattr(config, "num_local_experts", None)
         dense = layers if experts is None else getattr(config, "first_k_dense_replace", 0)
-        self._mlps = dense * matrices * width * inner  # of all layers
+        self._mlps = dense * (2 if config.model_type == "bert" else 3) * width * inner  # of all layers
         if experts is not None:  # the router, the experts that it chooses, and those that all tokens share
             chosen = config.num_experts_per_tok + getattr(config, "n_shared_experts", 0)
             self._mlps += (layers - dense) * (width * experts + chosen * 3 * width * config.moe_intermediate_size)
@@ -84,24 +76,11 @@ class WorkMeter:
         self._words: Tensor | list[Any] = [0] * rows
 
     def add(self, row: int, queries: int, keys: int, copies: int = 1) -> None:
-        """Count a call that computes some positions of a row.
-
-        Args:
-            keys: how many each of them reads, including itself.
-            copies: how many canvases of the row are in the call, two with guidance.
-        """
-        self._forwards[row] += 1
-        self._rows[row] += self._layers * copies * queries
-        self._pairs[row] += self._layers * copies * queries * (keys + self._front)
+        """Count a call that computes some positions, each of which reads ``keys``; guidance has two ``copies``."""
+        self.add_layers(row, [copies * queries] * self._layers, keys, 0)
 
     def add_layers(self, row: int, queries: Sequence[int], keys: int, values: int) -> None:
-        """Count a call of which each layer computes other positions.
-
-        Args:
-            queries: number of positions in each layer.
-            keys: how many each of them reads.
-            values: how many more positions have only their values computed, over all layers.
-        """
+        """Count a call by the positions of each layer; of ``values`` more, over all layers, only values."""
         self._forwards[row] += 1
         self._rows[row] += sum(queries)
         self._pairs[row] += sum(queries) * (keys + self._front)
@@ -113,7 +92,7 @@ class WorkMeter:
         self._words = counted if isinstance(self._words, list) else self._words + counted
 
     def take(self, row: int, alone: "WorkMeter") -> None:
-        """Take over the counts of another meter, of its only row."""
+        """Copy the counts of another meter, of its only row."""
         for name in ("_forwards", "_rows", "_pairs", "_values", "_words"):
             getattr(self, name)[row] = getattr(alone, name)[0]
 
@@ -134,13 +113,12 @@ class WorkMeter:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One step of a sampler, all rows of the batch, left padding included.
+    """One step of a sampler, all rows of the batch, left padding included, [batch, position].
 
     Attributes:
-        number: from 0.
-        tokens: int64 [batch, position], the canvas after the step.
-        written: int64 [batch, position], the token committed in this step, −1 elsewhere.
-        confidence: float32 [batch, position], of the tokens that were committed or could have been; NaN elsewhere.
+        tokens: int64, the canvas after the step.
+        written: int64, the token committed in this step, −1 elsewhere.
+        confidence: float32, of the tokens that were committed or could have been; NaN elsewhere.
         meter: adds up the work of the generation; None for a sampler that does not count it.
         lengths: int64 [batch], tokens of each prompt and its answer, on the host; None where all end with the canvas.
     """
@@ -155,30 +133,19 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Prompts that are written together.
+    """Prompts that are written together."""
 
-    Attributes:
-        tokens: int64 [batch, prompt position], left-padded.
-        real: bool of the same shape, False on padding.
-        texts: None for a prompt that came as token ids.
-    """
-
-    tokens: Tensor
-    real: Tensor
-    texts: tuple[str | None, ...]
+    tokens: Tensor  # int64 [batch, prompt position], left-padded
+    real: Tensor  # bool of the same shape, False on padding
+    texts: tuple[str | None, ...]  # None for a prompt that came as token ids
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Number of tokens of each prompt."""
         return tuple(self.real.sum(-1).tolist())
 
 
 def make_batch(model: Model, prompts: Sequence[Sequence[int]], texts: Sequence[str | None], length: int) -> Batch:
-    """Return prompts padded on the left to one width; ``length`` is the number of tokens to write.
-
-    Raises:
-        CallError: there is no prompt, or the canvas is longer than the model's maximum.
-    """
+    """Return prompts padded on the left; `CallError` for none, or where ``length`` more tokens exceed the maximum."""
     if not prompts:
         raise CallError("expected at least one prompt, found none")
     width = max(map(len, prompts))
@@ -188,30 +155,20 @@ def make_batch(model: Model, prompts: Sequence[Sequence[int]], texts: Sequence[s
             f"{model.limit}; shorten the prompt or --length"
         )
     padding = model.card.eos_id if model.card.eos_id is not None else 0
-    tokens = torch.full((len(prompts), width), padding, dtype=torch.long, device="cpu")
-    real = torch.zeros(len(prompts), width, dtype=torch.bool, device="cpu")
-    for row, prompt in enumerate(prompts):
-        tokens[row, width - len(prompt) :] = torch.tensor(prompt, dtype=torch.long, device="cpu")
-        real[row, width - len(prompt) :] = True
-    return Batch(tokens.to(model.device), real.to(model.device), tuple(texts))
+    rows = [[padding] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+    real = [[place >= width - len(prompt) for place in range(width)] for prompt in prompts]
+    return Batch(torch.tensor(rows, device=model.device), torch.tensor(real, device=model.device), tuple(texts))
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The places of the real tokens in a batch of canvases: the right end of each row.
+    """The places of the real tokens in a batch of canvases: the right end of each row."""
 
-    Attributes:
-        seen: bool [batch, 1, query, key], False on padding; None when there is none. Of a mask [batch, key] the network
-            would ask in every step whether it is all true, and wait for the GPU.
-        positions: int64 [batch, position], from 0 at the first real token.
-        lengths: int64 [batch], number of real tokens; on the host.
-        starts: index of the first real token of each row.
-    """
-
+    # bool [batch, 1, query, key]; None without padding. For a mask [batch, key] the network would wait for the GPU.
     seen: Tensor | None
-    positions: Tensor
-    lengths: Tensor
-    starts: tuple[int, ...]
+    positions: Tensor  # int64 [batch, position], from 0 at the first real token
+    lengths: Tensor  # int64 [batch], number of real tokens; on the host
+    starts: tuple[int, ...]  # index of the first real token of each row
 
 
 def lay_out(real: Tensor) -> Layout:
@@ -235,23 +192,17 @@ def masked_canvas(batch: Batch, length: int, mask_id: int) -> tuple[Tensor, Layo
 class Publisher:
     """Publishes each step to the subscribers of a model; does nothing when there are none.
 
-    Args:
-        session: of the model; None without subscribers.
-        causal: whether a token is read from the query in front of it, the newest one.
-        shift: the same for a masked position of a diffusion model; a row's first token is read at its own place.
-        mask_id: the mask token, with which a position is written that is masked again; that is no commit.
+    A token of a causal model is read from the query in front of it; one of a diffusion model with ``shift`` too, except
+    the first of a row. A position that is masked again is no commit.
     """
 
     def __init__(
         self, session: Session | None, causal: bool = False, shift: bool = False, mask_id: int | None = None
     ) -> None:
-        self._session, self._causal, self._shift, self._mask_id = session, causal, shift, mask_id
+        self._session, self._causal, self._shift = session, causal, shift
+        self._mask_id = -1 if mask_id is None else mask_id
         self._lengths, self._width = torch.zeros(0, dtype=torch.long, device="cpu"), 0
-
-    @property
-    def listened(self) -> bool:
-        """Whether the model has subscribers."""
-        return self._session is not None
+        self.listened = session is not None
 
     def before(
         self,
@@ -262,16 +213,11 @@ class Publisher:
         candidates: Tensor | None = None,
         final_queries: bool | None = None,
     ) -> None:
-        """Publish that a forward call is about to run.
+        """Publish that a forward call is about to run, with the fields of `StepContext`.
 
         Args:
-            tokens: int64 [batch, position], the canvas that goes in.
-            masked: bool [batch, position], where it holds the mask token.
-            lengths: int64 [batch], real tokens of each row; on the host.
-            rows: those of the batch that are still being written.
-            candidates: bool [batch, position], where this step may commit a token, for an autoregressive model one
-                position beyond its tokens; None where nothing is committed.
-            final_queries: see `StepContext`.
+            candidates: bool [batch, position], where this step may commit a token, for an autoregressive model, or
+                behind a finished block, one position beyond its tokens.
         """
         if self._session is not None:
             self._lengths, self._width = lengths, tokens.shape[1]
@@ -282,8 +228,8 @@ class Publisher:
     def after(self, written: Tensor, predicted: Tensor | None, confidence: Tensor | None) -> None:
         """Publish what a step has committed: int64, int64 and float32 [batch, position], as in `StepResult`."""
         if self._session is not None:
-            commits = written >= 0 if self._mask_id is None else (written >= 0) & (written != self._mask_id)
-            self._session.end_step(StepResult(written, predicted, confidence, self._readers(commits)))
+            readers = self._readers((written >= 0) & (written != self._mask_id))
+            self._session.end_step(StepResult(written, predicted, confidence, readers))
 
     def _readers(self, places: Tensor) -> Tensor:
         """Return the queries whose outputs tokens of some places are read from, bool [batch, position]."""
@@ -297,18 +243,13 @@ class Publisher:
 
 
 @contextmanager
-def publishing(model: Model, batch: Batch, settings: Settings, final_length: int | None = None) -> Iterator[Publisher]:
-    """Publish the start and the end of a generation; an exception ends it as failed.
-
-    Args:
-        final_length: positions of the longest canvas once it is written; by default the prompt and ``length``.
-    """
+def publishing(model: Model, batch: Batch, settings: Settings) -> Iterator[Publisher]:
+    """Publish the start and the end of a generation; an exception ends it as failed."""
     with generating_in(model.network) as session:
         if session is not None:
             session.begin_generation(
                 GenerationStart(
                     prompt_lengths=batch.lengths,
-                    final_length=final_length or max(batch.lengths) + settings.length,
                     causal=model.family.causal,
                     sampler={"name": model.family.sampler, **described(settings)},
                     prompts=batch.texts,

@@ -11,17 +11,18 @@ from torch import Tensor
 from sinkscope.attention import Columns, Hider, LayerCall, Watcher, subscribed
 from sinkscope.decoding.caches.keeping import attention_weights
 from sinkscope.decoding.generation import generate
-from sinkscope.errors import ModelError
+from sinkscope.errors import CallError, ModelError
 from sinkscope.models import Model, block_length
 from sinkscope.models.any_causal import NAME as ANY_CAUSAL
-from sinkscope.models.families.encoder_family import NAME as ENCODER
+from sinkscope.models.families.a2d_family import ENCODER
 from sinkscope.models.layouts import MARK_POSITIONS
 from sinkscope.models.weights import kept_tensors, stored_shapes
 
-TEXT = "Q: Sam has 12 apples and buys 5 more. How many apples does Sam have now?\nA: 12 + 5 = 17.\n#### 17"
-"""A text that any language model finds likely, the lab's models too."""
+QUESTION = "Q: Sam has 4 apples and buys 5 more. How many apples does Sam have now?\nA:"
+ANSWER = " 4 + 5 = 9.\n#### 9"
+"""A text that any language model finds likely, the lab's models too, which learn to predict answers only."""
 MASKED_EVERY = 4
-"""In each of so many copies of the text, every so-manieth token is masked."""
+"""In each of so many copies of the answer, every so-manieth token is masked."""
 CLEARLY = 0.5
 """Nats a token by which another reading of the logits must be better than the declared one, and than chance."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -48,17 +49,15 @@ class _Mapper(Watcher):
         keys, scaled = call.key.shape[2], call.query.double() * (call.scale * call.query.shape[-1] ** 0.5)
         dense = attention_weights(replace(call, query=scaled), call.seen(), slice(None), torch.float64).cpu()
         own, dense = dense[..., :-keys], dense[..., -keys:]
-        newest = columns.last_row.cpu().double()
-        whole = newest.sum(-1) + own[:, :, -1].sum(-1)
-        self.rows = max(self.rows, _off(whole, 1.0), _off(newest, dense[:, :, -1]))
-        seen_sums = columns.sums[:, :, 0].cpu().double()
-        given, differences = seen_sums.sum(-1), [_off(seen_sums, dense.sum(-2))]
-        differences.append(_off(columns.diagonal.cpu().double(), dense.diagonal(dim1=-2, dim2=-1)))
+        newest, sums = columns.last_row.cpu().double(), columns.sums[:, :, 0].cpu().double()
+        self.rows = max(self.rows, _off(newest.sum(-1) + own[:, :, -1].sum(-1), 1.0), _off(newest, dense[:, :, -1]))
+        diagonal = _off(columns.diagonal.cpu().double(), dense.diagonal(dim1=-2, dim2=-1))
+        self.columns = max(self.columns, _off(sums, dense.sum(-2)), diagonal)
+        given = sums.sum(-1)
         if columns.prefix is not None:
             of_own = columns.prefix[:, :, 0].cpu().double()
             given = given + of_own.sum(-1)
-            differences.append(_off(of_own, own.sum(-2)))
-        self.columns = max(self.columns, *differences)
+            self.columns = max(self.columns, _off(of_own, own.sum(-2)))
         self.total = max(self.total, _off(given, call.query.shape[2]))
         self.layers, self.queries = self.layers + 1, call.query.shape[2]
 
@@ -76,19 +75,42 @@ class _HideOne(Hider):
 @torch.no_grad()
 def check_model(model: Model) -> list[Check]:
     """Run every check on a canvas that fits the model; a small model takes seconds."""
-    tokens = _canvas(model)
-    known = model.family.name not in (ANY_CAUSAL, ENCODER)  # of another network the shape says too little
+    known = model.family.name not in (ANY_CAUSAL, ENCODER.name)  # of another network the shape says too little
+    tokens, mapper = _canvas(model), _Mapper()
     logits = _logits(model, tokens)
-    close = TOLERANCE[_dtype(model)] * float(logits.abs().max())
+    largest = float(logits.abs().max())
+    with subscribed(model.network, mapper):
+        watched = _logits(model, tokens)
+    with subscribed(model.network, _HideOne()):
+        hidden = _logits(model, tokens)
+    padded = torch.cat([tokens[:, :1].repeat(1, 5), tokens], dim=1)
+    real = torch.ones_like(padded)
+    real[:, :5] = 0
+    positions = (real.cumsum(-1) - 1).clamp(min=0)
+    behind = _logits(model, padded, attention_mask=real, position_ids=positions)[:, 5:]
+    change, bite, leak = (float((one - logits).abs().max()) for one in (watched, hidden, behind))
+    close = TOLERANCE[_dtype(model)] * largest
+    every = mapper.layers == model.card.layers
+    sums = f"{mapper.layers} layers, {mapper.queries} queries, off by at most {mapper.total:.1e}"
+    maps = f"{mapper.layers} maps made again: rows off 1 by at most {mapper.rows:.1e}, columns off theirs by "
+    same = max(mapper.rows, mapper.columns) < 1e-3
+    dtype, others = _dtype(model), int((watched.argmax(-1) != logits.argmax(-1)).sum())
+    difference = (
+        f"logits differ by at most {change:.1e}, allowed are {close:.1e} ({TOLERANCE[dtype]:.0e} of the largest, for "
+        f"{str(dtype).removeprefix('torch.')}); {others} of {tokens.shape[1]} most probable tokens are others"
+    )
     return [
         *(_counts(model) if known else ()),
         *_origin(model),
         *([_rotations(model)] if known else []),
-        Check("logits are finite", f"largest {float(logits.abs().max()):.3g}", bool(torch.isfinite(logits).all())),
+        Check("logits are finite", f"largest {largest:.3g}", bool(torch.isfinite(logits).all())),
         _direction(model, tokens, logits),
         *_reading(model),
-        *_columns(model, tokens, logits, close),
-        _padding(model, tokens, logits, close),
+        Check("columns add up", sums, mapper.total < 1e-2 and every),
+        Check("attention rows add up", f"{maps}{mapper.columns:.1e}", same and every),
+        Check("watching changes nothing", difference, change < close),
+        Check("hiding a key bites", f"logits change by up to {bite:.3g}", bite > 1e-3),
+        Check("padding does not leak", f"logits differ by at most {leak:.1e}", leak < close),
         _round_trip(model, tokens),
     ]
 
@@ -102,8 +124,7 @@ def _canvas(model: Model) -> Tensor:
     length = max(2, min(24, model.card.max_positions // 2))
     special = {model.card.mask_id, *model.tokenizer.all_special_ids}
     ordinary = [token for token in range(model.card.vocabulary) if token not in special][: 50 * length]
-    generator = torch.Generator().manual_seed(0)
-    chosen = torch.randint(len(ordinary), (length,), generator=generator)
+    chosen = torch.randint(len(ordinary), (length,), generator=torch.Generator().manual_seed(0))
     return torch.tensor([[ordinary[index] for index in chosen.tolist()]], device=model.device)
 
 
@@ -121,17 +142,16 @@ def _counts(model: Model) -> list[Check]:
     checks = [Check("parameters add up to the shape", found, card.parameters == expected)]
     for shape in model.family.shapes:
         if (shape.layers, shape.hidden_size, shape.vocabulary) == (card.layers, card.hidden_size, card.vocabulary):
+            name = "parameters are those of the published checkpoint"
             found = f"{card.parameters:,}, {shape.checkpoints[0]} has {shape.parameters:,}"
-            checks.append(
-                Check("parameters are those of the published checkpoint", found, card.parameters == shape.parameters)
-            )
+            checks.append(Check(name, found, card.parameters == shape.parameters))
     return checks
 
 
 def _origin(model: Model) -> list[Check]:
-    card, checks, tensors = model.card, list[Check](), model.tensors
+    checks, tensors = list[Check](), model.tensors
     if model.commit is not None:
-        checks.append(Check("files come from a hub", f"{card.name} at commit {model.commit}", True))
+        checks.append(Check("files come from a hub", f"{model.card.name} at commit {model.commit}", True))
     if tensors is not None:
         shapes = {name: tuple(tensor.shape) for name, tensor in kept_tensors(model.network).items()}
         count = len(list(model.network.parameters()))
@@ -147,10 +167,8 @@ def _count(config: Any) -> int:
     queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
     normed = "qwen3" in config.model_type or getattr(config, "use_qk_norm", False)
     biases = queries + 2 * keys if config.model_type.endswith("qwen2") else 2 * head if normed else 0
-    if getattr(config, "attention_bias", False):
-        biases += queries + 2 * keys + width
-    if getattr(config, "mlp_bias", False):
-        biases += 2 * inner + width
+    biases += (queries + 2 * keys + width) * getattr(config, "attention_bias", False)
+    biases += (2 * inner + width) * getattr(config, "mlp_bias", False)
     experts, layers = getattr(config, "num_local_experts", None), config.num_hidden_layers
     dense = layers if experts is None else getattr(config, "first_k_dense_replace", 0)
     mlps = dense * 3 * width * inner
@@ -158,9 +176,9 @@ def _count(config: Any) -> int:
         shared = getattr(config, "n_shared_experts", 0)
         mlps += (layers - dense) * ((experts + shared) * 3 * width * config.moe_intermediate_size + experts * width)
     layer = 2 * width * queries + 2 * width * keys + biases + 2 * width
-    tables = 1 if config.tie_word_embeddings else 2
+    tables = (1 if config.tie_word_embeddings else 2) * config.vocab_size * width
     positions = config.max_position_embeddings * width if getattr(config, MARK_POSITIONS, False) else 0
-    return positions + tables * config.vocab_size * width + layers * layer + mlps + width
+    return positions + tables + layers * layer + mlps + width
 
 
 def _head_dim(config: Any) -> int:
@@ -174,10 +192,8 @@ def _rotations(model: Model) -> Check:
         table = model.network.model.embed_positions.weight
         learned = f"{table.shape[0]} learned ones, largest {float(table.abs().max()):.3g}"
         return Check("positions are finite", learned, bool(torch.isfinite(table).all()))
-    rope = config.rope_parameters
-    found = model.network.model.rotary_emb.inv_freq.double().cpu()
-    kind = rope.get("rope_type", "default")
-    theta = f"theta {rope['rope_theta']:g}, {kind}"
+    rope, found = config.rope_parameters, model.network.model.rotary_emb.inv_freq.double().cpu()
+    theta = f"theta {rope['rope_theta']:g}, {rope.get('rope_type', 'default')}"
     expected = _frequencies(_head_dim(config), rope)
     if expected is None:
         text = f"{theta}, {len(found)} of them, not recomputed"
@@ -194,16 +210,14 @@ def _frequencies(dim: int, rope: Mapping[str, Any]) -> Tensor | None:
     dim = int(dim * (rope.get("partial_rotary_factor") or 1))
     plain = 1 / float(rope["rope_theta"]) ** (torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     kind = rope.get("rope_type", "default")
-    if kind == "default":
-        return plain
-    if kind == "linear":
-        return plain / rope["factor"]
-    if kind == "llama3":
-        turns = rope["original_max_position_embeddings"] * plain / (2 * math.pi)
-        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-        kept = ((turns - low) / (high - low)).clamp(0, 1)
-        return plain * (kept + (1 - kept) / rope["factor"])
-    return None
+    if kind in ("default", "linear"):
+        return plain / (rope["factor"] if kind == "linear" else 1)
+    if kind != "llama3":
+        return None
+    turns = rope["original_max_position_embeddings"] * plain / (2 * math.pi)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return plain * (kept + (1 - kept) / rope["factor"])
 
 
 def _direction(model: Model, tokens: Tensor, logits: Tensor) -> Check:
@@ -218,31 +232,31 @@ def _direction(model: Model, tokens: Tensor, logits: Tensor) -> Check:
             f"the last token changes the logits of its block by {inside:.3g} and more, those before by {outside:.3g}"
         )
         return Check(f"attention is causal between blocks of {block}", found, inside > 0 and outside == 0)
-    change = float(changes[0])
-    way, found = "bidirectional", f"the last token changes the first logits by {change:.3g}"
-    if model.family.causal:
-        way = "causal"
+    change, way = float(changes[0]), "causal" if model.family.causal else "bidirectional"
+    found = f"the last token changes the first logits by {change:.3g}"
     return Check(f"attention is {way}", found, (change == 0) == model.family.causal)
 
 
+@torch.no_grad()
 def _reading(model: Model) -> list[Check]:
     """Check that tokens of a text are more likely where the family reads their logits than one place beside it.
 
     A network that finds the text no likelier than chance is not told apart, and passes.
     """
-    tokenizer, causal, mask_id = model.tokenizer, model.family.causal, model.card.mask_id
-    text = torch.tensor([tokenizer(TEXT, add_special_tokens=False).input_ids], device=model.device)
-    places = text.shape[1]
-    if places < 8 or places > model.card.max_positions or bool((text == (tokenizer.unk_token_id or -1)).any()):
+    causal, mask_id = model.family.causal, model.card.mask_id
+    try:
+        question, answer = model.encode(QUESTION), model.tokenize(ANSWER, special=False)
+    except CallError:  # words that it does not know
+        return []
+    text = torch.tensor([[*question, *answer]], device=model.device)
+    if len(answer) < 8 or text.shape[1] > model.card.max_positions:
         return []
     shifted = causal or model.family.shift
-    inputs, chosen = text, torch.ones_like(text, dtype=torch.bool)
+    number = torch.arange(text.shape[1], device=text.device)
+    chosen = (number >= len(question))[None]
     if not causal:
-        number = torch.arange(places, device=text.device)
-        chosen = number[None] % MASKED_EVERY == torch.arange(MASKED_EVERY, device=text.device)[:, None]
-        inputs = text.masked_fill(chosen, mask_id)
-    chosen = chosen.clone()
-    chosen[:, 0] = False  # no place to its left
+        chosen = chosen & (number % MASKED_EVERY == torch.arange(MASKED_EVERY, device=text.device)[:, None])
+    inputs = text if causal else text.masked_fill(chosen, mask_id)
     likely = _logits(model, inputs).log_softmax(-1)
     here, left = (
         float(one.gather(-1, text.expand(len(one), -1)[..., None])[..., 0][chosen].mean())
@@ -258,50 +272,10 @@ def _reading(model: Model) -> list[Check]:
     return [Check("tokens are read at the right place", found, not wrong)]
 
 
-def _columns(model: Model, tokens: Tensor, logits: Tensor, close: float) -> list[Check]:
-    mapper = _Mapper()
-    with subscribed(model.network, mapper):
-        watched = _logits(model, tokens)
-    with subscribed(model.network, _HideOne()):
-        hidden = _logits(model, tokens)
-    change, bite = (float((one - logits).abs().max()) for one in (watched, hidden))
-    every = mapper.layers == model.card.layers
-    dtype, others = _dtype(model), int((watched.argmax(-1) != logits.argmax(-1)).sum())
-    difference = (
-        f"logits differ by at most {change:.1e}, allowed are {close:.1e} ({TOLERANCE[dtype]:.0e} of the largest, for "
-        f"{str(dtype).removeprefix('torch.')}); {others} of {tokens.shape[1]} most probable tokens are others"
-    )
-    sums = f"{mapper.layers} layers, {mapper.queries} queries, off by at most {mapper.total:.1e}"
-    maps = f"{mapper.layers} maps made again: rows off 1 by at most {mapper.rows:.1e}, columns off theirs by "
-    return [
-        Check("columns add up", sums, mapper.total < 1e-2 and every),
-        Check(
-            "attention rows add up",
-            maps + f"{mapper.columns:.1e}",
-            mapper.rows < 1e-3 and mapper.columns < 1e-3 and every,
-        ),
-        Check("watching changes nothing", difference, change < close),
-        Check("hiding a key bites", f"logits change by up to {bite:.3g}", bite > 1e-3),
-    ]
-
-
-def _padding(model: Model, tokens: Tensor, logits: Tensor, close: float) -> Check:
-    padding = 5
-    padded = torch.cat([tokens[:, :1].repeat(1, padding), tokens], dim=1)
-    real = torch.ones_like(padded)
-    real[:, :padding] = 0
-    positions = (real.cumsum(-1) - 1).clamp(min=0)
-    found = _logits(model, padded, attention_mask=real, position_ids=positions)[:, padding:]
-    change = float((found - logits).abs().max())
-    return Check("padding does not leak", f"logits differ by at most {change:.1e}", change < close)
-
-
 def _round_trip(model: Model, tokens: Tensor) -> Check:
     name = "a generation keeps its prompt and repeats"
     length = max(1, min(8, model.card.max_positions - tokens.shape[1]))
     prompt = tokens[0, : model.card.max_positions - length]
-    if not len(prompt):
-        return Check(name, f"no room for a prompt and an answer: {model.limit}", False)
     try:
         one, two = (generate(model, prompt, length=length) for _ in range(2))
     except ModelError as error:

@@ -1,132 +1,92 @@
 """Dream's sampler as a generator of steps, over the whole canvas; token for token and draw for draw the published loop.
 
-Each row draws from its own seed, as the published loop for it alone. In a published batch all rows share one source and
-commit one common number of tokens; here a row does not depend on its neighbours. See docs/quirks.md.
+In a published batch all rows share one source and commit one common number of tokens; here a row draws from its own
+seed and does not depend on its neighbours. See docs/quirks.md.
 
-Quirk: int(masks · (1 − s/t)) rounds down, so with as many steps as tokens the first commits nothing and the last one
-two.
+Quirk: int(masks · (1 − s/t)) rounds down: with as many steps as tokens the first commits nothing and the last one two.
 Quirk: top_p and top_k change confidences, hence the order, also at temperature 0.
-Quirk: when the probabilities of a step do not add up to 1 within 1e-6, as in bf16, nothing is drawn and the arg-max is
-taken.
-Quirk: with a small alg_temp the softmax underflows at unsure masks; places outside them may then be drawn, and are
-masked.
+Quirk: when the probabilities of a step do not add up to 1 within 1e-6, as in bf16, the arg-max is taken, nothing drawn.
+Quirk: with a small alg_temp the softmax underflows at unsure masks; other places may then be drawn, and are masked.
 Quirk: a model may predict the mask token itself; it is committed and stays a mask.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from sinkscope.decoding.caches.parsing import parse_cache
+from sinkscope.attention import current_session
+from sinkscope.decoding.blocks import prompt_by_prompt, surest
+from sinkscope.decoding.caches.policy import parse_cache
 from sinkscope.decoding.caches.reader import reading
-from sinkscope.decoding.canvas import (
-    Batch,
-    Step,
-    WorkMeter,
-    masked_canvas,
-    publishing,
-    row_generators,
-    scattered,
-)
-from sinkscope.decoding.parallel import prompt_by_prompt, surest, waiting_would_be_seen
+from sinkscope.decoding.canvas import Batch, Step, WorkMeter, masked_canvas, publishing, row_generators, scattered
 from sinkscope.decoding.projection import project
-from sinkscope.decoding.settings import DreamSettings
+from sinkscope.decoding.settings import DreamSettings, OpenDLLMSettings
 from sinkscope.models import Model
 
 
 @torch.no_grad()
 def dream_steps(model: Model, batch: Batch, settings: DreamSettings) -> Iterator[Step]:
-    """Writes ``settings.length`` tokens behind each prompt, one `Step` a forward call; a step may commit nothing."""
-    mask_id = model.card.mask_id
-    assert mask_id is not None
-    block = getattr(parse_cache(settings.cache), "block", None)
-    if block is not None:
-        yield from _block_steps(model, batch, settings, block)
-        return
-    canvas, layout = masked_canvas(batch, settings.length, mask_id)
-    sources = row_generators(settings.seed, len(canvas), canvas.device)
-    shares = commit_shares(settings.steps, settings.eps, canvas.device)
-    by_chance = settings.algorithm == "origin"
-    meter, width = WorkMeter(model.network, len(canvas)), canvas.shape[1]
-    with reading(model, batch, layout, meter, settings) as reader, publishing(model, batch, settings) as publisher:
-        reader.begin_block(width - settings.length, width)
-        for number, share in enumerate(shares):
-            masked = canvas == mask_id
-            counts = masked.sum(-1).tolist()
-            candidates = masks_by_chance(masked, counts, share, sources) if by_chance else masked
-            places = reader.open_places(canvas, masked)
-            candidates = candidates if places is None else candidates & places
-            chosen_counts = candidates.sum(-1).tolist() if by_chance or places is not None else counts
-            publisher.before(canvas, masked, layout.lengths, range(len(canvas)), candidates=candidates)
-            meter.add_words(candidates)
-            logits = project(model, reader.read(canvas), candidates, layout, most=sum(chosen_counts))
-            reader.judge(logits, candidates)
-            token, sure = _choose(logits, chosen_counts, settings, sources)
-            predicted, confidence = scattered(candidates, token, sure)
-            if by_chance:
-                written = predicted
-            else:
-                written = torch.full_like(canvas, -1)
-                commits = (torch.tensor(counts, device="cpu").float() * share).int().tolist()
-                for row, first in enumerate(layout.starts):
-                    count = min(commits[row], chosen_counts[row])
-                    chosen = first + _places(confidence[row, first:], count, settings, sources[row])
-                    written[row, chosen] = torch.where(candidates, predicted, mask_id)[row, chosen]
-            canvas = torch.where(written >= 0, written, canvas)
-            shown = confidence.float().masked_fill(~candidates, torch.nan)
-            reader.committed(written, shown)
-            publisher.after(written, predicted, shown)
-            yield Step(number, canvas, written, shown, meter)
-        reader.end_block()
+    """Writes ``settings.length`` tokens behind each prompt, one `Step` a forward call; a step may commit nothing.
 
-
-def _block_steps(model: Model, batch: Batch, settings: DreamSettings, block: int) -> Iterator[Step]:
-    """Write in blocks, as Fast-dLLM does with its caches; see the quirks of `caches.fast_dllm`."""
-    if settings.threshold and waiting_would_be_seen(model, batch):
-        yield from prompt_by_prompt(model, batch, settings, lambda one, its: _block_steps(model, one, its, block))
+    Fast-dLLM's caches give it blocks; see the quirks of `caches.fast_dllm`.
+    """
+    own_block = getattr(parse_cache(settings.cache), "block", None)
+    if settings.threshold and len(batch.tokens) > 1 and current_session(model.network) is not None:
+        yield from prompt_by_prompt(model, batch, settings, lambda one, its: dream_steps(model, one, its))
         return
-    mask_id = model.card.mask_id
+    mask_id, block = model.card.mask_id, own_block or settings.length
     assert mask_id is not None
     canvas, layout = masked_canvas(batch, settings.length, mask_id)
     sources = row_generators(settings.seed, len(canvas), canvas.device)
-    width, number, steps = canvas.shape[1], 0, settings.steps // (settings.length // block)
+    width, number, judged = canvas.shape[1], 0, settings
+    by_chance = settings.algorithm == "origin" and own_block is None
+    steps = settings.steps // (settings.length // block)
     shares = None if settings.threshold else commit_shares(steps, settings.eps, canvas.device)
-    judged = replace(settings, algorithm="maskgit_plus" if settings.threshold else "entropy")
+    if own_block is not None:
+        judged = replace(settings, algorithm="entropy" if shares is not None else "maskgit_plus")
     meter = WorkMeter(model.network, len(canvas))
     with reading(model, batch, layout, meter, settings) as reader, publishing(model, batch, settings) as publisher:
         for start in range(width - settings.length, width, block):
             reader.begin_block(start, start + block)
             for step in range(block + 1 if shares is None else steps):
-                masked = canvas == mask_id
-                candidates = torch.zeros_like(masked)
-                candidates[:, start : start + block] = masked[:, start : start + block]
-                writing = candidates.any(-1).nonzero().flatten().tolist()
-                if not writing:
-                    break
-                reader.open_places(canvas, masked)
-                if step == 0:
+                masked, writing = canvas == mask_id, None  # all rows
+                candidates = masked
+                if own_block is not None:
+                    candidates = torch.zeros_like(masked)
+                    candidates[:, start : start + block] = masked[:, start : start + block]
+                    writing = candidates.any(-1).nonzero().flatten().tolist()
+                    if not writing:
+                        break
+                places, counts = reader.open_places(canvas, masked), candidates.sum(-1).tolist()
+                refreshes = own_block is not None and step == 0
+                if refreshes:
                     candidates[:, start + 1 :] = False
-                counts = candidates.sum(-1).tolist()
+                elif own_block is None:
+                    if by_chance:
+                        assert shares is not None
+                        candidates = masks_by_chance(masked, counts, shares[step], sources)
+                    candidates = candidates if places is None else candidates & places
+                open_counts = candidates.sum(-1).tolist()
                 publisher.before(canvas, masked, layout.lengths, range(len(canvas)), candidates=candidates)
                 meter.add_words(candidates)
                 hidden = reader.read(canvas, writing, publisher.listened)
-                logits = project(model, hidden, candidates, layout, most=sum(counts))
+                logits = project(model, hidden, candidates, layout, most=sum(open_counts))
                 reader.judge(logits, candidates)
-                token, sure = _choose(logits, counts, judged, sources)
+                token, sure = choose(logits, open_counts, judged, sources)
                 predicted, confidence = scattered(candidates, token, sure)
                 written = torch.full_like(canvas, -1)
-                if step == 0:
+                if by_chance or refreshes:
                     written = predicted
                 elif shares is None:
                     written = torch.where(surest(confidence, settings.threshold), predicted, written)
                 else:
                     commits = (torch.tensor(counts, device="cpu").float() * shares[step]).int().tolist()
                     for row, first in enumerate(layout.starts):
-                        chosen = first + _places(confidence[row, first:], commits[row], settings, sources[row])
+                        count = min(commits[row], open_counts[row])
+                        chosen = first + _places(confidence[row, first:], count, settings, sources[row])
                         written[row, chosen] = torch.where(candidates, predicted, mask_id)[row, chosen]
                 canvas = torch.where(written >= 0, written, canvas)
                 shown = confidence.float().masked_fill(~candidates, torch.nan)
@@ -134,6 +94,8 @@ def _block_steps(model: Model, batch: Batch, settings: DreamSettings, block: int
                 publisher.after(written, predicted, shown)
                 yield Step(number, canvas, written, shown, meter)
                 number += 1
+            if own_block is None:
+                reader.end_block()
 
 
 def commit_shares(steps: int, eps: float, device: torch.device | str = "cpu") -> Tensor:
@@ -153,27 +115,31 @@ def masks_by_chance(masked: Tensor, counts: list[int], share: Tensor, sources: l
     return torch.zeros_like(masked).masked_scatter_(masked, torch.cat(drawn) < share.item())
 
 
-def _choose(
-    logits: Tensor, counts: list[int], settings: DreamSettings, sources: list[torch.Generator]
+def choose(
+    logits: Tensor, counts: list[int], settings: OpenDLLMSettings, sources: list[torch.Generator], exact: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The token each candidate would take, and its confidence; ``counts`` candidates belong to each row."""
+    """The token each candidate would take, and its confidence; ``counts`` candidates belong to each row.
+
+    Open-dLLM is ``exact``: it takes probabilities in float32 whatever the dtype.
+    """
     if settings.temperature > 0:
         logits = logits / settings.temperature
-    probabilities = torch.softmax(restrict(logits, settings), dim=-1)
+    probabilities = torch.softmax(_restrict(logits, settings), dim=-1, dtype=torch.float32 if exact else None)
     sure, token = probabilities.max(dim=-1)
     if settings.temperature > 0:
         rows = zip(probabilities.split(counts), token.split(counts), sources, strict=True)
-        token = torch.cat([draw_tokens(own, best, source) for own, best, source in rows])
+        token = torch.cat([_draw(own, best, source) for own, best, source in rows])
         sure = probabilities.gather(-1, token[:, None]).squeeze(-1)
     if settings.algorithm == "topk_margin":
         best = probabilities.topk(2, dim=-1).values
         sure = best[:, 0] - best[:, 1]
     elif settings.algorithm == "entropy":
-        sure = (probabilities * torch.log(probabilities + 1e-10)).sum(-1)
+        least = probabilities.clamp(min=1e-10) if exact else probabilities + 1e-10
+        sure = (probabilities * least.log()).sum(-1)
     return token, sure
 
 
-def draw_tokens(probabilities: Tensor, best: Tensor, source: torch.Generator) -> Tensor:
+def _draw(probabilities: Tensor, best: Tensor, source: torch.Generator) -> Tensor:
     """Draw a token for each candidate of a row as `torch.distributions.Categorical`; where that refuses, ``best``."""
     if not len(probabilities):
         return best
@@ -183,7 +149,7 @@ def draw_tokens(probabilities: Tensor, best: Tensor, source: torch.Generator) ->
     return torch.multinomial(shares, 1, replacement=True, generator=source).squeeze(-1)
 
 
-def restrict(logits: Tensor, settings: Any) -> Tensor:
+def _restrict(logits: Tensor, settings: OpenDLLMSettings) -> Tensor:
     """Keep the least set of tokens that exceeds top_p, then its top_k; the others get the least finite number."""
     least = torch.finfo(logits.dtype).min
     if settings.top_p < 1:

@@ -12,54 +12,18 @@ cache within a block (``use_block_cache``).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sinkscope.decoding.canvas import Batch, Step
+from sinkscope.decoding.canvas import Batch, Step, publishing
 from sinkscope.decoding.projection import check_finite
-from sinkscope.decoding.sdar import BlockWriter, block_diffusion_steps
-from sinkscope.decoding.settings import Settings
+from sinkscope.decoding.sdar import BlockWriter, block_diffusion_steps, draw
+from sinkscope.decoding.settings import FastDLLMv2Settings
 from sinkscope.errors import ModelError
 from sinkscope.models import Model
-
-
-@dataclass(frozen=True)
-class FastDLLMv2Settings(Settings):
-    """Fast-dLLM v2's block diffusion (Efficient-Large-Model/Fast_dLLM_v2_7B, ``generate`` of modeling.py).
-
-    Attributes:
-        length: tokens to write (published: ``max_new_tokens``), in whole blocks from the prompt's last one on, the last
-            of which is written to its end; the published code leaves it out.
-        block: tokens of a block (published: ``block_size``); the model was trained with 32.
-        small_block: tokens of a small block (published: ``small_block_size``).
-        threshold: masks of a small block above this probability are committed, and always the most probable one; the
-            published example takes 0.9.
-        temperature: divides the logits before a token is drawn; 0 takes the arg-max.
-        top_p: choose among the smallest set of tokens whose probabilities reach it; not used at temperature 0.
-        seed: of the draws; row i of a batch draws from seed + i.
-    """
-
-    length: int = 128
-    block: int = 32
-    small_block: int = 8
-    threshold: float = 1.0
-    temperature: float = 0.0
-    top_p: float = 0.95
-    seed: int = 0
-
-    follows_length: ClassVar = ()
-
-    def misfits(self) -> Iterator[str]:
-        if self.small_block < 1 or self.block % self.small_block:
-            yield f"small_block: expected a divisor of {self.block}, found {self.small_block}"
-
-    @property
-    def most_calls(self) -> int:
-        """One for the whole blocks of the prompt; for each block one a token, and the call that reads it."""
-        return 1 + -(-self.length // self.block) * (self.block + 1)
 
 
 def fast_dllm_v2_steps(model: Model, batch: Batch, settings: FastDLLMv2Settings) -> Iterator[Step]:
@@ -68,30 +32,33 @@ def fast_dllm_v2_steps(model: Model, batch: Batch, settings: FastDLLMv2Settings)
 
 
 class FastDLLMv2Writer(BlockWriter):
-    """Writes one prompt."""
+    """Writes one prompt; ``share`` is where in its block the small block begins."""
 
     @staticmethod
     def end(prompt: int, settings: Any) -> int:
         return (prompt // settings.block - (-settings.length // settings.block)) * settings.block + 1
 
-    def _steps(self) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
+    @torch.no_grad()
+    def steps(self) -> Iterator[Step]:
         block, small = self.settings.block, self.settings.small_block
         first = self.prompt // block * block
-        if first:
-            yield self._read(0, first)
-        for start in range(first, self.final - 1, block):
-            for inner in range(start, start + block, small):
-                places = slice(inner, inner + small)
-                while not self._ended() and bool((self.canvas[:, places] == self.mask_id).any()):
-                    before = self.canvas.clone()
-                    yield self._denoise(start, start + block, inner - start, places)
-                    if self.settings.temperature == 0 and torch.equal(before, self.canvas):
-                        raise ModelError(
-                            f"{self.model.card.name}: expected a token in place of a mask, found the mask token"
-                        )
-            if self._ended():
-                return
-            yield self._read(start, start + block)
+        with (
+            self.model.network.model.blocks_of(block),
+            publishing(self.model, self.batch, self.settings) as self.publisher,
+        ):
+            if first:
+                yield self.call(0, first)
+            for start in range(first, self.final - 1, block):
+                for share in range(0, block, small):
+                    inner = self.canvas[:, start + share : start + share + small]  # a view
+                    while not self._ended() and (left := int((inner == self.mask_id).sum())):
+                        yield self.call(start, start + block, share)
+                        if self.settings.temperature == 0 and left == int((inner == self.mask_id).sum()):
+                            name = self.model.card.name
+                            raise ModelError(f"{name}: expected a token in place of a mask, found the mask token")
+                if self._ended():
+                    return
+                yield self.call(start, start + block)
 
     def _ended(self) -> bool:
         """Return whether the answer has an end token without masks in front of it."""
@@ -99,44 +66,20 @@ class FastDLLMv2Writer(BlockWriter):
         ends = torch.isin(answer, self.ends).nonzero()
         return len(ends) > 0 and not bool((answer[: int(ends[0])] == self.mask_id).any())
 
-    def _read(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Read finished blocks, and commit the token behind them, unless the prompt goes on there."""
-        if stop < self.prompt:
-            return super()._read(start, stop)
-        tokens, lengths = self.canvas[:, :stop].clone(), torch.tensor([stop], device="cpu")
-        written = torch.full((1, stop + 1), -1, device=tokens.device)
-        last = torch.arange(stop + 1, device=tokens.device)[None] == stop
-        self.keys = stop
-        self.publisher.before(tokens, tokens == self.mask_id, lengths, [0], candidates=last, final_queries=True)
-        hidden = self._forward(start, stop, keep=True)[:, -self.settings.block :]
-        sure, token = torch.softmax(check_finite(self.model.network.lm_head(hidden)[0, -1].to(tokens.device)), -1).max(
-            -1
-        )
-        written[0, stop] = self.canvas[0, stop] = token
-        confidence = torch.where(last, sure.float(), torch.nan)
-        self.publisher.after(written, written, confidence)
-        return self.canvas[:, : stop + 1].clone(), written, confidence, stop - start
+    def _candidates(self, start: int, stop: int, share: int | None) -> slice:
+        if share is None:  # the token behind the block, unless the prompt goes on there
+            return slice(stop, stop + (stop >= self.prompt))
+        return slice(start + share, start + share + self.settings.small_block)
 
-    def _choose(self, hidden: Tensor, masked: Tensor, share: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return tokens, probabilities and commits of a block, in which a small block begins at ``share``."""
-        here = slice(share, share + self.settings.small_block)
-        logits = check_finite(self.model.network.lm_head(hidden)[0].to(masked.device))
-        logits = torch.cat([logits[:1], logits[:-1]])[here]
+    def _choose(self, hidden: Tensor, masked: Tensor, share: Any) -> tuple[Tensor, Tensor, Tensor]:
+        logits = check_finite(self.model.network.lm_head(hidden[:, -self.settings.block :])[0].to(masked.device))
+        here, settings = slice(-1, None), replace(self.settings, temperature=0.0)
+        if share is not None:
+            here, settings = slice(share, share + self.settings.small_block), self.settings
         token, chosen = torch.zeros_like(masked, dtype=torch.long), torch.zeros_like(masked)
-        probability = torch.full(masked.shape, torch.nan, device=masked.device)
-        if self.settings.temperature == 0:
-            shares = torch.softmax(logits, dim=-1)
-            token[here] = shares.argmax(-1)
-        else:
-            shares = torch.softmax(logits / self.settings.temperature, dim=-1)
-            ordered, order = shares.sort(descending=True)
-            beyond = (ordered.cumsum(-1) > self.settings.top_p).roll(1, dims=-1)
-            beyond[:, 0] = False
-            shares = shares.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), 0)
-            shares = shares / shares.sum(-1, keepdim=True)
-            token[here] = torch.multinomial(shares, 1, generator=self.source)[:, 0]
-        probability[here] = shares.gather(-1, token[here, None])[:, 0].float()
+        probability = torch.zeros_like(masked, dtype=logits.dtype)
+        token[here], probability[here] = draw(torch.cat([logits[:1], logits])[here], settings, self.source)
         sure = torch.where(masked[here], probability[here], -torch.inf)
-        chosen[here] = sure > self.settings.threshold
-        chosen[share + int(sure.argmax())] = True
+        chosen[here] = sure > settings.threshold
+        chosen[here][sure.argmax()] = True
         return token, probability, chosen

@@ -9,16 +9,13 @@ from typing import Any, overload
 import numpy as np
 import torch
 
-from sinkscope.decoding.caches.parsing import parse_cache
-from sinkscope.decoding.caches.policy import CachePolicy
+from sinkscope.decoding.caches.policy import CachePolicy, parse_cache
 from sinkscope.decoding.canvas import Step, Work, make_batch
 from sinkscope.decoding.projection import finite_steps
-from sinkscope.decoding.samplers import find_sampler, resolve_settings
+from sinkscope.decoding.settings import find_sampler, resolve_settings
 from sinkscope.errors import CallError
 from sinkscope.models import Model
 from sinkscope.notebook_card import card
-
-Prompt = str | Sequence[int] | torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,14 +46,7 @@ def generate(
     model: Model, prompt: str | torch.Tensor, *, on_step: Callable[[Step], object] | None = None, **settings: Any
 ) -> Generation: ...
 @overload
-def generate(
-    model: Model,
-    prompt: Sequence[Any] | None = None,
-    *,
-    messages: Any = None,
-    on_step: Callable[[Step], object] | None = None,
-    **settings: Any,
-) -> Any: ...
+def generate(model: Model, prompt: Sequence[Any] | None = None, *, messages: Any = None, **settings: Any) -> Any: ...
 def generate(
     model: Model,
     prompt: Any = None,
@@ -85,31 +75,28 @@ def generate(
     prompts, texts, single = _read_prompts(model, prompt, messages)
     if isinstance(policy := settings.get("cache"), CachePolicy):
         settings["cache"] = policy.text
-        if parse_cache(policy.text) != policy:
-            raise CallError(
-                f"cache: expected a policy of a class that is found by its name, found {type(policy).__name__}; "
-                "declare it as an entry point of the group sinkscope.caches in an installed package"
-            )
+        if parse_cache(policy.text) != policy:  # the text would name another class
+            raise CallError(f"cache: declare {type(policy).__name__} as an entry point of the group sinkscope.caches")
     resolved = resolve_settings(model.family, **settings)
     batch = make_batch(model, prompts, texts, resolved.length)
-    canvas, lengths = batch.tokens, None
-    counts, meter = torch.zeros(len(prompts), dtype=torch.long, device=canvas.device), None
+    last: Step | None = None
+    counts = torch.zeros(len(prompts), dtype=torch.long, device=model.device)
     # Closed, the sampler ends its generation at once where on_step raises.
     with contextlib.closing(finite_steps(model, find_sampler(model.family.sampler)(model, batch, resolved))) as steps:
-        for step in steps:
-            canvas, meter, lengths = step.tokens, step.meter, step.lengths
-            counts += (step.written >= 0).any(-1) if model.family.causal else 1  # a diffusion step counts for every row
+        for last in steps:
+            counts += (last.written >= 0).any(-1) if model.family.causal else 1  # a diffusion step counts for every row
             if on_step is not None:
-                on_step(step)
+                on_step(last)
+    assert last is not None  # a sampler makes at least one step
     width, written = batch.tokens.shape[1], counts.tolist()
     generations = []
     for row, own in enumerate(prompts):
-        tokens = canvas[row, width - len(own) :].cpu()
+        tokens = last.tokens[row, width - len(own) :].cpu()
         if model.family.causal:
             tokens = tokens[: len(own) + written[row]]
-        if lengths is not None:
-            tokens = tokens[: int(lengths[row])]
-        work = None if meter is None else meter.work(row)
+        if last.lengths is not None:
+            tokens = tokens[: int(last.lengths[row])]
+        work = None if last.meter is None else last.meter.work(row)
         steps = written[row] if work is None else work.forwards
         generations.append(Generation(tokens, model.answer_text(tokens[len(own) :]), steps, len(own), work))
     return generations[0] if single else generations

@@ -3,12 +3,10 @@
 Monte Carlo (LLaDA, arXiv 2502.09992, eq. 14; published: get_log_likelihood.py) masks l of the L tokens of the
 continuation, l uniform from 1 to L, at uniform positions; (L/l) Σ log p(masked token) is an unbiased estimate of a
 lower bound of the log-likelihood. Within a group of samples the l are spread evenly from one random offset, as
-published; groups are independent. The chain rule (published: SMDM and Dream, nll_type ar_ftb) reveals the tokens one at
-a time from the left and adds up log p(next token).
+published. The chain rule (published: SMDM and Dream, nll_type ar_ftb) reveals one token at a time from the left.
 
-Quirk: the published l are rounded half to even, so that for most lengths some l are drawn too often, and the estimate
-is biased.
-Not kept: halves are rounded up. For lengths that are multiples of 16 the draws are the published ones.
+Quirk: the published l are rounded half to even, which for most lengths draws some too often, a bias. Not kept: halves
+are rounded up. For lengths that are multiples of 16 the draws are the published ones.
 """
 
 import math
@@ -31,7 +29,6 @@ from sinkscope.models import Family, Model, block_length
 from sinkscope.models.devices import own_defaults
 
 GROUP = 16  # samples whose numbers of masks are spread evenly (published: batch_size)
-TIED = 1e-9  # sums of groups that differ by less are the same sums, rounded
 
 
 @dataclass(frozen=True)
@@ -44,8 +41,7 @@ class Likelihood:
             samples have the same sum. Up to 32 samples are two groups, from which it is rough.
         samples: number of masked canvases that were averaged; 1 where it is exact.
         tokens: number of tokens of the continuation.
-        greedy: whether each token is the most likely one given those before it; None for Monte Carlo, which does not
-            compute it.
+        greedy: whether each token is the most likely one given those before it; None for Monte Carlo.
         method: ``monte_carlo``, ``chain_rule``, or ``exact`` for autoregressive models.
     """
 
@@ -73,23 +69,25 @@ def log_likelihood(
     """Compute the log-likelihood of a continuation given its context.
 
     Args:
-        context: text or 1-D token ids.
-        continuation: text or 1-D token ids. Two texts are encoded together; spaces between them belong to the
+        context, continuation: text or 1-D token ids. Two texts are encoded together; spaces between them belong to the
             continuation.
-        method: how a diffusion model's is computed; that of an autoregressive model is always exact, whatever method
-            and samples are.
+        method: how a diffusion model's is computed; that of an autoregressive model is always exact.
         samples: number of masked canvases of the Monte-Carlo estimate.
         guidance: unsupervised classifier-free guidance (published: ``cfg_scale``); 0 is none.
         seed: of the masks.
         batch: number of canvases in one forward call; it does not change the result.
 
     Raises:
-        CallError: the text is empty, an argument does not fit, there are more tokens than the model was made for, or a
-            rule is in force that decides by the step before.
+        CallError: an argument does not fit, or a rule is in force that decides by the step before.
     """
     check_likelihood(model.family, model.card.name, method, samples, guidance)
-    _refuse_previous(model)
     refuse_block_diffusion(model)
+    session = current_session(model.network)
+    if session is not None and any(isinstance(one, Hider) and one.waits for one in session.subscribers):
+        raise CallError(
+            f"{model.card.name}: a likelihood has one step a text; expected a rule with observe='current', such as "
+            "HideTopSinks(1, observe='current') or top:1@current, found one that hides by the step before"
+        )
     prefix, target = encode_pair(model, context, continuation)
     if len(prefix) + len(target) > model.card.max_positions:
         raise CallError(
@@ -97,8 +95,12 @@ def log_likelihood(
         )
     length = len(target)
     if model.family.causal:
-        found, best = _causal(model, prefix, target)
-        return Likelihood(float(found.double().sum()), 0.0, 1, length, best, "exact")
+        whole, tokens = (torch.tensor(ids, device=model.device) for ids in ([[*prefix, *target]], target))
+        places = torch.arange(len(prefix) - 1, whole.shape[1] - 1, device=whole.device)
+        with _canvases_of_their_own(model, len(prefix)):
+            logits = check_finite(model.logits(whole, places, use_cache=False)[0].to(whole.device)).float()
+        found = logits.log_softmax(-1).gather(-1, tokens[:, None]).double().sum()
+        return Likelihood(float(found), 0.0, 1, length, bool((logits.argmax(-1) == tokens).all()), "exact")
     if method == "chain_rule":
         hidden = torch.ones(length, length, dtype=torch.bool, device="cpu").triu()
         asked = torch.eye(length, dtype=torch.bool, device="cpu")
@@ -113,12 +115,7 @@ def log_likelihood(
 
 
 def expected_masks(length: int, samples: int) -> float:
-    """Return the mean number, over seeds, of different masked canvases that a Monte-Carlo estimate evaluates.
-
-    Args:
-        length: number of tokens of the continuation.
-        samples: as for `log_likelihood`.
-    """
+    """Return the mean number, over seeds, of different masked canvases of a continuation of ``length`` tokens."""
     found = 0.0
     for masked in range(1, length + 1):
         places = math.comb(length, masked)
@@ -127,7 +124,7 @@ def expected_masks(length: int, samples: int) -> float:
             continue
         missed = 1.0  # the share of masks that no group draws; each group's offset is uniform
         for size, groups in Counter(_groups(samples)).items():
-            drawn = Counter((2 * number * length + size) // (2 * size) % length for number in range(size))
+            drawn = Counter(offset % length for offset in _spread(length, size))
             missed *= (sum((1 - 1 / places) ** drawn[offset] for offset in range(length)) / length) ** groups
         found += places * (1 - missed)
     return found
@@ -138,51 +135,49 @@ def _groups(samples: int) -> list[int]:
     return quotas(samples, max(min(2, samples), -(-samples // GROUP)))
 
 
+def _spread(length: int, size: int) -> list[int]:
+    """Return the distances of a group's numbers of masks from its offset, halves rounded up."""
+    return [(2 * number * length + size) // (2 * size) for number in range(size)]
+
+
 def mask_patterns(length: int, groups: list[int], seed: int) -> Tensor:
     """Draw which tokens are masked, bool [sample, token]; a group's numbers are spread from a random offset."""
     source = torch.Generator("cpu").manual_seed(seed)
     patterns = []
     for size in groups:
         offset = int(torch.randint(1, length + 1, (), generator=source, device="cpu"))
-        for number in range(size):
-            masks = (offset - 1 + (2 * number * length + size) // (2 * size)) % length + 1
+        for further in _spread(length, size):
+            masks = (offset - 1 + further) % length + 1
             order = torch.randperm(length, generator=source, device="cpu")
             patterns.append((torch.arange(length, device="cpu") < masks)[order])
     return torch.stack(patterns)
 
 
 def _standard_error(values: Tensor, groups: list[int], length: int) -> float:
-    """Compute the standard error of the mean from the spread of the groups, whose samples depend on each other.
-
-    It is NaN where it is not known: of one group, and of groups with the same sum, as two short ones often have.
-    """
-    if length == 1:
-        return 0.0  # one token can be masked in one way only
-    if len(groups) < 2:
-        return float("nan")
+    """Compute it from the spread of the groups, whose samples depend on each other; NaN where it is not known."""
+    if length == 1 or len(groups) < 2:  # one token can be masked in one way only
+        return 0.0 if length == 1 else float("nan")
     sizes = torch.tensor(groups, dtype=torch.float64, device="cpu")
     sums = torch.stack([group.sum() for group in values.split(groups)])
     spread = ((sums - sizes * values.mean()) ** 2).sum() * len(groups) / (len(groups) - 1)
     error = float(spread.sqrt() / sizes.sum())
-    return error if error > TIED * abs(float(values.mean())) else float("nan")
+    tied = 1e-9 * abs(float(values.mean()))  # sums of groups that differ by less are the same sums, rounded
+    return error if error > tied else float("nan")
 
 
 def _score(
     model: Model, prefix: list[int], target: list[int], hidden: Tensor, asked: Tensor, guidance: float, batch: int
 ) -> tuple[Tensor, Tensor]:
-    """Compute log p of tokens, float64 [canvas, token], 0 for the others, and whether each is the most likely one.
+    """Compute log p of the ``asked`` tokens of a continuation, float64 [canvas, token], where others are ``hidden``.
 
-    Args:
-        hidden: bool [canvas, token], tokens of the continuation that are masked.
-        asked: bool [canvas, token], tokens whose log p is computed.
+    Both are bool [canvas, token]. It is 0 elsewhere. The second result is whether each is the most likely token.
     """
     mask_id = model.card.mask_id
     assert mask_id is not None
-    device = model.device
+    device, before = model.device, len(prefix)
     whole = torch.tensor([*prefix, *target], device=device)
-    before = len(prefix)
     found = torch.zeros(hidden.shape, dtype=torch.float64, device="cpu")
-    best = torch.zeros(hidden.shape, dtype=torch.bool, device="cpu")
+    best = torch.zeros_like(hidden)
     for begin in range(0, len(hidden), batch):
         places = asked[begin : begin + batch].to(device)
         canvas = whole.repeat(len(places), 1)
@@ -201,22 +196,11 @@ def _score(
     return found, best
 
 
-def _causal(model: Model, prefix: list[int], target: list[int]) -> tuple[Tensor, bool]:
-    """Compute log p of every token of the continuation [token], and whether each of them is the most likely one."""
-    whole = torch.tensor([[*prefix, *target]], device=model.device)
-    with _canvases_of_their_own(model, len(prefix)):
-        places = torch.arange(len(prefix) - 1, whole.shape[1] - 1, device=whole.device)
-        logits = check_finite(model.logits(whole, places, use_cache=False)[0].to(whole.device)).float()
-    tokens = whole[0, len(prefix) :]
-    return logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1), bool((logits.argmax(-1) == tokens).all())
-
-
 @torch.no_grad()
 def nats_behind(model: Model, window: Sequence[int], context: int) -> float:
     """Return minus log p of a window's tokens behind its context under a causal model, in nats.
 
-    It reads the context and the rest in two calls, so that rules in force which follow the step before choose among the
-    keys of the context and hide them from the rest's queries.
+    It reads the two in two calls: rules that follow the step before hide keys of the context from the rest's queries.
     """
     ids, cache = torch.tensor([list(window)], device=model.device), whole_cache(model.network)
     with _canvases_of_their_own(model, context):
@@ -245,16 +229,6 @@ def encode_pair(model: Model, context: Any, continuation: Any) -> tuple[list[int
     if not target:
         raise CallError(f"expected a continuation of at least one token, found {continuation!r}, which adds none")
     return prefix, target
-
-
-def _refuse_previous(model: Model) -> None:
-    session = current_session(model.network)
-    for one in session.subscribers if session is not None else ():
-        if isinstance(one, Hider) and one.waits:
-            raise CallError(
-                f"{model.card.name}: a likelihood has one step a text; expected a rule with observe='current', such as "
-                "HideTopSinks(1, observe='current') or top:1@current, found one that hides by the step before"
-            )
 
 
 def refuse_block_diffusion(model: Model) -> None:

@@ -1,18 +1,13 @@
-"""Hidden states of canvases, and their logits at chosen positions, with padding, guidance and logit shift.
-
-The projection onto the vocabulary is the costly part of a small network; it is computed only where it is asked for.
-"""
+"""Hidden states of canvases, and their logits at chosen positions only, with padding, guidance and logit shift."""
 
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sinkscope.attention import mask_for, upload
-from sinkscope.decoding.caches.store import KeyValueStore
 from sinkscope.decoding.canvas import Layout, Step, WorkMeter
 from sinkscope.errors import ModelError
 from sinkscope.models import Model
@@ -21,15 +16,11 @@ LEAST_ROWS = 32  # matrix libraries compute a product with fewer rows in another
 
 
 class NotFiniteError(ModelError):
-    """Logits that are not finite, of which no token can be chosen."""
+    """Logits that are not finite."""
 
 
 def check_finite(logits: Tensor) -> Tensor:
-    """Return logits; on a GPU without a check, because reading one from it would wait.
-
-    Raises:
-        NotFiniteError: NaN or an infinite number among them.
-    """
+    """Return logits, or raise `NotFiniteError`; on a GPU without a check, because reading one from it would wait."""
     on_the_host = logits.device.type == "cpu" and not logits.is_cuda
     if on_the_host and logits.numel() and not math.isfinite(largest := float(logits.detach().amax())):
         raise NotFiniteError(
@@ -39,11 +30,7 @@ def check_finite(logits: Tensor) -> Tensor:
 
 
 def finite_steps(model: Model, steps: Iterable[Step]) -> Generator[Step, None, None]:
-    """Yield the steps of a sampler.
-
-    Raises:
-        ModelError: logits that are not finite; the message names the step. On a GPU it is raised after the last step.
-    """
+    """Yield the steps of a sampler; `ModelError` for logits that are not finite, on a GPU after the last step."""
     number, flaws = 0, []
     try:
         for step in steps:
@@ -62,7 +49,7 @@ def finite_steps(model: Model, steps: Iterable[Step]) -> Generator[Step, None, N
 
 def has_flaw(step: Step, mask_id: int | None) -> Tensor:
     """Return whether a token was committed without a finite confidence, bool []; masks that are put back have none."""
-    commits = step.written >= 0 if mask_id is None else (step.written >= 0) & (step.written != mask_id)
+    commits = (step.written >= 0) & (step.written != (-1 if mask_id is None else mask_id))
     return (commits & ~step.confidence.isfinite()).any()
 
 
@@ -87,38 +74,26 @@ def hidden_states(model: Model, inputs: Tensor, layout: Layout) -> Tensor:
 class Remaining:
     """An upper bound on the number of candidates of a canvas, while a block is written and they only get fewer.
 
-    On the CPU the candidates are counted. On a GPU a count would wait for all queued work, so from the second step on
-    the count of the previous step is used; a few rows too many are projected and dropped.
-
-    Args:
-        late: whether the count of the previous step is used; None uses it on a GPU.
+    On a GPU a count would wait for all queued work. If ``late``, the count of the previous step is used there; a few
+    rows too many are projected and dropped.
     """
 
-    def __init__(self, late: bool | None = None) -> None:
+    def __init__(self, late: bool) -> None:
         self._late = late
-        self._before: tuple[Tensor, Any] | None = None
+        self._before: tuple[Tensor, Any] | None = None  # its copy on the host, and the event after which it is there
 
     def most(self, candidates: Tensor) -> int:
         """Return a number that is at least the number of marks in ``candidates``, bool [batch, position]."""
         counted, before = candidates.sum(), self._before
-        if not (candidates.is_cuda if self._late is None else self._late):
+        if not (self._late and candidates.is_cuda):
             return int(counted)
-        self._before = _on_its_way(counted)
+        here = torch.empty((), dtype=counted.dtype, device="cpu", pin_memory=True)
+        here.copy_(counted, non_blocking=True)
+        self._before = here, torch.cuda.current_stream(counted.device).record_event()
         if before is None:
             return int(counted)
-        number, arrived = before
-        if arrived is not None:
-            arrived.synchronize()
-        return int(number)
-
-
-def _on_its_way(number: Tensor) -> tuple[Tensor, Any]:
-    """Return a number whose copy to the host has started, and the event after which it has arrived; None on the CPU."""
-    if not number.is_cuda:
-        return number, None
-    here = torch.empty((), dtype=number.dtype, device="cpu", pin_memory=True)
-    here.copy_(number, non_blocking=True)
-    return here, torch.cuda.current_stream(number.device).record_event()
+        before[1].synchronize()
+        return int(before[0])
 
 
 def project(
@@ -128,11 +103,7 @@ def project(
 
     With guidance s they are ``un + (s + 1)(cond − un)``; the unconditional half of ``hidden`` follows the conditional
     one. For a family with a logit shift, a token is read one position to its left, and the first token at its own.
-
-    Args:
-        chosen: bool [batch, position].
-        most: an upper bound on the number of marks; this many rows are returned, the extra ones of other
-            positions. If None, the marks are counted.
+    ``most`` bounds the number of marks, which are counted by default; so many rows are returned, extra ones last.
     """
     rows, width = chosen.shape
     most = int(chosen.sum()) if most is None else most
@@ -148,13 +119,9 @@ def project(
 
 
 class WholeReader:
-    """Computes all positions in every step; readers with a cache are subclasses.
+    """Computes all positions in every step; readers with a cache are subclasses."""
 
-    Attributes:
-        double: whether confidences are to be taken in float64.
-    """
-
-    double = False
+    double = False  # whether confidences are to be taken in float64
 
     def __init__(self, model: Model, layout: Layout, meter: WorkMeter) -> None:
         self.model, self.layout, self.meter = model, layout, meter
@@ -162,7 +129,7 @@ class WholeReader:
         self._hidden: Tensor | None = None
 
     def begin_block(self, start: int, stop: int) -> None:
-        """Note that a block begins."""
+        """Begin a block."""
 
     def end_block(self) -> None:
         """Raise `CallError` where a policy has left places of the block that ends uncommitted."""
@@ -172,36 +139,21 @@ class WholeReader:
         return None
 
     def read(self, inputs: Tensor, rows: Sequence[int] | None = None, together: bool = False) -> Tensor:
-        """Return hidden states [row of the inputs, position, width].
+        """Return hidden states [row of the inputs, position, width] of canvases, with guidance twice.
 
-        Args:
-            inputs: int64 [row, position], the canvases, with guidance twice.
-            rows: those that are still being written; only these are computed. All when None.
-            together: whether the others are computed too, because somebody watches the whole batch.
+        Only ``rows`` that are still being written are computed, unless somebody watches the batch ``together``.
         """
         count = len(self._lengths)
-        copies = len(inputs) // count
-        for row in range(count) if rows is None else rows:
+        copies, rows = len(inputs) // count, range(count) if rows is None else rows
+        for row in rows:
             self.meter.add(row, self._lengths[row], self._lengths[row], copies)
-        if rows is None or together or len(rows) == count:
+        if together or len(rows) == count:
             self._hidden = hidden_states(self.model, inputs, self.layout)
             return self._hidden
         assert self._hidden is not None
         chosen = [copy * count + row for copy in range(copies) for row in rows]
         self._hidden[chosen] = hidden_states(self.model, inputs[chosen], rows_of(self.layout, rows))
         return self._hidden
-
-    def _stored_call(self, tokens: Tensor, positions: Tensor, seen: Tensor | None, store: KeyValueStore) -> Tensor:
-        """Return the hidden states of tokens that read and write stored keys and values."""
-        network = self.model.network
-        output = network.model(
-            input_ids=tokens,
-            attention_mask=mask_for(network, seen),
-            position_ids=positions,
-            past_key_values=store,
-            use_cache=True,
-        )
-        return output.last_hidden_state.to(tokens.device)
 
     def surveys(self) -> bool:
         """Whether the next step's confidence of every mask is wanted, see `survey`."""
@@ -222,20 +174,3 @@ def rows_of(layout: Layout, rows: Sequence[int]) -> Layout:
     chosen = list(rows)
     seen = None if layout.seen is None else layout.seen[chosen]
     return Layout(seen, layout.positions[chosen], layout.lengths[chosen], tuple(layout.starts[row] for row in chosen))
-
-
-def at_places(places: Tensor, values: Tensor) -> Tensor:
-    """Return values [row, position, width] at some positions of each row, int64 [row, chosen]."""
-    return values.gather(1, places[..., None].expand(-1, -1, values.shape[-1]))
-
-
-@contextmanager
-def replaced_layers(layers: Any, forward_of: Callable[[int, Any], Callable[..., Tensor]]) -> Iterator[None]:
-    """Let every layer run the forward that ``forward_of(index, layer)`` returns, while the body runs."""
-    for index, layer in enumerate(layers):
-        layer.forward = forward_of(index, layer)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del layer.forward

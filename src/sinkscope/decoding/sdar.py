@@ -1,16 +1,19 @@
-"""SDAR's sampler as a generator of steps: block after block, each by diffusion behind a cache of the finished ones.
+"""The block diffusion of SDAR and LLaDA 2: block after block, each by diffusion behind a cache of the finished ones.
 
 A step is one forward call. Most denoise the running block; its queries are the block, its keys everything up to its
 end. The others only *read*: the whole blocks of the prompt before the first block, and each block once it is finished.
-They store keys and values and commit nothing. The published code writes one prompt at a time, and so does this: a list
-of prompts is written one after the other.
+They store keys and values and commit nothing. Prompts are written one after the other, as published.
 
-Quirk: above temperature 0 a step commits as many tokens as its share says even where fewer masks are left, and then
-replaces tokens that were written, the end of the prompt in the first block included. The published evaluation, which
-temperature 0 follows, does not.
+LLaDA 2's published loop has no cache, but as no token sees a later block, finished blocks come out the same. Its steps
+commit masks only, and writing stops after the block with an end-of-text token.
+
+Quirk: SDAR, above temperature 0: a step commits as many tokens as its share says even where fewer masks are left, and
+then replaces tokens that were written, the end of the prompt in the first block included. The published evaluation,
+which temperature 0 follows, does not.
 Quirk: at temperature 0, as in the published evaluation, confidences are probabilities of the whole vocabulary; above
 it, of the tokens that top_k and top_p leave.
 Quirk: the last block ends where a block ends, up to block − 1 tokens beyond the length.
+Quirk: LLaDA 2: a block has at most as many steps as there are tokens to write.
 """
 
 from collections.abc import Iterator
@@ -21,10 +24,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sinkscope.decoding.blocks import quotas
-from sinkscope.decoding.canvas import Batch, Publisher, Step, WorkMeter, publishing
+from sinkscope.decoding.blocks import prompt_by_prompt, quotas
+from sinkscope.decoding.canvas import Batch, Step, WorkMeter, publishing
 from sinkscope.decoding.projection import check_finite
-from sinkscope.decoding.settings import BlockDiffusionSettings, SDARSettings
+from sinkscope.decoding.settings import BlockDiffusionSettings, LLaDA2Settings, SDARSettings
 from sinkscope.errors import CallError
 from sinkscope.models import Model
 
@@ -34,144 +37,123 @@ def sdar_steps(model: Model, batch: Batch, settings: SDARSettings) -> Iterator[S
     return block_diffusion_steps(model, batch, settings)
 
 
+def llada2_steps(model: Model, batch: Batch, settings: LLaDA2Settings) -> Iterator[Step]:
+    """Write ``settings.length`` tokens behind each prompt, up to the end of a block; one `Step` a forward call."""
+    steps = min(settings.block_steps, settings.length)
+    return block_diffusion_steps(model, batch, replace(settings, block_steps=steps))
+
+
 @torch.no_grad()
 def block_diffusion_steps(
     model: Model, batch: Batch, settings: Any, writer: type["BlockWriter"] | None = None
 ) -> Iterator[Step]:
     """Write ``settings.length`` tokens behind each prompt, up to the end of a block; one `Step` a forward call."""
-    mask_id, block, writer = model.card.mask_id, settings.block, writer or BlockWriter
-    assert mask_id is not None
-    width, lengths = batch.tokens.shape[1], batch.lengths
-    finals = [writer.end(own, settings) for own in lengths]
+    kind = writer or BlockWriter
+    finals = [kind.end(own, settings) for own in batch.lengths]
     if max(finals) > model.card.max_positions:
         raise CallError(
-            f"the canvas does not fit: the last block of {block} ends at token {max(finals)}, {model.limit}; "
+            f"the canvas does not fit: the last block of {settings.block} ends at token {max(finals)}, {model.limit}; "
             "shorten the prompt or --length"
         )
-    most = max(final - own for final, own in zip(finals, lengths, strict=True))
-    canvas = pad(batch.tokens, (0, most), value=mask_id)
+    most = max(final - own for final, own in zip(finals, batch.lengths, strict=True))
     ends = torch.tensor(finals, device="cpu")
-    meter, number = WorkMeter(model.network, len(lengths)), 0
-    for row, own in enumerate(lengths):
-        mine, here = slice(row, row + 1), slice(width - own, None)
-        alone = Batch(batch.tokens[mine, here], batch.real[mine, here], batch.texts[mine])
-        seeded = replace(settings, seed=settings.seed + row)
-        with publishing(model, alone, seeded, final_length=finals[row]) as publisher:
-            one = writer(model, alone, seeded, finals[row], publisher)
-            for tokens, written, confidence, queries in one.steps():
-                meter.add(row, queries, one.keys, writer.copies(settings))
-                if not confidence.isnan().all():
-                    projected = torch.ones_like(written[:, -block:], dtype=torch.bool)
-                    meter.add_words(pad(projected, (0, 0, row, len(lengths) - row - 1)))
-                stop = width - own + tokens.shape[1]
-                canvas[row, width - own : stop] = tokens[0]
-                whole = torch.full_like(canvas, -1)
-                whole[row, width - own : stop] = written[0]
-                sure = torch.full(canvas.shape, torch.nan, device=canvas.device, dtype=torch.float32)
-                sure[row, width - own : stop] = confidence[0]
-                yield Step(number, canvas.clone(), whole, sure, meter, ends)
-                number += 1
+    yield from prompt_by_prompt(model, batch, settings, lambda one, its: kind(model, one, its).steps(), most, ends)
 
 
 class BlockWriter:
-    """Writes one prompt block after block behind a cache of the finished ones."""
+    """Writes a batch of one prompt behind a cache of the finished blocks."""
 
-    def __init__(self, model: Model, batch: Batch, settings: Any, final: int, publisher: Publisher) -> None:
+    def __init__(self, model: Model, batch: Batch, settings: Any) -> None:
         from transformers import DynamicCache
 
-        self.model, self.settings, self.publisher = model, settings, publisher
-        mask_id = model.card.mask_id
-        assert mask_id is not None
-        self.mask_id, self.prompt, self.final = mask_id, batch.tokens.shape[1], final
-        self.canvas = pad(batch.tokens, (0, final - self.prompt), value=mask_id)
-        self.cache, self.keys = DynamicCache(config=model.network.config), 0  # keys: of the last call
-        self.source = torch.Generator(self.canvas.device).manual_seed(settings.seed)
+        assert model.card.mask_id is not None
+        self.model, self.batch, self.settings, self.mask_id = model, batch, settings, model.card.mask_id
+        self.prompt = batch.tokens.shape[1]
+        self.final = self.end(self.prompt, settings)
+        self.canvas = pad(batch.tokens, (0, self.final - self.prompt), value=self.mask_id)
+        self.cache = DynamicCache(config=model.network.config)
         turn = model.family.end_of_turn
         turns = [] if turn is None or turn >= model.card.vocabulary else [turn]
         self.ends = torch.tensor([*model.card.ends, *turns], device=self.canvas.device)
+        self.source = torch.Generator(self.canvas.device).manual_seed(settings.seed)
+        self.meter = WorkMeter(model.network, 1)
 
     @staticmethod
     def end(prompt: int, settings: Any) -> int:
         """Return where the last block ends."""
         return -(-(prompt + settings.length) // settings.block) * settings.block
 
-    @staticmethod
-    def copies(settings: Any) -> int:
-        """Return how many canvases of a prompt are in a call."""
-        return 1
-
-    def steps(self) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
-        """Yield for each call the tokens so far, those committed, their confidences, and its number of queries."""
-        with self.model.network.model.blocks_of(self.settings.block):
-            yield from self._steps()
-
-    def _steps(self) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
-        block = self.settings.block
+    @torch.no_grad()
+    def steps(self) -> Iterator[Step]:
+        """Yield each call with the tokens so far."""
+        block, canvas = self.settings.block, self.canvas
         first = self.prompt // block * block
-        if first:
-            yield self._read(0, first)
-        shares = quotas(block, self.settings.block_steps)
-        for start in range(first, self.final, block):
-            for share in shares:
-                if not bool((self.canvas[:, start : start + block] == self.mask_id).any()):
-                    break
-                yield self._denoise(start, start + block, share)
-            yield self._read(start, start + block)
-            if self.settings.stop and bool(torch.isin(self.canvas[:, self.prompt : start + block], self.ends).any()):
-                return
+        with (
+            self.model.network.model.blocks_of(block),
+            publishing(self.model, self.batch, self.settings) as self.publisher,
+        ):
+            if first:
+                yield self.call(0, first)
+            for start in range(first, self.final, block):
+                for share in quotas(block, self.settings.block_steps):
+                    if not bool((canvas[:, start : start + block] == self.mask_id).any()):
+                        break
+                    yield self.call(start, start + block, share)
+                yield self.call(start, start + block)
+                if self.settings.stop and bool(torch.isin(canvas[:, self.prompt : start + block], self.ends).any()):
+                    return
 
-    def _forward(self, start: int, stop: int, keep: bool) -> Tensor:
-        """Compute hidden states of some positions behind the cache; ``keep`` stores their keys and values."""
-        hidden = self.model.network.model(
-            input_ids=self.canvas[:, start:stop],
-            position_ids=torch.arange(start, stop, device=self.canvas.device)[None],
-            past_key_values=self.cache,
-            use_cache=True,
-        ).last_hidden_state
-        if not keep:
-            self.cache.crop(start - stop)
-        return hidden
-
-    def _read(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor, int]:
-        tokens, self.keys = self.canvas[:, :stop].clone(), stop
-        lengths, nothing = torch.tensor([stop], device="cpu"), torch.full_like(tokens, -1)
-        self.publisher.before(tokens, tokens == self.mask_id, lengths, [0], candidates=nothing >= 0, final_queries=True)
-        self._forward(start, stop, keep=True)
-        unknown = torch.full(tokens.shape, torch.nan, device=tokens.device, dtype=torch.float32)
-        self.publisher.after(nothing, nothing, unknown)
-        return tokens, nothing, unknown, stop - start
-
-    def _denoise(
-        self, start: int, stop: int, share: int, places: slice | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Compute a block, and commit some of its masks, those in ``places`` if given."""
-        tokens, self.keys = self.canvas[:, :stop].clone(), stop
-        masked = tokens == self.mask_id
-        candidates, places = torch.zeros_like(masked), places or slice(start, stop)
-        candidates[:, places] = masked[:, places]
-        lengths = torch.tensor([stop], device="cpu")
-        self.publisher.before(tokens, masked, lengths, [0], candidates=candidates, final_queries=False)
-        token, probability, chosen = self._choose(self._forward(start, stop, keep=False), candidates[0, start:], share)
+    def call(self, start: int, stop: int, share: int | None = None) -> Step:
+        """Denoise some positions behind the cache; without a share read them, which stores their keys and values."""
+        reads, places = share is None, self._candidates(start, stop, share)
+        tokens, inputs = self.canvas[:, : max(stop, places.stop)].clone(), self._inputs(stop)
+        candidates = torch.zeros_like(tokens, dtype=torch.bool)
+        candidates[:, places] = tokens[:, places] == self.mask_id
+        lengths, every = torch.full((len(inputs),), stop, device="cpu"), candidates.expand(len(inputs), -1)
+        self.publisher.before(inputs, inputs == self.mask_id, lengths, [0], candidates=every, final_queries=reads)
+        hidden = self._read(inputs, start, reads)
+        self.meter.add(0, stop - start, stop, len(inputs))
         predicted, written = (torch.full_like(tokens, -1) for _ in range(2))
-        predicted[0, start:] = token
-        written[0, start:] = torch.where(chosen, token, -1)
         confidence = torch.full(tokens.shape, torch.nan, device=tokens.device, dtype=torch.float32)
-        confidence[0, start:] = torch.where(chosen | candidates[0, start:], probability.float(), torch.nan)
-        predicted = torch.where(candidates | (written >= 0), predicted, -1)
-        after = torch.where(written >= 0, written, tokens)
-        self.canvas[:, :stop] = after
+        if not reads:
+            self.cache.crop(start - stop)
+        if places.start < places.stop:
+            projected = torch.ones_like(candidates[:, start:stop][:, -self.settings.block :])
+            self.meter.add_words(projected, len(inputs))
+            token, probability, chosen = self._choose(hidden, candidates[0, start:], share)
+            written[0, start:] = torch.where(chosen, token, -1)
+            either = chosen | candidates[0, start:]
+            predicted[0, start:] = torch.where(either, token, -1)
+            confidence[0, start:] = torch.where(either, probability.float(), torch.nan)
+            tokens = torch.where(written >= 0, written, tokens)
+            self.canvas[:, : tokens.shape[1]] = tokens
         self.publisher.after(written, predicted, confidence)
-        return after, written, confidence, stop - start
+        return Step(0, tokens, written, confidence, self.meter)
 
-    def _choose(self, hidden: Tensor, masked: Tensor, share: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _candidates(self, start: int, stop: int, share: int | None) -> slice:
+        """Return the places whose masks a call may commit; a call that reads commits none."""
+        return slice(stop if share is None else start, stop)
+
+    def _inputs(self, stop: int) -> Tensor:
+        """Return the canvases of a call, int64 [copy, position]."""
+        return self.canvas[:, :stop].clone()
+
+    def _read(self, inputs: Tensor, start: int, reads: bool) -> Tensor:
+        """Return the hidden states [copy, query, width] of the positions behind the cache."""
+        positions = torch.arange(start, inputs.shape[1], device=inputs.device)[None]
+        return self.model.network.model(
+            input_ids=inputs[:, start:], position_ids=positions, past_key_values=self.cache, use_cache=True
+        ).last_hidden_state
+
+    def _choose(self, hidden: Tensor, masked: Tensor, share: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Return each position's token and its probability, and which positions are committed, each [position]."""
         logits = self.model.network.lm_head(hidden)[0].to(masked.device)
-        token, probability = _draw(check_finite(logits), self.settings, self.source)
+        token, probability = draw(check_finite(logits), self.settings, self.source)
         chosen = _places(probability, masked, share, self.settings)
         return token, probability, chosen & masked if self.settings.temperature == 0 else chosen
 
 
-def _draw(logits: Tensor, settings: BlockDiffusionSettings, source: torch.Generator) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, settings: Any, source: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return each position's token, int64 [position], and its probability; ``logits`` are [position, vocabulary]."""
     if settings.temperature == 0:
         token = logits.argmax(-1)
@@ -192,13 +174,7 @@ def _draw(logits: Tensor, settings: BlockDiffusionSettings, source: torch.Genera
 
 
 def _places(probability: Tensor, masked: Tensor, share: int, settings: BlockDiffusionSettings) -> Tensor:
-    """Return which positions of a block are committed, bool [position].
-
-    Args:
-        probability: of the token that each position would take.
-        masked: bool [position].
-        share: how many tokens a step of this number commits.
-    """
+    """Return which positions of a block a step commits, bool [position], by the probabilities of their tokens."""
     chosen = torch.zeros_like(masked)
     if settings.remasking == "sequential":
         first = int(masked.nonzero()[0])

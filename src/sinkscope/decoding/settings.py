@@ -1,18 +1,20 @@
-"""Sampling settings, one frozen record for each sampler. Defaults are those of the published sampling function.
+"""Samplers by name, and their settings, one frozen record for each; defaults are those of the published function.
 
 This module loads without torch: the command line builds its flags from these records.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
-from itertools import chain
+from importlib import import_module
 from math import inf
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
 from sinkscope.errors import CallError
+from sinkscope.models.families import FAMILIES
+from sinkscope.models.family import Family
 
 RANGES = {
-    **dict.fromkeys(("length", "steps", "block", "block_steps"), (1, inf)),
+    **dict.fromkeys(("length", "steps", "block", "block_steps", "small_block"), (1, inf)),
     **dict.fromkeys(("temperature", "alg_temp", "guidance"), (0, 1000)),
     "top_k": (0, inf),
     **dict.fromkeys(("top_p", "eps", "threshold", "factor"), (0, 1)),
@@ -24,25 +26,18 @@ class SettingsError(CallError, TypeError):
     """A setting that the sampler does not have; a TypeError, as for any unknown keyword argument."""
 
 
-def out_of_range(record: Any, ranges: Mapping[str, tuple[float, float]]) -> Iterator[str]:
-    """Yield which fields of a dataclass are beyond their range, or a choice that their type does not list."""
-    hints = get_type_hints(type(record))
-    for field in fields(record):
-        value, choices = getattr(record, field.name), get_args(hints[field.name])
-        if isinstance(field.default, str) and choices and value not in choices:
-            yield f"{field.name}: expected {', '.join(choices[:-1])} or {choices[-1]}, found {value!r}"
-        least, most = ranges.get(field.name, (-inf, inf))
-        if field.name in ranges and value is not None and not least <= value <= most:
-            expected = f"at least {least}" if most == inf else f"a number from {least} to {most}"
-            yield f"{field.name}: expected {expected}, found {value}"
-
-
 @dataclass(frozen=True)
 class Settings:
     """Base of a sampler's settings.
 
     Attributes:
         length: tokens to write.
+        temperature: divides the logits before a token is drawn; 0 takes the arg-max.
+        top_p: choose among the smallest set of tokens whose probabilities reach it; 1 is all.
+        top_k: choose among so many tokens; 0 is all.
+        seed: of the draws; row i of a batch draws from seed + i.
+        cache: which keys and values are kept from step to step; see `sinkscope.decoding.caches`. Not published, none
+            computes everything.
         follows_length: settings that take the value of ``length`` if only that is given.
     """
 
@@ -51,16 +46,23 @@ class Settings:
     follows_length: ClassVar[tuple[str, ...]] = ("steps", "block")
 
     def __post_init__(self) -> None:
-        for wrong in chain(out_of_range(self, RANGES), self.misfits()):
+        hints = get_type_hints(type(self))
+        for field in fields(self):
+            value, choices = getattr(self, field.name), get_args(hints[field.name])
+            if isinstance(field.default, str) and choices and value not in choices:
+                raise CallError(f"{field.name}: expected {', '.join(choices[:-1])} or {choices[-1]}, found {value!r}")
+            least, most = RANGES.get(field.name, (-inf, inf))
+            if field.name in RANGES and not least <= value <= most:
+                expected = f"at least {least}" if most == inf else f"a number from {least} to {most}"
+                raise CallError(f"{field.name}: expected {expected}, found {value}")
+        for wrong in self.misfits():
             raise CallError(wrong)
 
     def misfits(self) -> Iterator[str]:
-        """Yield which settings do not fit together, and why."""
         yield from ()
 
     @property
     def most_calls(self) -> int:
-        """The largest number of forward calls that a prompt takes."""
         parallel = getattr(self, "threshold", 0) or getattr(self, "factor", 0)
         return self.length if parallel else getattr(self, "steps", self.length)
 
@@ -76,10 +78,7 @@ class BlockSettings(Settings):
         temperature: of the Gumbel noise; 0 takes the arg-max.
         guidance: unsupervised classifier-free guidance (published: ``cfg_scale``); 0 is none.
         remasking: which masked tokens are committed: the most confident ones, or random ones.
-        seed: of the noise; row i of a batch draws from seed + i.
         block_order: right_to_left finishes the last block first; not published, a control for what follows the blocks.
-        cache: which keys and values are kept from step to step; see `sinkscope.decoding.caches`. Not published, none
-            computes everything.
         threshold: commits all masks of at least this probability in a step, and always the most probable one, however
             many steps that takes (Fast-dLLM); 0 commits a fixed number in each step.
         factor: commits the n most probable masks, for the largest n with (n + 1)(1 − p_n) below it (Fast-dLLM); 0 as
@@ -98,31 +97,27 @@ class BlockSettings(Settings):
     threshold: float = 0.0
     factor: float = 0.0
 
-    even: ClassVar[bool] = True
-    """Whether blocks must divide the length, and the steps share out among them, as the published loops assume."""
+    even: ClassVar[bool] = True  # blocks must divide the length, and share out the steps, as in the published loops
 
     def misfits(self) -> Iterator[str]:
-        if self.even:
-            yield from self._uneven()
-        if self.threshold and self.factor:
-            yield f"expected one of threshold and factor, found {self.threshold} and {self.factor}; set the other to 0"
-        if self.cache != "none" and self.guidance:
-            yield f"cache {self.cache}: does not go with guidance {self.guidance}; use --guidance 0 or --cache none"
-
-    def _uneven(self) -> Iterator[str]:
-        blocks = self.length // self.block
-        if self.length % self.block:
+        blocks, length = self.length // self.block, self.length
+        if self.even and length % self.block:
+            divisors = (number for number in range(1, length + 1) if length % number == 0)
             yield (
-                f"length must be a multiple of block: {self.length} tokens do not split into blocks of {self.block}; "
-                f"try --block {nearest_divisor(self.length, self.block)}"
+                f"length must be a multiple of block: {length} tokens do not split into blocks of {self.block}; "
+                f"try --block {min(divisors, key=lambda number: abs(number - self.block))}"
             )
-        elif self.steps % blocks:
+        elif self.even and self.steps % blocks:
             yield (
                 f"steps must be a multiple of the number of blocks: {self.steps} steps do not share out among {blocks} "
                 f"blocks; try --steps {max(1, round(self.steps / blocks)) * blocks}"
             )
-        if self.steps > self.length:
-            yield f"steps must not exceed length, found {self.steps} steps for {self.length} tokens"
+        if self.even and self.steps > length:
+            yield f"steps must not exceed length, found {self.steps} steps for {length} tokens"
+        if self.threshold and self.factor:
+            yield f"expected one of threshold and factor, found {self.threshold} and {self.factor}; set the other to 0"
+        if self.cache != "none" and self.guidance:
+            yield f"cache {self.cache}: does not go with guidance {self.guidance}; use --guidance 0 or --cache none"
 
 
 @dataclass(frozen=True)
@@ -131,7 +126,7 @@ class LLaDASettings(BlockSettings):
 
     Attributes:
         logits_eos_inf: whether EOS is never predicted.
-        confidence_eos_eot_inf: whether EOS and EoT are committed last (see the quirk in `llada`).
+        confidence_eos_eot_inf: whether EOS and EoT are committed last (see the quirk in `blocks`).
     """
 
     logits_eos_inf: bool = False
@@ -144,29 +139,42 @@ class MMaDASettings(BlockSettings):
 
 
 @dataclass(frozen=True)
-class DreamSettings(Settings):
-    """Dream's sampler over the whole canvas (Dream-org/Dream-v0-Instruct-7B, generation_utils.py).
+class A2DSettings(BlockSettings):
+    """dllm's samplers for models adapted from causal ones (ZHZisZZ/dllm, samplers/mdlm.py and bd3lm.py).
 
-    The published function writes 20 tokens in 512 steps unless told otherwise, and so does this one.
+    Attributes:
+        algorithm: how the model was trained: masked diffusion (mdlm), or block diffusion (bd3lm), which stops after the
+            block with EOS.
+        right_shift_logits: whether the logits of a position predict the token after it, as in the causal model.
+    """
+
+    algorithm: Literal["mdlm", "bd3lm"] = "mdlm"
+    right_shift_logits: bool = False
+
+    even: ClassVar[bool] = False
+
+    def misfits(self) -> Iterator[str]:
+        yield from super().misfits()
+        beyond = {"cache": "none", "threshold": 0.0, "factor": 0.0, "block_order": "left_to_right"}
+        for name, value in beyond.items():
+            if self.algorithm == "bd3lm" and getattr(self, name) != value:
+                yield f"{name}: goes with mdlm, not with bd3lm, whose blocks are written from the left behind a cache"
+
+
+@dataclass(frozen=True)
+class OpenDLLMSettings(Settings):
+    """Open-dLLM's sampler over the whole canvas (pengzhangzhi/Open-dLLM, generation_utils.py), Dream's with changes.
 
     Attributes:
         length: tokens to write (published: ``max_new_tokens``).
-        steps: forward calls; there may be more of them than tokens, some then commit nothing.
-        temperature: divides the logits before a token is drawn; 0 takes the arg-max.
-        top_p: choose among the smallest set of tokens whose probabilities reach it; 1 is all. It changes confidences
-            also at temperature 0.
-        top_k: choose among so many tokens; 0 is all. It changes confidences also at temperature 0.
-        algorithm: which masks are committed first: random ones (origin), those with the most probable token
-            (maskgit_plus), with the largest distance between the two best tokens (topk_margin), with the least entropy
-            (entropy) (published: ``alg``).
-        alg_temp: draws positions from softmax(confidence / alg_temp); 0 takes the most confident ones. Not used by
-            origin.
+        steps: forward calls; there may be more of them than tokens, as by default; some then commit nothing.
+        top_p, top_k: change confidences also at temperature 0.
+        algorithm: which masks are committed first (published: ``alg``): random ones (origin), those with the most
+            probable token (maskgit_plus), with the largest distance between the two best tokens (topk_margin), with the
+            least entropy (entropy), or all, while the least probable tokens are masked again (Open-dLLM's p2).
+        alg_temp: draws positions by confidence / alg_temp, Dream from its softmax, Open-dLLM with Gumbel noise; 0 takes
+            the most confident ones. Not used by origin and p2.
         eps: the last of the time steps, which run evenly from 1.
-        seed: of the draws; row i of a batch draws from seed + i.
-        cache: which keys and values are kept from step to step; see `sinkscope.decoding.caches`. Not published, none
-            computes everything.
-        threshold: commits all masks of a block of at least this probability in a step, and always the most probable one
-            (Fast-dLLM, with its cache); 0 commits by the algorithm.
     """
 
     length: int = 20
@@ -174,10 +182,22 @@ class DreamSettings(Settings):
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
-    algorithm: Literal["origin", "maskgit_plus", "topk_margin", "entropy"] = "origin"
+    algorithm: Literal["origin", "maskgit_plus", "topk_margin", "entropy", "p2"] = "entropy"
     alg_temp: float = 0.0
     eps: float = 1e-3
     seed: int = 0
+
+
+@dataclass(frozen=True)
+class DreamSettings(OpenDLLMSettings):
+    """Dream's sampler over the whole canvas (Dream-org/Dream-v0-Instruct-7B, generation_utils.py).
+
+    Attributes:
+        threshold: commits all masks of a block of at least this probability in a step, and always the most probable one
+            (Fast-dLLM, with its cache); 0 commits by the algorithm.
+    """
+
+    algorithm: Literal["origin", "maskgit_plus", "topk_margin", "entropy"] = "origin"
     cache: str = "none"
     threshold: float = 0.0
 
@@ -195,15 +215,11 @@ class BlockDiffusionSettings(Settings):
         block: tokens of a block (published: ``block_length``); SDAR was trained with blocks of 4.
         block_steps: forward calls that denoise a block (published: ``denoising_steps``, LLaDA 2's ``steps``), which
             share its tokens evenly.
-        temperature: divides the logits before a token is drawn; 0 takes the arg-max, as SDAR's published evaluation
-            does.
-        top_k: choose among so many tokens; 0 is all.
-        top_p: choose among the smallest set of tokens whose probabilities reach it; 1 is all.
+        temperature: 0 takes the arg-max, as SDAR's published evaluation does.
         threshold: masks above this probability are committed, at least the step's share (SDAR:
             ``confidence_threshold``, of dynamic).
         stop: whether writing stops after the block in which an answer ends (SDAR: ``stopping_criteria_idx``; LLaDA 2's
             code always does).
-        seed: of the draws; row i of a batch draws from seed + i.
     """
 
     length: int = 128
@@ -226,7 +242,7 @@ class BlockDiffusionSettings(Settings):
 
     @property
     def most_calls(self) -> int:
-        """One for the whole blocks of the prompt; for each block its steps and the call that reads it."""
+        # One for the whole blocks of the prompt; for each block its steps and the call that reads it.
         return 1 + (-(-self.length // self.block) + 1) * (self.block_steps + 1)
 
 
@@ -242,7 +258,7 @@ class SDARSettings(BlockDiffusionSettings):
 
     remasking: Literal["dynamic", "static", "sequential"] = "dynamic"  # type: ignore[misc]
 
-    replaces: ClassVar = True  # see the first quirk of sdar.py
+    replaces: ClassVar = True  # see the first quirk of `sdar`
 
 
 @dataclass(frozen=True)
@@ -258,16 +274,39 @@ class LLaDA2Settings(BlockDiffusionSettings):
 
 
 @dataclass(frozen=True)
-class AutoregressiveSettings(Settings):
-    """One token a step from the left, with a cache of keys and values.
+class FastDLLMv2Settings(Settings):
+    """Fast-dLLM v2's block diffusion (Efficient-Large-Model/Fast_dLLM_v2_7B, ``generate`` of modeling.py).
 
     Attributes:
-        length: most tokens to write; writing stops at EOS.
-        temperature: divides the logits; 0 takes the arg-max.
-        top_p: choose among the smallest set of tokens whose probabilities reach it; 1 is all.
-        top_k: choose among so many tokens; 0 is all.
-        seed: of the draws; row i of a batch draws from seed + i.
+        length: tokens to write (published: ``max_new_tokens``); the last block is written to its end.
+        block: tokens of a block (published: ``block_size``); the model was trained with 32.
+        small_block: tokens of a small block (published: ``small_block_size``).
+        threshold: masks of a small block above this probability are committed, and always the most probable one.
     """
+
+    length: int = 128
+    block: int = 32
+    small_block: int = 8
+    threshold: float = 1.0
+    temperature: float = 0.0
+    top_p: float = 0.95
+    seed: int = 0
+
+    follows_length: ClassVar = ()
+    top_k: ClassVar = 0
+
+    def misfits(self) -> Iterator[str]:
+        if self.block % self.small_block:
+            yield f"small_block: expected a divisor of {self.block}, found {self.small_block}"
+
+    @property
+    def most_calls(self) -> int:
+        return 1 + -(-self.length // self.block) * (self.block + 1)
+
+
+@dataclass(frozen=True)
+class AutoregressiveSettings(Settings):
+    """One token a step from the left, with a cache of keys and values; writing stops at EOS."""
 
     length: int = 128
     temperature: float = 0.0
@@ -276,17 +315,85 @@ class AutoregressiveSettings(Settings):
     seed: int = 0
 
 
-ADDED = ("cache", "threshold", "factor")
-"""Settings that no published sampler has; manifests and results name them only where they are used."""
+SHIPPED: dict[str, type[Settings]] = {
+    "llada": LLaDASettings,
+    "mmada": MMaDASettings,
+    "dream": DreamSettings,
+    "open_dllm": OpenDLLMSettings,
+    "sdar": SDARSettings,
+    "llada2": LLaDA2Settings,
+    "fast_dllm_v2": FastDLLMv2Settings,
+    "a2d": A2DSettings,
+    "autoregressive": AutoregressiveSettings,
+}
+
+OTHER_NAMES = {
+    "max_new_tokens": "length",
+    "max_length": "length",
+    "gen_length": "length",
+    "block_length": "block",
+    "block_size": "block",
+    "small_block_size": "small_block",
+    "cfg_scale": "guidance",
+    "do_sample": "temperature",
+    "alg": "algorithm",
+    "denoising_steps": "block_steps",
+    "remasking_strategy": "remasking",
+    "confidence_threshold": "threshold",
+    "stopping_criteria_idx": "stop",
+}
+"""Our name for each setting of other libraries."""
+
+
+def find_sampler(name: str) -> Callable[..., Any]:
+    """Return the function that writes, one step at a time: ``NAME_steps(model, batch, settings)`` in NAME.py here."""
+    module = {"llada": "blocks", "mmada": "blocks", "llada2": "sdar"}.get(name, name)
+    return getattr(import_module(f"sinkscope.decoding.{module}"), f"{name}_steps")
+
+
+def settings_of(sampler: str) -> type[Settings]:
+    """Return the class of a sampler's settings, which its function names."""
+    return SHIPPED[sampler] if sampler in SHIPPED else get_type_hints(find_sampler(sampler))["settings"]
+
+
+def all_settings() -> dict[str, type[Settings]]:
+    """Return the class of the settings of every sampler that a family names, by the sampler's name."""
+    return {name: settings_of(name) for name in [*SHIPPED, *(family.sampler for family in FAMILIES.values())]}
+
+
+def resolve_settings(family: Family, **given: Any) -> Settings:
+    """Return the settings of a family's sampler; for diffusion, ``length`` alone sets ``steps`` and ``block`` to it.
+
+    Raises:
+        SettingsError: an unknown setting; it names the right one. CallError: values that do not fit together.
+    """
+    import numpy as np  # not for help
+
+    kind = settings_of(family.sampler)
+    given = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
+    names = [field.name for field in fields(kind)]
+    for name in given:
+        if name not in names:
+            other = OTHER_NAMES.get(name)
+            hint = f"; here it is called {other}" if other in names else ""
+            raise SettingsError(f"{family.name} has no setting {name!r}{hint}. Its settings are {', '.join(names)}")
+    if "length" in given:
+        given = {**{name: given["length"] for name in kind.follows_length if name in names}, **given}
+    settings = kind(**given)
+    if getattr(settings, "cache", "none") != "none":
+        from sinkscope.decoding.caches.policy import parse_cache  # not for help
+
+        if (policy := parse_cache(settings.cache)) is not None:  # type: ignore[attr-defined]
+            for wrong in policy.misfits(family, settings):
+                raise policy.refuse(wrong)
+    return settings
 
 
 def described(settings: Any) -> dict[str, Any]:
-    """Return settings, those of a sampler or of a likelihood, as plain values, for manifests and results."""
-    defaults = {field.name: field.default for field in fields(settings) if field.name in ADDED}
+    """Return settings, those of a sampler or of a likelihood, as plain values, for manifests and results.
+
+    Settings that no published sampler has are named only where they are used.
+    """
+    added = ("cache", "threshold", "factor")
+    defaults = {field.name: field.default for field in fields(settings) if field.name in added}
     return {name: value for name, value in asdict(settings).items() if name not in defaults or value != defaults[name]}
-
-
-def nearest_divisor(length: int, near: int) -> int:
-    """Return the divisor that is nearest to a number, the lower one of two."""
-    divisors = (number for number in range(1, length + 1) if length % number == 0)
-    return min(divisors, key=lambda number: (abs(number - near), number))

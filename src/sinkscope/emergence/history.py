@@ -1,17 +1,28 @@
-"""Moments of a training, as they are measured and kept: arrays of numbers, without torch."""
+"""The folder of a watched training, which a killed run goes on in: arrays of numbers, without torch.
 
+manifest.json               what was measured on which canvases; another run is refused
+update-000100.safetensors   the arrays of one `Moment`, sealed by a checksum
+"""
+
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from sinkscope.errors import CallError
+from sinkscope.errors import CallError, TrainingError
+from sinkscope.runs.files import compare_checksum, compare_sealed, compare_update, read_json_object, sealed, write_whole
+from sinkscope.runs.folder import names_in
 
-NO_ROLE = -1
-"""Of a head without a lasting sink, in `Moment.role`."""
+SHARE = 0.1  # of a head's attention, from which its top key counts as a sink that has been born
+MANIFEST, WEIGHTS, IN_MEMORY, ROLES = "manifest.json", "weights_sha256", "weights_in_memory", "roles"
+FORMAT = "sinkscope emergence 1"
+DAMAGED = "delete the file and measure again"
+_NAME = re.compile(r"update-([0-9]{6,9})\.safetensors")
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,11 +32,10 @@ class Moment:
     Attributes:
         loss: mean cross-entropy of the readers, in nats; without the top key in all heads (``_top``), or without random
             keys that hold as much of the readers' attention (``_rowmass``).
-        place: of the top key. share: of the readers' attention that it takes, and the first token, and masks.
-        value_ratio: value norm of the top key over the median of its canvas; output_ratio: behind the output
-            projection.
-        sinks: keys that are sinks by Eq. 3, at ε = 3.
-        role: index in `ROLES` of the head's role, `NO_ROLE` without a lasting sink; None where it was not measured.
+        share: of the readers' attention that the top key takes, and the first token, and masks.
+        value_ratio, output_ratio: value norm of the top key, and that behind the output projection, over the median.
+        sinks: number of keys that are sinks by Eq. 3, at ε = 3.
+        role: index in `ROLES` of the head's role, −1 without a lasting sink; None where it was not measured.
     """
 
     loss: Float[np.ndarray, " canvas"]
@@ -41,8 +51,6 @@ class Moment:
     role: Int[np.ndarray, "layer head"] | None = None
 
 
-SHARE = 0.1
-"""Of a head's attention, from which its top key counts as a sink that has been born."""
 ARRAYS = tuple(field.name for field in fields(Moment))
 
 
@@ -56,15 +64,10 @@ class Emergence:
 
     @property
     def name(self) -> str:
-        """The name of the run."""
         return self.manifest["name"]
 
     def stacked(self, name: str) -> np.ndarray:
-        """Return one array of all moments, [moment, …].
-
-        Raises:
-            CallError: some moments have none.
-        """
+        """Return one array of all moments, [moment, …]."""
         arrays = [getattr(moment, name) for moment in self.moments]
         if any(array is None for array in arrays):
             raise CallError(f"name: {name} was not measured at every moment; measure with roles=True")
@@ -72,25 +75,79 @@ class Emergence:
 
     @property
     def shares(self) -> Float[np.ndarray, "moment layer head"]:
-        """Return how much of the readers' attention the top key takes, mean over canvases."""
+        """The share of the readers' attention that the top key takes, mean over canvases."""
         return self.stacked("share").mean(1)
 
     @property
     def ratios(self) -> Float[np.ndarray, "moment layer head"]:
-        """Return the value norm of the top key over the median of its canvas; the median over canvases."""
+        """The value norm of the top key over the median of its canvas; the median over canvases."""
         with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # NaN where all norms are 0
             return np.nanmedian(self.stacked("value_ratio"), axis=1)
 
     @property
     def stayed(self) -> Float[np.ndarray, "moment layer head"]:
-        """Return the share of canvases on which the top key stands where it stood a moment before; NaN at first."""
+        """The share of canvases on which the top key stands where it stood a moment before; NaN at first."""
         places = self.stacked("place")
         same = (places[1:] == places[:-1]).mean(1)
         return np.concatenate([np.full((1, *same.shape[1:]), np.nan), same])
 
     def born(self, share: float = SHARE) -> Int[np.ndarray, "layer head"]:
         """Return the update from which the share of each head's top key stays at or above ``share``; −1 without one."""
-        reached = self.shares >= share
-        lasting = np.logical_and.accumulate(reached[::-1])[::-1]
-        first = np.array(self.updates)[lasting.argmax(0)]
-        return np.where(lasting.any(0), first, -1)
+        lasting = np.logical_and.accumulate((self.shares >= share)[::-1])[::-1]
+        return np.where(lasting.any(0), np.array(self.updates)[lasting.argmax(0)], -1)
+
+
+def write_moment(path: Path, update: int, moment: Moment, about: Mapping[str, str | None]) -> None:
+    """Write a moment with the known checksums of its weights."""
+    from safetensors.numpy import save
+
+    arrays = {name: np.asarray(one) for name in ARRAYS if (one := getattr(moment, name)) is not None}
+    known = {"update": str(update), **about, ROLES: str("role" in arrays)}
+    content = save(arrays, {name: value for name, value in known.items() if value is not None})
+    write_whole(path, sealed(content), TrainingError, "make room or choose another folder")
+
+
+def check_collection(folder: Path, file: str) -> None:
+    """Raise CallError for a folder that holds anything but folders of runs and the figure ``file`` of them."""
+    in_run = re.compile(rf"({re.escape(MANIFEST)}|{_NAME.pattern})(\.\d+\.writing)?")
+    figure = re.compile(rf"{re.escape(file)}\.(png|pdf|csv)(\.\d+\.writing)?")
+    for name in names_in(folder):
+        is_run = (folder / name).is_dir() and all(in_run.fullmatch(one) for one in names_in(folder / name))
+        if not (is_run or figure.fullmatch(name)):
+            raise CallError(f"{folder} holds files of something else ({name} …); choose another folder or an empty one")
+
+
+def measured_updates(folder: Path) -> dict[int, Path]:
+    """Return the files of moments by their updates, in order."""
+    names = names_in(folder) if folder.is_dir() else []
+    return dict(sorted((int(match[1]), folder / name) for name in names if (match := _NAME.fullmatch(name))))
+
+
+def open_emergence(folder: str | Path) -> Emergence:
+    """Read the folder of a watched training.
+
+    Raises:
+        CallError: there is none, or it has no moment yet.
+        TrainingError: it was damaged or changed.
+    """
+    from safetensors.numpy import load_file
+
+    folder = Path(folder)
+    path, expected = folder / MANIFEST, f"expected the folder of a watched training, with its {MANIFEST}"
+    manifest = read_json_object(path, CallError, expected)
+    if manifest.get("format") != FORMAT:
+        raise TrainingError(f"{path}: {expected}, found something else")
+    compare_checksum(manifest, path, TrainingError)
+    found, moments = measured_updates(folder), []
+    if not found:
+        raise CallError(f"{folder}: expected a moment (update-….safetensors), found none; the run has not measured yet")
+    canvases, by_head = (manifest["canvases"],), (manifest["layers"], manifest["heads"])
+    shapes = {name: canvases if name.startswith("loss") else canvases + by_head for name in ARRAYS} | {"role": by_head}
+    for update, path in found.items():
+        compare_sealed(path, TrainingError, DAMAGED)
+        compare_update(path, update, TrainingError)
+        arrays = load_file(path)
+        if {"role": by_head} | {name: one.shape for name, one in arrays.items()} != shapes:
+            raise TrainingError(f"{path}: expected arrays of the shapes {shapes}; {DAMAGED}")
+        moments.append(Moment(**arrays))
+    return Emergence({name: value for name, value in manifest.items() if name != "checksum"}, (*found,), (*moments,))

@@ -5,10 +5,9 @@
         --apply_chat_template
 
 Under torchrun every process gets all requests and computes its share of the batches, which depend only on the order of
-the requests; then the processes exchange their answers. Prompts and batches therefore do not depend on the number of
-processes. lm-eval 0.4.13 does not read the entry point that we declare, so this module is run instead. It also provides
-the tasks ``sinkscope_humaneval`` and ``sinkscope_humaneval_instruct``, with pass@k in our sandbox. The effect of a rule
-is in lm-eval's results, under ``config``.
+the requests; then the processes exchange their answers. lm-eval 0.4.13 does not read the entry point that we declare,
+so this module is run instead. It also provides ``sinkscope_humaneval`` and ``sinkscope_humaneval_instruct``, with
+pass@k in our sandbox. The effect of a rule is in lm-eval's results, under ``config``.
 """
 
 import json
@@ -25,11 +24,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
-from sinkscope.decoding import Settings, generate, resolve_settings, settings_of
+from sinkscope.decoding import Settings, generate, log_likelihood, resolve_settings, settings_of
 from sinkscope.errors import CallError, SinkscopeError
-from sinkscope.evaluation.answers import answer_until, reseeded, rule_in_force
 from sinkscope.evaluation.choices import settings_for
-from sinkscope.evaluation.task_plans import chat_text, refuse_waiting
+from sinkscope.evaluation.running import answer_until, effect_on, reseeded
 from sinkscope.interventions import parse_rule
 from sinkscope.models import Model, load
 from sinkscope.models.devices import own_device
@@ -53,9 +51,6 @@ class SinkscopeLM(TemplateLM):
         batch_size: number of prompts, or masked canvases, in a batch; there are no automatic ones.
         method, samples, likelihood_guidance: for likelihoods of diffusion models, see `choices.LikelihoodSettings`.
         settings: of the family's sampler; they override a task's own, ``length`` its ``max_gen_toks``.
-
-    Raises:
-        CallError: arguments that do not fit.
     """
 
     def __init__(
@@ -74,9 +69,7 @@ class SinkscopeLM(TemplateLM):
     ) -> None:
         super().__init__()
         if not str(batch_size).isdigit():
-            raise CallError(
-                f"batch_size: expected a whole number, as there are no automatic batches, found {batch_size!r}"
-            )
+            raise CallError(f"batch_size: expected a whole number, found {batch_size!r}; none is automatic")
         if pretrained is None:
             raise CallError("pretrained: expected a model, as in --model_args pretrained=NAME, found none")
         self.share = share_of_process()
@@ -89,9 +82,8 @@ class SinkscopeLM(TemplateLM):
         family = self.model.family
         waiting = () if "length" in settings else settings_of(family.sampler).follows_length  # for the length of a task
         resolve_settings(family, **{name: one for name, one in settings.items() if name not in waiting})
-        of_likelihoods = {"method": method, "samples": samples, "guidance": likelihood_guidance}
-        of_likelihoods["seed"] = settings.get("seed", 0)
-        self.likelihood = asdict(settings_for(of_likelihoods, {}, family, self.model.card.name))
+        given = {"method": method, "samples": samples, "guidance": likelihood_guidance, "seed": settings.get("seed", 0)}
+        self.likelihood = asdict(settings_for(given, {}, family, self.model.card.name))
         self._effects: list[dict[str, Any]] = []
         self._said_greedy = False
 
@@ -107,16 +99,12 @@ class SinkscopeLM(TemplateLM):
         return self.model.card.name.replace("/", "__")
 
     def get_model_info(self) -> dict[str, Any]:
-        """Return the description of the model for lm-eval's results: the rule and its effect.
-
-        ``removed_share``, ``removed_share_committed``, ``hit_rate`` and ``keys_per_head`` are means over the
-        ``effects`` answers or likelihoods of all processes since this model was made; answers from lm-eval's cache are
-        not among them. None where nothing was hidden.
-        """
+        """Return the rule and its mean effect on the answers and likelihoods of all processes, for lm-eval's results."""
         return {"hide": self.hide, "effects": len(self._effects), **_means(self._effects)}
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        return chat_text(self.model, chat_history, "leave out --apply_chat_template")
+        begun = chat_history[-1]["role"] == "assistant"
+        return self.model.chat_text(chat_history, begun=begun, instead="leave out --apply_chat_template")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         bos = self.tokenizer.bos_token
@@ -129,19 +117,20 @@ class SinkscopeLM(TemplateLM):
         groups: dict[str, list[int]] = {}
         for index, (_, asked) in enumerate(arguments):
             groups.setdefault(json.dumps(asked, sort_keys=True, default=str), []).append(index)
-        asked_of = {index: self._settings(arguments[indices[0]][1]) for indices in groups.values() for index in indices}
+        for indices in groups.values():
+            self._settings(arguments[indices[0]][1])  # refuses a task's arguments before anything is written
         batches = [
             indices[at : at + self.batch] for indices in groups.values() for at in range(0, len(indices), self.batch)
         ]
 
-        def write(indices: Sequence[int]) -> tuple[list[str], list[Any]]:
-            settings, stops = asked_of[indices[0]]
+        def write(indices: Sequence[int]) -> list[tuple[str, Any]]:
+            settings, stops = self._settings(arguments[indices[0]][1])
             settings = reseeded(settings, indices[0])
             prompts = [self.model.encode(self.tok_encode(arguments[index][0])) for index in indices]
-            with rule_in_force(self.rule, self.model) as effect:
+            with self.rule(self.model) as running:
                 generations = generate(self.model, prompts, **asdict(settings))
-                effects = [effect(row) for row in range(len(prompts))]
-            return [answer_until(self.model, one.tokens[one.prompt_length :], stops) for one in generations], effects
+            texts = [answer_until(self.model, one.tokens[one.prompt_length :], stops) for one in generations]
+            return [(text, effect_on(self.rule, running, row)) for row, text in enumerate(texts)]
 
         answers = self._spread(batches, write, "generate_until", disable_tqdm)
         for request, answer in zip(requests, answers, strict=True):
@@ -153,12 +142,10 @@ class SinkscopeLM(TemplateLM):
         asked = dict(asked or {})
         until = asked.pop("until", None) or []
         stops = [until] if isinstance(until, str) else list(until)
-        lengths = [asked.pop(name, None) for name in LENGTH_NAMES]
-        sampling = asked.pop("do_sample", None)
-        given = asked.pop("temperature", None)
-        temperature = 0.0 if sampling is False or given is None else float(given)
-        length = int(next((found for found in lengths if found is not None), LENGTH))
-        asked |= {"length": length, "temperature": temperature, **self.settings}
+        lengths = [found for name in LENGTH_NAMES if (found := asked.pop(name, None)) is not None]
+        sampling, temperature = asked.pop("do_sample", None), asked.pop("temperature", None)
+        temperature = 0.0 if sampling is False or temperature is None else float(temperature)
+        asked |= {"length": int([*lengths, LENGTH][0]), "temperature": temperature, **self.settings}
         return resolve_settings(self.model.family, **asked), stops
 
     def _loglikelihood_tokens(
@@ -177,70 +164,54 @@ class SinkscopeLM(TemplateLM):
         return found
 
     def _scores(self, pairs: Sequence[tuple[list[int], list[int]]], quiet: bool) -> list[tuple[float, bool]]:
-        refuse_waiting(self.hide, self.rule)
         batches = [[index] for index in range(len(pairs))]
         return self._spread(batches, lambda one: self._score(*pairs[one[0]]), "likelihood", quiet)
 
-    def _score(self, context: list[int], continuation: list[int]) -> tuple[list[tuple[float, bool]], list[Any]]:
-        from sinkscope.decoding.likelihood import log_likelihood
-
-        with rule_in_force(self.rule, self.model) as effect:
+    def _score(self, context: list[int], continuation: list[int]) -> list[tuple[tuple[float, bool], Any]]:
+        with self.rule(self.model) as running:
             found = log_likelihood(self.model, context, continuation, **self.likelihood, batch=self.batch)
-            removed = effect(None)
         if found.greedy is None and not self._said_greedy:
             self._said_greedy = True
             _log.warning(
                 "Monte Carlo does not say whether a text is the greedy one; measures of that need method=chain_rule"
             )
-        return [(found.total, bool(found.greedy))], [removed]
+        return [((found.total, bool(found.greedy)), effect_on(self.rule, running))]
 
     def _spread(
-        self,
-        batches: list[list[int]],
-        work: Callable[[Sequence[int]], tuple[list[Any], list[Any]]],
-        name: str,
-        quiet: bool,
+        self, batches: list[list[int]], work: Callable[[Sequence[int]], list[tuple[Any, Any]]], name: str, quiet: bool
     ) -> list[Any]:
-        """Return the results by request. Each process does every ``count``-th batch, and all processes get all results.
+        """Return the results by request; ``work`` returns those of a batch, each with the effect of the rule.
 
-        Args:
-            work: returns the results of a batch, and the effects of the rule on them.
-
-        Raises:
-            SinkscopeError: a batch failed, here or in another process.
+        Each process does every ``count``-th batch, and all processes get all results.
         """
-        done: dict[int, tuple[list[int], list[Any], list[Any]]] = {}
+        done: dict[int, tuple[Any, Any]] = {}
         failed: Exception | None = None
         mine = batches[self.share.index :: self.share.count]
         try:
             with show_progress(len(mine), name, "batches", shown=not quiet and not self.share.index) as bar:
                 for indices in mine:
-                    done[indices[0]] = (indices, *work(indices))
+                    done |= zip(indices, work(indices), strict=True)
                     bar.advance()
         except Exception as error:
             failed = error
         if self.share.count > 1:
-            for other, message in _exchanged((done, failed and str(failed)), self.share.count):
+            if not torch.distributed.is_initialized():
+                torch.distributed.init_process_group("gloo", timeout=PATIENCE)
+            every: list[Any] = [None] * self.share.count
+            torch.distributed.all_gather_object(every, (done, failed and str(failed)))
+            for other, message in every:
                 done |= other
                 if message is not None and failed is None:
                     failed = SinkscopeError(f"another process failed: {message}")
         if failed is not None:
             raise failed
-        came = [effect for at in sorted(done) for effect in done[at][2] if effect is not None]
+        came = [effect for index in sorted(done) if (effect := done[index][1]) is not None]
         self._effects += came
         if came and self.share.index == 0:
-            _log.warning("%s removed %s", self.hide, _in_words(_means(came)))
-        found = {
-            index: one for indices, results, _ in done.values() for index, one in zip(indices, results, strict=True)
-        }
-        return [found[index] for index in sorted(found)]
-
-
-def _in_words(means: dict[str, Any]) -> str:
-    rows, hits = means["removed_share_committed"], means["hit_rate"]
-    committed = "" if rows is None else f" ({100 * rows:.2f} % at the positions being committed)"
-    top = "" if hits is None else f"; {hits:.0%} of the hidden keys were still in the current top K"
-    return f"{100 * means['removed_share']:.2f} % of all attention{committed}{top}"
+            means = {name: value for name, value in _means(came).items() if value is not None}
+            said = ", ".join(f"{name} {value:.4g}" for name, value in means.items())
+            _log.warning("%s: %s", self.hide, said)
+        return [done[index][0] for index in sorted(done)]
 
 
 def _means(effects: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -250,15 +221,6 @@ def _means(effects: Sequence[dict[str, Any]]) -> dict[str, Any]:
         values = [effect[name] for effect in effects if effect[name] is not None]
         means[name] = sum(values) / len(values) if values else None
     return means
-
-
-def _exchanged(mine: Any, count: int) -> list[Any]:
-    """Exchange ``mine`` with all processes; return what each has, in order of rank."""
-    if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("gloo", timeout=PATIENCE)
-    every: list[Any] = [None] * count
-    torch.distributed.all_gather_object(every, mine)
-    return every
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Intervals, paired tests and verdicts. Their meaning was fixed before any result was seen.
 
-All of them are over the problems of one checkpoint, paired by problem. A *difference* is accuracy with keys hidden
-minus accuracy without. Verdicts, by its two-sided 95 % interval:
+All are over the problems of one checkpoint, paired by problem. A *difference* is accuracy with keys hidden minus
+accuracy without. Verdicts, by its two-sided 95 % interval:
 
 robust      the lower bound is above −2 points; this needs 189 problems (`LEAST`) even if no answer changes
 degraded    the upper bound is below −2 points
@@ -26,7 +26,7 @@ LEAST = math.ceil(Z**2 * (1 - MARGIN) / MARGIN)
 
 
 def wilson_interval(correct: int, n: int) -> tuple[float, float]:
-    """Return Wilson's 95 % score interval of a share; it is sensible also at 0 and n."""
+    """Return Wilson's 95 % score interval of a share."""
     from scipy.stats import binomtest
 
     interval = binomtest(correct, n).proportion_ci(CONFIDENCE, method="wilson")
@@ -45,11 +45,9 @@ class Difference:
     """A mean of paired differences.
 
     Attributes:
-        n: pairs.
+        n, discordant: pairs, and those whose runs differ.
         mean, low, high: the difference and its 95 % interval, as shares (0.01 is a point).
-        p_value: two-sided, exact: within each problem every assignment of the runs is as likely; McNemar's test for two
-            runs.
-        discordant: problems whose runs differ.
+        p_value: two-sided, exact, over all assignments of the runs within each problem; McNemar's test for two runs.
     """
 
     n: int
@@ -79,16 +77,10 @@ class Difference:
 
 
 def paired_difference(changed: Sequence[int], unchanged: Sequence[int]) -> Difference:
-    """Return accuracy under one condition minus accuracy under another, of the same problems.
+    """Return accuracy under one condition minus accuracy under another, of the same problems (1 correct, 0 not).
 
-    The interval is Tango's score interval (1998), McNemar's exact test beside it. A bootstrap is too narrow where few
-    change: at a true loss of 2 points it would call up to 11 % of 48 problems degraded, this one at most 3.3 %.
-
-    Args:
-        changed, unchanged: 1 where a problem was answered correctly, else 0, in the same order.
-
-    Raises:
-        CallError: not as many of one as of the other, or none.
+    The interval is Tango's score interval (1998). At a true loss of 2 points a bootstrap would call up to 11 % of 48
+    problems degraded, this one at most 3.3 %.
     """
     one, other = _runs([changed, unchanged])
     gained, lost = int((one > other).sum()), int((one < other).sum())
@@ -97,25 +89,20 @@ def paired_difference(changed: Sequence[int], unchanged: Sequence[int]) -> Diffe
 
 
 def against_controls(sink: Sequence[int], controls: Sequence[Sequence[int]]) -> Difference:
-    """Return what hiding sinks changes beyond what the controls, averaged over their seeds, change: a difference of
-    differences.
+    """Return accuracy with sinks hidden minus that under the controls, averaged over their seeds.
 
     The unhidden run cancels: (sink − none) − mean(control − none) = sink − mean(control), problem by problem. The
-    interval is Agresti and Min's (2005), whose cells are averaged over the seeds; a bootstrap misses in up to 17 % of
-    runs on one side where few problems change, this one in up to 5 %.
-
-    Args:
-        sink: outcomes with sinks hidden.
-        controls: outcomes of the controls, one sequence a seed.
-
-    Raises:
-        CallError: not as many of one as of the others.
+    interval is Agresti and Min's (2005), Wald's with two more problems, each half gained and half lost, whose cells are
+    averaged over the seeds; with one seed Tango's. Where few problems change, a bootstrap misses in up to 17 % of runs
+    on one side, this one in up to 5 %.
     """
     if len(controls) == 1:
         return paired_difference(sink, controls[0])
     one, *others = _runs([sink, *controls])
-    pairs = one - np.mean(others, axis=0)
-    low, high = _adjusted(pairs)
+    pairs, n = one - np.mean(others, axis=0), len(one) + 2
+    middle = pairs.sum() / n
+    reach = Z * math.sqrt(((pairs**2).sum() + 1) / n - middle**2) / math.sqrt(n)
+    low, high = max(-1.0, middle - reach), min(1.0, middle + reach)
     different = int((np.ptp([one, *others], axis=0) > 0).sum())
     return Difference(len(pairs), float(pairs.mean()), low, high, _p_value(one, others), different)
 
@@ -149,27 +136,16 @@ def _variance(gained: float, lost: float, difference: float) -> float:
     return max(2 * likeliest + difference * (1 - difference), 0.0)
 
 
-def _adjusted(pairs: NDArray[np.float64]) -> tuple[float, float]:
-    """Return Wald's interval with two more problems, each half gained and half lost (Agresti and Min 2005)."""
-    n = len(pairs) + 2
-    middle = pairs.sum() / n
-    reach = Z * math.sqrt(((pairs**2).sum() + 1) / n - middle**2) / math.sqrt(n)
-    return max(-1.0, middle - reach), min(1.0, middle + reach)
-
-
 def _p_value(one: NDArray, others: Sequence[NDArray]) -> float:
     """Return twice the smaller tail, where the runs of a problem that are right are as likely to be any of its runs."""
     from scipy.stats import binom
 
     right = one + np.sum(others, axis=0)
-    chances, offset = np.ones(1), 0
-    for count in range(1, len(others) + 2):
-        problems = int((right == count).sum())
-        if count > len(others):
-            offset = problems  # all are right, this one too
-        elif problems:
+    chances = np.ones(1)
+    for count in range(1, len(others) + 1):
+        if problems := int((right == count).sum()):
             chances = np.convolve(chances, binom.pmf(np.arange(problems + 1), problems, count / (len(others) + 1)))
-    found = round(float(one.sum())) - offset
+    found = round(float(one.sum())) - int((right > len(others)).sum())  # but those that every run has right
     return float(min(1.0, 2 * min(chances[: found + 1].sum(), chances[found:].sum())))
 
 
@@ -181,3 +157,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = largest
     return adjusted
+
+
+def p_text(value: float | None) -> str:
+    return "–" if value is None else "< 1e-12" if value < 1e-12 else f"{value:.2g}"

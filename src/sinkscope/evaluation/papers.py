@@ -2,8 +2,7 @@
 
 Paper 1 is "Attention Sinks in Diffusion Language Models" (arXiv 2510.15731, Table 1 of version 2), paper 2 "One Token
 Is Enough" (arXiv 2601.19657, Tables 1 and 2). The checkpoints of paper 2 have no reliable names on the hub, so a run
-needs their folders: `sinkscope convert` makes those that were trained from scratch, the others are folders that `load`
-reads, such as Qwen2.5 after `add_sink_token`, training and ``save_pretrained``.
+needs their folders.
 """
 
 import re
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 
 from sinkscope.errors import CallError
 from sinkscope.evaluation.cost import PROBLEMS, Part, Shape
+from sinkscope.evaluation.protocols import PROTOCOLS, find_protocol
 from sinkscope.evaluation.results import Result, takes_seed
 
 KS = (0, 1, 5, 10)
@@ -33,8 +33,7 @@ _NAMES = {"dream": r"dream-?(v0)?.*7b", "llada": "llada-8b", "mmada": "mmada-8b"
 def published_accuracy(model: str, task: str, hide: str) -> tuple[float, float] | None:
     """Return accuracy and standard error of paper 1 for a model's name, a task and a rule; None where it has none.
 
-    Its rule is ``top:K``, decided by the columns of the step before for diffusion models and by the last row for Llama;
-    another ``observe``, ``decide`` or control is another experiment. Base models have no published accuracy.
+    Its rule is ``top:K``, for Llama ``top:K@last_row``; other options or controls are other experiments.
     """
     name = model.rstrip("/").split("/")[-1].lower()
     kind = next((kind for kind, pattern in _NAMES.items() if re.search(pattern, name)), "")
@@ -49,10 +48,7 @@ def published_accuracy(model: str, task: str, hide: str) -> tuple[float, float] 
 
 
 class Checkpoint(NamedTuple):
-    """A model of paper 1, or a lab model in its place: tasks of Table 1, the task and settings of recorded answers.
-
-    ``shots`` and ``settings`` are those of Table 1, where the model has no published protocol.
-    """
+    """A model of paper 1, or a lab model in its place; ``shots`` and ``settings`` are for models without a protocol."""
 
     family: str
     shape: Shape
@@ -95,20 +91,7 @@ def paper1(
     limit: int | None = None,
     traces: int = 30,
 ) -> tuple[Part, ...]:
-    """Return the work behind every table and figure of paper 1 on some of `CHECKPOINTS`.
-
-    Args:
-        ks: how many sinks are hidden.
-        seeds: of each control that draws at random.
-        controls: some of `interventions.known_controls`; the paper has none.
-        limit: problems of each task; all when None.
-        traces: recorded generations a model, 30 in the paper's Table 2.
-
-    Raises:
-        CallError: a model or a control that is not known.
-    """
-    from sinkscope.evaluation.protocols import find_protocol
-
+    """Return the work behind every table and figure of paper 1 on some of `CHECKPOINTS`; the paper has no controls."""
     parts = []
     for name in models:
         if name not in CHECKPOINTS:
@@ -133,9 +116,7 @@ def rules_for(causal: bool, ks: Sequence[int], seeds: int, controls: Sequence[st
         rules.append(f"top:{k}{decide}")
         for control in controls:
             if (seeded := takes_seed(control)) is None:
-                from sinkscope.interventions import known_controls  # here, as it loads torch
-
-                raise CallError(f"controls: expected some of {', '.join(known_controls())}, found {control!r}")
+                raise CallError(f"controls: expected some of random, ranks, mass, …, found {control!r}")
             drawn = [f"{control}:{k}{decide}{',' if decide else '@'}seed={seed}" for seed in range(seeds)]
             rules += drawn if seeded else [f"{control}:{k}{decide}"]
     return tuple(rules)
@@ -166,12 +147,7 @@ def paper2(models: str, *, tasks: Sequence[str] = TASKS, limit: int | None = Non
     """Return the work behind every cell of paper 2's Tables 1 and 2.
 
     ``models`` is NAME=FOLDER separated by commas, names of `ACCURACY`, or ``published``, all without folders.
-
-    Raises:
-        CallError: a name that is not known, or twice.
     """
-    from sinkscope.evaluation.protocols import PROTOCOLS
-
     given = [one.strip().partition("=") for one in models.split(",")]
     folders = {name: folder for name, _, folder in given}
     if models.strip() == "published":

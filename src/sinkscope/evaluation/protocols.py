@@ -1,7 +1,7 @@
 """Protocols: the settings under which published models were evaluated, one frozen `Protocol` each.
 
-A protocol applies to published tasks only, and to models that are recognised by family and name. Its source says which
-settings are assumed, where the publication does not state them. Settings of the call override it.
+Models are recognised by family and name. A source says which settings are assumed, where the publication does not state
+them. Settings of the call override a protocol.
 """
 
 from collections.abc import Mapping
@@ -15,13 +15,9 @@ AUTO, NONE = "auto", "none"
 
 @dataclass(frozen=True)
 class Protocol:
-    """The published settings of one kind of checkpoint (see `variant_of`) on one task.
+    """The published settings of one kind of checkpoint (see `variant_of`) on one task, the default one first.
 
-    Attributes:
-        name: distinguishes protocols for the same models and task; the first of them is the default.
-        chat: whether the prompt goes through the chat template, each shot as a pair of turns.
-        source: where it was published, and which settings are assumed.
-        published: accuracy that the source reports, 0…1.
+    ``chat``: the prompt goes through the chat template, each shot as a pair of turns. ``published``: accuracy, 0…1.
     """
 
     family: str
@@ -35,7 +31,6 @@ class Protocol:
     published: float | None = None
 
     def line(self) -> str:
-        """Return the protocol as one line of text."""
         settings = ", ".join(f"{key} {value}" for key, value in self.settings.items())
         chat = "chat template" if self.chat else "raw text"
         published = "" if self.published is None else f"; published {100 * self.published:.1f} %"
@@ -140,10 +135,7 @@ PROTOCOLS = tuple(Protocol(*kind, *row) for kind, rows in _PUBLISHED.items() for
 
 
 def variant_of(family: str, model: str) -> str:
-    """Return ``base``, ``instruct``, ``1.5`` or ``mixcot``, from the last part of a model's name, else an empty text.
-
-    Dream's code models have other settings, and other names: ``coder-base``, ``diffucoder-instruct``.
-    """
+    """Return ``base``, ``instruct``, ``1.5``, ``mixcot`` or ``coder-base`` …, from a model's name, else an empty text."""
     name = model.rstrip("/").split("/")[-1].lower()
     coder = "diffucoder" if "diffucoder" in name else "coder" if "dream-coder" in name else ""
     if family == "dream" and coder:
@@ -154,11 +146,7 @@ def variant_of(family: str, model: str) -> str:
 
 
 def find_protocol(family: str, model: str, task: str, wanted: str = AUTO) -> Protocol | None:
-    """Return the protocol of a model on a task: of that name, with ``auto`` the first one, None where there is none.
-
-    Raises:
-        CallError: a name that is no protocol of this model for the task.
-    """
+    """Return the protocol of a model on a task: of that name, with ``auto`` the first one, None where there is none."""
     kind = (family, variant_of(family, model), task)
     found = {one.name: one for one in PROTOCOLS if (one.family, one.variant, one.task) == kind}
     if wanted in (AUTO, NONE):

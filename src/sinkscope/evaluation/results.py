@@ -4,25 +4,16 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.paired_tests import wilson_interval
-from sinkscope.evaluation.results_folder import (
-    COMPRESSED,
-    RESULTS,
-    RUN,
-    TASK,
-    ResultItems,
-    find_items,
-    hash_claim,
-    write_json,
-)
-from sinkscope.runs.files import compare_checksum, parse_json, read_object, with_checksum, write_whole
-from sinkscope.runs.folder import COMPARISON, EVALUATION, ROLES, kind_of_run
+from sinkscope.evaluation.results_folder import COMPRESSED, RESULTS, RUN, TASK, ResultItems, hash_claim, write_json
+from sinkscope.runs.files import compare_checksum, parse_json, read_object, validated, with_checksum
+from sinkscope.runs.folder import EVALUATION, kind_of_run
 
 FORMAT = 1
 RULE = re.compile(r"([a-z]+):(\d+)(?:@(.*))?")
@@ -41,21 +32,18 @@ class Result:
 
     Attributes:
         hide: rule that hid keys; ``none`` is the unchanged model.
-        n, correct: problems, and those answered correctly.
-        accuracy: ``correct / n``, 0…1.
+        n, correct, accuracy: problems, those answered correctly, and their share.
         interval: Wilson's 95 % interval of the accuracy over problems; it holds for this one checkpoint.
         settings: of the sampler, with ``shots`` and ``batch``.
         weight_hash, config_hash: of the model, see `models.ModelCard`; the second is empty in older results.
-        device: accuracies differ between kinds of device.
         protocol: name and source of the published settings; None where settings were given or are the lab's.
         measures: accuracy by every published measure of the task; empty for the lab's.
-        removed_share: share of attention that the hidden keys would have had, of all attention of the heads, in the
-            steps, in which the rule was in force (also of queries that it leaves alone), mean over problems; None for
-            ``none``.
-        removed_share_committed: the same of the queries whose tokens were committed in the step, mean over problems;
-            None for ``none``, for likelihoods, and in older results.
+        removed_share: share of attention that the hidden keys would have had, of all attention of the heads and steps
+            in which the rule was in force, mean over problems; None for ``none``.
+        removed_share_committed: the same of the queries whose tokens were committed in the step; None for ``none``, for
+            likelihoods, and in older results.
         hit_rate: share of the hidden keys that were still among the top, mean over problems; None where undefined.
-        data: hash of the task's problems and shots; it does not depend on the file; empty in older results.
+        data: hash of the task's problems and shots; empty in older results.
         outcomes: one character for each problem, in order: 1 correct, 0 not. Runs are compared problem by problem.
         not_enforced: protections of the sandbox that the system refused, see `sandbox.ProgramResult`.
         seconds: time for writing and scoring, summed over problems.
@@ -98,10 +86,8 @@ def summarise(items: Sequence[Mapping[str, Any]], **known: Any) -> Result:
         correct=correct,
         accuracy=correct / n,
         interval=wilson_interval(correct, n),
-        measures={name: sum(item["measures"][name] for item in items) / n for name in items[0].get("measures", {})},
-        removed_share=mean("removed_share"),
-        removed_share_committed=mean("removed_share_committed"),
-        hit_rate=mean("hit_rate"),
+        measures={name: sum(item["measures"][name] for item in items) / n for name in items[0]["measures"]},
+        **{name: mean(name) for name in ("removed_share", "removed_share_committed", "hit_rate")},
         outcomes="".join("01"[item["correct"]] for item in items),
         not_enforced=tuple(sorted({line for item in items for line in item["not_enforced"]})),
         seconds=round(sum(item["seconds"] for item in items), 3),
@@ -111,12 +97,12 @@ def summarise(items: Sequence[Mapping[str, Any]], **known: Any) -> Result:
 
 def collect(folder: Path, wanted: Sequence[tuple[str, str]]) -> list[Result]:
     """Return the results of pairs of task and rule from the items in a folder, and write them to ``results.json``."""
-    run = read_object(folder / RUN)
+    run, again = read_object(folder / RUN), "run the same `sinkscope evaluate` again"
     results, missing = [], 0
     for task, hide in wanted:
         asked = read_object(folder / task / TASK)
         if run is None or asked is None:
-            raise EvaluationError(f"{folder} is damaged or not begun; run the same `sinkscope evaluate` again")
+            raise EvaluationError(f"{folder} is damaged or not begun; {again}")
         stored = ResultItems(folder, task, hide, hash_claim(run), hash_claim(asked))
         count, batch, model = asked["problems"], run["batch"], run["model"]
         read = [stored.read(index, min(batch, count - index // batch * batch)) for index in range(count)]
@@ -132,17 +118,13 @@ def collect(folder: Path, wanted: Sequence[tuple[str, str]]) -> list[Result]:
             settings={**asked["sampler"], "shots": asked["shots"], "chat": asked["chat"], "batch": batch},
             protocol=asked["protocol"],
             data=asked["data"],
-            weight_hash=model["weight_hash"],
-            config_hash=model["config_hash"],
             versions=run["versions"],
             device=run["device"],
-            dtype=model["dtype"],
+            **{name: model[name] for name in ("weight_hash", "config_hash", "dtype")},
         )
         results.append(result)
     if missing:
-        raise EvaluationError(
-            f"{folder} is unfinished ({missing} problems missing); run the same `sinkscope evaluate` again"
-        )
+        raise EvaluationError(f"{folder} is unfinished ({missing} problems missing); {again}")
     write_results(folder, results)
     return results
 
@@ -154,41 +136,20 @@ def write_results(folder: Path, results: Sequence[Result]) -> None:
         old = [result for result in read_results(folder) if (result.weight_hash, result.dtype, result.device) in runs]
     except (CallError, EvaluationError):
         old = []  # absent or damaged; every result can be made again from its items
-    write_json(folder / RESULTS, _stored({(one.task, rule_of(one)): one for one in (*old, *results)}.values()))
-
-
-def write_compressed(folder: Path, results: Sequence[Result]) -> None:
-    """Write ``results.json.gz`` and nothing else: the same bytes for the same results."""
-    text = json.dumps(_stored(results), ensure_ascii=False, separators=(",", ":")).encode()
-    folder.mkdir(parents=True, exist_ok=True)
-    kept = "what was there before is kept: make room and write it again"
-    write_whole(folder / COMPRESSED, gzip.compress(text, mtime=0), EvaluationError, kept)
-
-
-def _stored(results: Iterable[Result]) -> dict[str, Any]:
-    return with_checksum({"format": FORMAT, "results": [asdict(result) for result in results]})
+    kept = {(one.task, rule_of(one)): asdict(one) for one in (*old, *results)}
+    write_json(folder / RESULTS, with_checksum({"format": FORMAT, "results": list(kept.values())}))
 
 
 def read_results(*folders: Path | str) -> list[Result]:
     """Return the results of finished evaluations, folder by folder.
 
     Raises:
-        CallError: no folder given, no such folder, one that holds no evaluation, or two results of one cell.
+        CallError: no folder given, no such folder, or one that holds no evaluation.
         EvaluationError: an unfinished evaluation, a damaged file, or one of another version.
     """
     if not folders:
         raise CallError("expected at least one folder that `sinkscope evaluate` wrote, found none")
-    results, cells = [], dict[str, Path]()
-    for path in map(Path, folders):
-        for one in _read_folder(path):
-            if (cell := cell_of(one)) in cells:  # it would count as two tests
-                raise CallError(
-                    f"{path}: {one.task}, {one.hide} of {one.model} with the same settings is in {cells[cell]} too; "
-                    "leave one folder out"
-                )
-            cells[cell] = path
-            results.append(one)
-    return results
+    return [one for folder in folders for one in _read_folder(Path(folder))]
 
 
 def cell_of(result: Result) -> str:
@@ -198,17 +159,13 @@ def cell_of(result: Result) -> str:
 
 
 def rule_of(result: Result) -> tuple[str, ...]:
-    """Return word, K, seed and options of a rule that hides K keys, else its text alone.
-
-    The options stand in a fixed order, and a seed of 0 is the seed of a rule without one.
-    """
+    """Return word, K, seed (0 without one) and options in order of a rule that hides K keys, else its text alone."""
     rule = RULE.fullmatch(result.hide)
     if rule is None:
         return (result.hide,)
-    options = {option for option in (rule[3] or "").split(",") if option}
-    seeds = [seed[1] for seed in map(_SEED.fullmatch, options) if seed]
-    kept = sorted(option for option in options if not _SEED.fullmatch(option))
-    return (rule[1], str(int(rule[2])), str(int(seeds[0])) if seeds else "0", *kept)
+    options = sorted({option for option in (rule[3] or "").split(",") if option})
+    seeds = [seed[1] for seed in map(_SEED.fullmatch, options) if seed] or ["0"]
+    return (rule[1], str(int(rule[2])), str(int(seeds[0])), *(one for one in options if not _SEED.fullmatch(one)))
 
 
 def takes_seed(word: str) -> bool | None:
@@ -234,30 +191,21 @@ def _read_folder(folder: Path) -> list[Result]:
     path, compressed = folder / RESULTS, folder / COMPRESSED
     path = path if path.exists() or not compressed.exists() else compressed
     if not path.exists():
-        kind = kind_of_run(read_object(folder / RUN) or {"model": {}})
-        if not (folder / RUN).exists() or kind != EVALUATION:
-            command = {COMPARISON: "compare-caches", ROLES: "roles"}.get(kind)
-            found = f"{kind}; `sinkscope {command}` prints its table" if command else "none"
-            raise CallError(
-                f"{folder}: expected a folder that `sinkscope evaluate` wrote, with {RESULTS}, found {found}"
-            )
-        raise EvaluationError(
-            f"{folder} is unfinished ({len(find_items(folder))} problems done); run the same `sinkscope evaluate` again"
-        )
-    from pydantic import TypeAdapter, ValidationError
-
+        found = kind_of_run(read_object(folder / RUN) or {})
+        if found != EVALUATION:
+            raise CallError(f"{folder}: expected a folder that `sinkscope evaluate` wrote, found {found}")
+        raise EvaluationError(f"{folder} is unfinished; run the same `sinkscope evaluate` again")
     try:
         content = gzip.decompress(path.read_bytes()) if path == compressed else path.read_bytes()
         document = parse_json(content, str(path), EvaluationError, AGAIN)
         if document["format"] != FORMAT:
             raise EvaluationError(f"{path}: expected results of format {FORMAT}, found {document['format']!r}")
-        results = TypeAdapter(list[Result]).validate_python(document["results"])
+        results = validated(list[Result], document["results"], path, EvaluationError, AGAIN)
         compare_checksum(document, path, EvaluationError, AGAIN)
-    except (OSError, EOFError, zlib.error, KeyError, TypeError, ValidationError) as error:
+    except (OSError, EOFError, zlib.error, KeyError, TypeError) as error:
         raise EvaluationError(f"{path}: {error}; {AGAIN}") from error
     for one in results:
-        right = f"{one.correct} correct answers of {one.n}"
         counted = not one.outcomes or (len(one.outcomes), one.outcomes.count("1")) == (one.n, one.correct)
-        if not counted or not 0 <= one.correct <= one.n or abs(one.accuracy - one.correct / one.n) > 1e-6:
-            raise EvaluationError(f"{path}: {one.task}, {one.hide}: expected outcomes and accuracy of {right}; {AGAIN}")
+        if not counted or abs(one.accuracy - one.correct / one.n) > 1e-6:
+            raise EvaluationError(f"{path}: {one.task}, {one.hide}: its outcomes and accuracy contradict; {AGAIN}")
     return results

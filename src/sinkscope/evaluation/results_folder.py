@@ -47,34 +47,25 @@ _log = logging.getLogger(__name__)
 def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator[None]:
     """Make the folder, and keep other processes out while the body runs, except those with other shares of the work.
 
-    Args:
-        kind: of results that the folder may hold, see `kind_of_run`.
-
-    Raises:
-        CallError: the folder is a file, holds something else, or another process is at work in it.
-        EvaluationError: it cannot be made, or lies where files cannot be locked.
+    ``kind`` is that of the results which the folder may hold, see `kind_of_run`.
     """
     import fcntl  # not on Windows, where results can still be read
 
     with made_folder(folder, EvaluationError), contextlib.ExitStack() as stack:
+        run = read_object(folder / RUN) if (folder / RUN).exists() else None
         strange = [name for name in sorted(os.listdir(folder)) if not name.startswith((LOCK, RUN, RESULTS))]
         if strange and not (folder / RUN).exists():
-            what = f"files without the {RUN} of a run ({strange[0]} …)"
-            raise CallError(f"{folder} holds {what}; choose another folder or an empty one")
-        run = read_object(folder / RUN) if (folder / RUN).exists() else None
+            raise CallError(f"{folder} holds files without a {RUN} ({strange[0]} …); choose another or an empty folder")
         if run is not None and kind_of_run(run) != kind:  # before a lock is left in it
-            found = kind_of_run(run)
-            raise CallError(f"{folder} holds another run: expected {kind}, found {found}; choose another folder")
+            found = f"expected {kind}, found {kind_of_run(run)}"
+            raise CallError(f"{folder} holds another run: {found}; choose another folder")
         with exclusive(folder / CLAIM, EvaluationError):  # else two that start together would each find nobody
             mine = _lock_path(folder, share)
             own = stack.enter_context(open_lock(mine, EvaluationError))
             others = [one for one in folder.glob(f"{LOCK}.*-of-*") if not one.name.endswith(f"-of-{share.count}")]
-            busy = next(filter(_is_held, [*others, mine]), None)
-            if busy is not None:
-                raise CallError(
-                    f"{folder}: another process is evaluating into it (process {busy.read_text().strip()}); "
-                    "wait for it or choose another folder"
-                )
+            if (busy := next(filter(_is_held, [*others, mine]), None)) is not None:
+                who = f"another process is evaluating into it (process {busy.read_text().strip()})"
+                raise CallError(f"{folder}: {who}; wait for it or choose another folder")
             lock(own, fcntl.LOCK_EX | fcntl.LOCK_NB, EvaluationError)
             own.truncate(0)
             own.write(f"{os.getpid()}\n")
@@ -105,13 +96,9 @@ def _is_held(path: Path) -> bool:
 
 
 def claim(folder: Path, contents: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Write the descriptions of a run, or compare them with those there; return their hashes.
+    """Write the descriptions of a run, or refuse those of another one; return their hashes.
 
     All are compared before one is written. How many problems are asked may change from call to call.
-
-    Raises:
-        CallError: another run is there.
-        EvaluationError: they cannot be written, or lie where files cannot be locked.
     """
     with exclusive(folder / CLAIM, EvaluationError):
         mine = {name: json.loads(json.dumps(content)) for name, content in contents.items()}
@@ -128,61 +115,48 @@ def claim(folder: Path, contents: Mapping[str, Mapping[str, Any]]) -> dict[str, 
 
 
 def _compare(folder: Path, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    # the same weights under another path are the same model; `fingerprints` has the config
-    ignored = ["model.name", "model.config_hash"]
     changed = changed_fingerprint(theirs, mine)
+    ignored = ["model.config_hash"]  # `fingerprints` has it
     if changed is not None and mine.get("model", {}).get("weight_hash") == mine.get(WEIGHTS):
         ignored.append("model.weight_hash")  # weights that are in no file
     changes = [
         difference_in_words(name, old, new, "{name}: {old} → {new}")
-        for name, old, new in differences(_settings(theirs), _settings(mine))
+        for name, old, new in differences(_identity(theirs), _identity(mine))
         if name not in ignored
     ]
     if changes:
-        way_out = "choose another folder, or go on with its settings"
-        raise CallError(f"{folder} holds another run ({'; '.join(changes)}); {way_out}")
+        raise CallError(f"{folder} holds another run ({'; '.join(changes)}); choose another folder or its settings")
     if changed is not None:
         raise CallError(f"{folder} holds another run: {changed}")
 
 
 def hash_claim(content: Mapping[str, Any]) -> str:
     """Return the hash of `claim`, which neither the path of the model nor the number of problems changes."""
-    plain = _settings(content)
+    return checksum_of(_identity(content))
+
+
+def _identity(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a description without amounts, fingerprints, and the path of the model, whose weights may move."""
+    plain = {key: value for key, value in content.items() if key not in (*AMOUNTS, *FINGERPRINTS)}
     if "model" in plain:
         plain["model"] = {key: value for key, value in plain["model"].items() if key != "name"}
-    return checksum_of(plain)
-
-
-def _settings(content: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in content.items() if key not in (*AMOUNTS, *FINGERPRINTS)}
+    return plain
 
 
 class ResultItems:
-    """The items of one task under one rule, one a problem.
-
-    Args:
-        folder: of the evaluation.
-        task, hide: names of the task and the rule.
-        run: from `claim`, for the folder and for the task; items of another run do not count.
-    """
+    """The items of one task under one rule, one a problem; ``run`` are hashes of `claim`: other runs' do not count."""
 
     def __init__(self, folder: Path, task: str, hide: str, *run: str) -> None:
         self.folder = folder / task / re.sub(r"[^\w.+-]", "-", hide)
         self.run = checksum_of({"run": run, "task": task, "hide": hide})
 
-    def path(self, index: int) -> Path:
-        """Return the file of a problem."""
-        return item_path(self.folder, index, ".json")
-
     def read(self, index: int, beside: int = 0) -> dict[str, Any] | None:
         """Return a committed item, or None; a damaged one is set aside and reported.
 
-        Args:
-            index: number of the problem.
-            beside: problems of its batch as it is now; an item that was written among fewer, at the end of a smaller
-                limit, is to be done again, so that padding and rounding are those of an uninterrupted run.
+        An item that was written ``beside`` fewer problems, at the end of a smaller limit, is to be done again, so that
+        padding and rounding are those of an uninterrupted run.
         """
-        path = self.path(index)
+        path = item_path(self.folder, index, ".json")
         item = read_object(path)
         if item is None and not path.exists():
             return None
@@ -196,20 +170,12 @@ class ResultItems:
             return None
         return item if item.get("beside", beside) >= beside else None
 
-    def commit(self, index: int, item: Mapping[str, Any]) -> dict[str, Any]:
-        """Write an item; return it as `read` does."""
+    def commit(self, index: int, item: Mapping[str, Any]) -> None:
         content = json.loads(json_text({"run": self.run, "index": index, **item}))
-        write_json(self.path(index), with_checksum(content))
-        return content
-
-
-def find_items(folder: Path) -> list[Path]:
-    """Return the files of the problems that are done."""
-    return sorted(folder.glob("*/*/??????.json"))
+        write_json(item_path(self.folder, index, ".json"), with_checksum(content))
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a file so that a reader sees all of it or nothing."""
     kept = "what was done before is kept: make room and run the same command again"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode(), EvaluationError, kept)

@@ -1,16 +1,16 @@
 """`evaluate` scores a model on tasks and writes the results into a folder; after a kill the same command resumes.
 
 Neighbouring prompts form left-padded batches. Which problems form a batch depends on their numbers, never on the number
-of processes. An unfinished batch is computed again as a whole, so that padding and rounding are those of an
-uninterrupted run, and only its missing items are kept. A run with a larger limit continues in the same folder; a last
-batch that becomes larger is computed again.
+of processes. An unfinished batch, or a last one that a larger limit makes larger, is computed again as a whole, so that
+padding and rounding are those of an uninterrupted run, and only its missing items are kept.
 """
 
 import logging
 import platform
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
@@ -19,19 +19,21 @@ from typing import Any
 import torch
 
 from sinkscope.counts import counted
-from sinkscope.decoding import Generation, generate
-from sinkscope.decoding.caches.parsing import parse_cache
+from sinkscope.decoding import Generation, Settings, generate
+from sinkscope.decoding.caches.policy import parse_cache
 from sinkscope.decoding.caches.reader import check_model
-from sinkscope.errors import EvaluationError
-from sinkscope.evaluation.answers import answer_until, reseeded, rule_in_force
+from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.choices import LikelihoodSettings, ask
 from sinkscope.evaluation.protocols import AUTO
 from sinkscope.evaluation.results import Result, collect
 from sinkscope.evaluation.results_folder import RUN, TASK, ResultItems, claim, locked, state_of
 from sinkscope.evaluation.sandbox import run_program
-from sinkscope.evaluation.task_plans import Request, TaskPlan, make_plans
-from sinkscope.models import Model, expect_model
+from sinkscope.evaluation.task_plans import Request, Rule, TaskPlan, make_plans
+from sinkscope.interventions.effect import Effect
+from sinkscope.models import Model, expect_model, load
+from sinkscope.models.devices import own_device
 from sinkscope.models.fingerprints import fingerprints, weight_hash_of
+from sinkscope.models.loading import outline
 from sinkscope.progress import show_progress
 from sinkscope.runs.share import Share, share_of_process
 
@@ -39,7 +41,13 @@ STARTING_S = 1800.0  # seconds that another process may take to load its model
 POLL_S = 0.5
 PASS_SEEDS = 1 << 30  # between the seeds of one pass and the next; torch on a CPU uses the lower 32 bits of a seed
 ITEMS = 2  # format of the items in a folder; format 1 had the limit among the settings
+LOGS = "lock.jobs"  # named like a lock, so that the folder still counts as an evaluation
+MINUTES = {"slurm": 24 * 60, "local": 365 * 24 * 60}
+"""How long a job may take where no option says it; submitit's own 5 and 2 minutes end it within its work."""
 _log = logging.getLogger(__name__)
+
+Items = Iterator[tuple[int, dict[str, Any]]]
+"""Number and item of problems."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +60,7 @@ class Batch:
     indices: range
 
     def missing(self) -> list[int]:
-        """Return the problems that are not committed."""
         return [index for index in self.indices if self.items.read(index, len(self.indices)) is None]
-
-
-Write = Callable[[Model, Batch, Sequence[int]], Iterator[tuple[int, dict[str, Any]]]]
-"""Writes a batch, and yields number and item of each of its missing problems."""
 
 
 def evaluate(
@@ -78,9 +81,6 @@ def evaluate(
     share: Share | None = None,
 ) -> list[Result]:
     """Score a model on tasks, with one item for each problem and rule; the same call resumes.
-
-    A folder is refused where the weights in memory are not those that began it. The weight hash of a result is that of
-    the model's files, or of memory where the weights were changed after they were loaded.
 
     Args:
         tasks: of the lab or published, see `find_task`.
@@ -114,15 +114,18 @@ def evaluate(
                 if policy is not None:
                     check_model(model, policy)
     if mine.index == 0:
-        _announce(plans)
-    out = Path(out)
+        warnings = [plan.protocol for plan in plans if plan.protocol is not None]
+        if any(plan.task.runs_programs for plan in plans):
+            lacks = "the sandbox cannot enforce everything on this system. "
+            warnings += [lacks + line for line in run_program("").not_enforced]
+        for line in warnings:
+            _log.warning("%s", line)
+    out, shown = Path(out), progress and (mine.index == 0 or share is not None)
     with locked(out, mine):
         others = [Share(index, mine.count) for index in range(mine.count) if index != mine.index]
         before = {other: state_of(out, other) for other in others}
         batches = open_batches(out, model, plans, rules, describe_run(model, batch, limit))
-        work_through(
-            model, batches[mine.index :: mine.count], _work, progress and (mine.index == 0 or share is not None)
-        )
+        work_through(model, batches[mine.index :: mine.count], _work, shown)
         if share is not None or mine.index > 0:
             return []
         _wait_for_others(out, before, batches)
@@ -132,11 +135,7 @@ def evaluate(
 def open_batches(
     out: Path, model: Model, plans: Sequence[TaskPlan], ways: Mapping[str, Any], described: Mapping[str, Any]
 ) -> list[Batch]:
-    """Claim a folder for a run, and return its batches by task, way (by the text that names its folder) and problems.
-
-    Raises:
-        CallError: another run is there.
-    """
+    """Claim a folder for a run, and return its batches by task, way (by the text that names its folder) and problems."""
     asked = {f"{plan.task.name}/{TASK}": plan.describe() for plan in plans}
     run, *of_tasks = claim(out, {RUN: {**described, **fingerprints(model)}, **asked}).values()
     batches, size = [], described["batch"]
@@ -147,15 +146,6 @@ def open_batches(
             starts = range(0, count, size)
             batches += [Batch(plan, way, items, range(start, min(start + size, count))) for start in starts]
     return batches
-
-
-def _announce(plans: Sequence[TaskPlan]) -> None:
-    for plan in plans:
-        if plan.protocol is not None:
-            _log.warning("%s", plan.protocol)
-    if any(plan.task.runs_programs for plan in plans):
-        for line in run_program("").not_enforced:
-            _log.warning("the sandbox cannot enforce everything on this system. %s", line)
 
 
 def describe_run(model: Model, batch: int, limit: int | None) -> dict[str, Any]:
@@ -171,8 +161,9 @@ def describe_run(model: Model, batch: int, limit: int | None) -> dict[str, Any]:
     }
 
 
-def work_through(model: Model, batches: Sequence[Batch], write: Write, shown: bool) -> None:
-    """Write the missing items of batches."""
+def work_through(
+    model: Model, batches: Sequence[Batch], write: Callable[[Model, Batch, Sequence[int]], Items], shown: bool
+) -> None:
     missing = [batch.missing() for batch in batches]
     total = sum(len(batch.indices) for batch in batches)
     done = total - sum(map(len, missing))
@@ -183,41 +174,79 @@ def work_through(model: Model, batches: Sequence[Batch], write: Write, shown: bo
                 bar.advance()
 
 
-def _work(model: Model, batch: Batch, missing: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:
-    plan, start = batch.plan, batch.indices.start
+def effect_on(rule: Rule, running: Any, row: int | None = None, passes: int = 1) -> dict[str, Any] | None:
+    """Return the effect of a running rule, as `Effect.as_dict` has it; None under a rule that hides nothing.
+
+    It is that on a row of a generation, over so many passes of the same prompts; without a row, that on a likelihood.
+    """
+    if rule.idle:
+        return None
+    found = running.effect
+    if row is not None:  # of each pass, whose prompts stand behind those of the pass before
+        every = slice(row, None, max(1, len(found.steps) // passes))
+        found = Effect(*(values[every] for values in vars(found).values()))
+    elif running.asked_previous or not found.steps.any():
+        what = "asked for the step before" if running.asked_previous else "was never in force"
+        raise CallError(f"hide: {rule} {what}, and a likelihood has one step; observe=current hides in it")
+    return found.as_dict()
+
+
+def reseeded(settings: Settings, by: int) -> Settings:
+    """Return a sampler's settings with its seed, if it has one, raised by a number."""
+    seed = getattr(settings, "seed", None)
+    return settings if seed is None else replace(settings, seed=seed + by)
+
+
+def _work(model: Model, batch: Batch, missing: Sequence[int]) -> Items:
+    plan, start, passes = batch.plan, batch.indices.start, batch.plan.task.passes
     if isinstance(plan.sampler, LikelihoodSettings):
         yield from _compare(model, batch, missing, plan.sampler)
         return
     began = time.monotonic()
     # Row i draws from seed + i: the seed of a problem depends on its number, not on the batch.
     own = reseeded(plan.sampler, start)
-    with rule_in_force(batch.way, model) as effect:
+    with batch.way(model) as running:
         generations = generate(model, list(plan.encoded[start : batch.indices.stop]), **asdict(own))
-        for _ in range(plan.task.passes - 1):
+        for _ in range(passes - 1):
             thoughts = [_read_so_far(model, one) for one in generations]
             own = reseeded(own, PASS_SEEDS)  # so that the noise differs from the previous pass
             generations = generate(model, [model.encode(text) for text in thoughts], **asdict(own))
-        effects = [effect(row, plan.task.passes) for row in range(len(generations))]
+        effects = [effect_on(batch.way, running, row, passes) for row in range(len(generations))]
     share = (time.monotonic() - began) / len(generations)
     for index in missing:
-        generation, problem = generations[index - start], plan.problems[index]
+        generation, began = generations[index - start], time.monotonic()
+        text = written_text(model, plan, generation) if passes == 1 else _read_so_far(model, generation)
+        item = {
+            "beside": len(batch.indices),
+            **_judged(plan, index, text, text),
+            "tokens": generation.tokens[generation.prompt_length :].tolist(),
+            "steps": generation.steps,
+            "effect": effects[index - start],
+        }
+        yield index, {**item, "seconds": round(share + time.monotonic() - began, 3)}
+
+
+def _compare(model: Model, batch: Batch, missing: Sequence[int], settings: LikelihoodSettings) -> Items:
+    for index in missing:
         began = time.monotonic()
-        text = written_text(model, plan, generation) if plan.task.passes == 1 else _read_so_far(model, generation)
-        score = plan.task.score(problem, text)
-        yield (
-            index,
-            {
-                "beside": len(batch.indices),
-                "prompt": plan.prompts[index],
-                "gold": plan.task.gold(problem),
-                "text": text,
-                "tokens": generation.tokens[generation.prompt_length :].tolist(),
-                "steps": generation.steps,
-                **asdict(score),
-                "effect": effects[index - start],
-                "seconds": round(share + time.monotonic() - began, 3),
-            },
-        )
+        with batch.way(model) as running:
+            asked = ask(model, batch.plan.problems[index], settings, index, len(batch.indices))
+            effect = effect_on(batch.way, running)
+        judged = _judged(batch.plan, index, "", asked)
+        item = {
+            **judged,
+            "text": judged["read"] or "",
+            "tokens": [],
+            "likelihoods": [asdict(one) for one in asked.likelihoods],
+            "effect": effect,
+        }
+        yield index, {**item, "seconds": round(time.monotonic() - began, 3)}
+
+
+def _judged(plan: TaskPlan, index: int, text: str, asked: Any) -> dict[str, Any]:
+    task, problem = plan.task, plan.problems[index]
+    said = {"prompt": plan.prompts[index], "gold": task.gold(problem), "text": text}
+    return said | asdict(task.score(problem, asked))
 
 
 def written_text(model: Model, plan: TaskPlan, generation: Generation) -> str:
@@ -227,6 +256,21 @@ def written_text(model: Model, plan: TaskPlan, generation: Generation) -> str:
     return answer_until(model, generation.tokens[generation.prompt_length :], plan.task.stops)
 
 
+def answer_until(model: Model, answer: torch.Tensor, stops: Sequence[str]) -> str:
+    """Return the text of an answer, int64 [position], as lm-eval's tasks read it: before the first EOS or stop string.
+
+    A stop string that is a special token ends the answer as a token, since special tokens are left out of the text.
+    """
+    known = model.tokenizer.get_added_vocab()
+    ends = {known[stop] for stop in stops if stop in known} | set(model.card.ends)
+    ids: list[int] = answer.tolist()
+    length = next((place for place, token in enumerate(ids) if token in ends), len(ids))
+    text = model.decode([token for token in ids[:length] if token != model.card.mask_id])
+    for stop in filter(None, stops):
+        text = text.split(stop, 1)[0]
+    return text
+
+
 def _read_so_far(model: Model, generation: Generation) -> str:
     """Return prompt and answer up to its end, as the prompt of the next pass."""
     tokens, length = generation.tokens.tolist(), generation.prompt_length
@@ -234,37 +278,8 @@ def _read_so_far(model: Model, generation: Generation) -> str:
     return model.decode(tokens[: next(ends, None)])
 
 
-def _compare(
-    model: Model, batch: Batch, missing: Sequence[int], settings: LikelihoodSettings
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    plan = batch.plan
-    for index in missing:
-        began, question = time.monotonic(), plan.problems[index]
-        with rule_in_force(batch.way, model) as effect:
-            asked = ask(model, question, settings, index, len(batch.indices))
-            found = effect(None)
-        score = plan.task.score(question, asked)
-        yield (
-            index,
-            {
-                "prompt": plan.prompts[index],
-                "gold": plan.task.gold(question),
-                "text": score.read or "",
-                "tokens": [],
-                "likelihoods": [asdict(one) for one in asked.likelihoods],
-                **asdict(score),
-                "effect": found,
-                "seconds": round(time.monotonic() - began, 3),
-            },
-        )
-
-
 def _wait_for_others(out: Path, before: Mapping[Share, tuple[bool, int]], batches: Sequence[Batch]) -> None:
-    """Wait until the other shares are done; ``before`` is the state of each at the start of this process.
-
-    Raises:
-        EvaluationError: a process ended with items missing.
-    """
+    """Wait until the other shares are done; ``before`` is the state of each at the start of this process."""
     started = time.monotonic()
     for other, state in before.items():
         while True:
@@ -277,3 +292,67 @@ def _wait_for_others(out: Path, before: Mapping[Share, tuple[bool, int]], batche
                 what = f"process {other.index} of {other.count} ended with {counted(missing, 'problem')} missing"
                 raise EvaluationError(f"{out}: {what}; run the same command again; finished problems are kept")
             time.sleep(POLL_S)
+
+
+# Jobs of a cluster, through submitit: job i of N does share i of N, with its own model
+
+
+def run_share(
+    model: str, device: str, dtype: str | None, arguments: Mapping[str, Any], share: Share | None = None
+) -> Any:
+    """Load a model and evaluate it; ``cuda`` under torchrun is the device of the process."""
+    return evaluate(load(model, dtype=dtype, device=own_device(device)), **arguments, share=share)
+
+
+def run_in_jobs(
+    model: str,
+    device: str,
+    dtype: str | None,
+    arguments: Mapping[str, Any],
+    jobs: int,
+    cluster: str = "slurm",
+    options: str = "",
+) -> None:
+    """Submit the shares of an evaluation as jobs and wait until they end; the same call again does the rest.
+
+    ``cluster`` is slurm or local; ``options`` are name=value, separated by commas, for ``update_parameters``.
+    """
+    try:
+        import submitit
+    except ImportError as error:
+        raise CallError("--jobs needs submitit, which is not installed: pip install 'sinkscope[slurm]'") from error
+    asked = {name: value for name, value in arguments.items() if name in Request.__dataclass_fields__}
+    make_plans(outline(model), Request(**asked))  # refuses a call that no job could do, before one waits
+    folder = arguments["out"].absolute() / LOGS  # submitit takes a relative ~ for a home
+    parameters: dict[str, Any] = {}
+    for part in filter(None, map(str.strip, options.split(","))):
+        name, separator, value = part.partition("=")
+        if not separator or (re.fullmatch("((slurm|local)_)?(nodes|n?tasks_per_node)", name) and value != "1"):
+            raise CallError(f"--job-options: expected name=value, with one process for each job, found {part!r}")
+        parameters[name] = int(value) if value.isdigit() else value
+    if not any(name.endswith("timeout_min") for name in parameters):
+        parameters["timeout_min"] = MINUTES[cluster]
+    running: list[Any] = []
+    try:
+        executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
+        executor.update_parameters(**parameters)
+        with executor.batch():
+            for index in range(jobs):
+                running.append(executor.submit(run_share, model, device, dtype, dict(arguments), Share(index, jobs)))
+        failed = [(job.job_id, error) for job in running if (error := job.exception()) is not None]
+    except (NameError, TypeError, ValueError, AssertionError) as error:
+        raise CallError(f"--jobs, --job-options: submitit refuses {cluster} with {parameters}: {error}") from error
+    except (OSError, RuntimeError) as error:
+        raise EvaluationError(f"the jobs could not be submitted on {cluster} ({error}); see --job-options") from error
+    except KeyboardInterrupt:
+        for job in running if cluster == "local" else ():  # those of a cluster go on
+            job.cancel()
+        raise
+    if failed:
+        job, text = failed[0][0], str(failed[0][1])
+        trace = re.search(r"^-{9,}\n(.*?)^-{9,}$", text, re.DOTALL | re.MULTILINE)  # the job's own, in submitit's words
+        why = re.sub(r"^sinkscope\.errors\.\w+: ", "", (trace[1] if trace else text).strip().splitlines()[-1])
+        raise EvaluationError(
+            f"{len(failed)} of {jobs} jobs failed (job {job}: {why}; logs in {folder}); run the same command again; "
+            "finished problems are kept"
+        )

@@ -1,17 +1,28 @@
-"""Tables of results: paper 1's layout as Markdown and LaTeX, one row for each result as CSV and JSON."""
+"""Tables of results: each compared with the unhidden run and with its controls, as Markdown, LaTeX, CSV and JSON."""
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any, Literal
 
-from sinkscope.evaluation.comparisons import Row, arranged, check_results, compare, remarks
-from sinkscope.evaluation.paired_tests import Difference
-from sinkscope.evaluation.results import Result
+from sinkscope.counts import counted
+from sinkscope.errors import CallError
+from sinkscope.evaluation.paired_tests import Difference, against_controls, holm, p_text, paired_difference
+from sinkscope.evaluation.papers import published_accuracy
+from sinkscope.evaluation.results import Result, cell_of, hides_k, rule_of, takes_seed
 from sinkscope.runs.files import in_markdown, json_text, markdown_cell, printable
 
 Format = Literal["markdown", "latex", "csv", "json"]
+Row = dict[str, Any]
+SEEDS = 3
+_MATCHED = 1.5
+"""Largest ratio between the attention that a rule and its control of equal mass take away."""
+_MATCHED_IN = {
+    "mass": ("removed_share", ""),
+    "rowmass": ("removed_share_committed", " at the positions being committed"),
+}
+"""For each control of equal mass the share that it is to match, and its name in a sentence."""
 NOTES = (
     "Accuracy with Wilson's 95 % interval over problems; it speaks of one checkpoint, not of a way to train.",
     "Change: hidden minus unhidden in points, paired by problem, Tango's 95 % interval; p: McNemar's exact, after "
@@ -21,63 +32,156 @@ NOTES = (
     "Against controls: what hiding sinks changes beyond hiding the control's keys, averaged over its seeds; p: exact, "
     "after Holm.",
     "Removed: attention the hidden keys would have had, of all attention in the heads and steps where the rule holds; "
-    "at commits: of the "
-    "queries whose tokens were committed.",
+    "at commits: of the queries whose tokens were committed.",
 )
+_COMPARED = "model,task,hidden,n,change,p,verdict,removed,at commits,hit rate,against controls".split(",")
+_FLAT = "model task hide n correct accuracy".split()
+_MORE = "removed_share removed_share_committed hit_rate weight_hash config_hash device dtype seconds".split()
+_MARKS = {"robust": r"$^{\circ}$", "degraded": r"$^{\downarrow}$", "undecided": "$^{?}$"}
+_TEXT = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "|": "bar", "<": "less", ">": "greater"}
+_IN_LATEX = {one: f"\\{one}" for one in "_&%#${}"} | {one: rf"\text{name}{{}}" for one, name in _TEXT.items()}
 
 
 def table(results: Sequence[Result]) -> dict[str, Any]:
     """Return ``{"rows": [...], "remarks": [...]}``: each result without its outcomes, but with its comparisons."""
-    return table_of(compare(arranged(check_results(results))))
-
-
-def table_of(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return compared rows as the JSON document of `sinkscope table`."""
-    return {"rows": [_document(row) for row in rows], "remarks": remarks(rows)}
-
-
-def _document(row: Row) -> dict[str, Any]:
-    values = {name: value for name, value in asdict(row.result).items() if name != "outcomes"}
-    published, error = row.published or (None, None)
-    return values | {
-        "interval": list(row.result.interval),
-        "not_enforced": list(row.result.not_enforced),
-        "published": published,
-        "published_error": error,
-        "change": None if row.change is None else _difference(row.change, row.adjusted),
-        "controls": [
-            {name: getattr(one, name) for name in ("control", "seeds", "removed_share", "removed_share_committed")}
-            | _difference(one.difference, one.adjusted)
-            for one in row.contrasts
-        ],
-    }
-
-
-def _difference(change: Difference, adjusted: float | None) -> dict[str, Any]:
-    derived = {name: getattr(change, name) for name in ("verdict", "needed", "too_small")}
-    return {**asdict(change), "p_holm": adjusted, **derived}
+    rows = compare(results)
+    return {"rows": rows, "remarks": remarks(rows)}
 
 
 def write_table(results: Sequence[Result], form: Format = "markdown") -> str:
     """Return a table as text, without a last line break."""
-    return write_rows(compare(arranged(check_results(results))), form)
-
-
-def write_rows(rows: Sequence[Row], form: Format = "markdown") -> str:
-    """Return compared rows as a table in Markdown, LaTeX, CSV or JSON."""
     if form == "json":
-        return json_text(table_of(rows))
-    return {"markdown": _markdown, "latex": _latex, "csv": _csv}[form](rows)
+        return json_text(table(results))
+    return {"markdown": _markdown, "latex": _latex, "csv": _csv}[form](compare(results))
+
+
+def compare(results: Sequence[Result]) -> list[Row]:
+    """Return a row for each result, in order; runs are paired over the problems that both have.
+
+    A row has the fields of `Result` but ``outcomes``, paper 1's accuracy and standard error (``published``,
+    ``published_error``), ``change``, a `Difference` from the unhidden run of the same weights, settings, dtype, device
+    and problems, and ``controls``, one for each control with the same K and options. ``p_holm`` is adjusted over all
+    rows: rules that hide sinks, controls, and contrasts are three families.
+
+    Raises:
+        CallError: two results of one cell, which would count as two tests.
+    """
+    cells: dict[str, Result] = {}  # a rule that is written in two ways counts once
+    for one in results:
+        other = cells.get(cell_of(one))
+        if other is not None and (other.hide == one.hide or other.outcomes != one.outcomes):
+            raise CallError(f"expected each model, task and rule once, found {one.model}, {one.task}, {one.hide} twice")
+        cells[cell_of(one)] = one
+    changes = {cell: _change(one, results) for cell, one in cells.items()}
+    contrasts = {cell: list(_contrasts(one, results)) for cell, one in cells.items()}
+    families: dict[str, list[Row]] = {"sinks": [], "control": []}  # claims on sinks do not depend on many controls
+    for cell, change in changes.items():
+        if change is not None:
+            families["sinks" if takes_seed(_word(cells[cell].hide)) is None else "control"].append(change)
+    for family in (*families.values(), [one for found in contrasts.values() for one in found]):
+        for test, adjusted in zip(family, holm([test["p_value"] for test in family]), strict=True):
+            test["p_holm"] = adjusted
+    rows = []
+    for one in results:
+        values = {name: value for name, value in asdict(one).items() if name != "outcomes"}
+        values |= {name: list(values[name]) for name in ("interval", "not_enforced")}
+        published, error = published_accuracy(one.model, one.task, one.hide) or (None, None)
+        found = {"change": changes[cell_of(one)], "controls": contrasts[cell_of(one)]}
+        rows.append({**values, "published": published, "published_error": error, **found})
+    return rows
+
+
+def _word(rule: str) -> str:
+    return rule.partition(":")[0]
+
+
+def _difference(change: Difference) -> Row:
+    return asdict(change) | {name: getattr(change, name) for name in ("verdict", "needed", "too_small")}
+
+
+def _change(result: Result, results: Sequence[Result]) -> Row | None:
+    bases = [one for one in results if one.hide == "none" and _comparable(one, result)]
+    if result.hide == "none" or not bases:
+        return None
+    return _difference(paired_difference(*_common([result, max(bases, key=lambda one: one.n)])))
+
+
+def _contrasts(result: Result, results: Sequence[Result]) -> Iterator[Row]:
+    """Yield the contrast of a rule that hides K keys with each kind of control, averaged over its seeds."""
+    word, *rest = rule_of(result)
+    if not rest or not hides_k(word):
+        return
+    k, _, *options = rest
+    kinds: dict[str, dict[str, Result]] = {}
+    for one in results:
+        kind, *other = rule_of(one)
+        # controls but random stand in for the top K
+        if takes_seed(kind) is None or (word != "top" and kind != "random") or not _comparable(one, result):
+            continue
+        if (other[0], other[2:]) == (k, options):
+            runs = kinds.setdefault(kind, {})
+            runs[other[1]] = max(one, runs.get(other[1], one), key=lambda run: run.n)
+    for kind, by_seed in kinds.items():
+        sink, *controls = _common([result, *by_seed.values()])
+        found: Row = {"control": f"{kind}:{k}" + (f"@{','.join(options)}" if options else ""), "seeds": len(by_seed)}
+        for name in ("removed_share", "removed_share_committed"):
+            known = [share for run in by_seed.values() if (share := getattr(run, name)) is not None]
+            found[name] = sum(known) / len(known) if known else None
+        yield found | _difference(against_controls(sink, controls))
+
+
+def _comparable(one: Result, other: Result) -> bool:
+    keys = "model task weight_hash settings dtype device".split()  # the last two alone move accuracies by points
+    same = all(getattr(one, key) == getattr(other, key) for key in keys)
+    older = ("data", "config_hash")  # empty in older results
+    same = same and all(len({getattr(one, key), getattr(other, key)} - {""}) < 2 for key in older)
+    return same and bool(one.outcomes and other.outcomes)
+
+
+def _common(results: Sequence[Result]) -> list[list[int]]:
+    shortest = min(len(one.outcomes) for one in results)
+    return [list(map(int, one.outcomes[:shortest])) for one in results]
+
+
+def remarks(rows: Sequence[Row]) -> list[str]:
+    """Return warnings about rows: too few problems or seeds, no comparison, controls that do not match."""
+    said: list[str] = []
+    small: dict[tuple[str, str, int], list[str]] = {}
+    for row in rows:
+        hide, change, controls = row["hide"], row["change"], row["controls"]
+        where = f"{row['model']}, {row['task']}, {hide}"
+        if change is not None and change["too_small"]:
+            small.setdefault((row["model"], row["task"], change["n"]), []).append(f"{hide} ({change['needed']})")
+        elif hide != "none" and change is None:
+            same = "weights, problems, settings, dtype and device"
+            said.append(f"{where}: no unhidden run of the same {same} to compare with")
+        for one in controls:
+            if one["seeds"] < SEEDS and takes_seed(_word(one["control"])):
+                said.append(f"{where}: {one['seeds']} of at least {SEEDS} seeds of {one['control']}")
+            if _word(one["control"]) in _MATCHED_IN:
+                name, of_what = _MATCHED_IN[_word(one["control"])]
+                mine, theirs = row[name], one[name]
+                if mine and theirs and not 1 / _MATCHED <= theirs / mine <= _MATCHED:
+                    took = f"{one['control']} took away {100 * theirs:.1f} % of the attention{of_what}"
+                    said.append(f"{where}: {took}, the sinks' rule {100 * mine:.1f} %; they do not match in mass")
+        for n in sorted({one["n"] for one in controls} - {row["n"]}):
+            some = ", ".join(one["control"] for one in controls if one["n"] == n)
+            said.append(f"{where}: set against {some} over the {counted(n, 'problem')} that both have")
+        if hides_k(_word(hide)) and not any(takes_seed(_word(one["control"])) for one in controls):
+            said.append(f"{where}: no random control with its K and options; hiding any keys may hurt as much")
+    for (model, task, n), rules in small.items():
+        some = f"for a verdict on these rules (in brackets how many would do): {', '.join(rules)}"
+        said.append(f"{model}, {task}: {counted(n, 'problem')} {'is' if n == 1 else 'are'} too few {some}")
+    return said
 
 
 def _layout(rows: Sequence[Row], cell: Callable[[Row], str]) -> tuple[list[str], list[tuple[str, str, list[str]]]]:
     """Return paper 1's layout: the models, and for each task and rule a cell a model, "–" without a result."""
-    models = list(dict.fromkeys(row.result.model for row in rows))
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
     cells: dict[tuple[str, str], dict[str, list[str]]] = {}
-    tasks = list(dict.fromkeys(row.result.task for row in rows))
-    for row in sorted(rows, key=lambda row: tasks.index(row.result.task)):
-        place = cells.setdefault((row.result.task, row.result.hide), {})
-        place.setdefault(row.result.model, []).append(cell(row))
+    for row in sorted(rows, key=lambda row: tasks.index(row["task"])):
+        cells.setdefault((row["task"], row["hide"]), {}).setdefault(row["model"], []).append(cell(row))
     return models, [(*place, ["; ".join(found.get(one, ["–"])) for one in models]) for place, found in cells.items()]
 
 
@@ -85,7 +189,7 @@ def _markdown(rows: Sequence[Row]) -> str:
     models, layout = _layout(rows, _cell)
     lines = [_markdown_line(["task", "hidden", *models]), "|---|---|" + "---|" * len(models)]
     lines += [_markdown_line([task, hide, *cells]) for task, hide, cells in layout]
-    changed = [row for row in rows if row.change is not None]
+    changed = [row for row in rows if row["change"] is not None]
     if changed:
         lines += ["", _markdown_line(_COMPARED), "|---" * len(_COMPARED) + "|"]
         lines += [_markdown_line(_comparison(row)) for row in changed]
@@ -97,33 +201,27 @@ def _markdown_line(cells: Sequence[str]) -> str:
 
 
 def _cell(row: Row) -> str:
-    low, high = row.result.interval
-    paper = "" if row.published is None else f" [paper {row.published[0]:.2f} ± {row.published[1]:.2f}]"
-    return f"{row.result.accuracy:.3f} ({low:.3f}–{high:.3f}), n = {row.result.n}{paper}"
-
-
-_COMPARED = "model,task,hidden,n,change,p,verdict,removed,at commits,hit rate,against controls".split(",")
+    low, high = row["interval"]
+    paper = "" if row["published"] is None else f" [paper {row['published']:.2f} ± {row['published_error']:.2f}]"
+    return f"{row['accuracy']:.3f} ({low:.3f}–{high:.3f}), n = {row['n']}{paper}"
 
 
 def _comparison(row: Row) -> list[str]:
-    result, change = row.result, row.change
-    assert change is not None
-    against = [f"{one.control} ×{one.seeds}: {_points(one.difference)}, p {_p(one.adjusted)}" for one in row.contrasts]
-    verdict = change.verdict + (" (n too small)" if change.too_small else "")
-    shares = (result.removed_share, result.removed_share_committed, result.hit_rate)
+    change = row["change"]
+    against = [
+        f"{one['control']} ×{one['seeds']}: {_points(one)}, p {p_text(one['p_holm'])}" for one in row["controls"]
+    ]
+    verdict = change["verdict"] + (" (n too small)" if change["too_small"] else "")
+    shares = [row[name] for name in ("removed_share", "removed_share_committed", "hit_rate")]
     return [
-        *(result.model, result.task, result.hide, str(change.n), _points(change), _p(row.adjusted), verdict),
+        *(row["model"], row["task"], row["hide"], str(change["n"]), _points(change), p_text(change["p_holm"]), verdict),
         *("–" if share is None else f"{100 * share:.1f} %" for share in shares),
         "; ".join(against) or "–",
     ]
 
 
-def _points(change: Difference) -> str:
-    return f"{100 * change.mean:+.1f} ({100 * change.low:+.1f} to {100 * change.high:+.1f})"
-
-
-def _p(value: float | None) -> str:
-    return "–" if value is None else "< 1e-12" if value < 1e-12 else f"{value:.2g}"
+def _points(change: Mapping[str, Any]) -> str:
+    return f"{100 * change['mean']:+.1f} ({100 * change['low']:+.1f} to {100 * change['high']:+.1f})"
 
 
 def _latex(rows: Sequence[Row]) -> str:
@@ -138,35 +236,15 @@ def _latex(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, *(f"% {line}" for line in (*NOTES, *map(printable, remarks(rows))))])
 
 
-_MARKS = {"robust": r"$^{\circ}$", "degraded": r"$^{\downarrow}$", "undecided": "$^{?}$"}
-
-
 def _latex_cell(row: Row) -> str:
-    low, high = row.result.interval
-    mark = "" if row.change is None else _MARKS[row.change.verdict]
-    paper = "" if row.published is None else f" [{row.published[0]:.2f} $\\pm$ {row.published[1]:.2f}]"
-    return f"{row.result.accuracy:.3f} ({low:.3f}--{high:.3f}){mark}{paper}"
-
-
-_IN_LATEX = {one: f"\\{one}" for one in "_&%#${}"} | {
-    one: rf"\text{name}{{}}"
-    for one, name in {
-        "\\": "backslash",
-        "~": "asciitilde",
-        "^": "asciicircum",
-        "|": "bar",
-        "<": "less",
-        ">": "greater",
-    }.items()
-}
+    low, high = row["interval"]
+    mark = "" if row["change"] is None else _MARKS[row["change"]["verdict"]]
+    paper = "" if row["published"] is None else f" [{row['published']:.2f} $\\pm$ {row['published_error']:.2f}]"
+    return f"{row['accuracy']:.3f} ({low:.3f}--{high:.3f}){mark}{paper}"
 
 
 def _escaped(text: str) -> str:
     return "".join(_IN_LATEX.get(one, one) for one in printable(text))
-
-
-_FLAT = "model task hide n correct accuracy".split()
-_MORE = "removed_share removed_share_committed hit_rate weight_hash config_hash device dtype seconds".split()
 
 
 def _csv(rows: Sequence[Row]) -> str:
@@ -175,7 +253,7 @@ def _csv(rows: Sequence[Row]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     header = [*_FLAT, "low", "high", "published", "published_error", *(f"change_{name}" for name in tests)]
     writer.writerow([*header, "verdict", "too_small", "controls", *_MORE])
-    for row in table_of(rows)["rows"]:
+    for row in rows:
         change, controls = row["change"] or {}, row["controls"]
         cells = [*(row[name] for name in _FLAT), *row["interval"], row["published"], row["published_error"]]
         cells += [change.get(name) for name in (*tests, "verdict", "too_small")]

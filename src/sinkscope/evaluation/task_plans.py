@@ -1,27 +1,28 @@
-"""The plan of an evaluation: tasks, rules, settings and prompts, checked before the model writes."""
+"""The plan of an evaluation: tasks, rules, settings and prompts, checked before the model writes; or its cost alone."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sinkscope.decoding import Settings, described, make_batch, resolve_settings, settings_of
-from sinkscope.decoding.likelihood import refuse_block_diffusion
+from sinkscope.decoding.likelihood import encode_pair, refuse_block_diffusion
 from sinkscope.errors import CallError
-from sinkscope.evaluation.answers import Rule
-from sinkscope.evaluation.choices import LikelihoodSettings, count_tokens, settings_for
+from sinkscope.evaluation.choices import LikelihoodSettings, settings_for
+from sinkscope.evaluation.cost import PROBLEMS, Part, Shape
+from sinkscope.evaluation.papers import CHECKPOINTS
 from sinkscope.evaluation.protocols import AUTO, find_protocol
-from sinkscope.evaluation.task import Message, Task
-from sinkscope.evaluation.tasks import LIKELIHOODS, PUBLISHED, find_task
-from sinkscope.interventions import Composed, parse_rule
+from sinkscope.evaluation.task import Task
+from sinkscope.evaluation.tasks import PUBLISHED, find_task
+from sinkscope.interventions import Composed, Intervention, parse_rule
 from sinkscope.interventions.rules import canonical_rule
-from sinkscope.models import Family, Model
+from sinkscope.models import FAMILIES, Family, Model, describe
 
+Rule = Intervention | Composed
 LENGTH, BLOCK = 64, 16
-OF_LIKELIHOODS = ("method", "samples")
-"""Settings of likelihoods that no sampler has."""
 PUBLISHED_LENGTHS = {"gsm8k": 256, "gsm8k_cot": 256, "gsm8k_two_pass": 256, "humaneval": 512, "humaneval_instruct": 512}
+INNER = ("intermediate_size", "n_inner", "ffn_dim")
+"""Names of a network's inner width; of one that has none, such as GPT-2, it is four times the outer width."""
 
 
 def data_of(task: str, data: Mapping[str, str | Path]) -> dict[str, str | Path]:
@@ -39,22 +40,21 @@ class Request:
     shots: int | None = None
     chat: bool = False
     protocol: str = AUTO
-    data: Mapping[str, str | Path] = dataclasses.field(default_factory=dict)
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    data: Mapping[str, str | Path] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     allow_code_execution: bool = False
 
-    @property
-    def files(self) -> dict[str, Path]:
-        """Local files of published tasks."""
-        return {name: Path(path) for name, path in self.data.items()}
+    def find_tasks(self) -> list[Task]:
+        """Return the tasks, each once."""
+        if self.limit is not None and self.limit < 1:
+            raise CallError(f"limit: expected at least 1 problem, found {self.limit}")
+        files = {name: Path(path) for name, path in self.data.items()}
+        return [find_task(name, files) for name in dict.fromkeys(self.tasks)]
 
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """One task with everything that is resolved for it: settings, problems, and their prompts as text and token ids.
-
-    ``protocol`` says which published settings are used, and what the call changed in them; None without any.
-    """
+    """One task with its settings, its problems, their prompts as text and token ids; the protocol in words, or None."""
 
     task: Task
     sampler: Settings | LikelihoodSettings
@@ -67,27 +67,16 @@ class TaskPlan:
 
     def describe(self) -> dict[str, Any]:
         """Return all values that affect the answers; a resumed run must have the same ones."""
-        return {
-            "task": self.task.name,
-            "problems": len(self.problems),
-            "shots": self.shots,
-            "chat": self.chat,
-            "sampler": described(self.sampler),
-            "protocol": self.protocol,
-            "data": self.task.fingerprint(self.shots),
-            **({"passes": self.task.passes} if self.task.passes > 1 else {}),
-        }
+        found = {name: getattr(self, name) for name in ("shots", "chat", "protocol")}
+        found |= {"task": self.task.name, "problems": len(self.problems), "sampler": described(self.sampler)}
+        found["data"] = self.task.fingerprint(self.shots)
+        return found | ({"passes": self.task.passes} if self.task.passes > 1 else {})
 
 
 def make_plans(model: Model, request: Request) -> tuple[list[TaskPlan], dict[str, Rule]]:
-    """Return a plan for each task, and the rules by their one text, see `canonical_rule`.
-
-    Raises:
-        CallError, EvaluationError, ModelError: an argument, data or a rule that does not fit the model or the tasks.
-    """
-    check_request(request)
+    """Return a plan for each task, and the rules by their one text, see `canonical_rule`; refuse what does not fit."""
+    tasks = request.find_tasks()
     rules = {canonical_rule(text): parse_rule(text) for text in request.hide}
-    tasks = [find_task(name, request.files) for name in dict.fromkeys(request.tasks)]
     for task in tasks:
         if task.runs_programs and not request.allow_code_execution:
             raise CallError(
@@ -96,14 +85,7 @@ def make_plans(model: Model, request: Request) -> tuple[list[TaskPlan], dict[str
             )
     plans = [_plan(model, task, request) for task in tasks]
     for plan in plans:
-        if isinstance(plan.sampler, LikelihoodSettings):
-            canvases = _likelihood_canvases(model, plan, rules)
-        else:
-            make_batch(model, [max(plan.encoded, key=len)], [None], plan.sampler.length)
-            written = 1 if model.family.causal else plan.sampler.length
-            canvases = [len(ids) + written for ids in plan.encoded]
-            for text, rule in rules.items():
-                _check_steps(text, rule, plan.sampler.most_calls, plan.task.name)
+        canvases = _canvases(model, plan, rules)
         for text, rule in rules.items():
             if min(canvases) < rule.least_tokens:
                 raise CallError(
@@ -113,105 +95,106 @@ def make_plans(model: Model, request: Request) -> tuple[list[TaskPlan], dict[str
     return plans, rules
 
 
-def check_request(request: Request) -> None:
-    """Raise CallError for tasks, data or a limit that no model could work on."""
-    if not request.tasks or not request.hide:
-        raise CallError("expected at least one task and one rule, found none")
-    for name in request.data:
-        if not any(data_of(task, {name: ""}) for task in request.tasks):
-            raise CallError(f"data: no task that was asked has data {name!r}; leave its path out")
-    if request.limit is not None and request.limit < 1:
-        raise CallError(f"limit: expected at least 1 problem, found {request.limit}")
-
-
 def _plan(model: Model, task: Task, request: Request) -> TaskPlan:
     sampler, shots, chat, used = resolve_task(model.family, model.card.name, task, request)
     problems = task.problems()[: request.limit]
     if not chat:
         texts = [task.prompt(problem, index, shots) for index, problem in enumerate(problems)]
-        return TaskPlan(task, sampler, shots, chat, used, problems, texts, [model.encode(text) for text in texts])
-    if task.messages is None:
-        raise CallError(
-            f"chat: expected a task with a conversation, found {task.name}, which has raw text only; leave chat out"
-        )
-    texts = [chat_text(model, task.messages(problem, index, shots)) for index, problem in enumerate(problems)]
-    encoded = [model.encode(model.tokenize(text, special=False)) for text in texts]
+        encoded = [model.encode(text) for text in texts]
+    elif task.messages is None:
+        raise CallError(f"chat: {task.name} has raw text only; leave chat out")
+    else:
+        talks = [task.messages(problem, index, shots) for index, problem in enumerate(problems)]
+        instead = "evaluate it on raw text, with --protocol none and without --chat"
+        texts = [model.chat_text(talk, begun=talk[-1]["role"] == "assistant", instead=instead) for talk in talks]
+        encoded = [model.encode(model.tokenize(text, special=False)) for text in texts]
     return TaskPlan(task, sampler, shots, chat, used, problems, texts, encoded)
 
 
 def resolve_task(
     family: Family, name: str, task: Task, request: Request
 ) -> tuple[Settings | LikelihoodSettings, int, bool, str | None]:
-    """Return settings, shots, whether it is a chat, and the protocol's line, for a model of this family and name.
-
-    Raises:
-        CallError: a setting or a protocol that does not fit.
-    """
+    """Return settings, shots, whether it is a chat, and the protocol's line, for a model of this family and name."""
     protocol = find_protocol(family.name, name, task.name, request.protocol)
-    settings = dict(request.settings)
-    shots, chat, used = task.shots, request.chat, None
-    if not task.asks_likelihoods and (beside := [one for one in OF_LIKELIHOODS if one in settings]):
-        raise CallError(f"{beside[0]}: {task.name} has no likelihoods, as {LIKELIHOODS[0]} does; leave it out")
+    settings, published = dict(request.settings), protocol.settings if protocol else {}
     if task.asks_likelihoods:
-        sampler = settings_for(settings, protocol.settings if protocol else {}, family, name)
-    elif protocol is None:
-        sampler = _resolve(family, task, settings)
+        sampler: Any = settings_for(settings, published, family, name)
     else:
-        sampler = resolve_settings(family, **{**protocol.settings, **settings})
+        sampler = resolve_settings(family, **(published or _defaults(family, task, settings)) | settings)
+    shots, chat, used = task.shots, request.chat, None
     if protocol is not None:
         shots, chat = protocol.shots, protocol.chat or request.chat
-        changed = [f"{name} {value}" for name, value in settings.items() if protocol.settings.get(name) != value]
+        changed = [f"{name} {value}" for name, value in settings.items() if published.get(name) != value]
         changed += [f"shots {request.shots}"] if request.shots not in (None, shots) else []
         changed += ["chat"] if chat != protocol.chat else []
         used = protocol.line() + (f"; changed: {', '.join(changed)}" if changed else "")
     return sampler, shots if request.shots is None else request.shots, chat, used
 
 
-def _likelihood_canvases(model: Model, plan: TaskPlan, rules: Mapping[str, Rule]) -> list[int]:
-    """Return the tokens of each problem with its longest choice, where model and rules can have their likelihoods."""
+def _defaults(family: Family, task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return length, steps and block of a task without a protocol."""
+    published, names = task.name in PUBLISHED, settings_of(family.sampler).__dataclass_fields__
+    length = settings.get("length", PUBLISHED_LENGTHS[task.name] if published else LENGTH)
+    if "steps" not in names:
+        return {"length": length}
+    block = {"block": min(2 * BLOCK if published else BLOCK, length)} if "block" in names else {}
+    return {"length": length, "steps": length, **block}
+
+
+def _canvases(model: Model, plan: TaskPlan, rules: Mapping[str, Rule]) -> list[int]:
+    """Return the tokens of each problem's canvas; CallError where one is too long, or a rule would hide nothing."""
+    if not isinstance(plan.sampler, LikelihoodSettings):
+        make_batch(model, [max(plan.encoded, key=len)], [None], plan.sampler.length)
+        for text, rule in rules.items():
+            _check_steps(text, rule, plan.sampler.most_calls, plan.task.name)
+        written = 1 if model.family.causal else plan.sampler.length
+        return [len(ids) + written for ids in plan.encoded]
     refuse_block_diffusion(model)
-    lengths = [count_tokens(model, question) for question in plan.problems]
+    lengths = [
+        max(sum(map(len, encode_pair(model, question.context, f" {choice}"))) for choice in question.choices)
+        for question in plan.problems
+    ]
     if max(lengths) > model.card.max_positions:
         longest = f"problem {lengths.index(max(lengths))} with its longest choice has {max(lengths)} tokens"
         raise CallError(f"{plan.task.name}: {longest}, {model.limit}")
-    for text, rule in rules.items():
-        refuse_waiting(text, rule)
+    if waiting := [text for text, rule in rules.items() if rule.waits]:
+        expected = f"expected observe=current, as in {waiting[0].partition('@')[0]}@current"
+        raise CallError(f"hide: {waiting[0]} decides by the step before, and a likelihood has one step; {expected}")
     return lengths
 
 
-def refuse_waiting(text: str, rule: Rule) -> None:
-    """Raise CallError for a rule that observes the step before, since a likelihood has one step."""
-    if rule.waits:
-        raise CallError(
-            f"hide: {text} decides by the step before, and a likelihood has one step a text; "
-            f"expected observe=current, as in {text.partition('@')[0]}@current"
-        )
-
-
 def _check_steps(text: str, rule: Rule, count: int, task: str) -> None:
-    """Raise CallError for a rule that is in force in no step of an answer of so many."""
     parts = [part for part in (rule.parts if isinstance(rule, Composed) else (rule,)) if not part.idle]
-    if parts and not any(
-        part.steps is None or any(part.waits <= step < count for step in part.steps) for part in parts
-    ):
+    in_force = [part.steps is None or any(part.waits <= step < count for step in part.steps) for part in parts]
+    if parts and not any(in_force):
         waits = "; it needs the step before each" if all(part.waits for part in parts) else ""
         where = f"in none of the steps 0 to {count - 1} of an answer to {task}{waits}"
         raise CallError(f"hide: {text} is in force {where}; choose other steps")
 
 
-def _resolve(family: Family, task: Task, settings: Mapping[str, Any]) -> Settings:
-    published = task.name in PUBLISHED
-    given = {"length": PUBLISHED_LENGTHS[task.name] if published else LENGTH, **settings}
-    names = {field.name for field in dataclasses.fields(settings_of(family.sampler))}
-    if "steps" in names and isinstance(given["length"], int):
-        given.setdefault("steps", given["length"])
-        if "block" in names:
-            given.setdefault("block", min(2 * BLOCK if published else BLOCK, given["length"]))
-    return resolve_settings(family, **given)
+# The cost, from the config.json of a checkpoint alone
 
 
-def chat_text(
-    model: Model, talk: list[Message], instead: str = "evaluate it on raw text, with --protocol none and without --chat"
-) -> str:
-    """Return a conversation as text, up to where the assistant begins or continues, as `Model.chat_text`."""
-    return model.chat_text(talk, begun=talk[-1]["role"] == "assistant", instead=instead)
+def parts_of(name: str, request: Request) -> list[Part]:
+    """Return a part for each task of an evaluation of a checkpoint."""
+    family, shape = family_and_shape(name)
+    rules, parts = tuple(dict.fromkeys(map(canonical_rule, request.hide))), []
+    for task in request.find_tasks():
+        sampler, shots, _, _ = resolve_task(family, name, task, request)
+        problems = len(task.problems()) if data_of(task.name, request.data) else PROBLEMS[task.name]
+        prompts = min(request.limit or problems, problems)
+        parts.append(Part("evaluate", name, task.name, rules, prompts, shots, asdict(sampler), shape))
+    return parts
+
+
+def family_and_shape(name: str) -> tuple[Family, Shape]:
+    """Return the family of a checkpoint and the shape of its network; paper 1's are known without a config.json."""
+    if name in CHECKPOINTS:
+        return FAMILIES[CHECKPOINTS[name].family], CHECKPOINTS[name].shape
+    family, config, parameters = describe(name)
+    config = config.get_text_config()
+    heads, width = config.num_attention_heads, config.hidden_size
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    inner = next((one for name in INNER if (one := getattr(config, name, None))), 4 * width)
+    sizes = (config.num_hidden_layers, heads, kv_heads, width, inner, config.vocab_size, parameters)
+    return family, Shape(*sizes, family.causal, bool(config.tie_word_embeddings), getattr(config, "head_dim", None))

@@ -1,11 +1,10 @@
 """Nats per token of a text behind a context, while a rule hides keys from the queries of what follows.
 
-A sink that is hidden from every query, from the first word on, is rebuilt on the next token, and costs little. What an
-engineer asks who drops keys from a cache is another question: the context was read with all keys, and the answer's
-queries lose some. So a causal model reads the context first, unhidden; rules choose among its keys, and the rest is
-read in a second call behind the cache. With ``everywhere`` the whole window is one call under the rule.
-
-For a diffusion model the masked estimate of `log_likelihood` is taken, whose canvases are all under the rule.
+A sink that is hidden from the first word on is rebuilt on the next token, and costs little. Who drops keys from a cache
+asks another question: the context was read with all keys, and the answer's queries lose some. So a causal model reads
+the context first, unhidden; rules choose among its keys, and the rest is read in a second call behind the cache. With
+``everywhere`` the whole window is one call under the rule. For a diffusion model the masked estimate of
+`log_likelihood` is taken, whose canvases are all under the rule.
 """
 
 import hashlib
@@ -36,41 +35,25 @@ Rule = Intervention | Composed
 
 
 def read_texts(path: Path) -> list[str]:
-    """Return the texts of a file: the lines of JSON lines (``{"text": …}`` or ``{"prompt": …, "answer": …}``), else
-    one.
-
-    Raises:
-        CallError: no file, no text, or a line without one.
-    """
+    """Return the texts of a file: of JSON lines, ``{"text": …}`` or ``{"prompt": …, "answer": …}``, else all of it."""
     try:
-        whole = path.read_text(encoding="utf-8")
-        if path.suffix != ".jsonl":
-            texts = [whole]
-        else:
-            lines = [json.loads(line) for line in whole.splitlines() if line.strip()]
+        texts = [path.read_text(encoding="utf-8")]
+        if path.suffix == ".jsonl":
+            lines = [json.loads(line) for line in texts[0].splitlines() if line.strip()]
             texts = [one["text"] if "text" in one else f"{one['prompt']}{one['answer']}" for one in lines]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CallError(f'{path}: expected a text, or JSON lines {{"text": …}}, found none ({error})') from error
-    if not any(text.strip() for text in texts):
-        raise CallError(f"{path}: expected a text, found an empty file")
     return texts
 
 
 def cut_windows(model: Model, texts: Iterable[str], context: int, answer: int) -> list[list[int]]:
-    """Return windows of ``context + answer`` tokens; the last one of a text may have a shorter answer.
-
-    Raises:
-        CallError: no text is longer than its context, or a window is longer than the model was made for.
-    """
+    """Return windows of ``context + answer`` tokens; the last one of a text may have a shorter answer."""
     if context < 1 or answer < 1 or context + answer > model.card.max_positions:
         raise CallError(f"context, answer: expected 1 and more, found {context} and {answer}; {model.limit}")
     windows = []
-    for text in texts:
-        ids = model.tokenize(text)
-        for start in range(0, len(ids), context + answer):
-            window = ids[start : start + context + answer]
-            if len(window) > context + answer // 4:
-                windows.append(window)
+    for ids in map(model.tokenize, texts):
+        cut = [ids[start : start + context + answer] for start in range(0, len(ids), context + answer)]
+        windows += [window for window in cut if len(window) > context + answer // 4]
     if not windows:
         raise CallError(
             f"text: expected more than --context {context} and a quarter of --answer {answer} tokens, found less; give "
@@ -116,27 +99,23 @@ def text_likelihood(
         else:
             named[str(rule)] = rule
     windows = cut_windows(model, texts, context, answer)[:limit]
+    keys = [hashlib.sha256(str(window).encode()).hexdigest()[:16] for window in windows]
     asked = {"context": context, "answer": answer, "everywhere": everywhere, "weights": weight_hash_of(model)}
     counts = [len(window) - context for window in windows]
-    claimed = nullcontext() if out is None else run_folder(out, RUN, asked, EvaluationError, "another likelihood")
-    with claimed:
+    with nullcontext() if out is None else run_folder(out, RUN, asked, EvaluationError, "another likelihood"):
         done = {} if out is None else _finished(out / ROWS)
         for hide, rule in named.items():
-            for window in windows:
-                key = _key(hide, window)
-                if key not in done:
-                    done[key] = _one_window(model, rule, window, context, everywhere)
-                    if out is not None:
-                        with (out / ROWS).open("a", encoding="utf-8") as file:
-                            file.write(json.dumps({"key": key, "nats": done[key][0], "removed": done[key][1]}) + "\n")
-    found = {hide: np.array([done[_key(hide, window)] for window in windows], dtype=float) for hide in named}
+            for window, window_key in zip(windows, keys, strict=True):
+                if (key := f"{hide} {window_key}") in done:
+                    continue
+                done[key] = _one_window(model, rule, window, context, everywhere)
+                if out is not None:
+                    with (out / ROWS).open("a", encoding="utf-8") as file:
+                        file.write(json.dumps({"key": key, "nats": done[key][0], "removed": done[key][1]}) + "\n")
+    found = {hide: np.array([done[f"{hide} {key}"] for key in keys], dtype=float) for hide in named}
     document = {"model": model.card.name, **asked, "windows": len(windows), "tokens": sum(counts)}
     document["rows"] = [_row(hide, found[hide], found[NOTHING], counts) for hide in named]
     return document
-
-
-def _key(hide: str, window: Sequence[int]) -> str:
-    return f"{hide} {hashlib.sha256(str(list(window)).encode()).hexdigest()[:16]}"
 
 
 def _finished(path: Path) -> dict[str, list[float]]:
@@ -153,18 +132,15 @@ def _finished(path: Path) -> dict[str, list[float]]:
 def _one_window(model: Model, rule: Rule, window: Sequence[int], context: int, everywhere: bool) -> list[float]:
     """Return the nats of a window's answer and the share of its attention that the rule removed."""
     behind = model.family.causal and not everywhere
-    with (_in_second_call(rule) if behind else rule)(model) as hiding:
+    if behind:  # sees the context's call, and hides nothing from it
+        parts = rule.parts if isinstance(rule, Composed) else (rule,)
+        rule = compose(*(replace(part, steps=(1,)) if part.steps is None else part for part in parts))
+    with rule(model) as hiding:
         if behind:
             nats = nats_behind(model, window, context)
         else:
             nats = -log_likelihood(model, list(window[:context]), list(window[context:]), samples=SAMPLES).total
     return [nats, hiding.effect.removed_share or 0.0]
-
-
-def _in_second_call(rule: Rule) -> Rule:
-    """Return a rule that sees the context's call and hides nothing from it."""
-    parts = rule.parts if isinstance(rule, Composed) else (rule,)
-    return compose(*(replace(part, steps=(1,)) if part.steps is None else part for part in parts))
 
 
 def _row(hide: str, found: np.ndarray, plain: np.ndarray, counts: Sequence[int]) -> dict[str, Any]:

@@ -1,47 +1,50 @@
-"""The base class of figures. A figure is one subclass of `Figure` in one file of this package.
+"""The base class of figures, and `draw_figures`, which draws all of them as PNG, PDF and CSV.
 
-`draw_figures` finds every module called ``figure<number>_<what>.py`` or ``figure_<what>.py``.
+A figure is one subclass of `Figure` in a module called ``figure<number>_<what>.py`` or ``figure_<what>.py``.
 """
 
 import csv
 import io
+import pkgutil
+import re
+import sys
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from sinkscope.figures.subject import Subject
+from sinkscope.errors import CallError, TraceError
+from sinkscope.figures.style import figure_style, model_labels
+from sinkscope.figures.subject import FigureError, Maps, OpenedStatistics, Place, Subject, open_statistics, subject_of
+from sinkscope.roles.head_roles import Roles
+from sinkscope.runs.folder import claimed_folder, replaced_files
+from sinkscope.traces import Trace, is_statistics
 from sinkscope.traces.format import write_together
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Sheet
+from sinkscope.traces.reading import as_trace
 
 KINDS = ("png", "pdf", "csv")
-"""Endings of a figure's files."""
+SIDE_BY_SIDE = 4  # more panels leave no room for their labels
+LONGEST = 60  # letters of a model's name in the name of a file, which may have 255 bytes
 
 
 @dataclass(frozen=True)
 class DrawnFigure:
-    """A figure that has been drawn: the sheet, its caption and its numbers.
-
-    Attributes:
-        file: name of its files, without the ending.
-        title: one line with its content and the names of the models.
-        caption: explains what it shows and what it does not show.
-        header, rows: the numbers drawn, for the CSV file.
+    """A figure that has been drawn: the name of its files without the ending, a title that names the models, a caption
+    with what it shows and does not show, the sheet, and the numbers drawn, as header and rows of the CSV file.
     """
 
     file: str
     title: str
     caption: str
-    sheet: "Sheet"
+    sheet: Any
     header: tuple[str, ...]
     rows: Sequence[Sequence[Any]] = field(repr=False)
 
     def _repr_png_(self) -> bytes:
-        return self.sheet._repr_png_()  # type: ignore[attr-defined]  # the class of `style.new_sheet`
+        return self.sheet._repr_png_()
 
     def save(self, folder: str | Path, suffix: str = "") -> list[Path]:
         """Write a PNG, a PDF and a CSV file; `page` reads the caption from the metadata of the PNG."""
@@ -73,16 +76,12 @@ class Figure(ABC):
 
     @abstractmethod
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        """Draw the subjects side by side, on common scales.
-
-        Raises:
-            FigureError: a subject lacks what the figure needs, such as a `Subject.trace` or a `Subject.map`.
-        """
+        """Draw the subjects side by side, on common scales; raise FigureError where one lacks what the figure needs."""
 
     def drawn(
         self,
         subjects: Sequence[Subject],
-        sheet: "Sheet",
+        sheet: Any,
         caption: str,
         header: tuple[str, ...],
         rows: Sequence[Sequence[Any]],
@@ -90,3 +89,138 @@ class Figure(ABC):
         """Return the drawn figure, with the names of the subjects in its title."""
         title = f"{self.title} ({', '.join(one.label for one in subjects)})"
         return DrawnFigure(self.file, title, caption, sheet, header, rows)
+
+
+def find_figures() -> dict[str, Figure]:
+    """Return every figure of this package by name: numbers first, in order, then words."""
+    package, figures = __name__.rpartition(".")[0], []
+    for found in pkgutil.iter_modules(sys.modules[package].__path__):
+        if re.fullmatch(r"figure(\d+)?_\w+", found.name):
+            module = import_module(f"{package}.{found.name}")
+            kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Figure)]
+            figures += [kind() for kind in kinds if kind.__module__ == module.__name__]
+    figures.sort(key=lambda figure: (not figure.name.isdigit(), len(figure.name) * figure.name.isdigit(), figure.name))
+    return {figure.name: figure for figure in figures}
+
+
+def draw_figures(
+    traces: Sequence[Trace | OpenedStatistics],
+    out: str | Path,
+    *,
+    excess: float = 3.0,
+    compare: bool = False,
+    only: Collection[str] | None = None,
+    maps: Maps | None = None,
+    roles: Roles | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Path]:
+    """Draw paper 1's Figures 1 to 10, paper 2's figure of norms, and every other figure of this package.
+
+    Args:
+        traces: traces or statistics (`open_statistics`); without ``compare`` each gets its own figures.
+        excess: ε of Eq. 3, in queries' worth.
+        compare: draws all traces in one figure, side by side on a common scale.
+        only: names of figures, such as ``"3"`` or ``"norms"``; all when None.
+        maps: computes single attention maps; without it Figures 4, 6 and 8 cannot be drawn.
+        roles: what the sinks of the model do (`find_roles`).
+        layer, head: what Figures 1, 4, 6, 7 and 8 show; with ``layer`` alone they choose among its heads.
+        say: gets a line for each figure that cannot be drawn; earlier files of its name are removed.
+
+    Returns:
+        The files written: PNG, PDF and CSV of each figure, in order.
+
+    Raises:
+        CallError: no traces, too many to compare, an unknown figure, a threshold that cannot hold, statistics counted
+            at another one, or roles of other weights.
+        TraceError: a trace without a whole step, or a file that cannot be written.
+        FigureError: none of the figures can be drawn.
+    """
+    if not traces:
+        raise CallError("expected at least one trace to draw, found none")
+    if compare:
+        _expect_side_by_side(traces)
+    figures = find_figures()
+    asked = {_named(name, figures).name for name in only or figures}
+    chosen = [figure for figure in figures.values() if figure.name in asked]
+    subjects = _subjects(traces, excess, maps, roles, (layer, head))
+    groups = [subjects] if compare else [[one] for one in subjects]
+    paths: list[Path] = []
+    missing: list[str] = []
+    stale: list[Path] = []  # under the names of figures that are not drawn now
+    with claimed_folder(Path(out), TraceError):
+        with replaced_files(Path(out), TraceError) as place:  # a failed run leaves earlier figures
+            for group, name_of_group in zip(groups, _file_names([group[0].label for group in groups]), strict=True):
+                suffix = f"-{name_of_group}" if len(groups) > 1 else ""
+                with figure_style(wide=len(group) > 1):
+                    for figure in chosen:
+                        try:
+                            paths += [Path(out) / one.name for one in figure.draw(group).save(place, suffix)]
+                        except FigureError as error:
+                            labels = ", ".join(one.label for one in group)
+                            missing.append(f"Figure {figure.name} is not drawn for {labels}: {error}")
+                            stale += [Path(out) / f"{figure.file}{suffix}.{kind}" for kind in KINDS]
+            if not paths:  # within the body, so that no empty folder is left
+                raise FigureError(f"expected at least one figure that can be drawn, found none. {missing[0]}")
+        for path in stale:
+            path.unlink(missing_ok=True)
+    for line in missing:
+        say(line)
+    return paths
+
+
+def draw_figure(
+    name: str,
+    *traces: Trace | OpenedStatistics | str | Path,
+    layer: int | None = None,
+    head: int | None = None,
+    excess: float = 3.0,
+    maps: Maps | None = None,
+    roles: Roles | None = None,
+) -> DrawnFigure:
+    """Draw one of the papers' figures, such as ``"1"`` or ``"norms"``, and return it; notebooks show it.
+
+    Args:
+        traces: one, or several side by side: open traces, statistics (`open_statistics`), or the paths of either.
+
+    Raises:
+        FigureError: the figure cannot be drawn for these traces. And as `draw_figures`.
+    """
+    figure = _named(name, find_figures())
+    _expect_side_by_side(traces)
+    opened: list[Trace | OpenedStatistics] = []
+    for one in traces:
+        if isinstance(one, str | Path) and is_statistics(one):
+            one = open_statistics(one)
+        opened.append(one if isinstance(one, OpenedStatistics) else as_trace(one))
+    with figure_style(wide=len(traces) > 1):
+        return figure.draw(_subjects(opened, excess, maps, roles, (layer, head)))
+
+
+def _named(name: str, figures: dict[str, Figure]) -> Figure:
+    if name not in figures:
+        raise CallError(f"no figure {name!r}; expected one of {', '.join(figures)}")
+    return figures[name]
+
+
+def _expect_side_by_side(traces: Sequence[Any]) -> None:
+    if not 1 <= len(traces) <= SIDE_BY_SIDE:
+        raise CallError(
+            f"expected 1 to {SIDE_BY_SIDE} traces side by side, found {len(traces)}; name single ones, such as "
+            "FOLDER/000000, or compare many prompts by their statistics (`sinkscope trace --keep statistics`)"
+        )
+
+
+def _subjects(
+    traces: Sequence[Trace | OpenedStatistics], excess: float, maps: Maps | None, roles: Roles | None, place: Place
+) -> list[Subject]:
+    labels = model_labels([trace.manifest for trace in traces])
+    return [subject_of(trace, excess, label, maps, roles, place) for trace, label in zip(traces, labels, strict=True)]
+
+
+def _file_names(labels: Sequence[str]) -> list[str]:
+    """Return a part of file names for every label, each different, also on disks that ignore case."""
+    names = [re.sub(r"(?:[^\w.]|_)+", "-", label).strip("-")[:LONGEST] or "model" for label in labels]
+    different = len({name.casefold() for name in names}) == len(names)
+    return names if different else [f"{name}-{number}" for number, name in enumerate(names, 1)]

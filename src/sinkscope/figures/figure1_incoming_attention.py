@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.incoming_attention import (
@@ -14,14 +16,9 @@ from sinkscope.figures.incoming_attention import (
     followed_columns,
     linear_norm,
     mean_name,
-    names_room,
 )
-from sinkscope.figures.position_cut import Cut
 from sinkscope.figures.style import INK, VERMILLION, WIDE, new_sheet, number, plain, token_label, whole_numbers
 from sinkscope.figures.subject import Subject, of_newest
-
-STRONGEST_OF_MEAN = 3
-"""Positions of the mean that are drawn in any case, however far they are from the others."""
 
 
 @final
@@ -35,8 +32,8 @@ class IncomingAttention(Figure):
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
         many = len(subjects) > 1
         percent = many or subjects[0].followed.newest  # comparable between models
-        rows = [[_head_panel(one, percent) for one in subjects], [_mean_panel(one, percent) for one in subjects]]
-        cuts = [_cut(above, below) for above, below in zip(*rows, strict=True)]
+        rows = list(zip(*(_panels(one, percent) for one in subjects), strict=True))
+        cuts = [above.drawn.cut(below.drawn.values) for above, below in zip(*rows, strict=True)]
         sheet = new_sheet(4.2 * len(subjects) + 0.6 if many else WIDE, 5.4 if many else 4.6)
         grid = sheet.subplots(2, len(subjects), squeeze=False, height_ratios=[2, 1], sharex="col", sharey="col")
         # 16 queries and hundreds of them need different scales
@@ -46,8 +43,7 @@ class IncomingAttention(Figure):
                 norm = linear_norm([panels[at].drawn.values for at in group])
                 for at in group:
                     axes, panel = grid[row, at], panels[at]
-                    image = draw_incoming(axes, panel.drawn, norm, cuts[at], names=row == 0)
-                    axes.set_title(panel.title, pad=names_room(axes, panel.drawn, cuts[at]) if row == 0 else None)
+                    image = draw_incoming(axes, panel.drawn, norm, cuts[at], panel.title, names=row == 0)
                 over = [grid[row, at] for at in group]
                 bar = sheet.colorbar(image, ax=over, aspect=(24, 12)[row], pad=0.015, extend="max")
                 if group[-1] == len(panels) - 1:
@@ -56,7 +52,12 @@ class IncomingAttention(Figure):
         for axes in grid[1]:
             axes.set_xlabel("position in the canvas (dashed: end of the prompt)")
             whole_numbers(axes.yaxis)
-        _legend(sheet)
+        dot: dict[str, Any] = {"marker": ".", "linestyle": "none", "markersize": 4, "markeredgewidth": 0}
+        handles = [
+            Patch(facecolor="none", edgecolor=VERMILLION, linewidth=1, label="main sink (Eq. 3)"),
+            Line2D([], [], color=INK, label="token written in this step", **dot),
+        ]
+        sheet.legend(handles=handles, loc="outside lower center", ncols=2)
         letters = int((11 if many else 14) * sheet.get_figwidth())
         message = [f"{panel.one.label}: {_story(panel)}" for panel in rows[0]]
         sheet.suptitle("\n".join(textwrap.fill(plain(line), letters) for line in message), x=0.01, ha="left")
@@ -68,62 +69,42 @@ class IncomingAttention(Figure):
 
 @dataclass(frozen=True)
 class _Panel:
-    """One map, and the layer and head that its rows name."""
+    """One map, of a layer and a head or of all."""
 
     one: Subject
-    name: str
     title: str
     drawn: Incoming
-    layer: int | str
-    head: int | str
+    layer: int | None
+    head: int | None
 
 
-def as_drawn(columns: np.ndarray, percent: bool) -> np.ndarray:
-    """Return columns [step, …, key] in queries' worth, or in percent of all attention that they hold."""
-    if not percent:
-        return columns
-    total = np.nansum(columns, axis=-1, keepdims=True)
-    return np.divide(100 * columns, total, out=np.zeros_like(columns), where=total > 0)
+def _panels(one: Subject, percent: bool) -> tuple[_Panel, _Panel]:
+    """Return the map of a head and that of a mean, in queries' worth, or in percent of all attention that they hold."""
 
+    def drawn(name: str, columns: np.ndarray, main: np.ndarray | None) -> Incoming:
+        if percent:
+            total = np.nansum(columns, axis=-1, keepdims=True)
+            columns = np.divide(100 * columns, total, out=np.zeros_like(columns), where=total > 0)
+        return Incoming(one.trace, name, columns, main, one.written, one.last_canvas, one.prompt_length)
 
-def _incoming(one: Subject, name: str, columns: np.ndarray, percent: bool, main: np.ndarray | None) -> Incoming:
-    values = as_drawn(columns, percent)
-    return Incoming(one.trace, name, values, main, one.written, one.last_canvas, one.prompt_length)
-
-
-def _head_panel(one: Subject, percent: bool) -> _Panel:
-    chosen, largest = one.highlights.only or one.highlights.clearest, one.highlights.largest
+    chosen, largest = one.only or one.clearest, one.largest
     place = np.unravel_index(int(largest.argmax()), largest.shape)
     layer, head = map(int, place) if chosen is None else (chosen.layer, chosen.head)
     name = one.head_name(layer, head)
-    drawn = _incoming(one, name, followed_columns(one.trace, layer, head), percent, one.main[:, layer, head])
-    return _Panel(
-        one, "head", f"{plain(one.heading)},\n{name}, attention from {one.followed.queries_text}", drawn, layer, head
-    )
-
-
-def _mean_panel(one: Subject, percent: bool) -> _Panel:
-    layer, (layers, heads) = one.place[0], one.main.shape[1:]
-    if layer is None:
-        mean, name = one.prompt.mean_columns, mean_name(layers * heads, None)
-    else:
-        mean = np.mean([followed_columns(one.trace, layer, head) for head in range(heads)], axis=0)
-        name = mean_name(heads, layer)
-    drawn = _incoming(one, name, mean, percent, None)
-    return _Panel(one, "mean", f"{name}, on a scale of its own", drawn, "all" if layer is None else layer, "all")
-
-
-def _cut(above: _Panel, below: _Panel) -> Cut:
-    """Return which positions are drawn: main sinks, the answer, and the largest columns of the mean."""
-    one = above.one
-    strongest = np.argsort(-np.nan_to_num(below.drawn.values).mean(axis=0), kind="stable")[:STRONGEST_OF_MEAN]
-    stays, answer = (position for position, _, _ in above.drawn.stays), range(one.prompt_length, len(one.last_canvas))
-    return Cut.around([*stays, *answer, *strongest.tolist()], len(one.last_canvas))
+    title = f"{plain(one.heading)},\n{name}, attention from {one.followed.queries_text}"
+    above = drawn(name, followed_columns(one.trace, layer, head), one.main[:, layer, head])
+    of_layer, (layers, heads) = one.place[0], one.main.shape[1:]
+    mean = one.prompt.mean_columns
+    if of_layer is not None:
+        mean = np.mean([followed_columns(one.trace, of_layer, head) for head in range(heads)], axis=0)
+    name = mean_name(layers * heads if of_layer is None else heads, of_layer)
+    below = _Panel(one, f"{name}, on a scale of its own", drawn(name, mean, None), of_layer, None)
+    return _Panel(one, title, above, layer, head), below
 
 
 def _story(panel: _Panel) -> str:
-    """Return what the panel shows, in words that its numbers bear out."""
-    found, drawn = panel.one.highlights, panel.drawn
+    """Tell in words where the main sink stands or moves."""
+    found, drawn = panel.one, panel.drawn
     moves = [move for move in found.moves if (move.layer, move.head) == (panel.layer, panel.head)]
     if moves:
         best = max(moves, key=lambda move: move.held)
@@ -146,20 +127,9 @@ def _story(panel: _Panel) -> str:
     return f"the main sink stays on {longest}{when}"
 
 
-def _legend(sheet: Any) -> None:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    dot: dict[str, Any] = {"marker": ".", "linestyle": "none", "markersize": 4, "markeredgewidth": 0}
-    handles = [
-        Patch(facecolor="none", edgecolor=VERMILLION, linewidth=1, label="main sink (Eq. 3)"),
-        Line2D([], [], color=INK, label="token written in this step", **dot),
-    ]
-    sheet.legend(handles=handles, loc="outside lower center", ncols=2)
-
-
 def _lines(panel: _Panel) -> Iterator[tuple[Any, ...]]:
-    one, drawn, place = panel.one, panel.drawn, (panel.name, panel.layer, panel.head)
+    one, drawn, kind = panel.one, panel.drawn, "mean" if panel.head is None else "head"
+    place = (kind, *("all" if at is None else at for at in (panel.layer, panel.head)))
     committed = {(step, position): token for step, position, token in drawn.written.tolist()}
     names = {token: token_label(one.trace, token) for token in {*np.unique(one.prompt.canvas.tokens).tolist()}}
     shown = ~np.isnan(drawn.values)
@@ -184,7 +154,7 @@ def _caption(panels: Sequence[_Panel]) -> str:
         f"the head{first.where} with the clearest move (both places hold much attention for long), or the "
         "strongest sink where none moves"
     )
-    if first.highlights.only is not None:
+    if first.only is not None:
         which = "the head that was asked for"
     heads = "all heads" if first.place[0] is None else f"the heads of layer {first.place[0]}"
     return (

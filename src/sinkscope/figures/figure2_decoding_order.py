@@ -7,6 +7,8 @@ from typing import Any, final
 
 import numpy as np
 from jaxtyping import Int
+from matplotlib.colors import ListedColormap
+from matplotlib.patches import Patch, Rectangle
 
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.style import BLUE, SKY, WIDE, new_sheet, plain, tick_label, token_label, whole_numbers
@@ -38,18 +40,36 @@ class DecodingOrder(Figure):
         height = 0.21 * (lines * len(SNAPSHOTS)) + 0.9
         sheet = new_sheet(5.6 * len(answering) if many else WIDE, height + 3.3)
         grid = sheet.subplots(2, len(answering), squeeze=False, gridspec_kw={"height_ratios": [height, 2.6]})
+        limits = {"vmin": -0.5, "vmax": len(STATES) - 0.5}
+        colours: dict[str, Any] = {"cmap": ListedColormap(list(COLOURS.values())), **limits}
         rows: list[tuple[Any, ...]] = []
         for column, one in enumerate(answering):
             states = states_of(one)
             _snapshots(grid[0, column], one, states, wrap, lines)
-            _raster(grid[1, column], one, states)
-            if column == 0:
-                grid[1, column].set_ylabel("step")
-            rows += _lines(one)
-        _legend(sheet)
+            axes, first = grid[1, column], one.prompt_length
+            extent = (first - 0.5, len(one.last_canvas) - 0.5, one.summary.steps - 0.5, -0.5)
+            axes.imshow(states, aspect="auto", interpolation="nearest", extent=extent, **colours)
+            whole_numbers(axes.xaxis, axes.yaxis)
+            axes.set_xlabel("position in the canvas (the answer)")
+            for order, (step, position, token) in enumerate(one.written.tolist()):
+                rows.append((one.label, position, position - first, step, order, token_label(one.trace, token)))
+        grid[1, 0].set_ylabel("step")
+        look: dict[str, Any] = {"edgecolor": "#888888", "linewidth": 0.4}
+        handles = [Patch(facecolor=colour, label=state, **look) for state, colour in COLOURS.items()]
+        sheet.legend(handles=handles, loc="outside lower center", ncols=4)
         sheet.suptitle("How the answer is decoded: snapshots above, every step below", x=0.01, ha="left")
+        parts = []
+        for one in answering:
+            right = rightward(one.written)
+            share = f"{right or 0:.0%} of the commits stand right of a token of the step before"
+            parts.append(f"{one.label}: {'one step commits all tokens' if right is None else share}")
+        caption = (
+            "How the answer is written. Above: the canvas at the start of three steps, with the tokens that the step "
+            f"commits (writes). Below: all steps. {'; '.join(parts)}. What it does not show: how sure the model was, "
+            "and what it would have written elsewhere."
+        )
         header = ("model", "position", "position_in_answer", "step_committed", "order", "token")
-        return self.drawn(answering, sheet, _caption(answering), header, rows)
+        return self.drawn(answering, sheet, caption, header, rows)
 
 
 def states_of(one: Subject) -> Int[np.ndarray, "step position"]:
@@ -64,8 +84,6 @@ def states_of(one: Subject) -> Int[np.ndarray, "step position"]:
 
 
 def _snapshots(axes: Any, one: Subject, states: np.ndarray, wrap: int, lines: int) -> None:
-    from matplotlib.patches import Rectangle
-
     axes.set_axis_off()
     axes.set_xlim(0, wrap)
     cells, steps, top = min(MOST_CELLS, states.shape[1]), one.summary.steps, 0.0
@@ -89,31 +107,6 @@ def _snapshots(axes: Any, one: Subject, states: np.ndarray, wrap: int, lines: in
     axes.set_title(f"{plain(one.heading)}{cut}")
 
 
-def _raster(axes: Any, one: Subject, states: np.ndarray) -> None:
-    from matplotlib.colors import ListedColormap
-
-    extent = (one.prompt_length - 0.5, len(one.last_canvas) - 0.5, one.summary.steps - 0.5, -0.5)
-    colours: dict[str, Any] = {"cmap": ListedColormap(list(COLOURS.values())), "vmin": -0.5, "vmax": len(STATES) - 0.5}
-    axes.imshow(states, aspect="auto", interpolation="nearest", extent=extent, **colours)
-    whole_numbers(axes.xaxis, axes.yaxis)
-    axes.set_xlabel("position in the canvas (the answer)")
-
-
-def _legend(sheet: Any) -> None:
-    from matplotlib.patches import Patch
-
-    look: dict[str, Any] = {"edgecolor": "#888888", "linewidth": 0.4}
-    handles = [Patch(facecolor=colour, label=state, **look) for state, colour in COLOURS.items()]
-    sheet.legend(handles=handles, loc="outside lower center", ncols=4)
-
-
-def _lines(one: Subject) -> list[tuple[Any, ...]]:
-    return [
-        (one.label, position, position - one.prompt_length, step, order, token_label(one.trace, token))
-        for order, (step, position, token) in enumerate(one.written.tolist())
-    ]
-
-
 def rightward(written: Int[np.ndarray, "commit 3"]) -> float | None:
     """Return the share of the commits whose left neighbour was committed in the last step before that committed any;
     None where no step had one before it.
@@ -121,16 +114,3 @@ def rightward(written: Int[np.ndarray, "commit 3"]) -> float | None:
     places = [set(written[written[:, 0] == step, 1].tolist()) for step in np.unique(written[:, 0])]
     beside = [position - 1 in before for before, now in pairwise(places) for position in now]
     return sum(beside) / len(beside) if beside else None
-
-
-def _caption(subjects: Sequence[Subject]) -> str:
-    parts = []
-    for one in subjects:
-        right = rightward(one.written)
-        share = f"{right or 0:.0%} of the commits stand right of a token of the step before"
-        parts.append(f"{one.label}: {'one step commits all tokens' if right is None else share}")
-    return (
-        "How the answer is written. Above: the canvas at the start of three steps, with the tokens that the step "
-        f"commits (writes). Below: all steps. {'; '.join(parts)}. What it does not show: how sure the model was, and "
-        "what it would have written elsewhere."
-    )

@@ -41,8 +41,20 @@ class SinkStrengths(Figure):
         if signs := [*signs, *["–: a sink in no step"] * bool((shares == 0).any())]:
             sheet.supxlabel("; ".join(signs), fontsize="small")
         sheet.suptitle("Strength of the main sink by layer and head,\nmean over steps", x=0.01, ha="left")
+        found = [(one.label, one.summary.steps_with_sink > 0) for one in subjects]
+        parts = (
+            f"{label}: {int(sinks.sum())} of {sinks.size} heads have a sink in some step" for label, sinks in found
+        )
+        movement = "; its movement is read from {queries}, in which other heads may have a sink"
+        newest = of_newest(subjects, f"{RUNNING_SUMS}{movement}.")
+        caption = (
+            "Column sum of the main sink (the head's strongest token, where Eq. 3 holds), averaged over the steps in "
+            "which the head has one; layer 0 is next to the embedding. Counted over all queries, "
+            f"{'; '.join(parts)}.{newest} What it does not show: the other sinks of a head, and whether the main sink "
+            "is the same token throughout."
+        )
         header = ("model", "layer", "head", "mean_main_sink_column_sum", "steps_with_main_sink", "steps")
-        return self.drawn(subjects, sheet, _caption(subjects), header, rows)
+        return self.drawn(subjects, sheet, caption, header, rows)
 
 
 def strongest(means: Sequence[np.ndarray]) -> float:
@@ -74,18 +86,3 @@ def draw_strengths(axes: Any, one: Subject, most: float) -> Any:
     queries = "running sums over all queries" if one.followed.newest else "sums over all queries"
     axes.set_title(f"{plain(one.heading)},\n{counted(one.summary.steps, 'step')}, {queries}")
     return image
-
-
-def _caption(subjects: Sequence[Subject]) -> str:
-    parts = []
-    for one in subjects:
-        found = one.summary.steps_with_sink > 0
-        parts.append(f"{one.label}: {int(found.sum())} of {found.size} heads have a sink in some step")
-    movement = "; its movement is read from {queries}, in which other heads may have a sink"
-    newest = of_newest(subjects, f"{RUNNING_SUMS}{movement}.")
-    return (
-        "Column sum of the main sink (the head's strongest token, where Eq. 3 holds), averaged over the steps in "
-        "which the head has one; layer 0 is next to the embedding. Counted over all queries, "
-        f"{'; '.join(parts)}.{newest} What it does not show: the other sinks of a head, and whether the main sink is "
-        "the same token throughout."
-    )

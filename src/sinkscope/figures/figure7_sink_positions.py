@@ -2,14 +2,13 @@
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
 
 from sinkscope.figures.figure import DrawnFigure, Figure
-from sinkscope.figures.position_cut import Cut
+from sinkscope.figures.incoming_attention import Cut
 from sinkscope.figures.style import (
     BLUE,
     GREEN,
@@ -48,50 +47,55 @@ class SinkPositions(Figure):
         grid = sheet.subplots(1, len(subjects), squeeze=False)[0]
         rows: list[tuple[Any, ...]] = []
         for axes, one in zip(grid, subjects, strict=True):
-            series = chosen_heads(one)
-            draw_positions(axes, one, series, int(LETTERS * sheet.get_figwidth() / len(subjects)))
-            rows += [line for each in series for line in _lines(one, each)]
+            heads = chosen_heads(one)
+            draw_positions(axes, one, heads, int(LETTERS * sheet.get_figwidth() / len(subjects)))
+            for head, why in heads.items():
+                for step, position in enumerate(one.main[:, head.layer, head.head].tolist()):
+                    token = token_label(one.trace, int(one.prompt.canvas.tokens[step, position]))
+                    at = (position, token) if position >= 0 else ("", "")
+                    rows.append((one.label, why, head.layer, head.head, step, *at))
             rows += [
                 (one.label, "committed", "", "", step, position, token_label(one.trace, token))
                 for step, position, token in one.written.tolist()
             ]
         grid[0].set_ylabel("position in the canvas")
         sheet.suptitle("Position of the main sink over steps", x=0.01, ha="left")
+        newest = of_newest(
+            subjects, "the main sink is read from {queries}; in the first steps these are too few for Eq. 3 to hold."
+        )
+        which, extremes = "the head that was asked for", ""
+        if subjects[0].only is None:
+            which = f"the heads with the most moves, the most positions and the longest stay{subjects[0].where}"
+            extremes = " these heads are the extremes (the table has the moves per head), and"
+        caption = (
+            "Position of the main sink (the head's strongest token, where Eq. 3 holds) in each step, in "
+            f"{which}; a gap is a step without a sink. Long parts of the prompt without one of these main sinks are "
+            "left out. Crosses: the token committed in that step. Tokens on the right are named as in the final "
+            f"canvas.{newest} What it does not show:{extremes} a sink that jumps to and fro may be two steady sinks of "
+            "nearly equal strength."
+        )
         header = ("model", "series", "layer", "head", "step", "position", "token")
-        return self.drawn(subjects, sheet, _caption(subjects), header, rows)
+        return self.drawn(subjects, sheet, caption, header, rows)
 
 
-@dataclass(frozen=True, eq=False)
-class _Series:
-    """One head that is drawn, and why."""
-
-    movement: HeadMovement
-    why: str
-    colour: str
-    marker: str
-    main: np.ndarray
-
-
-def chosen_heads(one: Subject) -> list[_Series]:
-    """Return the head whose main sink moves most often, the one with the most positions, and the most static one."""
-    found = one.highlights
-    reasons: dict[HeadMovement, list[str]] = {}
+def chosen_heads(one: Subject) -> dict[HeadMovement, str]:
+    """Return, with the reasons, the heads with the most moves, the most positions, and the longest stay."""
+    found = one
     if found.only is not None:
-        reasons[found.only] = [ASKED_FOR]
-    else:
-        for head, why in zip((found.most_moves, found.most_positions, found.most_static), REASONS, strict=True):
-            if head is not None and (head.moves or why != "most moves"):
-                reasons.setdefault(head, []).append(why)
-    return [
-        _Series(head, " and ".join(why), *look, one.main[:, head.layer, head.head])
-        for (head, why), look in zip(reasons.items(), LOOKS, strict=False)
-    ]
+        return {found.only: ASKED_FOR}
+    reasons: dict[HeadMovement, list[str]] = {}
+    for head, why in zip((found.most_moves, found.most_positions, found.most_static), REASONS, strict=True):
+        if head is not None and (head.moves or why != "most moves"):
+            reasons.setdefault(head, []).append(why)
+    return {head: " and ".join(why) for head, why in reasons.items()}
 
 
-def draw_positions(axes: Any, one: Subject, series: Sequence[_Series], letters: int) -> None:
+def draw_positions(axes: Any, one: Subject, heads: dict[HeadMovement, str], letters: int) -> None:
     """Draw position against step for some heads of a trace; ``letters`` fit into a line of a legend."""
     answer = range(one.prompt_length, len(one.last_canvas))
-    cut = Cut.around([*answer, *(int(place) for each in series for place in each.main)], len(one.last_canvas))
+    mains = [one.main[:, head.layer, head.head] for head in heads]
+    stood = Counter(position for main in mains for position in main.tolist() if position >= 0)
+    cut = Cut.around([*answer, *stood], len(one.last_canvas))
     places = cut.places
     in_prompt = [(first, min(end, one.prompt_length)) for first, end in cut.windows if first < one.prompt_length]
     for first, last in in_prompt:
@@ -102,14 +106,13 @@ def draw_positions(axes: Any, one: Subject, series: Sequence[_Series], letters: 
         axes.text(0.99, middle, "prompt", transform=axes.get_yaxis_transform(), **look)
     cross: dict[str, Any] = {"linestyle": "none", "markersize": 2.4, "markeredgewidth": 0.6, "color": INK, "zorder": 3}
     axes.plot(one.written[:, 0], places[one.written[:, 1]], marker="x", label="token committed", **cross)
-    for each in series:
-        head, reason = each.movement, "" if each.why == ASKED_FOR else f": {each.why}"
-        seen = f"({one.highlights.movement_text(head)})".replace(" ", "\N{NO-BREAK SPACE}")
+    for (head, why), main, (colour, marker) in zip(heads.items(), mains, LOOKS, strict=False):
+        reason = "" if why == ASKED_FOR else f": {why}"
+        seen = f"({one.movement_text(head)})".replace(" ", "\N{NO-BREAK SPACE}")
         label = textwrap.fill(f"{one.head_name(head.layer, head.head)}{reason} {seen}", letters - 8)
         look = {"markerfacecolor": "white", "markeredgewidth": 0.8, "linewidth": 0.9}
-        at = np.where(each.main >= 0, places[each.main], np.nan)
-        curve(axes, at, each.colour, each.marker, label, 3, **look)
-    if not any((each.main >= 0).any() for each in series):
+        curve(axes, np.where(main >= 0, places[main], np.nan), colour, marker, label, 3, **look)
+    if not stood:
         axes.text(0.5, 0.5, "no sink by Eq. 3", transform=axes.transAxes, ha="center")
     axes.set_xlabel("step")
     axes.set_xlim(-0.5, one.summary.steps - 0.5)
@@ -120,43 +123,14 @@ def draw_positions(axes: Any, one: Subject, series: Sequence[_Series], letters: 
     axes.set_yticks(places[ticks], [str(position) for position in ticks])
     cuts = f"; {cut.left_out} tokens of the prompt left out" if cut.left_out else ""
     axes.set_title(textwrap.fill(f"{plain(one.heading)}, from {one.followed.queries_text}{cuts}", letters - 10))
-    _name_tokens(axes, one, series, places)
+    if stood:  # name the positions where the sinks drawn are longest
+        longest = {float(places[at]): at for at in sorted(stood, key=lambda at: (-stood[at], at))}
+        kept = spread_out(list(longest), top / 28, 16)
+        right = axes.secondary_yaxis("right")
+        names = [
+            f"{longest[place]}: {plain(tick_label(one.trace, int(one.last_canvas[longest[place]])))}" for place in kept
+        ]
+        right.set_yticks(kept, names, fontsize="small")
+        right.tick_params(length=2, pad=3)
+        right.spines[:].set_visible(False)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13))
-
-
-def _name_tokens(axes: Any, one: Subject, series: Sequence[_Series], places: np.ndarray) -> None:
-    """Name the positions where the sinks drawn are longest."""
-    stood = Counter(position for each in series for position in each.main.tolist() if position >= 0)
-    if not stood:
-        return
-    longest = {float(places[at]): at for at in sorted(stood, key=lambda at: (-stood[at], at))}
-    kept = spread_out(list(longest), float(np.nanmax(places)) / 28, 16)
-    positions = [longest[place] for place in kept]
-    right = axes.secondary_yaxis("right")
-    names = [f"{at}: {plain(tick_label(one.trace, int(one.last_canvas[at])))}" for at in positions]
-    right.set_yticks(kept, names, fontsize="small")
-    right.tick_params(length=2, pad=3)
-    right.spines[:].set_visible(False)
-
-
-def _lines(one: Subject, series: _Series) -> Iterator[tuple[Any, ...]]:
-    for step, position in enumerate(series.main.tolist()):
-        token = token_label(one.trace, int(one.prompt.canvas.tokens[step, position]))
-        at = (position, token) if position >= 0 else ("", "")
-        yield (one.label, series.why, series.movement.layer, series.movement.head, step, *at)
-
-
-def _caption(subjects: Sequence[Subject]) -> str:
-    newest = of_newest(
-        subjects, "the main sink is read from {queries}; in the first steps these are too few for Eq. 3 to hold."
-    )
-    which, extremes = "the head that was asked for", ""
-    if subjects[0].highlights.only is None:
-        which = f"the heads with the most moves, the most positions and the longest stay{subjects[0].where}"
-        extremes = " these heads are the extremes (the table has the moves per head), and"
-    return (
-        f"Position of the main sink (the head's strongest token, where Eq. 3 holds) in each step, in {which}; a gap is "
-        "a step without a sink. Long parts of the prompt without one of these main sinks are left out. Crosses: the "
-        f"token committed in that step. Tokens on the right are named as in the final canvas.{newest} What it does not "
-        f"show:{extremes} a sink that jumps to and fro may be two steady sinks of nearly equal strength."
-    )

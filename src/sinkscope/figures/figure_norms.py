@@ -45,10 +45,9 @@ class SinkNorms(Figure):
             tops = [0.0]
             for axes, one in zip(panels, with_norms, strict=True):
                 if kind in recorded_kinds(one):
-                    _draw(axes, one, kind)
-                    rows += _lines(one, kind)
-                mean, deviation, _ = of_kind(one, kind)
-                tops.append(np.nanmax(mean + deviation, initial=0))
+                    top, lines = _draw(axes, one, kind)
+                    tops.append(top)
+                    rows += lines
                 if axes is panels[0]:
                     axes.set_ylabel(LABELS[kind])
                 if kind == kinds[-1] or not many:
@@ -60,8 +59,22 @@ class SinkNorms(Figure):
         sheet.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
         name = "" if many else f",\n{plain(with_norms[0].heading)}"
         sheet.suptitle(f"Norms of sinks and of other tokens by layer{name}", x=0.01, ha="left")
+        parts = []
+        for one in with_norms:
+            if "value" in recorded_kinds(one):
+                sinks, others = one.summary.norms.mean[NORM_KINDS.index("value")]
+                of = f"of the {counted(int((~np.isnan(sinks)).sum()), 'layer')} that have sinks"
+                parts.append(f"{one.label}: sinks have the smaller value norms in {int((sinks < others).sum())} {of}")
+        caption = (
+            "Euclidean norms of values and keys (per head, keys after rotation) and of the hidden state that enters "
+            "the layer, for tokens that are sinks by Eq. 3 in a head and for all others, over steps, heads and "
+            "positions; bars are standard deviations. Contribution: column sum times value norm, the amount that a "
+            f"token adds to all queries together; near zero for a sink that does nothing. {'; '.join(parts)}. What it "
+            "does not show: directions. Steps and positions are not independent, so the bars are spreads, not errors "
+            "of the means."
+        )
         header = ("model", "kind", "layer", "tokens", "mean", "standard_deviation", "effect_size")
-        return self.drawn(with_norms, sheet, _caption(with_norms), header, rows)
+        return self.drawn(with_norms, sheet, caption, header, rows)
 
 
 def recorded_kinds(one: Subject) -> list[str]:
@@ -69,14 +82,10 @@ def recorded_kinds(one: Subject) -> list[str]:
     return [kind for kind, total in zip(NORM_KINDS, one.summary.norms.total, strict=True) if total.any()]
 
 
-def of_kind(one: Subject, kind: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return means and standard deviations, [group, layer], and Cohen's d, [layer], of one kind of norms."""
+def _draw(axes: Any, one: Subject, kind: str) -> tuple[float, list[tuple[Any, ...]]]:
+    """Draw means and standard deviations of sinks and others; return the upper end of the largest, and the rows."""
     norms, at = one.summary.norms, NORM_KINDS.index(kind)
-    return norms.mean[at], norms.deviation[at], norms.effect[at]
-
-
-def _draw(axes: Any, one: Subject, kind: str) -> None:
-    means, spreads, _ = of_kind(one, kind)
+    means, spreads, effects = norms.mean[at], norms.deviation[at], norms.effect[at]
     layers = np.arange(means.shape[1])
     looks = ((VERMILLION, "o", "sinks (Eq. 3)", -0.12), (BLUE, "s", "other tokens", 0.12))
     for mean, spread, (colour, marker, name, shift) in zip(means, spreads, looks, strict=True):
@@ -84,29 +93,9 @@ def _draw(axes: Any, one: Subject, kind: str) -> None:
         axes.errorbar(layers + shift, mean, spread, capsize=2, label=f"{name}: mean ± standard deviation", **look)
     axes.set_xticks(layers[:: 1 if len(layers) <= 16 else 4])
     axes.grid(axis="y", color="#e4e4e4", linewidth=0.5)
-
-
-def _lines(one: Subject, kind: str) -> list[tuple[Any, ...]]:
-    means, spreads, sizes = of_kind(one, kind)
-    return [
-        (one.label, kind, layer, name, *("" if np.isnan(value) else number(value) for value in values))
-        for layer in range(one.summary.layers)
-        for group, name in enumerate(("sinks", "others"))
-        for values in [(means[group, layer], spreads[group, layer], sizes[layer])]
-    ]
-
-
-def _caption(subjects: Sequence[Subject]) -> str:
-    parts = []
-    for one in subjects:
-        if "value" in recorded_kinds(one):
-            (sinks, others), _, _ = of_kind(one, "value")
-            of = f"of the {counted(int((~np.isnan(sinks)).sum()), 'layer')} that have sinks"
-            parts.append(f"{one.label}: sinks have the smaller value norms in {int((sinks < others).sum())} {of}")
-    return (
-        "Euclidean norms of values and keys (per head, keys after rotation) and of the hidden state that enters the "
-        "layer, for tokens that are sinks by Eq. 3 in a head and for all others, over steps, heads and positions; "
-        "bars are standard deviations. Contribution: column sum times value norm, the amount that a token adds to all "
-        f"queries together; near zero for a sink that does nothing. {'; '.join(parts)}. What it does not show: "
-        "directions. Steps and positions are not independent, so the bars are spreads, not errors of the means."
-    )
+    rows = []
+    for layer in layers.tolist():
+        for group, name in enumerate(("sinks", "others")):
+            values = (means[group, layer], spreads[group, layer], effects[layer])
+            rows.append((one.label, kind, layer, name, *("" if np.isnan(value) else number(value) for value in values)))
+    return float(np.nanmax(means + spreads, initial=0)), rows

@@ -1,18 +1,17 @@
 """Draws the attention that tokens receive in one head or several, as a map of step and position."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from itertools import count, pairwise
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.errors import CallError
-from sinkscope.figures.highlights import Place, stays_of
-from sinkscope.figures.position_cut import Cut
-from sinkscope.figures.style import INK, LIGHT_HEAT, VERMILLION, plain, tick_label
+from sinkscope.figures.style import INK, LIGHT_HEAT, VERMILLION, plain, spread_out, tick_label
 from sinkscope.sinks import is_sink, main_sinks
 from sinkscope.sinks.definition import check_excess
 from sinkscope.sinks.finding import check_reach
@@ -20,24 +19,62 @@ from sinkscope.sinks.followed_columns import Followed
 from sinkscope.traces import Trace
 from sinkscope.traces.stored_maps import check_place
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
+Place = tuple[int | None, int | None]
+"""A layer and a head; None stands for all."""
 MOST_NAMES = 14
 MASK = "[M]"
 SATURATED = 0.95
 """Share of the steps whose largest column is no darker than the darkest colour."""
+MARGIN, LEAST_CUT, GAP = 4, 30, 3
+"""Positions drawn beside each one that is kept, the fewest that are left out, and the room for these on the axis."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which positions of a canvas are drawn: the windows (first, end); long stretches with nothing to show are not."""
+
+    windows: tuple[tuple[int, int], ...]
+    width: int
+
+    @classmethod
+    def around(cls, kept: Iterable[int], width: int) -> "Cut":
+        windows = [[0, 0]]
+        for position in sorted({position for position in kept if 0 <= position < width}) or [0]:
+            if position - MARGIN - windows[-1][1] < LEAST_CUT:
+                windows[-1][1] = position + MARGIN + 1
+            else:
+                windows.append([position - MARGIN, position + MARGIN + 1])
+        windows[-1][1] = width if width - windows[-1][1] < LEAST_CUT else windows[-1][1]
+        return cls(tuple((first, min(end, width)) for first, end in windows if end), width)
+
+    @property
+    def left_out(self) -> int:
+        return self.width - sum(end - first for first, end in self.windows)
+
+    @cached_property
+    def places(self) -> Float[np.ndarray, " position"]:
+        """Where each position is drawn; NaN where it is left out."""
+        places, at = np.full(self.width, np.nan), 0.0
+        for first, end in self.windows:
+            places[first:end] = at + np.arange(end - first)
+            at += end - first + GAP
+        return places
+
+    def ticks(self) -> list[int]:
+        """Return positions for ticks: the first of each window, then round ones."""
+        places, most = self.places, 9
+        drawn = np.nanmax(places) + 1
+        round_steps = (one * 10**power for power in count() for one in (1, 2, 5))
+        step = next(one for one in round_steps if drawn / one <= most)
+        wanted = [*(first for first, _ in self.windows), *range(0, self.width, step)]
+        there = {float(places[position]): position for position in wanted if not np.isnan(places[position])}
+        return [there[place] for place in sorted(spread_out([*there], drawn / (1.6 * most), 2 * most))]
 
 
 @dataclass(frozen=True, eq=False)
 class Incoming:
-    """The columns of one head, or the mean over several, over the steps.
-
-    Attributes:
-        values: in the unit drawn.
-        main: position of the main sink in each step, −1 without one; None for a mean.
-        written: (step, position, token) of every commit.
-        canvas: the tokens after the last step.
+    """The columns of one head, or the mean over several; main: the main sink in each step, −1 without one, None for a
+    mean; written: (step, position, token) of every commit; canvas: the tokens after the last step.
     """
 
     trace: Trace = field(repr=False)
@@ -50,11 +87,7 @@ class Incoming:
 
     @classmethod
     def of(cls, trace: Trace, layer: int | None, head: int | None, excess: float = 3.0) -> "Incoming":
-        """Return the followed columns of a head, or their mean over a layer's heads or all heads; only these are read.
-
-        Raises:
-            CallError: a layer or head that the trace does not have, or a threshold that cannot hold.
-        """
+        """Return the followed columns of a head, or their mean over a layer's or all heads; only these are read."""
         check_excess(float(excess), "queries")
         layer, head = check_head(trace, (layer, head))
         commits = commits_of(trace.written[:] if "written" in trace.tensors else None, trace.manifest.get("mask_id"))
@@ -76,16 +109,28 @@ class Incoming:
     def stays(self) -> list[tuple[int, int, int]]:
         return [] if self.main is None else stays_of(self.main)
 
+    def cut(self, values: Float[np.ndarray, "step key"]) -> Cut:
+        """Return the cut around the answer, the main sinks and the three largest columns of a map."""
+        answer = range(self.prompt_length, len(self.canvas))
+        strongest = np.argsort(-np.nan_to_num(values).mean(axis=0), kind="stable")[:3].tolist()
+        return Cut.around([*answer, *strongest, *(position for position, _, _ in self.stays)], len(self.canvas))
+
     def name_of(self, position: int, first: int, last: int) -> str:
         """Return the token under a main sink while it stayed, with its position; a mask with its later token."""
         tokens = self.trace.tokens[first : last + 1, position]
-        final, now = (
-            tick_label(self.trace, int(token)).replace(" ", "\N{NO-BREAK SPACE}")
-            for token in (self.canvas[position], tokens[-1])
-        )
-        if (tokens == self.trace.manifest.get("mask_id")).all():
-            return f"a mask ({position}{'' if final == MASK else f', later “{final}”'})"
-        return f"“{now}” ({position})"
+        masked = (tokens == self.trace.manifest.get("mask_id")).all()
+        label = tick_label(self.trace, int(self.canvas[position] if masked else tokens[-1]))
+        label = label.replace(" ", "\N{NO-BREAK SPACE}")
+        if masked:
+            return f"a mask ({position}{'' if label == MASK else f', later “{label}”'})"
+        return f"“{label}” ({position})"
+
+
+def stays_of(main: Int[np.ndarray, " step"]) -> list[tuple[int, int, int]]:
+    """Return (position, first step, last step) of a head's main sink, for each time that it stays in one place."""
+    edges = (np.flatnonzero(np.diff(main)) + 1).tolist()
+    bounds = zip([0, *edges], [*edges, len(main)], strict=True)
+    return [(int(main[first]), first, end - 1) for first, end in bounds if main[first] >= 0]
 
 
 def mean_name(heads: int, layer: int | None) -> str:
@@ -125,9 +170,8 @@ def last_canvas_of(
     width = max(tokens.shape[1], int(commits[:, 1].max(initial=-1)) + 1)
     canvas = np.full(width, -1)
     canvas[: tokens.shape[1]] = tokens[-1]
-    for step, position, token in commits:
-        if step == len(tokens) - 1:  # the earlier ones stand on the canvas, unless they were masked again
-            canvas[position] = token
+    last = commits[commits[:, 0] == len(tokens) - 1]  # earlier ones stand on the canvas, unless masked again
+    canvas[last[:, 1]] = last[:, 2]
     return canvas
 
 
@@ -139,7 +183,7 @@ def linear_norm(maps: Sequence[Float[np.ndarray, "step key"]]) -> Any:
     return Normalize(0, max(float(np.quantile(top, SATURATED)) for top in tops), clip=False)
 
 
-def draw_incoming(axes: "Axes", one: Incoming, norm: Any, cut: Cut, *, names: bool = True) -> Any:
+def draw_incoming(axes: Any, one: Incoming, norm: Any, cut: Cut, title: str, *, names: bool = True) -> Any:
     """Draw a map, outline the main sink in each step, name its tokens above, and return the image."""
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
@@ -170,50 +214,33 @@ def draw_incoming(axes: "Axes", one: Incoming, norm: Any, cut: Cut, *, names: bo
     axes.set_ylim(steps - 0.5, -0.5)
     ticks = cut.ticks()
     axes.set_xticks(places[ticks], [str(position) for position in ticks])
-    if names:
-        _name_tokens(axes, one, cut)
+    axes.set_title(title, loc="left", pad=_name_tokens(axes, one, cut) if names else None)
     return image
 
 
-def names_room(axes: "Axes", one: Incoming, cut: Cut) -> float:
-    """Return the points above a map that the names of its tokens take."""
-    longest = max((len(tick_label(one.trace, int(one.canvas[at]))) for at in _named(axes, one, cut)[0]), default=0)
-    return 6 + 0.62 * longest * _name_size()
-
-
-def _name_size() -> float:
+def _name_tokens(axes: Any, one: Incoming, cut: Cut) -> float:
+    """Name tokens above the map, all or those where main sinks stay longest, and return the points that they take."""
     from matplotlib import rcParams
 
-    return 0.8 * float(rcParams["font.size"])
-
-
-def _named(axes: "Axes", one: Incoming, cut: Cut) -> tuple[list[int], float]:
-    """Return the positions to name, those of the main sink, longest stays first, or all where all fit; and how far
-    apart names must stand, in columns of the map.
-    """
+    size = 0.8 * float(rcParams["font.size"])
     points = axes.get_window_extent().width * 72 / axes.figure.dpi
-    most = int(points / (1.2 * _name_size()))
+    most = int(points / (1.2 * size))
     stayed: Counter[int] = Counter()
     for position, first, last in one.stays:
         stayed[position] += last - first + 1
     named = [position for position in range(len(one.canvas)) if not np.isnan(cut.places[position])]
     if len(named) > most:
-        named = sorted(stayed, key=lambda position: (-stayed[position], position))[: min(most, MOST_NAMES)]
-    return named, 1.2 * _name_size() * (float(np.nanmax(cut.places)) + 1) / points
-
-
-def _name_tokens(axes: "Axes", one: Incoming, cut: Cut) -> None:
-    """Name tokens above the map, those of the main sink in its colour."""
-    named, least = _named(axes, one, cut)
-    if not named:
-        return
-    above, sinks = axes.secondary_xaxis("top"), {position for position, _, _ in one.stays}
-    names = {position: plain(tick_label(one.trace, int(one.canvas[position]))) for position in sorted(named)}
-    above.set_xticks(apart(cut.places[[*names]], least), [*names.values()], rotation=90, fontsize=_name_size())
-    for position, label in zip(names, above.get_xticklabels(), strict=True):
-        label.set_color(VERMILLION if position in sinks else INK)
-    above.tick_params(length=0, pad=2)
-    above.spines[:].set_visible(False)
+        named = sorted(sorted(stayed, key=lambda position: (-stayed[position], position))[: min(most, MOST_NAMES)])
+    labels = [tick_label(one.trace, int(one.canvas[position])) for position in named]
+    if named:
+        above, least = axes.secondary_xaxis("top"), 1.2 * size * (float(np.nanmax(cut.places)) + 1) / points
+        places = apart(cut.places[named], least)
+        above.set_xticks(places, [plain(label) for label in labels], rotation=90, fontsize=size)
+        for position, label in zip(named, above.get_xticklabels(), strict=True):
+            label.set_color(VERMILLION if position in stayed else INK)
+        above.tick_params(length=0, pad=2)
+        above.spines[:].set_visible(False)
+    return 6 + 0.62 * max(map(len, labels), default=0) * size
 
 
 def apart(places: Float[np.ndarray, " name"], least: float) -> Float[np.ndarray, " name"]:

@@ -21,15 +21,14 @@ from sinkscope.sinks import movement_test
 from sinkscope.sinks.episodes import KINDS
 from sinkscope.sinks.followed_columns import Followed
 from sinkscope.statistics import Threshold
-from sinkscope.statistics.averages import mean
 from sinkscope.statistics.composition import expected_shares
 from sinkscope.statistics.concentration import Evenness
+from sinkscope.statistics.intervals import mean
 from sinkscope.statistics.movement import track_kinds
 from sinkscope.traces import Trace
 from sinkscope.traces.format import write_whole
 
 REPORT = "report.html"
-"""Name of the page in a folder."""
 SINK_TOKENS = 8
 
 
@@ -59,7 +58,6 @@ def write_page(
     Args:
         out: an ``.html`` file, or a folder, which gets a `REPORT`.
         figures: files of `draw_figures`; the PNG files among them are embedded with their captions.
-        tables: further tables, before the figures.
         excess: ε of Eq. 3, in queries' worth.
         roles: what the sinks of the model do (`find_roles`).
         notes: lines below the figures, such as those that `draw_figures` said.
@@ -67,24 +65,22 @@ def write_page(
 
     Raises:
         CallError: no traces, or a threshold that no column can exceed.
-        TraceError: a file that cannot be written or read.
+        TraceError: a file that cannot be written.
     """
     import jinja2
 
     if not traces:
         raise CallError("expected at least one trace for the page, found none")
     path = Path(out) if Path(out).suffix == ".html" else Path(out) / REPORT
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters.update(thousands="{:,}".format, percent=_percent, decimals=_decimals, interval=_interval)
+    style: dict[str, Any] = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    environment = jinja2.Environment(autoescape=True, **style)
+    environment.filters |= {"thousands": "{:,}".format, "percent": lambda value, digits=2: f"{value:.{digits}%}"}
+    environment.filters |= {"decimals": _decimals, "interval": _interval}
     template = environment.from_string((files("sinkscope.figures") / "page.html").read_text(encoding="utf-8"))
-    labels = model_labels([trace.manifest for trace in traces])
+    named = list(zip(traces, model_labels([trace.manifest for trace in traces]), strict=True))
     html = template.render(
-        models=[_model(trace, label, excess, roles, command) for trace, label in zip(traces, labels, strict=True)],
-        who=" and ".join(
-            f"{label} ({counted(trace.steps, 'step')})" for trace, label in zip(traces, labels, strict=True)
-        ),
+        models=[_model(trace, label, excess, roles, command) for trace, label in named],
+        who=" and ".join(f"{label} ({counted(trace.steps, 'step')})" for trace, label in named),
         excess=f"{excess:g}",
         tables=tables,
         notes=notes,
@@ -107,7 +103,7 @@ def _model(trace: Trace, label: str, excess: float, roles: Roles | None, command
         "prompt": trace.manifest.get("prompt") or _read(trace, prompt),
         "prompt_length": trace.manifest.get("prompt_length", 0),
         "text": trace.manifest.get("text") or _read(trace, answer),
-        "summary": None if one is None else numbers_of(one),
+        "summary": None if one is None else _numbers(one),
         "roles": None if one is None else one.roles,
         "canvas": [] if one is None else _canvas(one),
         "provenance": provenance(trace, command),
@@ -125,16 +121,14 @@ def _canvas(one: Subject) -> list[dict[str, Any]]:
     stood = np.bincount(main[main >= 0], minlength=len(one.last_canvas))
     shades = np.sqrt(stood / max(1, stood.max(initial=0)))
     when = {position: f"; written in step {step}" for step, position, _ in one.written.tolist()}
-    return [
-        {
-            "text": "↵\n" if token_label(one.trace, token) == "↵" else _read(one.trace, [token]),
-            "prompt": position < one.prompt_length,
-            "shade": f"{shades[position]:.2f}" if stood[position] else "",
-            "title": f"position {position}: main sink in {stood[position] / main.size:.2%} of steps × heads"
-            + when.get(position, ""),
-        }
-        for position, token in enumerate(one.last_canvas.tolist())
-    ]
+    found = []
+    for position, token in enumerate(one.last_canvas.tolist()):
+        text = "↵\n" if token_label(one.trace, token) == "↵" else _read(one.trace, [token])
+        shade = f"{shades[position]:.2f}" if stood[position] else ""
+        title = f"position {position}: main sink in {stood[position] / main.size:.2%} of steps × heads"
+        title += when.get(position, "")
+        found.append({"text": text, "prompt": position < one.prompt_length, "shade": shade, "title": title})
+    return found
 
 
 def _figure(path: Path) -> dict[str, Any]:
@@ -146,18 +140,9 @@ def _figure(path: Path) -> dict[str, Any]:
         texts = dict(image.info)
         natural = 100 / float(texts.get("dpi", (200, 200))[0])  # 100 CSS pixels an inch
         width, height = (round(size * natural) for size in image.size)
-    return {
-        "data": base64.b64encode(content).decode(),
-        "width": width,
-        "height": height,
-        "title": str(texts.get("Title", path.stem)),
-        "caption": str(texts.get("Description", "")),
-        "file": path.name,
-    }
-
-
-def _percent(value: float, digits: int = 2) -> str:
-    return f"{value:.{digits}%}"
+    title, caption = str(texts.get("Title", path.stem)), str(texts.get("Description", ""))
+    about = {"width": width, "height": height, "title": title, "caption": caption, "file": path.name}
+    return about | {"data": base64.b64encode(content).decode()}
 
 
 def _decimals(value: float | None, digits: int = 2) -> str:
@@ -169,23 +154,21 @@ def _interval(value: dict[str, float]) -> str:
 
 
 def page_numbers(trace: Trace, excess: float = 3.0) -> dict[str, Any]:
-    """Return the sinks, tracks, moves and most frequent sink tokens of a trace, at an ε of Eq. 3 in queries' worth.
-
-    Returns:
-        Plain values that `json.dumps` takes; None where a number does not exist.
-
-    Raises:
-        TraceError: the trace holds no complete step.
-        CallError: a threshold that no column can exceed.
+    """Return the sinks, tracks, moves and most frequent sink tokens of a trace, at ε of Eq. 3 in queries' worth: plain
+    values for `json.dumps`, None where a number does not exist. Raises TraceError where there is no complete step.
     """
-    return numbers_of(subject_of(trace, excess))
+    return _numbers(subject_of(trace, excess))
 
 
-def numbers_of(subject: Subject) -> dict[str, Any]:
-    """Return the numbers of `page_numbers` for a subject."""
+def _numbers(subject: Subject) -> dict[str, Any]:
     manifest, prompt, summary, threshold = subject.manifest, subject.prompt, subject.summary, subject.threshold
     in_percent = prompt.sinks(Threshold(threshold.excess, "percent")) if threshold.excess < 100 else 0
-    tracks = track_kinds(replace(prompt, thresholds=(threshold,))).tracks[0].sum(axis=0).tolist()
+    tracks = track_kinds(replace(prompt, thresholds=(threshold,)))["tracks"][0].sum(axis=0).tolist()
+    found, movement = movement_test(subject.main, prompt.is_sink_at(threshold)), None
+    if found.heads and summary.steps > 1:  # some head has a main sink in two steps
+        movement = asdict(found)
+        for null in ("null_moves", "null_drift"):
+            movement[null] = dict(zip(("mean", "low", "high"), movement[null], strict=True))
     document = {
         "model": subject.label,
         "family": manifest["model"].get("family"),
@@ -212,20 +195,11 @@ def numbers_of(subject: Subject) -> dict[str, Any]:
         "heads_with_sink": int(prompt.has_sink(threshold).any(axis=0).sum()),
         "heads_with_main_sink": int((prompt.main_at(threshold) >= 0).any(axis=0).sum()),
         "tracks": dict(zip(KINDS, tracks, strict=False)),
-        "movement": _movement(subject),
+        "movement": movement,
         "sink_tokens": _sink_tokens(subject),
         "text": manifest.get("text"),
     }
     return json.loads(json_text(document))  # where a number does not exist, None
-
-
-def _movement(subject: Subject) -> dict[str, Any] | None:
-    """Return moves and drift, and the same with the steps shuffled; None where no head has a main sink in two steps."""
-    found = movement_test(subject.main, subject.prompt.is_sink_at(subject.threshold))
-    if not found.heads or subject.summary.steps < 2:
-        return None
-    nulls = {name: getattr(found, name) for name in ("null_moves", "null_drift")}
-    return asdict(found) | {name: dict(zip(("mean", "low", "high"), null, strict=True)) for name, null in nulls.items()}
 
 
 def _sink_tokens(subject: Subject) -> list[dict[str, Any]]:

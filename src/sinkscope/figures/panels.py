@@ -8,7 +8,7 @@ not have raise CallError. ``excess`` is ε of Eq. 3, in queries' worth of attent
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -16,15 +16,7 @@ from jaxtyping import Float
 from sinkscope.errors import CallError
 from sinkscope.figures.figure5_sink_strengths import draw_strengths, strongest
 from sinkscope.figures.figure7_sink_positions import LETTERS, chosen_heads, draw_positions
-from sinkscope.figures.incoming_attention import (
-    Incoming,
-    check_head,
-    draw_incoming,
-    followed_columns,
-    linear_norm,
-    names_room,
-)
-from sinkscope.figures.position_cut import Cut
+from sinkscope.figures.incoming_attention import Incoming, check_head, draw_incoming, linear_norm
 from sinkscope.figures.style import (
     BLUE,
     HEAT,
@@ -44,37 +36,22 @@ from sinkscope.traces import Trace
 from sinkscope.traces.reading import as_trace
 from sinkscope.traces.stored_maps import check_place, stored_map
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Sheet
-
-MAP_HEADER = ("model", "panel", "step", "layer", "head", "query", "key", "attention")
-
 GAMMA = 0.3  # so that an equal share of 1/256 is at a fifth of the scale
 NAMED = 9
 ROOM_FOR_TOKENS = 7.4  # lines of text above a map
-LEAST_SHARE = 1e-4  # smaller shares are left out of CSV files
 
 
 def incoming(
-    trace: Any, layer: int | None = None, head: int | None = None, *, ax: "Axes | None" = None, excess: float = 3.0
-) -> "Sheet":
-    """Draw the attention that each token receives over the steps, with the main sink of the head outlined.
-
-    Args:
-        layer, head: of the head; with ``layer`` alone the mean over its heads, with neither the mean over all.
-
-    Raises:
-        TraceError: no trace there, or not all columns were kept.
+    trace: Any, layer: int | None = None, head: int | None = None, *, ax: Any = None, excess: float = 3.0
+) -> Any:
+    """Draw the attention that each token receives over the steps, with the main sink of the head outlined; with
+    ``layer`` alone the mean over its heads, with neither the mean over all. Raises TraceError without all columns.
     """
     trace = as_trace(trace)
     one = Incoming.of(trace, layer, head, excess)
-    strong = np.argsort(-np.nan_to_num(one.values).mean(axis=0), kind="stable")[:3].tolist()
-    answer = range(one.prompt_length, len(one.canvas))
-    cut = Cut.around([*answer, *strong, *(position for position, _, _ in one.stays)], len(one.canvas))
     with _axes(ax, 5.4, 3.4) as axes:
-        image = draw_incoming(axes, one, linear_norm([one.values]), cut)
-        axes.set_title(f"{plain(model_label(trace.manifest))}, {one.name}", loc="left", pad=names_room(axes, one, cut))
+        title = f"{plain(model_label(trace.manifest))}, {one.name}"
+        image = draw_incoming(axes, one, linear_norm([one.values]), one.cut(one.values), title)
         axes.set_xlabel("position in the canvas (dashed: end of the prompt)")
         axes.set_ylabel("step")
         whole_numbers(axes.yaxis)
@@ -82,25 +59,23 @@ def incoming(
         bar = axes.figure.colorbar(image, ax=axes, aspect=24, pad=0.015, extend="max")
         newest = f"\nfrom {followed.queries_text}" if followed.newest else ""
         bar.set_label(f"attention received, queries' worth{newest}")
-    return axes.figure  # type: ignore[return-value]
+    return axes.figure
 
 
 def sink_positions(
-    trace: Any, layer: int | None = None, head: int | None = None, *, ax: "Axes | None" = None, excess: float = 3.0
-) -> "Sheet":
-    """Draw the position of a head's main sink over the steps, beside the tokens written.
-
-    Args:
-        layer, head: of the head; where they are left out, the heads of Figure 7 are drawn.
+    trace: Any, layer: int | None = None, head: int | None = None, *, ax: Any = None, excess: float = 3.0
+) -> Any:
+    """Draw the position of a head's main sink over the steps, or those of the heads of Figure 7, beside the tokens
+    written.
     """
     one = subject_of(as_trace(trace), excess, place=(layer, head))
     with _axes(ax, 5.4, 4.2) as axes:
         draw_positions(axes, one, chosen_heads(one), int(LETTERS * 5.4))
         axes.set_ylabel("position in the canvas")
-    return axes.figure  # type: ignore[return-value]
+    return axes.figure
 
 
-def sink_strengths(trace: Any, *, ax: "Axes | None" = None, excess: float = 3.0) -> "Sheet":
+def sink_strengths(trace: Any, *, ax: Any = None, excess: float = 3.0) -> Any:
     """Draw the main sink's column in every layer and head, mean over the steps that have one."""
     one = subject_of(as_trace(trace), excess)
     mean = one.summary.mean_strength
@@ -108,10 +83,10 @@ def sink_strengths(trace: Any, *, ax: "Axes | None" = None, excess: float = 3.0)
         image = draw_strengths(axes, one, strongest([mean]))
         axes.set_ylabel("layer")
         axes.figure.colorbar(image, ax=axes, aspect=25, pad=0.01).set_label("column of the main sink, queries' worth")
-    return axes.figure  # type: ignore[return-value]
+    return axes.figure
 
 
-def token_column(trace: Any, layer: int, head: int, position: int, *, ax: "Axes | None" = None) -> "Sheet":
+def token_column(trace: Any, layer: int, head: int, position: int, *, ax: Any = None) -> Any:
     """Draw the attention that one token receives in one head over the steps, and mark the step that wrote it."""
     trace = as_trace(trace)
     place = check_head(trace, (layer, head))
@@ -119,7 +94,7 @@ def token_column(trace: Any, layer: int, head: int, position: int, *, ax: "Axes 
     if not -one.values.shape[1] <= position < one.values.shape[1]:
         raise CallError(f"position: expected 0 to {one.values.shape[1] - 1}, found {position}")
     position %= one.values.shape[1]
-    column = followed_columns(trace, *place)[:, position]  # type: ignore[arg-type]
+    column = one.values[:, position]
     with _axes(ax, 5.4, 2.6) as axes:
         name = f"“{plain(tick_label(trace, int(one.canvas[position])))}” ({position})"
         curve(axes, column, BLUE, "o", name)
@@ -132,7 +107,7 @@ def token_column(trace: Any, layer: int, head: int, position: int, *, ax: "Axes 
         axes.set_ylabel("attention received,\nqueries' worth")
         axes.set_title(f"{plain(model_label(trace.manifest))}, {one.name}", loc="left")
         axes.legend()
-    return axes.figure  # type: ignore[return-value]
+    return axes.figure
 
 
 def attention_map(
@@ -142,17 +117,10 @@ def attention_map(
     head: int,
     attention: Float[np.ndarray, "query key"] | None = None,
     *,
-    ax: "Axes | None" = None,
-) -> "Sheet":
-    """Draw one attention map.
-
-    Args:
-        attention: the map, such as ``recompute_map(model, trace, step, layer, head).attention``; None for one that was
-            stored with the trace (``--keep-maps``).
-
-    Raises:
-        CallError: a map that was not stored.
-        TraceError: a damaged map.
+    ax: Any = None,
+) -> Any:
+    """Draw one attention map: ``recompute_map(model, trace, step, layer, head).attention``, or, if it is None, the one
+    that was stored with the trace (``--keep-maps``). Raises CallError without one.
     """
     trace = as_trace(trace)
     step, layer, head = check_place(trace, step, layer, head)
@@ -168,11 +136,11 @@ def attention_map(
         axes.set_xlabel("key (position; named: the keys with most attention)")
         axes.set_ylabel("query (position; dashed: end of the prompt)")
         scale_of_maps(axes.figure, image, axes, pad=0.02, shrink=0.85)
-    return axes.figure  # type: ignore[return-value]
+    return axes.figure
 
 
 @contextmanager
-def _axes(ax: "Axes | None", width: float, height: float) -> Iterator["Axes"]:
+def _axes(ax: Any, width: float, height: float) -> Iterator[Any]:
     """Give the user's axes, with the user's settings, or those of a new sheet."""
     if ax is not None:
         yield ax
@@ -217,21 +185,3 @@ def scale_of_maps(part: Any, image: Any, panels: Any, **more: Any) -> None:
     """Add the bar of colours of maps beside them."""
     bar = part.colorbar(image, ax=panels, **{"aspect": 30, "pad": 0.01} | more)
     bar.set_label(f"share of a query's attention\n(colours by power {GAMMA})")
-
-
-def mark_column(axes: Any, key: int, queries: int, colour: str = VERMILLION) -> None:
-    """Draw a triangle below a map at a key."""
-    looks: dict[str, Any] = {"markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.4}
-    axes.plot([key], [queries - 0.5], marker="^", color=colour, clip_on=False, zorder=5, **looks)
-
-
-def map_lines(
-    label: str, panel: str, place: tuple[int, int, int], attention: Float[np.ndarray, "query key"]
-) -> list[tuple[Any, ...]]:
-    """Return the rows of a map for a CSV file with `MAP_HEADER`; shares below `LEAST_SHARE` are left out."""
-    query, key = np.nonzero(attention >= LEAST_SHARE)
-    values = attention[query, key]
-    return [
-        (label, panel, *place, i, j, format(value, ".5g"))
-        for i, j, value in zip(query.tolist(), key.tolist(), values.tolist(), strict=True)
-    ]

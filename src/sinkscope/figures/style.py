@@ -1,26 +1,19 @@
-"""The style of figures: colours, type and sheets, and the labels of models and tokens.
+"""The style of figures: colours (viridis, and Okabe and Ito's), type, sheets, and labels of models and tokens."""
 
-The colours are viridis and those of Okabe and Ito, which colour-blind readers can tell apart. Every series also has
-its own marker or line style.
-"""
-
-import functools
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sinkscope.counts import counted
 from sinkscope.notebook_card import visible
 from sinkscope.traces import Trace
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Sheet
-
 BLUE, VERMILLION, GREEN, INK = "#0072B2", "#D55E00", "#009E73", "#3a3a3a"
 ORANGE, PURPLE, SKY = "#E69F00", "#CC79A7", "#56B4E9"
 HEAT, LIGHT_HEAT = "viridis", "Blues"
+SERIES = ((BLUE, "o"), (VERMILLION, "s"), (GREEN, "^"), (ORANGE, "D"), (PURPLE, "v"), (INK, "P"))
 WIDE, WIDER = 5.4, 11.0  # inches: readable in a column of a paper, and over its full width
 
 
@@ -32,39 +25,23 @@ def figure_style(wide: bool = False) -> Iterator[None]:
     size = 10.0 if wide else 8.0
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(
-            {
-                "font.size": size,
-                "axes.titlesize": size,
-                "axes.titlelocation": "left",
-                "figure.titlesize": size + 1.5,
-                "xtick.labelsize": size - 1,
-                "ytick.labelsize": size - 1,
-                "legend.fontsize": size - 1,
-                "legend.frameon": False,
-                "axes.linewidth": 0.6,
-                "xtick.major.width": 0.6,
-                "ytick.major.width": 0.6,
-                "axes.spines.top": False,
-                "axes.spines.right": False,
-                "savefig.dpi": 200 if not wide else 160,
-                "pdf.fonttype": 42,
-            }
-        )
+        matplotlib.rc("font", size=size)
+        matplotlib.rc("figure", titlesize=size + 1.5)
+        matplotlib.rc("axes", titlesize=size, titlelocation="left", linewidth=0.6)
+        matplotlib.rc("axes.spines", top=False, right=False)
+        matplotlib.rc("xtick", labelsize=size - 1)
+        matplotlib.rc("ytick", labelsize=size - 1)
+        matplotlib.rcParams.update({"xtick.major.width": 0.6, "ytick.major.width": 0.6})
+        matplotlib.rc("legend", fontsize=size - 1, frameon=False)
+        matplotlib.rc("savefig", dpi=160 if wide else 200)
+        matplotlib.rc("pdf", fonttype=42)
         yield
 
 
-def new_sheet(width: float, height: float, apart: float = 0.04167) -> "Sheet":
-    """Return an empty matplotlib figure that pyplot does not manage; width, height and padding of panels in inches."""
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    return _sheets()(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=apart))
-
-
-@functools.cache
-def _sheets() -> Any:
-    """Return matplotlib's figure with a picture for notebooks, which pyplot would give it otherwise."""
+def new_sheet(width: float, height: float, apart: float = 0.04167) -> Any:
+    """Return an empty matplotlib figure without pyplot, which notebooks show; all sizes in inches."""
     from matplotlib.figure import Figure as Sheet
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     class ShownSheet(Sheet):
         def _repr_png_(self) -> bytes:
@@ -73,7 +50,7 @@ def _sheets() -> Any:
                 self.savefig(content, format="png")
             return content.getvalue()
 
-    return ShownSheet
+    return ShownSheet(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=apart))
 
 
 def whole_numbers(*axes: Any) -> None:
@@ -105,15 +82,10 @@ def number(value: Any) -> str:
 
 def plain(text: str) -> str:
     """Return text that matplotlib draws literally: no formulas, and ▯ for characters that the font lacks."""
-    known = _known_characters()
-    return "".join(character if ord(character) in known else "▯" for character in text).replace("$", r"\$")
-
-
-@functools.cache
-def _known_characters() -> frozenset[int]:
     from matplotlib import font_manager
 
-    return frozenset(font_manager.get_font(font_manager.findfont("DejaVu Sans")).get_charmap())
+    font = font_manager.get_font(font_manager.findfont("DejaVu Sans"))  # both are cached
+    return "".join(one if font.get_char_index(ord(one)) else "▯" for one in text).replace("$", r"\$")
 
 
 def model_name(manifest: Mapping[str, Any]) -> str:
@@ -156,9 +128,8 @@ def provenance(trace: Trace, command: str | None = None) -> list[tuple[str, str]
     manifest, card = trace.manifest, trace.manifest["model"]
     sampler = dict(manifest.get("sampler") or {})
     name = sampler.pop("name", None)
-    settings, versions = (
-        ", ".join(f"{key} {value}" for key, value in one.items()) for one in (sampler, manifest.get("versions") or {})
-    )
+    settings = ", ".join(f"{key} {value}" for key, value in sampler.items())
+    versions = ", ".join(f"{key} {value}" for key, value in (manifest.get("versions") or {}).items())
     steps = f"{counted(trace.steps, 'step')}, {'complete' if trace.complete else 'incomplete'}"
     rows = [
         ("Model", model_name(manifest)),

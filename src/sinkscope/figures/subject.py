@@ -1,27 +1,26 @@
-"""The subject of a figure: one recorded generation, or the statistics of many.
-
-A subject computes no statistics; it reads the summaries of `sinkscope.statistics`.
-"""
+"""The subject of a figure: one recorded generation, whose clearest effects it finds, or the statistics of many."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from sinkscope.counts import counted
 from sinkscope.errors import CallError, SinkscopeError
-from sinkscope.figures.highlights import Highlights, Place
-from sinkscope.figures.incoming_attention import check_head, commits_of, last_canvas_of
+from sinkscope.figures.incoming_attention import Place, check_head, commits_of, last_canvas_of, stays_of
 from sinkscope.figures.style import model_label
 from sinkscope.roles.head_roles import Roles, roles_for
+from sinkscope.sinks import HeadMovement
 from sinkscope.sinks.finding import check_reach
-from sinkscope.sinks.followed_columns import Followed
-from sinkscope.sinks.query_counts import columns_add_up
+from sinkscope.sinks.followed_columns import Followed, columns_add_up, followed_queries
+from sinkscope.sinks.tracking import head_movement
 from sinkscope.statistics import PromptSummary, Summary, Threshold, summarise
+from sinkscope.statistics.groups import GroupSinks
 from sinkscope.statistics.thresholds import least_column_sum
 from sinkscope.traces import Trace, read_statistics
 from sinkscope.traces.reading import expect_steps
@@ -31,13 +30,56 @@ Maps = Callable[[Trace, int, int, int], np.ndarray]
 
 
 class FigureError(SinkscopeError):
-    """A figure cannot be drawn for a subject; the message says what is missing."""
+    """A figure cannot be drawn for a subject; the message names the missing part."""
+
+
+@dataclass(frozen=True)
+class Jump:
+    """The main sink of a head is at another position one step later; clean: neither position is a sink in both steps;
+    swap: both are; held: the attention of the place before or after, the lesser, over the whole stay, in steps' worth.
+    """
+
+    step: int
+    layer: int
+    head: int
+    before: int
+    after: int
+    clean: bool
+    swap: bool
+    held: float = field(compare=False)
+
+    @property
+    def distance(self) -> int:
+        return self.after - self.before
+
+
+class Split(NamedTuple):
+    """A step in which the masked and the unmasked queries of a head attend most to different keys; each key gets a
+    larger share of attention from its own group than from the other, by ``clarity`` or more.
+    """
+
+    step: int
+    layer: int
+    head: int
+    masked_key: int
+    unmasked_key: int
+    clarity: float
+
+
+class Flash(NamedTuple):
+    """A sink that lives for one step, neither the first nor the last."""
+
+    step: int
+    layer: int
+    head: int
+    position: int
+    column_sum: float
 
 
 @final
 @dataclass(frozen=True)
 class OpenedStatistics:
-    """A folder of statistics that has been read: its manifest, and the summary of all its prompts."""
+    """A folder of statistics: its manifest, and the summary of all its prompts."""
 
     manifest: dict[str, Any] = field(repr=False)
     summary: Summary = field(repr=False)
@@ -56,12 +98,9 @@ class Subject:
 
     Attributes:
         label: name of the model in titles, legends and CSV files.
-        manifest: of the trace or of the statistics.
         summary: the numbers, over all steps of all prompts.
-        recorded: the trace, and recorded_prompt: its numbers step by step; None for statistics, which keep no single
-            steps.
+        recorded, recorded_prompt: the trace and its numbers step by step; None for statistics.
         maps: computes attention maps; None without a model.
-        roles: roles of the sinks of the model, where known.
         place: the layer and the head that were asked for; None where figures choose.
     """
 
@@ -90,7 +129,6 @@ class Subject:
 
     @property
     def positions_text(self) -> str:
-        """The number of tokens of a canvas as text: a number, a range, or a mean."""
         if self.recorded_prompt is None:
             return f"{self.positions} on average"
         low = int(self.recorded_prompt.canvas.lengths.min())
@@ -98,10 +136,9 @@ class Subject:
 
     @property
     def followed(self) -> Followed:
-        """The columns in which sinks are followed."""
         if self.recorded is not None:
             return Followed.of(self.recorded)
-        return Followed.named(self.manifest.get("followed"), self.summary.causal)
+        return Followed(self.manifest.get("followed") or ("last_query" if self.summary.causal else "column_sums"))
 
     @property
     def threshold(self) -> Threshold:
@@ -116,11 +153,7 @@ class Subject:
 
     @property
     def quarters(self) -> Int[np.ndarray, "layer quarter"]:
-        """Counts of column sums in bins of a quarter of a query's worth; statistics spread wider bins above 64 evenly.
-
-        Raises:
-            FigureError: the trace keeps only the largest columns.
-        """
+        """Counts of column sums in bins of a quarter of a query's worth; statistics spread wider ones evenly."""
         if self.recorded_prompt is None:
             return self.summary.quarters
         kept = self.recorded_prompt.canvas.settings.kept
@@ -130,7 +163,6 @@ class Subject:
         return self.recorded_prompt.quarters
 
     def head_name(self, layer: int, head: int) -> str:
-        """Return the name of a head, with the role of its sink where known."""
         known = None if self.roles is None else self.roles.of_head(layer, head)
         return f"layer {layer} head {head}" + (f" ({known.role})" if known is not None else "")
 
@@ -148,24 +180,13 @@ class Subject:
         _ = self.trace
         return self.recorded_prompt  # type: ignore[return-value]  # both or none
 
-    @cached_property
-    def highlights(self) -> Highlights:
-        """The heads and steps that figures pick out."""
-        return Highlights(self.trace, self.prompt, self.threshold, self.place)
-
     @property
     def where(self) -> str:
         """The layer or head that was asked for, as the end of a clause."""
         layer, head = self.place
         return "" if layer is None else f" of layer {layer}" if head is None else f" of layer {layer} head {head}"
 
-    @property
-    def main(self) -> Int[np.ndarray, "step layer head"]:
-        """Position of the main sink of each head, −1 where Eq. 3 does not hold."""
-        return self.highlights.main
-
     def map(self, step: int, layer: int, head: int) -> Float[np.ndarray, "query key"]:
-        """Return one attention map; raises FigureError where it cannot be had."""
         trace = self.trace
         if self.maps is None:
             raise FigureError("it needs attention maps; `sinkscope figures` recomputes them")
@@ -176,7 +197,6 @@ class Subject:
 
     @property
     def prompt_length(self) -> int:
-        """Number of tokens of the prompt; 0 where the trace does not say."""
         return self.prompt.canvas.settings.prompt_length
 
     @cached_property
@@ -189,6 +209,132 @@ class Subject:
         """The tokens after the last step, with all commits."""
         return last_canvas_of(self.prompt.canvas.tokens, self.written)
 
+    # The heads and steps in which each effect is clearest; ties go to the lower layer, then the lower head
+
+    @cached_property
+    def main(self) -> Int[np.ndarray, "step layer head"]:
+        """Position of the main sink of each head, −1 where Eq. 3 does not hold."""
+        return self.prompt.main_at(self.threshold)
+
+    @cached_property
+    def asked(self) -> Bool[np.ndarray, "layer head"]:
+        asked = np.zeros((self.prompt.layers, self.prompt.heads), bool)
+        asked[tuple(slice(None) if at is None else at for at in self.place)] = True
+        return asked
+
+    @cached_property
+    def heads(self) -> list[HeadMovement]:
+        heads = head_movement(self.main, self.prompt.is_sink_at(self.threshold))
+        return [one for one in heads if self.asked[one.layer, one.head]]
+
+    @property
+    def only(self) -> HeadMovement | None:
+        """The head that was asked for; None where figures choose."""
+        return None if None in self.place else self.heads[0]
+
+    @cached_property
+    def largest(self) -> Float[np.ndarray, "layer head"]:
+        """Largest column followed, sink or not, mean over steps; −1 in heads that were not asked for."""
+        return np.where(self.asked, self.prompt.by_step.main_column.mean(axis=0), -1)
+
+    def steps_at(self, head: HeadMovement) -> Int[np.ndarray, " position"]:
+        """Return in how many steps the main sink of a head is at each position."""
+        main = self.main[:, head.layer, head.head]
+        return np.bincount(main[main >= 0], minlength=1)
+
+    def movement_text(self, head: HeadMovement) -> str:
+        swaps = f", {counted(head.swaps, 'swap')}" if head.swaps else ""
+        return f"{counted(int((self.steps_at(head) > 0).sum()), 'position')}, {counted(head.moves, 'move')}{swaps}"
+
+    @cached_property
+    def clearest(self) -> HeadMovement | None:
+        """The head with the clearest move (the largest `Jump.held`); without moves, the one with the strongest sink."""
+        if self.moves:
+            best = max(self.moves, key=lambda move: move.held)
+            return next(one for one in self.heads if (one.layer, one.head) == (best.layer, best.head))
+        return self._best(lambda head: self.largest[head.layer, head.head])
+
+    @cached_property
+    def jumps(self) -> list[Jump]:
+        """Every change of place of a main sink from one step to the next, by layer, head and step."""
+        shares = self.prompt.by_step.main_column / followed_queries(self.trace)[:, None, None]
+        rows, held = [], []
+        for one in self.heads:
+            share = shares[:, one.layer, one.head]
+            for (old, first, last), (new, begin, end) in pairwise(stays_of(self.main[:, one.layer, one.head])):
+                if begin == last + 1:
+                    rows.append((last, one.layer, one.head, old, new))
+                    held.append(min(float(share[first:begin].sum()), float(share[begin : end + 1].sum())))
+        step, layer, head, old, new = np.array(rows, int).reshape(-1, 5).T
+        is_sink = self.prompt.is_sink_at(self.threshold)
+        stays, was = is_sink(step + 1, layer, head, old), is_sink(step, layer, head, new)
+        given = zip(rows, (~stays & ~was).tolist(), (stays & was).tolist(), held, strict=True)
+        return [Jump(*row, clean=clean, swap=swap, held=much) for row, clean, swap, much in given]
+
+    @cached_property
+    def moves(self) -> list[Jump]:
+        return [one for one in self.jumps if not one.swap]
+
+    @cached_property
+    def most_moves(self) -> HeadMovement | None:
+        return self._best(lambda head: (head.moves, np.count_nonzero(self.steps_at(head))))
+
+    @cached_property
+    def most_positions(self) -> HeadMovement | None:
+        return self._best(lambda head: (np.count_nonzero(self.steps_at(head)), head.moves))
+
+    @cached_property
+    def most_static(self) -> HeadMovement | None:
+        """The head whose main sink is at one position for the most steps; ties to the larger column."""
+        return self._best(lambda head: (self.steps_at(head).max(), self.largest[head.layer, head.head]))
+
+    def _best(self, merit: Callable[[HeadMovement], Any]) -> HeadMovement | None:
+        return max((head for head in self.heads if head.steps_with_sink), key=merit, default=None)
+
+    @cached_property
+    def leftmost(self) -> HeadMovement | None:
+        """The head whose main sink drifts left the fastest over half of the steps or more; where none does, right."""
+        least = max(2, len(self.main) // 2)
+        drifts = {one: one.drift_per_step or 0 for one in self.heads if one.steps_with_sink >= least and one.moves}
+        left = [head for head, drift in drifts.items() if drift < 0]
+        found = left or [head for head, drift in drifts.items() if drift > 0]
+        return max(found, key=lambda head: abs(drifts[head]), default=None)
+
+    @cached_property
+    def jump(self) -> Jump | None:
+        """The longest jump of a main sink: clean ones first, swaps last; ties to the lower layer, then earlier step."""
+        merits = ((one.clean, not one.swap, abs(one.distance), -one.layer, -one.step) for one in self.jumps)
+        return max(zip(merits, self.jumps, strict=True), key=lambda pair: pair[0], default=(None, None))[1]
+
+    @cached_property
+    def flash(self) -> Flash | None:
+        """The strongest sink that lives for one step; ties to the lower layer, then earlier step, head and position."""
+        found = []
+        for layer in np.flatnonzero(self.asked.any(axis=1)).tolist():
+            sinks = self.prompt.followed.of_layer(layer).at(self.threshold)
+            step, head, key = sinks.step, sinks.head, sinks.key
+            alone = ~sinks.contains(step - 1, head, key) & ~sinks.contains(step + 1, head, key)
+            alone &= self.asked[layer, head] & (step > 0) & (step < self.prompt.steps - 1)
+            rows = zip(*(one[alone].tolist() for one in (sinks.column, -step, -head, -key)), strict=True)
+            found += [(column, -layer, *place) for column, *place in rows]
+        if not found:
+            return None
+        column, layer, step, head, key = max(found)
+        return Flash(-step, -layer, -head, -key, column)
+
+    @cached_property
+    def split(self) -> Split | None:
+        """The clearest split of masked and unmasked queries; None where the trace has no sums of masked queries."""
+        if "column_sums_masked" not in self.trace.tensors or "masked" not in self.trace.tensors:
+            return None
+        groups = self.prompt.kept(GroupSinks)
+        clarity = np.where(self.asked, np.nan_to_num(groups.clarity, nan=-np.inf), -np.inf)
+        step, layer, head = (int(one) for one in np.unravel_index(int(clarity.argmax()), clarity.shape))
+        if clarity[step, layer, head] <= 0:
+            return None
+        masked, unmasked = (int(one) for one in groups.position[step, :2, layer, head])
+        return Split(step, layer, head, masked, unmasked, float(clarity[step, layer, head]))
+
 
 def subject_of(
     source: Trace | OpenedStatistics,
@@ -198,13 +344,7 @@ def subject_of(
     roles: Roles | None = None,
     place: Place = (None, None),
 ) -> Subject:
-    """Return the subject of figures and of the page for a trace or statistics, at a threshold.
-
-    Raises:
-        CallError: a threshold that no column can exceed, statistics counted at another one, roles of other weights, or
-            a layer or head that the trace does not have.
-        TraceError: no complete step, or not every column was kept.
-    """
+    """Return the subject of figures and of the page for a trace or statistics, at a threshold that can hold."""
     label = model_label(source.manifest) if label is None else label
     model = source.manifest["model"]
     roles = roles_for(model.get("weight_hash"), roles, model.get("config_hash"))
@@ -223,9 +363,7 @@ def subject_of(
 
 
 def of_newest(subjects: Sequence[Subject], text: str) -> str:
-    """Return a caption's sentence about the models whose sinks are followed in the newest queries only, if any; its
-    text has ``{queries}`` where these are named.
-    """
+    """Return a caption's sentence about the models whose sinks are followed in the newest queries, if there are any."""
     newest = [one.followed for one in subjects if one.followed.newest]
     kinds = dict.fromkeys(one.kind for one in newest)
     queries = dict.fromkeys(one.queries_text for one in newest)

@@ -9,10 +9,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sinkscope.errors import CallError
-from sinkscope.interventions.observed import Ranking
+from sinkscope.interventions.observed import Ranking, SinkRule
 from sinkscope.interventions.ranking import pool, rank_of
 from sinkscope.interventions.rule_context import RuleContext
-from sinkscope.interventions.top_sinks import SinkRule
 
 
 @dataclass(frozen=True)
@@ -50,9 +49,8 @@ class RandomControl(SinkRule, ABC):
 
 @dataclass(frozen=True)
 class RandomKeys(RandomControl):
-    """Control: where `HideTopSinks` hides k sinks, hides as many random keys, drawn anew in every layer, head and step.
-
-    Drawn from the visible keys that are no sinks; where those are too few, also from sinks outside the top k.
+    """Control: where `HideTopSinks` hides k sinks, hides as many random keys, drawn anew in every layer, head and step
+    from the visible keys that are no sinks; where those are too few, also from sinks outside the top k.
     """
 
     rule = "random:K"
@@ -66,11 +64,10 @@ class RandomKeys(RandomControl):
 class MassMatchedKeys(RandomControl):
     """Control: hides random keys until they hold as much attention as the k sinks do, in the step that loses it.
 
-    The sinks are chosen by the step the rule goes by; what keys hold is measured in the running step, before anything
-    is hidden, which costs a second sweep. (Measured in the step before, a key chosen for what it held then counts for
-    up to five times what it takes away.) Keys are taken in random order, the last one only where it brings the sum
-    nearer. Limit: where the other keys hold less than the sinks do, all of them are hidden and the match fails;
-    `Effect.removed_share` shows it.
+    The sinks are chosen by the step the rule goes by; the attention of keys is measured in the running step, before
+    anything is hidden, which costs a second sweep. Keys are taken in random order, the last one only where it brings
+    the sum nearer. Limit: where the other keys hold less than the sinks do, all of them are hidden and the match
+    fails; `Effect.removed_share` shows it.
     """
 
     rule = "mass:K"
@@ -80,9 +77,11 @@ class MassMatchedKeys(RandomControl):
         return None
 
     def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
-        ranks = self.random_ranks(context, ranking, top)
-        others = ranking.candidates & ~top
-        at_stake = self.at_stake(context)
+        ranks, others, at_stake = (
+            self.random_ranks(context, ranking, top),
+            ranking.candidates & ~top,
+            self.at_stake(context),
+        )
         order = ranks.argsort(dim=-1)
         mass = (at_stake * others).gather(-1, order)
         nearer = mass.cumsum(-1) - mass / 2 < (at_stake * top).sum(-1, keepdim=True)
@@ -94,11 +93,10 @@ class RowMatchedKeys(RandomControl):
     """Control: hides random keys that hold as much attention as the k sinks do, of the queries that write.
 
     These are the queries from whose outputs a token may be committed in this step (`RuleContext.committing`), or the
-    ones that ``queries`` names; `MassMatchedKeys` matches over all queries. It is measured as there. Keys that hold no
-    more than the sinks are taken in random order, sinks by Eq. 3 last, as long as the sum stays below what the sinks
-    hold; then the one key that brings it nearest. Limits: which of the queries will be committed is known only after
-    the step, and where the other keys hold less than the sinks do, all of them are hidden;
-    `Effect.removed_share_committed` shows both.
+    ones that ``queries`` names. Keys that hold no more than the sinks are taken in random order, sinks by Eq. 3 last,
+    as long as the sum stays below that of the sinks; then the one key that brings it nearest. Limits: which of the
+    queries will be committed is known only after the step, and where the other keys hold less than the sinks do, all of
+    them are hidden; `Effect.removed_share_committed` shows both.
     """
 
     rule = "rowmass:K"
@@ -135,7 +133,7 @@ class RowMatchedKeys(RandomControl):
 class PersistentRandomKeys(RandomControl):
     """Control: hides one random key for each of the k sinks, the same one as long as that sink stays in the top k.
 
-    It is drawn anew only if it becomes a sink itself. So losing a key for long is told from losing one for a step.
+    It is drawn anew only if it becomes a sink itself. It separates losing a key for long from losing one for a step.
     """
 
     rule = "persistent:K"
@@ -159,7 +157,6 @@ class PersistentRandomKeys(RandomControl):
 
 
 def _marked(stand_in: Tensor) -> Tensor:
-    """Return which keys stand in for a sink, bool [batch, group, key]."""
     marks = torch.zeros(*stand_in.shape[:2], stand_in.shape[-1] + 1, dtype=torch.bool, device=stand_in.device)
     return marks.scatter_(-1, stand_in + 1, True)[..., 1:]
 
@@ -186,6 +183,5 @@ class SameClassKeys(RandomControl):
         for where in context.classes(self.classify).values():
             alike = where[:, None]
             others = ranking.candidates & ~top & alike
-            ranks = rank_of(drawn, others, self.k)
-            chosen |= (ranks < (top & alike).sum(-1, keepdim=True)) & others
+            chosen |= (rank_of(drawn, others, self.k) < (top & alike).sum(-1, keepdim=True)) & others
         return chosen

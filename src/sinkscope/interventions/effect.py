@@ -14,21 +14,17 @@ from sinkscope.notebook_card import MOST_ROWS, card
 
 @dataclass(frozen=True, eq=False)
 class Effect:
-    """Sums over the steps in which a rule was in force, float64. A rule that needs the step before is not in force in
-    step 0.
+    """Sums over the steps in which a rule was in force, float64 [prompt, layer, head].
 
     Attributes:
-        removed: [prompt, layer, head], attention that the hidden keys would have received, in queries' worth, measured
-            without the hiding.
-        queries: [prompt, layer, head], number of queries of the heads in which a rule was in force.
-        hidden: [prompt, layer, head], number of hidden keys, a key once a step.
-        hits: [prompt, layer, head], hidden keys that were in the current top K, where K keys were hidden in that head.
-        ranked: [prompt, layer, head], hidden keys for which that is defined; not for keys that each query loses for
-            itself (`KeepWindow`).
-        steps: [prompt, layer, head], number of steps in which a rule was in force.
-        removed_committed: [prompt, layer, head], the part of ``removed`` that was taken from the queries from whose
-            outputs the tokens were read that were committed in the same step.
-        committed: [prompt, layer, head], number of those queries; 0 where nothing was committed, as in a likelihood.
+        removed: attention that the hidden keys would have received, in queries' worth, measured without the hiding.
+        queries: number of queries of the heads in which a rule was in force.
+        hidden: number of hidden keys, a key once a step.
+        hits: hidden keys that were in the current top K, where K keys were hidden in that head.
+        ranked: hidden keys for which that is defined; not for keys that each query loses for itself (`KeepWindow`).
+        steps: number of steps in which a rule was in force; one that needs the step before is not in step 0.
+        removed_committed: the part of ``removed`` taken from the queries whose outputs were committed in the same step.
+        committed: number of those queries; 0 where nothing was committed, as in a likelihood.
     """
 
     removed: np.ndarray
@@ -71,14 +67,12 @@ class Effect:
         return _ratio(self.hits.sum(0), self.ranked.sum(0))
 
     def _repr_html_(self) -> str:
-        """Return a summary for notebooks, with the heads that lost most."""
         steps, share, hits = self.steps.sum(0), self.removed_share_by_head, self.hit_rate_by_head
-        order = np.argsort(-np.nan_to_num(share, nan=-1), axis=None, kind="stable")
-        places = [divmod(int(at), share.shape[1]) for at in order]
-        heads, rows = [place for place in places if steps[place]], []
-        for layer, head in heads[:MOST_ROWS]:
-            hit = None if np.isnan(hits[layer, head]) else f"{hits[layer, head]:.1%}"
-            rows.append((layer, head, f"{share[layer, head]:.1%}", hit))
+        heads = sorted(zip(*steps.nonzero(), strict=True), key=lambda place: -share[place])
+        rows = [
+            (*map(int, place), f"{share[place]:.1%}", None if np.isnan(hits[place]) else f"{hits[place]:.1%}")
+            for place in heads[:MOST_ROWS]
+        ]
         committed, hit_rate = self.removed_share_committed, self.hit_rate
         facts = {
             "attention removed": f"{self.removed_share:.1%} in {counted(len(heads), 'head')}",
@@ -96,12 +90,11 @@ class Effect:
 
     def sentence(self, rule: str) -> str:
         """Return the effect of a rule in words."""
-        rows = self.removed_share_committed
-        committed = "" if rows is None else f" ({rows:.1%} at the positions being committed)"
-        keys = f"{self.keys_per_head:.3g} keys per head and step"
-        told = f"{rule} took away {self.removed_share:.1%} of the attention{committed}, {keys}"
-        rate = self.hit_rate
-        return told if rate is None else f"{told}; {rate:.0%} of the hidden keys were still in the current top K"
+        rows, rate = self.removed_share_committed, self.hit_rate
+        text = f"{rule} took away {self.removed_share:.1%} of the attention"
+        text += "" if rows is None else f" ({rows:.1%} at the positions being committed)"
+        text += f", {self.keys_per_head:.3g} keys per head and step"
+        return text if rate is None else f"{text}; {rate:.0%} of the hidden keys were still in the current top K"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for manifests and results."""
@@ -128,28 +121,26 @@ class Tally:
     def add(self, layer: int, prompts: Tensor, **values: Tensor) -> None:
         """Add values [row, head] of one layer; ``prompts``, int64 [row], are the numbers of the rows' prompts."""
         for name, found in values.items():
-            alike = self._waiting.setdefault((name, found.shape, found.dtype, found.device), [])
+            kind = (name, found.shape, found.dtype, found.device)
+            alike = self._waiting.get(kind, [])
             if any(layer == known for known, _, _ in alike) or (alike and alike[0][1] is not prompts):
                 self.settle()
-                alike = self._waiting.setdefault((name, found.shape, found.dtype, found.device), [])
-            alike.append((layer, prompts, found))
+            self._waiting.setdefault(kind, []).append((layer, prompts, found))
 
     @property
-    def counted(self) -> bool:
-        """Whether anything was added."""
-        return bool(self._sums or self._waiting)
+    def empty(self) -> bool:
+        return not self._sums and not self._waiting
 
     def settle(self) -> None:
-        """Add up what has been given since the last time."""
+        """Add up the values that wait."""
         waiting, self._waiting = self._waiting, {}
         for (name, *_), given in waiting.items():
             layers, (_, prompts, one) = tuple(layer for layer, _, _ in given), given[0]
             if (name, layers) not in self._sums:
                 sums = torch.zeros(self._prompts, len(layers), *one.shape[1:], dtype=torch.float64, device=one.device)
                 self._sums[name, layers] = sums
-            self._sums[name, layers].index_add_(
-                0, prompts, torch.stack([found for _, _, found in given], dim=1).double()
-            )
+            added = torch.stack([found for _, _, found in given], dim=1).double()
+            self._sums[name, layers].index_add_(0, prompts, added)
 
     def effect(self, layers: int, heads: int) -> Effect:
         """Return the sums so far, for a network of so many layers and query heads."""

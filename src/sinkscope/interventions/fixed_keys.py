@@ -8,8 +8,8 @@ from torch import Tensor
 
 from sinkscope.errors import CallError
 from sinkscope.interventions.intervention import Composed, Intervention, compose, positions_of
+from sinkscope.interventions.observed import HideTopSinks
 from sinkscope.interventions.rule_context import RuleContext
-from sinkscope.interventions.top_sinks import HideTopSinks
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,6 @@ def drop_past(count: int, *, keep_first: int = 0, hide_future_sinks: int = 0) ->
         count: how many of the oldest tokens go, the first included.
         keep_first: how many of the very first stay all the same (an autoregressive model's sinks).
         hide_future_sinks: how many of the top sinks among the masked positions of a diffusion model go too.
-
-    Raises:
-        CallError: numbers below 0, or more first tokens kept than dropped.
     """
     if not 0 <= keep_first <= count:
         raise CallError(f"keep_first: expected 0 to count, {count}, found {keep_first}")

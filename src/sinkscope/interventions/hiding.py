@@ -1,13 +1,12 @@
 """Rules in force on a model: every layer asks them which keys to take away, and their effect is counted."""
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sinkscope.attention import (
     Columns,
@@ -19,7 +18,6 @@ from sinkscope.attention import (
     StepContext,
     StepResult,
     query_heads,
-    subscribed,
     upload,
 )
 from sinkscope.errors import AttentionError, CallError
@@ -31,7 +29,7 @@ from sinkscope.models import Model
 
 
 class _Chosen(NamedTuple):
-    """What a rule has chosen in a layer: keys [1 or batch, 1 or head, 1 or query, key], maybe other ones by query."""
+    """The keys that a rule has chosen in a layer, [1 or batch, 1 or head, 1 or query, key]."""
 
     rule: Rule
     keys: Tensor
@@ -39,15 +37,10 @@ class _Chosen(NamedTuple):
 
 
 class Hiding(Hider):
-    """Rules while they are in force on a model. `effect` says what they have done so far.
-
-    Attributes:
-        parts: the rules in force.
-        model: the model; None where a bare network was given.
-    """
+    """Rules (``parts``) while they are in force on a model; `effect` counts what they remove."""
 
     def __init__(self, parts: Sequence[Rule], model: Model | None) -> None:
-        self.parts, self.model = tuple(parts), model
+        self.parts = tuple(parts)
         self.session: Session | None = None
         self._finished: list[Effect] = []
         self._tally: Tally | None = None
@@ -67,7 +60,9 @@ class Hiding(Hider):
         self._attention.forget()
         self._memory: dict[tuple[int, str], dict[str, Any]] = {}
         self._chosen: dict[str, list[_Chosen]] = {}
-        self._in_step: dict[int, tuple[Tensor, Tensor | None]] = {}  # place of a layer → heads in force, what they lost
+        self._in_step: dict[
+            int, tuple[Tensor, Tensor | None]
+        ] = {}  # place of a layer → heads in force, their lost attention
 
     @property
     def effect(self) -> Effect:
@@ -86,11 +81,7 @@ class Hiding(Hider):
         return self._attention.asked_previous
 
     def attach(self, session: Session) -> None:
-        """Take note of the network's layers, and check the limits of the rules, once the session is subscribed to.
-
-        Raises:
-            CallError: a rule is limited to layers or heads that the model does not have, or does not show.
-        """
+        """Number the network's layers; raise CallError for a rule that is limited to layers or heads it lacks."""
         self.session = session
         for stack in session.stacks:
             self._places[stack.name] = self._layers
@@ -101,7 +92,7 @@ class Hiding(Hider):
         """Forget the generation before."""
         self._forget()
         self._start, self._attention.causal = start, start.causal
-        if self._tally is not None and self._tally.counted:
+        if self._tally is not None and not self._tally.empty:
             self._finished.append(self._tally.effect(self._layers, self._heads))
             self._tally = None
 
@@ -137,7 +128,7 @@ class Hiding(Hider):
         self._in_step = {}
 
     def hide(self, call: LayerCall) -> list[Hidden] | None:
-        """Return what the rules take away in this layer."""
+        """Return the keys that the rules take away in this layer."""
         canvas, device = self._canvas, call.key.device
         if canvas is None:
             return None
@@ -186,7 +177,7 @@ class Hiding(Hider):
         )
 
     def observe(self, call: LayerCall, columns: Columns) -> None:
-        """Keep the attention of a layer that has run, and count what was removed."""
+        """Keep the attention of a layer that has run, and count the removed part."""
         if self._canvas is None:
             return
         local = self._attention.keep(call, columns)
@@ -226,7 +217,7 @@ class Hiding(Hider):
 
         Layers in which rules are in force in all heads share them.
         """
-        heads, device = call.query.shape[1], call.key.device
+        heads = call.query.shape[1]
 
         def counted(in_force: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             queries = canvas.recorded(_queries(call).sum(-1))[:, None]
@@ -237,7 +228,7 @@ class Hiding(Hider):
         if len(limited) == len(chosen):
             return counted(torch.stack(limited).any(0).float())
         name = ("counted", id(call.membership), heads)  # kept beside, so that no other gets its id
-        ones = partial(torch.ones, heads, device=device, dtype=torch.float32)
+        ones = partial(torch.ones, heads, device=call.key.device, dtype=torch.float32)
         return canvas.once(name, lambda: (call.membership, counted(ones())))[1]
 
     def _count(self, call: LayerCall) -> Tally:
@@ -261,14 +252,12 @@ class Hiding(Hider):
         each = any(one.keys.shape[2] > 1 for one in chosen)  # queries lose different keys
         limits = [one.rule.queries for one in chosen]
         concern = [None if where is None else _among_queries(canvas, where, call) for where in limits]
-        union = reduce(
-            torch.bitwise_or,
-            [
-                keys if own is None or not each else keys & own[:, None, :, None]
-                for (_, keys, _), own in zip(chosen, concern, strict=True)
-            ],
-        )
-        spared = _spared(union, held, lost)
+        pairs = zip(chosen, concern, strict=True)
+        mine = [one.keys & own[:, None, :, None] if each and own is not None else one.keys for one, own in pairs]
+        union = reduce(torch.bitwise_or, mine)
+        nothing = lost == 0  # of a query with constant keys in front, that may lose all others
+        nothing = nothing if union.shape[2] > 1 else nothing.all(-1, keepdim=True)
+        spared = (union | ~held[:, None, None]).all(-1) & nothing  # those that would lose the last key keep all
         if mine := [(part, keys[:, :, 0].expand(-1, heads, -1)) for part, keys, each_query in chosen if not each_query]:
             kept = ~spared.all(-1, keepdim=True)
             together = reduce(torch.bitwise_or, [keys for _, keys in mine])
@@ -293,7 +282,7 @@ class Hiding(Hider):
 
 
 def _allowed_in(rule: Rule, call: LayerCall, layer: int) -> bool:
-    """Return whether a rule may hide anything in a layer; layers that are counted are those of self-attention."""
+    """Return whether a rule may hide anything in a layer; ``layer`` numbers those of self-attention."""
     if call.crossing:
         return rule.layers is None and rule.heads is None
     among = rule.layers is None or layer in rule.layers
@@ -310,41 +299,10 @@ def _held(call: LayerCall, real: Tensor) -> Tensor:
     return real & (torch.arange(real.shape[1], device=real.device) >= call.first_key) if call.first_key else real
 
 
-def _spared(union: Tensor, held: Tensor, lost: Tensor) -> Tensor:
-    """Return the queries that keep all keys because they would lose the last one, bool [batch, head, 1 or query].
-
-    Args:
-        union: keys that any rule has chosen, bool [1 or batch, 1 or head, 1 or query, key].
-        held: keys that the layer holds, bool [batch, key].
-        lost: attention that each query has lost, [batch, head, query]; a query with constant keys in front may lose all
-            others.
-    """
-    nothing = lost == 0
-    return (union | ~held[:, None, None]).all(-1) & (nothing.all(-1, keepdim=True) if union.shape[2] == 1 else nothing)
-
-
 def _queries(call: LayerCall) -> Tensor:
     """Return the queries that are no padding, float [batch, query]."""
     assert call.membership is not None
     return call.membership[:, call.groups.index("all")]
-
-
-@contextmanager
-def hiding(model: Model | nn.Module, parts: Sequence[Rule]) -> Iterator[Hiding]:
-    """Put rules into force on a model while the body runs; see `Intervention`. Without any, the model runs untouched.
-
-    Raises:
-        CallError: layers that it does not have.
-        AttentionError: the model's attention cannot be changed.
-    """
-    network = model.network if isinstance(model, Model) else model
-    running = Hiding(parts, model if isinstance(model, Model) else None)
-    if not parts:
-        yield running
-    else:
-        with subscribed(network, running) as session:
-            running.attach(session)
-            yield running
 
 
 def _check_limits(rules: Sequence[Rule], session: Session) -> None:

@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 from torch import Tensor, nn
 
+from sinkscope.attention import subscribed
 from sinkscope.errors import CallError
-from sinkscope.interventions.hiding import Hiding, hiding
+from sinkscope.interventions.hiding import Hiding
 from sinkscope.interventions.ranking import Scope
 from sinkscope.interventions.rule_context import Observation, RuleContext
 from sinkscope.interventions.step_canvas import GROUPS
@@ -30,8 +31,7 @@ class Intervention(ABC):
     exception; ``hiding.effect`` says how much attention was removed. A query never loses its last visible key.
 
     A subclass implements `choose`. To be found by `parse_rule` and ``--hide``, it names its `rule` and lies in a module
-    of this package, or in one that an installed package declares as an entry point of the group
-    ``sinkscope.interventions``.
+    of this package, or of an entry point of the group ``sinkscope.interventions``.
 
     Attributes:
         layers: numbers of the layers to which the rule is limited, from 0; all when None.
@@ -39,7 +39,7 @@ class Intervention(ABC):
         steps: numbers of the steps of a generation to which it is limited, from 0; all when None.
         keys: the only keys it may choose: positions of the canvas (padding not counted), or ``masked``, ``unmasked``,
             ``prompt``, ``answer``; any when None. Where a network is called by itself, all tokens are the prompt's.
-            Positions and steps beyond a generation match nothing; `Effect` says what was hidden.
+            Positions and steps beyond a generation match nothing; `Effect` counts the hidden keys.
         queries: the only queries that lose them, named in the same way.
         effect: ``mask``: −∞ before the softmax, so that the other keys share the attention; ``zero``: 0 after the
             softmax, so that the attention is lost, and with it the values.
@@ -127,12 +127,7 @@ class Intervention(ABC):
                 raise CallError(f"{name}: expected {expected}, found {min(numbers)}")
 
     def __call__(self, model: Model | nn.Module) -> AbstractContextManager[Hiding]:
-        """Hide while the body runs.
-
-        Raises:
-            CallError: no model, layers that it does not have, or a rule that can match nothing there.
-            AttentionError: the model's attention cannot be changed.
-        """
+        """Hide while the body runs; raise CallError for a rule that can match nothing on the model."""
         return Composed((self,))(model)
 
 
@@ -140,35 +135,37 @@ class Intervention(ABC):
 class Composed:
     """Rules in force at the same time: a key is hidden where any of them hides it. Made by `compose`.
 
-    Its effect counts removed attention once. Each rule observes what all of them do: ``local`` is without any hiding,
-    ``hidden`` with all of it.
+    Its effect counts removed attention once. Each rule observes the attention under all of them.
     """
 
     parts: tuple[Intervention, ...]
 
     @property
     def idle(self) -> bool:
-        """Whether none of them hides anything."""
         return all(part.idle for part in self.parts)
 
     @property
     def waits(self) -> bool:
-        """Whether any of them needs the step before; see `Intervention.waits`."""
         return any(part.waits for part in self.parts)
 
     @property
     def least_tokens(self) -> int:
-        """The smallest number of tokens that a canvas must have."""
         return max((part.least_tokens for part in self.parts), default=1)
 
     @contextmanager
     def __call__(self, model: Model | nn.Module) -> Iterator[Hiding]:
         """Hide while the body runs; see `Intervention`."""
         parts = [part for part in self.parts if not part.idle]
-        if isinstance(model, Model):
+        network, ours = (model.network, model) if isinstance(model, Model) else (model, None)
+        if ours is not None:
             for part in parts:
-                part.check_reach(model.card.max_positions)
-        with hiding(model, parts) as running:
+                part.check_reach(ours.card.max_positions)
+        running = Hiding(parts, ours)
+        if not parts:  # the model runs untouched
+            yield running
+            return
+        with subscribed(network, running) as session:
+            running.attach(session)
             yield running
 
 
@@ -185,11 +182,7 @@ def hints_of(kind: type[Intervention]) -> dict[str, Any]:
 
 
 def positions_of(name: str, given: Collection[int]) -> tuple[int, ...]:
-    """Return numbers from 0 upwards in order, each once.
-
-    Raises:
-        CallError: a word, or a number below 0, which would match nothing.
-    """
+    """Return numbers in order, each once; raise CallError for a word or a number below 0, which would match nothing."""
     if isinstance(given, str) or any(number < 0 for number in given):
         raise CallError(f"{name}: expected numbers from 0 upwards, or for keys and queries a group, found {given!r}")
     return tuple(sorted({operator.index(number) for number in given}))

@@ -1,15 +1,23 @@
-"""Rules that rank keys by the attention they have received."""
+"""Rules that rank keys by the attention they have received: the top k of every head, or those above a threshold."""
 
-from abc import ABC
-from dataclasses import dataclass
-from typing import Literal
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import pad
 
+from sinkscope.errors import CallError
 from sinkscope.interventions.intervention import Intervention
-from sinkscope.interventions.ranking import Scope, excess_of, pool, rank_of
+from sinkscope.interventions.ranking import Scope, excess_of, pool, rank_of, spread
 from sinkscope.interventions.rule_context import Observation, RuleContext
+from sinkscope.models import Model
 from sinkscope.sinks.finding import EXCESS
+
+BINS_PER_UNIT = 256
+LOWEST = -8.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,14 +26,12 @@ class Ranking:
 
     Attributes:
         values: [batch, group, key], what the keys are ranked by: column sums, or the newest query's row.
-        columns: [batch, group, key], column sums in queries' worth of attention.
         candidates: bool [batch, 1, key], keys that may be chosen and were seen.
         sinks: bool [batch, group, key], whether Eq. 3 with ε = 3 holds for the column sums.
         real: bool [batch, key], keys that were seen, padding left out.
     """
 
     values: Tensor
-    columns: Tensor
     candidates: Tensor
     sinks: Tensor
     real: Tensor
@@ -73,15 +79,14 @@ class Observed(Intervention, ABC):
         found = context.seen(self.observe, self.measured)
         if found is None:
             return None
-        kv_heads = context.call.key.shape[1]
         known = context.real.clone()
         known[:, found.keys :] = False
-        columns = pool(found.columns, self.scope, kv_heads)
-        last_row = pool(found.last_row, self.scope, kv_heads)
+        columns, last_row = (
+            pool(one, self.scope, context.call.key.shape[1]) for one in (found.columns, found.last_row)
+        )
+        sinks = (excess_of(columns, known) > EXCESS) & known[:, None]
         values = columns if self.decide == "columns" else last_row
-        candidates = (context.candidates & known)[:, None]
-        sinks = excess_of(columns, known) > EXCESS
-        return Ranking(values, columns, candidates, sinks & known[:, None], known)
+        return Ranking(values, (context.candidates & known)[:, None], sinks, known)
 
     def at_stake(self, context: RuleContext) -> Tensor:
         """Return the attention that hiding each key takes away in the running step, [batch, group, key]; a sweep more.
@@ -92,3 +97,167 @@ class Observed(Intervention, ABC):
         assert found is not None
         only_newest = context.causal and context.call.query.shape[2] == 1
         return pool(found.last_row if only_newest else found.columns, self.scope, context.call.key.shape[1])
+
+
+@dataclass(frozen=True)
+class SinkRule(Observed, ABC):
+    """The base of `HideTopSinks` and of its controls, which hide as many other keys instead.
+
+    Attributes:
+        k: how many keys per head; 0 hides nothing.
+        only_sinks: of the top k, only those that are sinks by Eq. 3 (ε = 3 on column sums). Deep heads have one or two.
+    """
+
+    control = True
+
+    k: int
+    _: KW_ONLY
+    only_sinks: bool = False
+
+    @property
+    def most(self) -> int | None:
+        return self.k
+
+    @property
+    def least_tokens(self) -> int:
+        return self.k + 1
+
+    @property
+    def idle(self) -> bool:
+        return self.k == 0 or super().idle
+
+    def choose(self, context: RuleContext) -> Tensor | None:
+        ranking = self.rank(context)
+        if ranking is None:
+            return None
+        if self.k >= context.shortest:
+            raise CallError(f"k: expected fewer keys than the canvas holds, found {self.k} of {context.shortest}")
+        top = (ranking.ranks(self.k) < self.k) & ranking.candidates
+        if self.only_sinks:
+            top = top & ranking.sinks
+        return spread(self.pick(context, ranking, top), context.call.query.shape[1])
+
+    @abstractmethod
+    def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
+        """Return the keys to hide, bool [batch, group, key]; ``top`` are those that `HideTopSinks` would hide."""
+
+
+@dataclass(frozen=True)
+class HideTopSinks(SinkRule):
+    """Hides the k keys of every head that receive most attention; ties go to the lower position.
+
+    Source: paper 1 (arXiv 2510.15731), Table 1: from the map of the step before, per layer and head, for all queries.
+    """
+
+    rule = "top:K"
+    control = False
+
+    def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
+        return top
+
+
+@dataclass(frozen=True)
+class HideSinksAbove(Observed):
+    """Hides the sinks of Eq. 3: keys whose column exceeds the mean of the others by more than ``excess``.
+
+    Source: paper 1, Eq. 3. With an ε from `calibrate_excess` it hides K sinks per head on average, which is how the
+    ε₀, ε₁, ε₂ of the paper's text can be read.
+
+    Attributes:
+        excess: ε; infinite hides nothing.
+        unit: of ε: ``queries`` worth of attention, or ``percent`` of all attention.
+    """
+
+    rule = "above:E"
+
+    excess: float
+    _: KW_ONLY
+    unit: Literal["queries", "percent"] = "queries"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.excess >= 0:
+            raise CallError(f"excess: expected a number from 0 upwards, found {self.excess}")
+        most = 100 if self.unit == "percent" else 1 if self.decide == "last_row" else math.inf
+        if most <= self.excess < math.inf:
+            all_of_it = "all attention is 100 percent" if most == 100 else "a query's row adds up to 1"
+            raise CallError(f"excess {self.excess:g} can never be exceeded, as {all_of_it}")
+
+    @property
+    def idle(self) -> bool:
+        return self.excess == math.inf or super().idle
+
+    def check_reach(self, longest: int) -> None:
+        super().check_reach(longest)
+        if self.unit == "queries" and longest <= self.excess:
+            raise CallError(f"excess {self.excess:g} can never be exceeded on canvases of at most {longest} tokens")
+
+    def choose(self, context: RuleContext) -> Tensor | None:
+        ranking = self.rank(context)
+        if ranking is None:
+            return None
+        above = (self.excess_of(ranking) > self.excess) & ranking.candidates
+        return spread(above, context.call.query.shape[1])
+
+    def excess_of(self, ranking: Ranking) -> Tensor:
+        """Return the excess of every key in the rule's unit, [batch, group, key]."""
+        values = ranking.values
+        if self.unit == "percent":
+            total = (values * ranking.real[:, None]).sum(-1, keepdim=True)
+            values = 100 * values / total.clamp(min=1e-9)
+        return excess_of(values, ranking.real)
+
+
+@dataclass(frozen=True)
+class _ExcessCount(HideSinksAbove):
+    """Hides nothing; counts how often each excess occurs, and in how many heads."""
+
+    found: dict[str, Any] = field(default_factory=dict, compare=False, kw_only=True)
+
+    @property
+    def idle(self) -> bool:
+        return False
+
+    def choose(self, context: RuleContext) -> Tensor | None:
+        ranking = self.rank(context)
+        if ranking is not None:
+            bins = ((self.excess_of(ranking) - LOWEST) * BINS_PER_UNIT).floor().long().clamp(min=0)
+            bins, candidates = (context.canvas.recorded(one) for one in (bins, ranking.candidates.expand_as(bins)))
+            if self.heads is not None:
+                each = context.call.query.shape[1] // bins.shape[1]  # heads that share a ranking
+                mine = [head // each for layer, head in self.heads if layer == context.call.index]
+                bins, candidates = bins[:, mine], candidates[:, mine]
+            counts = bins[candidates].bincount().cpu()
+            before = self.found.get("counts", counts.new_zeros(0))
+            width = max(len(before), len(counts))
+            self.found["counts"] = sum(pad(one, (0, width - len(one))) for one in (before, counts))
+            self.found["heads"] = self.found.get("heads", 0) + bins.shape[0] * bins.shape[1]
+        return None
+
+
+def calibrate_excess(
+    model: Model | nn.Module, run: Callable[[], Any], sinks_per_head: float, **options: Any
+) -> HideSinksAbove:
+    """Return the rule whose ε ``sinks_per_head`` keys exceed on average, over steps, layers and heads of the rule.
+
+    Only recorded rows count: of guidance the half with the prompt, of a batch the rows that have not ended.
+
+    Args:
+        run: writes with the model, such as ``lambda: sinkscope.generate(model, prompts)``.
+        options: of `HideSinksAbove`.
+
+    Raises:
+        CallError: nothing that could be observed, or so many keys that ε would have to be negative.
+    """
+    rule = HideSinksAbove(0.0, **options)
+    count = _ExcessCount(**{**vars(rule), "found": {}})
+    with count(model):
+        run()
+    if not count.found:
+        raise CallError("run: expected it to write at least two steps with the model, found none to learn from")
+    above = count.found["counts"].flip(0).cumsum(0).flip(0) / count.found["heads"]  # keys per head from this bin on
+    place = int((above - sinks_per_head).abs().argmin())
+    excess = LOWEST + place / BINS_PER_UNIT
+    if not sinks_per_head > 0 or excess < 0:
+        raise CallError(f"sinks_per_head: expected so few that their excess is above 0, found {sinks_per_head:g}")
+    return replace(rule, excess=excess)

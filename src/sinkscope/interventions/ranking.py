@@ -6,32 +6,24 @@ import torch
 from torch import Tensor
 
 Scope = Literal["head", "kv_head", "layer"]
+FEW = 6
+"""Up to this many ranks, repeated arg-max is quicker than sorting (ten times quicker for one rank)."""
 
 
 def excess_of(columns: Tensor, real: Tensor) -> Tensor:
-    """Return c_j − mean over k ≠ j of c_k (paper 1, Eq. 3): columns [batch, head, key], real [batch, key] → [batch,
-    head, key].
-    """
+    """Return c_j − mean over k ≠ j of c_k (paper 1, Eq. 3), [batch, head, key]; ``real`` [batch, key] is no padding."""
     real = real[:, None]
     total = (columns * real).sum(-1, keepdim=True)
     return columns - (total - columns) / (real.sum(-1, keepdim=True) - 1).clamp(min=1)
 
 
-FEW = 6
-"""Up to this many ranks, repeated arg-max is quicker than sorting (ten times quicker for one rank)."""
-
-
 def rank_of(values: Tensor, candidates: Tensor, most: int | None = None) -> Tensor:
-    """Return the rank of every key in its head: 0 for the largest value, ties to the lower position, no candidates
-    last.
+    """Return the rank of every key in its head, int64 [batch, head, key]: 0 the largest, ties to the lower position.
 
     Args:
         values: [batch, head, key].
-        candidates: bool [batch, 1 or head, key].
+        candidates: bool [batch, 1 or head, key]; others come last.
         most: how many ranks must be exact; keys behind them may get any rank from ``most`` on. All when None.
-
-    Returns:
-        int64 [batch, head, key].
     """
     left = values.masked_fill(~candidates, -torch.inf)
     if most is not None and most <= FEW:
@@ -48,14 +40,10 @@ def rank_of(values: Tensor, candidates: Tensor, most: int | None = None) -> Tens
 
 def pool(values: Tensor, scope: Scope, kv_heads: int) -> Tensor:
     """Return the mean over the heads that share a ranking: [batch, head, key] → [batch, head or kv_head or 1, key]."""
-    if scope == "head":
-        return values
-    if scope == "layer":
-        return values.mean(1, keepdim=True)
-    batch, heads, keys = values.shape
-    return values.view(batch, kv_heads, heads // kv_heads, keys).mean(2)
+    groups = {"head": values.shape[1], "kv_head": kv_heads, "layer": 1}[scope]
+    return values if groups == values.shape[1] else values.unflatten(1, (groups, -1)).mean(2)
 
 
 def spread(chosen: Tensor, heads: int) -> Tensor:
-    """Repeat what a group chose for each of its heads: [batch, group, key] → [batch, 1 or head, key]. Undoes `pool`."""
+    """Repeat what a group chose for each of its heads: [batch, group, key] → [batch, 1 or head, key]."""
     return chosen if chosen.shape[1] in (1, heads) else chosen.repeat_interleave(heads // chosen.shape[1], dim=1)

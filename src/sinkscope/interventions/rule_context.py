@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import product
 from typing import Any
 
 import torch
@@ -14,9 +13,6 @@ from sinkscope.attention import Columns, LayerCall, Session, StepContext, Watche
 from sinkscope.errors import CallError
 from sinkscope.interventions.step_canvas import StepCanvas, TokenClasses
 from sinkscope.sinks.token_classes import CLASSES
-
-WAYS = tuple(product(("previous", "current"), ("local", "hidden", "clean")))
-"""The step whose attention a rule can ask for, and how it is measured; see `Observed`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,12 +36,7 @@ class Observation:
 
 
 class AttentionMemory:
-    """The attention of every layer in the step before and in the running one.
-
-    Attributes:
-        causal: whether columns are running sums over the queries so far.
-        asked_previous: whether a rule has ever asked for the step before.
-    """
+    """The attention of every layer in the step before and in the running one; ``causal`` columns are running sums."""
 
     def __init__(self) -> None:
         self.asked_previous = False
@@ -59,7 +50,7 @@ class AttentionMemory:
         self._unhidden_before: dict[str, Observation] = {}
 
     def run_unhidden(self, session: Session) -> None:
-        """Run the canvas of the running step once more with nothing hidden, and keep what every layer shows."""
+        """Run the canvas of the running step once more with nothing hidden, and keep the attention of every layer."""
         self._unhidden_before = self._unhidden
         session.unhidden_pass(watcher := _UnhiddenWatcher())
         self._unhidden = watcher.found
@@ -67,12 +58,10 @@ class AttentionMemory:
     def keep(self, call: LayerCall, columns: Columns) -> Observation:
         """Keep the attention of a layer that has run; return it as it is without the hiding."""
         local = columns.sums if columns.local is None else columns.local
-        found = {
-            "local": self._added_up(call, "local", local, columns.last_row),
-            "hidden": self._added_up(call, "hidden", columns.sums, columns.last_row_in_force),
-        }
-        self._before[call.name] = found
-        return found["local"]
+        local = self._added_up(call, "local", local, columns.last_row)
+        hidden = self._added_up(call, "hidden", columns.sums, columns.last_row_in_force)
+        self._before[call.name] = {"local": local, "hidden": hidden}
+        return local
 
     def previous(self, call: LayerCall, measured: str) -> Observation | None:
         """Return the attention of this layer in the step before; None in the first step."""
@@ -118,7 +107,7 @@ class PromptDraws:
         return len(self._digests)
 
     def draw(self, call: LayerCall, lengths: list[int], step: int, seed: int, groups: int) -> Tensor:
-        """Return numbers from 0 to 1, [batch, group, key], for rows of so many tokens."""
+        """Return numbers from 0 to 1, [batch, group, key]; ``lengths`` are those of the rows."""
         on_host: dict[str, Any] = {"device": "cpu", "dtype": torch.float32}
         drawn = torch.zeros(len(self._digests), groups, call.keys, **on_host)
         for row, (digest, length) in enumerate(zip(self._digests, lengths, strict=True)):
@@ -134,7 +123,7 @@ Rule = Any
 
 @dataclass(frozen=True, eq=False)
 class RuleContext:
-    """What a rule may know when it chooses the keys of one layer in one step.
+    """The knowledge with which a rule chooses the keys of one layer in one step.
 
     Attributes:
         rule: the rule that is asked.
@@ -142,10 +131,8 @@ class RuleContext:
         call: the layer's queries and keys.
         canvas: the canvas of the step.
         candidates: bool [batch, key], the keys that may be chosen; behind a sliding window those that it still holds.
-        memory: what the rule kept for this layer since the generation began; empty at first.
-        attention: what was observed so far; rules ask for it with `seen`.
-        draws: random numbers; rules ask for them with `draw`.
-        token_classes: classes of tokens; rules ask for them with `classes`.
+        memory: values that the rule kept for this layer since the generation began; empty at first.
+        attention, draws, token_classes: read by `seen`, `draw` and `classes`.
     """
 
     rule: Rule
@@ -176,47 +163,41 @@ class RuleContext:
     @property
     def shortest(self) -> int:
         """Tokens of the shortest row."""
-        return self.canvas.shortest
+        return min(self.canvas.lengths)
 
     def seen(self, observe: str, measured: str) -> Observation | None:
         """Return the attention of this layer, as wide as its keys are now; None in the first step for ``previous``.
 
         Args:
             observe: ``previous`` or ``current`` step.
-            measured: ``local``, ``hidden`` or ``clean``, see `Observed`. Before a layer has run nothing is hidden in
-                it, so for the current step ``hidden`` is ``local``.
+            measured: ``local``, ``hidden`` or ``clean``, see `Observed`; for the current step ``hidden`` is ``local``.
 
         Raises:
-            CallError: another word, attention that the rule says it does not need, or a canvas that has shrunk.
+            CallError: attention that was not measured, or a canvas that has shrunk.
         """
-        if (observe, measured) not in WAYS:
-            raise CallError(f"expected attention of {WAYS}, found {(observe, measured)}")
         rule, needed = type(self.rule).__name__, "unhidden_pass" if measured == "clean" else "observing"
         if not getattr(self.rule, needed):
             raise CallError(f"{rule} asks for {measured} attention, which was not measured; set its {needed} to True")
         keys = self.call.keys
-        look = self.attention.previous if observe == "previous" else self.attention.current
+        look = {"previous": self.attention.previous, "current": self.attention.current}[observe]
         found = look(self.call, measured)
         if found is not None and found.keys > keys:
-            raise CallError(
-                f"{rule} decides by the step before, expected no shorter canvas than then, found {keys} tokens behind "
-                f"{found.keys}; give each text its own with block, or decide by current"
-            )
+            what = f"expected no shorter canvas than then, found {keys} tokens behind {found.keys}"
+            raise CallError(f"{rule} decides by the step before, {what}; decide by current")
         return None if found is None else found.widened(keys)
 
     @property
     def committing(self) -> Tensor | None:
         """Queries whose outputs may be committed in this step, bool [batch, query]; None where none will be.
 
-        For a diffusion model with blocks they are the masked positions of the running block (one place to the left for
-        a family with a logit shift), for an autoregressive model the newest query. Which of them will be committed is
-        not known before the step has run.
+        Of a diffusion model with blocks the masked positions of the running block (one place to the left for a family
+        with a logit shift), of an autoregressive model the newest query.
         """
         readers = self.canvas.readers(self.call.key.device)
         return None if readers is None else readers[:, -self.call.query.shape[2] :]
 
     def received_from(self, queries: Tensor) -> Tensor:
-        """Return what keys [batch, head, key] receive from queries, bool [batch, query], before hiding; costs a sweep."""
+        """Return the attention, [batch, head, key], that queries, bool [batch, query], give without hiding; a sweep."""
         queries = queries if queries.device == self.call.key.device else upload(queries, self.call.key.device)
         assert self.call.measure is not None
         return self.call.measure(queries.float()).sums[:, :, 0]
@@ -239,9 +220,6 @@ class RuleContext:
         Args:
             name: one of `sinks.token_classes.CLASSES`, or with ``classify`` a name that it returns.
             classify: token id → name of its class; by the model's tokenizer when None.
-
-        Raises:
-            CallError: an unknown class, or no ``classify`` for a bare network.
         """
         if classify is None and name not in CLASSES:
             raise CallError(f"name: expected {' or '.join(CLASSES)}, found {name!r}; for other classes give classify")

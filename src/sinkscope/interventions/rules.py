@@ -21,21 +21,19 @@ NOTHING = "none"
 
 @functools.cache
 def known_rules() -> Mapping[str, type[Intervention]]:
-    """Return the class of every rule by its word, in alphabetical order.
-
-    Raises:
-        CallError: two rules of one word, or an entry point that brings no rule.
-    """
+    """Return the class of every rule by its word, in alphabetical order; raise CallError for two rules of one word."""
     expected = "an Intervention with a `rule`, or a module with some"
     found: dict[str, type[Intervention]] = {}
-    for kind in find_kinds(
-        ENTRY_POINTS, Intervention, lambda kind: bool(vars(kind).get("rule")), ENTRY_POINTS, expected
-    ):
+    for kind in find_kinds(ENTRY_POINTS, Intervention, _has_text, ENTRY_POINTS, expected):
         word = kind.rule.partition(":")[0]
         if word in (NOTHING, *found):
             raise CallError(f"{kind.__qualname__}: expected a word that no other rule has, found {word!r}")
         found[word] = kind
     return MappingProxyType(dict(sorted(found.items())))
+
+
+def _has_text(kind: type[Intervention]) -> bool:
+    return bool(vars(kind).get("rule"))
 
 
 def known_controls() -> dict[str, bool]:
@@ -47,10 +45,10 @@ def parse_rule(text: str) -> Intervention | Composed:
     """Return the intervention that a rule stands for.
 
     A rule is a word of `known_rules` and its arguments, such as ``top:1`` or ``window:4+64``, or ``none``, which hides
-    nothing. Options follow ``@``, separated by commas. They are the fields of the rule's class: a choice is written as
-    its value (``current``), a switch as its name (``only_sinks``), a number as ``seed=2``; ``layers=``, ``steps=``,
-    ``keys=``, ``queries=`` take numbers such as ``0-3+7``, the last two also ``masked``, ``unmasked``, ``prompt``,
-    ``answer``; ``heads=`` takes layers and heads such as ``5.1+0.5``.
+    nothing. Options follow ``@``, separated by commas: the fields of the rule's class. A choice is written as its value
+    (``current``), a switch as its name (``only_sinks``), a number as ``seed=2``; ``layers=``, ``steps=``, ``keys=``,
+    ``queries=`` take numbers such as ``0-3+7``, the last two also ``masked``, ``unmasked``, ``prompt``, ``answer``;
+    ``heads=`` takes layers and heads such as ``5.1+0.5``.
 
     Raises:
         CallError: no such rule, argument or option; the message names those there are.
@@ -111,9 +109,6 @@ def canonical_rule(text: str) -> str:
 
     ``top:1@queries=0-1,local,current`` is ``top:1@current,queries=0-1``: numbers have no zeros in front, options that
     change nothing are left out, words stand before ``name=value``. A seed is always written.
-
-    Raises:
-        CallError: no such rule, see `parse_rule`.
     """
     rule = parse_rule(text)
     return NOTHING if isinstance(rule, Composed) else rule_text(rule)

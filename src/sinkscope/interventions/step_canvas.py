@@ -1,6 +1,6 @@
 """The canvas of one step as rules see it: tokens, padding, groups of keys, classes of tokens."""
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,10 +17,9 @@ GROUPS = ("masked", "unmasked", "prompt", "answer")
 
 
 class StepCanvas:
-    """The canvas of one step. What goes to a device is uploaded once, and the host does not wait for it.
+    """The canvas of one step; its tensors are uploaded once, and the host does not wait for them.
 
     Args:
-        context: the step.
         prompt_lengths: tokens of each prompt; the rows of guidance, behind those of the prompts, repeat them.
     """
 
@@ -30,13 +29,8 @@ class StepCanvas:
         self.lengths: list[int] = context.lengths.tolist()
         self._made: dict[Any, Any] = {}
 
-    @property
-    def shortest(self) -> int:
-        """Tokens of the shortest row."""
-        return min(self.lengths)
-
     def once(self, name: Any, make: Callable[[], Any]) -> Any:
-        """Return what ``make`` returns; it is called at most once a step for each name."""
+        """Return the result of ``make``, which is called at most once a step for each name."""
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]
@@ -47,10 +41,11 @@ class StepCanvas:
 
     def real(self, device: torch.device) -> Tensor:
         """Return which positions are tokens, bool [batch, position]: False on padding, which stands on the left."""
-        return self.once(
-            ("real", device),
-            lambda: torch.arange(self.width, device=device) >= self.width - _uploaded(self.lengths, device)[:, None],
-        )
+
+        def make() -> Tensor:
+            return torch.arange(self.width, device=device) >= self.width - _uploaded(self.lengths, device)[:, None]
+
+        return self.once(("real", device), make)
 
     def among(self, where: str | Collection[int], device: torch.device) -> Tensor:
         """Return the positions of a group, or those with the given numbers, without padding: bool [batch, position]."""
@@ -93,47 +88,31 @@ def _uploaded(numbers: Sequence[int], device: torch.device) -> Tensor:
 
 
 class TokenClasses:
-    """The classes of the tokens that have occurred so far: newline, digit, mask …
-
-    Args:
-        model: its tokenizer says what a token reads; None for a bare network, which has no tokenizer.
-    """
+    """The classes of tokens: newline, digit, mask …; a bare network, without a model, has no tokenizer."""
 
     def __init__(self, model: Model | None) -> None:
-        self._model = model
-        self._by_tokenizer = partial(class_in, model)
-        # With the function, so that no other gets its id.
-        self._known: dict[Any, tuple[Callable[[int], str], dict[int, int]]] = {}
-        self._names: dict[str, int] = {}
+        self._by_tokenizer = None if model is None else partial(class_in, model)
+        self._known: dict[Callable[[int], str], dict[int, str]] = {}
 
     def places(
         self, canvas: StepCanvas, device: torch.device, classify: Callable[[int], str] | None
     ) -> dict[str, Tensor]:
-        """Return where the tokens of each class stand, bool [batch, position].
-
-        Raises:
-            CallError: no ``classify`` (token id → name of its class) for a bare network.
-        """
+        """Return where the tokens of each class stand, bool [batch, position]."""
+        classify = classify or self._by_tokenizer
         if classify is None:
-            if self._model is None:
-                raise CallError("classify: expected a function, as a bare network has no tokenizer, found None")
-            classify = self._by_tokenizer
-        name = classify if isinstance(classify, Hashable) else id(classify)
-        numbers = canvas.once(("classes", name), lambda: self._numbered(canvas, name, classify))
-        there = canvas.once(("classes", name, device), lambda: upload(numbers, device))
-        names = list(self._names)
-        return canvas.once(
-            ("of each class", name, device), lambda: {names[one]: there == one for one in numbers.unique().tolist()}
-        )
+            raise CallError("classify: expected a function, as a bare network has no tokenizer, found None")
 
-    def _numbered(self, canvas: StepCanvas, name: Any, classify: Callable[[int], str]) -> Tensor:
-        """Return the class of every token as a number, int64 [batch, position] on the host."""
-        _, known = self._known.setdefault(name, (classify, {}))
-        unique, places = canvas.context.tokens.cpu().unique(return_inverse=True)
-        for token in unique.tolist():
-            if token not in known:
-                known[token] = self._names.setdefault(classify(token), len(self._names))
-        return torch.tensor([known[token] for token in unique.tolist()], device="cpu")[places]
+        def make() -> dict[str, Tensor]:
+            known = self._known.setdefault(classify, {})
+            unique, places = canvas.context.tokens.cpu().unique(return_inverse=True)
+            for token in {*unique.tolist()} - known.keys():
+                known[token] = classify(token)
+            names = [known[token] for token in unique.tolist()]
+            kinds = list(dict.fromkeys(names))
+            numbers = upload(torch.tensor([kinds.index(name) for name in names], device="cpu")[places], device)
+            return {name: numbers == number for number, name in enumerate(kinds)}
+
+        return canvas.once(("classes", classify, device), make)
 
 
 def class_in(model: Model, token: int) -> str:

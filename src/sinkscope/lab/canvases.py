@@ -1,8 +1,7 @@
 r"""Training canvases: several problems packed one after another, filled up with EOS.
 
 Batch number n is a pure function of (seed, n), so a resumed run sees exactly the batches of an uninterrupted one.
-A canvas reads ``<bos>Q: …\nA: …\n\nQ: …\nA: …<eos><eos>…``, as the few-shot prompt of an evaluation does with its
-answer.
+A canvas reads ``<bos>Q: …\nA: …\n\nQ: …\nA: …<eos><eos>…``, as a few-shot prompt with its answer.
 """
 
 import random
@@ -11,23 +10,16 @@ from typing import Any
 
 import torch
 
-from sinkscope.lab.code_tasks import training_code_tasks
+from sinkscope.lab.problems import training_code_tasks, training_problems
 from sinkscope.lab.vocabulary import question_text
-from sinkscope.lab.word_problems import training_problems
 
 PROMPT = -1
 
 
 @dataclass(frozen=True)
 class CanvasMix:
-    """The lengths and contents of the canvases that a recipe trains on.
-
-    Attributes:
-        tokens: tokens per update; a batch has ``tokens // length`` rows.
-        lengths: canvas lengths in tokens.
-        weights: how often each length is drawn, relative to the others.
-        code_share: share of rows that hold code tasks instead of word problems.
-        templates: names of the templates of word problems; all of them when empty.
+    """So many tokens an update, in rows of one of the lengths, drawn by their weights; a share of rows has code tasks,
+    the others word problems of these templates, or of all.
     """
 
     tokens: int = 3072
@@ -39,11 +31,8 @@ class CanvasMix:
 
 @dataclass(frozen=True, eq=False)
 class Canvases:
-    """A batch of canvases.
-
-    Attributes:
-        tokens: int64 [row, position].
-        answers: int64 [row, position], in an answer the number of its problem in the row; −1 (`PROMPT`) elsewhere.
+    """A batch of canvases: ``tokens``, int64 [row, position], and ``answers`` of the same shape, which hold the number
+    of the problem in the row at its answer, −1 (`PROMPT`) elsewhere.
     """
 
     tokens: torch.Tensor
@@ -62,21 +51,18 @@ def draw_canvases(mix: CanvasMix, tokenizer: Any, seed: int, update: int) -> Can
 
 
 def _fill_row(length: int, stream: Any, tokenizer: Any, rng: random.Random) -> tuple[list[int], list[int]]:
-    separator = tokenizer("\n\n", add_special_tokens=False).input_ids
-    tokens: list[int] = [tokenizer.bos_token_id]
-    answers: list[int] = [PROMPT]
+    def encode(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False).input_ids
+
+    separator, tokens, answers, count = encode("\n\n"), [tokenizer.bos_token_id], [PROMPT], 0
     spare = rng.randint(0, min(128, length // 4))  # more EOS, as follows the answer in a longer generation
-    count = 0
     while True:
         problem = next(stream)
-        texts = question_text(problem), f" {problem.worked}"
-        question, answer = (tokenizer(text, add_special_tokens=False).input_ids for text in texts)
-        needed = len(question) + len(answer) + (len(separator) if count else 0)
-        if len(tokens) + needed + 1 + (spare if count else 0) > length:
-            break
+        question, answer = encode(question_text(problem)), encode(f" {problem.worked}")
         if count:
-            tokens += separator
-            answers += [PROMPT] * len(separator)
+            question = separator + question
+        if len(tokens) + len(question) + len(answer) + 1 + (spare if count else 0) > length:
+            break
         tokens += question + answer
         answers += [PROMPT] * len(question) + [count] * len(answer)
         count += 1

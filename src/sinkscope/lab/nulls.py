@@ -20,27 +20,18 @@ from sinkscope.lab.canvases import PROMPT, Canvases
 
 LETTERS = "abcd"
 NULL, TRIGGER, MASK = "_", "?", "<|mask|>"
-EVERY = 4
-"""In the diffusion form, of so many tokens of the body the last one is an answer."""
-PROMPTS_STREAM = -2
-"""The stream of batches from which prompts are drawn; trainings draw from 0 upwards, and validate on −1."""
-SPARE = 32
-"""Canvases of which the first with a trigger becomes a prompt; one canvas in fifty has none."""
-TRIGGERS = 0.25
-"""In the autoregressive form, the share of places at which a trigger is drawn; it needs the margin too."""
-LEAST_MARGIN = 2
-"""How much oftener the most frequent letter must occur than the next one."""
+EVERY = 4  # of so many tokens of the body the last one is an answer, in the diffusion form
+PROMPTS_STREAM = -2  # the stream of prompts; trainings draw from 0 upwards, and validate on −1
+SPARE = 32  # canvases of which the first with a trigger becomes a prompt; one canvas in fifty has none
+TRIGGERS = 0.25  # share of places at which a trigger is drawn, in the autoregressive form; it needs the margin too
+LEAST_MARGIN = 2  # how much oftener the most frequent letter must occur than the next one
 
 
 @dataclass(frozen=True)
 class NullTask:
-    """The canvases of the task.
+    """The canvases of the task: ``nulls``, its dial, stand among the ``front`` letters, before ``body`` tokens.
 
-    Attributes:
-        nulls: how many nulls there are, the dial of the task.
-        answers: ``triggered`` in the autoregressive form, ``placed`` in the diffusion form.
-        front: letters among which the nulls stand; body: tokens behind them.
-        rows: canvases in a batch.
+    ``answers`` are triggered in the autoregressive form, placed in the diffusion form.
     """
 
     nulls: int
@@ -80,15 +71,13 @@ def draw_nulls(task: NullTask, seed: int, update: int) -> Canvases:
 
 
 def draw_prompt(task: NullTask, number: int) -> dict[str, str]:
-    """Return ``prompt`` and ``answer`` of canvas ``number`` of a stream that no training sees.
+    """Return ``prompt`` and ``answer``, the rest, of canvas ``number`` of a stream that no training sees.
 
-    A prompt of the autoregressive form ends with the last trigger of the canvas, so that the next token is an answer;
-    one of the diffusion form is the front. The answer is the rest of the canvas.
+    A prompt of the autoregressive form ends with the last trigger; one of the diffusion form is the front.
     """
     drawn = draw_nulls(replace(task, rows=SPARE), PROMPTS_STREAM, number).tokens.tolist()
-    tokens, cut = drawn[0], task.front + task.nulls
+    tokens, cut, trigger = drawn[0], task.front + task.nulls, len(LETTERS) + 1
     if task.answers == "triggered":
-        trigger = len(LETTERS) + 1
         tokens = next(row for row in drawn if trigger in row)
         cut = len(tokens) - tokens[::-1].index(trigger)
     decode = null_tokenizer().decode
@@ -121,5 +110,5 @@ def _place_triggers(tokens: torch.Tensor, front: int, generator: torch.Generator
 
 
 def _counts(tokens: torch.Tensor) -> torch.Tensor:
-    """Return how often each letter occurs in each row: int64 [row, letter]."""
+    """Return the number of each letter in each row, int64 [row, letter]."""
     return F.one_hot(tokens, len(LETTERS) + 2)[..., : len(LETTERS)].sum(1)

@@ -1,5 +1,6 @@
 """The two training objectives: masked diffusion, with paper 2's schedule, and next-token prediction."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,8 +10,7 @@ from sinkscope.errors import TrainingError
 from sinkscope.lab.canvases import PROMPT, Canvases
 
 LEAST_MASKED = 1e-3
-IGNORED = -100
-"""A target that is no part of the loss."""
+IGNORED = -100  # a target that is no part of the loss
 
 
 def mask_canvases(
@@ -18,18 +18,15 @@ def mask_canvases(
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Mask each answer of a canvas at its own rate p = (1 − 1e-3)·t + 1e-3 with t ~ U(0, 1) (paper 2, §4.1).
 
-    Each packed problem counts as a sequence of its own. The values of t in a batch are stratified: n values are drawn
-    from n equal strata, in random order. Each t is still uniform, and the sum of the 1/t weights varies less.
-    Questions stay visible, as in LLaDA's supervised fine-tuning. In a ``whole_canvas_share`` of the rows they do not:
-    there every token is masked at one rate, except the first one if ``first_stays``.
+    Each packed problem counts as a sequence. The n values of t in a batch come from n equal strata, in random order:
+    each is still uniform, and the sum of the 1/t weights varies less. Questions stay visible, as in LLaDA's
+    supervised fine-tuning, but not in a ``whole_canvas_share`` of the rows: there every token is masked at one rate,
+    except the first one if ``first_stays``.
 
     Returns:
         noisy: int64 [row, position], with masks.
         weights: float32 [row, position], 1/p where masked, 0 elsewhere.
-        maskable: number of tokens that could be masked.
-
-    Raises:
-        TrainingError: there are none.
+        maskable: number of tokens that could be masked; TrainingError for none.
     """
     tokens, answers = canvases.tokens, canvases.answers
     rows, length = tokens.shape
@@ -60,19 +57,20 @@ def masked_diffusion_loss(
     shift: bool = False,
     first_stays: bool = True,
     flat: bool = False,
+    body: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Return the cross-entropy on masked tokens, weighted by 1/p, per maskable token: a scalar in nats.
 
-    The canvases lie on the CPU, where their masks are drawn, wherever the network is. With ``flat`` it is the plain
-    mean over masked tokens, which does not bound a likelihood but is much less noisy. With ``shift`` a token is
-    predicted from the position to its left, as a causal model is adapted to diffusion (Dream, paper 2's Qwen2.5); the
-    first token of a canvas is then never masked.
+    With ``flat`` it is the plain mean over masked tokens, which bounds no likelihood but is much less noisy. With
+    ``shift`` a token is predicted from the position to its left, as a causal model is adapted to diffusion (Dream,
+    paper 2's Qwen2.5); the first token of a canvas is then never masked. Masks are drawn on the CPU.
     """
     noisy, weights, maskable = mask_canvases(
         canvases, mask_id, whole_canvas_share, generator, first_stays=first_stays or shift
     )
     device = network.lm_head.weight.device
-    hidden = network.model(input_ids=noisy.to(device), use_cache=False).last_hidden_state
+    own = body or (lambda tokens: network.model(input_ids=tokens, use_cache=False).last_hidden_state)
+    hidden = own(noisy.to(device))
     chosen = weights > 0
     read = torch.cat([chosen[:, 1:], torch.zeros_like(chosen[:, :1])], dim=1) if shift else chosen
     logits = network.lm_head(hidden[read]).float()
@@ -87,8 +85,8 @@ def next_token_loss(
 ) -> torch.Tensor:
     """Return the cross-entropy of each token given those before it, over a canvas or its answers only, in nats.
 
-    After a complete answer the target is EOS, even where another problem follows on the canvas, as a model that is
-    asked one question should stop after its answer. Natural text has no answers; its ``eos_id`` is None.
+    After a complete answer the target is EOS, even where another problem follows on the canvas, so that a model stops
+    after its answer. Natural text has no answers; its ``eos_id`` is None.
     """
     targets = canvases.tokens[:, 1:].clone()
     if eos_id is not None:

@@ -1,43 +1,29 @@
 r"""Few-shot prompts for the lab's held-out problems: solved training problems (shots), then the question.
 
-A prompt reads as a training canvas does, ``Q: …\nA: …\n\nQ: …\nA:``. Its shots depend only on the task and the number
-of the problem. With the number of shots in `SHOTS`, prompts are long enough for conclusions about hiding keys: of
-lab-arith 196 to 325 tokens, median 262; of lab-code 247 to 306, median 275.
+A prompt reads as a training canvas, ``Q: …\nA: …\n\nQ: …\nA:``; its shots depend only on task and number of the
+problem. With the number of shots in `SHOTS` it is long enough for conclusions about hiding keys: 196 to 325 tokens.
 """
 
 import random
 from collections.abc import Sequence
-from functools import cache
 from itertools import islice
 
 from sinkscope.errors import CallError
-from sinkscope.lab.code_tasks import held_out_code_tasks, training_code_tasks
+from sinkscope.lab import problems as lab
 from sinkscope.lab.vocabulary import question_text, render
-from sinkscope.lab.word_problems import Problem, held_out_problems, training_problems
 
 MOST_OF_SPECIMEN = 4096
-SPECIMEN = "lab-nulls-"
-"""How the names of tasks and models of `sinkscope.lab.nulls` begin."""
+SPECIMEN = "lab-nulls-"  # how the names of tasks and models of `sinkscope.lab.nulls` begin
 SHOTS = {"lab-arith": 5, "lab-code": 7, "lab-sums": 0}
-SUMS = ("buy", "give", "find")
-"""Templates of word problems with a single addition or subtraction."""
+SUMS = ("buy", "give", "find")  # templates with a single addition or subtraction
 
 
-@cache
-def _sums() -> tuple[Problem, ...]:
-    return tuple(problem for problem in held_out_problems() if problem.template in SUMS)
-
-
-_HELD_OUT = {"lab-arith": held_out_problems, "lab-code": held_out_code_tasks, "lab-sums": _sums}
-_TRAINING = {"lab-arith": training_problems, "lab-code": training_code_tasks}
-
-
-def few_shot_prompt(problem: Problem, index: int, shots: int) -> str:
+def few_shot_prompt(problem: lab.Problem, index: int, shots: int) -> str:
     """Return the prompt for problem number ``index`` of its task. With fewer shots, a prompt has the first of them."""
     if shots < 0:
         raise CallError(f"shots: expected 0 or more, found {shots}")
-    rng = random.Random(f"shots {problem.task} {index}")
-    solved = islice(_TRAINING[problem.task](rng), shots)
+    stream = lab.training_code_tasks if problem.task == "lab-code" else lab.training_problems
+    solved = islice(stream(random.Random(f"shots {problem.task} {index}")), shots)
     return "\n\n".join([*map(render, solved), question_text(problem)])
 
 
@@ -55,38 +41,41 @@ def answer_settings(model: str) -> dict[str, int]:
     return {"length": 32, "steps": 32, "block": 16} if model.startswith("lab-") else {}
 
 
-def held_out(task: str) -> Sequence[Problem]:
-    """Return the fixed held-out problems of a task.
-
-    Raises:
-        CallError: no such task.
-    """
-    if task not in _HELD_OUT:
-        raise CallError(f"no task {task!r}: expected one of {', '.join(_HELD_OUT)}")
-    return _HELD_OUT[task]()
+def held_out(task: str) -> Sequence[lab.Problem]:
+    """Return the fixed held-out problems of a task; raise CallError where there is no such task."""
+    if task not in SHOTS:
+        raise CallError(f"no task {task!r}: expected one of {', '.join(SHOTS)}")
+    if task == "lab-sums":
+        return tuple(problem for problem in lab.held_out_problems() if problem.template in SUMS)
+    return lab.held_out_code_tasks() if task == "lab-code" else lab.held_out_problems()
 
 
 def problem_prompt(task: str = "lab-arith", index: int = 0, shots: int | None = None) -> dict[str, str]:
     """Return held-out problem number ``index`` as ``{"prompt", "answer"}``; see `problem_prompts`."""
     if task.startswith(SPECIMEN):
-        return _of_specimen(task, index, shots)
+        from sinkscope.lab.nulls import draw_prompt
+        from sinkscope.lab.recipes import RECIPES
+
+        recipe = RECIPES.get(task)
+        if recipe is None or recipe.nulls is None:
+            known = ", ".join(one for one in RECIPES if one.startswith(SPECIMEN))
+            raise CallError(f"no task {task!r}: expected {known}")
+        if shots or index < 0:
+            raise CallError(f"{task}: expected a problem from 0 upwards without shots, found {index} with {shots}")
+        return draw_prompt(recipe.nulls, index)
     problems = held_out(task)
     if not 0 <= index < len(problems):
         raise CallError(f"{task}: expected a problem from 0 to {len(problems) - 1}, found {index}")
     problem = problems[index]
-    prompt = few_shot_prompt(problem, index, SHOTS[task] if shots is None else shots)
-    if task == "lab-code":
-        return {"prompt": prompt, "answer": problem.worked, "tests": problem.result}
-    return {"prompt": prompt, "answer": problem.result}
+    row = {"prompt": few_shot_prompt(problem, index, SHOTS[task] if shots is None else shots), "answer": problem.result}
+    return row | {"answer": problem.worked, "tests": problem.result} if task == "lab-code" else row
 
 
 def problem_prompts(
     task: str = "lab-arith", count: int | None = None, shots: int | None = None
 ) -> list[dict[str, str]]:
-    """Return the first ``count`` held-out problems of a task; all of them when None.
-
-    Returns:
-        ``prompt`` and ``answer`` of each: the number to find, or for lab-code a right program, with its ``tests``.
+    """Return ``prompt`` and ``answer`` of the first ``count`` held-out problems of a task, or of all: the number to
+    find, or for lab-code a right program, with its ``tests``.
 
     Raises:
         CallError: no such task, or a count below 1 or above the number of its problems.
@@ -96,15 +85,3 @@ def problem_prompts(
     if not 1 <= count <= most:
         raise CallError(f"count: expected 1 to {most}, the held-out problems of {task}, found {count}")
     return [problem_prompt(task, index, shots) for index in range(count)]
-
-
-def _of_specimen(task: str, index: int, shots: int | None) -> dict[str, str]:
-    from sinkscope.lab.nulls import draw_prompt
-    from sinkscope.lab.recipes import RECIPES
-
-    recipe = RECIPES.get(task)
-    if recipe is None or recipe.nulls is None:
-        raise CallError(f"no task {task!r}: expected {', '.join(one for one in RECIPES if one.startswith(SPECIMEN))}")
-    if shots or index < 0:
-        raise CallError(f"{task}: expected a problem from 0 upwards without shots, found {index} with {shots}")
-    return draw_prompt(recipe.nulls, index)

@@ -1,6 +1,6 @@
 """The recipes of the lab, as frozen values; the resolved recipe is stored with every checkpoint."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -13,12 +13,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True)
 class Architecture:
-    """The shape of a `transformers` Llama.
-
-    Attributes:
-        positions: ``rotary`` embeddings, as in Llama, or ``learned`` absolute ones (`sinkscope.models.llama_variants`).
-        tied: whether the output layer shares the weights of the embedding.
-    """
+    """The shape of a `transformers` Llama; learned positions are absolute, a tied output layer is the embedding."""
 
     layers: int = 6
     hidden_size: int = 192
@@ -32,20 +27,40 @@ class Architecture:
 
 
 @dataclass(frozen=True)
+class Adaptation:
+    """How a model that is already trained is changed; see `sinkscope.lab.adaptation`.
+
+    Attributes:
+        rank: of LoRA in every projection; None trains all weights.
+        mask_token: an unused token of the tokenizer, which becomes the mask; its embedding is trained.
+        align: weight of the distance (1 − cosine) of all layers' hidden states to those of the frozen causal model on
+            the text without masks.
+        anneal: updates over which each later token is let in with a growing probability; 0 looks both ways at once.
+        block: tokens of a block that sees itself and the blocks before it; None sees everything.
+        first_alone: whether the first token sees only itself, as in a causal model.
+    """
+
+    rank: Annotated[int, Field(ge=1)] | None = 16
+    mask_token: str | None = None
+    align: Annotated[float, Field(ge=0)] = 0.0
+    anneal: Annotated[int, Field(ge=0)] = 0
+    block: Annotated[int, Field(ge=1)] | None = None
+    first_alone: bool = False
+
+
+@dataclass(frozen=True)
 class Recipe:
     """All settings that determine the result of a training run.
 
     Attributes:
         objective: ``masked_diffusion`` trains a bidirectional network, ``next_token`` a causal one,
             ``shifted_diffusion`` a bidirectional one whose logits predict the token to their right.
-        updates: optimiser steps.
-        learning_rate: the peak. It has a linear warm-up over ``warmup_share`` of the decay, then a cosine to
-            ``final_share`` of the peak.
-        decay_updates: updates until the end of the cosine, behind which the rate stays; all of them when None.
+        learning_rate: the peak, between a linear warm-up over ``warmup_share`` of the decay and a cosine to
+            ``final_share`` of the peak, which ends after ``decay_updates``, or with the training.
         whole_canvas_share: share of rows in which questions are masked too (masked diffusion only).
-        compile: compiles the layers with `torch.compile`, which is faster and rounds differently.
         sink_token: name of a variant in `sinkscope.models.sink_token.VARIANTS`.
         start_from: model whose weights the network begins with; random ones when None.
+        adaptation: how the model to start from is changed; None copies its weights into ``architecture``.
         data: name and checksum of the user's text; None for the lab's own problems.
         text: whether it trains on natural text, a corpus folder that ``sinkscope train --data`` names.
         nulls: the task of letters and nulls that a specimen trains on; None for everything else.
@@ -75,6 +90,7 @@ class Recipe:
     save_every: int = 250
     sink_token: str = "none"
     start_from: str | None = None
+    adaptation: Adaptation | None = None
     data: str | None = None
     text: bool = False
     nulls: NullTask | None = None
@@ -86,40 +102,24 @@ class Recipe:
 SHORT = CanvasMix(tokens=1536, lengths=(48, 96), weights=(0.5, 0.5), code_share=0.0, templates=("buy", "give", "find"))
 """Problems of one addition or subtraction, which each model of a comparison learns in minutes on one core."""
 ARMS = ("none", "token", "token-end", "token-2", "token-4", "token-zero-value", "logit", "off-by-one", "gate")
-
-
-def _arm(variant: str) -> Recipe:
-    """Return a recipe with a sink-token variant; all of them see the same batches and start from the same weights."""
-    return Recipe(
-        f"lab-sink-{variant}",
-        "masked_diffusion",
-        updates=4000,
-        canvases=SHORT,
-        sink_token=variant,
-        validate_every=250,
-        whole_canvas_share=0.0,
-    )
-
-
-def _shifted(name: str, variant: str) -> Recipe:
-    """Return a recipe that starts from the autoregressive model and shifts the logits, as Dream was trained."""
-    return Recipe(
-        name,
-        "shifted_diffusion",
-        updates=1500,
-        canvases=SHORT,
-        learning_rate=7e-4,
-        whole_canvas_share=0.0,
-        sink_token=variant,
-        start_from="lab-autoregressive",
-        validate_every=250,
-    )
+"""Sink-token variants; their recipes see the same batches and start from the same weights."""
+_ARM = Recipe(
+    "lab-sink-none", "masked_diffusion", updates=4000, canvases=SHORT, validate_every=250, whole_canvas_share=0.0
+)
+_SHIFTED = replace(  # starts from the autoregressive model and shifts the logits, as Dream was trained
+    _ARM,
+    name="lab-shifted",
+    objective="shifted_diffusion",
+    updates=1500,
+    learning_rate=7e-4,
+    start_from="lab-autoregressive",
+)
 
 
 TEXT = CanvasMix(tokens=2048, lengths=(256,), weights=(1.0,), code_share=0.0)
 """Eight windows of natural text in each update."""
 EMERGENCE = (0, 100, 200, 400, 700, 1000, 1500, 2000, 3000, 4500, 6500, 9000, 12000, 16000, 20000, 25000, 30000)
-"""Updates with a snapshot in a training on text, about evenly spaced in their logarithm."""
+"""Updates with a snapshot, about evenly spaced in their logarithm."""
 
 
 def _text(name: str, objective: Literal["masked_diffusion", "next_token"], **changes: Any) -> Recipe:
@@ -139,26 +139,33 @@ def _text(name: str, objective: Literal["masked_diffusion", "next_token"], **cha
     )
 
 
-NULLS = (0, 1, 2, 4, 8)
-"""How many interchangeable nulls the specimens have."""
+_ADAPTED = Recipe(
+    "adapted",
+    "shifted_diffusion",
+    updates=1000,
+    canvases=CanvasMix(tokens=1024, lengths=(128,), weights=(1.0,), code_share=0.0),
+    learning_rate=1e-3,
+    warmup_share=0.03,
+    weight_decay=0.01,
+    start_from="smollm2",
+    adaptation=Adaptation(mask_token="<reponame>"),
+    weighting="flat",
+    snapshots=(0, 1, 2, 3, 5, 8, 12, 20, 32, 50, 80, 128, 200, 320, 500, 800, 1000),
+    validate_every=50,
+    save_every=50,
+)
+"""SmolLM2 turned into a diffusion model, on canvases of the user's text or of the lab's problems."""
 
 
 def _specimen(kind: str, nulls: int) -> Recipe:
     """Return a recipe for a specimen: one head that counts letters, with next to no feed-forward layer behind it."""
     causal = kind == "autoregressive"
+    shape = {"layers": 1, "hidden_size": 64, "heads": 1, "kv_heads": 1, "intermediate_size": 1, "max_positions": 128}
     return Recipe(
         f"lab-nulls-{kind}-{nulls}",
         "next_token" if causal else "masked_diffusion",
         updates=1000,
-        architecture=Architecture(
-            layers=1,
-            hidden_size=64,
-            heads=1,
-            kv_heads=1,
-            intermediate_size=1,
-            max_positions=128,
-            positions="rotary" if causal else "learned",
-        ),
+        architecture=Architecture(**shape, positions="rotary" if causal else "learned"),
         nulls=NullTask(nulls, "triggered" if causal else "placed"),
         learning_rate=3e-3,
         autocast=False,
@@ -173,20 +180,19 @@ RECIPES = {
     for recipe in (
         Recipe("lab-diffusion", "masked_diffusion", updates=7500),
         Recipe("lab-autoregressive", "next_token", updates=1500),
-        *map(_arm, ARMS),
-        _shifted("lab-shifted", "none"),
-        _shifted("lab-shifted-token", "token"),
+        *(replace(_ARM, name=f"lab-sink-{variant}", sink_token=variant) for variant in ARMS),
+        _ADAPTED,
+        replace(_ADAPTED, name="adapted-causal", objective="next_token", adaptation=Adaptation()),
+        _SHIFTED,
+        replace(_SHIFTED, name="lab-shifted-token", sink_token="token"),
         _text("lab-text-autoregressive", "next_token"),
         _text("lab-text-diffusion", "masked_diffusion", first_token="text", weighting="flat", whole_canvas_share=1.0),
-        *(_specimen(kind, nulls) for kind in ("autoregressive", "diffusion") for nulls in NULLS),
-        Recipe(
-            "lab-diffusion-learned-positions",
-            "masked_diffusion",
+        *(_specimen(kind, nulls) for kind in ("autoregressive", "diffusion") for nulls in (0, 1, 2, 4, 8)),
+        replace(
+            _ARM,
+            name="lab-diffusion-learned-positions",
             updates=2500,
             architecture=Architecture(positions="learned", max_positions=96),
-            canvases=SHORT,
-            validate_every=250,
-            whole_canvas_share=0.0,
         ),
     )
 }

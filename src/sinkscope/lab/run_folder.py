@@ -1,4 +1,4 @@
-"""The files of a training run: its recipe, its log, its state after the last save, and snapshots of its weights.
+"""The folder of a training run: its recipe, its log, its state after the last save, and snapshots of its weights.
 
 The state holds ``weight.NAME``, ``exp_avg.NAME``, ``exp_avg_sq.NAME`` and ``step.NAME`` for each parameter, and the
 number of the update. State and snapshots hold the checksum of their run's recipe, which tells them from those of
@@ -6,26 +6,22 @@ another run. Every file is written under another name and renamed, so that a kil
 """
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from sinkscope.errors import CallError, TrainingError
+from sinkscope.lab.canvases import PROMPT
 from sinkscope.lab.recipes import Recipe
-from sinkscope.runs.files import (
-    checksum_of,
-    compare_checksum,
-    compare_file,
-    compare_sealed,
-    read_json_object,
-    sealed,
-    validated,
-    with_checksum,
-    write_whole,
-)
+from sinkscope.lab.starting_network import build_network, source_of
+from sinkscope.lab.texts import Corpus, Texts
+from sinkscope.models.adapters import WEIGHTS as ADAPTER_WEIGHTS
+from sinkscope.runs import files
 from sinkscope.runs.folder import differences, names_in
 
 STATE, LOG, RECIPE, SNAPSHOTS = "training-state.safetensors", "training.jsonl", "recipe.json", "snapshots"
@@ -34,7 +30,8 @@ ADVICE = "delete the folder or choose another"
 _ROOM = "make room and run the same command again"
 _ANEW = f"delete {STATE} to begin anew"
 _FINISHED = "weights_sha256"
-_ADDED_AT_THE_END = ("command", "torch", _FINISHED)
+_NAME = re.compile(r"update-([0-9]{6,9})\.safetensors")
+HELD_OUT = -1  # the stream of batches that no training draws, and the first of its batches
 
 
 def check_recipe(recipe: Recipe, out: Path) -> None:
@@ -45,42 +42,33 @@ def check_recipe(recipe: Recipe, out: Path) -> None:
         TrainingError: it holds a run of another recipe, or damaged files of this one.
     """
     mine = _plain(recipe)
-    validated(Recipe, mine, "recipe", CallError)
+    files.validated(Recipe, mine, "recipe", CallError)
     names = [name for name in names_in(out) if not name.endswith(".writing")] if out.is_dir() else []
     if not names:
         return
     if RECIPE not in names:
         raise CallError(f"{out} holds files of something else ({names[0]} …); choose another folder or an empty one")
-    stored = read_recipe(out)
-    different = differences(_plain(recipe_from(stored, out)), mine)
+    different = differences(_plain(read_recipe(out)), mine)
     if changes := ", ".join(f"{name} {old!r} → {new!r}" for name, old, new in different):
         raise TrainingError(f"{out} holds a run of another recipe ({changes}); {ADVICE}")
-    if WEIGHTS in names:
-        if _FINISHED not in stored:
-            raise TrainingError(f"{out}: expected a run that is not finished, found {WEIGHTS} of another; {ADVICE}")
-        check_finished(stored, out)
+    if weights_of(recipe) in names and _FINISHED not in _stored(out):
+        raise TrainingError(
+            f"{out}: expected a run that is not finished, found {weights_of(recipe)} of another; {ADVICE}"
+        )
 
 
-def recipe_from(stored: Mapping[str, Any], out: Path) -> Recipe:
-    """Return the recipe that ``recipe.json`` holds, beside what its end has added."""
-    return validated(Recipe, stored, out / RECIPE, TrainingError)
+def weights_of(recipe: Recipe) -> str:
+    """Return the name of the file of a finished run's weights."""
+    return ADAPTER_WEIGHTS if recipe.adaptation is not None and recipe.adaptation.rank else WEIGHTS
 
 
-def check_finished(stored: Mapping[str, Any], out: Path) -> None:
-    """Compare the weights of a finished run with the sha256 in its recipe, where it has one."""
-    if _FINISHED in stored:
-        compare_file(out / WEIGHTS, stored[_FINISHED], TrainingError, f"its {RECIPE}", ADVICE)
-
-
-def read_recipe(out: Path) -> dict[str, Any]:
-    """Return the recipe of a run, as it is stored.
-
-    Raises:
-        TrainingError: it cannot be read, or was changed.
-    """
-    found = read_json_object(out / RECIPE, TrainingError, ADVICE)
-    compare_checksum(found, out / RECIPE, TrainingError, ADVICE)
-    return found
+def read_recipe(out: Path) -> Recipe:
+    """Return the recipe of a run; raise TrainingError where it, or the weights of the finished run, were changed."""
+    stored = _stored(out)
+    recipe = files.validated(Recipe, stored, out / RECIPE, TrainingError)
+    if _FINISHED in stored and (weights := out / weights_of(recipe)).exists():
+        files.compare_file(weights, stored[_FINISHED], TrainingError, f"its {RECIPE}", ADVICE)
+    return recipe
 
 
 def write_recipe(recipe: Recipe, out: Path) -> None:
@@ -91,22 +79,18 @@ def write_recipe(recipe: Recipe, out: Path) -> None:
 
 def finish_recipe(out: Path, weights: str, **more: str) -> None:
     """Add to the recipe of a run the sha256 of its weights, and how they were made."""
-    _write_recipe(out, read_recipe(out) | {**more, _FINISHED: weights})
+    _write_recipe(out, _stored(out) | {**more, _FINISHED: weights})
 
 
 def saved_update(out: Path) -> int:
     """Return the update from which a run that was killed resumes; 0 where it begins anew."""
     path = out / STATE
-    return int(compare_sealed(path, TrainingError, _ANEW)["update"]) if path.exists() else 0
+    return int(files.compare_sealed(path, TrainingError, _ANEW)["update"]) if path.exists() else 0
 
 
 def compare_weights(path: Path, out: Path, advice: str) -> dict[str, str]:
-    """Compare a state, a snapshot or a checkpoint with its checksum and its run; return its metadata.
-
-    Raises:
-        TrainingError: it is damaged, or of the run of another recipe.
-    """
-    metadata = compare_sealed(path, TrainingError, advice)
+    """Return the metadata of a file of weights; raise TrainingError for a damaged one, or another run's."""
+    metadata = files.compare_sealed(path, TrainingError, advice)
     if metadata.get("run") not in (None, _mark(out)):
         where = out / RECIPE
         raise TrainingError(f"{path}: expected weights of the run of {where}, found those of another run; {advice}")
@@ -116,7 +100,7 @@ def compare_weights(path: Path, out: Path, advice: str) -> dict[str, str]:
 def save_state(out: Path, network: Any, optimiser: torch.optim.Optimizer, update: int) -> None:
     """Write the weights and the optimiser's moments after an update."""
     tensors = {}
-    for name, parameter in network.named_parameters():
+    for name, parameter in _trained(network):
         tensors[f"weight.{name}"] = parameter.detach().contiguous()
         tensors |= {f"{kind}.{name}": value for kind, value in optimiser.state[parameter].items()}
     _write_tensors(out / STATE, tensors, update, out)
@@ -131,17 +115,21 @@ def load_state(out: Path, network: Any, optimiser: torch.optim.Optimizer) -> int
     metadata = compare_weights(out / STATE, out, _ANEW)
     stored = load_file(out / STATE)
     with torch.no_grad():
-        for name, parameter in network.named_parameters():
+        for name, parameter in _trained(network):
             parameter.copy_(stored[f"weight.{name}"])
             moments = {kind: stored[f"{kind}.{name}"] for kind in ("step", "exp_avg", "exp_avg_sq")}
             optimiser.state[parameter] = {kind: one.to(parameter.device) for kind, one in moments.items()}
     return int(metadata["update"])
 
 
+def _trained(network: Any) -> list[tuple[str, Any]]:
+    return [(name, one) for name, one in network.named_parameters() if one.requires_grad]
+
+
 def save_snapshot(out: Path, network: Any, update: int) -> None:
     """Write the weights after an update, in bf16, without the optimiser."""
     (out / SNAPSHOTS).mkdir(exist_ok=True)
-    weights = {name: one.detach().to("cpu", torch.bfloat16).contiguous() for name, one in network.named_parameters()}
+    weights = {name: one.detach().to("cpu", torch.bfloat16).contiguous() for name, one in _trained(network)}
     _write_tensors(out / SNAPSHOTS / f"update-{update:06d}.safetensors", weights, update, out)
 
 
@@ -150,25 +138,106 @@ def cut_log(out: Path, update: int) -> None:
     if (out / LOG).exists():
         lines = [line for line in (out / LOG).read_text().split("\n") if line.endswith("}")]
         kept = [line + "\n" for line in lines if json.loads(line)["update"] <= update]
-        write_whole(out / LOG, "".join(kept).encode(), TrainingError, _ROOM)
+        files.write_whole(out / LOG, "".join(kept).encode(), TrainingError, _ROOM)
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A training run on disk, with the files of its snapshots by update; a finished checkpoint is the last."""
+
+    folder: Path
+    recipe: Recipe
+    weights: Mapping[int, Path]
+
+    def checksums(self, update: int) -> tuple[str, ...]:
+        """Return the sha256 of a snapshot's file; of the last update also of the snapshot beside the checkpoint."""
+        both = (self.weights[update], self.folder / SNAPSHOTS / f"update-{update:06d}.safetensors")
+        return tuple(dict.fromkeys(files.sha256_of(file) for file in both if file.exists()))
+
+
+def open_run(folder: str | Path) -> TrainingRun:
+    """Open the folder of a training run, finished or not; raise CallError where it holds none, or no snapshots."""
+    folder = Path(folder)
+    if not (folder / RECIPE).exists():
+        raise CallError(f"{folder}: expected the folder of a training run, with its {RECIPE}")
+    recipe = read_recipe(folder)
+    paths = sorted((folder / SNAPSHOTS).glob("*.safetensors"))
+    found = {int(match[1]): path for path in paths if (match := _NAME.fullmatch(path.name))}
+    if (folder / WEIGHTS).exists():
+        found[recipe.updates] = folder / WEIGHTS
+    if not found:
+        raise CallError(f"{folder}: expected snapshots of a training run, found none yet; recipes on text write them")
+    return TrainingRun(folder, recipe, found)
+
+
+def check_data(run: TrainingRun, texts: Texts | Corpus | None) -> None:
+    """Raise CallError where a run was trained on other data than is given."""
+    trained, given = run.recipe.data or "the data of the lab", texts.fingerprint if texts else "the data of the lab"
+    if trained != given:
+        raise CallError(f"{run.folder} was trained on {trained}, found {given}; pass the same as --data")
+
+
+def network_at(run: TrainingRun, update: int, tokenizer: Any) -> Any:
+    """Return the network after an update that has a snapshot; raise TrainingError for a damaged or another's file."""
+    from safetensors.torch import load_file
+
+    path = run.weights[update]
+    compare_weights(path, run.folder, "put back the snapshot of this run, or take it out")
+    if path.parent.name == SNAPSHOTS:
+        files.compare_update(path, update, TrainingError)
+    network = build_network(run.recipe, tokenizer)
+    stored = {name: tensor.float() for name, tensor in load_file(path).items()}
+    if run.recipe.architecture.tied:
+        stored.setdefault("lm_head.weight", stored["model.embed_tokens.weight"])
+    try:
+        missing, unexpected = network.load_state_dict(stored, strict=False)
+    except RuntimeError as error:
+        raise TrainingError(f"{path}: expected the weights of {run.recipe.name}, found others") from error
+    if unexpected or {*missing} & {name for name, _ in _trained(network)}:
+        raise TrainingError(f"{path}: expected the weights of {run.recipe.name}, found others")
+    return network.eval()
+
+
+def held_out_rows(
+    recipe: Recipe, tokenizer: Any, texts: Texts | Corpus | None, count: int
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return canvases that no training saw: the tokens of each, and where a token may be predicted."""
+    draw, batch = source_of(recipe, tokenizer, texts), HELD_OUT
+    tokens: list[np.ndarray] = []
+    predictable: list[np.ndarray] = []
+    while len(tokens) < count:
+        canvases = draw(HELD_OUT, batch)
+        tokens += list(canvases.tokens.numpy())
+        predictable += list((canvases.answers != PROMPT).numpy())
+        batch -= 1
+    return tokens[:count], predictable[:count]
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:
     return json.loads(json.dumps(asdict(recipe)))
 
 
+def _stored(out: Path) -> dict[str, Any]:
+    """Return the recipe of a run with what its end has added."""
+    found = files.read_json_object(out / RECIPE, TrainingError, ADVICE)
+    files.compare_checksum(found, out / RECIPE, TrainingError, ADVICE)
+    return found
+
+
 def _mark(out: Path) -> str:
     """Return the checksum of the recipe of a run without what its end adds."""
-    return checksum_of({name: value for name, value in read_recipe(out).items() if name not in _ADDED_AT_THE_END})
+    return files.checksum_of(
+        {key: one for key, one in _stored(out).items() if key not in ("command", "torch", _FINISHED)}
+    )
 
 
 def _write_recipe(out: Path, content: Mapping[str, Any]) -> None:
-    text = json.dumps(with_checksum(content), indent=2) + "\n"
-    write_whole(out / RECIPE, text.encode(), TrainingError, _ROOM)
+    text = json.dumps(files.with_checksum(content), indent=2) + "\n"
+    files.write_whole(out / RECIPE, text.encode(), TrainingError, _ROOM)
 
 
 def _write_tensors(path: Path, tensors: dict[str, torch.Tensor], update: int, out: Path) -> None:
     from safetensors.torch import save
 
-    content = sealed(save(tensors, {"update": str(update), "run": _mark(out)}))
-    write_whole(path, content, TrainingError, _ROOM)
+    content = files.sealed(save(tensors, {"update": str(update), "run": _mark(out)}))
+    files.write_whole(path, content, TrainingError, _ROOM)

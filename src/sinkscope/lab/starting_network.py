@@ -1,17 +1,20 @@
-"""The tokenizer and the network with which the training of a recipe begins."""
+"""The tokenizer and the network with which the training of a recipe begins, and the canvases that it learns."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from sinkscope.errors import TrainingError
-from sinkscope.lab.corpus import Corpus
-from sinkscope.lab.nulls import null_tokenizer
+from sinkscope.errors import CallError, TrainingError
+from sinkscope.lab.adaptation import mask_of, start
+from sinkscope.lab.canvases import Canvases, draw_canvases
+from sinkscope.lab.nulls import draw_nulls, null_tokenizer
 from sinkscope.lab.recipes import Recipe
-from sinkscope.lab.texts import Texts, train_tokenizer
+from sinkscope.lab.texts import Corpus, TextCanvases, Texts, draw_windows
 from sinkscope.lab.vocabulary import build_tokenizer
 from sinkscope.models import add_sink_token, load
+from sinkscope.models.loading import outline
 from sinkscope.models.layouts import MARK, MARK_POSITIONS
 from sinkscope.models.sink_token import variant_of
 
@@ -19,23 +22,22 @@ from sinkscope.models.sink_token import variant_of
 def choose_tokenizer(recipe: Recipe, texts: Texts | Corpus | None = None) -> Any:
     """Return the tokenizer of the model that a recipe starts from, else one for the user's texts, else the lab's."""
     if recipe.start_from is not None:
-        return load(recipe.start_from).tokenizer
+        model = outline(recipe.start_from)
+        if recipe.adaptation is not None and recipe.objective != "next_token":
+            model.tokenizer.mask_token = model.tokenizer.convert_ids_to_tokens(mask_of(model, recipe.adaptation))
+        return model.tokenizer
     if recipe.nulls is not None:
         return null_tokenizer()
-    if isinstance(texts, Corpus):
-        return texts.tokenizer()
-    return build_tokenizer() if texts is None else train_tokenizer(texts)
+    return build_tokenizer() if texts is None else texts.tokenizer()
 
 
 def build_network(recipe: Recipe, tokenizer: Any) -> Any:
-    """Return the untrained network of a recipe: transformers' Llama, bidirectional for diffusion, with its sink token.
-
-    Raises:
-        TrainingError: the weights to start from have other shapes.
-    """
+    """Return the untrained network of a recipe: transformers' Llama, bidirectional for diffusion, with its sink."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from sinkscope.models.llama_variants import LearnedPositionsLlama
+    if recipe.adaptation is not None:
+        return start(recipe)
+    from sinkscope.models.networks import LearnedPositionsLlama
 
     shape = recipe.architecture
     config = LlamaConfig(
@@ -58,23 +60,33 @@ def build_network(recipe: Recipe, tokenizer: Any) -> Any:
         config.mask_token_id = tokenizer.mask_token_id
     if recipe.objective == "shifted_diffusion":
         setattr(config, MARK, "dream")
+    if shape.positions == "learned":
+        setattr(config, MARK_POSITIONS, True)
     torch.manual_seed(recipe.seed)
     # On short canvases plain matrix products beat the CPU's flash kernel, backward above all.
     config._attn_implementation = "eager"
-    if shape.positions == "learned":
-        setattr(config, MARK_POSITIONS, True)
-        network: Any = LearnedPositionsLlama(config)
-    else:
-        network = LlamaForCausalLM(config)
+    network: Any = (LearnedPositionsLlama if shape.positions == "learned" else LlamaForCausalLM)(config)
     if recipe.start_from is not None:
         given = load(recipe.start_from, dtype=torch.float32).network.state_dict()
         try:
             network.load_state_dict(given)
         except RuntimeError as error:
-            raise TrainingError(
-                f"the weights of {recipe.start_from} are no start for {recipe.name}: {error}"
-            ) from error
+            raise TrainingError(f"the weights of {recipe.start_from} do not fit {recipe.name}: {error}") from error
     variant = variant_of(recipe.sink_token)
-    if variant is None:
-        return network
-    return add_sink_token(network, replace(variant, seed=recipe.seed))
+    return network if variant is None else add_sink_token(network, replace(variant, seed=recipe.seed))
+
+
+def source_of(recipe: Recipe, tokenizer: Any, texts: Texts | Corpus | None) -> Callable[[int, int], Canvases]:
+    """Return the function (seed, update) → batch: windows of a corpus, the user's documents, or the lab's problems."""
+    mix, nulls = recipe.canvases, recipe.nulls
+    if recipe.text != isinstance(texts, Corpus) or (nulls is not None and texts is not None):
+        expected = "a corpus folder" if recipe.text else "a file of text or nothing" if nulls is None else "nothing"
+        raise CallError(f"{recipe.name}: expected {expected} as --data, found {texts and texts.fingerprint}")
+    if nulls is not None:
+        return lambda seed, update: draw_nulls(nulls, seed, update)
+    if isinstance(texts, Corpus):
+        bos = tokenizer.bos_token_id if recipe.first_token == "bos" else None
+        return draw_windows(texts, mix.tokens, mix.lengths[0], bos_id=bos)
+    if texts is not None:
+        return TextCanvases(texts, tokenizer, mix).draw
+    return lambda seed, update: draw_canvases(mix, tokenizer, seed, update)

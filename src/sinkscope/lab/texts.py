@@ -1,29 +1,37 @@
-"""The user's own text as training canvases: reads it, trains a tokenizer on it, and packs it.
+"""The user's own text as training canvases: documents of a file, or a corpus of long texts.
 
-A ``.jsonl`` file, plain or in gzip, has one document a line, ``{"text": …}`` or ``{"prompt": …, "answer": …}``; such a
-prompt is never masked. Any other file is plain text, whose documents are separated by blank lines, and no JSON. Every
-twentieth document is held out for validation. With fewer than twenty documents, validation uses the training text.
+A ``.jsonl`` file, plain or in gzip, has one document a line, ``{"text": …}`` or ``{"prompt": …, "answer": …}``, whose
+prompt is never masked. Documents of any other file are separated by blank lines. Every twentieth document is held out
+for validation; of fewer than twenty, none.
+
+A corpus is a folder: ``train.bin`` and ``held-out.bin`` (uint16 tokens, one document after another with EOS between
+them), a tokenizer, and ``corpus.json`` with the titles, sizes and checksums.
 """
 
 import hashlib
+import json
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import PROMPT, Canvases, CanvasMix
 from sinkscope.lab.vocabulary import BOS, EOS, MASK, as_transformers
-from sinkscope.runs.files import numbered, parse_json, read_text
+from sinkscope.progress import show_progress
+from sinkscope.runs import files
+from sinkscope.runs.folder import new_folder
 
 HELD_OUT_EVERY = 20
-VOCABULARY = 2048
-LONGEST_WORD = 200
-"""Letters without a space that make one word: the time of a tokenizer's training grows with its square (genomes)."""
+LONGEST_WORD = 200  # the time of a tokenizer's training grows with its square (genomes have no spaces)
+TOKENIZER_SAMPLE = 24_000_000  # characters of a corpus: the beginnings of all training documents, in equal shares
+MANIFEST, TRAIN, HELD_OUT, TOKENIZER = "corpus.json", "train.bin", "held-out.bin", "tokenizer"
+ADVICE = "make the corpus again"
 
 
 @dataclass(frozen=True)
@@ -36,31 +44,25 @@ class Document:
 
 @dataclass(frozen=True)
 class Texts:
-    """The documents of one file.
-
-    Attributes:
-        fingerprint: name and checksum of the file, stored with a run.
-        documents: in the order of the file.
-    """
+    """The documents of one file, in its order, and the name and checksum that are stored with a run."""
 
     fingerprint: str
     documents: tuple[Document, ...]
 
+    def tokenizer(self, vocabulary: int = 2048) -> Any:
+        """Return a tokenizer trained on the documents."""
+        return train_tokenizer((document.prompt + document.text for document in self.documents), vocabulary)
+
 
 def read_texts(path: str | Path) -> Texts:
-    """Return the documents of a file.
-
-    Raises:
-        CallError: the file cannot be read or holds no text, or a line is no document.
-    """
+    """Return the documents of a file; raise CallError where it holds no text, or a line is no document."""
     path = Path(path)
+    text = files.read_text(path, CallError, "give a file of UTF-8 text")
     if path.name.endswith((".jsonl", ".jsonl.gz")):
-        text = read_text(path, CallError, "give a file of JSON lines")
-        documents = [_document(line, f"{path}, line {number}") for number, line in numbered(text)]
+        documents = [_document(line, f"{path}, line {number}") for number, line in files.numbered(text)]
     elif path.suffix == ".json":
         raise CallError(f"{path}: expected plain text, or JSON lines in a file whose name ends in .jsonl")
     else:
-        text = read_text(path, CallError, "give a file of UTF-8 text")
         documents = [Document("", part.strip()) for part in re.split(r"\n\s*\n", text) if part.strip()]
     if not documents:
         raise CallError(f"{path}: expected text to train on, found none")
@@ -68,7 +70,7 @@ def read_texts(path: str | Path) -> Texts:
 
 
 def _document(line: str, where: str) -> Document:
-    match parse_json(line, where, CallError):
+    match files.parse_json(line, where, CallError):
         case {"text": str(text), **rest} if text.strip() and not rest.get("answer"):
             return Document("", text)
         case {"prompt": str(prompt), "answer": str(text), **rest} if text.strip() and not rest.get("text"):
@@ -76,12 +78,7 @@ def _document(line: str, where: str) -> Document:
     raise CallError(f'{where}: expected {{"text": "…"}} or {{"prompt": "…", "answer": "…"}}, found {line[:60]!r}')
 
 
-def train_tokenizer(texts: Texts, vocabulary: int = VOCABULARY) -> Any:
-    """Return a tokenizer trained on documents, see `train_tokenizer_on`."""
-    return train_tokenizer_on((document.prompt + document.text for document in texts.documents), vocabulary)
-
-
-def train_tokenizer_on(texts: Iterable[str], vocabulary: int) -> Any:
+def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
     """Return a byte-level BPE tokenizer trained on texts, with the lab's special tokens; same texts, same tokenizer."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -102,11 +99,6 @@ def train_tokenizer_on(texts: Iterable[str], vocabulary: int) -> Any:
 
 class TextCanvases:
     """Batches of a user's documents; batch number n of a stream is a pure function of (seed, n).
-
-    Args:
-        texts: the documents.
-        tokenizer: with a BOS and an EOS.
-        mix: lengths of the canvases.
 
     Raises:
         TrainingError: a text holds special or unknown tokens, or every prompt fills a canvas.
@@ -151,3 +143,107 @@ class TextCanvases:
             answers += [PROMPT] * len(prompt) + [count] * len(own)
             count += 1
         return tokens[:length], answers[:length]
+
+
+@dataclass(frozen=True)
+class LongText:
+    """A document of a corpus; one that is ``held_out`` is kept for validation."""
+
+    title: str
+    text: str
+    held_out: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """A folder of tokenized text; its tokens, uint16 [token], are mapped from the disk."""
+
+    fingerprint: str
+    folder: Path
+    train: np.ndarray
+    held_out: np.ndarray
+    vocabulary: int
+
+    def tokenizer(self) -> Any:
+        """Return the tokenizer of the corpus."""
+        from sinkscope.models.families import FAMILIES
+        from sinkscope.models.tokenization import load_tokenizer
+
+        return load_tokenizer(self.folder / TOKENIZER, FAMILIES["llama"], {})
+
+
+def make_corpus(
+    texts: Iterable[LongText], out: Path, *, vocabulary: int = 4096, source: str = "", progress: bool = True
+) -> Path:
+    """Write a corpus into a new or empty folder, which holds nothing until it is complete.
+
+    At least one text must be held out, and none may hold a special token. The tokenizer is byte-level BPE of so many
+    tokens, at most 65,536; ``source`` stands in the manifest.
+    """
+    texts = list(texts)
+    training = [text for text in texts if not text.held_out]
+    if len(training) in (0, len(texts)):
+        raise CallError(f"expected documents to train on and to hold out, found {len(texts)} documents of one kind")
+    for text in texts:
+        if special := next((token for token in (BOS, EOS, MASK) if token in text.text), None):
+            raise CallError(f"{text.title!r}: expected text without special tokens, found {special!r}; take it out")
+    share, listed = TOKENIZER_SAMPLE // len(training), []
+    with (
+        new_folder(out, TrainingError, "a corpus", MANIFEST) as place,
+        (place / TRAIN).open("wb") as train,
+        (place / HELD_OUT).open("wb") as held_out,
+        show_progress(len(texts), "corpus", "documents", shown=progress) as bar,
+    ):
+        tokenizer = train_tokenizer((text.text[:share] for text in training), vocabulary)
+        tokenizer.save_pretrained(place / TOKENIZER)
+        for text in texts:
+            tokens = tokenizer(text.text, add_special_tokens=False, verbose=False).input_ids
+            file = held_out if text.held_out else train
+            file.write(np.asarray([*tokens, tokenizer.eos_token_id], dtype="<u2").tobytes())
+            digest = hashlib.sha256(text.text.encode()).hexdigest()
+            listed.append({"title": text.title, "held_out": text.held_out, "tokens": len(tokens), "sha256": digest})
+            bar.advance()
+        train.flush()
+        held_out.flush()
+        names = (TRAIN, HELD_OUT, f"{TOKENIZER}/tokenizer.json", f"{TOKENIZER}/tokenizer_config.json")
+        digests = {name: files.sha256_of(place / name) for name in names}
+        manifest = {"format": 1, "source": source, "vocabulary": len(tokenizer), "files": digests, "documents": listed}
+        written = json.dumps(files.with_checksum(manifest), indent=1, ensure_ascii=False) + "\n"
+        (place / MANIFEST).write_text(written, encoding="utf-8")
+    return out
+
+
+def open_corpus(folder: str | Path) -> Corpus:
+    """Open a corpus folder; raise CallError where there is none, TrainingError where a file is missing or changed."""
+    folder = Path(folder)
+    manifest = files.read_json_object(folder / MANIFEST, CallError, f"expected a corpus, a folder with {MANIFEST}")
+    files.compare_checksum(manifest, folder / MANIFEST, TrainingError, ADVICE)
+    digests = manifest["files"]
+    for name, sha256 in digests.items():
+        files.compare_file(folder / name, sha256, TrainingError, MANIFEST, ADVICE)
+    digest = hashlib.sha256("".join(digests[name] for name in sorted(digests)).encode()).hexdigest()[:16]
+    train, held_out = (np.memmap(folder / name, dtype="<u2", mode="r") for name in (TRAIN, HELD_OUT))
+    return Corpus(f"corpus sha256:{digest}", folder, train, held_out, manifest["vocabulary"])
+
+
+def draw_windows(corpus: Corpus, tokens: int, length: int, *, bos_id: int | None) -> Callable[[int, int], Canvases]:
+    """Return a function (seed, update) → batch of ``tokens // length`` windows; of held-out text where the update is
+    negative. ``bos_id`` stands first in every window; None puts text there.
+    """
+    shortest = min(len(corpus.train), len(corpus.held_out))
+    if shortest <= length:
+        raise TrainingError(f"{corpus.folder}: expected more than {length} tokens in each file, found {shortest}")
+    text = length if bos_id is None else length - 1
+
+    def draw(seed: int, update: int) -> Canvases:
+        source = corpus.held_out if update < 0 else corpus.train
+        rng = np.random.default_rng([seed % 2**32, update % 2**32])
+        starts = rng.integers(0, len(source) - text, max(1, tokens // length))
+        canvas = torch.from_numpy(np.stack([source[start : start + text] for start in starts]).astype(np.int64))
+        answers = torch.zeros_like(canvas)
+        if bos_id is not None:
+            canvas = torch.cat([torch.full_like(canvas[:, :1], bos_id), canvas], dim=1)
+            answers = torch.cat([torch.full_like(answers[:, :1], PROMPT), answers], dim=1)
+        return Canvases(canvas, answers)
+
+    return draw

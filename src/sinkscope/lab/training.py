@@ -1,11 +1,14 @@
 """The training loop: AdamW, warm-up and cosine decay, bf16 autocast, gradient clipping, exact resumption.
 
 Every random draw of update n comes from a generator seeded with (seed, n), so the state of a run is its weights, the
-optimiser's moments and n; `run_folder` keeps them.
+optimiser's moments and n; `run_folder` keeps them. `train_checkpoint` makes a stock Hugging Face folder of it.
 """
 
+import hashlib
 import json
 import math
+import os
+import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,25 +18,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from sinkscope.errors import CallError, TrainingError
-from sinkscope.lab.canvases import Canvases, draw_canvases
-from sinkscope.lab.corpus import Corpus, draw_windows
-from sinkscope.lab.nulls import draw_nulls
+from sinkscope.errors import TrainingError
+from sinkscope.lab import adaptation, run_folder
+from sinkscope.lab.canvases import Canvases
 from sinkscope.lab.objectives import masked_diffusion_loss, next_token_loss
 from sinkscope.lab.recipes import Recipe
-from sinkscope.lab.run_folder import (
-    LOG,
-    check_recipe,
-    cut_log,
-    load_state,
-    save_snapshot,
-    save_state,
-    write_recipe,
-)
-from sinkscope.lab.starting_network import build_network, choose_tokenizer
-from sinkscope.lab.texts import TextCanvases, Texts
+from sinkscope.lab.starting_network import build_network, choose_tokenizer, source_of
+from sinkscope.lab.texts import Corpus, Texts
 from sinkscope.models.devices import find_device, own_defaults
+from sinkscope.models.loading import outline, quiet
 from sinkscope.progress import show_progress
+from sinkscope.runs.files import sealed
+from sinkscope.runs.folder import claimed_folder
 
 VALIDATION_BATCHES = 8
 
@@ -53,6 +49,9 @@ Watch = Callable[[Any, int], object]
 """Called with the network and the number of updates that are done: before the first update and after each one."""
 
 
+@torch.random.fork_rng()
+@own_defaults()
+@torch.enable_grad()
 def train(
     recipe: Recipe,
     out: str | Path,
@@ -64,11 +63,9 @@ def train(
 ) -> Any:
     """Train a recipe in the folder ``out``, from its last saved state, and return the network.
 
-    torch's default device and gradient mode change nothing of it, and it leaves the random state as it was.
-
     Args:
         texts: the user's own texts, whose fingerprint becomes part of the recipe; None trains on the lab's problems.
-        progress: shows how far it has come: a bar on a terminal and in a notebook, elsewhere a line every half minute.
+        progress: shows a bar, or a line every half minute.
 
     Raises:
         CallError: a value of the recipe is out of bounds, or the device cannot be used.
@@ -76,63 +73,61 @@ def train(
     """
     find_device(device)
     out, recipe = Path(out), replace(recipe, data=None if texts is None else texts.fingerprint)
-    check_recipe(recipe, out)
-    with torch.random.fork_rng(), own_defaults(), torch.enable_grad():
-        return _train(recipe, out, texts, device, progress, watch)
-
-
-def _train(
-    recipe: Recipe, out: Path, texts: Texts | Corpus | None, device: str, progress: bool, watch: Watch | None
-) -> Any:
+    run_folder.check_recipe(recipe, out)
     tokenizer = choose_tokenizer(recipe, texts)
     draw = source_of(recipe, tokenizer, texts)
     network = build_network(recipe, tokenizer).to(device)
     out.mkdir(parents=True, exist_ok=True)
-    write_recipe(recipe, out)  # after the network: a recipe that is refused leaves no file
+    run_folder.write_recipe(recipe, out)  # after the network: a recipe that is refused leaves no file
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
         {"params": [one for one in parameters if one.ndim >= 2], "weight_decay": recipe.weight_decay},
         {"params": [one for one in parameters if one.ndim < 2], "weight_decay": 0.0},
     ]
     optimiser = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas, fused=True)
-    start = load_state(out, network, optimiser)
-    cut_log(out, start)
+    start = run_folder.load_state(out, network, optimiser)
+    run_folder.cut_log(out, start)
     objective = _objective(recipe, network, tokenizer, device)
     network.train()
-    if 0 in recipe.snapshots and start == 0:
-        save_snapshot(out, network, 0)
-    if watch is not None and start == 0:
-        watch(network, 0)
+    held_out = run_folder.held_out_rows(recipe, tokenizer, texts, adaptation.ROWS)[0] if recipe.adaptation else []
+
+    def reached(update: int) -> None:
+        if update in recipe.snapshots:
+            run_folder.save_snapshot(out, network, update)
+        if watch is not None:
+            watch(network, update)
+
+    if start == 0:
+        reached(0)
     with (
-        (out / LOG).open("a") as log,
+        (out / run_folder.LOG).open("a") as log,
         show_progress(recipe.updates, recipe.name, "updates", done=start, shown=progress) as bar,
     ):
         for update in range(start, recipe.updates):
             rate = learning_rate(recipe, update)
             for group in optimiser.param_groups:
                 group["lr"] = rate
-            optimiser.zero_grad(set_to_none=True)  # of what a watch has computed
+            optimiser.zero_grad(set_to_none=True)  # a watch may have computed some
             loss = objective(draw(recipe.seed, update), update)
             loss.backward()
             norm = nn.utils.clip_grad_norm_(network.parameters(), recipe.clip)
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
-            done = update + 1
+            done, last = update + 1, update + 1 == recipe.updates
             bar.advance()
-            if done % recipe.log_every == 0 or done == recipe.updates:
+            if done % recipe.log_every == 0 or last:
                 row = _finite(done, loss, norm, recipe) | {"learning_rate": rate}
-                if done % recipe.validate_every == 0 or done == recipe.updates:
+                if done % recipe.validate_every == 0 or last:
                     row["validation_loss"] = _validate(objective, draw)
+                    if recipe.adaptation is not None and recipe.objective != "next_token":
+                        row["held_out"] = adaptation.held_out_losses(network, recipe, held_out)
                 log.write(json.dumps(row) + "\n")
                 log.flush()
                 bar.advance(0, loss=f"{row['loss']:.3f}")
-            if done in recipe.snapshots:
-                save_snapshot(out, network, done)
-            if watch is not None:
-                watch(network, done)
-            if done % recipe.save_every == 0 or done == recipe.updates:
+            reached(done)
+            if done % recipe.save_every == 0 or last:
                 _finite(done, loss, norm, recipe)
-                save_state(out, network, optimiser, done)
+                run_folder.save_state(out, network, optimiser, done)
     return network
 
 
@@ -147,44 +142,32 @@ def _finite(update: int, loss: torch.Tensor, norm: torch.Tensor, recipe: Recipe)
     return row
 
 
-def source_of(recipe: Recipe, tokenizer: Any, texts: Texts | Corpus | None) -> Callable[[int, int], Canvases]:
-    """Return the function (seed, update) → batch: windows of a corpus, the user's documents, or the lab's problems."""
-    if recipe.text != isinstance(texts, Corpus) or (recipe.nulls is not None and texts is not None):
-        expected = "a corpus folder" if recipe.text else "a file of text or nothing" if not recipe.nulls else "nothing"
-        raise CallError(f"{recipe.name}: expected {expected} as --data, found {texts and texts.fingerprint}")
-    if recipe.nulls is not None:
-        task = recipe.nulls
-        return lambda seed, update: draw_nulls(task, seed, update)
-    if isinstance(texts, Corpus):
-        mix = recipe.canvases
-        bos = tokenizer.bos_token_id if recipe.first_token == "bos" else None
-        return draw_windows(texts, mix.tokens, mix.lengths[0], bos_id=bos)
-    if texts is not None:
-        return TextCanvases(texts, tokenizer, recipe.canvases).draw
-    return lambda seed, update: draw_canvases(recipe.canvases, tokenizer, seed, update)
-
-
 def _objective(recipe: Recipe, network: Any, tokenizer: Any, device: str) -> Callable[[Canvases, int], torch.Tensor]:
     """Return the function (batch, update) → loss of a recipe."""
+    # A CPU without instructions for bf16 would take minutes where fp32 takes seconds.
+    slow = recipe.adaptation is not None and device == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    bf16 = recipe.autocast and not slow
     if recipe.compile:
         network.model.compile(dynamic=False)
 
     def objective(canvases: Canvases, update: int) -> torch.Tensor:
-        with torch.autocast(torch.device(device).type, dtype=torch.bfloat16) if recipe.autocast else nullcontext():
+        with torch.autocast(torch.device(device).type, dtype=torch.bfloat16) if bf16 else nullcontext():
             if recipe.objective == "next_token":
                 eos = None if recipe.text else tokenizer.eos_token_id
                 return next_token_loss(network, canvases, eos_id=eos, only_answers=recipe.nulls is not None)
-            generator = torch.Generator().manual_seed((recipe.seed * 1_000_003 + update) % 2**64)
-            return masked_diffusion_loss(
+            body = None if recipe.adaptation is None else adaptation.Body(network, recipe.adaptation, update)
+            loss = masked_diffusion_loss(
                 network,
                 canvases,
                 mask_id=tokenizer.mask_token_id,
                 whole_canvas_share=recipe.whole_canvas_share,
-                generator=generator,
+                generator=torch.Generator().manual_seed((recipe.seed * 1_000_003 + update) % 2**64),
                 shift=recipe.objective == "shifted_diffusion",
                 first_stays=recipe.first_token == "bos",
                 flat=recipe.weighting == "flat",
+                body=body,
             )
+            return loss if body is None else loss + body.alignment(canvases.tokens)
 
     return objective
 
@@ -194,3 +177,50 @@ def _validate(objective: Callable[[Canvases, int], torch.Tensor], draw: Callable
     """Return the mean loss over fixed held-out batches, which have negative numbers."""
     losses = [objective(draw(-1, -1 - n), -1 - n).item() for n in range(VALIDATION_BATCHES)]
     return sum(losses) / len(losses)
+
+
+def train_checkpoint(
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    texts: Texts | Corpus | None = None,
+    device: str = "cpu",
+    command: str = "",
+    watch: Watch | None = None,
+) -> Path:
+    """Train a recipe into a checkpoint that `sinkscope.load` reads; a run that was killed is resumed. See `train`.
+
+    The weights are written last, by a rename, so a folder with weights is finished; ModelError is raised where a file
+    beside them is missing or damaged.
+    """
+    out = Path(out)
+    with claimed_folder(out, TrainingError):
+        recipe = replace(recipe, data=None if texts is None else texts.fingerprint)
+        run_folder.check_recipe(recipe, out)
+        if (out / run_folder.weights_of(recipe)).exists():
+            outline(str(out))  # the other files of a checkpoint must be there as well
+        else:
+            network = train(recipe, out, texts=texts, device=device, watch=watch)
+            _save(network, recipe, choose_tokenizer(recipe, texts), out, command)
+        (out / run_folder.STATE).unlink(missing_ok=True)  # a kill may have come between the last rename and this
+    return out
+
+
+def _save(network: Any, recipe: Recipe, tokenizer: Any, out: Path, command: str) -> None:
+    """Write the checkpoint into another folder, then move its files, the weights last."""
+    beside, weights = out / run_folder.UNFINISHED_CHECKPOINT, run_folder.weights_of(recipe)
+    shutil.rmtree(beside, ignore_errors=True)
+    if weights == run_folder.WEIGHTS:
+        with quiet():
+            network.to("cpu", torch.bfloat16).save_pretrained(beside)
+            tokenizer.save_pretrained(beside)
+    else:
+        adaptation.save_adapter(network, str(recipe.start_from), beside)
+    content = b"".join(sealed((beside / weights).read_bytes()))
+    (beside / weights).write_bytes(content)
+    run_folder.finish_recipe(out, hashlib.sha256(content).hexdigest(), command=command, torch=torch.__version__)
+    # safetensors writes files that only their owner may read.
+    (beside / weights).chmod((out / run_folder.RECIPE).stat().st_mode & 0o777)
+    for path in sorted(beside.iterdir(), key=lambda path: path.name == weights):
+        os.replace(path, out / path.name)
+    beside.rmdir()

@@ -1,8 +1,7 @@
-"""A word-level tokenizer for the lab's texts. Every digit, punctuation mark and newline is a token; it is lossless on
-ASCII.
+"""A word-level tokenizer for the lab's texts. Every digit, punctuation mark and newline is a token.
 
-A token includes the space before it, written ``▁``, so decoding returns the text. Words outside the vocabulary become
-``<|unk|>``; `sinkscope.models` refuses prompts that contain one.
+A token includes the space before it, written ``▁``, so decoding returns the text, on ASCII. Words outside the
+vocabulary become ``<|unk|>``; `sinkscope.models` refuses prompts that contain one.
 """
 
 import functools
@@ -10,7 +9,7 @@ import random
 import string
 from typing import Any
 
-from sinkscope.lab import code_tasks, word_problems
+from sinkscope.lab import problems
 
 BOS, EOS, MASK, UNKNOWN = SPECIAL_TOKENS = ("<|bos|>", "<|eos|>", "<|mask|>", "<|unk|>")
 SPACE = "▁"
@@ -25,13 +24,13 @@ def words() -> list[str]:
     """Return every token of the lab's texts and every printable ASCII character, sorted."""
     import tokenizers
 
-    of_problems = (*word_problems.NAMES, *word_problems.ITEMS, *word_problems.PLACES, *word_problems.DAYS)
     letters = [one for one in string.printable if one.isprintable() and one != " "]
-    texts = [f"{word} {word}" for word in (*of_problems, *code_tasks.FUNCTIONS, *code_tasks.ARGUMENTS, *letters)]
-    texts += [template.question for template in word_problems.TEMPLATES]
-    texts += [f"{template.request} {template.body}" for template in code_tasks.CODE_TEMPLATES]
+    of_problems = (*problems.NAMES, *problems.ITEMS, *problems.PLACES, *problems.DAYS)
+    texts = [f"{word} {word}" for word in (*of_problems, *problems.FUNCTIONS, *problems.ARGUMENTS, *letters)]
+    texts += [*problems.QUESTIONS.values()]
+    texts += [f"{request} {body}" for request, body, _ in problems.CODE_TEMPLATES.values()]
     rng = random.Random(0)
-    for make in (word_problems.make_problem, code_tasks.make_code_task):
+    for make in (problems.make_problem, problems.make_code_task):
         texts += [render(make(rng)) for _ in range(2000)]
     split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(_PIECES), "isolated")
     found = {"\n", SPACE, SPACE * 4}
@@ -67,11 +66,11 @@ def as_transformers(tokenizer: Any, **more: Any) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special, **more)
 
 
-def render(problem: word_problems.Problem) -> str:
+def render(problem: problems.Problem) -> str:
     """Return a problem with its worked answer, as in the shots of a prompt."""
     return f"{question_text(problem)} {problem.worked}"
 
 
-def question_text(problem: word_problems.Problem) -> str:
+def question_text(problem: problems.Problem) -> str:
     """Return a problem up to the beginning of its answer."""
     return f"Q: {problem.question}\nA:"

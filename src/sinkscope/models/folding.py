@@ -1,13 +1,11 @@
 """`fold`: the keys and values that a model's sink tokens have in each layer, stored in place of their embedding.
 
 They do not depend on the text, so a folded model computes no row for its sink tokens. Keys are stored before rotation,
-because the position of a token at the end depends on the length of the text. The constants are fp32, whatever the type
-of the other weights.
+because the position of a token at the end depends on the length of the text, and as fp32.
 """
 
-import dataclasses
 import json
-import shutil
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,8 @@ from sinkscope.errors import CallError, ModelError
 from sinkscope.models.devices import own_defaults
 from sinkscope.models.folders import find_folder, read_config
 from sinkscope.models.loading import load
-from sinkscope.models.sink_token.stream import constant_keys
-from sinkscope.models.sink_token.variant import KEY, SinkToken
-from sinkscope.models.tokenization import template_files
+from sinkscope.models.sink_token import KEY, SinkToken, constant_keys
+from sinkscope.models.tokenization import copy_files, template_files
 from sinkscope.models.weights import INDEX, SINGLE
 from sinkscope.runs.files import sealed, write_whole
 from sinkscope.runs.folder import new_folder
@@ -48,8 +45,6 @@ def fold(name: str, out: Path) -> Path:
         with torch.no_grad():
             keys, values = constant_keys(network.model)
         constants = {KEYS: keys} | ({} if values is None else {VALUES: values})
-        if not all(one.isfinite().all() for one in constants.values()):
-            raise ModelError(f"{name}: expected finite keys and values of its sink tokens, found NaN or infinite ones")
         index = json.loads((folder / INDEX).read_text()) if (folder / INDEX).exists() else None
         home = SINGLE if index is None else index["weight_map"].pop(EMBEDDING)
         weights = load_file(folder / home)
@@ -61,13 +56,10 @@ def fold(name: str, out: Path) -> Path:
             if "total_size" in index.get("metadata", {}):
                 index["metadata"]["total_size"] += sum(one.nbytes for one in constants.values()) - removed.nbytes
             written[INDEX] = [f"{json.dumps(index, indent=2)}\n".encode()]
-        config = read_config(folder) | {KEY: dataclasses.replace(variant, folded=True).as_config()}
+        config = read_config(folder) | {KEY: asdict(replace(variant, folded=True))}
         written["config.json"] = [f"{json.dumps(config, indent=2)}\n".encode()]
         files = {path for path in folder.iterdir() if path.is_file() and path.name not in written}
-        for path in {*files, *template_files(folder)}:
-            copy = place / path.relative_to(folder)
-            copy.parent.mkdir(exist_ok=True)
-            shutil.copy(path, copy)
+        copy_files({*files, *template_files(folder)}, folder, place)
         for file, pieces in written.items():
             write_whole(place / file, pieces, ModelError, "make room or choose another folder")
     return out
@@ -76,14 +68,10 @@ def fold(name: str, out: Path) -> Path:
 def _foldable(network: Any, name: str) -> SinkToken:
     if getattr(network.config, KEY, None) is None:
         raise CallError(f"{name}: expected a model with a sink token, found one without; there is nothing to fold")
-    sink = network.model.sink_token
-    variant: SinkToken = sink.variant
+    variant: SinkToken = network.model.sink_token.variant
     if variant.kind != "token" or variant.folded:
-        why = "a gate depends on the text, a logit costs no row, and a folded one is constant already"
-        raise CallError(f"{name}: expected a sink token that can be folded, found {variant.name!r}; {why}")
-    if not sink.trained:
-        raise CallError(
-            f"{name}: expected a trained sink token, found {variant.name!r} with its initial values of seed "
-            f"{variant.seed}; train the model first (`sinkscope train`)"
-        )
+        raise CallError(f"{name}: expected a sink token that can be folded, found {variant.name!r}")
+    if not network.model.sink_token.trained:
+        found = f"{variant.name!r} with its initial values of seed {variant.seed}"
+        raise CallError(f"{name}: expected a trained sink token, found {found}; train the model first")
     return variant

@@ -1,7 +1,7 @@
-"""How the folders of each kind of checkpoint are written, as data: what every key of config.json does, and tensor
-names.
+"""How the folders of each kind of checkpoint are written, as data: its keys of config.json and tensor names.
 
-Each key is handled, knowingly ignored, or held to the values that are modelled; `conversion` judges any other key.
+Each key is handled, knowingly ignored, or held to the values that are modelled; `conversion` judges any other key. Here
+are the layouts of transformers' own folders; those of published checkpoints are with their families.
 """
 
 from collections.abc import Mapping
@@ -20,9 +20,7 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True)
 class Fixed:
-    """A key that is modelled for some values only; ``default`` is what the published code takes where the key is
-    missing.
-    """
+    """A key that is modelled for some values only; ``default`` is what the published code takes without the key."""
 
     allowed: tuple[Any, ...]
     default: Any
@@ -67,165 +65,74 @@ class Layout:
     tensors: Mapping[str, str] = field(default_factory=dict)
 
 
+def same(keys: str) -> dict[str, str]:
+    """Return keys that transformers calls by the same name."""
+    return {key: key for key in keys.split()}
+
+
 # What transformers writes into any config.json, and what speaks of training, storage or the library only.
-_ALWAYS_IGNORED = frozenset(
-    "model_type architectures auto_map dtype torch_dtype transformers_version _name_or_path name_or_path "
-    "use_cache return_dict "
-    "output_hidden_states output_attentions id2label label2id problem_type finetuning_task task_specific_params "
-    "tokenizer_class prefix "
-    "torchscript use_bfloat16 gradient_checkpointing attention_dropout initializer_range pretraining_tp "
-    "_attn_implementation "
-    "attn_implementation _attn_implementation_autoset quantization_config unsloth_fixed unsloth_version _commit_hash "
-    "transformers.js_config model_max_length use_flash_attention _flash_attn_2_enabled keys_to_ignore_at_inference "
+IGNORED = frozenset(
+    "model_type architectures auto_map dtype torch_dtype transformers_version _name_or_path name_or_path use_cache "
+    "return_dict output_hidden_states output_attentions id2label label2id problem_type finetuning_task "
+    "task_specific_params tokenizer_class prefix torchscript use_bfloat16 gradient_checkpointing attention_dropout "
+    "initializer_range pretraining_tp _attn_implementation attn_implementation _attn_implementation_autoset "
+    "quantization_config unsloth_fixed unsloth_version _commit_hash transformers.js_config model_max_length "
+    "use_flash_attention _flash_attn_2_enabled keys_to_ignore_at_inference "
     # How transformers' generate() would write, which sinkscope never calls; older releases kept it in config.json.
-    "max_length min_length do_sample early_stopping num_beams temperature top_k top_p typical_p "
-    "repetition_penalty length_penalty "
-    "no_repeat_ngram_size bad_words_ids num_return_sequences output_scores return_dict_in_generate forced_bos_token_id "
-    "forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens "
-    "diversity_penalty num_beam_groups encoder_no_repeat_ngram_size sep_token_id decoder_start_token_id "
-    "tf_legacy_loss max_new_tokens "
-    "chunk_size_feed_forward license version model_name tokenizer_name max_batch_size weight_decay".split()
+    "max_length min_length do_sample early_stopping num_beams temperature top_k top_p typical_p repetition_penalty "
+    "length_penalty no_repeat_ngram_size bad_words_ids num_return_sequences output_scores return_dict_in_generate "
+    "forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens "
+    "begin_suppress_tokens diversity_penalty num_beam_groups encoder_no_repeat_ngram_size sep_token_id "
+    "decoder_start_token_id tf_legacy_loss max_new_tokens chunk_size_feed_forward license version model_name "
+    "tokenizer_name max_batch_size weight_decay".split()
 )
-_NEVER = {  # keys that transformers or a publisher reads, and that would make it another network
+NEVER = {  # keys that transformers or a publisher reads, and that would make it another network
     "is_encoder_decoder": Fixed((False,), False),
     "quantization": Fixed((None,), None),
     "compression_config": Fixed((None,), None),
     "partial_rotary_factor": Fixed((None, 1, 1.0), None),
 }
-
-_LLADA_BLOCK = {
-    "attn_norm": "input_layernorm",
-    "ff_norm": "post_attention_layernorm",
-    "q_proj": "self_attn.q_proj",
-    "k_proj": "self_attn.k_proj",
-    "v_proj": "self_attn.v_proj",
-    "attn_out": "self_attn.o_proj",
-    "ff_proj": "mlp.gate_proj",  # the one that goes through SiLU
-    "up_proj": "mlp.up_proj",
-    "ff_out": "mlp.down_proj",
-}
-_LLADA_TENSORS = {
-    "model.transformer.ff_out.weight": "lm_head.weight",
-    "model.transformer.wte.weight": "model.embed_tokens.weight",
-    "model.transformer.ln_f.weight": "model.norm.weight",
-    **{
-        f"model.transformer.blocks.{{N}}.{theirs}.weight": f"model.layers.{{N}}.{ours}.weight"
-        for theirs, ours in _LLADA_BLOCK.items()
-    },
-}
-
-MMADA_KEYS = frozenset(
-    "llm_vocab_size llm_model_path codebook_size num_vq_tokens num_new_special_tokens new_vocab_size".split()
+UNROTATED = {"hidden_act": Fixed(("silu",), "silu"), "rope_scaling": Fixed((None,), None)}
+"""Two keys of published diffusing checkpoints, which have one activation and plain rotations."""
+NUMBERS, TIED = same("rms_norm_eps rope_theta"), same("tie_word_embeddings")
+SIZES = same(
+    "hidden_size num_hidden_layers num_attention_heads num_key_value_heads intermediate_size vocab_size "
+    "max_position_embeddings"
 )
-"""Of MMaDA's images; text does not use them."""
-
-_LLADA = Layout(
-    body="llama",
-    sizes={
-        "d_model": "hidden_size",
-        "n_layers": "num_hidden_layers",
-        "n_heads": "num_attention_heads",
-        "n_kv_heads": "num_key_value_heads",
-        "mlp_hidden_size": "intermediate_size",
-        "embedding_size": "vocab_size",
-        "max_sequence_length": "max_position_embeddings",
-    },
-    fallbacks={"n_kv_heads": "n_heads", "embedding_size": "vocab_size"},
-    numbers={"rms_norm_eps": "rms_norm_eps", "rope_theta": "rope_theta"},
-    flags={"weight_tying": "tie_word_embeddings", "tie_word_embeddings": "tie_word_embeddings"},
-    fixed={
-        "block_type": Fixed(("llama",), "sequential"),
-        "activation_type": Fixed(("silu",), "swiglu"),
-        "layer_norm_type": Fixed(("rms",), "default"),
-        "layer_norm_with_affine": Fixed((True,), True),
-        "bias_for_layer_norm": Fixed((False, None), None),
-        "rope": Fixed((True,), False),
-        "rope_scaling": Fixed((None,), None),
-        "alibi": Fixed((False,), False),
-        "include_bias": Fixed((False,), False),
-        "include_qkv_bias": Fixed((False, None), False),
-        "attention_layer_norm": Fixed((False,), False),
-        "input_emb_norm": Fixed((False,), False),
-        "scale_logits": Fixed((False,), False),
-        "multi_query_attention": Fixed((False, None), None),
-        "block_group_size": Fixed((1,), 1),
-        "clip_qkv": Fixed((None,), None),
-        **_NEVER,
-    },
-    ignored=_ALWAYS_IGNORED
-    | set(
-        "vocab_size mlp_ratio attention_layer_norm_with_affine residual_dropout embedding_dropout "
-        "flash_attention alibi_bias_max "
-        "init_fn init_device init_std init_cutoff_factor precision".split()
-    ),
-    full_precision_rotary="rope_full_precision",
-    tensors=_LLADA_TENSORS,
-)
-
-_MMADA = replace(
-    _LLADA,
-    fixed={**_LLADA.fixed, "w_clip_vit": Fixed((False,), False)},
-    ignored=_LLADA.ignored | MMADA_KEYS | {"pretrained_model_path", "tokenizer_path"},
-)
-
-_SIZES = "hidden_size num_hidden_layers num_attention_heads num_key_value_heads intermediate_size vocab_size"
-_STOCK_SIZES = {name: name for name in (*_SIZES.split(), "max_position_embeddings")}
-_FULL_ATTENTION: Mapping[str, Any] = {"layer_types": "full_attention"}
-_SLIDING = {"use_sliding_window": Fixed((False, None), False)}
-# Only used with use_sliding_window.
-_QWEN2_IGNORED = frozenset({"sliding_window", "max_window_layers"})
-
-_DREAM = Layout(
-    body="qwen2",
-    sizes=_STOCK_SIZES,
-    fallbacks={"num_key_value_heads": "num_attention_heads"},
-    numbers={"rms_norm_eps": "rms_norm_eps", "rope_theta": "rope_theta"},
-    flags={"tie_word_embeddings": "tie_word_embeddings"},
-    fixed={
-        "hidden_act": Fixed(("silu",), "silu"),
-        "rope_scaling": Fixed((None,), None),
-        "attention_bias": Fixed((True,), True),  # its code has biases whatever the config says
-        "use_mrope": Fixed((False,), False),
-        **_SLIDING,
-        **_NEVER,
-    },
-    repeated=_FULL_ATTENTION,
-    ignored=_ALWAYS_IGNORED | _QWEN2_IGNORED,
-)
-
-_STOCK_OPTIONAL = frozenset({"head_dim", "max_position_embeddings", "rms_norm_eps", "block_size"})
 _PASSED = frozenset({"hidden_act", MARK, MARK_ROTARY, "is_causal", "rope_theta", "rope_scaling", "rope_parameters"})
 
 _LLAMA = Layout(
     body="llama",
-    sizes={**_STOCK_SIZES, "head_dim": "head_dim"},
+    sizes={**SIZES, "head_dim": "head_dim"},
     fallbacks={"num_key_value_heads": "num_attention_heads"},
-    optional=_STOCK_OPTIONAL,
-    numbers={"rms_norm_eps": "rms_norm_eps"},
-    flags={"tie_word_embeddings": "tie_word_embeddings", "attention_bias": "attention_bias", "mlp_bias": "mlp_bias"},
+    optional=frozenset({"head_dim", "max_position_embeddings", "rms_norm_eps", "block_size"}),
+    numbers=same("rms_norm_eps"),
+    flags=same("tie_word_embeddings attention_bias mlp_bias"),
     passed=_PASSED | {MARK_POSITIONS},
     # Masks and caches of transformers read a window from any config.
-    fixed={**_NEVER, "sliding_window": Fixed((None,), None), "attention_chunk_size": Fixed((None,), None)},
-    repeated=_FULL_ATTENTION,
-    ignored=_ALWAYS_IGNORED,
+    fixed={**NEVER, "sliding_window": Fixed((None,), None), "attention_chunk_size": Fixed((None,), None)},
+    repeated={"layer_types": "full_attention"},
+    ignored=IGNORED,
 )
-
 _QWEN2 = replace(
     _LLAMA,
     body="qwen2",
-    flags={"tie_word_embeddings": "tie_word_embeddings"},
+    sizes={**_LLAMA.sizes, "block_size": "block_size"},  # Fast-dLLM v2 and SDAR have blocks
+    flags=TIED,
     passed=_PASSED,
-    fixed={**_NEVER, **_SLIDING, "attention_chunk_size": Fixed((None,), None)},
-    ignored=_ALWAYS_IGNORED | _QWEN2_IGNORED,
+    fixed={
+        **NEVER,
+        "use_sliding_window": Fixed((False, None), False),
+        "attention_chunk_size": Fixed((None,), None),
+    },
+    ignored=IGNORED | {"sliding_window", "max_window_layers"},  # read with use_sliding_window only
 )
 _QWEN3 = replace(
     _QWEN2,
     body="qwen3",
-    sizes={**_LLAMA.sizes, "block_size": "block_size"},  # SDAR has blocks
-    flags={"tie_word_embeddings": "tie_word_embeddings", "attention_bias": "attention_bias"},
+    flags=same("tie_word_embeddings attention_bias"),
 )
 
-PUBLISHED = {"llada": _LLADA, "mmada": _MMADA, "dream": _DREAM}
 STOCK = {"llama": _LLAMA, "qwen2": _QWEN2, "qwen3": _QWEN3}
 BODIES = {
     "llama": ("LlamaConfig", "LlamaForCausalLM"),

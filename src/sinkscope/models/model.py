@@ -14,27 +14,20 @@ from sinkscope.errors import CallError, ModelError, first_line
 from sinkscope.models.family import Family
 from sinkscope.models.weights import UsedTensors
 
-UNBOUNDED = 1 << 20
-"""The longest canvas of a network whose config names none, as of one without positions."""
+UNBOUNDED = 1 << 20  # the longest canvas of a network whose config names none, as of one without positions
 
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What identifies a model in every artefact.
+    """The identity of a model in every artefact, and the shape of its network.
 
     Attributes:
-        name: the name that `load` was given.
-        family: name of the family.
         weight_hash: sha256 over the safetensors files, in order of their names.
-        parameters: the number of parameters.
-        layers, heads, kv_heads, hidden_size, vocabulary: the shape of the network.
         stored_dtype, dtype: float type of the weights on disk, and in memory.
-        mask_id, eos_id: special tokens, None where the model has none.
         max_positions: the longest canvas that the model was made for.
         eos_ids: all tokens that end an answer, where there are several (Llama 3.1 Instruct has three).
         sink_token: name of the variant of its sink token, None without one.
-        config_hash: sha256 of its config.json, without what changes no logits, and without the float type
-            (`fingerprints.hash_stored`); empty where it was not read from one.
+        config_hash: sha256 of its config.json without the float type and other keys that change no logits.
     """
 
     name: str
@@ -57,7 +50,7 @@ class ModelCard:
 
     @classmethod
     def of(cls, network: Any, **known: Any) -> "ModelCard":
-        """Return the card of a transformers network, whose shape is read from it; ``known`` are the other fields."""
+        """Return the card of a transformers network, whose shape is read from it, with the other fields."""
         shape = network.config.get_text_config()
         heads = shape.num_attention_heads
         return cls(
@@ -88,9 +81,7 @@ class Model:
     Attributes:
         network: the transformers module; ``network(input_ids).logits`` are its logits, before any shift.
         tokenizer: a transformers tokenizer.
-        family: the record of its family.
-        card: what identifies it.
-        tensors: which tensors of its files were used; None for a network that was not read from files.
+        tensors: the tensors of its files that were used; None for a network that was not read from files.
         positions_key: the key of its config.json that gives ``card.max_positions``.
         commit: of its hub repository, None for a folder.
         unread_keys: keys of its config.json that neither transformers nor sinkscope reads.
@@ -135,7 +126,7 @@ class Model:
         """Return the token ids of a raw text, or checked ids as they are.
 
         Raises:
-            CallError: an empty prompt, a token outside the vocabulary, or a mask token in the prompt.
+            CallError: an empty prompt, a token outside the vocabulary, an unknown word, or a mask token.
             ModelError: a tokenizer whose tokens the network does not have.
         """
         if isinstance(prompt, str):
@@ -154,14 +145,14 @@ class Model:
         return ids
 
     def tokenize(self, text: str, special: bool = True) -> list[int]:
-        """Return the token ids of a text of known words; ``special`` adds the tokenizer's own tokens around it.
-
-        Raises:
-            CallError: an unknown word.
-            ModelError: a tokenizer whose tokens the network does not have.
-        """
+        """Return the token ids of a text; ``special`` adds the tokenizer's own tokens around it. Errors as `encode`."""
         ids = list(self.tokenizer(text, add_special_tokens=special, verbose=False).input_ids)
-        self._refuse_unknown(text, ids, special)
+        if unknown := self._unknown_words(text, ids, special):
+            raise CallError(
+                f"prompt: {self.card.name} does not know {', '.join(map(repr, unknown[:8]))}; its vocabulary has "
+                f"{len(self.tokenizer)} words (`sinkscope problems` prints prompts it knows; a published model takes "
+                "any text)"
+            )
         if beyond := [token for token in ids if not 0 <= token < self.card.vocabulary]:
             found = f"{self.tokenizer.convert_ids_to_tokens(beyond[0])!r} token {beyond[0]}"
             raise ModelError(
@@ -170,25 +161,17 @@ class Model:
             )
         return ids
 
-    def _refuse_unknown(self, prompt: str, ids: list[int], special: bool) -> None:
-        """Raise an error that names the words of a text that the tokenizer does not know."""
-        unknown, own_text = getattr(self.tokenizer, "unk_token_id", None), None
+    def _unknown_words(self, text: str, ids: list[int], special: bool) -> list[str]:
+        unknown, spelled = getattr(self.tokenizer, "unk_token_id", None), None
         core = getattr(getattr(self.tokenizer, "backend_tokenizer", None), "model", None)
         if unknown is None and getattr(core, "unk_token", None) is not None:  # an ordinary word that stands for others
-            unknown, own_text = core.token_to_id(core.unk_token), core.unk_token
+            unknown, spelled = core.token_to_id(core.unk_token), core.unk_token
         if unknown is None or unknown not in ids:
-            return
-        pieces = self.tokenizer(prompt, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
+            return []
+        pieces = self.tokenizer(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
         found = zip(pieces.input_ids, pieces.offset_mapping, strict=True)
-        spans = [(a, b) for token, (a, b) in found if token == unknown and b > a]  # others are put around the text
-        words = [word for a, b in spans if (word := prompt[a:b].strip() or prompt[a:b]) != own_text]
-        if words:
-            unknown_words = ", ".join(repr(word) for word in list(dict.fromkeys(words))[:8])
-            raise CallError(
-                f"prompt: {self.card.name} does not know {unknown_words}; its vocabulary has {len(self.tokenizer)} "
-                "words (`sinkscope problems` prints prompts it knows; a published model, such as "
-                "GSAI-ML/LLaDA-8B-Instruct, takes any text)"
-            )
+        words = [text[a:b].strip() or text[a:b] for token, (a, b) in found if token == unknown and b > a]
+        return [word for word in dict.fromkeys(words) if word != spelled]
 
     def decode(self, ids: Sequence[int] | torch.Tensor) -> str:
         """Return the text of token ids, without special tokens."""
@@ -201,8 +184,7 @@ class Model:
         return self.decode([token for token in ids[:end] if token != self.card.mask_id]).strip()
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Return the token ids of a conversation, by the tokenizer's chat template or, where it has none, by the
-        family's.
+        """Return the token ids of a conversation, by the tokenizer's chat template or, without one, by the family's.
 
         Raises:
             ModelError: neither has a template, or the tokenizer lacks its control tokens.
@@ -213,26 +195,21 @@ class Model:
     def chat_text(
         self, messages: Sequence[dict[str, str]], *, begun: bool = False, instead: str = "pass the prompt as text"
     ) -> str:
-        """Return a conversation as text, up to where the assistant begins.
+        """Return a conversation as text, up to where the assistant begins. Errors as `chat`.
 
         Args:
             begun: whether the last message is the beginning of the assistant's answer, which goes on behind it.
-            instead: what an error advises to do without a template.
-
-        Raises:
-            ModelError, CallError: see `chat`.
+            instead: advice of an error about a missing template.
         """
         from jinja2 import TemplateError
 
-        template = None
+        name, family, template = self.card.name, self.family, None
         if not getattr(self.tokenizer, "chat_template", None):
-            template = self.family.chat_template
-            lacking = [token for token in self.family.chat_tokens if token not in self.tokenizer.get_vocab()]
+            template = family.chat_template
+            lacking = [token for token in family.chat_tokens if token not in self.tokenizer.get_vocab()]
+            base = f" (for {family.name}'s own template it lacks {', '.join(lacking)}: this is a base model)"
             if template is None or lacking:
-                base = f" (for {self.family.name}'s own template it lacks {', '.join(lacking)}: this is a base model)"
-                raise ModelError(
-                    f"{self.card.name}: its tokenizer has no chat template; {instead}{base if lacking else ''}"
-                )
+                raise ModelError(f"{name}: its tokenizer has no chat template; {instead}{base if lacking else ''}")
         try:
             return self.tokenizer.apply_chat_template(
                 list(messages),
@@ -242,9 +219,8 @@ class Model:
                 continue_final_message=begun,
             )
         except TemplateError as error:
-            raise CallError(
-                f"messages: the chat template of {self.card.name} refuses them ({first_line(error)}); {instead}"
-            ) from error
+            why = first_line(error)
+            raise CallError(f"messages: the chat template of {name} refuses them ({why}); {instead}") from error
 
 
 def _whole_numbers(ids: Any) -> list[int]:
@@ -252,14 +228,11 @@ def _whole_numbers(ids: Any) -> list[int]:
 
 
 def expect_model(model: Any, unhidden: bool = False, unwatched: bool = False) -> None:
-    """Raise an error for something that is no `Model`, such as the name of one or its network alone.
+    """Raise CallError for an object that is no `Model`, such as the name of one or its network alone.
 
     Args:
-        unhidden: also refuses a model while a rule hides its keys.
-        unwatched: also refuses it while anything records or changes it, for work that runs it on texts of its own.
-
-    Raises:
-        CallError: it is something else.
+        unhidden: also refuse a model while a rule hides its keys.
+        unwatched: also refuse it while anything records or changes it.
     """
     if not isinstance(model, Model):
         raise CallError(f"model: expected what sinkscope.load returns, found {type(model).__name__}")
@@ -269,5 +242,5 @@ def expect_model(model: Any, unhidden: bool = False, unwatched: bool = False) ->
     if (unhidden and hidden) or (unwatched and subscribers):
         found = "under a rule that hides keys" if hidden else "recorded or changed"
         raise CallError(
-            f"model: expected {model.card.name} as it is, found it {found}; call this outside of that with block"
+            f"model: expected {model.card.name} as it is, found it {found}; call this outside of that block"
         )

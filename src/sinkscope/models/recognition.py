@@ -7,10 +7,8 @@ from typing import Any
 from sinkscope.errors import ModelError
 from sinkscope.models.any_causal import NAME, is_any_causal
 from sinkscope.models.families import FAMILIES
-from sinkscope.models.families.encoder_family import ENCODERS
-from sinkscope.models.families.encoder_family import NAME as ENCODER
-from sinkscope.models.families.open_dllm_family import FAMILY as OPEN_DLLM
-from sinkscope.models.families.open_dllm_family import is_open_dllm
+from sinkscope.models.families.a2d_family import ENCODER, ENCODERS
+from sinkscope.models.families.qwen_family import OPEN_DLLM
 from sinkscope.models.family import Family
 from sinkscope.models.folders import OWN_NETWORK
 from sinkscope.models.layouts import BODIES, MARK, MARK_POSITIONS, STOCK
@@ -18,10 +16,12 @@ from sinkscope.runs.files import read_json_object
 
 A2D = "a2d-"
 """What dllm puts in front of the model_type of the model that was adapted."""
+OPEN_DLLM_CODE = "modeling_qwen2.Qwen2ForCausalLM"
+"""What ``auto_map`` names in Open-dLLM's folders; nothing else in their config.json tells them from a causal Qwen2."""
 
 
 def recognise(config: Mapping[str, Any], where: str) -> Family:
-    """Return the family of a ``config.json``; ``where`` names its folder in errors.
+    """Return the family of a ``config.json``, which lies in the folder ``where``.
 
     Raises:
         ModelError: no family claims it, or its network is another one than the family's.
@@ -43,14 +43,15 @@ def recognise(config: Mapping[str, Any], where: str) -> Family:
             )
         return family
     if is_encoder(config) and config.get("mask_token_id") is not None:
-        return FAMILIES[ENCODER]
+        return ENCODER
     if is_any_causal(config):
         return FAMILIES[NAME]
     names = ", ".join(name for family in published for name in family.model_types if name not in STOCK)
     code = " Its config.json names remote code (auto_map), which sinkscope never runs." if "auto_map" in config else ""
     raise ModelError(
         f"{where}/config.json: expected a causal model of transformers, model_type {names}, "
-        f"{' or '.join(ENCODERS)} for masked tokens with a mask in the tokenizer, or {' or '.join(STOCK)} with is_causal false and a mask_token_id; found model_type {model_type!r}, is_causal "
+        f"{' or '.join(ENCODERS)} for masked tokens with a mask in the tokenizer, or {' or '.join(STOCK)} with "
+        f"is_causal false and a mask_token_id; found model_type {model_type!r}, is_causal "
         f"{config.get('is_causal', True)}, architectures {found or None}.{code} "
         f"{OWN_NETWORK[0].upper()}{OWN_NETWORK[1:]}"
     )
@@ -63,8 +64,8 @@ def is_encoder(config: Mapping[str, Any]) -> bool:
 
 
 def in_stock_terms(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a config.json of dllm's A2D models as that of a bidirectional Llama, Qwen2 or Qwen3, that of an encoder
-    or of Open-dLLM with its mask token, and any other as it is.
+    """Return a config.json of dllm's A2D models as that of a bidirectional Llama, Qwen2 or Qwen3, that of Open-dLLM or
+    of an encoder with its mask token; any other as it is.
 
     Their config.json names no mask token; the tokenizer does.
 
@@ -72,14 +73,14 @@ def in_stock_terms(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         ModelError: another network than dllm's, or no mask token in the tokenizer.
     """
     if is_encoder(config):
-        return {"mask_token_id": _mask_of_tokenizer(folder, FAMILIES[ENCODER].mask_text), **config}
-    if is_open_dllm(config):
+        return {"mask_token_id": _mask_of_tokenizer(folder, ENCODER.mask_text), **config}
+    if config.get("model_type") == "qwen2" and OPEN_DLLM_CODE in (config.get("auto_map") or {}).values():
         mask = config.get("mask_token_id", _mask_of_tokenizer(folder))
         return {**config, "is_causal": False, MARK: OPEN_DLLM.name, "mask_token_id": mask}
     front, body = A2D, str(config.get("model_type")).removeprefix(A2D)
     if body == config.get("model_type") or body not in STOCK:
         return dict(config)
-    expected = f"A2D{BODIES[body][1].removesuffix('ForCausalLM')}LMHeadModel"
+    expected = architecture_of(body)
     if not set(config.get("architectures") or []) <= {expected}:
         raise ModelError(
             f"{folder}/config.json: architectures: expected {expected} for model_type {front + body}, found "
@@ -90,6 +91,11 @@ def in_stock_terms(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     if mask is None:
         raise ModelError(f"{folder}: expected the mask token in mask_token of tokenizer_config.json, found none")
     return stock | {"model_type": body, "is_causal": False, MARK: "a2d", "mask_token_id": mask}
+
+
+def architecture_of(body: str) -> str:
+    """Return dllm's name of the network that it adapted."""
+    return f"A2D{BODIES[body][1].removesuffix('ForCausalLM')}LMHeadModel"
 
 
 def _mask_of_tokenizer(folder: Path, usual: str | None = None) -> int | None:
@@ -106,9 +112,7 @@ def _mask_of_tokenizer(folder: Path, usual: str | None = None) -> int | None:
 
 
 def _stock_family(config: Mapping[str, Any], where: str) -> Family:
-    """Return the family of a folder in transformers' own layout: a causal model, one of the lab's, or one that was
-    saved again.
-    """
+    """Return the family of a folder in transformers' own layout: a causal model, the lab's, or one saved again."""
     model_type, causal = config["model_type"], config.get("is_causal", True)
     marked = FAMILIES.get(str(config.get(MARK)))
     allowed = [BODIES[model_type][1]]

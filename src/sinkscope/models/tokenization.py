@@ -1,14 +1,15 @@
 """The tokenizer of a checkpoint folder, made from its data files; code in the folder is never run."""
 
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import ModelError, first_line
 from sinkscope.models.any_causal import GGUF, NAME, reading_gguf
 from sinkscope.models.families import FAMILIES
-from sinkscope.models.families.encoder_family import NAME as ENCODER
+from sinkscope.models.families.a2d_family import ENCODER
 from sinkscope.models.family import Family
 from sinkscope.models.layouts import STOCK
 from sinkscope.runs.files import read_json_object
@@ -17,19 +18,13 @@ CORE, SETTINGS, VOCABULARY, MERGES = "tokenizer.json", "tokenizer_config.json", 
 PIECES = "tokenizer.model"
 SPECIAL, ADDED, TEMPLATE = "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"
 TEMPLATES = "additional_chat_templates"
-_DATA_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
-"""Classes that do nothing but read tokenizer.json."""
-_QWEN2 = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
-_BYTE_PAIR_CLASSES = {*_QWEN2, *(name for family in FAMILIES.values() for name in family.tokenizer_classes)}
+_DATA_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")  # they do nothing but read tokenizer.json
+_BYTE_PAIR_CLASSES = {name for family in FAMILIES.values() for name in family.tokenizer_classes}
 _OTHERS = ("LlamaTokenizer", "LlamaTokenizerFast", "GPT2Tokenizer", "GPT2TokenizerFast")
 
 
 def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> Any:
-    """Return a transformers tokenizer that has the mask token of ``config``.
-
-    Raises:
-        ModelError: no tokenizer loads, it needs code of the folder, or its mask token is another one.
-    """
+    """Return a transformers tokenizer; raise ModelError where it needs code, or its mask token is not the config's."""
     if folder.suffix == GGUF:
         import transformers
 
@@ -43,13 +38,9 @@ def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> A
     path = folder / SETTINGS
     settings = read_json_object(path, ModelError, "fetch the file again") if path.exists() else {}
     kind = settings.get("tokenizer_class")
-    stock = config.get("model_type") in STOCK or family.name in (NAME, ENCODER)
-    safe = (
-        ("auto_map" not in settings or kind in (*_DATA_CLASSES, *_BYTE_PAIR_CLASSES, *_OTHERS))
-        if stock
-        else kind in _DATA_CLASSES
-    )
-    if not safe and kind not in family.tokenizer_classes:
+    stock = config.get("model_type") in STOCK or family.name in (NAME, ENCODER.name)
+    known = (*_DATA_CLASSES, *family.tokenizer_classes, *((*_BYTE_PAIR_CLASSES, *_OTHERS) if stock else ()))
+    if kind not in known and not (stock and "auto_map" not in settings):
         raise ModelError(
             f"{path}: tokenizer_class: expected PreTrainedTokenizerFast for {family.name}, found {kind!r}; "
             "it may need code of the folder, which sinkscope never runs"
@@ -62,7 +53,7 @@ def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> A
         raise ModelError(
             f"{folder}: expected a tokenizer, found none that loads ({first_line(error)}); fetch its files again"
         ) from error
-    if family.name == ENCODER:  # as dllm writes: no tokens around a text, which end where padding begins
+    if family.name == ENCODER.name:  # as dllm writes: no tokens around a text, which end where padding begins
         from tokenizers.processors import TemplateProcessing
 
         tokenizer.backend_tokenizer.post_processor = TemplateProcessing("$A", "$A $B:1", [])
@@ -84,10 +75,16 @@ def template_files(folder: Path) -> list[Path]:
     return [path for path in (folder / TEMPLATE, *sorted((folder / TEMPLATES).glob("*.jinja"))) if path.exists()]
 
 
+def copy_files(files: Iterable[Path], folder: Path, place: Path) -> None:
+    """Copy files of a folder to the same places in another."""
+    for path in files:
+        copy = place / path.relative_to(folder)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copy(path, copy)
+
+
 def _build(folder: Path, kind: Any, stock: bool) -> Any:
-    """Return the tokenizer; tokenizer.json is read as it stands, because transformers' own classes would replace its
-    rules by theirs.
-    """
+    """Return the tokenizer. Classes of transformers would replace the rules in a tokenizer.json, so none reads it."""
     import transformers
 
     if (folder / CORE).exists():
@@ -103,9 +100,7 @@ def _build(folder: Path, kind: Any, stock: bool) -> Any:
 
 
 def _check_mask(tokenizer: Any, family: Family, config: Mapping[str, Any], folder: Path) -> None:
-    """Raise an error where the tokenizer's mask token is not that of the config; a tokenizer without one gets the
-    family's.
-    """
+    """Raise ModelError where the mask token is not that of the config; a tokenizer without one gets the family's."""
     mask, theirs, text = config.get("mask_token_id"), tokenizer.mask_token_id, family.mask_text
     if mask is None or (family.causal and theirs is None):
         return
@@ -118,10 +113,8 @@ def _check_mask(tokenizer: Any, family: Family, config: Mapping[str, Any], folde
     if theirs != mask:
         held = tokenizer.convert_ids_to_tokens(mask if theirs is None else theirs)
         has = f"none (its token {mask} is {held!r})" if theirs is None else f"{held!r}, token {theirs}"
-        raise ModelError(
-            f"{folder}/{SETTINGS}: mask_token: expected token {mask}, as mask_token_id in config.json says, found {has}"
-            "; name it there, or bring the file of this model"
-        )
+        said = f"token {mask}, as mask_token_id in config.json says"
+        raise ModelError(f"{folder}/{SETTINGS}: mask_token: expected {said}, found {has}; correct one of them")
     ends = config.get("eos_token_id")
     if mask in (config.get("bos_token_id"), tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])):
         raise ModelError(f"{folder}: expected another end and beginning of texts than the mask token {mask}, found it")

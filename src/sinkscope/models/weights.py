@@ -1,11 +1,7 @@
-"""The weights of a checkpoint folder according to the headers of its files: names, shapes, sizes, and whether any are
-missing.
-
-Only headers of safetensors files are read here, so that a folder that does not fit is refused before anything is
-loaded.
+"""The weights of a checkpoint folder by the headers of its files, so that a folder that does not fit is refused before
+anything is loaded.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +11,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from sinkscope.errors import ModelError
-from sinkscope.models.conversion import published_name, rename_tensor
+from sinkscope.models.conversion import rename_tensor
 from sinkscope.models.layouts import Layout
 from sinkscope.runs.files import read_json_object
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-_SHARD = re.compile(r"model-[0-9]+-of-[0-9]+\.safetensors")
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-POINTER = b"version https://git-lfs"
-"""What `git clone` leaves of a large file where Git LFS is not installed begins with this."""
 
 
 @dataclass(frozen=True)
@@ -38,37 +31,24 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class UsedTensors:
-    """Counts that show that a network's weights are those of a folder, all of them and no others.
-
-    Attributes:
-        files: names of the files, in order.
-        stored: number of tensors in them.
-        used: number of parameters of the network that came from them.
-        renamed: how many of these have another name in the network.
-        dtypes: names of the float types in the files.
+    """Counts that show that a network's weights are those of a folder, all of them and no others: the tensors in its
+    files, the parameters that came from them, and how many of these have another name.
     """
 
     files: tuple[str, ...]
     stored: int
     used: int
     renamed: int
-    dtypes: tuple[str, ...]
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files that hold a folder's weights: those that its index names, else ``model.safetensors``.
-
-    Raises:
-        ModelError: there are none, two sets of them, only pickles, or one is missing.
-    """
+    """Return the files that hold a folder's weights: those that its index names, else ``model.safetensors``."""
     if folder.is_file():
         return [folder]
     names = index_files(folder)
     files = [folder / name for name in names or [SINGLE]]
-    shards = sorted(path.name for path in folder.iterdir() if _SHARD.fullmatch(path.name))
-    if (folder / SINGLE).exists() and SINGLE not in names and (names or shards):
-        second = INDEX if names else shards[0]
-        raise ModelError(f"{folder}: found two sets of weights, {SINGLE} and those of {second}; remove one of them")
+    if names and (folder / SINGLE).exists() and SINGLE not in names:
+        raise ModelError(f"{folder}: found two sets of weights, {SINGLE} and those of {INDEX}; remove one of them")
     if missing := [path.name for path in files if not path.is_file()]:
         pickled = sorted(path.name for path in folder.iterdir() if path.suffix in {".bin", ".pt", ".pth", ".ckpt"})
         advice = f"; {pickled[0]} is a pickle, which can run code: convert it to safetensors first" if pickled else ""
@@ -77,12 +57,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def index_files(folder: Path) -> list[str]:
-    """Return the names of the files that the index of a folder lists, in order; none where there is no index.
-
-    Raises:
-        ModelError: the index is damaged.
-    """
-    return sorted(set(_weight_map(folder / INDEX).values())) if (folder / INDEX).exists() else []
+    """Return the names of the files that the index of a folder lists, in order; none where there is no index."""
+    return sorted(set(_weight_map(folder).values())) if (folder / INDEX).exists() else []
 
 
 def listing(folder: Path) -> str:
@@ -91,43 +67,27 @@ def listing(folder: Path) -> str:
     return ", ".join(names[:8]) + (" …" if len(names) > 8 else "") if names else "an empty folder"
 
 
-def _weight_map(index: Path) -> dict[str, str]:
+def _weight_map(folder: Path) -> dict[str, str]:
     """Return file by tensor, as the index of a sharded checkpoint lists them."""
-    names: dict[str, str] = read_json_object(index, ModelError, "fetch the file again").get("weight_map", {})
+    names: dict[str, str] = read_json_object(folder / INDEX, ModelError, "fetch the file again").get("weight_map", {})
     outside = [file for file in names.values() if Path(file).name != file or not file.endswith(".safetensors")]
     if outside or not names:
-        raise ModelError(f"{index}: weight_map: expected safetensors files of this folder, found {outside[:1]}")
+        raise ModelError(f"{folder / INDEX}: weight_map: expected safetensors of this folder, found {outside[:1]}")
     return names
 
 
 def read_headers(files: list[Path]) -> dict[str, StoredTensor]:
-    """Return every tensor of the files by its stored name, after a comparison with the index where there is one.
-
-    Raises:
-        ModelError: a file is cut short or not safetensors, or the index lists other tensors.
-    """
+    """Return every tensor of the files by its stored name; raise ModelError for a damaged file or a tensor in two."""
     stored: dict[str, StoredTensor] = {}
     for file in files:
         for name, tensor in _read_header(file).items():
             if name in stored:
                 raise ModelError(f"{file}: {name}: expected once, found it in {stored[name].file.name} as well")
             stored[name] = tensor
-    index = files[0].parent / INDEX
-    held = {name: tensor.file.name for name, tensor in stored.items()}
-    promised = _weight_map(index) if index.exists() else held
-    for name in {**promised, **held}:
-        if promised.get(name) != held.get(name):
-            raise ModelError(
-                f"{index}: {name}: expected in the file {held.get(name)}, which holds it, found {promised.get(name)}"
-            )
     return stored
 
 
 def _read_header(path: Path) -> dict[str, StoredTensor]:
-    with path.open("rb") as file:
-        pointer = file.read(len(POINTER)) == POINTER
-    if pointer:
-        raise ModelError(f"{path}: a pointer of Git LFS, whose content was not fetched: run `git lfs pull`")
     try:
         with safe_open(path, framework="np") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no dict
@@ -135,26 +95,20 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
                 name: StoredTensor(path, one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()
             }
     except (SafetensorError, OSError) as error:
-        raise ModelError(
-            f"{path}: its weights cannot be read, the file is damaged or cut short ({error}); fetch the file again"
-        ) from error
+        advice = "fetch the file again, after a git clone by `git lfs pull`"
+        raise ModelError(f"{path}: expected whole safetensors, found damage ({error}); {advice}") from error
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
-            raise ModelError(
-                f"{path}: {name}: expected {', '.join(DTYPES)}, found {tensor.dtype}; quantised weights are not read"
-            )
+            kinds = ", ".join(DTYPES)
+            raise ModelError(f"{path}: {name}: expected {kinds}, found {tensor.dtype}; quantised weights are not read")
     return tensors
 
 
 def kept_tensors(network: Any) -> dict[str, Any]:
-    """Return the tensors of a network that a checkpoint holds, by name: its parameters, tied ones once, and the buffers
-    that are saved.
-    """
+    """Return the parameters of a network, tied ones once, and the buffers that are saved, by name."""
     saved = network.state_dict()
-    return {
-        **dict(network.named_parameters()),
-        **{name: buffer for name, buffer in network.named_buffers() if name in saved},
-    }
+    buffers = {name: buffer for name, buffer in network.named_buffers() if name in saved}
+    return {**dict(network.named_parameters()), **buffers}
 
 
 def stored_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -165,58 +119,50 @@ def stored_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int,
         if not experts or len(shape) != 3:
             found[name] = shape
             continue
-        parts = (
-            {"down_proj": shape[1:]}
-            if part == "down_proj"
-            else dict.fromkeys(("gate_proj", "up_proj"), (shape[1] // 2, shape[2]))
-        )
+        parts = {"down_proj": shape[1:]}
+        if part != "down_proj":
+            parts = dict.fromkeys(("gate_proj", "up_proj"), (shape[1] // 2, shape[2]))
         for number in range(shape[0]):
             found |= {f"{front}.experts.{number}.{one}.weight": size for one, size in parts.items()}
     return found
 
 
 def match_tensors(
-    stored: Mapping[str, StoredTensor],
-    shapes: Mapping[str, tuple[int, ...]],
-    layout: Layout,
-    model_type: Any,
-    folder: Path,
+    stored: Mapping[str, StoredTensor], network: Any, layout: Layout, model_type: Any, folder: Path
 ) -> UsedTensors:
     """Compare the stored tensors with the parameters of the network that the config describes.
-
-    Args:
-        shapes: shape of every parameter of the network by its name, tied ones once.
 
     Raises:
         ModelError: tensors are missing, unused, or of another shape; they are named as they are stored.
     """
-    shapes = stored_shapes(shapes)
-    ours = {name: rename_tensor(name, layout) for name in stored}
+    shapes = stored_shapes({name: tuple(tensor.shape) for name, tensor in kept_tensors(network).items()})
+    ours = {name: rename_tensor(name, layout.tensors) for name in stored}
+    published = {name: theirs for theirs, name in layout.tensors.items()}
     held = {name: theirs for theirs, name in ours.items()}
-    unused = [name for name in sorted(stored) if ours[name] not in shapes or held[ours[name]] != name]
-    wrong = [held[name] for name in shapes if name in held and stored[held[name]].shape != shapes[name]]
     problems = {
-        "missing": [f"{published_name(name, layout)} {shapes[name]}" for name in shapes if name not in held],
-        "unused": [f"{name} {stored[name].shape} in {stored[name].file.name}" for name in unused],
+        "missing": [f"{rename_tensor(name, published)} {shapes[name]}" for name in shapes if name not in held],
+        "unused": [
+            f"{name} {one.shape} in {one.file.name}"
+            for name, one in sorted(stored.items(), key=lambda named: named[0])
+            if ours[name] not in shapes or held[ours[name]] != name
+        ],
         "of another shape": [
-            f"{name} {stored[name].shape} instead of {shapes[ours[name]]} in {stored[name].file.name}" for name in wrong
+            f"{held[name]} {one.shape} instead of {shape} in {one.file.name}"
+            for name, shape in shapes.items()
+            if name in held and (one := stored[held[name]]).shape != shape
         ],
     }
     found = "; ".join(f"{len(names)} {what}: {', '.join(names[:3])}" for what, names in problems.items() if names)
     if found:
-        key = next((theirs for theirs, name in layout.flags.items() if name == "tie_word_embeddings"), "")
-        tied = "lm_head.weight" in held and "lm_head.weight" not in shapes and key
-        says = (
-            f"; {key} in config.json says that the embedding is its output layer: set it to false, or remove the tensor"
-        )
+        if "lm_head.weight" in held and "lm_head.weight" not in shapes:
+            found += "; config.json says that the embedding is its output layer: correct that, or remove the tensor"
         raise ModelError(
             f"{folder}: expected exactly the weights of {model_type} in the shapes of config.json, found {found}"
-            f"{says if tied else ''}"
         )
-    changed = sum(name != theirs for theirs, name in ours.items())
-    files = tuple(dict.fromkeys(tensor.file.name for tensor in stored.values()))
-    kinds = tuple(sorted({DTYPES[tensor.dtype] for tensor in stored.values()}))
-    return UsedTensors(files, len(stored), len(shapes), changed, kinds)
+    renamed = sum(name != theirs for theirs, name in ours.items())
+    return UsedTensors(
+        tuple(dict.fromkeys(one.file.name for one in stored.values())), len(stored), len(shapes), renamed
+    )
 
 
 def on_meta(kind: Any, config: Any) -> Any:

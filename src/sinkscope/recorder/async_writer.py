@@ -8,7 +8,6 @@ the CPU are delivered at once, in the caller's thread. After a step fails, no la
 import queue
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,24 +18,8 @@ from sinkscope.models.devices import is_out_of_memory
 ROOM = 256 << 20
 """Bytes that may be in transit."""
 
-Landed = Callable[[dict[str, Tensor]], None]
-
-
-@dataclass(frozen=True, eq=False)
-class _Parcel:
-    """One step in transit.
-
-    Attributes:
-        tensors: on the host; complete once every event in ``copied`` has happened.
-        size: bytes.
-        copied: a CUDA event for each device.
-        landed: is called with the tensors when they have arrived.
-    """
-
-    tensors: dict[str, Tensor]
-    size: int
-    copied: tuple[Any, ...]
-    landed: Landed
+Tensors = Mapping[Any, Tensor]
+Landed = Callable[[Tensors], None]
 
 
 class AsyncWriter:
@@ -50,14 +33,15 @@ class AsyncWriter:
     def __init__(self, threaded: bool | None = None, room: int = ROOM) -> None:
         self.room = room
         self._threaded = threaded
-        self._parcels: queue.SimpleQueue[_Parcel | None] = queue.SimpleQueue()
+        # The tensors on the host, complete once each device's event has happened; their bytes; whom to call with them.
+        self._parcels: queue.SimpleQueue[tuple[Tensors, int, list[Any], Landed] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._free = threading.Condition()
         self._under_way = self._count = 0
         self._error: BaseException | None = None
         self._streams: dict[torch.device, Any] = {}
 
-    def send(self, tensors: Mapping[str, Tensor], landed: Landed) -> None:
+    def send(self, tensors: Tensors, landed: Landed) -> None:
         """Call ``landed`` with the tensors on the host: at once, or later from the thread.
 
         Raises:
@@ -75,17 +59,18 @@ class AsyncWriter:
             return
         size = sum(one.numel() * one.element_size() for one in tensors.values())
         self._wait_until(lambda: self._count == 0 or self._under_way + size <= self.room)
-        self._raise()
+        if self._error is not None:
+            raise self._error
         try:
             here, copied = self._copy(tensors)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             self.drain()
-            here, copied = {name: one.detach().cpu() for name, one in tensors.items()}, ()
+            here, copied = {name: one.detach().cpu() for name, one in tensors.items()}, []
         with self._free:
             self._under_way, self._count = self._under_way + size, self._count + 1
-        self._parcels.put(_Parcel(here, size, copied, landed))
+        self._parcels.put((here, size, copied, landed))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="sinkscope writer", daemon=True)
             self._thread.start()
@@ -93,7 +78,8 @@ class AsyncWriter:
     def drain(self) -> None:
         """Wait until every step is delivered; raise the error of the first delivery that failed."""
         self._wait_until(lambda: self._count == 0)
-        self._raise()
+        if self._error is not None:
+            raise self._error
 
     def close(self) -> None:
         """Wait until every step is delivered and end the thread; raise nothing."""
@@ -103,8 +89,8 @@ class AsyncWriter:
             self._thread.join()
         self._thread, self._error = None, None
 
-    def _copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[Any, ...]]:
-        here: dict[str, Tensor] = {}
+    def _copy(self, tensors: Tensors) -> tuple[Tensors, list[Any]]:
+        here: dict[Any, Tensor] = {}
         for name, one in tensors.items():
             one = one.detach()
             if not one.is_cuda:
@@ -119,19 +105,19 @@ class AsyncWriter:
                 here[name].copy_(one, non_blocking=True)
             one.record_stream(stream)
         used = {one.device for one in tensors.values() if one.is_cuda}
-        return here, tuple(self._streams[device].record_event(torch.cuda.Event(blocking=True)) for device in used)
+        return here, [self._streams[device].record_event(torch.cuda.Event(blocking=True)) for device in used]
 
     def _run(self) -> None:
         while (parcel := self._parcels.get()) is not None:
+            tensors, size, copied, landed = parcel
             try:
                 if self._error is None:
-                    for event in parcel.copied:
+                    for event in copied:
                         event.synchronize()
-                    parcel.landed(parcel.tensors)
+                    landed(tensors)
             except BaseException as error:
                 self._error = error
-            size = parcel.size
-            del parcel  # its memory is free before its bytes stop counting
+            del parcel, tensors  # their memory is free before their bytes stop counting
             with self._free:
                 self._under_way, self._count = self._under_way - size, self._count - 1
                 self._free.notify_all()
@@ -140,7 +126,3 @@ class AsyncWriter:
         with self._free:
             while not there():
                 self._free.wait()
-
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error

@@ -18,7 +18,7 @@ from sinkscope.models import Model, block_length
 from sinkscope.models.fingerprints import weight_hash_of
 from sinkscope.traces import Trace
 from sinkscope.traces.stored_maps import TOLERANCE, check_place, column_difference
-from sinkscope.traces.top_columns import kept_columns
+from sinkscope.traces.trace_array import kept_columns
 
 EXACT = 1e-3
 """Tolerance where keys were hidden, which coarse rounding must not excuse."""
@@ -50,32 +50,24 @@ class _OneHead(Watcher):
     def watch(self, call: LayerCall, columns: Columns) -> None:
         if call.name != self.layer:
             return
-        query, key = (
-            call.query[0, self.head].float(),
-            call.key[0, self.head // (call.query.shape[1] // call.key.shape[1])].float(),
-        )
         assert call.seen is not None and call.scale is not None
+        kv_head = self.head // (call.query.shape[1] // call.key.shape[1])
+        query, key = call.query[0, self.head].float(), call.key[0, kv_head].float()
         seen = call.seen()[0]
         scores = (query @ key.T * call.scale).masked_fill(~seen[self.head % len(seen)], -torch.inf)
-        front = _own_scores(call, self.head, query, call.scale)
+        front = scores[:, :0]
+        if call.own is not None and call.own.logits is not None:
+            front = call.own.logits[self.head].to(query).expand(len(query), -1)
+        elif call.own is not None and call.own.keys is not None:
+            keys = call.own.keys if call.own.keys.ndim == 3 else call.own.keys[0]
+            front = query @ keys[kv_head].to(query).T * call.scale
         self.attention = torch.softmax(torch.cat([front, scores], dim=-1), dim=-1)[:, front.shape[-1] :]
 
 
-def _own_scores(call: LayerCall, head: int, query: Tensor, scale: float) -> Tensor:
-    if call.own is None:
-        return query.new_zeros(len(query), 0)
-    if call.own.logits is not None:
-        return call.own.logits[head].to(query).expand(len(query), -1)
-    assert call.own.keys is not None
-    keys = call.own.keys if call.own.keys.ndim == 3 else call.own.keys[0]
-    return query @ keys[head // (call.query.shape[1] // call.key.shape[1])].to(query).T * scale
-
-
 def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) -> AttentionMap:
-    """Return one attention map of a recorded step, computed again.
+    """Return one attention map of a recorded step, computed again by the model that wrote the trace.
 
     Args:
-        model: the one that wrote the trace; the hashes of the weights are compared.
         step, layer, head: negative numbers count from the end.
 
     Raises:
@@ -97,12 +89,12 @@ def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) 
         raise TraceError(f"{trace.folder}: expected a layer {trace.layers[layer]} in {model.card.name}, found none")
     attention = watcher.attention.cpu().numpy()
     recorded = kept_columns(trace)[step, layer, head, :length]
-    exact = EXACT if trace.manifest.get("hidden") else TOLERANCE[model.card.dtype]
-    difference, worst = column_difference(attention, recorded, exact)
+    hidden = bool(trace.manifest.get("hidden"))
+    difference, worst = column_difference(attention, recorded, EXACT if hidden else TOLERANCE[model.card.dtype])
     if worst is not None:
         differs = f"key {worst} has {attention[:, worst].sum():.3f} in the map and {recorded[worst]:.3f} in the trace"
         why = f"Was it written in another dtype than {model.card.dtype}?"
-        if trace.manifest.get("hidden"):
+        if hidden:
             why = "It was written while keys were hidden, and maps are recomputed without hiding"
         raise TraceError(f"{trace.folder}: expected the map's columns to be those recorded; {differs}. {why}")
     return AttentionMap(step, layer, head, attention, difference)
@@ -111,15 +103,9 @@ def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) 
 def _check_weights(model: Model, trace: Trace) -> None:
     card = trace.manifest.get("model") or {}
     if not card.get("weight_hash"):
-        raise TraceError(
-            f"{trace.folder}: expected a hash of the weights that wrote it, found none; record a model that "
-            "sinkscope.load returned"
-        )
+        raise TraceError(f"{trace.folder} has no hash of the weights; record a model that sinkscope.load returned")
     if cache := (trace.manifest.get("sampler") or {}).get("cache"):
-        raise CallError(
-            f"{trace.folder} was written with the cache {cache}, whose stored keys one step cannot make again; record "
-            "without a cache for a map"
-        )
+        raise CallError(f"{trace.folder} was written with the cache {cache}; record without a cache for a map")
     found = {"weight_hash": weight_hash_of(model), "config_hash": model.card.config_hash}
     for name, what in (("weight_hash", "weights"), ("config_hash", "these weights under the config.json")):
         if card.get(name) and found[name] and card[name] != found[name]:

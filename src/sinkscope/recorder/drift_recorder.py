@@ -31,7 +31,7 @@ from sinkscope.attention import (
 from sinkscope.errors import CallError, TraceError
 from sinkscope.models import Model, block_length
 from sinkscope.models.fingerprints import SameWeights
-from sinkscope.recorder.manifest import plain_values
+from sinkscope.recorder.step_recorder import plain_values
 from sinkscope.runs.files import with_checksum, write_whole
 from sinkscope.runs.folder import difference_in_words, differences
 from sinkscope.sinks.definition import excess_of
@@ -64,46 +64,33 @@ class DriftRecorder(Watcher):
         self.counts: list[np.ndarray] = []
         self.sampler: dict[str, Any] = {}
         self.hidden: list[Any] = []
+        self.has_recorded = False
         self.folders: tuple[Path, ...] = ()
         self._weights = SameWeights(model.network)
 
-    @property
-    def has_recorded(self) -> bool:
-        """Whether the drift was written."""
-        return bool(self.folders)
-
     def begin_generation(self, start: GenerationStart) -> None:
-        """Prepare for the prompts of a generation.
-
-        Raises:
-            CallError: it runs with a cache, or with other settings than the prompts before.
-        """
+        """Prepare for the prompts of a generation."""
         self._past: deque[tuple[StepContext, list[tuple[Tensor, Tensor]]]] = deque(maxlen=max(self.lags))
         self._context: StepContext | None = None
-        cache = dict(start.sampler or {}).get("cache", "none")
-        if cache != "none":
+        sampler = dict(start.sampler)
+        if (cache := sampler.get("cache", "none")) != "none":
             raise CallError(f"keep: drift needs a canvas that every step computes again, found cache {cache}")
         self._weights.check("keep='drift' adds up prompts of one network")
-        self._check_settings(dict(start.sampler or {}))
-        layers, heads = self.model.card.layers, self.model.card.kv_heads
-        shape = (len(start.prompt_lengths), len(MEASURES), len(self.lags), len(CLASSES), layers, heads)
-        self._sums, self._counts = (
-            torch.zeros(one, dtype=torch.float64, device="cpu") for one in (shape, shape[:1] + shape[2:])
-        )
-
-    def _check_settings(self, sampler: dict[str, Any]) -> None:
         session = current_session(self.model.network)
         hiders = [one for one in (() if session is None else session.subscribers) if isinstance(one, Hider)]
         hidden = [plain_values(one.describe(0)).get("rules") for one in hiders]
-        mine, theirs = (
+        mine, first = (
             {"sampler": {name: value for name, value in one.items() if name != "seed"}, "hide": rules}
             for one, rules in ((sampler, hidden), (self.sampler, self.hidden))
         )
-        other = next(differences(theirs, mine), None) if self.sums else None
-        if other is not None:
+        if self.sums and (other := next(differences(first, mine), None)) is not None:
             change = difference_in_words(*other, "expected {name} {old!r} as for the first prompt, found {new!r}")
             raise CallError(f"keep='drift' adds up prompts of one setting: {change}; use a folder for each setting")
         self.sampler, self.hidden = sampler, hidden
+        layers, heads = self.model.card.layers, self.model.card.kv_heads
+        shape = (len(start.prompt_lengths), len(MEASURES), len(self.lags), len(CLASSES), layers, heads)
+        self._sums = torch.zeros(shape, dtype=torch.float64, device="cpu")
+        self._counts = torch.zeros(shape[:1] + shape[2:], dtype=torch.float64, device="cpu")
 
     def begin_step(self, context: StepContext) -> None:
         """Note the canvas of a step, as far as it is recorded; under guidance half of its rows are not."""
@@ -120,42 +107,24 @@ class DriftRecorder(Watcher):
             return
         layer, now = len(self._layers), (call.key.detach()[self._rows], call.value.detach()[self._rows])
         self._layers.append(now)
-        behind = [(number, lag) for number, lag in enumerate(self.lags) if lag <= len(self._past)]
-        if not behind:
+        if not self._past:
             return
-        sink = self._sinks(columns.sums[:, :, 0][self._rows], call.key.shape[1], context)
+        width, device = context.tokens.shape[1], context.tokens.device
+        real = torch.arange(width, device=device) >= width - context.lengths.to(device)[:, None]
+        sink = _sinks(columns.sums[:, :, 0][self._rows], call.key.shape[1], real)
         places = torch.tensor(context.prompts, device="cpu")
-        for number, lag in behind:
+        for number, lag in enumerate(self.lags):
+            if lag > len(self._past):
+                continue
             then, layers = self._past[-lag]
             places_then = torch.tensor([then.prompts.index(one) for one in context.prompts], device="cpu")
             earlier = upload(places_then, self._rows.device)
-            members = self._members(then.masked[earlier], context, sink)
+            members = _classes(then.masked[earlier], context.masked, sink) * real[:, None, None]
             before = (layers[layer][0][earlier], layers[layer][1][earlier])
-            for at, measured in enumerate(measures(before, now)):
-                drifts = (
-                    torch.where(members > 0, measured[:, None].double(), 0.0).sum(-1).cpu()
-                )  # NaN in its class alone
+            for at, measured in enumerate(measures(before, now)):  # a NaN counts in its class alone
+                drifts = torch.where(members > 0, measured[:, None].double(), 0.0).sum(-1).cpu()
                 self._sums[:, at, number, :, layer].index_add_(0, places, drifts)
             self._counts[:, number, :, layer].index_add_(0, places, members.sum(-1).cpu())
-
-    def _sinks(self, sums: Tensor, kv_heads: int, context: StepContext) -> Tensor:
-        """Return where Eq. 3 finds a sink in some head that reads a head of keys, bool [batch, kv_head, position]."""
-        placed = sums.float().masked_fill(~self._real(context)[:, None], torch.nan).cpu().numpy()
-        with np.errstate(invalid="ignore"):
-            over = np.asarray(excess_of(placed)) > EXCESS
-        return torch.from_numpy(over).to(sums.device).unflatten(1, (kv_heads, -1)).any(2)
-
-    def _real(self, context: StepContext) -> Tensor:
-        """Return where the canvases hold tokens, bool [batch, position]."""
-        width, device = context.tokens.shape[1], context.tokens.device
-        return torch.arange(width, device=device) >= width - context.lengths.to(device)[:, None]
-
-    def _members(self, before: Tensor, context: StepContext, sink: Tensor) -> Tensor:
-        """Return the class of each position as ones among zeros, float64 [batch, class, kv_head, position]."""
-        now = context.masked
-        new, mask = (before & ~now)[:, None].expand_as(sink), (before & now)[:, None].expand_as(sink)
-        kinds = [new, sink & ~new, mask & ~sink & ~new, ~mask & ~sink & ~new]
-        return torch.stack(kinds, dim=1).double() * self._real(context)[:, None, None]
 
     def end_step(self, result: StepResult | None) -> None:
         """Keep the step's keys and values for the next ones."""
@@ -170,6 +139,20 @@ class DriftRecorder(Watcher):
             self.counts += list(self._counts.numpy())
         self._past.clear()
         self._context = None
+
+
+def _sinks(sums: Tensor, kv_heads: int, real: Tensor) -> Tensor:
+    """Return where Eq. 3 finds a sink in some head that reads a head of keys, bool [batch, kv_head, position]."""
+    placed = sums.float().masked_fill(~real[:, None], torch.nan).cpu().numpy()
+    with np.errstate(invalid="ignore"):
+        over = np.asarray(excess_of(placed)) > EXCESS
+    return torch.from_numpy(over).to(sums.device).unflatten(1, (kv_heads, -1)).any(2)
+
+
+def _classes(before: Tensor, now: Tensor, sink: Tensor) -> Tensor:
+    """Return the class of each position as ones among zeros, float64 [batch, class, kv_head, position]."""
+    new, mask = (before & ~now)[:, None].expand_as(sink), (before & now)[:, None].expand_as(sink)
+    return torch.stack([new, sink & ~new, mask & ~sink & ~new, ~mask & ~sink & ~new], dim=1).double()
 
 
 def measures(then: tuple[Tensor, Tensor], now: tuple[Tensor, Tensor]) -> list[Tensor]:
@@ -188,13 +171,7 @@ def measures(then: tuple[Tensor, Tensor], now: tuple[Tensor, Tensor]) -> list[Te
 
 @contextmanager
 def recording_drift(model: Model, folder: Path) -> Iterator[DriftRecorder]:
-    """Measure drift while the body runs, and write it to ``drift.json`` in a folder.
-
-    Raises:
-        CallError: an autoregressive model, a generation with a cache, generations with different settings or rules, or
-            of one step each.
-        TraceError: it cannot be written.
-    """
+    """Measure drift while the body runs, and write it to ``drift.json`` in a folder."""
     recorder = DriftRecorder(model)
     with subscribed(model.network, recorder):
         yield recorder
@@ -207,4 +184,4 @@ def recording_drift(model: Model, folder: Path) -> Iterator[DriftRecorder]:
         {"format": 1, "model": model.card.as_dict(), "sampler": recorder.sampler, "hidden": recorder.hidden, **found}
     )
     write_whole(folder / DRIFT, (json.dumps(document) + "\n").encode(), TraceError, "choose another folder")
-    recorder.folders = (folder,)
+    recorder.folders, recorder.has_recorded = (folder,), True

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sinkscope.errors import CallError
-from sinkscope.recorder.destination import StepWriter
+from sinkscope.recorder.step_recorder import StepWriter
 from sinkscope.runs.folder import difference_in_words, differences
 from sinkscope.statistics import PromptSettings, Summary
 from sinkscope.traces.statistics_folder import Arrays, StatisticsFolder
@@ -31,28 +31,27 @@ class PromptCounter:
         self._feed = Summary.feed(PromptSettings.of(manifest["causal"], manifest), excess)
 
     def add(self, step: dict[str, np.ndarray]) -> None:
-        self._feed.take(step)
+        self._feed.feed(step)
         if "newest_columns" in step:
             self._followed = "newest_columns"
 
     def flush(self) -> None:
-        """Do nothing: no step is kept."""
+        """No step is kept."""
 
     def describe(self, **more: Any) -> None:
-        """Do nothing: the description of the prompt comes with its end."""
+        """The description of the prompt comes with its end."""
 
     def close(self, complete: bool, **more: Any) -> None:
         """Add the prompt to the folder; a prompt that was given up is left out."""
-        if complete:
-            texts = more.get("vocabulary", {})
-            prompt = self._feed.finish({int(token): text for token, text in texts.items()})
-            about = {name: self.manifest[name] for name in ABOUT} | {"followed": self._followed}
-            about["hidden"] = [
-                {name: one[name] for name in ("rule", "rules") if name in one} for one in more.get("hidden", ())
-            ]
-            arrays = Summary.of(prompt, self.excess).to_arrays()
-            self.completed_the_folder = self.folder.commit(next(self.indices), arrays, about, texts)
-            self.counted = True
+        if not complete:
+            return
+        texts = more.get("vocabulary", {})
+        prompt = self._feed.finish({int(token): text for token, text in texts.items()})
+        about = {name: self.manifest[name] for name in ABOUT} | {"followed": self._followed}
+        about["hidden"] = [{name: one[name] for name in ("rule", "rules") if name in one} for one in more["hidden"]]
+        arrays = Summary.of(prompt, self.excess).to_arrays()
+        self.completed_the_folder = self.folder.commit(next(self.indices), arrays, about, texts)
+        self.counted = True
 
 
 class StatisticsDestination:
@@ -87,25 +86,25 @@ class StatisticsDestination:
                     f"({manifest['stack'] or manifest['model']['name']}); use keep='columns'"
                 )
             self._stack = stack
-            self._check_prompt(manifest)
+            counted = [one.manifest for one in self._counters if one.counted]
+            if counted:
+                _refuse_other(counted, manifest)
         counters = [PromptCounter(self.folder, self._indices, manifest, self.excess) for manifest in manifests]
         self._counters += counters
         return list(counters)
 
-    def _check_prompt(self, manifest: Mapping[str, Any]) -> None:
-        """Refuse a prompt of other settings than the first one's, and one that was counted before with its seed."""
-        counted = [one.manifest for one in self._counters if one.counted]
-        first = _settings_of(counted[0]) if counted else {}
-        other = next(differences(first, _settings_of(manifest)), None) if first else None
-        if other is not None:
-            change = difference_in_words(*other, "expected {name} {old!r} as for the first prompt, found {new!r}")
-            raise CallError(f"keep='statistics' counts prompts of one setting: {change}; use a folder for each setting")
-        prompt = manifest["prompt"], manifest["seed"]
-        if None not in prompt and any((one["prompt"], one["seed"]) == prompt for one in counted):
-            raise CallError(
-                f"keep='statistics' counts each prompt once, found {prompt[0]!r} again; leave it out, or use another "
-                "seed"
-            )
+
+def _refuse_other(counted: list[dict[str, Any]], manifest: Mapping[str, Any]) -> None:
+    """Refuse a prompt of other settings than the first one's, and one that was counted before with its seed."""
+    other = next(differences(_settings_of(counted[0]), _settings_of(manifest)), None)
+    if other is not None:
+        change = difference_in_words(*other, "expected {name} {old!r} as for the first prompt, found {new!r}")
+        raise CallError(f"keep='statistics' counts prompts of one setting: {change}; use a folder for each setting")
+    prompt = manifest["prompt"], manifest["seed"]
+    if None not in prompt and any((one["prompt"], one["seed"]) == prompt for one in counted):
+        raise CallError(
+            f"keep='statistics' counts each prompt once, found {prompt[0]!r} again; leave it out, or use another seed"
+        )
 
 
 def _settings_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,8 +117,3 @@ def merge_statistics(earlier: Arrays, later: Arrays) -> Arrays:
     merged = Summary.from_arrays(earlier)
     merged.merge(Summary.from_arrays(later))
     return merged.to_arrays()
-
-
-def own_folder(out: Path) -> StatisticsFolder:
-    """Return a folder for the statistics of one recording, however many prompts it will have."""
-    return StatisticsFolder(out, {}, merge_statistics)

@@ -4,15 +4,20 @@ A step is one call of a stack, the module that owns the layers. Its way:
 
 1. ``watch``, once for each layer: the layer's measurements are kept on their device (`step_tensors`).
 2. ``end_step``: the layers are stacked and sent to the host, on a GPU without waiting (`async_writer`).
-3. ``_write_step``, once they have arrived: each prompt's row is cut out and added to the prompt's writer
-   (`destination`, `statistics_destination`).
+3. ``_write_step``, once they have arrived: each prompt's row is cut out and added to the prompt's writer.
 """
 
 import contextlib
-from collections.abc import Iterable
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -31,10 +36,8 @@ from sinkscope.attention import (
 )
 from sinkscope.errors import AttentionError, CallError
 from sinkscope.models import Model
-from sinkscope.models.fingerprints import SameWeights
+from sinkscope.models.fingerprints import SameWeights, were_changed
 from sinkscope.recorder.async_writer import AsyncWriter
-from sinkscope.recorder.destination import Destination, StepWriter
-from sinkscope.recorder.manifest import describe_run, plain_values
 from sinkscope.recorder.step_tensors import (
     LayerTensors,
     PartStep,
@@ -42,7 +45,9 @@ from sinkscope.recorder.step_tensors import (
     canvas_after,
     check_numbers,
     head_counts,
+    in_batch,
     join_devices,
+    layer_tensors,
     part_step,
     prompt_arrays,
     stack_layers,
@@ -55,16 +60,39 @@ MOST_HELD = 256 << 20
 """Bytes that the prompts of a batch may keep in memory, all together, before their parts of a trace are closed."""
 
 
+class StepWriter(Protocol):
+    """Takes the steps of one prompt, in order, as a `TraceWriter` does; ``held`` are bytes that wait in memory."""
+
+    held: int
+
+    def add(self, step: dict[str, np.ndarray]) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def describe(self, **more: Any) -> None: ...
+
+    def close(self, complete: bool, **more: Any) -> None: ...
+
+
+class Destination(Protocol):
+    """Makes the writers of a recording, at a level of detail; ``folders`` are those of the traces so far."""
+
+    level: str
+    folders: tuple[Path, ...]
+
+    def open(self, manifests: Sequence[dict[str, Any]], several: bool) -> list[StepWriter]:
+        """Return a writer for each prompt; ``several`` is whether the generation makes more than one trace."""
+        ...
+
+
 @dataclass(eq=False)
 class _Prompt:
-    """A prompt whose steps are being recorded.
+    """A prompt of so many tokens whose steps are being recorded.
 
     Attributes:
-        length: tokens of the prompt.
         running: column sums and norms that a causal model has added up so far.
         canvas: int32 [position], after the last step.
         tokens: all that have stood on a canvas.
-        steps: steps so far.
     """
 
     writer: StepWriter
@@ -94,6 +122,7 @@ class Recorder(Watcher):
     ) -> None:
         self.network, self.model, self.destination = network, model, destination
         self._tokenizer = tokenizer if model is None else model.tokenizer
+        self._eos_id: int | None = getattr(tokenizer, "eos_token_id", None) if model is None else model.card.eos_id
         self._texts: dict[int, str] = {}  # of tokens that were met
         self._projections = OutputProjections(network)
         self._weights = SameWeights(network)
@@ -111,16 +140,12 @@ class Recorder(Watcher):
         self._hiders: dict[int, Hider] = {}  # by identity: all that took part in a step of this generation
 
     @property
-    def folders(self) -> tuple[Any, ...]:
+    def folders(self) -> tuple[Path, ...]:
         """Folders of the traces so far, in order."""
         return self.destination.folders
 
     def begin_generation(self, start: GenerationStart) -> None:
-        """Prepare for a generation; its traces appear on disk with their first step.
-
-        Raises:
-            CallError: its mask token is not that of the model.
-        """
+        """Prepare for a generation; its traces appear on disk with their first step."""
         card = None if self.model is None else self.model.card
         if card is not None and None not in (card.mask_id, start.mask_id) and card.mask_id != start.mask_id:
             raise CallError(f"mask_id: expected {card.mask_id}, the mask of {card.name}, found {start.mask_id}")
@@ -149,8 +174,8 @@ class Recorder(Watcher):
             measured = self._measure(call, columns)
         layers = self._measured.setdefault(part, {})
         if call.part is not None and len(call.part.rows) < len(self._context.tokens):
-            others = layers.get(call.name) or self._before[part][call.name].one_step_later()
-            measured = measured.in_batch(call.part.rows, others)
+            before = self._before.get(part, {}).get(call.name, {})
+            measured = in_batch(measured, call.part.rows, layers.get(call.name), before)
         layers[call.name] = measured
 
     def _measure(self, call: LayerCall, columns: Columns) -> LayerTensors:
@@ -160,14 +185,13 @@ class Recorder(Watcher):
         causal = start.causal if context.causal is None else context.causal
         queries = call.query.shape[2]
         behind = causal and not call.crossing and queries < call.keys
-        known = behind and call.stack in self._last_contexts
-        if behind and not known:
+        if behind and call.stack not in self._last_contexts:
             raise AttentionError(
                 f"expected a recording from the first token on, found a cache that holds {call.keys - queries} of "
                 f"{call.keys}; fill the cache inside recording, and begin each text with an empty one"
             )
-        norms = self._projections.key_norms(call, queries if known else None)
-        return LayerTensors.of(call, columns, self.groups, norms)
+        norms = self._projections.key_norms(call, queries if behind else None)
+        return layer_tensors(call, columns, self.groups, norms)
 
     def end_step(self, result: StepResult | None) -> None:
         """Send the step to the writers; on a GPU it is still on its way when this returns."""
@@ -176,11 +200,9 @@ class Recorder(Watcher):
             return
         for part, measured in self._measured.items():
             layers = list(measured.values())
-            heads, kv_heads = head_counts(layers)
             step = part_step(part, layers[0], context, start, self._last_contexts)
             if part not in self._prompts:
-                shape = {"layers": list(measured), "heads": heads, "kv_heads": kv_heads}
-                self._prompts[part], self._layers[part] = self._open(part, step, start, shape), list(measured)
+                self._prompts[part], self._layers[part] = self._open(part, step, start, measured), list(measured)
             if self._layers[part] != list(measured):
                 raise AttentionError(
                     f"expected the layers of the first step in every step ({', '.join(self._layers[part])}), found "
@@ -191,28 +213,29 @@ class Recorder(Watcher):
                 stacked = stack_layers(layers, step.causal, blocks)
             except torch.OutOfMemoryError:
                 self._async_writer.drain()
-                stacked = stack_layers([layer.on_the_host() for layer in layers], step.causal, blocks)
-            sent = {f"{number} {name}": one for number, device in enumerate(stacked) for name, one in device.items()}
-            sent |= {name: getattr(step.context, name) for name in CONTEXT}
+                here = [{name: one.cpu() for name, one in layer.items()} for layer in layers]
+                stacked = stack_layers(here, step.causal, blocks)
+            sent: dict[tuple[int, str], Tensor]  # by the number of the device, −1 for the step itself
+            sent = {(number, name): one for number, device in enumerate(stacked) for name, one in device.items()}
+            sent |= {(-1, name): getattr(step.context, name) for name in CONTEXT}
             if result is not None and not part.crossing:
-                sent |= {name: one for name in RESULT if (one := getattr(result, name)) is not None}
-            landed = partial(self._write_step, self._prompts[part], step, list(measured), len(stacked))
+                sent |= {(-1, name): one for name in RESULT if (one := getattr(result, name)) is not None}
+            landed = partial(self._write_step, self._prompts[part], step, list(measured))
             self._async_writer.send(sent, landed)
             self._last_contexts[part.stack] = context
         self._before = self._measured if (start.sampler or {}).get("cache", "none") != "none" else {}
         self._context, self._measured = None, {}
 
     def _write_step(
-        self, prompts: dict[int, _Prompt], step: PartStep, layers: list[str], devices: int, sent: dict[str, Tensor]
+        self, prompts: dict[int, _Prompt], step: PartStep, layers: list[str], sent: Mapping[tuple[int, str], Tensor]
     ) -> None:
-        parts: list[dict[str, Tensor]] = [{} for _ in range(devices)]
-        for name, one in sent.items():
-            number, blank, measured = name.partition(" ")
-            if blank:
-                parts[int(number)][measured] = one
-        stacked = join_devices(parts)
-        step = replace(step, context=replace(step.context, **{name: sent[name] for name in CONTEXT}))
-        result = StepResult(**{name: sent[name] for name in RESULT if name in sent}) if "written" in sent else None
+        parts: dict[int, dict[str, Tensor]] = {}
+        for (number, name), one in sent.items():
+            parts.setdefault(number, {})[name] = one
+        given = parts.pop(-1)
+        stacked = join_devices(list(parts.values()))
+        step = replace(step, context=replace(step.context, **{name: given.pop(name) for name in CONTEXT}))
+        result = StepResult(**given) if given else None
         for row, number in zip(step.context.rows, step.context.prompts, strict=True):
             prompt = prompts[number]
             arrays = prompt_arrays(step, row, stacked, result, prompt.running)
@@ -234,41 +257,51 @@ class Recorder(Watcher):
         Raises:
             AttentionError: a step whose attention is not a number.
         """
-        prompts = [(part, *one) for part, numbered in self._prompts.items() for one in numbered.items()]
-        self._prompts = {}
+        prompts, self._prompts = self._prompts, {}
         error: BaseException | None = None
         try:
             self._async_writer.drain()
         except BaseException as late:
             error = late
         self._async_writer.close()
-        for part, number, prompt in prompts:
-            more = self._answer(prompt) | self._vocabulary(prompt.tokens)
-            more |= {"hidden": self._hidden(number), "attention": "+".join(sorted(self._paths[part]))}
-            if failed or error is not None:
-                with contextlib.suppress(Exception):  # another error is raised already
-                    prompt.writer.close(complete=False, **more)
-            else:
-                prompt.writer.close(complete=True, **more)
+        for part, numbered in prompts.items():
+            for number, prompt in numbered.items():
+                more = self._answer(prompt) | self._vocabulary(prompt.tokens)
+                more |= {"hidden": self._hidden(number), "attention": "+".join(sorted(self._paths[part]))}
+                complete = not failed and error is None
+                with contextlib.nullcontext() if complete else contextlib.suppress(Exception):  # another one is raised
+                    prompt.writer.close(complete=complete, **more)
         self._start = self._context = None
         if error is not None and not failed:
             raise error
 
     def _open(
-        self, part: StackPart, step: PartStep, start: GenerationStart, shape: dict[str, Any]
+        self, part: StackPart, step: PartStep, start: GenerationStart, measured: dict[str, LayerTensors]
     ) -> dict[int, _Prompt]:
-        context = step.context
-        session = current_session(self.network)
+        context, session = step.context, current_session(self.network)
         several = len(start.prompt_lengths) > 1 or (session is not None and len(session.stacks) > 1)
         lengths = context.prompt_lengths or start.prompt_lengths
+        heads, kv_heads = head_counts(list(measured.values()))
         manifests = []
         for number in range(len(start.prompt_lengths)):
             row = context.rows[context.prompts.index(number)] if number in context.prompts else 0
+            sampler = plain_values(start.sampler)
+            if isinstance(sampler.get("seed"), int):
+                sampler["seed"] += number
             manifests.append(
                 {
-                    **describe_run(self.network, self.model, start, number, step, len(shape["layers"])),
+                    **self._about_the_model(len(measured)),
+                    "command": command_line(),
+                    "causal": step.causal,
+                    "sampler": sampler,
+                    "seed": sampler.get("seed"),
+                    "prompt": start.prompts[number],
+                    "prompt_length": lengths[number],
+                    "mask_id": start.mask_id,
                     **self._vocabulary(context.tokens[row].tolist()),
-                    **shape,
+                    "layers": list(measured),
+                    "heads": heads,
+                    "kv_heads": kv_heads,
                     "eos_id": self._eos_id,
                     "level": self.destination.level,
                     "hidden": self._hidden(number),
@@ -282,12 +315,22 @@ class Recorder(Watcher):
         self.has_recorded = True
         return {number: _Prompt(writer, lengths[number]) for number, writer in enumerate(writers)}
 
+    def _about_the_model(self, layers: int) -> dict[str, Any]:
+        """Return what a manifest says of the network, of which so many layers were measured, and of its surroundings."""
+        parameter = next(self.network.parameters(), torch.empty(0))
+        dtype = str(parameter.dtype).removeprefix("torch.")  # the card's is that of loading
+        card: dict[str, Any] = {"name": type(self.network).__name__}
+        if self.model is not None:
+            card = {**self.model.card.as_dict(), "dtype": dtype}
+            if were_changed(self.network, self.model.card.weight_hash):
+                parameters = sum(one.numel() for one in self.network.parameters())
+                card |= {"weight_hash": None, "parameters": parameters, "layers": layers}
+        versions = {"sinkscope": version("sinkscope"), "torch": torch.__version__}
+        versions |= {"transformers": version("transformers"), "python": platform.python_version()}
+        return {"model": card, "device": str(parameter.device), "dtype": dtype, "versions": versions}
+
     def _hidden(self, prompt: int) -> list[dict[str, Any]]:
         return [plain_values(one.describe(prompt)) for one in self._hiders.values()]
-
-    @property
-    def _eos_id(self) -> int | None:
-        return self.model.card.eos_id if self.model is not None else getattr(self._tokenizer, "eos_token_id", None)
 
     def _answer(self, prompt: _Prompt) -> dict[str, Any]:
         if self._tokenizer is None:
@@ -310,3 +353,15 @@ class Recorder(Watcher):
             text = self._tokenizer.decode([token]) or self._tokenizer.convert_ids_to_tokens(token)
             self._texts[token] = "" if text is None else str(text)
         return {"vocabulary": {str(token): self._texts[token] for token in tokens if self._texts[token]}}
+
+
+def plain_values(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by name as a manifest holds them, NumPy's numbers as Python's."""
+    return json.loads(json.dumps(dict(found), allow_nan=False, default=lambda number: number.item()))
+
+
+def command_line() -> str | None:
+    """Return the running ``sinkscope`` command as it was typed; None where sinkscope is used as a library."""
+    program = Path(sys.argv[0]) if sys.argv else Path()
+    called = program.stem == "sinkscope" or program.parts[-2:] == ("sinkscope", "__main__.py")
+    return shlex.join(["sinkscope", *sys.argv[1:]]) if called else None

@@ -1,13 +1,13 @@
 """The tensors of one step: the measurements of each layer, stacked over layers, and cut into the arrays of each prompt.
 
-A prompt's row loses its left padding; where the model is causal, its sums run over the steps. Layers of one stack may
-attend to the tokens of different stacks (cross-attention); each such part of a stack has traces of its own.
+A prompt's row loses its left padding; where the model is causal, its sums run over the steps. Cross-attention of a
+stack has separate traces.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,72 +22,52 @@ GROUPS = ("column_sums", "column_sums_masked", "column_sums_prompt")
 """Names of the column sums of the three query groups: all queries, masked ones, those of the prompt."""
 PER_QUERY = ("self_attention", "hidden_norms")
 PER_KEY = ("value_norms", "key_norms", "output_norms")
-OPTIONAL = {"hidden_norms": "hidden_norms", "sink_token": "sink_token_columns", "output_norms": "output_norms"}
-"""Measurements that a layer may lack, and their names on disk; a step has those that all of its layers have."""
+NOTHING = {"sums": 0.0, "last_query": 0.0, "sink_token_columns": 0.0, "self_attention": np.nan, "hidden_norms": np.nan}
+"""Measurements of a step that computes nothing; keys and values stay."""
+
+LayerTensors = dict[str, Tensor]
+"""The measurements of one layer in a step, for the whole batch; norms are NaN for keys that the layer dropped.
+
+``sums`` are [batch, head, group, key], ``self_attention`` [batch, head, query], ``last_query`` (as it took effect)
+[batch, head, key], ``value_norms`` and ``key_norms`` [batch, kv_head, key]. A layer may lack ``hidden_norms``
+[batch, query], ``sink_token_columns`` [batch, head, sink] of the network's own constant keys, and ``output_norms``
+[batch, head, key], NaN for keys of earlier steps.
+"""
 
 
-@dataclass(frozen=True, eq=False)
-class LayerTensors:
-    """The measurements of one layer in a step, for the whole batch; norms are NaN for keys that the layer dropped.
+def layer_tensors(call: LayerCall, columns: Columns, groups: tuple[str, ...], norms: KeyNorms) -> LayerTensors:
+    """Return the measurements of a layer call."""
+    hidden = None if call.hidden_states is None else norms_of(call.hidden_states)
+    diagonal, sums, outputs, keys = columns.diagonal, columns.sums, norms.outputs, call.keys
+    if call.part is not None:  # the diagonal is measured for queries at the end of the canvas only
+        hidden = None if hidden is None else call.part.spread(hidden, keys)
+        diagonal = call.part.spread(diagonal if call.part.whole else torch.full_like(diagonal, torch.nan), keys)
+    if groups != call.groups:
+        sums = torch.stack([sums[:, :, call.groups.index(group)] for group in groups], dim=2)
+    first = call.first_key
+    found = {
+        "sums": sums,
+        "self_attention": diagonal,
+        "last_query": columns.last_row_in_force,
+        "value_norms": _placed(norms.values, first) if first else norms.values,
+        "key_norms": _placed(norms.keys, first) if first else norms.keys,
+    }
+    if hidden is not None:
+        found["hidden_norms"] = hidden.to(sums.device)  # it comes from the device of the layer before
+    if columns.prefix is not None and call.own is not None:
+        found["sink_token_columns"] = columns.prefix[:, :, call.groups.index("all")]
+    if outputs is not None:
+        found["output_norms"] = _placed(outputs, keys - outputs.shape[-1])
+    return found
 
-    Attributes:
-        sums: [batch, head, group, key].
-        diagonal: [batch, head, query].
-        last_row: [batch, head, key], as it took effect.
-        value_norms, key_norms: [batch, kv_head, key].
-        hidden_norms: [batch, query]; None where the layer's input is not visible.
-        sink_token: [batch, head, sink], columns of the network's own constant keys; None where it has none.
-        output_norms: [batch, head, key]; None without a known output projection, NaN for keys of earlier steps.
+
+def in_batch(measured: LayerTensors, rows: Tensor, others: LayerTensors | None, before: LayerTensors) -> LayerTensors:
+    """Return the measurements of the whole batch: those of some rows, int64 [row], and known ones of the others, which
+    computed nothing since the step before where this step has none of them.
     """
-
-    sums: Tensor
-    diagonal: Tensor
-    last_row: Tensor
-    value_norms: Tensor
-    key_norms: Tensor
-    hidden_norms: Tensor | None
-    sink_token: Tensor | None = None
-    output_norms: Tensor | None = None
-
-    @classmethod
-    def of(cls, call: LayerCall, columns: Columns, groups: tuple[str, ...], norms: KeyNorms) -> "LayerTensors":
-        """Return the measurements of a layer call: its columns, and the norms of its values, keys and inputs."""
-        hidden = None if call.hidden_states is None else norms_of(call.hidden_states)
-        diagonal, sums, outputs, keys = columns.diagonal, columns.sums, norms.outputs, call.keys
-        if call.part is not None:  # the diagonal is measured for queries at the end of the canvas only
-            hidden = None if hidden is None else call.part.spread(hidden, keys)
-            measured = diagonal if call.part.whole else torch.full_like(diagonal, torch.nan)
-            diagonal = call.part.spread(measured, keys)
-        if groups != call.groups:
-            sums = torch.stack([sums[:, :, call.groups.index(group)] for group in groups], dim=2)
-        first, known = call.first_key, 0 if outputs is None else keys - outputs.shape[-1]
-        return cls(
-            sums,
-            diagonal,
-            columns.last_row_in_force,
-            _placed(norms.values, first) if first else norms.values,
-            _placed(norms.keys, first) if first else norms.keys,
-            None if hidden is None else hidden.to(sums.device),  # it comes from the device of the layer before
-            None if columns.prefix is None or call.own is None else columns.prefix[:, :, call.groups.index("all")],
-            _placed(outputs, known) if outputs is not None and known else outputs,
-        )
-
-    def in_batch(self, rows: Tensor, others: "LayerTensors") -> "LayerTensors":
-        """Return the measurements of the whole batch: these of some rows, int64 [row], known ones of the others."""
-        known = {name: (getattr(others, name), mine) for name, mine in vars(self).items() if mine is not None}
-        return replace(
-            self, **{name: other.index_copy(0, rows.to(mine.device), mine) for name, (other, mine) in known.items()}
-        )
-
-    def one_step_later(self) -> "LayerTensors":
-        """Return the measurements of a next step that computes nothing: no attention, and the same keys and values."""
-        values = {"sums": 0.0, "last_row": 0.0, "sink_token": 0.0, "diagonal": torch.nan, "hidden_norms": torch.nan}
-        held = {name: one for name in values if (one := getattr(self, name)) is not None}
-        return replace(self, **{name: torch.full_like(one, values[name]) for name, one in held.items()})
-
-    def on_the_host(self) -> "LayerTensors":
-        """Return the same tensors on the host, for a device that has no room to stack layers."""
-        return replace(self, **{name: one.cpu() for name, one in vars(self).items() if one is not None})
+    if others is None:
+        others = {name: torch.full_like(one, NOTHING[name]) if name in NOTHING else one for name, one in before.items()}
+    return {name: others[name].index_copy(0, rows.to(one.device), one) for name, one in measured.items()}
 
 
 def _placed(norms: Tensor, first_key: int) -> Tensor:
@@ -98,29 +78,25 @@ def _placed(norms: Tensor, first_key: int) -> Tensor:
 def stack_layers(layers: list[LayerTensors], causal: bool, blocks: bool = False) -> list[dict[str, Tensor]]:
     """Return the tensors of one step stacked over layers, [layer, batch, …], one dictionary for each device.
 
-    Args:
-        causal: keeps the last row in place of the query groups, as an autoregressive trace does.
-        blocks: keeps the last row beside them, for block diffusion behind a cache.
+    A causal trace keeps the last row in place of the query groups; with ``blocks`` (block diffusion behind a cache) it
+    stands beside them. A measurement that some layer lacks is left out.
     """
-    runs = [list(run) for _, run in groupby(layers, lambda layer: layer.sums.device)]
-    missing = {name for layer in layers for name in OPTIONAL if getattr(layer, name) is None}
-    shown = [name for name in OPTIONAL if name not in missing]
-    return [_stacked(run, causal, shown, causal or blocks) for run in runs]
-
-
-def _stacked(layers: list[LayerTensors], causal: bool, shown: list[str], last: bool) -> dict[str, Tensor]:
-    groups = GROUPS[:1] if causal else GROUPS  # one tensor each, as on disk
-    sums = [layer.sums[:, :, : len(groups)] for layer in layers]
-    batch, heads, _, keys = sums[0].shape
-    by_group = sums[0].new_empty(len(groups), len(sums), batch, heads, keys)
-    torch.stack(sums, out=by_group.movedim(0, 3))
-    stacked: dict[str, Tensor] = dict(zip(groups, by_group, strict=True))
-    stacked["self_attention"] = torch.stack([layer.diagonal for layer in layers])
-    if last:
-        stacked["last_query"] = torch.stack([layer.last_row for layer in layers])
-    for name in ("value_norms", "key_norms"):
-        stacked[name] = _in_heads([getattr(layer, name)[None] for layer in layers])
-    return stacked | {OPTIONAL[name]: torch.stack([getattr(layer, name) for layer in layers]) for name in shown}
+    everywhere = set(layers[0]).intersection(*layers) - {"sums"}
+    names = [name for name in layers[0] if name in everywhere and (name != "last_query" or causal or blocks)]
+    stacked = []
+    for _, run in groupby(layers, lambda layer: layer["sums"].device):
+        here = list(run)
+        groups = GROUPS[:1] if causal else GROUPS  # one tensor each, as on disk
+        sums = [layer["sums"][:, :, : len(groups)] for layer in here]
+        batch, heads, _, keys = sums[0].shape
+        by_group = sums[0].new_empty(len(groups), len(sums), batch, heads, keys)
+        torch.stack(sums, out=by_group.movedim(0, 3))
+        found: dict[str, Tensor] = dict(zip(groups, by_group, strict=True))
+        for name in names:
+            one = [layer[name] for layer in here]
+            found[name] = _in_heads([norms[None] for norms in one]) if name in PER_KEY else torch.stack(one)
+        stacked.append(found)
+    return stacked
 
 
 def join_devices(stacked: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -132,15 +108,11 @@ def join_devices(stacked: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def head_counts(layers: list[LayerTensors]) -> tuple[int, int]:
-    """Return the number of query heads, and the largest number of kv heads of any layer.
-
-    Raises:
-        AttentionError: layers with different numbers of query heads.
-    """
-    heads = sorted({layer.sums.shape[1] for layer in layers})
+    """Return the number of query heads, and the largest number of kv heads of any layer."""
+    heads = sorted({layer["sums"].shape[1] for layer in layers})
     if len(heads) > 1:
         raise AttentionError(f"expected as many query heads in every layer, found {' and '.join(map(str, heads))}")
-    return heads[0], max(layer.value_norms.shape[1] for layer in layers)
+    return heads[0], max(layer["value_norms"].shape[1] for layer in layers)
 
 
 def _in_heads(norms: list[Tensor]) -> Tensor:
@@ -151,8 +123,7 @@ def _in_heads(norms: list[Tensor]) -> Tensor:
     return torch.cat(norms)
 
 
-@dataclass(frozen=True)
-class StackPart:
+class StackPart(NamedTuple):
     """The layers of one stack, a module path, that attend to the same tokens; crossing: those of another stack."""
 
     stack: str
@@ -168,8 +139,7 @@ class PartStep:
         queries: tokens that attend, left padding included.
         all_queries: whether the step computes every query of the canvas, so that none was left to a cache.
         causal: whether column sums are running sums over the steps.
-        crossing: whether the tokens are another stack's.
-        source: module path of that stack; None where it is unknown.
+        crossing: whether the tokens are another stack's, ``source``, where it is known.
     """
 
     context: StepContext
@@ -187,18 +157,15 @@ def part_step(
     start: GenerationStart,
     last_contexts: Mapping[str, StepContext],
 ) -> PartStep:
-    """Return the step of one part of a stack.
+    """Return the step of one part of a stack, given any of its layers and the stack's input.
 
-    Args:
-        layer: any of its layers.
-        context: input of the stack.
-        last_contexts: the newest step of each stack; a crossing part attends to the tokens of one of them.
+    A crossing part attends to the tokens of one of the other stacks, of which this is the newest step.
     """
-    queries, causal = layer.diagonal.shape[-1], start.causal if context.causal is None else context.causal
+    queries, causal = layer["self_attention"].shape[-1], start.causal if context.causal is None else context.causal
     all_queries = queries == context.tokens.shape[1]
     if not part.crossing:
         return PartStep(context, queries, all_queries, causal)
-    shape = (layer.sums.shape[0], layer.sums.shape[-1])
+    shape = (layer["sums"].shape[0], layer["sums"].shape[-1])
     fitting = [name for name, one in last_contexts.items() if name != part.stack and one.tokens.shape == shape]
     source = fitting[-1] if fitting else None
     if source is None:  # the caller gave encoder states, not encoder tokens
@@ -218,11 +185,9 @@ def part_step(
 def prompt_arrays(
     step: PartStep, row: int, stacked: Mapping[str, Tensor], result: StepResult | None, running: dict[str, Tensor]
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of one prompt, as in `axes.TRACE_AXES` without the step axis.
+    """Return the arrays of one prompt, a row of the batch, as in `axes.TRACE_AXES` without the step axis.
 
     Args:
-        step: on the host.
-        row: of the batch.
         stacked: tensors [layer, batch, …] of all layers, on the host.
         running: sums of this prompt over the steps before, where the model is causal; changed.
     """
@@ -269,12 +234,7 @@ def canvas_after(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def check_numbers(sums: Tensor, arrays: Mapping[str, np.ndarray], layers: list[str], step: int) -> None:
-    """Raise AttentionError where a column is not a number, naming the first one, or where a norm is infinite.
-
-    Args:
-        sums: float32 [layer, head, key] of one prompt, from all queries.
-        arrays: of the same step and prompt.
-    """
+    """Raise AttentionError where a column sum [layer, head, key] of a prompt is NaN, or where a norm is infinite."""
     if bool(sums.sum().isnan()):  # one pass; infinities cannot occur
         layer, head = (int(place) for place in sums.isnan().any(-1).nonzero()[0])
         raise AttentionError(
@@ -290,14 +250,9 @@ def check_numbers(sums: Tensor, arrays: Mapping[str, np.ndarray], layers: list[s
 
 
 def accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor], all_queries: bool) -> dict[str, Tensor]:
-    """Return the sums of a step and the steps before it, of which a cache left it only the new queries.
+    """Return the sums of a step and the steps before it, ``running``, which are replaced by a step with all queries.
 
     Column sums are added, per-query values appended, and norms of keys that are no longer visible kept.
-
-    Args:
-        running: the sums so far; changed in place.
-        arrays: of this step.
-        all_queries: whether the step has all queries, so that it replaces the sums.
     """
     if all_queries:
         running.clear()
@@ -323,14 +278,9 @@ def accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor], all_querie
 def add_finished(running: dict[str, Tensor], arrays: dict[str, Tensor], final: bool) -> dict[str, Tensor]:
     """Return the sums of a step of block diffusion and of the finished blocks before it.
 
-    Column sums are those of the step's own queries and of every finished query. ``newest_columns`` are those of the
-    step's queries, and of as many finished blocks before them as make 16 queries, the window in which sinks of
-    autoregressive models are followed. Of a longer prompt, which is read at once, only the newest row is known.
-
-    Args:
-        running: sums and rows of the finished queries; changed in place where the step's queries are final.
-        arrays: of this step; its ``last_query`` is used up.
-        final: whether the queries of the step are finished.
+    Column sums are those of the step's own queries and of every finished query, ``running``. ``newest_columns`` are
+    those of the step's queries, and of as many finished blocks before them as make 16 queries, the window in which
+    sinks of autoregressive models are followed. Of a longer prompt, which is read at once, only the newest row is known.
     """
     made, queries, last = {}, arrays["self_attention"].shape[-1], arrays.pop("last_query")
     for name in (one for one in (*GROUPS, "sink_token_columns") if one in arrays):

@@ -1,35 +1,34 @@
-"""`find_roles`: what the sink of each head does, chosen on one half of the prompts and judged on the other."""
+"""`find_roles`: the role of each head's sink, chosen on one half of the prompts and judged on the other."""
 
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sinkscope.decoding import Settings, resolve_settings
+from sinkscope.decoding import resolve_settings
 from sinkscope.errors import CallError, EvaluationError, SinkscopeError
 from sinkscope.models import Family, Model, expect_model
 from sinkscope.models.devices import is_out_of_memory, own_defaults
 from sinkscope.models.fingerprints import fingerprints, weight_hash_of
-from sinkscope.roles.conclusion import conclude, estimates
-from sinkscope.roles.head_roles import Roles, Together
-from sinkscope.roles.measurement import measure_heads, measure_together, sinks_by_head
+from sinkscope.roles.head_roles import HeadRole, Roles, Together
 from sinkscope.roles.probes import CANVASES, Probe, check_probe, make_probes
-from sinkscope.roles.prompt_store import Heads, PromptStore, open_store
-from sinkscope.roles.removal import MOST_HIDDEN, REMOVALS
-from sinkscope.roles.verdict import Rules
-from sinkscope.statistics.intervals import LEAST_PROMPTS
+from sinkscope.roles.prompt_store import open_store
+from sinkscope.roles.removal import MOST_HIDDEN, REMOVALS, Heads, Rows, measure_heads, measure_together, sinks_by_head
+from sinkscope.roles.verdict import Estimate, Rules, decide
+from sinkscope.statistics.intervals import LEAST_PROMPTS, interval_of_means, known
 
 LEAST = 2 * LEAST_PROMPTS
 """Prompts that a verdict needs: half of them choose, half of them judge."""
 MEASURED = 3
-"""Changes with what is measured of a prompt, so that a folder of an earlier version is not gone on with."""
-Rows = list[dict[str, Any]]
-Measure = Callable[[list[Probe]], Rows]
+"""Changes with the measurements of a prompt, so that a folder of an earlier version is not resumed."""
+MATCHED_OVER = "kl.rowmass.zero over kl.sink.zero"
+"""How much more the control changes than the sink where both lose their contribution, prompt by prompt."""
+_MEASURES = {"choose": sinks_by_head, "judge": measure_heads, "together": measure_together}
 
 
 @own_defaults()
@@ -53,7 +52,7 @@ def find_roles(
 
     Args:
         prompts: texts or token ids, at least ten.
-        out: a folder in which finished prompts are kept, and at the end the roles (`read_roles`); the same call goes on
+        out: a folder in which finished prompts are kept, and at the end the roles (`read_roles`); the same call resumes
             after a kill.
         rules: of the verdict; `Rules()` when None.
         canvases: of each prompt of a diffusion model.
@@ -63,14 +62,13 @@ def find_roles(
         settings: of the model's sampler.
 
     Raises:
-        CallError: fewer prompts than a verdict needs, one given twice, settings that do not fit, or a folder of another
-            run.
+        CallError: too few prompts, one given twice, settings that do not fit, or a folder of another run.
         EvaluationError: memory does not suffice for one canvas.
     """
     expect_model(model, unwatched=True)
     if len(prompts) < LEAST:
         raise CallError(f"expected at least {LEAST} prompts, half to choose and half to judge, found {len(prompts)}")
-    rules = _rules(rules, model)
+    rules = rules or Rules()
     resolved = resolve_settings(model.family, **settings)
     texts = [one if isinstance(one, str) else str(model.encode(one)) for one in prompts]
     for number, text in enumerate(texts):
@@ -92,112 +90,132 @@ def find_roles(
         "settings": {name: repr(value) for name, value in asdict(resolved).items()},
     }
     folder = None if out is None else Path(out)
+    numbers, failed, probes = range(len(prompts)), dict[int, str](), dict[int, list[Probe]]()
+    settings = asdict(resolved)
     canvases = 1 if model.family.causal else canvases
-    with open_store(folder, identity) as store:
-        found = _Run(model, prompts, resolved, store, rules, canvases, rows, control_seed, on_prompt).find()
-        if folder is not None:
-            found.save(folder)
-        return found
 
-
-def _rules(rules: Rules | None, model: Model) -> Rules:
-    most = model.card.max_positions
-    if rules is not None and rules.excess >= most:  # no head could have a sink
-        raise CallError(f"rules.excess: expected less than {most}, the longest canvas, found {rules.excess:g}")
-    return rules or Rules()
-
-
-@dataclass
-class _Run:
-    """One search, and what could not be measured."""
-
-    model: Model
-    prompts: Sequence[Any]
-    settings: Settings
-    store: PromptStore
-    rules: Rules
-    canvases: int
-    rows: int
-    seed: int
-    on_prompt: Callable[[int], object] | None
-    failed: dict[int, str] = field(default_factory=dict)
-    probes: dict[int, list[Probe]] = field(default_factory=dict)
-
-    def find(self) -> Roles:
-        model, count, measured = self.model, len(self.prompts), (self.model, self.rules, self.rows, self.seed)
-        chosen = self._each(range(0, count, 2), "choose", (), lambda probes: _sinks(model, probes, self.rules))
-        heads, layers, per_layer = _lasting((canvas for prompt in chosen.values() for canvas in prompt), self.rules)
-        judged = self._each(range(1, count, 2), "judge", heads, lambda probes: _judge(probes, heads, *measured))
-        found = tuple(conclude(model, head, [*judged.values()], self.rules) for head in heads)
-        removable, together = [(one.layer, one.head) for one in found if one.removable], None
-        if len(removable) > 1:
-
-            def hide(probes: list[Probe]) -> Rows:
-                return [measure_together(model, probe, removable, *measured[1:]) for probe in probes]
-
-            costs = [self._measured(number, "together", removable, hide) for number in judged]
-            together = Together(tuple(removable), estimates([one for one in costs if one is not None]))
-        asked = [model.encode(prompt) for at, prompt in enumerate(self.prompts) if at not in self.failed]
-        lengths = [len(one) + self.settings.length for one in asked]
-        return Roles(
-            *(model.card.name, weight_hash_of(model), layers, per_layer, self.rules, found, count, len(judged)),
-            self.failed,
-            settings={**asdict(self.settings), "canvases": self.canvases},
-            together=together,
-            canvas_tokens=(min(lengths), max(lengths)),
-            config_hash=model.card.config_hash,
-        )
-
-    def _each(self, numbers: Sequence[int], kind: str, heads: Heads, measure: Measure) -> dict[int, Rows]:
-        """Return the rows of every prompt that could be measured, of which there must be enough."""
-        found = {}
-        for number in numbers:
-            rows = self._measured(number, kind, heads, measure)
-            if self.on_prompt is not None:
-                self.on_prompt(number)
-            if rows is not None:
-                found[number] = rows
-        if len(found) < LEAST_PROMPTS:
-            number, why = next(iter((number, self.failed[number]) for number in numbers if number in self.failed))
-            raise CallError(
-                f"expected at least {LEAST_PROMPTS} prompts that {kind} heads, found {len(found)} that could be "
-                f"measured, of {len(numbers)}; prompt {number} failed with: {why}"
-            )
-        return found
-
-    def _measured(self, number: int, kind: str, heads: Heads, measure: Measure) -> Rows | None:
-        rows = self.store.read(kind, number, heads)
-        if rows is not None:
-            return rows
+    def measured(number: int, kind: str, heads: Heads) -> Rows | None:
+        found = store.read(kind, number, heads)
+        if found is not None:
+            return found
         try:
-            if number not in self.probes:
-                asked, settings = [self.prompts[number]], asdict(self.settings)
-                self.probes[number] = make_probes(self.model, asked, number, self.canvases, **settings)
-            rows = measure(self.probes[number])
+            if number not in probes:
+                probes[number] = make_probes(model, prompts[number], number, canvases, **settings)
+            found = _MEASURES[kind](probes[number], heads, model, rules, rows, control_seed)
         except (SinkscopeError, RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 raise EvaluationError(
-                    f"prompt {number}: out of memory on {self.model.device} with a single canvas; shorter prompts, a "
+                    f"prompt {number}: out of memory on {model.device} with a single canvas; shorter prompts, a "
                     f"smaller --length or --dtype bfloat16 take less ({error})"
                 ) from error
-            self.failed[number] = str(error)  # one prompt's failure must not lose the others
+            failed[number] = str(error)  # one prompt's failure must not lose the others
             return None
-        self.store.write(kind, number, heads, len(self.probes[number]), rows)
-        return rows
+        store.write(kind, number, heads, len(probes[number]), found)
+        return found
+
+    def each(asked: Sequence[int], kind: str, heads: Heads) -> dict[int, Rows]:
+        """Return the rows of every prompt that could be measured, of which there must be enough."""
+        found = {}
+        for number in asked:
+            if (of_prompt := measured(number, kind, heads)) is not None:
+                found[number] = of_prompt
+            if on_prompt is not None:
+                on_prompt(number)
+        if len(found) < LEAST_PROMPTS:
+            number = next(number for number in asked if number in failed)
+            raise CallError(
+                f"expected at least {LEAST_PROMPTS} prompts that {kind} heads, found {len(found)} that could be "
+                f"measured, of {len(asked)}; prompt {number} failed with: {failed[number]}"
+            )
+        return found
+
+    with open_store(folder, identity) as store:
+        heads, shape = _lasting([*each(numbers[::2], "choose", ()).values()], rules)
+        judged = each(numbers[1::2], "judge", heads)
+        found = tuple(_conclude(model, head, [*judged.values()], rules) for head in heads)
+        removable, together = [(one.layer, one.head) for one in found if one.removable], None
+        if len(removable) > 1:
+            costs = [measured(number, "together", removable) for number in judged]
+            together = Together(tuple(removable), _estimates([one for one in costs if one is not None]))
+        lengths = [len(model.encode(prompts[at])) + resolved.length for at in numbers if at not in failed]
+        roles = _roles(model, rules, shape, found, (len(prompts), len(judged)), lengths)
+        roles = replace(roles, failed=failed, settings={**settings, "canvases": canvases}, together=together)
+        if folder is not None:
+            roles.save(folder)
+        return roles
 
 
-def _sinks(model: Model, probes: Iterable[Probe], rules: Rules) -> Rows:
-    return [sinks_by_head(model, probe, rules) for probe in probes]
+def _roles(
+    model: Model,
+    rules: Rules,
+    shape: tuple[int, ...],
+    found: tuple[HeadRole, ...],
+    prompts: tuple[int, int],
+    lengths: Sequence[int],
+) -> Roles:
+    about = (model.card.name, weight_hash_of(model), *shape, rules, found, *prompts, {})
+    return Roles(*about, canvas_tokens=(min(lengths), max(lengths)), config_hash=model.card.config_hash)
 
 
-def _judge(probes: Iterable[Probe], heads: Heads, model: Model, rules: Rules, rows: int, seed: int) -> Rows:
-    return [row for probe in probes for row in measure_heads(model, probe, heads, rules, rows, seed)]
-
-
-def _lasting(canvases: Iterable[Mapping[str, Any]], rules: Rules) -> tuple[list[tuple[int, int]], int, int]:
+def _lasting(chosen: Sequence[Rows], rules: Rules) -> tuple[list[tuple[int, int]], tuple[int, ...]]:
     """Return the heads that have a sink on enough canvases, and the number of layers and of heads in each."""
-    lasting = np.mean([np.array(canvas["sink"]) for canvas in canvases], axis=0)
-    return [(int(layer), int(head)) for layer, head in np.argwhere(lasting >= rules.lasting)], *lasting.shape
+    lasting = np.mean([np.array(canvas["sink"]) for rows in chosen for canvas in rows], axis=0)
+    return [(int(layer), int(head)) for layer, head in np.argwhere(lasting >= rules.lasting)], lasting.shape
+
+
+def _conclude(model: Model, head: tuple[int, int], judged: Sequence[Rows], rules: Rules) -> HeadRole:
+    """Return the role of a head from the rows of the prompts that judge."""
+    mine = [[dict(row) for row in prompt if (row["layer"], row["head"]) == head] for prompt in judged]
+    rows = [row for prompt in mine for row in prompt]
+    lasting = float(np.mean([row["sink"] for row in rows])) if rows else 0.0
+    for row in rows:
+        if "kl.sink.zero" in row:
+            row[MATCHED_OVER] = row["kl.rowmass.zero"] - row["kl.sink.zero"]
+    measured, nothing = _estimates(mine), Estimate(None, None, None)
+    names = ("kl.sink.zero", "kl.rowmass.zero", MATCHED_OVER, "norm_ratio", "evenness", "taken.sink")
+    role, reason = decide(lasting, *(measured.get(name, nothing) for name in names), rules)
+    hidden, removable = measured.get("kl.sink", nothing), None
+    if hidden.low is not None and hidden.high is not None and not hidden.low <= rules.changed <= hidden.high:
+        removable = hidden.high < rules.changed
+    text, tokens = None, [row["token"] for row in rows if "token" in row]
+    if tokens:
+        token, tokenizer = max(sorted(set(tokens)), key=tokens.count), model.tokenizer
+        text = str(token)
+        if tokenizer is not None:
+            text = tokenizer.decode([token]) or tokenizer.convert_ids_to_tokens(token) or f"<{token}>"
+    place = measured.get("place", nothing).mean
+    return HeadRole(*head, role, reason, lasting, place, text, measured, *count_to_hide(measured, rules), removable)
+
+
+def _estimates(by_prompt: Sequence[Rows]) -> dict[str, Estimate]:
+    """Return the mean of every number over prompts, with its interval; the canvases of a prompt are averaged first."""
+    names = sorted({name for prompt in by_prompt for row in prompt for name in row if isinstance(row[name], float)})
+    if not names:
+        return {}
+    table = np.full((len(by_prompt), len(names)), np.nan)
+    for number, prompt in enumerate(by_prompt):
+        for column, name in enumerate(names):
+            values = [row[name] for row in prompt if name in row]
+            if values:
+                table[number, column] = np.mean(values)
+    means = interval_of_means(table)
+    numbers = zip(means.mean.tolist(), means.low.tolist(), means.high.tolist(), strict=True)
+    return {name: Estimate(*map(known, one)) for name, one in zip(names, numbers, strict=True)}
+
+
+def count_to_hide(measured: Mapping[str, Estimate], rules: Rules) -> tuple[int | None, int]:
+    """Return ``substitutes`` and ``substitutes_at_least`` of a `HeadRole`."""
+    at_least, unchanged = 1, True
+    for many in (1, *MOST_HIDDEN):
+        found = measured.get("kl.sink" if many == 1 else f"kl.top.{many}")
+        if found is None or found.low is None or found.high is None:
+            unchanged = False
+            continue
+        if found.low > rules.changed:
+            return many, at_least
+        unchanged = unchanged and found.high < rules.changed
+        at_least = many + 1 if unchanged else at_least
+    return None, at_least
 
 
 @own_defaults()
@@ -209,25 +227,22 @@ def find_roles_on(
     Probes of even prompts choose the heads, those of odd ones judge them; the rest is as in `find_roles`.
 
     Raises:
-        CallError: probes of fewer prompts of either kind than a verdict needs, or canvases that the network cannot
-            read.
+        CallError: too few prompts of either kind, or canvases that the network cannot read.
     """
     expect_model(model, unwatched=True)
-    rules = _rules(rules, model)
+    rules = rules or Rules()
     for number, probe in enumerate(probes):
         check_probe(model, probe, f"probe {number}")
     check_halves(probes)
     prompts: dict[int, list[Probe]] = {number: [] for number in sorted({probe.prompt for probe in probes})}
     for probe in probes:
         prompts[probe.prompt].append(probe)
-    choosing = (probe for number, mine in prompts.items() if number % 2 == 0 for probe in mine)
-    heads, layers, per_layer = _lasting(_sinks(model, choosing, rules), rules)
-    judging = (mine for number, mine in prompts.items() if number % 2)
-    judged = [_judge(mine, heads, model, rules, rows, control_seed) for mine in judging]
-    found = tuple(conclude(model, head, judged, rules) for head in heads)
-    lengths = [len(probe.tokens) for probe in probes]
-    known = (model.card.name, weight_hash_of(model), layers, per_layer, rules, found, len(prompts), len(judged), {})
-    return Roles(*known, canvas_tokens=(min(lengths), max(lengths)), config_hash=model.card.config_hash)
+    measured = (model, rules, rows, control_seed)
+    chosen = [sinks_by_head(mine, (), *measured) for number, mine in prompts.items() if number % 2 == 0]
+    heads, shape = _lasting(chosen, rules)
+    judged = [measure_heads(mine, heads, *measured) for number, mine in prompts.items() if number % 2]
+    found = tuple(_conclude(model, head, judged, rules) for head in heads)
+    return _roles(model, rules, shape, found, (len(prompts), len(judged)), [len(probe.tokens) for probe in probes])
 
 
 def check_halves(probes: Sequence[Probe]) -> None:

@@ -1,4 +1,4 @@
-"""`Roles`: the roles of a model's heads, as `find_roles` returns them and as ``roles.json`` keeps them."""
+"""`Roles`: the roles of a model's heads, as `find_roles` returns them and ``roles.json`` keeps them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ MOST_TRIED = 8
 
 @dataclass(frozen=True)
 class HeadRole:
-    """What the sink of one head does.
+    """The role of one head's sink.
 
     Attributes:
         role: the verdict; reason: which rule decided, in words.
@@ -29,12 +29,11 @@ class HeadRole:
         measured: {name: estimate over the judged prompts}. ``share``: its column over all attention.
             ``committed_share``: of the queries whose token is committed. ``norm_ratio``: its output norm over the
             median. ``evenness``: see `Sight`. ``kl.RULE`` and ``kept.RULE``: see `removals_of`. ``to_substitutes``,
-            ``to_text``, ``to_itself``, ``to_sink_token`` (the network's own): where its attention goes without it, in
-            shares that add up to 1.
+            ``to_text``, ``to_itself``, ``to_sink_token`` (the network's own): shares of its attention that go there
+            without it.
         substitutes: the least number of largest columns, of 1, 2, 3, 4, 6 and 8, that are shown to change the
             predictions when hidden; None where none are.
-        substitutes_at_least: the least number that may change them, one more than are shown to change nothing (at most
-            9).
+        substitutes_at_least: the least number that may change them, one more than are shown to change nothing.
         removable: whether the predictions stay as they are when the sink is hidden; None where the interval holds both.
     """
 
@@ -61,7 +60,7 @@ class HeadRole:
 
 @dataclass(frozen=True)
 class Together:
-    """What hiding the sinks of all heads that can lose theirs alone does at once, on the prompts that judged them:
+    """The cost of hiding the sinks of all heads at once that can lose theirs alone, on the prompts that judged them:
     {``kl.sink``, ``kept.sink``, ``kl.rowmass``, ``kept.rowmass``: estimate}.
     """
 
@@ -81,7 +80,7 @@ class Roles:
         together: None where fewer than two sinks are removable, or it was not measured.
         source: where the prompts came from, ``task`` with ``shots`` or ``file``.
         canvas_tokens: tokens of the shortest and the longest canvas with the whole answer; None where not known.
-        config_hash: of the model, see `models.ModelCard`; empty where it is not known.
+        config_hash: see `models.ModelCard`; empty where it is not known.
     """
 
     model: str
@@ -100,7 +99,7 @@ class Roles:
     config_hash: str = ""
 
     def of_head(self, layer: int, head: int) -> HeadRole | None:
-        """Return what is known of a head; None where it has no lasting sink."""
+        """Return the role of a head; None where it has no lasting sink."""
         return next((one for one in self.heads if (one.layer, one.head) == (layer, head)), None)
 
     def doubt(self, manifests: Sequence[Mapping[str, Any]]) -> str | None:
@@ -120,24 +119,21 @@ class Roles:
         )
 
     def are_of(self, model: Mapping[str, Any]) -> bool:
-        """Return whether these are the roles of the model in a manifest."""
         known = {self.config_hash, model.get("config_hash") or ""} - {""}
         return model.get("weight_hash") == self.weight_hash and len(known) < 2
 
     @property
     def from_where(self) -> str:
-        """Where the prompts came from, as words in brackets with a space before them; nothing where it is not known."""
+        """The source of the prompts in brackets behind a space; nothing where it is not known."""
         if "file" in self.source:
             return f" ({self.source['file']})"
         return f" ({self.source['task']}, {self.source.get('shots', 0)} shots)" if "task" in self.source else ""
 
     def by_head(self) -> list[dict[str, Any]]:
-        """Return role, removability and the number of keys that must be hidden, of every head, as plain values."""
         names = ("layer", "head", "role", "removable", "substitutes", "substitutes_at_least")
         return [{name: getattr(one, name) for name in names} for one in self.heads]
 
     def _repr_html_(self) -> str:
-        """Return a summary for notebooks."""
         ordered = sorted(self.heads, key=lambda one: (ROLES.index(one.role), one.layer, one.head))
         rows = []
         for one in ordered[:MOST_ROWS]:
@@ -155,24 +151,17 @@ class Roles:
         return card(f"Roles of the sinks of {self.model}", facts, columns, rows, len(ordered) - len(rows))
 
     def in_lines(self) -> str:
-        """Return a line for each role with its heads."""
         heads = {role: [f"{one.layer}.{one.head}" for one in self.heads if one.role == role] for role in ROLES}
         return "\n".join(f"  {role}: {', '.join(mine)}" for role, mine in heads.items() if mine)
 
     def count(self, role: Role) -> int:
-        """Return how many heads have a role."""
         return sum(one.role == role for one in self.heads)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, as ``sinkscope roles --json`` prints them."""
         return json.loads(json.dumps(asdict(self)))
 
     def save(self, folder: str | Path) -> Path:
-        """Write ``roles.json`` into a folder, new or not, for `read_roles`, and return its path.
-
-        Raises:
-            EvaluationError: it cannot be written.
-        """
+        """Write ``roles.json`` into a folder, new or not, for `read_roles`, and return its path."""
         path = Path(folder) / FILE
         content = json.dumps(with_checksum(self.as_dict()), ensure_ascii=False, indent=1) + "\n"
         with made_folder(path.parent, EvaluationError):
@@ -181,15 +170,10 @@ class Roles:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Roles":
-        """Return the roles that `as_dict` made these values of.
-
-        Raises:
-            CallError: they are not such values.
-        """
+        """Return the roles that `as_dict` made these values of; raise CallError for others."""
         from pydantic import TypeAdapter, ValidationError
 
-        # Files without ``rules.faint`` are older than that rule.
-        given = {**values, "rules": {"faint": 0.0, **values.get("rules", {})}}
+        given = {**values, "rules": {"faint": 0.0, **values.get("rules", {})}}  # older files lack that rule
         try:
             return TypeAdapter(cls).validate_python(given)
         except ValidationError as error:
@@ -198,10 +182,7 @@ class Roles:
 
 
 def read_roles(path: str | Path) -> Roles:
-    """Read the roles that ``sinkscope roles`` wrote.
-
-    Args:
-        path: its folder, or the file ``roles.json`` in it.
+    """Read the roles that ``sinkscope roles`` wrote, from its folder or the file ``roles.json`` in it.
 
     Raises:
         CallError: there is no such file, or it holds something else.
@@ -215,11 +196,10 @@ def read_roles(path: str | Path) -> Roles:
 
 
 def roles_for(weight_hash: str | None, given: Roles | None, config_hash: str | None = None) -> Roles | None:
-    """Return the roles given, if they are of the model with these weights and this config.json; None where none are
-    given.
+    """Return the roles given, None where none are.
 
     Raises:
-        CallError: the roles given are of another model.
+        CallError: they are not of the model with these weights and this config.json.
     """
     if given is not None and not given.are_of({"weight_hash": weight_hash, "config_hash": config_hash}):
         raise CallError(

@@ -1,10 +1,9 @@
-"""Probes: canvases on which heads are asked what their sinks do, and the predictions that are compared.
+"""Probes: canvases on which sinks are hidden, and the predictions that are compared.
 
 A diffusion model is probed on canvases from the middle of its own generations, where it predicts every masked token. An
 autoregressive model is probed on its whole answer at once, where each query predicts the next token.
 """
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +27,6 @@ class Probe:
     Attributes:
         prompt: number of the prompt it comes from.
         step: of the generation; the last one for an autoregressive model.
-        tokens: the canvas.
         readers: the queries from which the compared predictions are read: those of masked tokens, one place to the left
             for a family with a logit shift; for an autoregressive model those that predict its answer.
         committed: those readers whose prediction is committed in this step; all of them for an autoregressive model.
@@ -51,55 +49,39 @@ def check_probe(model: Model, probe: Probe, where: str) -> None:
         raise CallError(f"{where}: expected block=None, as {model.card.name} sees no blocks, found {probe.block}")
 
 
-def make_probes(
-    model: Model, prompts: Sequence[Any], first: int = 0, canvases: int = CANVASES, **settings: Any
-) -> list[Probe]:
-    """Write an answer to each prompt and return probes of it.
+def make_probes(model: Model, prompt: Any, number: int = 0, canvases: int = CANVASES, **settings: Any) -> list[Probe]:
+    """Write an answer to the prompt of a number and return probes of it; ``settings`` are those of the sampler.
 
     Args:
-        prompts: texts or token ids.
-        first: number of the first prompt.
         canvases: how many steps of a diffusion model's generation become probes, spread evenly over those with masks.
-        settings: of the model's sampler.
 
     Raises:
         CallError: a prompt or settings that do not fit, or an answer without a prediction to compare.
     """
-    found = []
-    for number, prompt in enumerate(prompts, first):
-        if not model.family.causal:
-            found += _probes(model, prompt, number, canvases, settings)
-            continue
-        written = generate(model, prompt, **settings)
-        tokens = written.tokens.numpy()
+    mask, shift = model.card.mask_id, int(model.family.shift)
+    if model.family.causal:
+        answer = generate(model, prompt, **settings)
+        tokens = answer.tokens.numpy()
         readers = np.zeros(len(tokens), bool)
-        readers[written.prompt_length - 1 : -1] = True
+        readers[answer.prompt_length - 1 : -1] = True
         if not readers.any():
             raise CallError(f"prompt {number}: {model.card.name} wrote nothing; there is no prediction to compare")
-        found.append(Probe(number, written.steps - 1, tokens, readers, readers))
-    return found
-
-
-def _probes(model: Model, prompt: Any, number: int, canvases: int, settings: dict[str, Any]) -> list[Probe]:
-    mask = model.card.mask_id
-    assert mask is not None
+        return [Probe(number, answer.steps - 1, tokens, readers, readers)]
     steps: list[tuple[np.ndarray, np.ndarray]] = []
 
     def keep(step: Any) -> None:
         written = step.written[0].cpu()
-        steps.append((step.tokens[0].cpu().masked_fill(written >= 0, mask).numpy(), (written >= 0).numpy()))
+        if (written >= 0).any():
+            steps.append((step.tokens[0].cpu().masked_fill(written >= 0, mask).numpy(), (written >= 0).numpy()))
 
     generate(model, prompt, on_step=keep, **settings)
-    steps = [(tokens, written) for tokens, written in steps if written.any()]
-    wanted = np.unique(np.linspace(0, len(steps) - 1, canvases + 2).round().astype(int)[1:-1])
-    shift = int(model.family.shift)
     in_blocks = block_length(model.network) is not None
     block = getattr(resolve_settings(model.family, **settings), "block", None) if in_blocks else None
     found = []
-    for step in wanted:
+    for step in np.unique(np.linspace(0, len(steps) - 1, canvases + 2).round().astype(int)[1:-1]):
         tokens, committed = steps[step]
-        readers = _to_the_left(tokens == mask, shift)
-        found.append(Probe(number, int(step), tokens, readers, _to_the_left(committed, shift), block))
+        readers, committed = (_to_the_left(one, shift) for one in (tokens == mask, committed))
+        found.append(Probe(number, int(step), tokens, readers, committed, block))
     return found
 
 

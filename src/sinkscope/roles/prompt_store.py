@@ -1,10 +1,10 @@
 """The folder of a run: one JSON file for each prompt that is done, so that a killed run loses one prompt.
 
-run.json             what decides the results; another run is refused
-choose/000000.json   of a prompt that chooses heads, which of them have a sink on each canvas
-judge/000001.json    of a prompt that judges them, a row for each head and canvas
-together/000001.json  of the same prompt, what hiding the sinks of several heads at once costs
-roles.json           the verdicts, written at the end by the command
+run.json              the settings that decide the results; another run is refused
+choose/000000.json    of a prompt that chooses heads, which of them have a sink on each canvas
+judge/000001.json     of a prompt that judges them, a row for each head and canvas
+together/000001.json  of the same prompt, the cost of hiding the sinks of several heads at once
+roles.json            the verdicts, written at the end
 
 A prompt's file holds its place: the hash of run.json, the kind, the number of the prompt, the heads. A file that lies
 in the wrong place, comes from another folder or is damaged is measured again.
@@ -12,36 +12,28 @@ in the wrong place, comes from another folder or is damaged is measured again.
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import EvaluationError
+from sinkscope.roles.removal import Heads, Rows
 from sinkscope.runs.files import CHECKSUM, compare_checksum, read_json_object, with_checksum, write_whole
 from sinkscope.runs.folder import item_path, run_folder
 
-RUN = "run.json"
 ADVICE = "make room or choose another folder; the same command goes on"
-Heads = Sequence[tuple[int, int]]
 _log = logging.getLogger(__name__)
 
 
 class PromptStore:
-    """Keeps the rows of each prompt in the folder of a run, nothing without one; ``run`` is the hash of what decides
-    the results.
-    """
+    """Keeps the rows of each prompt in the folder of a run, nothing without one; ``run`` is the hash of run.json."""
 
     def __init__(self, folder: Path | None, run: str = "") -> None:
         self._folder, self._run = folder, run
 
-    def read(self, kind: str, number: int, heads: Heads) -> list[dict[str, Any]] | None:
-        """Return the rows of a prompt; None where it is not done, or where its file is damaged or of another place.
-
-        Args:
-            kind: ``choose``, ``judge`` or ``together``.
-            heads: that the rows are of, as layer and head; none where the prompt chooses them.
-        """
+    def read(self, kind: str, number: int, heads: Heads) -> Rows | None:
+        """Return the rows of a prompt; None where it is not done, or where its file is damaged or of another place."""
         path = None if self._folder is None else item_path(self._folder / kind, number, ".json")
         if path is None or not path.exists():
             return None
@@ -56,8 +48,7 @@ class PromptStore:
             return None
         return found["rows"]
 
-    def write(self, kind: str, number: int, heads: Heads, canvases: int, rows: list[dict[str, Any]]) -> None:
-        """Keep the rows of a prompt, of so many canvases; the rest as in `read`."""
+    def write(self, kind: str, number: int, heads: Heads, canvases: int, rows: Rows) -> None:
         if self._folder is not None:
             path = item_path(self._folder / kind, number, ".json")
             path.parent.mkdir(exist_ok=True)
@@ -70,11 +61,9 @@ class PromptStore:
 
 @contextmanager
 def open_store(folder: Path | None, identity: Mapping[str, Any]) -> Iterator[PromptStore]:
-    """Open or make a folder (None keeps nothing) for a run of this identity while the body runs; errors as those of
-    `run_folder`.
-    """
+    """Open or make a folder (None keeps nothing) for a run of this identity, as `run_folder`."""
     if folder is None:
         yield PromptStore(None)
         return
-    with run_folder(folder, RUN, identity, EvaluationError, "the roles of another run") as run:
+    with run_folder(folder, "run.json", identity, EvaluationError, "the roles of another run") as run:
         yield PromptStore(folder, run)

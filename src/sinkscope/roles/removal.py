@@ -1,4 +1,7 @@
-"""Hides keys in single heads and measures how predictions change; many removals share a forward call, one to a row."""
+"""Measures one canvas: heads with a sink, and the change of predictions where keys are hidden in single heads.
+
+Many removals share a forward call, one to a row.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,19 +16,22 @@ from sinkscope.attention import Hidden, Hider, LayerCall, subscribed
 from sinkscope.models import Model
 from sinkscope.models.devices import is_out_of_memory
 from sinkscope.roles.probes import Probe, as_written, predictions
-from sinkscope.roles.sight import Sight
+from sinkscope.roles.sight import Sight, look
+from sinkscope.roles.verdict import Rules
 
 REMOVALS = 5
 """Removals of `removals_of` beside those of several keys."""
-
 MOST_HIDDEN = (2, 3, 4, 6, 8)
 """How many of a head's largest columns are hidden together, besides one."""
+Heads = Sequence[tuple[int, int]]
+"""Layer and head of each."""
+Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class Removal:
-    """Keys taken from one head by a rule such as ``sink``; ``zeroed``: their attention is lost with what they add (0
-    behind the softmax), instead of going to the other keys.
+    """Keys taken from one head by a rule such as ``sink``; ``zeroed``: their attention is lost with the values that it
+    adds (0 behind the softmax), instead of going to the other keys.
     """
 
     name: str
@@ -36,15 +42,12 @@ class Removal:
 
 
 def removals_of(sight: Sight, sinks: Bool[np.ndarray, " key"], layer: int, head: int, seed: int) -> list[Removal]:
-    """Return what is taken from one head on one canvas.
+    """Return the removals from one head on one canvas, whose ``sinks`` these are by Eq. 3.
 
-    ``sink``: the key with the largest column. ``sink.zero``: what it adds, its attention lost. ``rowmass``: keys drawn
-    at random that are no sinks, until they hold as much of the readers' attention, or all of them where they hold less;
-    another sink would be no control, as it may be a substitute. ``rowmass.zero`` likewise. ``random``: one key drawn at
-    random. ``top.K``: the K largest columns.
-
-    Args:
-        sinks: of this head by Eq. 3.
+    ``sink``: the key with the largest column. ``rowmass``: keys drawn at random that are no sinks, until they hold as
+    much of the readers' attention, or all of them where they hold less; another sink would be no control, as it may be
+    a substitute. ``sink.zero``, ``rowmass.zero``: the same, their attention lost. ``random``: one key drawn at random.
+    ``top.K``: the K largest columns.
     """
     keys = sight.columns.shape[-1]
     order = sight.order[layer, head]
@@ -54,22 +57,19 @@ def removals_of(sight: Sight, sinks: Bool[np.ndarray, " key"], layer: int, head:
     held = sight.reader_rows[layer, head]
     plain = others[~sinks[others]]
     before = np.cumsum(held[plain]) - held[plain] / 2
-    matched = plain[before < held[top]]
-    matched = matched[: keys - 2]  # so that the head keeps a second key
+    matched = plain[before < held[top]][: keys - 2]  # so that the head keeps a second key
 
-    def of(*positions: Any) -> np.ndarray:
-        chosen = np.zeros(keys, bool)
-        chosen[list(positions)] = True
-        return chosen
+    def of(name: str, positions: Any, zeroed: bool = False) -> Removal:
+        return Removal(name, layer, head, np.isin(np.arange(keys), positions), zeroed)
 
-    found = [
-        Removal("sink", layer, head, of(top)),
-        Removal("sink.zero", layer, head, of(top), zeroed=True),
-        Removal("rowmass", layer, head, of(*matched)),
-        Removal("rowmass.zero", layer, head, of(*matched), zeroed=True),
-        Removal("random", layer, head, of(others[0])),
+    return [
+        of("sink", top),
+        of("sink.zero", top, zeroed=True),
+        of("rowmass", matched),
+        of("rowmass.zero", matched, zeroed=True),
+        of("random", others[0]),
+        *(of(f"top.{many}", order[:many]) for many in MOST_HIDDEN if many < keys),
     ]
-    return found + [Removal(f"top.{many}", layer, head, of(*order[:many])) for many in MOST_HIDDEN if many < keys]
 
 
 class _Remover(Hider):
@@ -79,13 +79,13 @@ class _Remover(Hider):
         self.rows = rows
 
     def hide(self, call: LayerCall) -> list[Hidden] | None:
-        mine = [(row, one) for row, removals in enumerate(self.rows) for one in removals if one.layer == call.index]
         found = []
         for zeroed in (False, True):
             keys = torch.zeros(len(self.rows), call.query.shape[1], call.keys, dtype=torch.bool)
-            for row, one in mine:
-                if one.zeroed == zeroed:
-                    keys[row, one.head] = torch.from_numpy(one.keys)
+            for row, removals in enumerate(self.rows):
+                for one in removals:
+                    if (one.layer, one.zeroed) == (call.index, zeroed):
+                        keys[row, one.head] = torch.from_numpy(one.keys)
             if keys.any():
                 found.append(Hidden(keys[:, :, None].to(call.key.device), zeroed=zeroed))
         return found or None
@@ -96,37 +96,95 @@ def divergences(
     model: Model,
     probe: Probe,
     said: Float[Tensor, "reader vocabulary"],
-    removals: Sequence[Removal | Sequence[Removal]],
+    removals: Sequence[Sequence[Removal]],
     rows: int = 32,
 ) -> tuple[Float[np.ndarray, " removal"], Float[np.ndarray, " removal"]]:
-    """Return for each removal the mean KL divergence of the predictions, in nats, and the share whose first choice
-    stays.
+    """Return the mean KL divergence of the predictions, in nats, and the share whose first choice stays.
 
     Args:
         said: the log-probabilities without any removal.
-        removals: one or, from several heads together, a sequence of them.
+        removals: from one head or several together, for each pair of numbers.
         rows: canvases in one forward call, fewer where memory does not suffice.
     """
     tokens = torch.from_numpy(probe.tokens.astype(np.int64)).to(model.device)[None]
     readers = torch.from_numpy(probe.readers)
-    wanted = [[one] if isinstance(one, Removal) else one for one in removals]
-    best, kl, kept = said.argmax(-1), [torch.zeros(0, dtype=torch.float32)], [torch.zeros(0, dtype=torch.float32)]
-    done = 0
-    while done < len(wanted):
-        part = wanted[done : done + rows]
+    best, kl, kept = said.argmax(-1), list[float](), list[float]()
+    while len(kl) < len(removals):
+        part = removals[len(kl) : len(kl) + rows]
         try:
             with as_written(model, probe), subscribed(model.network, _Remover(part)):
                 changed = predictions(model, tokens.expand(len(part), -1), readers)
-            found = (
-                (said.exp() * (said - changed)).sum(-1).mean(-1).cpu(),
-                (changed.argmax(-1) == best).float().mean(-1).cpu(),
-            )
+            divergence = (said.exp() * (said - changed)).sum(-1).mean(-1)
+            stay = (changed.argmax(-1) == best).float().mean(-1)
         except (RuntimeError, MemoryError) as error:
             if len(part) == 1 or not is_out_of_memory(error):
                 raise
             rows = len(part) // 2
             continue
-        kl.append(found[0])
-        kept.append(found[1])
-        done += len(part)
-    return torch.cat(kl).clamp(min=0).numpy().astype(np.float64), torch.cat(kept).numpy().astype(np.float64)
+        kl += divergence.clamp(min=0).tolist()
+        kept += stay.tolist()
+    return np.array(kl), np.array(kept)
+
+
+def sinks_by_head(probes: Sequence[Probe], heads: Heads, model: Model, rules: Rules, rows: int, seed: int) -> Rows:
+    """Return which heads have a sink on each canvas, [layer][head]; the other measures take the same arguments."""
+    return [{"sink": look(model, probe).sinks(rules.excess).any(-1).tolist()} for probe in probes]
+
+
+def measure_heads(probes: Sequence[Probe], heads: Heads, model: Model, rules: Rules, rows: int, seed: int) -> Rows:
+    """Return one row for each canvas and head."""
+    found = []
+    for probe in probes:
+        sight = look(model, probe)
+        sinks = sight.sinks(rules.excess)
+        of_heads = {at: {"prompt": probe.prompt, "layer": at[0], "head": at[1], "sink": False} for at in heads}
+        with_sink = [at for at in heads if sinks[at].any()]
+        removals = [one for at in with_sink for one in removals_of(sight, sinks[at], *at, seed + probe.prompt)]
+        kl, kept = divergences(model, probe, sight.log_probabilities, [[one] for one in removals], rows)
+        for one, divergence, share in zip(removals, kl.tolist(), kept.tolist(), strict=True):
+            at = one.layer, one.head
+            of_heads[at] |= {"sink": True, f"kl.{one.name}": divergence, f"kept.{one.name}": share}
+            if one.name in ("sink", "rowmass"):
+                of_heads[at][f"taken.{one.name}"] = float(sight.reader_rows[at][one.keys].sum())
+        for at in with_sink:
+            of_heads[at] |= described_head(sight, probe, at, sinks[at], rules)
+        found += of_heads.values()
+    return found
+
+
+def described_head(
+    sight: Sight, probe: Probe, head: tuple[int, int], sinks: Bool[np.ndarray, " key"], rules: Rules
+) -> dict[str, Any]:
+    """Return where the sink of a head is, its share of the attention, and where that would go without it."""
+    columns, norms, moved, itself = sight.columns[head], sight.output_norms[head], sight.moved[head], sight.itself[head]
+    top = int(sight.order[head][0])
+    median = float(np.median(norms))
+    ratios = norms / median if median > 0 else np.full_like(norms, np.nan)
+    substitutes = sinks & (ratios < rules.small)
+    substitutes[top] = False
+    return {
+        "position": top,
+        "token": int(probe.tokens[top]),
+        "place": top / max(1, len(columns) - 1),
+        "share": float(columns[top] / columns.sum()),
+        "committed_share": float(sight.committed_rows[head][top]),
+        "norm_ratio": float(ratios[top]),
+        "evenness": float(sight.evenness[head]),
+        "to_substitutes": float(moved[substitutes].sum()),
+        "to_itself": float(itself[~substitutes].sum()),
+        "to_text": float((moved - itself)[~substitutes].sum()),
+        "to_sink_token": float(sight.sink_token[head]),
+    }
+
+
+def measure_together(probes: Sequence[Probe], heads: Heads, model: Model, rules: Rules, rows: int, seed: int) -> Rows:
+    """Return the change of the predictions on each canvas when the sinks of several heads are hidden at once."""
+    found = []
+    for probe in probes:
+        sight = look(model, probe)
+        sinks, draws = sight.sinks(rules.excess), seed + probe.prompt
+        every = [one for at in heads if sinks[at].any() for one in removals_of(sight, sinks[at], *at, draws)]
+        groups = [[one for one in every if one.name == name] for name in ("sink", "rowmass")]
+        kl, kept = (one.tolist() for one in divergences(model, probe, sight.log_probabilities, groups, rows))
+        found.append({"kl.sink": kl[0], "kl.rowmass": kl[1], "kept.sink": kept[0], "kept.rowmass": kept[1]})
+    return found

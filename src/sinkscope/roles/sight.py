@@ -1,4 +1,4 @@
-"""One canvas with nothing hidden: the sinks of each head, what they take and add, and where attention would go."""
+"""One canvas with nothing hidden: the sinks of each head, their attention and norms, and where attention would go."""
 
 from dataclasses import dataclass
 
@@ -27,11 +27,10 @@ class Sight:
         evenness: (mean a_qj)² / mean a_qj² over the readers, for the key j with the largest column: 1 where all queries
             attend to it alike.
         output_norms: ‖W_O v_j‖; value_norms: ‖v_j‖.
-        moved: where the readers' attention on that key would go without it, as shares of it: to each other key. Softmax
-            without a key is the softmax with it, scaled up.
+        moved: where the readers' attention on that key would go without it, as shares of it: to each other key.
         itself: the part of ``moved`` in which a reader attends to its own key.
         sink_token: the share of it that would go to the network's own sink token; with ``moved`` it makes 1.
-        log_probabilities: the predictions, [reader, vocabulary].
+        log_probabilities: the predictions.
     """
 
     columns: Float[np.ndarray, "layer head key"]
@@ -50,6 +49,9 @@ class Sight:
         """Keys by falling column sum, ties to the lower position."""
         return np.argsort(-self.columns, axis=-1, kind="stable")
 
+    def sinks(self, excess: float) -> Bool[np.ndarray, "layer head key"]:
+        return is_sink(self.columns, excess)
+
 
 class _Watch(Watcher):
     def __init__(self, model: Model, probe: Probe) -> None:
@@ -59,19 +61,18 @@ class _Watch(Watcher):
         self.projections = OutputProjections(model.network)
 
     def watch(self, call: LayerCall, columns: Columns) -> None:
-        module = self.model.network.get_submodule(call.name)
-        heads = call.query.shape[1]
         sums = columns.sums[0, :, call.groups.index("all")]
-        top = sums.argmax(-1)
-        found = self._rows(call, getattr(module, "scaling", None) or call.query.shape[-1] ** -0.5, top)
         norms = self.projections.norms(call)
         if norms is None:
             raise AttentionError(f"expected an output projection of the values of {call.name}, found none that fits")
-        values = call.value[0].float().norm(dim=-1).repeat_interleave(heads // call.value.shape[1], dim=0)
+        values = call.value[0].float().norm(dim=-1).repeat_interleave(len(sums) // call.value.shape[1], dim=0)
+        found = self._rows(call, sums.argmax(-1))
         self.layers.append({"columns": sums, "output_norms": norms[0], "value_norms": values, **found})
 
-    def _rows(self, call: LayerCall, scale: float, top: Tensor) -> dict[str, Tensor]:
-        """Attention of the readers, a block of them at a time."""
+    def _rows(self, call: LayerCall, top: Tensor) -> dict[str, Tensor]:
+        """Return the attention of the readers, a block of them at a time; ``top``: the key with the largest column."""
+        module = self.model.network.get_submodule(call.name)
+        scale = getattr(module, "scaling", None) or call.query.shape[-1] ** -0.5
         query, heads = call.query[0].float(), call.query.shape[1]
         shared = heads // call.key.shape[1]
         key = call.key[0].float().repeat_interleave(shared, dim=0)
@@ -84,9 +85,12 @@ class _Watch(Watcher):
         for block in torch.arange(len(places), device=device).split(BLOCK):
             own = places[block]
             scores = query[:, own] @ key.mT * scale
-            front = scores.new_zeros(heads, len(own), 0)
-            if call.own is not None:
-                front = _own_scores(call, query[:, own], scale, shared)
+            front = scores.new_zeros(heads, len(own), 0)  # scores of the network's own constant keys
+            if (constant := call.own) is not None and constant.logits is not None:
+                front = constant.logits[:, None].to(query).expand(-1, len(own), -1)
+            elif constant is not None:
+                keys = constant.keys if constant.keys.ndim == 3 else constant.keys[0]
+                front = query[:, own] @ keys.to(query).repeat_interleave(shared, dim=0).mT * scale
             size = 1 if self.causal else getattr(self.model.network.model, "block_length", None)
             if size:  # a query sees no later block
                 later = own[:, None] // size < torch.arange(key.shape[1], device=device) // size
@@ -99,10 +103,9 @@ class _Watch(Watcher):
             first += taken.sum(1)
             second += (taken**2).sum(1)
             given = taken / (1 - taken).clamp(min=1e-6)
-            released = torch.einsum("hq,hqk->hk", given, weights)
+            moved += torch.einsum("hq,hqk->hk", given, weights)  # softmax without a key is that with it, scaled up
             on_itself = weights.gather(-1, own.expand(heads, -1)[..., None])[..., 0]
             itself[:, own] += given * on_itself * (own != top[:, None])
-            moved += released
             sink_token += (given * to_front.sum(-1)).sum(1)
         moved.scatter_(-1, top[:, None], 0.0)
         count, there = len(places), max(1, int(committed.sum()))
@@ -117,17 +120,6 @@ class _Watch(Watcher):
         }
 
 
-def _own_scores(call: LayerCall, query: Tensor, scale: float, shared: int) -> Tensor:
-    """Scores [head, query, count] of the network's own constant keys."""
-    own = call.own
-    assert own is not None
-    if own.logits is not None:
-        return own.logits[:, None].to(query).expand(-1, query.shape[1], -1)
-    assert own.keys is not None
-    keys = own.keys if own.keys.ndim == 3 else own.keys[0]
-    return query @ keys.to(query).repeat_interleave(shared, dim=0).mT * scale
-
-
 @torch.no_grad()
 def look(model: Model, probe: Probe) -> Sight:
     """Return what every head does on one canvas."""
@@ -137,8 +129,3 @@ def look(model: Model, probe: Probe) -> Sight:
         said = predictions(model, tokens, readers)[0]
     arrays = {name: torch.stack([layer[name].cpu() for layer in watcher.layers]).numpy() for name in watcher.layers[0]}
     return Sight(**arrays, log_probabilities=said)
-
-
-def sinks_of(sight: Sight, excess: float) -> Bool[np.ndarray, "layer head key"]:
-    """Return which keys are sinks by Eq. 3."""
-    return is_sink(sight.columns, excess)

@@ -1,15 +1,11 @@
-"""The verdict on a sink: what it does, by fixed rules. They were written down before a trained model was
-measured, but for two: the comparison with the control prompt by prompt, and what a sink must take from the queries that
-predict.
+"""The verdict on a sink by fixed rules, written down before a trained model was measured, but for two: the comparison
+with the control prompt by prompt, and the share of the attention of the queries that predict.
 
-idle        What it adds changes nothing: without its contribution (0 behind the softmax) the predictions stay as they
-are.
-            Attention is parked on it.
-broadcast   What it adds matters, and all queries that predict get the same amount of it.
-carrier     What it adds matters, and some queries that predict get it more than others.
+idle        Without its contribution (0 behind the softmax) the predictions stay as they are: attention is parked on it.
+broadcast   Its contribution matters, and all queries that predict get the same amount of it.
+carrier     Its contribution matters, and some queries that predict get it more than others.
 undecided   Anything else: no lasting sink, too little difference, a head in which nothing of its size would matter, or
-a sink that
-            matters although the queries that predict hardly look at it.
+            a sink that matters although the queries that predict hardly look at it.
 
 Whether an idle sink can be taken away is another question. Its attention has to go somewhere: to another idle key (a
 substitute), which changes nothing, or to the text, which may. So beside the role stands how many keys must be hidden
@@ -35,11 +31,9 @@ class Rules:
         changed: mean KL divergence from which predictions count as changed, in nats a prediction.
         small: output norm of an idle key, over the median of its canvas, where nothing else tells it from others.
         even: evenness from which all queries that predict get the same.
+        lasting: share of canvases in which a head has a sink by Eq. 3, of ``excess`` ε in queries' worth.
         faint: share of the attention of the queries that predict below which a sink does not act through them, so that
-            neither their evenness nor a control of equal weight says what it does. 0 in files that were written before
-            there was this rule.
-        lasting: share of canvases in which a head has a sink by Eq. 3.
-        excess: ε of Eq. 3, in queries' worth.
+            neither their evenness nor a control of equal weight decides.
 
     Raises:
         CallError: a number that cannot be one of these.
@@ -96,7 +90,7 @@ def decide(
     if zeroed.high < rules.changed:
         if norm_ratio.high is not None and norm_ratio.high < rules.small:
             return "idle", "adds little: a small output norm"
-        if _above(matched.mean, rules.changed) and _above(matched_over.low, 0.0):
+        if (matched.mean or 0.0) > rules.changed and (matched_over.low or 0.0) > 0:
             return "idle", "adds nothing that matters; other keys with as much attention do"
         if faint:
             return "undecided", f"what it adds changes nothing, but the queries that predict {under}"
@@ -111,7 +105,3 @@ def decide(
     if evenness.high is not None and evenness.high < rules.even:
         return "carrier", "what it adds matters, to some queries that predict more than to others"
     return "undecided", "what it adds matters, but the interval of its evenness holds both"
-
-
-def _above(value: float | None, limit: float) -> bool:
-    return value is not None and value > limit

@@ -30,11 +30,7 @@ Failure = type[SinkscopeError]
 
 
 def read_text(path: Path, failure: Failure, advice: str = "") -> str:
-    """Return the text of a UTF-8 file, plain or in gzip, without a byte order mark.
-
-    Raises:
-        failure: it cannot be read, is a damaged gzip file, or is no UTF-8.
-    """
+    """Return the text of a UTF-8 file, plain or in gzip, without a byte order mark."""
     try:
         content = path.read_bytes()
         return (gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content).decode("utf-8-sig")
@@ -44,11 +40,7 @@ def read_text(path: Path, failure: Failure, advice: str = "") -> str:
 
 
 def read_json_object(path: Path, failure: Failure, advice: str = "") -> dict[str, Any]:
-    """Return the JSON object in a file.
-
-    Raises:
-        failure: it cannot be read, or is no JSON object.
-    """
+    """Return the JSON object in a file; raise ``failure`` for anything else."""
     found = parse_json(read_text(path, failure, advice), str(path), failure, advice)
     if not isinstance(found, dict):
         raise failure(_message(path, f"expected a JSON object, found {shown(found)}", advice))
@@ -66,11 +58,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def parse_json(text: bytes | str, where: str, failure: Failure, advice: str = "") -> Any:
-    """Return the value of JSON text; ``where`` names it in messages.
-
-    Raises:
-        failure: no JSON.
-    """
+    """Return the value of JSON text; ``where`` names it in messages."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -95,19 +83,15 @@ def _adapter(kind: Any) -> Any:
 
 
 def validated(kind: Any, document: Any, where: Path | str, failure: Failure, advice: str = "") -> Any:
-    """Return a JSON value as the dataclass (or other type) that describes it; the type is the schema.
-
-    Raises:
-        failure: names the first field that is missing, unknown, of another type, or out of its bounds.
-    """
+    """Return a JSON value as the dataclass (or other type) that is its schema; name the first field that is wrong."""
     from pydantic import ValidationError
 
     try:
         return _adapter(kind).validate_python(document)
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
-        name = ".".join(map(str, wrong["loc"]))
-        text = f"{f'{name}: ' if name else ''}{wrong['msg']}, found {shown(wrong['input'])}"
+        place = "".join(f"{one}." for one in wrong["loc"])[:-1]
+        text = f"{f'{place}: ' if place else ''}{wrong['msg']}, found {shown(wrong['input'])}"
         raise failure(_message(where, text, advice)) from error
 
 
@@ -131,9 +115,7 @@ def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview], failu
     write_together({path: content}, failure, advice)
 
 
-def write_together(
-    contents: Mapping[Path, bytes | Iterable[bytes | memoryview]], failure: Failure, advice: str
-) -> None:
+def write_together(contents: Mapping[Path, Any], failure: Failure, advice: str) -> None:
     """Write several files as `write_whole` writes one; where one cannot be written, all earlier files stay."""
     written: dict[Path, Path] = {}
     path = Path()
@@ -175,21 +157,13 @@ def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compare_checksum(content: Mapping[str, Any], where: Path | str, failure: Failure, advice: str = "") -> None:
-    """Compare an object with its checksum, where it has one.
-
-    Raises:
-        failure: it has other values than were written.
-    """
+    """Raise ``failure`` for an object with other values than its checksum, where it has one."""
     if CHECKSUM in content and content[CHECKSUM] != checksum_of(content):
         raise failure(f"{where}: expected the values whose checksum it holds, found others; {advice or DAMAGED}")
 
 
 def sealed(content: bytes) -> list[bytes | memoryview]:
-    """Return a safetensors file with the sha256 of its header and tensors among its metadata, in pieces.
-
-    Args:
-        content: a file as `safetensors` makes it.
-    """
+    """Return a file of safetensors with the sha256 of its header and tensors among its metadata, in pieces."""
     length = int.from_bytes(content[:8], "little")
     header, data = json.loads(content[8 : 8 + length]), memoryview(content)[8 + length :]
     metadata = {key: value for key, value in sorted(header.pop("__metadata__", {}).items()) if key != SHA256}
@@ -201,11 +175,7 @@ def sealed(content: bytes) -> list[bytes | memoryview]:
 
 
 def compare_sealed(path: Path, failure: Failure, advice: str = "") -> dict[str, str]:
-    """Compare a safetensors file with its checksum, where it has one, and return its metadata.
-
-    Raises:
-        failure: it has other bytes than were written, or is no safetensors file.
-    """
+    """Return the metadata of a safetensors file; raise ``failure`` where it has a checksum and other bytes."""
     try:
         with path.open("rb") as file:
             header = _header(file)
@@ -214,8 +184,7 @@ def compare_sealed(path: Path, failure: Failure, advice: str = "") -> dict[str, 
     except OSError as error:
         raise failure(f"{path} cannot be read ({error.strerror or error})") from error
     except (ValueError, AttributeError) as error:
-        what = f"expected a safetensors file, found something else ({first_line(error)})"
-        raise failure(f"{path}: {what}; {advice or DAMAGED}") from error
+        raise failure(f"{path}: expected a safetensors file ({first_line(error)}); {advice or DAMAGED}") from error
     if not whole:
         raise failure(f"{path}: expected the tensors whose sha256 it holds, found others; {advice or DAMAGED}")
     return metadata
@@ -236,11 +205,7 @@ def _header(file: IO[bytes]) -> dict[str, Any]:
 
 
 def compare_file(path: Path, sha256: str, failure: Failure, whose: str, advice: str = "") -> None:
-    """Compare all bytes of a file with the sha256 that something else gives, such as ``its manifest``.
-
-    Raises:
-        failure: it cannot be read, or has other bytes than were written.
-    """
+    """Raise ``failure`` for a file with other bytes than the sha256 that ``whose``, such as ``its manifest``, gives."""
     try:
         found = sha256_of(path)
     except OSError as error:
@@ -259,7 +224,7 @@ def _digest(header: Mapping[str, Any], data: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return what Python writes for a value, shortened for a message."""
+    """Return the representation of a value, shortened for a message."""
     text = repr(value)
     return text if len(text) <= 60 else text[:60] + "…"
 

@@ -1,4 +1,4 @@
-"""Folders that one process writes: a lock, a place for what is not whole yet, and the identity of a run that goes on.
+"""Folders that one process writes: a lock, a place for unfinished files, and the identity of a run that goes on.
 
 A lock is a file that the system locks for its holder and releases when the holder dies, however it dies.
 """
@@ -32,20 +32,16 @@ _LOCKABLE = "choose a folder on a disk where files can be locked"
 def made_folder(folder: Path, failure: Failure, wanted: str = "") -> Iterator[None]:
     """Make a folder; where the body raises, those that were made and are still empty are removed.
 
-    Args:
-        wanted: what the user named, if it was not the folder.
-
-    Raises:
-        CallError: there is a file on the way.
-        failure: it cannot be made.
+    Raise CallError where there is a file on the way; ``wanted`` is the name that the user gave, if not the folder's.
     """
     folder = folder.absolute()
     made = [one for one in (folder, *folder.parents) if not one.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (NotADirectoryError, FileExistsError) as error:
-        what = f"{wanted or folder}: expected a folder, found a file on the way"
-        raise CallError(f"{what}; choose another name") from error
+        raise CallError(
+            f"{wanted or folder}: expected a folder, found a file on the way; choose another name"
+        ) from error
     except OSError as error:
         raise failure(f"{folder} cannot be made ({error.strerror or error}); choose another folder") from error
     try:
@@ -57,11 +53,16 @@ def made_folder(folder: Path, failure: Failure, wanted: str = "") -> Iterator[No
         raise
 
 
-def _acquire(path: Path, name: str, failure: Failure, blocking: bool) -> Any:
-    """Return the lock that is a file, acquired; ``name`` stands for what it protects in messages."""
+@contextmanager
+def exclusive(path: Path, failure: Failure, name: str = "", blocking: bool = True) -> Iterator[None]:
+    """Hold a lock file, which stays, while the body runs; wait for it, or raise where another process holds it.
+
+    Args:
+        name: stands in messages for the protected files.
+    """
     import filelock
 
-    lock = filelock.FileLock(path, thread_local=False, fallback_to_soft=False)
+    lock = filelock.FileLock(path.absolute(), thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire(blocking=blocking)
     except filelock.Timeout as error:
@@ -69,51 +70,39 @@ def _acquire(path: Path, name: str, failure: Failure, blocking: bool) -> Any:
         who = "this process" if owner == str(os.getpid()) else f"process {owner or 'unknown'}"
         raise failure(f"{name}: another run is writing into it ({who}); wait for it or choose another name") from error
     except (OSError, NotImplementedError) as error:
-        raise failure(f"{name} cannot be locked ({error}); {_LOCKABLE}") from error
-    return lock
-
-
-@contextmanager
-def held(path: Path, name: str, failure: Failure) -> Iterator[None]:
-    """Hold the lock that is a file while the body runs, and remove it at the end.
-
-    Raises:
-        failure: another process holds it, or it cannot be made.
-    """
-    path = path.absolute()  # the body may change the current folder
-    lock = _acquire(path, name, failure, blocking=False)
+        raise failure(f"{name or path} cannot be locked ({error}); {_LOCKABLE}") from error
     try:
-        with contextlib.suppress(OSError):
-            path.write_text(f"{os.getpid()}\n")
         yield
     finally:
-        with contextlib.suppress(OSError):
-            path.unlink()  # while it is held: whoever waits for the file that is gone begins anew
         lock.release()
 
 
 @contextmanager
-def claimed_folder(folder: Path, failure: Failure) -> Iterator[None]:
-    """Make a folder, if there is none, and keep other processes out of it while the body runs.
+def _held(path: Path, name: str, failure: Failure) -> Iterator[None]:
+    """Hold a lock file while the body runs, and remove it at the end; raise where another process holds it."""
+    path = path.absolute()  # the body may change the current folder
+    with exclusive(path, failure, name, blocking=False):
+        with contextlib.suppress(OSError):
+            path.write_text(f"{os.getpid()}\n")
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink()  # while it is held: whoever waits for the file that is gone begins anew
 
-    Raises:
-        CallError: there is a file on the way.
-        failure: another process writes into it, or it cannot be made or locked.
-    """
-    with made_folder(folder, failure), held(folder / CLAIM, str(folder), failure):
+
+@contextmanager
+def claimed_folder(folder: Path, failure: Failure) -> Iterator[None]:
+    """Make a folder, if there is none, and keep other processes out of it while the body runs."""
+    with made_folder(folder, failure), _held(folder / CLAIM, str(folder), failure):
         yield
 
 
 @contextmanager
 def claimed_file(path: Path, failure: Failure) -> Iterator[None]:
-    """Keep other processes from writing a file, or a folder that appears whole, while the body runs; its folder is
-    made.
-
-    Raises:
-        failure: another process writes it, or its folder cannot be made or locked.
-    """
+    """Keep others from writing a file, or a folder that appears whole, while the body runs; its folder is made."""
     lock = path.with_name(f".{path.name}{CLAIM}")
-    with made_folder(path.parent, failure, str(path)), held(lock, str(path), failure):
+    with made_folder(path.parent, failure, str(path)), _held(lock, str(path), failure):
         yield
 
 
@@ -122,13 +111,9 @@ def new_folder(folder: Path, failure: Failure, purpose: str, *last: str, among: 
     """Give a place for the files of a new folder; they move into it when the body ends, or are removed where it raises.
 
     Args:
-        purpose: what the folder is for, such as ``the folded model``.
+        purpose: of the folder, such as ``the folded model``.
         last: names of the files that move last: a reader takes a folder that has them for whole.
         among: names of all files that will be written; the folder may then hold others.
-
-    Raises:
-        CallError: the folder holds something that it must not, or there is a file on the way.
-        failure: it cannot be written, or another process writes into it.
     """
     with claimed_folder(folder, failure):
         whole = folder.absolute()
@@ -136,8 +121,8 @@ def new_folder(folder: Path, failure: Failure, purpose: str, *last: str, among: 
         shutil.rmtree(place, ignore_errors=True)  # of a run that was killed
         there = [name for name in names_in(whole) if not among or name in among]
         if there:
-            what = f"expected a new or empty folder for {purpose}, found something there ({there[0]})"
-            what = f"{folder / there[0]} is there already" if among else f"{folder}: {what}"
+            what = f"{folder}: expected a new or empty folder for {purpose}, found something there ({there[0]})"
+            what = f"{folder / there[0]} is there already" if among else what
             raise CallError(f"{what}; choose another folder or delete it")
         with _moving(place, whole, str(folder), failure, last):
             yield place
@@ -201,7 +186,7 @@ def first_difference(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> tupl
 
 
 def changed_fingerprint(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> str | None:
-    """Return which file of a run's model has changed since the run began, and how to go on; None where none has."""
+    """Say which file of a run's model has changed since the run began, and how to go on; None where none has."""
     name = next((one for one in FINGERPRINTS if theirs.get(one, mine.get(one)) != mine.get(one)), None)
     if name == WEIGHTS:
         return f"{CHANGED}; choose another place for its results"
@@ -212,12 +197,11 @@ def changed_fingerprint(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> s
 
 @contextmanager
 def run_folder(folder: Path, name: str, identity: Mapping[str, Any], failure: Failure, what: str) -> Iterator[str]:
-    """Claim the folder of a run while the body runs, a new one or that of the same run, and give the sha256 of its
-    identity.
+    """Claim the folder of a run, a new one or that of the same run, while the body runs; give its identity's sha256.
 
     Args:
         name: of the file that holds the identity; it goes where the body raises before there is another file.
-        identity: what must be the same for a run to go on, as plain values.
+        identity: plain values that must be the same for a run to go on.
         what: another run, in messages.
 
     Raises:
@@ -247,20 +231,6 @@ def run_folder(folder: Path, name: str, identity: Mapping[str, Any], failure: Fa
             raise
 
 
-@contextmanager
-def exclusive(path: Path, failure: Failure) -> Iterator[None]:
-    """Wait until no other process holds the lock that is a file, and hold it while the body runs; the file stays.
-
-    Raises:
-        failure: it cannot be made or locked.
-    """
-    lock = _acquire(path.absolute(), str(path), failure, blocking=True)
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def open_lock(path: Path, failure: Failure) -> IO[str]:
     """Open the file of a lock that the processes of one run share; it is made if need be."""
     try:
@@ -270,12 +240,7 @@ def open_lock(path: Path, failure: Failure) -> IO[str]:
 
 
 def lock(file: IO[str], how: int, failure: Failure) -> None:
-    """Lock an open file; ``how`` as for ``fcntl.flock``.
-
-    Raises:
-        BlockingIOError: another process has it.
-        failure: the file system locks no files.
-    """
+    """Lock an open file; ``how`` as for ``fcntl.flock``. Raise BlockingIOError where another process has it."""
     import fcntl  # not on Windows, where results can still be read
 
     try:
@@ -287,7 +252,7 @@ def lock(file: IO[str], how: int, failure: Failure) -> None:
 
 
 def kind_of_run(run: Mapping[str, Any]) -> str:
-    """Return the kind of results that stand in a folder, by its run.json."""
+    """Return the kind of the results in a folder, by its run.json."""
     if isinstance(run.get("weight_hash"), str) and "canvases" in run:
         return ROLES
     if not isinstance(run.get("model"), dict):

@@ -8,11 +8,7 @@ from sinkscope.errors import CallError
 
 @dataclass(frozen=True)
 class Share:
-    """Every ``count``-th piece of the work from number ``index`` on.
-
-    Raises:
-        CallError: an index that is not below the count.
-    """
+    """Every ``count``-th piece of the work from number ``index`` on."""
 
     index: int = 0
     count: int = 1
@@ -31,11 +27,6 @@ def share_of_process() -> Share:
 
 
 def expect_one_process(what: str) -> None:
-    """Refuse torchrun for work that is not divided, such as ``roles``: its other processes would find the folder
-    locked.
-
-    Raises:
-        CallError: torchrun started more than one process.
-    """
+    """Raise CallError under torchrun for work that is not divided: its other processes would find the folder locked."""
     if (count := share_of_process().count) > 1:
         raise CallError(f"{what} runs in one process, found {count} of torchrun; leave torchrun out")

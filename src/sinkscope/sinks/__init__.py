@@ -1,50 +1,5 @@
-"""Sinks: what counts as one, where they are in a trace, and how they are followed over its steps."""
+"""Sinks: their definition, their places in a trace, and their tracks over its steps. ``__init__.pyi`` has the names."""
 
-from sinkscope.sinks.definition import (
-    SinkRates,
-    Unit,
-    excess_of,
-    in_unit,
-    is_outlier,
-    is_sink,
-    is_top,
-    last_query_window,
-    running_mean,
-    sink_rates,
-    visible_query_mean,
-)
-from sinkscope.sinks.finding import Sinks, find_sinks
-from sinkscope.sinks.tracking import (
-    HeadMovement,
-    MovementTest,
-    SinksIn,
-    Track,
-    Tracks,
-    main_sinks,
-    movement_test,
-    track,
-)
+from sinkscope.lazy_names import attach
 
-__all__ = [
-    "HeadMovement",
-    "MovementTest",
-    "SinkRates",
-    "Sinks",
-    "SinksIn",
-    "Track",
-    "Tracks",
-    "Unit",
-    "excess_of",
-    "find_sinks",
-    "in_unit",
-    "is_outlier",
-    "is_sink",
-    "is_top",
-    "last_query_window",
-    "main_sinks",
-    "movement_test",
-    "running_mean",
-    "sink_rates",
-    "track",
-    "visible_query_mean",
-]
+__getattr__, __dir__ = attach(__name__, __file__)

@@ -1,4 +1,4 @@
-"""What a sink is: Eq. 3 of paper 1 in two units, and the other published rules, on column sums.
+"""The definition of a sink: Eq. 3 of paper 1 in two units, on column sums.
 
 c_j = Σ_i A_ij is the attention key j receives, in queries' worth. Its excess is c_j − mean of the other columns.
 
@@ -6,7 +6,6 @@ Quirk: paper 1's text divides by the number of queries, with which Eq. 3 and ε 
 axes up to 50. Sums (``queries``) and percent of all attention are offered, and the mean form is refused for ε ≥ 1.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -53,11 +52,10 @@ def check_excess(excess: float, unit: str) -> None:
 def is_sink(
     columns: Float[np.ndarray, "*step layer head key"], excess: float = 3.0, unit: Unit = "queries"
 ) -> Bool[np.ndarray, "*step layer head key"]:
-    """Eq. 3: which keys exceed the mean of the others by more than ``excess``.
+    """Eq. 3: which keys exceed the mean of the others by more than ``excess``, ε in that unit.
 
     Args:
         columns: column sums in queries' worth, NaN where there is no token.
-        excess: ε, in the unit named.
 
     Raises:
         CallError: see `check_excess`.
@@ -67,102 +65,19 @@ def is_sink(
         return excess_of(in_unit(columns, unit)) > excess
 
 
-def largest_excess(queries: int, unit: Unit = "queries") -> float:
-    """The excess of a key that receives everything: from it on nothing can be a sink."""
-    return {"queries": float(queries), "percent": 100.0, "mean": 1.0}[unit]
-
-
-def is_top(columns: Float[np.ndarray, "*step layer head key"], k: int) -> Bool[np.ndarray, "*step layer head key"]:
-    """Return the k keys with the largest columns of each head, ties to the lower position."""
-    order = np.argsort(np.where(np.isnan(columns), np.inf, -columns), axis=-1, kind="stable")[..., :k]
-    chosen = np.zeros(columns.shape, dtype=bool)
-    np.put_along_axis(chosen, order, True, axis=-1)
-    return chosen & ~np.isnan(columns)
-
-
-def is_outlier(
-    columns: Float[np.ndarray, "step layer head key"], deviations: float = 2.0
-) -> Bool[np.ndarray, "step key"]:
-    """Tokens whose attention, summed over all but keys, exceeds mean + deviations·std (arXiv 2602.17664)."""
-    mass = columns.sum(axis=(1, 2))
-    with np.errstate(invalid="ignore"):
-        return mass > np.nanmean(mass, axis=-1, keepdims=True) + deviations * np.nanstd(mass, axis=-1, keepdims=True)
-
-
 def visible_query_mean(
     columns: Float[np.ndarray, "*step layer head key"], causal: bool
 ) -> Float[np.ndarray, "*step layer head key"]:
     """Return column sums over the number of queries that may see the key: S − j for causal models, else S."""
     length = (~np.isnan(columns)).sum(axis=-1, keepdims=True)
-    position = np.arange(columns.shape[-1])
-    queries = np.maximum(length - position, 1) if causal else np.maximum(length, 1)
-    return columns / queries
-
-
-LEAST_QUERIES = 64
-"""Queries that must see a key before its mean α counts in a sink rate; Gu et al. take their rates over 64 tokens."""
-
-
-def rated_keys(keys: int, causal: bool, least_queries: int = LEAST_QUERIES) -> int:
-    """Return how many of the first keys at least ``least_queries`` queries can see; all of them for bidirectional
-    models.
-    """
-    return max(0, keys - least_queries + 1) if causal else keys
-
-
-@dataclass(frozen=True, eq=False)
-class SinkRates:
-    """Shares of layers × heads whose mean α exceeds a threshold (Gu et al., ICLR 2025).
-
-    Attributes:
-        per_key: [step, key], Sink_k, of every key by itself, however few queries see it.
-        any_key: [step], Sink_*, over the keys that ``least_queries`` queries see; NaN where there is no such key.
-        first_key: [step], Sink_1, of the first token.
-        threshold: on α.
-        normaliser: what α was divided by, ``visible queries`` (as published) or ``all queries`` (bidirectional).
-        least_queries: see `sink_rates`.
-    """
-
-    per_key: Float[np.ndarray, "step key"]
-    any_key: Float[np.ndarray, " step"]
-    first_key: Float[np.ndarray, " step"]
-    threshold: float
-    normaliser: str
-    least_queries: int
-
-
-def sink_rates(
-    columns: Float[np.ndarray, "step layer head key"],
-    causal: bool,
-    threshold: float = 0.3,
-    least_queries: int = LEAST_QUERIES,
-) -> SinkRates:
-    """Sink_k, Sink_* and Sink_1 of Gu et al. (2410.10781), defined for causal models; bidirectional ones divide by S.
-
-    Args:
-        least_queries: keys that fewer queries can see do not count in Sink_*, in causal models. The mean of a few
-            queries is often large: the newest key has one query, its own.
-    """
-    with np.errstate(invalid="ignore"):
-        over = visible_query_mean(columns, causal) > threshold
-    lengths = (~np.isnan(columns[:, 0, 0])).sum(axis=-1)
-    any_key = np.full(len(columns), np.nan)
-    for step, length in enumerate(lengths.tolist()):
-        if keys := rated_keys(length, causal, least_queries):
-            any_key[step] = over[step, ..., :keys].any(axis=-1).mean()
-    per_key = over.mean(axis=(1, 2))
-    return SinkRates(
-        per_key, any_key, per_key[:, 0], threshold, "visible queries" if causal else "all queries", least_queries
-    )
+    return columns / np.maximum(length - np.arange(columns.shape[-1]) if causal else length, 1)
 
 
 def last_query_window(
     last_query: Float[np.ndarray, "step layer head key"], window: int = 16
 ) -> Float[np.ndarray, "step layer head key"]:
-    """Column sums over the newest ``window`` queries of an autoregressive trace, one a step.
-
-    A running sum over all steps can hardly move; these can. Steps with fewer rows behind them sum fewer. A key that
-    came later counts 0 for the rows before it.
+    """Column sums over the newest ``window`` queries of an autoregressive trace, one a step; the first steps sum fewer,
+    and a key that came later counts 0 for the rows before it.
     """
     rows = np.nan_to_num(last_query)
     summed = np.cumsum(rows, axis=0, dtype=np.float64)
@@ -171,9 +86,7 @@ def last_query_window(
 
 
 def running_mean(columns: Float[np.ndarray, "step layer head key"]) -> Float[np.ndarray, "step layer head key"]:
-    """Columns averaged over all steps so far with this key: a diffusion model seen as an autoregressive one's running
-    sums show it.
-    """
+    """Columns averaged over all steps so far with this key, as an autoregressive model's running sums show them."""
     there = ~np.isnan(columns)
     total = np.cumsum(np.where(there, columns, 0), axis=0, dtype=np.float64)
     return np.where(there, total / np.maximum(np.cumsum(there, axis=0), 1), np.nan).astype(columns.dtype)

@@ -5,12 +5,9 @@ two sinks have only exchanged their rank: a swap. Any other change is a move: th
 new one was none before. The drift of a main sink is the slope of its position against the step.
 
 A diffusion sampler that finishes blocks from left to right moves its masks to the right by design. A sink that only
-keeps its distance to the masks therefore drifts in absolute positions and stands still relative to a frontier:
-
-nearest_mask     the masked position nearest to the sink, ties to the left
-leftmost_mask    the first masked position of the canvas
-rightmost_mask   the last one
-block_edge       the right edge of the block in which tokens are being committed
+keeps its distance to the masks therefore drifts in absolute positions and stands still relative to a frontier: the
+masked position nearest to the sink (ties to the left), the first or the last one of the canvas, or the right edge of
+the block in which tokens are being committed.
 """
 
 from collections.abc import Callable
@@ -20,16 +17,14 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 IsSink = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-"""Says of steps, layers, heads and positions, four arrays of one length, whether Eq. 3 holds there."""
+"""Tells for steps, layers, heads and positions, four arrays of one length, whether Eq. 3 holds there."""
 
 FRONTIERS = ("nearest_mask", "leftmost_mask", "rightmost_mask", "block_edge")
 
 
 def slopes(position: Float[np.ndarray, "step *head"]) -> Float[np.ndarray, "*head"]:
-    """Return the least-squares slope of a position against the step, in positions per step.
-
-    NaN steps are left out; NaN where fewer than two are left. Exact sums of whole positions: a slope of 0 is 0, without
-    rounding.
+    """Return the least-squares slope of a position against the step, in positions per step, without NaN steps; NaN
+    where fewer than two are left. Exact sums of whole positions: a slope of 0 is 0, without rounding.
     """
     position = np.asarray(position, dtype=np.float64)
     there = ~np.isnan(position)
@@ -55,8 +50,7 @@ class MainMoves:
     Attributes:
         distance: positions of each move, to the right positive; 0 where there is no move.
         pairs: steps in a row that both have a main sink; moves, swaps: how many of them are moves and swaps.
-        drift: least-squares slope of the position against the step; NaN with fewer than two steps that have a main
-            sink.
+        drift: slope of the position against the step; NaN with fewer than two steps that have a main sink.
     """
 
     distance: Int[np.ndarray, "transition layer head"]
@@ -67,12 +61,7 @@ class MainMoves:
 
     @classmethod
     def of(cls, main: Int[np.ndarray, "step layer head"], is_sink: IsSink | None = None) -> "MainMoves":
-        """Return the moves of main sinks.
-
-        Args:
-            main: positions, −1 where there is none.
-            is_sink: tells swaps from moves; without it every change of place is a move.
-        """
+        """Return the moves of main sinks (−1: none); without ``is_sink`` every change of place is a move."""
         there = main >= 0
         both = there[1:] & there[:-1]
         distance = np.where(both, main[1:] - main[:-1], 0)
@@ -82,9 +71,8 @@ class MainMoves:
             before, after = main[step, layer, head], main[step + 1, layer, head]
             swapped[step, layer, head] = is_sink(step, layer, head, after) & is_sink(step + 1, layer, head, before)
         distance = np.where(swapped, 0, distance)
-        return cls(
-            distance, both.sum(axis=0), (distance != 0).sum(axis=0), swapped.sum(axis=0), slopes(as_positions(main))
-        )
+        counts = (one.sum(axis=0) for one in (both, distance != 0, swapped))
+        return cls(distance, *counts, slopes(as_positions(main)))
 
 
 def relative_positions(
@@ -99,18 +87,15 @@ def relative_positions(
         frontier: one of `FRONTIERS`.
         edges: see `block_edges`.
     """
-    steps, width = masked.shape
     position = as_positions(main)
     if frontier == "nearest_mask":
         near = nearest_masks(masked)
-        return position - np.take_along_axis(near, np.maximum(main, 0).reshape(steps, -1), axis=1).reshape(main.shape)
+        at = np.take_along_axis(near, np.maximum(main, 0).reshape(len(main), -1), axis=1).reshape(main.shape)
+        return position - at
     if frontier == "block_edge":
-        at = edges
-    else:
-        ordered = masked if frontier == "leftmost_mask" else masked[:, ::-1]
-        at = ordered.argmax(axis=1).astype(np.float64)
-        at = at if frontier == "leftmost_mask" else width - 1 - at
-        at = np.where(masked.any(axis=1), at, np.nan)
+        return position - edges[:, None, None]
+    left, right = masked.argmax(axis=1), masked.shape[1] - 1 - masked[:, ::-1].argmax(axis=1)
+    at = np.where(masked.any(axis=1), left if frontier == "leftmost_mask" else right, np.nan)
     return position - at[:, None, None]
 
 
@@ -124,9 +109,7 @@ def nearest_masks(masked: Bool[np.ndarray, "step position"]) -> Float[np.ndarray
 
 
 def blocks_of(written: Int[np.ndarray, "step position"], first: int, block: int) -> Int[np.ndarray, " step"]:
-    """Return the number of the block in which each step commits: that of its first commit; −1 before the first.
-
-    A step without a commit counts to the block of the step before.
+    """Return the number of the block of each step: that of its first commit, or of the step before; −1 before any.
 
     Args:
         first: where the first block begins.

@@ -14,17 +14,12 @@ KINDS = ("static", "moved", "vanished", "reappeared", "one_step", "lasting")
 STATIC, MOVED, VANISHED, REAPPEARED, ONE_STEP, LASTING = range(len(KINDS))
 PAIRS = 2_000_000
 """Pairs of episodes that are compared at a time, which bounds the memory."""
-NONE = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, eq=False)
 class Episodes:
-    """Every episode, ordered by head, first step, position.
-
-    Attributes:
-        head, position, first, last: int arrays; steps are inclusive.
-        kind: number in `KINDS`.
-        successor: number of the episode it moved to, −1 where it did not.
+    """Every episode, ordered by head, first step, position; ``kind`` is a number in `KINDS`, ``successor`` that of
+    the episode it moved to, −1 where it did not.
     """
 
     head: Int[np.ndarray, " episode"]
@@ -34,12 +29,8 @@ class Episodes:
     kind: Int[np.ndarray, " episode"]
     successor: Int[np.ndarray, " episode"]
 
-    def __len__(self) -> int:
-        return len(self.head)
-
     @property
     def durations(self) -> Int[np.ndarray, " episode"]:
-        """Steps from the first to the last, both included."""
         return self.last - self.first + 1
 
 
@@ -55,10 +46,10 @@ def find_episodes(
     """Return the episodes of sinks that are given one by one.
 
     Args:
-        steps: how many the trace has.
+        steps: of the trace.
         tolerance: a gap of at most so many steps does not end an episode.
         short_too: looks for successors also of episodes of one step, whose kind does not depend on it.
-        ordered: the sinks come ordered by head, position and step; otherwise they may come in any order.
+        ordered: the sinks come ordered by head, position and step.
     """
     if not ordered:
         order = np.lexsort((step, position, head))
@@ -88,20 +79,19 @@ def _successors(
     head: np.ndarray, position: np.ndarray, first: np.ndarray, last: np.ndarray, asked: np.ndarray, steps: int
 ) -> np.ndarray:
     """Return the numbers of the successors, −1 where there is none; episodes are ordered by head and first step."""
-    successor = np.full(len(head), -1)
+    successor, none = np.full(len(head), -1), np.iinfo(np.int64).max
     start = head * (steps + 2) + first
     low = np.searchsorted(start, head[asked] * (steps + 2) + last[asked] - 1)
     counts = np.searchsorted(start, head[asked] * (steps + 2) + last[asked] + 1, side="right") - low
     asked, low, counts = asked[counts > 0], low[counts > 0], counts[counts > 0]
-    for piece in np.split(np.arange(len(asked)), np.flatnonzero(np.diff(np.cumsum(counts) // PAIRS)) + 1):
-        if not len(piece):
-            continue
+    pieces = np.split(np.arange(len(asked)), np.flatnonzero(np.diff(np.cumsum(counts) // PAIRS)) + 1)
+    for piece in pieces if len(asked) else []:
         begin = np.cumsum(counts[piece]) - counts[piece]
         number = np.repeat(asked[piece], counts[piece])
         other = np.arange(len(number)) + np.repeat(low[piece] - begin, counts[piece])
         distance = np.abs(position[other] - position[number])
         fits = (distance > 0) & (first[other] > first[number]) & (last[other] > last[number])
-        nearest = np.minimum.reduceat(np.where(fits, distance * len(head) + other, NONE), begin)
-        found = nearest < NONE
+        nearest = np.minimum.reduceat(np.where(fits, distance * len(head) + other, none), begin)
+        found = nearest < none
         successor[asked[piece][found]] = nearest[found] % len(head)
     return successor

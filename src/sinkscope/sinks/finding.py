@@ -1,4 +1,4 @@
-"""Finding the sinks of a trace: which tokens, where, how strong."""
+"""The sinks of a trace: which tokens, where, how strong."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -12,9 +12,8 @@ from jaxtyping import Bool, Float, Int
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
 from sinkscope.notebook_card import MOST_ROWS, card
-from sinkscope.sinks.definition import Unit, check_excess, excess_of, in_unit, is_sink, largest_excess
-from sinkscope.sinks.followed_columns import Followed, Recorded
-from sinkscope.sinks.query_counts import query_means
+from sinkscope.sinks.definition import Unit, check_excess, excess_of, in_unit, is_sink
+from sinkscope.sinks.followed_columns import Followed, Recorded, query_means
 from sinkscope.traces.reading import as_trace, expect_steps
 
 EXCESS = 3.0
@@ -26,18 +25,14 @@ class Sinks:
     """The sinks of one trace by Eq. 3, a row each, ordered by step, layer, head, position.
 
     Attributes:
-        step, layer, head, position, token: int arrays.
         column_sum: in queries' worth of attention, whatever the unit of the threshold.
-        visible_query_mean: the column over the number of queries that may see the key (see `query_counts.query_means`);
-            for causal models, whose early keys are seen by more queries, the fairer number.
+        visible_query_mean: the column over the number of queries that may see the key (see
+            `followed_columns.query_means`); for causal models, whose early keys more queries see, the fairer number.
         excess: over the mean of the other columns, in ``unit``.
-        threshold, unit: as given.
         shape: (steps, layers, heads, positions) of the trace.
         selected_share: sinks over all step × layer × head × position within ``lengths``.
-        columns: [step, layer, head, key], what movement is read from: column sums, or for autoregressive traces the
-            rows of the last queries, in block diffusion those of the newest blocks.
-        source: which of the two.
-        moving: bool [step, layer, head, key], Eq. 3 on ``columns``.
+        columns: [step, layer, head, key], in which sinks are followed (see `followed_columns`), and ``source`` their
+            name; ``moving``: bool [step, layer, head, key], Eq. 3 on them.
         vocabulary: texts of tokens by their number as text, as far as the trace has them.
     """
 
@@ -62,9 +57,7 @@ class Sinks:
         return len(self.step)
 
     def places(self) -> list[tuple[int, int, int, float]]:
-        """Return (position, token, how often it is a sink, mean column sum) of every place with a sink, the most
-        frequent first.
-        """
+        """Return (position, token, how often, mean column sum) of every place with a sink, the most frequent first."""
         found = Counter(zip(self.position.tolist(), self.token.tolist(), strict=True))
         sums: Counter[tuple[int, int]] = Counter()
         for position, token, column in zip(self.position, self.token, self.column_sum.tolist(), strict=True):
@@ -72,7 +65,6 @@ class Sinks:
         return [(*place, count, sums[place] / count) for place, count in found.most_common()]
 
     def _repr_html_(self) -> str:
-        """Return a summary for notebooks."""
         steps, layers, heads, _ = self.shape
         places = self.places()
         rows = [
@@ -89,11 +81,11 @@ class Sinks:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one plain record for each sink, as ``sinkscope sinks --json`` prints them."""
-        columns = {name: getattr(self, name) for name in ("step", "layer", "head", "position", "token")}
-        for name in ("column_sum", "excess", "visible_query_mean"):
-            columns[name] = getattr(self, name).astype(float).round(4)
-        rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-        return [dict(zip(columns, row, strict=True)) for row in rows]
+        whole, rounded = ("step", "layer", "head", "position", "token"), ("column_sum", "excess", "visible_query_mean")
+        columns = [getattr(self, name) for name in whole]
+        columns += [getattr(self, name).astype(float).round(4) for name in rounded]
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return [dict(zip((*whole, *rounded), row, strict=True)) for row in rows]
 
 
 def find_sinks(trace: Recorded | str | Path, excess: float = EXCESS, unit: Unit = "queries") -> Sinks:
@@ -101,8 +93,7 @@ def find_sinks(trace: Recorded | str | Path, excess: float = EXCESS, unit: Unit 
 
     Args:
         trace: an open trace, or the path of one.
-        excess: ε, in ``unit``.
-        unit: ``queries`` (column sums), ``percent`` of all attention, or ``mean``.
+        excess: ε, in ``unit``: ``queries`` (column sums), ``percent`` of all attention, or ``mean``.
 
     Raises:
         CallError: a threshold that cannot hold in that unit or on that canvas.
@@ -115,8 +106,7 @@ def find_sinks(trace: Recorded | str | Path, excess: float = EXCESS, unit: Unit 
     check_reach(excess, unit, np.nansum(columns, axis=-1), columns.shape[-1])
     tokens = np.asarray(recorded.tokens[:])
     selected = is_sink(columns, excess, unit)
-    where = np.argwhere(selected)
-    step, layer, head, position = where.T
+    step, layer, head, position = np.nonzero(selected)
     followed = Followed.of(recorded)
     moving_columns = followed.columns(recorded) if followed.newest else columns
     excesses = excess_of(in_unit(columns, unit))
@@ -141,16 +131,13 @@ def find_sinks(trace: Recorded | str | Path, excess: float = EXCESS, unit: Unit 
 
 
 def check_reach(excess: float, unit: Unit, totals: Float[np.ndarray, "step layer head"], keys: int) -> None:
-    """Check that a column of a trace can exceed a threshold; the usual one is taken for every trace.
+    """Raise CallError where no column of a trace can exceed a threshold; the usual one is taken for every trace.
 
     Args:
-        totals: what the columns of a head add up to, in queries' worth.
+        totals: sums of the columns of a head, in queries' worth.
         keys: tokens of the longest canvas.
-
-    Raises:
-        CallError: such a threshold.
     """
-    most = largest_excess(max(keys, round(float(totals.max()))), unit)
+    most = {"queries": float(max(keys, round(float(totals.max())))), "percent": 100.0, "mean": 1.0}[unit]
     if excess >= most and not (unit == "queries" and excess <= EXCESS):
         reason = f"a key that received all attention would exceed the others by {most:g}"
         raise CallError(f"excess: {excess:g} in {unit} can never hold here: {reason}")

@@ -1,27 +1,27 @@
-"""The columns in which sinks are followed from step to step.
+"""The columns in which sinks are followed from step to step, and how many queries columns are made of.
 
 They are the column sums, except where old queries keep their rows from step to step (autoregressive models, block
-diffusion): a sum over all of them can hardly move, so there only the newest queries count.
+diffusion): a sum over all of them can hardly move, so there only the newest queries count. A step has fewer queries
+than tokens behind a cache, and any number in cross-attention.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
-from sinkscope.sinks.definition import last_query_window
+from sinkscope.sinks.definition import last_query_window, visible_query_mean
+from sinkscope.traces.reading import Trace, attends_elsewhere, hidden_rules
 
 WINDOW = 16
 """Newest queries whose columns are followed."""
-
-FollowedTensor = Literal["column_sums", "last_query", "newest_columns"]
+BLOCKS = f"newest blocks of {WINDOW} or more queries"
 
 
 class Recorded(Protocol):
-    """What must be known of a trace to find its sinks, beside ``steps`` and its tensors; `sinkscope.traces.Trace` is
-    one.
-    """
+    """The attributes of a trace by which its sinks are found, beside ``steps`` and its tensors, as `traces.Trace`."""
 
     @property
     def causal(self) -> bool: ...
@@ -30,55 +30,44 @@ class Recorded(Protocol):
 
 @dataclass(frozen=True)
 class Followed:
-    """Which tensor of a trace holds the columns in which its sinks are followed.
+    """The columns of a trace in which its sinks are followed.
 
     Attributes:
         tensor: ``column_sums``; ``last_query`` of an autoregressive model, whose rows are added up over 16 steps;
             ``newest_columns`` of block diffusion, sums over the running block and the blocks before it.
     """
 
-    tensor: FollowedTensor
+    tensor: Literal["column_sums", "last_query", "newest_columns"]
 
     @classmethod
     def of(cls, recorded: Recorded) -> "Followed":
-        """Return the tensor that is followed in a trace."""
         if recorded.causal:
             return cls("last_query")
         held = getattr(recorded, "tensors", ())
         return cls("newest_columns" if "newest_columns" in held or "top_newest_columns" in held else "column_sums")
 
-    @classmethod
-    def named(cls, name: str | None, causal: bool) -> "Followed":
-        """Return the tensor that a manifest names; by the kind of model where it names none."""
-        tensors: dict[str | None, FollowedTensor] = {"last_query": "last_query", "newest_columns": "newest_columns"}
-        return cls(tensors.get(name, "last_query" if causal else "column_sums"))
-
     @property
     def newest(self) -> bool:
-        """Whether only the newest queries count."""
         return self.tensor != "column_sums"
 
     @property
     def kind(self) -> str:
         """The kind of model: diffusion, block diffusion or autoregressive."""
-        return {"column_sums": "diffusion", "newest_columns": "block diffusion", "last_query": "autoregressive"}[
-            self.tensor
-        ]
+        kinds = {"column_sums": "diffusion", "newest_columns": "block diffusion", "last_query": "autoregressive"}
+        return kinds[self.tensor]
 
     @property
     def queries_text(self) -> str:
         """Words for the queries whose attention it holds."""
-        newest = {
-            "last_query": f"the {WINDOW} newest queries",
-            "newest_columns": f"the newest blocks of {WINDOW} or more queries",
-        }
+        newest = {"last_query": f"the {WINDOW} newest queries", "newest_columns": f"the {BLOCKS}"}
         return newest.get(self.tensor, "all queries")
 
     @property
     def source(self) -> str:
         """Text that names it, as ``sinkscope tracks`` prints it."""
-        how = {"last_query": f", window of {WINDOW}", "newest_columns": f", newest blocks of {WINDOW} or more queries"}
-        return self.tensor + how.get(self.tensor, "")
+        return self.tensor + {"last_query": f", window of {WINDOW}", "newest_columns": f", {BLOCKS}"}.get(
+            self.tensor, ""
+        )
 
     def columns(
         self, recorded: Recorded, layers: slice = slice(None), heads: slice = slice(None)
@@ -87,10 +76,96 @@ class Followed:
         values = np.asarray(getattr(recorded, self.tensor)[:, layers, heads], dtype=np.float32)
         return last_query_window(values, WINDOW) if self.tensor == "last_query" else values
 
-    def queries(self, recorded: Recorded) -> Float[np.ndarray, " step"]:
-        """Return how many queries' attention the columns of each step hold."""
-        if self.tensor == "last_query":
-            return np.minimum(np.arange(recorded.steps) + 1.0, WINDOW)
-        if self.tensor == "column_sums":
-            return np.asarray(recorded.lengths[:], dtype=float)
-        return np.nansum(self.columns(recorded, slice(1), slice(1))[:, 0, 0], axis=-1, dtype=float).round()
+
+def count_queries(
+    columns: Float[np.ndarray, "*step layer head key"],
+    hidden_norms: Float[np.ndarray, "*step layer key"] | None = None,
+    sink_token: Float[np.ndarray, "*step layer head sink"] | None = None,
+) -> Int[np.ndarray, "*step layer"]:
+    """Return how many queries a layer has.
+
+    Args:
+        hidden_norms: NaN for tokens that were not computed and so are no queries. Without them the queries are the sum
+            of the columns, of which a rule that zeroes keys takes some away.
+        sink_token: attention on a sink token, which is no key.
+    """
+    if hidden_norms is not None:
+        return (~np.isnan(hidden_norms)).sum(axis=-1)
+    total = np.nansum(columns, axis=-1) + (0 if sink_token is None else np.nansum(sink_token, axis=-1))
+    return np.rint(total.max(axis=-1)).astype(np.int64)
+
+
+def query_means(
+    recorded: Recorded, columns: Float[np.ndarray, "step layer head key"]
+) -> Float[np.ndarray, "step layer head key"]:
+    """Return columns over the number of queries that may see the key.
+
+    In self-attention of causal models these are all from the key on, whatever window hides older keys, in block
+    diffusion all from the key's block on, else the queries of the step, or all tokens where only arrays are given.
+    """
+    crossing = attends_elsewhere(getattr(recorded, "manifest", None) or {})
+    if not crossing and (recorded.causal or not isinstance(recorded, Trace)):
+        return visible_query_mean(columns, recorded.causal)
+    block = (getattr(recorded, "manifest", {}).get("sampler") or {}).get("block")
+    if not crossing and block and Followed.of(recorded).tensor == "newest_columns":
+        lengths, position = (~np.isnan(columns)).sum(axis=-1, keepdims=True), np.arange(columns.shape[-1])
+        return columns / np.maximum(lengths - position // block * block, 1)
+    return columns / np.maximum(_queries(recorded, columns), 1)[..., None, None]
+
+
+def followed_queries(recorded: Recorded) -> Float[np.ndarray, " step"]:
+    """Return how many queries' attention the columns of each step hold in which sinks are followed."""
+    followed = Followed.of(recorded)
+    if followed.tensor == "last_query":
+        return np.minimum(np.arange(recorded.steps) + 1.0, WINDOW)
+    if followed.tensor == "newest_columns":
+        return np.nansum(followed.columns(recorded, slice(1), slice(1))[:, 0, 0], axis=-1, dtype=float).round()
+    if not isinstance(recorded, Trace):
+        return np.asarray(recorded.lengths[:], dtype=float)
+    return np.maximum(_queries(recorded, followed.columns(recorded, slice(1))).max(axis=-1), 1).astype(float)
+
+
+def _queries(recorded: Recorded, columns: Float[np.ndarray, "step layer head key"]) -> Int[np.ndarray, "step layer"]:
+    """Return the queries of the layers of these columns, the first ones of the trace, or of all layers alike.
+
+    Where all tokens are queries and a rule takes some of their attention away, their number is that of the tokens.
+    """
+    held = recorded.tensors if isinstance(recorded, Trace) else ()
+    crossing = attends_elsewhere(recorded.manifest)
+    if "hidden_norms" in held and not crossing:
+        return count_queries(columns, np.asarray(recorded.hidden_norms[:]))
+    if held and zeroes(recorded.manifest) and not (crossing or cached(recorded.manifest)):
+        return np.asarray(recorded.lengths[:])[:, None]
+    layers = slice(columns.shape[1])
+    sink_token = np.asarray(recorded.sink_token_columns[:, layers]) if "sink_token_columns" in held else None
+    return count_queries(columns, sink_token=sink_token)
+
+
+def zeroes(manifest: Mapping[str, Any]) -> bool:
+    """Return whether a recording was made under a rule that zeroes weights, so that columns add up to less."""
+    return any("zero" in rule for rule in hidden_rules(manifest))
+
+
+def cached(manifest: Mapping[str, Any]) -> bool:
+    """Return whether a recording was made behind a cache, so that a step has fewer queries than tokens."""
+    return bool((manifest.get("sampler") or {}).get("cache", "none") != "none")
+
+
+def columns_add_up(manifest: Mapping[str, Any], trace: Trace | None = None) -> bool:
+    """Return whether the columns of every head add up to the tokens of its canvas: not behind a cache, in
+    cross-attention, with a sink token of the network, or under a rule that zeroes weights.
+
+    Args:
+        manifest: of a trace, or of statistics.
+        trace: where single steps are known.
+    """
+    if cached(manifest) or attends_elsewhere(manifest) or zeroes(manifest):
+        return False
+    if trace is None:
+        return not (manifest.get("model") or {}).get("sink_token")
+    if "sink_token_columns" in trace.tensors:
+        return False
+    if "hidden_norms" not in trace.tensors:
+        return True
+    counts = count_queries(np.zeros(0), np.asarray(trace.hidden_norms[:]))
+    return bool((counts == np.asarray(trace.lengths[:])[:, None]).all())

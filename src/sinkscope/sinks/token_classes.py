@@ -1,4 +1,4 @@
-"""What kind of token a token is: mask, newline, white space, punctuation, special, digit or word."""
+"""Classes of tokens: mask, newline, white space, punctuation, special, digit or word."""
 
 import re
 from functools import cache
@@ -11,9 +11,7 @@ _BYTE_LEVEL = str.maketrans({"Ġ": " ", "Ċ": "\n", "ĉ": "\t", "▁": " "})
 
 @cache
 def class_of(text: str) -> str:
-    """Return the class of a token by how it reads; masks and special tokens are better known by their ids, see
-    `token_class`.
-    """
+    """Return the class of a token by how it reads; `token_class` knows masks and special tokens better."""
     plain = text.translate(_BYTE_LEVEL)
     bare = plain.strip()
     if not bare:
@@ -26,11 +24,5 @@ def class_of(text: str) -> str:
 
 
 def token_class(text: str | None, is_mask: bool, is_special: bool) -> str:
-    """Return one of `CLASSES`, first by its id, then by how it reads; a token without a text is a
-    word.
-    """
-    if is_mask:
-        return "mask"
-    if is_special:
-        return "special"
-    return class_of(text) if text else "word"
+    """Return one of `CLASSES`, first by its id, then by how it reads; a token without a text is a word."""
+    return "mask" if is_mask else "special" if is_special else class_of(text) if text else "word"

@@ -1,7 +1,6 @@
-"""Following sinks over steps: tracks, main sinks, moves, and a null hypothesis in which the steps are shuffled.
+"""Sinks over steps: tracks, main sinks, moves, and a null hypothesis in which the steps are shuffled.
 
-A track is a longest stretch of steps in which one position is a sink in one head. `KIND_MEANINGS` says of which kinds
-there are.
+A track is a longest stretch of steps in which one position is a sink in one head, of a kind of `KIND_MEANINGS`.
 """
 
 from collections import Counter
@@ -27,7 +26,9 @@ KIND_MEANINGS = {
     "one_step": "lives for one step",
     "lasting": "still a sink in the last step, and none of the others",
 }
-"""What the kinds of tracks mean, in the order of `KINDS`."""
+"""The kinds of tracks, in the order of `KINDS`."""
+FEW_BLOCKS = 10
+"""With fewer blocks of steps to shuffle, a trace tells little of whether a drift is chance."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,6 @@ class Track:
     """One sink from its first to its last step.
 
     Attributes:
-        kind: one of `KIND_MEANINGS`.
         successor: number of the track it moved to, None where it did not; a track of one step has one, too.
         distance: positions to the successor, to the right positive; None where it did not move.
     """
@@ -52,12 +52,9 @@ class Track:
 
 @dataclass(frozen=True)
 class HeadMovement:
-    """How the main sink of one head moves.
+    """Movement of the main sink of one head; see `drift` for moves and swaps.
 
     Attributes:
-        moves: how often the main sink changes place, over steps in a row that have one, and the old place stops being a
-            sink or the new one was none.
-        swaps: how often it changes place between two sinks that both stay sinks: they exchange their rank.
         drift_per_step: least-squares slope of its position against the step, in positions per step; None with fewer
             than two steps that have one.
         steps_with_sink: steps in which Eq. 3 holds in this head.
@@ -73,12 +70,12 @@ class HeadMovement:
 
 @dataclass(frozen=True, eq=False)
 class Tracks:
-    """All tracks of a trace, and how its heads move.
+    """All tracks of a trace, and the movement of its heads.
 
     Attributes:
-        main: int [step, layer, head], position of the main sink, −1 where no sink.
+        main: position of the main sink, −1 where no sink.
         source: which columns were followed.
-        is_sink: says of any steps, layers, heads and positions whether Eq. 3 holds there.
+        is_sink: whether Eq. 3 holds in any steps, layers, heads and positions.
     """
 
     tracks: tuple[Track, ...]
@@ -93,18 +90,15 @@ class Tracks:
 
     @property
     def kinds(self) -> dict[str, int]:
-        """How many tracks of each kind."""
         counts = Counter(track.kind for track in self.tracks)
         return {kind: counts[kind] for kind in KINDS}
 
     @property
     def moving(self) -> list[HeadMovement]:
-        """The heads whose main sink moves or swaps, those that move most first."""
         found = [one for one in self.heads if one.moves + one.swaps]
         return sorted(found, key=lambda one: (-one.moves, -one.swaps, one.layer, one.head))
 
     def _repr_html_(self) -> str:
-        """Return a summary for notebooks."""
         facts = {
             kind.replace("_", " "): f"{count:,} ({KIND_MEANINGS[kind]})" for kind, count in self.kinds.items() if count
         }
@@ -113,17 +107,10 @@ class Tracks:
             drift = None if one.drift_per_step is None else f"{one.drift_per_step:+.2f}"
             rows.append((one.layer, one.head, one.moves, one.swaps, drift, one.steps_with_sink))
         columns = ("layer", "head", "moves", "swaps", "drift", "steps with a sink")
-        more = len(self.moving) - len(rows)
-        return card(
-            f"{counted(len(self.tracks), 'track', ',')}, followed in {self.source}; the heads that move most",
-            facts,
-            columns,
-            rows,
-            more,
-        )
+        title = f"{counted(len(self.tracks), 'track', ',')}, followed in {self.source}; the heads that move most"
+        return card(title, facts, columns, rows, len(self.moving) - len(rows))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, as ``sinkscope tracks --json`` prints them."""
         return {
             "tracks": [vars(track) for track in self.tracks],
             "kinds": self.kinds,
@@ -144,14 +131,11 @@ def main_sinks(
 
 
 def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
-    """Return the tracks and main sinks of a trace, read from ``columns`` and ``moving`` of its sinks.
+    """Return the tracks and main sinks of a trace.
 
     Args:
-        tolerance: a dip below the threshold of at most so many steps does not end a track. A main sink, too, survives a
-            dip in which its head has no sink.
-
-    Raises:
-        CallError: a tolerance below 0.
+        tolerance: a dip below the threshold of at most so many steps does not end a track, nor a main sink where its
+            head has no other; CallError below 0.
     """
     check_tolerance(tolerance)
     steps, _, heads = sinks.moving.shape[:3]
@@ -170,7 +154,7 @@ def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
 
 @dataclass(frozen=True, eq=False)
 class SinksIn:
-    """Looks sinks up in an array; an object and no inner function, so that tracks can be pickled."""
+    """Looks sinks up in an array; a class, so that tracks can be pickled."""
 
     selected: Bool[np.ndarray, "step layer head key"]
 
@@ -188,8 +172,7 @@ def fill_dips(main: Int[np.ndarray, "step *head"], tolerance: int) -> Int[np.nda
     """Fill dips of main sinks: up to ``tolerance`` steps without one between two steps with the same one."""
     if not tolerance:
         return main
-    steps = np.arange(len(main)).reshape(-1, *[1] * (main.ndim - 1))
-    there = main >= 0
+    steps, there = np.arange(len(main)).reshape(-1, *[1] * (main.ndim - 1)), main >= 0
     before = np.maximum.accumulate(np.where(there, steps, -1), axis=0)
     after = np.minimum.accumulate(np.where(there, steps, len(main))[::-1], axis=0)[::-1]
     known = (before >= 0) & (after < len(main)) & (after - before <= tolerance + 1)
@@ -199,23 +182,13 @@ def fill_dips(main: Int[np.ndarray, "step *head"], tolerance: int) -> Int[np.nda
 
 
 def head_movement(main: Int[np.ndarray, "step layer head"], is_sink: IsSink | None = None) -> list[HeadMovement]:
-    """Return moves, swaps and drift of every head; arguments as those of `MainMoves.of`."""
+    """Return the movement of every head; arguments as those of `MainMoves.of`."""
     found, with_sink = MainMoves.of(main, is_sink), (main >= 0).sum(axis=0)
-    return [
-        HeadMovement(
-            layer,
-            head,
-            int(found.moves[layer, head]),
-            int(found.swaps[layer, head]),
-            None if np.isnan(drift) else float(drift),
-            int(with_sink[layer, head]),
-        )
-        for (layer, head), drift in np.ndenumerate(found.drift)
-    ]
-
-
-FEW_BLOCKS = 10
-"""With fewer blocks of steps to shuffle, a trace tells little of whether a drift is chance."""
+    heads = []
+    for at, drift in np.ndenumerate(found.drift):
+        moves, swaps, steps = (int(one[at]) for one in (found.moves, found.swaps, with_sink))
+        heads.append(HeadMovement(*at, moves, swaps, None if np.isnan(drift) else float(drift), steps))
+    return heads
 
 
 @dataclass(frozen=True)
@@ -224,13 +197,10 @@ class MovementTest:
 
     Attributes:
         moves_per_head, swaps_per_head, drift_per_step: means over heads that have a main sink in at least two steps.
-        drift_median, drift_right: median drift of these heads, and the share of them that drift to the right. The mean
-            is led by few heads.
+        drift_median, drift_right: median drift of these ``heads``, and the share of them that drift to the right.
         null_moves, null_drift: (mean, 2.5th, 97.5th percentile) over the shuffles.
-        p_moves: share of shuffles with as few or fewer moves (shuffling destroys residence, so a real trace moves
-            less).
-        p_drift: share of shuffles with a drift at least as far from zero.
-        heads: how many heads counted.
+        p_moves: share of shuffles with as few or fewer moves, as shuffling destroys residence; p_drift: with a drift at
+            least as far from zero.
         block_steps: steps that stay together where drift is compared.
         blocks: how many of them the trace has; fewer than `FEW_BLOCKS` tell little.
     """
@@ -253,30 +223,25 @@ class MovementTest:
 def movement_test(
     main: Int[np.ndarray, "step layer head"], is_sink: IsSink | None = None, *, shuffles: int = 200, seed: int = 0
 ) -> MovementTest:
-    """Return moves and drift beside what the same main sinks give when the order of the steps means nothing.
+    """Return moves and drift beside those of the same main sinks with their steps in random order.
 
     All heads are shuffled together, because they see the same commits. A sink that stays for a while and then stands
     anywhere has a slope in nearly every trace; if single steps were shuffled, the test would call it a drift in six
     traces of ten. For drift, blocks of steps are therefore shuffled, twice as long as moving sinks stay; then it is one
-    trace in twenty or fewer. A trace with fewer than ten such blocks tells little. The test cannot tell a drift from
-    sinks that only follow the tokens committed from left to right.
+    trace in twenty or fewer. The test cannot tell a drift from sinks that only follow the tokens committed from left to
+    right.
 
     Args:
         main: positions, −1 where there is none.
         is_sink: tells swaps from moves; without it every change of place is a move.
-
-    Raises:
-        CallError: ``shuffles`` below 1.
+        shuffles: 1 or more.
     """
-    if shuffles < 1:
-        raise CallError(f"shuffles: expected 1 or more, found {shuffles}")
     found = MainMoves.of(main, is_sink)
     counted = ~np.isnan(found.drift)
     moves = swaps = drift = median = right = 0.0
     if counted.any():
-        means = (found.moves[counted].mean(), found.swaps[counted].mean(), found.drift[counted].mean())
-        moves, swaps, drift = map(float, means)
-        median, right = float(np.median(found.drift[counted])), float((found.drift[counted] > 0).mean())
+        moves, swaps, drifts = found.moves[counted].mean(), found.swaps[counted].mean(), found.drift[counted]
+        drift, median, right = drifts.mean(), np.median(drifts), (drifts > 0).mean()
     rng = np.random.default_rng(seed)
     null, block = np.array([(moves, drift)]), max(1, len(main))
     if len(main) > 1 and counted.any():
@@ -291,11 +256,7 @@ def movement_test(
         return float(values.mean()), *(float(value) for value in np.percentile(values, [2.5, 97.5]))  # type: ignore[return-value]
 
     return MovementTest(
-        moves_per_head=moves,
-        swaps_per_head=swaps,
-        drift_per_step=drift,
-        drift_median=median,
-        drift_right=right,
+        *map(float, (moves, swaps, drift, median, right)),
         null_moves=spread(null[:, 0]),
         null_drift=spread(null[:, 1]),
         p_moves=float((1 + (null[:, 0] <= moves).sum()) / (1 + len(null))),
@@ -311,40 +272,27 @@ class _Places:
     """Holds the places of each head's main sink and the steps in which they are sinks: moves in any order of steps."""
 
     def __init__(self, main: Int[np.ndarray, "step layer head"], is_sink: IsSink | None) -> None:
-        steps, layers, heads = main.shape
-        number, most = np.full(main.shape, -1), 0
-        standing: list[tuple[int, int, int, int]] = []
-        for layer, head in np.ndindex(layers, heads):
-            there = main[:, layer, head] >= 0
-            places, found = np.unique(main[there, layer, head], return_inverse=True)
-            number[there, layer, head] = found
-            standing += [(layer, head, place, int(position)) for place, position in enumerate(places)]
-            most = max(most, len(places))
-        self.number = number
-        self.sink = np.zeros((steps, layers, heads, most), bool)
-        if is_sink is not None and standing:
-            layer, head, place, position = np.array(standing).T
-            step = np.repeat(np.arange(steps), len(layer))
-            layer, head, place, position = (np.tile(one, steps) for one in (layer, head, place, position))
-            self.sink[step, layer, head, place] = is_sink(step, layer, head, position)
+        _, layer, head = there = np.nonzero(main >= 0)
+        places, found = np.unique(np.stack([layer, head, main[there]]), axis=1, return_inverse=True)
+        self.number = np.full(main.shape, -1)
+        self.number[there] = found.ravel()
+        self.sink = np.zeros((len(main), places.shape[1]), bool)
+        if is_sink is not None and places.size:
+            step = np.repeat(np.arange(len(main)), places.shape[1])
+            self.sink = is_sink(step, *np.tile(places, len(main))).reshape(self.sink.shape)
 
     def moves(self, order: Int[np.ndarray, " step"]) -> Int[np.ndarray, "layer head"]:
         """Return how often each head's main sink moves with the steps in another order."""
         number, sink = self.number[order], self.sink[order]
         changed = (number[1:] >= 0) & (number[:-1] >= 0) & (number[1:] != number[:-1])
-        if not changed.any():
-            return changed.sum(axis=0)
         step, layer, head = np.nonzero(changed)
-        swapped = (
-            sink[step, layer, head, number[step + 1, layer, head]]
-            & sink[step + 1, layer, head, number[step, layer, head]]
-        )
+        swapped = sink[step, number[step + 1, layer, head]] & sink[step + 1, number[step, layer, head]]
         changed[step[swapped], layer[swapped], head[swapped]] = False
         return changed.sum(axis=0)
 
 
 def _stay(main: Int[np.ndarray, "step layer head"]) -> float:
-    """Return how many steps the main sink of a random step stays in place, over the heads in which it ever moves."""
+    """Return for how many steps the main sink of a random step stays, over the heads in which it ever moves."""
     steps = len(main)
     change = np.ones((steps + 1, *main.shape[1:]), dtype=bool)
     change[1:-1] = main[1:] != main[:-1]

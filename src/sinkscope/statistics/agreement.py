@@ -7,8 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sinkscope.sinks.token_classes import CLASSES
-from sinkscope.statistics.averages import product, quotient
-from sinkscope.statistics.intervals import interval_of_pairs
+from sinkscope.statistics.intervals import interval_of_pairs, product, quotient
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
 from sinkscope.statistics.thresholds import Threshold
@@ -24,27 +23,24 @@ class Agreement(Statistic):
 
     order = 3
     definitions: ClassVar = {
-        f"agreement.{name}_layer{'s' * (name == 'other')}": Definition(
-            f"two heads of {which} have their main sink at one position", "probability", FEW
-        )
-        for name, which in (("same", "a layer"), ("other", "different layers"))
+        "agreement.same_layer": Definition(
+            "two heads of a layer have their main sink at one position", "probability", FEW
+        ),
+        "agreement.other_layers": Definition(
+            "two heads of different layers have their main sink at one position", "probability", FEW
+        ),
     }
-    for _name, _where in (
-        ("place", "stand in the same tenth of the canvas"),
-        ("class", "stand on the same class of token"),
-    ):
-        _text = f"main sinks of one head in two prompts {_where}; percentile interval over prompts"
+    for _name, _where in (("place", "in the same tenth of the canvas"), ("class", "on the same class of token")):
+        _text = f"main sinks of one head in two prompts stand {_where}; percentile interval over prompts"
         definitions[f"agreement.prompts_{_name}"] = Definition(_text, "probability", SAME)
-        definitions[f"agreement.prompts_{_name}_over_other_heads"] = Definition(
-            "that minus the same for two different heads", "probability", SAME
-        )
+        _text = "that minus the same for two different heads"
+        definitions[f"agreement.prompts_{_name}_over_other_heads"] = Definition(_text, "probability", SAME)
 
     def values(self, prompt: PromptSummary) -> Values:
-        return at_thresholds(prompt, _heads_agreement)
+        return at_thresholds(prompt, _values_at)
 
 
-def _heads_agreement(prompt: PromptSummary, threshold: Threshold) -> Values:
-    """Return the probability that the main sinks of two different heads stand at one position in one step."""
+def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
     main = prompt.main_at(threshold)
     steps, layers, _ = main.shape
     width = max(int(main.max()) + 1, 1)
@@ -65,16 +61,13 @@ def _pairs(count: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """Where the main sink of each head stands in one prompt, as shares of the steps that have one (0 without): by tenth
-    of the canvas, and by class of token as in `token_classes.CLASSES`.
-    """
+    """Places of the main sink of each head in one prompt, as shares of the steps that have one (0 without)."""
 
     place: Float[np.ndarray, "layer head tenth"]
     token: Float[np.ndarray, "layer head class"]
 
     @classmethod
     def of(cls, prompt: PromptSummary, threshold: Threshold) -> "Pattern":
-        """Return the pattern of one prompt."""
         canvas, main = prompt.canvas, prompt.main_at(threshold)
         step, layer, head = places = np.nonzero(main >= 0)
         position = main[places]
@@ -93,16 +86,14 @@ class Pattern:
 class PromptAgreement:
     """Collects the patterns of the first 128 prompts, and compares each head with itself and with other heads.
 
-    ``same head``: the probability that the main sinks of one head, in random steps of two prompts, fall into the same
-    tenth of the canvas (or on the same class of token). ``over other heads``: minus the same for two different heads,
-    which is 0 when it does not matter which head it is.
+    The agreement of a head is the probability that its main sinks, in random steps of two prompts, fall into one tenth
+    of the canvas (or on one class of token); minus that of two different heads, it is 0 if heads do not matter.
     """
 
     places: list[np.ndarray] = field(default_factory=list)
     tokens: list[np.ndarray] = field(default_factory=list)
 
     def add(self, pattern: Pattern) -> None:
-        """Take in one prompt's pattern."""
         if len(self.places) < MOST_PROMPTS:
             self.places.append(pattern.place.reshape(-1, TENTHS))
             self.tokens.append(pattern.token.reshape(-1, len(CLASSES)))
@@ -119,11 +110,9 @@ class PromptAgreement:
         return found
 
 
-def head_agreement(
-    patterns: Float[np.ndarray, "prompt head kind"],
-) -> tuple[Float[np.ndarray, "prompt prompt"], ...]:
-    """Return for every pair of prompts the agreement of a head with itself; the heads that have a sink in both, which
-    are its weight; its excess over other heads; and the weight of that, 0 where no two different heads have one.
+def head_agreement(patterns: Float[np.ndarray, "prompt head kind"]) -> tuple[Float[np.ndarray, "prompt prompt"], ...]:
+    """Return for every pair of prompts the agreement of a head with itself and its weight, the heads that have a sink
+    in both; its excess over other heads and the weight of that, 0 where no two different heads have one.
     """
     prompts, _, _ = patterns.shape
     patterns = patterns.astype(np.float64)

@@ -1,6 +1,7 @@
 """The analysis of a set of traces: every statistic at every threshold, as a mean over prompts with its interval."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,14 @@ from sinkscope.errors import CallError
 from sinkscope.sinks.finding import Recorded
 from sinkscope.statistics.agreement import Pattern, PromptAgreement
 from sinkscope.statistics.composition import TokenShares, leading_tokens
-from sinkscope.statistics.intervals import LEVEL, interval_of_difference
+from sinkscope.statistics.intervals import LEVEL, Means, interval_of_difference, interval_of_means, known
 from sinkscope.statistics.move_triggers import TriggerTest, draws_of, shares_of
-from sinkscope.statistics.one_kind import Kind, same_kind, same_model
 from sinkscope.statistics.placement_model import Choices, PlacementModel
-from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptSettings
-from sinkscope.statistics.prompt_rows import Estimate, PromptRows, estimates, estimates_of, known
 from sinkscope.statistics.statistic import (
+    Definition,
     Key,
+    Values,
     definition_of,
     has_every_sink,
     held,
@@ -31,15 +31,95 @@ from sinkscope.statistics.statistic import (
 )
 from sinkscope.statistics.thresholds import THRESHOLDS, Threshold
 from sinkscope.traces.bundles import copies_share
+from sinkscope.traces.format import hidden_rules
 from sinkscope.traces.reading import Trace, as_trace
 
-MOST_TOLD = 12
-"""Places that a message names."""
+
+@dataclass(frozen=True)
+class Estimate:
+    """One number: a mean over the prompts that have it, with its interval.
+
+    Attributes:
+        name: of a statistic, with an ending for layers or thirds of the steps.
+        place: where it holds, such as {"excess": 3.0, "unit": "queries", "layer": 2}.
+        value, low, high: None where no prompt has a value, or where there are fewer than five for an interval.
+        p: of the test against shifted commits (triggers only).
+    """
+
+    name: str
+    place: Mapping[str, Any]
+    value: float | None
+    low: float | None
+    high: float | None
+    prompts: int
+    p: float | None = None
+
+    @property
+    def definition(self) -> Definition:
+        return definition_of(self.name)
+
+    def as_dict(self) -> dict[str, Any]:
+        row = {"name": self.name, "at": dict(self.place), "value": self.value, "low": self.low, "high": self.high}
+        return {**row, "prompts": self.prompts, **({} if self.p is None else {"p": self.p})}
+
+
+@dataclass(eq=False)
+class PromptRows:
+    """The numbers of prompts, a row each, which may be shorter than ``columns``, {key: its number} as they came."""
+
+    columns: dict[Key, int] = field(default_factory=dict)
+    rows: list[np.ndarray] = field(default_factory=list)
+
+    def add(self, values: Values) -> None:
+        self._place(list(values), np.array(list(values.values()), float))
+
+    def extend(self, others: "PromptRows") -> None:
+        for row in others.rows:
+            self._place(list(others.columns), row)
+
+    def _place(self, keys: Sequence[Key], numbers: np.ndarray) -> None:
+        columns = [self.columns.setdefault(key, len(self.columns)) for key in keys]
+        row = np.full(len(self.columns), np.nan)
+        row[columns[: len(numbers)]] = numbers
+        self.rows.append(row)
+
+    def whole(self, late: Mapping[Key, np.ndarray] | None = None) -> tuple[tuple[Key, ...], np.ndarray]:
+        """Return the keys, and [prompt, key], NaN where a prompt has no such number; ``late``: columns that only all
+        prompts together give, of which a shorter one lacks the last prompts.
+        """
+        late = late or {}
+        found = np.full((len(self.rows), len(self.columns) + len(late)), np.nan)
+        for number, row in enumerate(self.rows):
+            found[number, : len(row)] = row
+        for number, column in enumerate(late.values(), len(self.columns)):
+            found[: len(column), number] = column
+        return (*self.columns, *late), found
+
+
+def estimates_of(keys: Sequence[Key], means: Means) -> Iterator[Estimate]:
+    """Yield means over prompts under their names and places."""
+    columns = (one.tolist() for one in (means.mean, means.low, means.high, means.prompts))
+    for (name, place), *numbers, prompts in zip(keys, *columns, strict=True):
+        yield Estimate(name, dict(place), *map(known, numbers), prompts)
+
+
+def estimates(
+    keys: Sequence[Key], values: Float[np.ndarray, "prompt key"], tests: Mapping[Threshold, TriggerTest], seed: int = 0
+) -> Iterator[Estimate]:
+    """Yield the mean over prompts of every key with its interval, and p for triggers."""
+    for one in estimates_of(keys, interval_of_means(values, seed=seed)):
+        if one.name != "triggers.over_chance" or one.value is None:
+            yield one
+            continue
+        test, low, high = tests[Threshold(one.place["excess"], one.place["unit"])], one.low, one.high
+        if low is not None and high is not None:
+            low, high = test.widened(one.place["trigger"], low, high)
+        yield Estimate(one.name, one.place, one.value, low, high, one.prompts, test.p_value(one.place["trigger"]))
 
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """What a set of traces of one model says.
+    """The numbers of a set of traces of one model.
 
     Attributes:
         prompts: number of traces; prompt_texts: their prompts, by which two analyses are paired.
@@ -58,9 +138,7 @@ class Analysis:
     corpus: int = field(default=0, repr=False)
 
     def find(self, name: str, **place: Any) -> list[Estimate]:
-        """Return the estimates of a name whose place has all of this.
-
-        ``find("movement.drift", excess=3.0, unit="queries")``
+        """Return the estimates of a name whose place has all of this, as ``find("movement.drift", excess=3.0)``.
 
         Raises:
             CallError: no statistic of that name, or none at such a place.
@@ -72,61 +150,14 @@ class Analysis:
         for key, value in place.items():
             there = list(dict.fromkeys(one.place.get(key) for one in of_name))
             if value not in there:
-                raise CallError(f"{key}: expected one at which {name} is given, {there[:MOST_TOLD]}, found {value!r}")
+                raise CallError(f"{key}: expected one at which {name} is given, {there[:12]}, found {value!r}")
         return [one for one in of_name if all(one.place.get(key) == value for key, value in place.items())]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, definitions once."""
         definitions = {name: vars(definition_of(name)) for name in dict.fromkeys(one.name for one in self.statistics)}
         sizes = {name: getattr(self, name) for name in ("prompts", "layers", "heads", "tolerance")}
         statistics = [one.as_dict() for one in self.statistics]
         return {**sizes, "level": LEVEL, "definitions": definitions, "statistics": statistics}
-
-
-class _Prompts:
-    """Collects summaries of prompts for an analysis: their own numbers, and what only several prompts show together."""
-
-    def __init__(self, thresholds: Sequence[Threshold], choice: bool, seed: int) -> None:
-        self.thresholds, self.choice, self.seed = tuple(thresholds), choice, seed
-        self.rows, self.placement = PromptRows(), PlacementModel()
-        self.tests = {threshold: TriggerTest() for threshold in thresholds}
-        self.agreements = {threshold: PromptAgreement() for threshold in thresholds}
-        self.tokens: list[TokenShares] = []
-        self.vocabulary: dict[int, str] = {}
-        self.known_from: list[tuple[float, float]] = []
-
-    def add(self, prompt: PromptSummary) -> None:
-        self.rows.add(values_of(prompt))
-        draws = draws_of(prompt.canvas)
-        for threshold in self.thresholds:
-            if (shares := shares_of(prompt, threshold)) is not None:
-                self.tests[threshold].add(shares, draws, self.seed)
-            self.agreements[threshold].add(Pattern.of(prompt, threshold))
-        self.tokens.append(TokenShares.of(prompt))
-        if self.choice and not prompt.canvas.settings.causal:
-            self.placement.add(Choices.of(prompt))
-        self.vocabulary |= prompt.canvas.vocabulary
-        self.known_from.append(prompt.known_from)
-
-    def result(self) -> tuple[tuple[Key, ...], np.ndarray, tuple[Estimate, ...]]:
-        late: dict[Key, np.ndarray] = {}
-        for number, threshold in enumerate(self.thresholds):
-            for token, (of_sinks, of_canvas) in leading_tokens(self.tokens, number).items():
-                place = (*threshold.place, ("token", token), ("text", self.vocabulary.get(token)))
-                late["composition.token", place] = of_sinks
-                late["composition.token_on_canvas", place] = of_canvas
-            if self.placement.prompts:
-                gains = self.placement.result(number)
-                late |= {(f"choice.{name}", threshold.place): one for name, one in gains.items()}
-        keys, whole = self.rows.whole(late)
-        for column, (name, where) in enumerate(keys):
-            if not has_every_sink(self.known_from, short_name(name), dict(where)):
-                whole[:, column] = np.nan
-        found = list(estimates(keys, whole, self.tests, self.seed))
-        for threshold, agreement in self.agreements.items():
-            for name, (*numbers, prompts) in agreement.result(self.seed).items():
-                found.append(Estimate(name, dict(threshold.place), *map(known, numbers), prompts))
-        return keys, whole, tuple(sorted(found, key=lambda one: order_of(one.name)))
 
 
 def analyse(
@@ -142,75 +173,69 @@ def analyse(
 
     Args:
         traces: one a prompt, open ones or their paths; the prompt is the unit of evidence.
-        thresholds: of Eq. 3; one that stands twice counts once.
+        thresholds: of Eq. 3.
         tolerance: steps without a sink that a track and a main sink survive.
-        training: how often each token id stands in the training corpus.
+        training: {token: how often it stands in the training corpus}.
         choice: fits the placement model, by far the longest part with many prompts.
         seed: of the resampled prompts and the shifted commits.
 
     Raises:
-        CallError: no trace, one given twice, traces of different models or kinds (see `one_kind`), or thresholds that
-            cannot be.
+        CallError: no trace, one given twice, traces of different models or kinds, or thresholds that cannot be.
         SinkscopeError: a trace without a whole step.
     """
     thresholds = tuple(dict.fromkeys(thresholds))
-    prompts = _Prompts(thresholds, choice, seed)
-    shape: tuple[int, int] | None = None
-    weights: tuple[Any, Any, Any] | None = None
-    kind: Kind | None = None
-    texts: list[Any] = []
-    taken: dict[Path | str, Path] = {}
+    rows, placement, tokens = PromptRows(), PlacementModel(), list[TokenShares]()
+    tests = {threshold: TriggerTest() for threshold in thresholds}
+    agreements = {threshold: PromptAgreement() for threshold in thresholds}
+    shared, vocabulary, texts = dict[str, Any](), dict[int, str](), list[Any]()
+    known_from, taken = list[tuple[float, float]](), dict[Path | str, Path]()
     given = [traces] if isinstance(traces, Trace | str | Path) else traces
     if isinstance(given, Sequence) and len({*map(id, given)}) < len(given):
         raise CallError("traces: expected each trace once, as it is one prompt, found one object twice")
-    for trace in given:
-        trace = as_trace(trace)
+    for trace in map(as_trace, given):
         _refuse_again(trace, taken)
         prompt = summarise(trace, thresholds, tolerance, training)
-        found = (prompt.layers, prompt.heads)
-        if shape is not None and found != shape:
-            sizes = f"{shape[0]} layers × {shape[1]} heads as in the first; found {found[0]} × {found[1]}"
-            raise CallError(f"expected traces of one model, {sizes}. Analyse each model by itself")
-        shape = found
         manifest = held(trace, "manifest") or {}
-        model = manifest.get("model") or {}
-        size = model.get("vocabulary")
+        shared = _with(shared, manifest, f"{prompt.layers} layers × {prompt.heads} heads")
+        size = (manifest.get("model") or {}).get("vocabulary")
         if training and isinstance(size, int) and min(training) >= size:
             raise CallError(f"training: expected counts of the model's tokens, 0 to {size - 1}, found none of them")
-        weights, kind = same_model(weights, model), same_kind(kind, manifest)
         texts.append(manifest.get("prompt"))
-        prompts.add(prompt)
-    if shape is None:
+        rows.add(values_of(prompt))
+        draws = draws_of(prompt.canvas)
+        for threshold in thresholds:
+            if (shares := shares_of(prompt, threshold)) is not None:
+                tests[threshold].add(shares, draws, seed)
+            agreements[threshold].add(Pattern.of(prompt, threshold))
+        tokens.append(TokenShares.of(prompt))
+        if choice and not prompt.canvas.settings.causal:
+            placement.add(Choices.of(prompt))
+        vocabulary |= prompt.canvas.vocabulary
+        known_from.append(prompt.known_from)
+    if not texts:
         raise CallError("expected at least one trace, found none")
-    keys, whole, statistics = prompts.result()
+
+    late: dict[Key, np.ndarray] = {}
+    for number, threshold in enumerate(thresholds):
+        for token, (of_sinks, of_canvas) in leading_tokens(tokens, number).items():
+            place = (*threshold.place, ("token", token), ("text", vocabulary.get(token)))
+            late["composition.token", place] = of_sinks
+            late["composition.token_on_canvas", place] = of_canvas
+        if placement.prompts:
+            gains = placement.result(number)
+            late |= {(f"choice.{name}", threshold.place): one for name, one in gains.items()}
+    keys, whole = rows.whole(late)
+    for column, (name, where) in enumerate(keys):
+        if not has_every_sink(known_from, short_name(name), dict(where)):
+            whole[:, column] = np.nan
+    found = list(estimates(keys, whole, tests, seed))
+    for threshold, agreement in agreements.items():
+        for name, (*numbers, prompts) in agreement.result(seed).items():
+            found.append(Estimate(name, dict(threshold.place), *map(known, numbers), prompts))
+    statistics = tuple(sorted(found, key=lambda one: order_of(one.name)))
     corpus = PromptSettings(training=training).corpus
-    return Analysis(statistics, len(whole), *shape, tolerance, tuple(texts), keys, whole, corpus)
-
-
-def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Estimate, ...]:
-    """Return second minus first, of every statistic that both have: what is left of a drift with one block, or with
-    blocks reversed.
-
-    Where both hold the same prompts in the same order the prompts are paired, which makes the interval narrower.
-
-    Raises:
-        CallError: they were made with different tolerances or training corpora, or at no threshold in common.
-    """
-    same_corpus = first.corpus == second.corpus or not (first.corpus and second.corpus)
-    if first.tolerance != second.tolerance or not same_corpus:
-        raise CallError("expected two analyses of one tolerance and with the same training=; analyse one of them again")
-    points = []
-    for one in (first, second):  # the curve over ε has every threshold in every analysis
-        places = [dict(place) for name, place in one.keys if not name.startswith("epsilon.")]
-        points.append({(at["excess"], at["unit"]) for at in places if "excess" in at})
-    if all(points) and not points[0] & points[1]:
-        told = " and ".join(", ".join(f"{excess:g} {unit}" for excess, unit in sorted(one)) for one in points)
-        raise CallError(f"expected two analyses with a threshold in common, found {told}; analyse one of them again")
-    numbers = [{key: number for number, key in enumerate(one.keys)} for one in (first, second)]
-    both = [key for key in numbers[0] if key in numbers[1]]
-    ours, theirs = (one.values[:, [at[key] for key in both]] for one, at in zip((first, second), numbers, strict=True))
-    paired = first.prompt_texts == second.prompt_texts and None not in first.prompt_texts
-    return tuple(estimates_of(both, interval_of_difference(ours, theirs, paired, seed)))
+    sizes = (len(texts), prompt.layers, prompt.heads, tolerance)
+    return Analysis(statistics, *sizes, tuple(texts), keys, whole, corpus)
 
 
 def _refuse_again(trace: Any, taken: dict[Path | str, Path]) -> None:
@@ -222,3 +247,54 @@ def _refuse_again(trace: Any, taken: dict[Path | str, Path]) -> None:
         again = f"the values of {other} in {trace.folder} too: a copy, a bundle, or the same prompt"
         raise CallError(f"traces: expected each trace once, as it is one prompt, found {again}; leave one out")
     taken.update(dict.fromkeys(marks, trace.folder))
+
+
+def _with(shared: Mapping[str, Any], manifest: Mapping[str, Any], shape: str) -> dict[str, Any]:
+    """Return what traces share with one more: model, attention, hidden keys (two seeds of a rule are one), cache,
+    guidance and dtype, None where it is not known.
+
+    Raises:
+        CallError: this trace is of another model or kind.
+    """
+    found: dict[str, Any] = {"traces of one model": shape}
+    if manifest:
+        model, sampler = manifest.get("model") or {}, manifest.get("sampler") or {}
+        stack, source = manifest.get("stack"), manifest.get("attends_to")
+        whose = f"{stack or 'the model'}{'' if stack == source else ' to ' + (source or 'states of a caller')}"
+        rules = [re.sub(r"@seed=\d+|,? ?\bseed=\d+", "", rule) for rule in hidden_rules(manifest)]
+        found |= {
+            "traces of one model (weights)": model.get("weight_hash"),
+            "traces of one model (config.json)": model.get("config_hash"),
+            "one stack's attention": whose if "stack" in manifest else None,
+            "keys hidden in all traces or in none": bool(rules),
+            "one rule of hiding": ", ".join(rules),
+            "one cache": str(sampler.get("cache") or "none"),
+            "guidance in all traces or in none": bool(sampler.get("guidance")),
+            "one dtype": manifest.get("dtype"),
+        }
+    for name, one in found.items():
+        first = shared.get(name)
+        if first is not None and one is not None and first != one:
+            pair = f"{str(first)[:100]} and {str(one)[:100]}"
+            raise CallError(f"expected {name}, found {pair}; analyse each kind by itself, or compare them (--versus)")
+    return {**found, **{name: one for name, one in shared.items() if one is not None}}
+
+
+def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Estimate, ...]:
+    """Return second minus first, of every statistic that both have.
+
+    Where both hold the same prompts in the same order the prompts are paired, which makes the interval narrower.
+
+    Raises:
+        CallError: they were made with different tolerances or training corpora, or at no threshold in common.
+    """
+    same_corpus = first.corpus == second.corpus or not (first.corpus and second.corpus)
+    if first.tolerance != second.tolerance or not same_corpus:
+        raise CallError("expected two analyses of one tolerance and with the same training=; analyse one of them again")
+    numbers = [{key: number for number, key in enumerate(one.keys)} for one in (first, second)]
+    both = [key for key in numbers[0] if key in numbers[1]]
+    if not any(dict(place).keys() >= {"excess"} for name, place in both if not name.startswith("epsilon.")):
+        raise CallError("expected two analyses with a threshold in common, found none; analyse one of them again")
+    ours, theirs = (one.values[:, [at[key] for key in both]] for one, at in zip((first, second), numbers, strict=True))
+    paired = first.prompt_texts == second.prompt_texts and None not in first.prompt_texts
+    return tuple(estimates_of(both, interval_of_difference(ours, theirs, paired, seed)))

@@ -1,32 +1,30 @@
-"""Where the queries of the answer alone attend: their main sink, how often it changes place, and where it drifts.
+"""The main sink of the answer's queries alone, how often it changes place, and where it drifts.
 
 The column sums of all queries hold the prompt's queries too, which hardly change from step to step. Without them, the
-columns are those of the answer's queries, scaled as if there were as many of these as there are tokens, so that the
-same thresholds of Eq. 3 apply.
+columns are scaled as if there were as many of the answer's queries as tokens, so that the thresholds of Eq. 3 apply.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
-from sinkscope.sinks.definition import excess_of, in_unit
 from sinkscope.sinks.drift import MainMoves
 from sinkscope.sinks.tracking import fill_dips
-from sinkscope.statistics.averages import mean
-from sinkscope.statistics.followed import FollowedSinks, StepSinks
+from sinkscope.statistics.intervals import mean
 from sinkscope.statistics.movement import DRIFT, drift_values
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
-from sinkscope.statistics.step import RecordedStep, find_candidates
+from sinkscope.statistics.step import FollowedSinks, RecordedStep, SummedColumns
 from sinkscope.statistics.thresholds import Threshold
 
 
 @dataclass(frozen=True, eq=False)
 class AnswerMain:
-    """What the answer's queries attend to most in each head: the largest column's position and by how much it exceeds
-    the mean of the others, and the `StepSinks` of all their columns, in an array of objects.
+    """The largest column of the answer's queries in each head, its position and excess over the mean of the others, and
+    the `Candidates` among all their columns, in an array of objects.
     """
 
     position: Int[np.ndarray, "*step layer head"]
@@ -36,9 +34,7 @@ class AnswerMain:
 
 
 class AnswerQueries(Statistic):
-    """How the main sink of the answer's queries changes place; only where the sums of the prompt's queries were
-    recorded.
-    """
+    """Changes of the main sink of the answer's queries; only where sums of the prompt's queries were recorded."""
 
     order = 2
     definitions: ClassVar = {
@@ -73,30 +69,27 @@ class AnswerQueries(Statistic):
 
     def keep(self, step: RecordedStep) -> AnswerMain | None:
         prompt = step.group_sums.get("prompt")
-        if prompt is None or step.causal or step.length <= step.prompt_length:
+        prompt_length = step.settings.prompt_length
+        if prompt is None or step.settings.causal or step.length <= prompt_length:
             return None
-        in_prompt = np.arange(step.length) < step.prompt_length
+        in_prompt = np.arange(step.length) < prompt_length
         queries = np.maximum(step.queries - step.queries_of(in_prompt, prompt), 1).astype(np.float32)  # the answer's
         sums = (step.columns.sums - prompt) * (step.length / queries)[:, None, None]
-        top = sums.argmax(axis=-1)[..., None]
-        excess, percent = excess_of(sums), excess_of(in_unit(sums, "percent"))
+        columns = SummedColumns.of(sums, step.columns.candidates.thresholds)
         sinks = np.empty((), object)
-        sinks[()] = StepSinks.of(find_candidates(sums, excess, percent, step.columns.candidates.thresholds), len(sums))
-        return AnswerMain(top[..., 0], *(np.take_along_axis(one, top, -1)[..., 0] for one in (excess, percent)), sinks)
+        sinks[()] = columns.candidates
+        return AnswerMain(columns.top, columns.at_top(columns.excess), columns.at_top(columns.percent), sinks)
 
     def values(self, prompt: PromptSummary) -> Values:
         if AnswerMain not in prompt.kept_records:
             return {}
         found = prompt.kept(AnswerMain)
-        followed = FollowedSinks(tuple(found.sinks), prompt.heads, prompt.thresholds)
+        followed = FollowedSinks(tuple(found.sinks), prompt.layers, prompt.heads)
 
         def values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
-            main = fill_dips(
-                np.where(getattr(found, threshold.unit) > threshold.excess, found.position, -1), prompt.tolerance
-            )
-            moved = MainMoves.of(
-                main, lambda step, layer, head, key: followed.contain(threshold, step, layer, head, key)
-            )
+            there = getattr(found, threshold.unit) > threshold.excess
+            main = fill_dips(np.where(there, found.position, -1), prompt.tolerance)
+            moved = MainMoves.of(main, partial(followed.contain, threshold))
             of_all = MainMoves.of(prompt.main_at(threshold))
             return {
                 ("answer_queries.steps_with_sink", ()): float((main >= 0).mean()),

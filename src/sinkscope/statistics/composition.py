@@ -1,4 +1,4 @@
-"""What sinks are made of (Table 2): sink tokens by token and by class, against the canvas and against training."""
+"""Tokens that are sinks (Table 2), by token and by class, against the canvas and against training."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from sinkscope.sinks.token_classes import CLASSES
-from sinkscope.statistics.averages import quotient
+from sinkscope.statistics.intervals import quotient
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
 from sinkscope.statistics.thresholds import Threshold
@@ -72,9 +72,7 @@ def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
 
 def expected_shares(prompt: PromptSummary, threshold: Threshold) -> Float[np.ndarray, " token"]:
     """Return the share of the sinks that each of ``canvas.token_ids`` would have if sinks were any tokens of their
-    step's canvas.
-
-    Where masks are many in the same steps as sinks, they would seem to be sinks if all steps counted alike.
+    step's canvas: masks that are many in the same steps as sinks would seem to be sinks if all steps counted alike.
     """
     canvas = prompt.canvas
     weight = prompt.counts(threshold).sum(axis=(1, 2)) / np.maximum(canvas.lengths, 1)
@@ -94,7 +92,6 @@ class TokenShares:
 
     @classmethod
     def of(cls, prompt: PromptSummary) -> "TokenShares":
-        """Return the shares of every token of one prompt."""
         tally = np.array([prompt.sinks_by_token(threshold) for threshold in prompt.thresholds])
         shares = tally / np.maximum(tally.sum(axis=1, keepdims=True), 1)
         counts = prompt.canvas.token_counts
@@ -103,9 +100,7 @@ class TokenShares:
 
 def leading_tokens(prompts: Sequence[TokenShares], number: int) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     """Return the ten tokens that are sinks most often at a threshold, each prompt counting alike: shares of sinks and
-    canvas by prompt.
-
-    A prompt that lacks the token counts 0; one without any sink is NaN.
+    canvas by prompt, 0 where a prompt lacks the token, NaN where it has no sink.
     """
     ids = np.concatenate([one.ids for one in prompts])
     distinct, place = np.unique(ids, return_inverse=True)

@@ -1,4 +1,4 @@
-"""How much attention lies on how few tokens: by depth, over the steps, and against ε (Fig. 10)."""
+"""The attention that lies on few tokens: by depth, over the steps, and against ε (Fig. 10)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,27 +6,30 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Float
 
-from sinkscope.sinks.definition import rated_keys, visible_query_mean
-from sinkscope.statistics.averages import depth_slope, mean, product, ratio, thirds
+from sinkscope.sinks.definition import visible_query_mean
+from sinkscope.statistics.intervals import depth_slope, mean, product, ratio
 from sinkscope.statistics.prompt import PromptSummary
-from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
+from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds, in_layers, over_steps
 from sinkscope.statistics.step import RecordedStep
 from sinkscope.statistics.thresholds import EPSILONS, UNITS, Threshold
 
 DEPTH = "deeper layers have fewer, stronger sinks (Fig. 5)"
 FEW = "few tokens take most attention (Fig. 3, 9)"
 GU_THRESHOLD = 0.3
+LEAST_QUERIES = 64
+"""Queries that must see a key of a causal model before its mean α counts in a rate, as Gu et al. take theirs over 64
+tokens; means of a few queries are often large: the newest key has one query, its own."""
 
 
 @dataclass(frozen=True, eq=False)
 class Evenness:
-    """How evenly the attention of each head is spread over the keys, in one step or in all.
+    """Spread of the attention of each head over the keys, in one step or in all.
 
     Attributes:
         entropy: of the columns, over that of equal columns: 0 where one has all, 1 where all are equal (or 0).
         gini: Gini coefficient: 0 where all columns are equal, 1 − 1/S where one has all.
-        over_third: 1 where any key's mean α exceeds 0.3, else 0 (Gu et al., ICLR 2025); in causal models any key that
-            64 queries see, NaN where there is none.
+        over_third: 1 where any key's mean α exceeds 0.3, else 0 (Gu et al., arXiv 2410.10781); in causal models any key
+            that 64 queries see, NaN where there is none.
         first_over_third: the same of the first token alone, however many queries see it.
     """
 
@@ -37,14 +40,13 @@ class Evenness:
 
     @classmethod
     def of(cls, step: RecordedStep) -> "Evenness":
-        """Return the evenness of one step."""
         columns, total = step.columns.sums, step.columns.total
         queries = np.maximum(step.queries, 1)[:, None]
         of_any, of_first = step.columns.at_top(columns) / queries, columns[..., 0] / queries
-        if step.causal and not step.crossing:
-            alpha, unknown = visible_query_mean(columns, causal=True), np.full_like(of_any, np.nan)
-            keys = rated_keys(step.length, causal=True)
-            of_any, of_first = alpha[..., :keys].max(axis=-1) if keys else unknown, alpha[..., 0]
+        if step.settings.causal and not step.settings.crossing:
+            alpha, keys = visible_query_mean(columns, causal=True), step.length - LEAST_QUERIES + 1
+            of_any = alpha[..., :keys].max(axis=-1) if keys > 0 else np.full_like(of_any, np.nan)
+            of_first = alpha[..., 0]
         over, first_over = (
             np.where(np.isnan(one), one, one > GU_THRESHOLD).astype(np.float32) for one in (of_any, of_first)
         )
@@ -60,7 +62,7 @@ class Evenness:
 
 
 class Concentration(Statistic):
-    """How many sinks there are, how much attention they take, and how even the rest is."""
+    """The number of sinks, the attention they take, and how even columns are."""
 
     order = 7
     definitions: ClassVar = {
@@ -96,58 +98,43 @@ class Concentration(Statistic):
         return Evenness.of(step)
 
     def values(self, prompt: PromptSummary) -> Values:
-        return evenness_values(prompt) | not_sink_values(prompt) | at_thresholds(prompt, concentration_values)
+        values = evenness_values(prompt)
+        longest = int(prompt.canvas.lengths.max())
+        length_class = f"up to {max(64, 1 << (longest - 1).bit_length())}"  # up to 64, 128, 256 … tokens
+        for unit, above in zip(UNITS, prompt.above.sum(axis=1), strict=True):
+            for excess, count in zip(EPSILONS[::2].tolist(), above[::2].tolist(), strict=True):
+                for positions in ("any", length_class):
+                    place = (("positions", positions), ("unit", unit), ("excess", excess))
+                    values["epsilon.not_sinks", place] = 1 - count / prompt.columns
+        return values | at_thresholds(prompt, concentration_values)
 
 
 def evenness_values(prompt: PromptSummary) -> Values:
-    """Return what needs no ε: entropy, Gini coefficient and the rates of Gu et al."""
+    """Return the numbers without ε: entropy, Gini coefficient and the rates of Gu et al."""
     values: Values = {}
     found = prompt.kept(Evenness)
     names = ("entropy", "gini", "gu_rate", "gu_rate_first")
     for name, array in zip(names, (found.entropy, found.gini, found.over_third, found.first_over_third), strict=True):
         values[f"concentration.{name}", ()] = mean(array)
-        for layer in range(prompt.layers):
-            values[f"concentration.{name}_in", (("layer", layer),)] = mean(array[:, layer])
-        for third, steps in thirds(prompt.steps).items():
-            values[f"concentration.{name}_over_steps", (("third", third),)] = mean(array[steps])
-    return values
-
-
-def not_sink_values(prompt: PromptSummary) -> Values:
-    """Return the ε curve: the share of columns that are no sinks."""
-    values: Values = {}
-    longest = int(prompt.canvas.lengths.max())
-    for unit, above in zip(UNITS, prompt.above.sum(axis=1), strict=True):
-        for excess, count in zip(EPSILONS[::2].tolist(), above[::2].tolist(), strict=True):
-            for positions in ("any", length_class(longest)):
-                place = (("positions", positions), ("unit", unit), ("excess", excess))
-                values["epsilon.not_sinks", place] = 1 - count / prompt.columns
+        values |= in_layers(f"concentration.{name}", [mean(array[:, layer]) for layer in range(prompt.layers)])
+        values |= over_steps(f"concentration.{name}", prompt.steps, lambda steps, array=array: mean(array[steps]))
     return values
 
 
 def concentration_values(prompt: PromptSummary, threshold: Threshold) -> Values:
-    """Return how many sinks there are and how much attention they take, by depth and over the steps."""
+    """Return the number of sinks and the attention they take, by depth and over the steps."""
     counts, shares, present = prompt.counts(threshold), prompt.shares(threshold), prompt.has_sink(threshold)
     by_layer = counts.mean(axis=(0, 2))
-    strength = ratio(
-        np.where(present, prompt.by_step.largest, 0).sum(axis=(0, 2), dtype=np.float64), present.sum(axis=(0, 2))
-    )
-    values: Values = {
+    largest = np.where(present, prompt.by_step.largest, 0).sum(axis=(0, 2), dtype=np.float64)
+    strength = ratio(largest, present.sum(axis=(0, 2)))
+    return {
         ("concentration.sinks_per_head", ()): float(by_layer.mean()),
         ("concentration.share_on_sinks", ()): mean(shares),
         ("concentration.layers_without", ()): float((~present.any(axis=2)).mean()),
         ("concentration.number_by_depth", ()): depth_slope(by_layer),
         ("concentration.strength_by_depth", ()): depth_slope(strength),
+        **in_layers("concentration.sinks_per_head", by_layer),
+        **in_layers("concentration.strength", strength),
+        **over_steps("concentration.sinks_per_head", prompt.steps, lambda steps: mean(counts[steps])),
+        **over_steps("concentration.share_on_sinks", prompt.steps, lambda steps: mean(shares[steps])),
     }
-    for layer in range(len(by_layer)):
-        values["concentration.sinks_per_head_in", (("layer", layer),)] = float(by_layer[layer])
-        values["concentration.strength_in", (("layer", layer),)] = float(strength[layer])
-    for third, steps in thirds(prompt.steps).items():
-        values["concentration.sinks_per_head_over_steps", (("third", third),)] = mean(counts[steps])
-        values["concentration.share_on_sinks_over_steps", (("third", third),)] = mean(shares[steps])
-    return values
-
-
-def length_class(positions: int) -> str:
-    """Return the class of a canvas by its length: up to 64, 128, 256 … tokens."""
-    return f"up to {max(64, 1 << (positions - 1).bit_length())}"

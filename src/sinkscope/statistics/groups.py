@@ -1,12 +1,11 @@
-"""Who attends: do masked and unmasked queries keep separate sinks, and whose sink is the head's (Fig. 6a)?
+"""Sinks of groups of queries: do masked and unmasked queries keep separate sinks, and whose is the head's (Fig. 6a)?
 
 The sink of a group of queries is the key with the largest mean column of these queries. Eq. 3 in queries' worth can
-never hold for three queries, so a group is asked only from 8 queries on, and its mean column is scaled to the whole
+never hold for three queries, so a group counts only from 8 queries on, and its mean column is scaled to the whole
 canvas before Eq. 3 is applied: the columns there would be if all queries attended as the group does.
 
-A trace keeps the columns of all queries, of the masked ones and of the prompt's; those of unmasked and of written
-queries (unmasked, but not the prompt's) are differences. Prompt and written queries are told apart where a trace holds
-``column_sums_prompt``.
+A trace keeps the columns of all queries, of the masked ones and, maybe, of the prompt's; those of unmasked and of
+written queries (unmasked, but not the prompt's) are differences.
 """
 
 from dataclasses import dataclass
@@ -15,9 +14,9 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sinkscope.statistics.averages import mean, quotient, thirds
+from sinkscope.statistics.intervals import mean, quotient
 from sinkscope.statistics.prompt import PromptSummary
-from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
+from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds, in_layers, over_steps
 from sinkscope.statistics.step import RecordedStep
 from sinkscope.statistics.thresholds import Threshold
 
@@ -38,10 +37,9 @@ class GroupSinks:
             where its columns were not recorded.
         excess: of that column over the mean of the others, scaled to the whole canvas, in queries' worth; percent: in
             percent of the sum of the group's columns.
-        clarity: by how much more of a query's attention the masked and the unmasked queries' sink gets from its own
+        clarity: how much more of a query's attention the sinks of masked and of unmasked queries get from their own
             group than from the other, the smaller of the two. NaN where they are one key, or a group is small.
-        own_attention: attention of the query at the head's largest column on itself; other_attention: mean of all other
-            queries on themselves. NaN where not recorded.
+        own_attention: of the query at the head's largest column on itself; other_attention: mean of all other queries.
     """
 
     position: Int[np.ndarray, "*step group layer head"]
@@ -53,21 +51,24 @@ class GroupSinks:
 
     @classmethod
     def of(cls, step: RecordedStep) -> "GroupSinks":
-        """Return the sinks of one step's groups."""
-        shape, length = step.columns.total.shape, float(step.length)
+        shape, length, masked = step.columns.total.shape, float(step.length), step.masked
+        sums = dict(step.group_sums)
+        if "masked" in sums:
+            sums["unmasked"] = step.columns.sums - sums["masked"]
+        if {"masked", "prompt"} <= sums.keys():
+            sums["written"] = sums["unmasked"] - sums["prompt"]
+        in_prompt = np.arange(step.length) < step.settings.prompt_length
+        # The columns of masks in the prompt are not kept apart: none count as written then.
+        written = ~masked & ~in_prompt & ~(masked & in_prompt).any()
+        members = dict(zip(GROUPS, (masked, ~masked, in_prompt, written), strict=True))
+        # Behind a cache some tokens are no queries.
+        sizes = {name: int(step.queries_of(members[name], sums[name]).min()) for name in GROUPS if name in sums}
         position, excess = np.full((len(GROUPS), *shape), -1), np.full((len(GROUPS), *shape), np.nan, np.float32)
         percent = excess.copy()
-        sums = group_sums(step)
-        sizes = group_sizes(step.masked, step.prompt_length)
-        if (step.queries < step.length).any():  # behind a cache, where some tokens are no queries
-            masked, prompt = step.masked, np.arange(step.length) < step.prompt_length
-            written = ~masked & ~prompt & ~(masked & prompt).any()
-            members = zip(GROUPS, (masked, ~masked, prompt, written), strict=True)
-            sizes = tuple(int(step.queries_of(of, sums[one]).min()) if one in sums else 0 for one, of in members)
-        for number, (group, queries) in enumerate(zip(GROUPS, sizes, strict=True)):
+        for number, group in enumerate(GROUPS):
             if group not in sums:
                 position[number] = NOT_RECORDED
-            elif queries >= LEAST_QUERIES:
+            elif (queries := sizes[group]) >= LEAST_QUERIES:
                 position[number] = sums[group].argmax(axis=-1)
                 scaled, total = (
                     values * length / queries
@@ -75,58 +76,27 @@ class GroupSinks:
                 )
                 excess[number] = scaled - (total - scaled) / max(length - 1, 1)
                 percent[number] = np.divide(100 * excess[number], total, out=np.zeros_like(total), where=total > 0)
-        return cls(position, excess, percent, _clarity(position, sums, sizes), *_self_attention(step))
-
-
-def group_sizes(masked: Bool[np.ndarray, " position"], prompt_length: int) -> tuple[int, int, int, int]:
-    """Return the number of queries of each of `GROUPS`; none count as written where the prompt itself holds masks,
-    because their columns are not kept apart then.
-    """
-    length, masks, prompt = len(masked), int(masked.sum()), min(len(masked), prompt_length)
-    written = 0 if masked[:prompt_length].any() else length - masks - prompt
-    return masks, length - masks, prompt, written
-
-
-def group_sums(step: RecordedStep) -> dict[str, Float[np.ndarray, "layer head key"]]:
-    """Return the column sums of each of `GROUPS`, as far as they were recorded."""
-    sums = dict(step.group_sums)
-    if "masked" in sums:
-        sums["unmasked"] = step.columns.sums - sums["masked"]
-    if {"masked", "prompt"} <= sums.keys():
-        sums["written"] = sums["unmasked"] - sums["prompt"]
-    return sums
+        clarity = own_attention = other_attention = np.full(shape, np.nan, np.float32)
+        if (position[:2] >= 0).all():
+            own, other = (
+                _at(sums["masked"], at) / sizes["masked"] - _at(sums["unmasked"], at) / sizes["unmasked"]
+                for at in position[:2]
+            )  # how much more a masked query attends to each of the two
+            clarity = np.where(position[0] == position[1], clarity, np.minimum(own, -other).astype(np.float32))
+        if (own := step.self_attention) is not None:
+            own_attention = _at(own, step.columns.top)  # NaN where its own query was not computed, as behind a cache
+            others = np.maximum((~np.isnan(own)).sum(axis=-1) - ~np.isnan(own_attention), 1)
+            other_attention = (np.nansum(own, axis=-1) - np.nan_to_num(own_attention)) / others
+        attention = (one.astype(np.float32) for one in (own_attention, other_attention))
+        return cls(position, excess, percent, clarity, *attention)
 
 
 def _at(columns: np.ndarray, position: np.ndarray) -> np.ndarray:
     return np.take_along_axis(columns, position[..., None], axis=-1)[..., 0]
 
 
-def _clarity(
-    position: np.ndarray, sums: dict[str, np.ndarray], sizes: tuple[int, ...]
-) -> Float[np.ndarray, "layer head"]:
-    masked, unmasked = position[:2]
-    clarity = np.full(masked.shape, np.nan, np.float32)
-    if (masked < 0).any() or (unmasked < 0).any():
-        return clarity
-    own, other = (
-        _at(sums["masked"], at) / sizes[0] - _at(sums["unmasked"], at) / sizes[1] for at in (masked, unmasked)
-    )  # how much more a masked query attends to each of the two
-    return np.where(masked == unmasked, clarity, np.minimum(own, -other).astype(np.float32))
-
-
-def _self_attention(step: RecordedStep) -> tuple[np.ndarray, np.ndarray]:
-    top, own = step.columns.top, step.self_attention
-    if own is None:
-        return np.full(top.shape, np.nan, np.float32), np.full(top.shape, np.nan, np.float32)
-    of_sink = _at(own, top)  # NaN where its own query was not computed, as behind a cache
-    others = (np.nansum(own, axis=-1) - np.nan_to_num(of_sink)) / np.maximum(
-        (~np.isnan(own)).sum(axis=-1) - ~np.isnan(of_sink), 1
-    )
-    return of_sink.astype(np.float32), others.astype(np.float32)
-
-
 class Groups(Statistic):
-    """Where groups of queries split, how they switch over, and what a sink absorbs; NaN where a trace has no groups."""
+    """Splits between groups of queries, and the share of a sink's own query; NaN where a trace has no groups."""
 
     order = 6
     definitions: ClassVar = {
@@ -185,45 +155,32 @@ def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
     split = both & (masked != unmasked)
     follows = split & (prompt.by_step.top == masked)
     recorded = bool((found.position[:, :2] > NOT_RECORDED).all())
-    values: Values = {
+    # Chance differences between two groups of few queries are forgotten by the next step; separate sinks are not.
+    within = (masked[1:] == masked[:-1]).astype(float) + (unmasked[1:] == unmasked[:-1])
+    across = (masked[1:] == unmasked[:-1]).astype(float) + (unmasked[1:] == masked[:-1])
+    is_sink, largest = prompt.has_sink(threshold), prompt.by_step.largest
+    of_itself = np.divide(found.own_attention, largest, out=np.zeros_like(found.own_attention), where=largest > 0)
+    return {
         ("groups.both", ()): float(both.mean()) if recorded else float("nan"),
         ("groups.split", ()): quotient(split.sum(), both.sum()),
         ("groups.split_from_prompt", ()): _split(masked, prompts),
         ("groups.split_from_written", ()): _split(masked, written),
         ("groups.split_prompt_written", ()): _split(prompts, written),
-        ("groups.persistence", ()): _persistence(masked, unmasked),
+        ("groups.persistence", ()): mean((within - across) / 2, both[1:] & both[:-1]),
         ("groups.follows_masked", ()): quotient(follows.sum(), split.sum()),
+        **in_layers("groups.split", (_split(masked[:, one], unmasked[:, one]) for one in range(prompt.layers))),
+        **over_steps("groups.split", prompt.steps, lambda steps: quotient(split[steps].sum(), both[steps].sum())),
+        **over_steps(
+            "groups.follows_masked", prompt.steps, lambda steps: quotient(follows[steps].sum(), split[steps].sum())
+        ),
+        ("groups.self_share", ()): mean(of_itself, is_sink),
+        ("groups.self_attention_absorbed", ()): _absorbed(prompt, found.other_attention, is_sink),
     }
-    for layer in range(prompt.layers):
-        values["groups.split_in", (("layer", layer),)] = quotient(split[:, layer].sum(), both[:, layer].sum())
-    for third, steps in thirds(prompt.steps).items():
-        values["groups.split_over_steps", (("third", third),)] = quotient(split[steps].sum(), both[steps].sum())
-        values["groups.follows_masked_over_steps", (("third", third),)] = quotient(
-            follows[steps].sum(), split[steps].sum()
-        )
-    is_sink = prompt.has_sink(threshold)
-    largest = prompt.by_step.largest
-    of_itself = np.divide(found.own_attention, largest, out=np.zeros_like(found.own_attention), where=largest > 0)
-    values["groups.self_share", ()] = mean(of_itself, is_sink)
-    values["groups.self_attention_absorbed", ()] = _absorbed(prompt, found.other_attention, is_sink)
-    return values
 
 
 def _split(one: np.ndarray, other: np.ndarray) -> float:
     both = (one >= 0) & (other >= 0)
     return quotient((both & (one != other)).sum(), both.sum())
-
-
-def _persistence(masked: np.ndarray, unmasked: np.ndarray) -> float:
-    """Return how much oftener a group's sink is found again one step later in its own group than in the other.
-
-    Chance differences between two groups of few queries are forgotten by the next step; separate sinks are not.
-    """
-    both = (masked >= 0) & (unmasked >= 0)
-    there = both[1:] & both[:-1]
-    within = (masked[1:] == masked[:-1]).astype(float) + (unmasked[1:] == unmasked[:-1])
-    across = (masked[1:] == unmasked[:-1]).astype(float) + (unmasked[1:] == masked[:-1])
-    return mean((within - across) / 2, there)
 
 
 def _absorbed(prompt: PromptSummary, others: np.ndarray, is_sink: np.ndarray) -> float:

@@ -1,31 +1,76 @@
-"""Intervals over prompts: BCa bootstrap of means, for many statistics at once, and of what has no per-prompt mean.
+"""Means of numbers that may be missing (NaN), and their intervals over prompts: the BCa bootstrap, for many at once.
 
 The unit of evidence is the prompt: steps follow each other and all heads see the same commits, so neither counts as
-a repetition. All statistics are resampled with the same draws of prompts.
-
-A bootstrap of few values is too narrow. Percentiles are therefore taken further out, at Φ(√(n/(n−1))·t) of Student's t
-with n − 1 degrees of freedom instead of at 2.5 % (Hesterberg, arXiv 1411.5279): what is reached is in
-benchmarks/RESULTS.md.
+a repetition. All statistics are resampled with the same draws of prompts. A bootstrap of few values is too narrow, so
+percentiles are taken further out, at Φ(√(n/(n−1))·t) of Student's t with n − 1 degrees of freedom instead of at 2.5 %
+(Hesterberg, arXiv 1411.5279); benchmarks/RESULTS.md has the coverage.
 """
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Shaped
 
-from sinkscope.statistics.averages import product
+from sinkscope.sinks.drift import slopes
 
+THIRDS = ("first", "middle", "last")
 LEAST_PROMPTS = 5
 """Fewer prompts get no interval: five values can be drawn in only 126 ways."""
 RESAMPLES = 2000
 LEVEL = 0.95
 
 
+def thirds(steps: int) -> dict[str, slice]:
+    """Return the steps in three parts, as even as can be."""
+    edges = [round(steps * part / 3) for part in range(4)]
+    return {name: slice(low, high) for name, low, high in zip(THIRDS, edges[:-1], edges[1:], strict=True)}
+
+
+def depth_slope(by_layer: Float[np.ndarray, " layer"]) -> float:
+    """Return the least-squares slope against relative depth, from 0 (first layer) to 1 (last)."""
+    return float(slopes(by_layer)) * (len(by_layer) - 1)
+
+
+def mean(values: Shaped[np.ndarray, "*any"], where: Bool[np.ndarray, "*any"] | None = None) -> float:
+    """Return the mean of the values that are not NaN, of those at ``where`` if it is given; NaN where none is left."""
+    chosen = ~np.isnan(values) if where is None else where & ~np.isnan(values)
+    return float(values[chosen].mean(dtype=np.float64)) if chosen.any() else float("nan")
+
+
+def layer_means(by_head: Float[np.ndarray, "layer head"]) -> Float[np.ndarray, " layer"]:
+    """Return the mean of each layer over the heads that are not NaN."""
+    return ratio(np.nansum(by_head, axis=1), (~np.isnan(by_head)).sum(axis=1))
+
+
+def known(number: float) -> float | None:
+    """Return a number, None for NaN."""
+    return None if math.isnan(number) else float(number)
+
+
+def product(left: Float[np.ndarray, "..."], right: Float[np.ndarray, "..."]) -> Any:
+    """Return left @ right without NumPy's warning of an "invalid value", which BLAS sets off at times on its padding
+    although all numbers are finite (numpy/numpy#13173, #24067).
+    """
+    with np.errstate(invalid="ignore"):
+        return left @ right
+
+
+def quotient(part: Any, whole: Any) -> float:
+    """Return part over whole, NaN where the whole is not above 0."""
+    return float(part / whole) if whole > 0 else float("nan")
+
+
+def ratio(total: Any, count: Any) -> Float[np.ndarray, "*any"]:
+    """Return totals over counts, NaN where nothing was counted."""
+    total, count = np.asarray(total, np.float64), np.asarray(count, np.float64)
+    return np.divide(total, count, out=np.full(np.broadcast(total, count).shape, np.nan), where=count > 0)
+
+
 @dataclass(frozen=True, eq=False)
 class Means:
-    """Means over the prompts that have a value (NaN where none has), their number, and BCa intervals, which are NaN
-    with fewer than five prompts.
-    """
+    """Means over the prompts that have a value, their number, and intervals, NaN with fewer than five prompts."""
 
     mean: Float[np.ndarray, " statistic"]
     low: Float[np.ndarray, " statistic"]
@@ -36,9 +81,7 @@ class Means:
 def interval_of_means(
     values: Float[np.ndarray, "prompt statistic"], resamples: int = RESAMPLES, seed: int = 0
 ) -> Means:
-    """Return the mean of every statistic over prompts, with its BCa bootstrap interval.
-
-    A statistic that is the same in every prompt gets an interval of width 0.
+    """Return the mean of every statistic over prompts with its BCa interval, of width 0 where all prompts agree.
 
     Args:
         values: one row a prompt; NaN where a prompt has no value, which leaves it out of that mean.
@@ -47,34 +90,32 @@ def interval_of_means(
     values = np.asarray(values, dtype=np.float64)
     there = ~np.isnan(values)
     prompts = there.sum(axis=0)
-    with np.errstate(invalid="ignore"):
-        mean = np.where(there, values, 0.0).sum(axis=0) / prompts
-    low, high = np.full_like(mean, np.nan), np.full_like(mean, np.nan)
+    means = ratio(np.where(there, values, 0.0).sum(axis=0), prompts)
+    low, high = np.full_like(means, np.nan), np.full_like(means, np.nan)
     enough = prompts >= LEAST_PROMPTS
     if enough.any():
-        weights = draws_of_prompts(len(values), resamples, seed)
+        weights = _draws(len(values), resamples, seed)
         for start in range(0, values.shape[1], 512):  # a block of statistics at a time bounds the memory
             block = np.flatnonzero(enough[start : start + 512]) + start
-            low[block], high[block] = _corrected(values[:, block], mean[block], weights, _quantile(prompts[block]))
-    return Means(mean, low, high, prompts)
+            low[block], high[block] = _corrected(values[:, block], means[block], weights, _quantile(prompts[block]))
+    return Means(means, low, high, prompts)
 
 
-def _quantile(prompts: np.ndarray) -> Float[np.ndarray, "..."]:
+def _quantile(prompts: Any) -> Any:
     """Return the normal quantile at which a bootstrap should take the upper end of an interval over so many prompts."""
     from scipy.special import stdtrit
 
-    prompts = np.asarray(prompts, dtype=np.float64)
-    return np.asarray(np.sqrt(prompts / (prompts - 1)) * stdtrit(prompts - 1, (1 + LEVEL) / 2))
+    return np.sqrt(prompts / (prompts - 1)) * stdtrit(prompts - 1, (1 + LEVEL) / 2)
 
 
 def _percentiles(prompts: int) -> list[float]:
     from scipy.special import ndtr
 
-    upper = 100 * float(ndtr(_quantile(np.array(prompts))))
+    upper = 100 * float(ndtr(_quantile(prompts)))
     return [100 - upper, upper]
 
 
-def draws_of_prompts(prompts: int, resamples: int, seed: int) -> Float[np.ndarray, "resample prompt"]:
+def _draws(prompts: int, resamples: int, seed: int) -> Float[np.ndarray, "resample prompt"]:
     """Return how often each prompt is drawn in each resample."""
     rng = np.random.default_rng(seed)
     return rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples).astype(np.float64)
@@ -97,13 +138,12 @@ def interval_of_pairs(
     apart = 1 - np.eye(prompts)
     agreement, weight = agreement * apart, weight * apart
     total = weight.sum()
-    mean = float(agreement.sum() / total) if total else float("nan")
     if prompts < LEAST_PROMPTS or not total:
-        return mean, float("nan"), float("nan")
-    draws = draws_of_prompts(prompts, RESAMPLES, seed)
+        return quotient(agreement.sum(), total), float("nan"), float("nan")
+    draws = _draws(prompts, RESAMPLES, seed)
     above, below = ((product(draws, one) * draws).sum(axis=1) for one in (agreement, weight))
     low, high = np.percentile(above[below > 0] / below[below > 0], _percentiles(prompts))
-    return mean, float(low), float(high)
+    return quotient(agreement.sum(), total), float(low), float(high)
 
 
 def interval_of_difference(
@@ -125,39 +165,38 @@ def interval_of_difference(
     low, high = np.full(len(prompts), np.nan), np.full(len(prompts), np.nan)
     enough = prompts >= LEAST_PROMPTS
     if enough.any():
-        drawn = [
-            _drawn_means(one[:, enough], draws_of_prompts(len(one), RESAMPLES, seed + number))
+        before, after = (
+            _drawn_means(one[:, enough], _draws(len(one), RESAMPLES, seed + number))
             for number, one in enumerate((first, second))
-        ]
+        )
         for place, number in enumerate(np.flatnonzero(enough)):
-            difference = drawn[1][:, place] - drawn[0][:, place]
+            difference = after[:, place] - before[:, place]
             low[number], high[number] = np.nanpercentile(difference, _percentiles(int(prompts[number])))
     return Means(theirs.mean - ours.mean, low, high, prompts)
 
 
 def _corrected(
-    values: np.ndarray, mean: np.ndarray, weights: np.ndarray, quantile: np.ndarray
+    values: np.ndarray, means: np.ndarray, weights: np.ndarray, quantile: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the bias-corrected and accelerated percentiles of the means of all draws."""
     from scipy.special import ndtr, ndtri
 
     # The acceleration, from the skewness of the values: the jackknife of a mean in closed form.
-    centred = np.where(np.isnan(values), 0.0, values - mean)
+    centred = np.where(np.isnan(values), 0.0, values - means)
     squares = (centred**2).sum(axis=0)
     cubes = (centred**3).sum(axis=0)
-    acceleration = np.divide(cubes, 6 * squares**1.5, out=np.zeros_like(mean), where=squares > 0)
+    acceleration = np.divide(cubes, 6 * squares**1.5, out=np.zeros_like(means), where=squares > 0)
     drawn = np.sort(_drawn_means(values, weights), axis=0)  # NaN, where no prompt with a value was drawn, goes last
     count = (~np.isnan(drawn)).sum(axis=0)
-    rounding = 1e-10 * np.maximum(np.abs(mean), np.nanmax(np.abs(drawn), axis=0))  # ties in whichever order of summing
-    below = ((drawn < mean - rounding).sum(axis=0) + 0.5 * (np.abs(drawn - mean) <= rounding).sum(axis=0)) / count
+    rounding = 1e-10 * np.maximum(np.abs(means), np.nanmax(np.abs(drawn), axis=0))  # ties in whichever order of summing
+    below = ((drawn < means - rounding).sum(axis=0) + 0.5 * (np.abs(drawn - means) <= rounding).sum(axis=0)) / count
     bias = ndtri(np.clip(below, 1 / (2 * count), 1 - 1 / (2 * count)))
     columns, ends = np.arange(drawn.shape[1]), []
     for tail in (-quantile, quantile):
         normal = bias + tail
-        share = ndtr(bias + normal / (1 - acceleration * normal))
-        place = np.clip(share, 0, 1) * (count - 1)
+        place = np.clip(ndtr(bias + normal / (1 - acceleration * normal)), 0, 1) * (count - 1)
         lower = np.floor(place).astype(int)
         upper = np.minimum(lower + 1, count - 1)
         ends.append(drawn[lower, columns] + (place - lower) * (drawn[upper, columns] - drawn[lower, columns]))
     flat = drawn[count - 1, columns] - drawn[0] <= rounding
-    return np.where(flat, mean, ends[0]), np.where(flat, mean, ends[1])
+    return np.where(flat, means, ends[0]), np.where(flat, means, ends[1])

@@ -1,15 +1,8 @@
-"""Drift of keys and values: how far those of one position move from a step to a later one, which is what a cache
-forgoes.
+"""Drift of keys and values of one position from a step to a later one, which a cache forgoes.
 
-Measures   ``key_cosine`` and ``value_cosine``, between then and now; ``key_norm`` and ``value_norm``, by how much the
-norm has changed, as
-           a share of what it was.
-Lags       how many steps lie between.
-Classes    *new*: written in between, a mask then and a token now; *sink*: a sink by Eq. 3 now, in some head that reads
-these keys; *mask*:
-           a mask then and now; *text*: all others, prompt and answer. A position belongs to the first that fits.
-
-A value is a mean over the steps and positions of one prompt, in one layer and head of keys. Intervals are over prompts.
+Measures: cosines between then and now; changes of the norm, as a share of the old one. Lags: steps in between. Classes,
+of which a position belongs to the first that fits: *new*, a mask then and a token now; *sink*, by Eq. 3 now, in some
+head that reads these keys; *mask*, then and now; *text*, all others, prompt and answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from sinkscope.statistics.intervals import interval_of_means
+from sinkscope.statistics.intervals import interval_of_means, known, ratio
 
 MEASURES = ("key_cosine", "value_cosine", "key_norm", "value_norm")
 CLASSES = ("new", "sink", "mask", "text")
@@ -32,17 +25,14 @@ def drift_document(
     """Return the means of every measure as plain values: by layer with intervals over prompts, and by layer and head.
 
     Args:
-        sums: of each prompt, over its steps and positions.
-        counts: how many there were.
+        sums: of each prompt, over its steps and positions; counts: how many there were.
         lags: in steps.
     """
-    with np.errstate(invalid="ignore", divide="ignore"):
-        values = np.stack([one / count for one, count in zip(sums, counts, strict=True)])
+    values = np.stack([ratio(one, count) for one, count in zip(sums, counts, strict=True)])
     there = ~np.isnan(values)
-    heads = np.where(there.any(-1), np.where(there, values, 0).sum(-1) / np.maximum(there.sum(-1), 1), np.nan)
+    heads, in_heads = (ratio(np.where(there, values, 0).sum(axis), there.sum(axis)) for axis in (-1, 0))
     by_layer = interval_of_means(heads.reshape(len(values), -1))
     shape = heads.shape[1:]
-    in_heads = np.where(there.any(0), np.where(there, values, 0).sum(0) / np.maximum(there.sum(0), 1), np.nan)
     rows = []
     for measure, name in enumerate(MEASURES):
         for lag, steps in enumerate(lags):
@@ -55,15 +45,11 @@ def drift_document(
                         "lag": steps,
                         "class": kind,
                         "positions": int(sum(count[lag, at].sum() for count in counts) // max(1, counts[0].shape[-1])),
-                        "by_layer": {which: _plain(one) for which, one in layers.items()},
-                        "by_layer_and_head": [_plain(one) for one in in_heads[place]],
+                        "by_layer": {which: list(map(known, one)) for which, one in layers.items()},
+                        "by_layer_and_head": [list(map(known, one)) for one in in_heads[place]],
                     }
                 )
     return {"prompts": len(values), "lags": list(lags), "classes": list(CLASSES), "drift": rows}
-
-
-def _plain(values: np.ndarray) -> list[float | None]:
-    return [None if np.isnan(one) else float(one) for one in values]
 
 
 def drift_table(document: Mapping[str, Any]) -> str:

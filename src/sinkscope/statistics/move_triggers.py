@@ -1,10 +1,9 @@
-"""What triggers a move: a commit at the position left or entered, a block change, or neither, against shifted commits.
+"""Triggers of moves: a commit at the position left or entered, a block change, or neither, against shifted commits.
 
 A move at step t is seen beside the commits of step t − 1, which is what changed on the canvas in between. The null
 shifts the commit times of a prompt circularly, block changes with them: the rhythm of the commits and of the moves stay
-as they are, only their alignment is lost. All shifts are counted at once: a move is triggered under exactly one shift
-by each commit. Shifts go around the transitions between steps, of which there is one less than steps: a commit in the
-last step can trigger nothing and is left out.
+as they are, only their alignment is lost. Shifts go around the transitions between steps, of which there is one less
+than steps: a commit in the last step can trigger nothing and is left out.
 """
 
 import zlib
@@ -15,6 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.sinks.drift import blocks_of
+from sinkscope.statistics.intervals import LEVEL
 from sinkscope.statistics.movement import MOVING
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptCanvas
@@ -28,16 +28,14 @@ MOST_SHIFTED = 1 << 26
 
 
 class Triggers(Statistic):
-    """Shares of the moves with each trigger, as they were and over their mean under all shifts of the commits; none
-    where nothing moves or commits are unknown. `TriggerTest` tells whether a trigger is commoner than chance.
+    """Shares of the moves with each trigger, and their excess over the mean under all shifts of the commits; none where
+    nothing moves or commits are unknown. `TriggerTest` compares a trigger with chance.
     """
 
     order = 2
     definitions: ClassVar = {
         "triggers.share": Definition(
-            "moves and swaps after each event: own commit, block change, neither",
-            "share of changes",
-            MOVING,
+            "moves and swaps after each event: own commit, block change, neither", "share of changes", MOVING
         ),
         "triggers.over_chance": Definition(
             "that share minus its mean over all circular shifts of the commits", "share of changes", MOVING
@@ -45,12 +43,11 @@ class Triggers(Statistic):
     }
 
     def values(self, prompt: PromptSummary) -> Values:
-        return at_thresholds(prompt, _values_at)
+        def values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
+            shares = shares_of(prompt, threshold)
+            return {} if shares is None else trigger_values(shares)
 
-
-def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
-    shares = shares_of(prompt, threshold)
-    return {} if shares is None else trigger_values(shares)
+        return at_thresholds(prompt, values_at)
 
 
 def trigger_shares(
@@ -58,8 +55,8 @@ def trigger_shares(
     written: Int[np.ndarray, "step position"],
     blocks: Int[np.ndarray, " step"] | None,
 ) -> Float[np.ndarray, "trigger shift"] | None:
-    """Return the share of the moves with each trigger of `TRIGGERS` under every circular shift of the commits; shift 0
-    is as it was.
+    """Return the share of the moves with each trigger of `TRIGGERS` under every circular shift of the commits, shift 0
+    as it was; None where nothing moves.
 
     own      the position left or the position entered was committed in the step before
     left     the position left was; entered: the position entered was
@@ -68,8 +65,6 @@ def trigger_shares(
 
     Args:
         blocks: number of the block of each step; None without blocks.
-
-    None where nothing moves.
     """
     transitions = len(main) - 1
     step, layer, head = np.nonzero((main[1:] >= 0) & (main[:-1] >= 0) & (main[1:] != main[:-1]))
@@ -108,19 +103,18 @@ def trigger_shares(
 
 
 def shares_of(prompt: PromptSummary, threshold: Threshold) -> Float[np.ndarray, "trigger shift"] | None:
-    """Return `trigger_shares` of a prompt; None where nothing moves, and where there are no commits to shift."""
+    """Return `trigger_shares` of a prompt; None also where there are no commits to shift."""
     canvas = prompt.canvas
     if canvas.settings.causal or canvas.written is None:
         return None
     block, mask = canvas.settings.block, canvas.settings.mask_id
-    again = canvas.written == mask  # masked again, not committed
-    written = canvas.written if mask is None else np.where(again, -1, canvas.written)
+    written = canvas.written if mask is None else np.where(canvas.written == mask, -1, canvas.written)  # masked again
     blocks = blocks_of(written, canvas.settings.first_block, block) if block else None
     return trigger_shares(prompt.main_at(threshold), written, blocks)
 
 
 def trigger_values(shares: Float[np.ndarray, "trigger shift"]) -> Values:
-    """Return the shares as they were, and over their mean under all shifts."""
+    """Return the shares as they were, and minus their mean under all shifts."""
     values: Values = {}
     for name, by_shift in zip(TRIGGERS, shares, strict=True):
         at = (("trigger", name),)
@@ -136,14 +130,9 @@ def draws_of(canvas: PromptCanvas) -> int:
 
 @dataclass(eq=False)
 class TriggerTest:
-    """Sums over prompts; is a trigger commoner than with commits shifted in every prompt on its own?
-
-    The shift as it was is among the draws, so that under the null the observed mean is one draw like the others and p
-    is exact.
-
-    Attributes:
-        prompts: in which something moves.
-        observed: shares as they were; null: shares with the commits shifted at random.
+    """Sums over the prompts in which something moves: shares as they were, and with the commits of every prompt shifted
+    at random. The shift as it was is among the draws, so that under the null the observed mean is one draw like the
+    others and p is exact.
     """
 
     prompts: int = 0
@@ -157,33 +146,17 @@ class TriggerTest:
         self.observed = self.observed + shares[:, 0]
         self.prompts += 1
 
-    def intervals(self, level: float = 0.95) -> dict[str, tuple[float, float]]:
-        """Return {trigger: (low, high)} of the mean share over chance: what chance alone would put around it, turned
-        around.
-
-        A bootstrap of prompts that all lack a rare trigger is narrow and lies below zero; this one is not.
-        """
-        found = {}
-        for number, name in enumerate(TRIGGERS):
-            tails = np.quantile(self.null[number], [(1 + level) / 2, (1 - level) / 2])
-            low, high = (self.observed[number] - tails) / max(1, self.prompts)
-            found[name] = (float(low), float(high))
-        return found
-
-    def p_values(self) -> dict[str, float]:
-        """Return one-sided {trigger: share of draws at least as common}; for ``neither``: at most as common. 1 without
-        prompts.
-        """
-        rounding, found = 1e-9, {}
-        for number, name in enumerate(TRIGGERS):
-            sign = -1 if name == "neither" else 1
-            as_far = (sign * self.null[number] >= sign * self.observed[number] - rounding).sum()
-            found[name] = float((1 + as_far) / (1 + self.null.shape[1]))
-        return found
+    def p_value(self, trigger: str) -> float:
+        """Return the share of draws at least as common, of ``neither`` at most as common; 1 without prompts."""
+        number, sign = TRIGGERS.index(trigger), -1 if trigger == "neither" else 1
+        as_far = (sign * self.null[number] >= sign * self.observed[number] - 1e-9).sum()
+        return float((1 + as_far) / (1 + self.null.shape[1]))
 
     def widened(self, trigger: str, low: float, high: float) -> tuple[float, float]:
-        """Return the wider of an interval over prompts and of that around chance: zero is left out only where both
-        leave it out.
+        """Return the wider of an interval over prompts and of that which chance alone would put around the mean share
+        over chance: a bootstrap of prompts that all lack a rare trigger is narrow and lies below zero.
         """
-        around = self.intervals()[trigger]
-        return min(low, around[0]), max(high, around[1])
+        number = TRIGGERS.index(trigger)
+        upper, lower = np.quantile(self.null[number], [(1 + LEVEL) / 2, (1 - LEVEL) / 2])
+        around = (self.observed[number] - np.array([upper, lower])) / max(1, self.prompts)
+        return min(low, float(around[0])), max(high, float(around[1]))

@@ -1,31 +1,28 @@
-"""How main sinks move over the steps of a prompt: moves, distances, residence, kinds of tracks, and drift.
-
-Moves and swaps are told apart as in `sinks.drift`. The drift of a main sink is the least-squares slope of its position
-against the step; a sampler that finishes blocks from left to right moves its masks to the right by design, so drift is
-also told relative to frontiers of the masks (`sinks.drift.FRONTIERS`).
+"""Movement of main sinks over the steps of a prompt: moves, distances, residence, kinds of tracks, and drift, also
+relative to the frontiers of the masks. `sinks.drift` defines moves, swaps and drift.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Int
 
 from sinkscope.sinks.drift import FRONTIERS, IsSink, MainMoves, block_edges, blocks_of, relative_positions, slopes
-from sinkscope.sinks.episodes import KINDS
-from sinkscope.statistics.averages import depth_slope, layer_means, mean, quotient
+from sinkscope.sinks.episodes import KINDS, find_episodes
+from sinkscope.statistics.intervals import depth_slope, layer_means, mean, quotient
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptCanvas
-from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
+from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds, in_layers
 from sinkscope.statistics.thresholds import Threshold
 
 HEAD_KINDS = (*KINDS, "none")
+DEPTH = "deeper layers have fewer, stronger sinks (Fig. 5)"
 MOVING = "moving sinks: the position changes over steps, or the sink vanishes (§4.2, Fig. 7)"
 DRIFT = "LLaDA drifts right as blocks are denoised, Dream left, MMaDA stays (§4.2, Fig. 1, 7, 8)"
 
 
 class Movement(Statistic):
-    """How the main sinks of a prompt move, and what all its tracks are."""
+    """Movement of the main sinks of a prompt, and all its tracks."""
 
     order = 1
     definitions: ClassVar = {
@@ -33,9 +30,7 @@ class Movement(Statistic):
             "steps × heads with a sink", "share", "few tokens take most attention (Fig. 3, 9)"
         ),
         "movement.moves_per_head": Definition(
-            "moves of the main sink, per head with a sink in at least two steps",
-            "moves",
-            MOVING,
+            "moves of the main sink, per head with a sink in at least two steps", "moves", MOVING
         ),
         "movement.swaps_per_head": Definition(
             "swaps of the main sink with another sink, per head with a sink in at least two steps", "swaps", "none"
@@ -64,9 +59,7 @@ class Movement(Statistic):
             "slope of a layer's drift from the first (0) to the last layer (1)", "positions per step", DRIFT
         ),
         "movement.moves_by_depth": Definition(
-            "slope of a layer's moves per head from the first (0) to the last layer (1)",
-            "moves",
-            "deeper layers have fewer, stronger sinks (Fig. 5)",
+            "slope of a layer's moves per head from the first (0) to the last layer (1)", "moves", DEPTH
         ),
     }
 
@@ -74,15 +67,15 @@ class Movement(Statistic):
         kinds = track_kinds(prompt)
 
         def values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
-            return main_sink_values(
-                prompt.main_at(threshold), prompt.canvas, prompt.is_sink_at(threshold)
-            ) | _kind_values(kinds, prompt.number(threshold))
+            main, is_sink = prompt.main_at(threshold), prompt.is_sink_at(threshold)
+            of_threshold = {name: counts[prompt.thresholds.index(threshold)] for name, counts in kinds.items()}
+            return main_sink_values(main, prompt.canvas, is_sink) | _kind_values(**of_threshold)
 
         return at_thresholds(prompt, values_at)
 
 
 def drift_values(family: str, found: MainMoves) -> Values:
-    """Return the drift of main sinks: its mean and median over heads, and the share of heads that drift right."""
+    """Return mean and median of the drift over heads, and the share of heads that drift to the right."""
     counted = ~np.isnan(found.drift)
     return {
         (f"{family}.drift", ()): mean(found.drift),
@@ -92,11 +85,13 @@ def drift_values(family: str, found: MainMoves) -> Values:
 
 
 def main_sink_values(main: Int[np.ndarray, "step layer head"], canvas: PromptCanvas, is_sink: IsSink) -> Values:
-    """Return how main sinks move; they are −1 where Eq. 3 does not hold."""
+    """Return the movement of main sinks, −1 where Eq. 3 does not hold."""
     there, found = main >= 0, MainMoves.of(main, is_sink)
     begun = there[0].astype(np.int64) + (there[1:] & (main[1:] != main[:-1])).sum(axis=0)
     moves, swaps = (np.where(np.isnan(found.drift), np.nan, one) for one in (found.moves, found.swaps))
     travelled = np.abs(found.distance).sum(axis=0)
+    distances = [quotient(*one) for one in zip(travelled.sum(axis=1), found.moves.sum(axis=1), strict=True)]
+    stays = [quotient(*one) for one in zip(there.sum(axis=(0, 2)), begun.sum(axis=1), strict=True)]
     values: Values = {
         ("movement.steps_with_sink", ()): float(there.mean()),
         ("movement.moves_per_head", ()): mean(moves),
@@ -107,44 +102,35 @@ def main_sink_values(main: Int[np.ndarray, "step layer head"], canvas: PromptCan
         **drift_values("movement", found),
         ("movement.drift_by_depth", ()): depth_slope(layer_means(found.drift)),
         ("movement.moves_by_depth", ()): depth_slope(layer_means(moves)),
+        **in_layers("movement.moves", map(mean, moves)),
+        **in_layers("movement.swaps", map(mean, swaps)),
+        **in_layers("movement.drift", map(mean, found.drift)),
+        **in_layers("movement.distance", distances),
+        **in_layers("movement.residence", stays),
     }
-    for layer in range(main.shape[1]):
-        at = (("layer", layer),)
-        values["movement.moves_in", at] = mean(moves[layer])
-        values["movement.swaps_in", at] = mean(swaps[layer])
-        values["movement.drift_in", at] = mean(found.drift[layer])
-        values["movement.distance_in", at] = quotient(travelled[layer].sum(), found.moves[layer].sum())
-        values["movement.residence_in", at] = quotient(there[:, layer].sum(), begun[layer].sum())
     edges, block, first = np.full(len(main), np.nan), canvas.settings.block, canvas.settings.first_block
     if block and canvas.written is not None:
         edges = block_edges(blocks_of(canvas.written, first, block), first, block)
     for frontier in FRONTIERS:
-        relative = slopes(relative_positions(main, frontier, canvas.masked, edges))
-        values["movement.drift_relative", (("frontier", frontier),)] = mean(relative)
+        relative, at = slopes(relative_positions(main, frontier, canvas.masked, edges)), ("frontier", frontier)
+        values["movement.drift_relative", (at,)] = mean(relative)
         for layer, of_layer in enumerate(layer_means(relative).tolist()):
-            values["movement.drift_relative_in", (("layer", layer), ("frontier", frontier))] = of_layer
+            values["movement.drift_relative_in", (("layer", layer), at)] = of_layer
     return values
 
 
-@dataclass(frozen=True, eq=False)
-class TrackKinds:
-    """Tracks of all sinks by kind: how many, the steps that they live together, and heads by the kind of their longest
-    track, of which the last kind counts heads without any.
+def track_kinds(prompt: PromptSummary) -> dict[str, Int[np.ndarray, "threshold layer kind"]]:
+    """Return tracks of all sinks of a prompt by their kind, `HEAD_KINDS`: how many ``tracks``, the steps that they
+    ``lived`` together, and ``heads`` by the kind of their longest track, ``none`` without any.
     """
-
-    tracks: Int[np.ndarray, "threshold layer kind"]
-    lived: Int[np.ndarray, "threshold layer kind"]
-    heads: Int[np.ndarray, "threshold layer kind"]
-
-
-def track_kinds(prompt: PromptSummary) -> TrackKinds:
-    """Return the kinds of all tracks of a prompt at its thresholds, with its tolerance."""
     kinds, heads = len(HEAD_KINDS), prompt.heads
     tracks, lived, longest = (np.zeros((len(prompt.thresholds), prompt.layers, kinds), np.int64) for _ in range(3))
     for first, last in prompt.followed.groups_of_layers():
         candidates, layers = prompt.followed.of_layers(first, last), last - first
         for number, threshold in enumerate(prompt.thresholds):
-            found, at = candidates.episodes(threshold, prompt.tolerance, short_too=False), (number, slice(first, last))
+            sinks, at = candidates.at(threshold), (number, slice(first, last))
+            rows = (sinks.step, sinks.head, sinks.key)
+            found = find_episodes(*rows, prompt.steps, prompt.tolerance, short_too=False, ordered=True)
             place = found.head // heads * kinds + found.kind
             tracks[at] = np.bincount(place, minlength=layers * kinds).reshape(layers, kinds)
             lived[at] = np.bincount(place, found.durations, layers * kinds).reshape(layers, kinds)
@@ -153,18 +139,17 @@ def track_kinds(prompt: PromptSummary) -> TrackKinds:
             _, begins = np.unique(found.head[order], return_index=True)
             longest[at] = np.bincount(place[order][begins], minlength=layers * kinds).reshape(layers, kinds)
             longest[(*at, -1)] = heads - longest[at].sum(axis=1)
-    return TrackKinds(tracks, lived, longest)
+    return {"tracks": tracks, "lived": lived, "heads": longest}
 
 
-def _kind_values(found: TrackKinds, number: int) -> Values:
-    """Return what all tracks are at the threshold of a number."""
-    tracks, lived, by_layer = found.tracks[number].sum(axis=0), found.lived[number].sum(), found.heads[number]
-    heads = by_layer.sum(axis=0)
-    values: Values = {("movement.track_steps", ()): quotient(lived, tracks.sum())}
+def _kind_values(
+    tracks: Int[np.ndarray, "layer kind"], lived: Int[np.ndarray, "layer kind"], heads: Int[np.ndarray, "layer kind"]
+) -> Values:
+    values: Values = {("movement.track_steps", ()): quotient(lived.sum(), tracks.sum())}
     for one, kind in enumerate(HEAD_KINDS):
-        values["movement.longest_track", (("kind", kind),)] = float(heads[one] / heads.sum())
-        for layer, share in enumerate((by_layer[:, one] / by_layer.sum(axis=1)).tolist()):
+        values["movement.longest_track", (("kind", kind),)] = float(heads[:, one].sum() / heads.sum())
+        for layer, share in enumerate((heads[:, one] / heads.sum(axis=1)).tolist()):
             values["movement.longest_track_in", (("layer", layer), ("kind", kind))] = share
         if kind != "none":
-            values["movement.tracks", (("kind", kind),)] = quotient(tracks[one], tracks.sum())
+            values["movement.tracks", (("kind", kind),)] = quotient(tracks[:, one].sum(), tracks.sum())
     return values

@@ -1,11 +1,10 @@
-"""Norms (paper 2, Fig. 1): are sinks small in value space, so that attending to one is close to doing nothing?
+"""Norms of sinks (paper 2, Fig. 1): are they small in value space, so that attending to one is close to a no-op?
 
 A query head reads the value and key norms of its kv head; all heads share the norms of the hidden state. The
-contribution of a token is its column sum times its value norm, c_j·‖v_j‖: what it adds to all queries together.
+contribution of a token to all queries together is its column sum times its value norm, c_j·‖v_j‖.
 
-Value norms are taken in front of the output projection, which may shrink some directions and stretch others. The output
-norm ‖W_O^h v_j‖ (Kobayashi et al., arXiv 2004.10102) is the length of what key j adds to a query of head h that gives
-it all its attention; to all queries together it adds Σ_q ‖a_qj·W_O^h v_j‖ = c_j·‖W_O^h v_j‖.
+Value norms are taken in front of the output projection, which may shrink some directions and stretch others; the output
+norm ‖W_O^h v_j‖ behind it (Kobayashi et al., arXiv 2004.10102), where the contribution is c_j·‖W_O^h v_j‖.
 """
 
 from dataclasses import dataclass
@@ -14,9 +13,9 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sinkscope.statistics.averages import mean, quotient, ratio
+from sinkscope.statistics.intervals import mean, quotient, ratio
 from sinkscope.statistics.prompt import PromptSummary
-from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
+from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds, in_layers
 from sinkscope.statistics.step import NORMS, OUTPUT_NORMS, RecordedStep
 from sinkscope.statistics.thresholds import Threshold
 
@@ -40,12 +39,10 @@ class Moments:
 
     @property
     def mean(self) -> Float[np.ndarray, "kind group layer"]:
-        """Means; NaN where there is no token, or the norm was not recorded."""
         return ratio(self.total, self.count)
 
     @property
     def deviation(self) -> Float[np.ndarray, "kind group layer"]:
-        """Standard deviations (of all tokens there are: divided by n)."""
         return np.sqrt(np.maximum(ratio(self.square, self.count) - self.mean**2, 0))
 
     @property
@@ -55,8 +52,7 @@ class Moments:
         """
         squares = np.maximum(self.square - np.nan_to_num(self.mean) * self.total, 0).sum(axis=1)
         spread = squares / np.maximum(self.count.sum(axis=1) - 2, 1)
-        difference = self.mean[:, 0] - self.mean[:, 1]
-        return np.divide(difference, np.sqrt(spread), out=np.full(spread.shape, np.nan), where=spread > 0)
+        return ratio(self.mean[:, 0] - self.mean[:, 1], np.sqrt(spread))
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,16 +75,14 @@ class StepNorms:
 
     @classmethod
     def of(cls, step: RecordedStep) -> "StepNorms":
-        """Return the norms of one step."""
         sinks, columns = step.columns.candidates, step.columns
-        layers, heads = columns.total.shape
+        shape = layers, heads = columns.total.shape
         thresholds = len(sinks.thresholds)
         of_sinks = np.full((thresholds, OUTPUT + 1, 3, layers), np.nan)
         of_all = np.full((OUTPUT + 1, 3, layers), np.nan)
-        above = np.full((len(NORMS) + 1, layers, heads), np.nan, np.float32)
-        on_sinks, given = [
-            [np.full(shape, np.nan, np.float32)] * 2 for shape in ((thresholds, layers, heads), (layers, heads))
-        ]
+        above = np.full((len(NORMS) + 1, *shape), np.nan, np.float32)
+        on_sinks = np.full((2, thresholds, *shape), np.nan, np.float32)
+        given = [np.full(shape, np.nan, np.float32)] * 2
         for kind, name in enumerate((*NORMS, OUTPUT_NORMS)):
             if name not in step.norms:
                 continue
@@ -107,23 +101,15 @@ class StepNorms:
             product = columns.sums.reshape(layers, norms.shape[1], shared, -1) * known[:, :, None]
             product = product.reshape(layers, heads, -1)
             added = int(name == OUTPUT_NORMS)
-            on_sinks[added], given[added] = _contributed(step, product)
+            sums = product.sum(axis=-1)
+            of_each = product[sinks.layer, sinks.head, sinks.key].astype(np.float64)
+            part = sinks.tally(sinks.layer * heads + sinks.head, layers * heads, of_each).reshape(-1, *shape)
+            on_sinks[added], given[added] = ratio(part, sums), sums
             if not added:
-                total, many = given[0].sum(axis=-1, dtype=np.float64), np.full(layers, heads * step.length)
+                total, many = sums.sum(axis=-1, dtype=np.float64), np.full(layers, heads * step.length)
                 of_all[OUTPUT - 1] = np.stack([many, total, _sum_of_squares(product)])
                 of_sinks[:, OUTPUT - 1] = _tallied(step, sinks.column * at)
-        return cls(of_sinks, of_all, above, np.stack(on_sinks), np.stack(given))
-
-
-def _contributed(
-    step: RecordedStep, product: Float[np.ndarray, "layer head key"]
-) -> tuple[Float[np.ndarray, "threshold layer head"], Float[np.ndarray, "layer head"]]:
-    """Return which share of Σ_j c_j·‖·‖ comes from sinks, NaN where there is nothing to share, and the sum."""
-    sinks, (layers, heads) = step.columns.candidates, product.shape[:2]
-    given = product.sum(axis=-1)
-    of_sinks = product[sinks.layer, sinks.head, sinks.key].astype(np.float64)
-    part = sinks.tally(sinks.layer * heads + sinks.head, layers * heads, of_sinks).reshape(-1, layers, heads)
-    return np.divide(part, given, out=np.full(part.shape, np.nan), where=given > 0).astype(np.float32), given
+        return cls(of_sinks, of_all, above, on_sinks, np.stack(given))
 
 
 def _sum_of_squares(values: Float[np.ndarray, "layer any key"]) -> Float[np.ndarray, " layer"]:
@@ -133,7 +119,7 @@ def _sum_of_squares(values: Float[np.ndarray, "layer any key"]) -> Float[np.ndar
 def _tallied(
     step: RecordedStep, at: Float[np.ndarray, " candidate"], there: Bool[np.ndarray, " candidate"] | None = None
 ) -> Float[np.ndarray, "threshold moment layer"]:
-    """Return number, sum and sum of squares of the sinks; ``there``: which of them have a norm, by default all."""
+    """Return the moments of the sinks; ``there``: which of them have a norm, by default all."""
     sinks, layers = step.columns.candidates, len(step.columns.total)
     weights = None if there is None or there.all() else there.astype(np.float64)
     return np.stack([sinks.tally(sinks.layer, layers, one) for one in (weights, at, at**2)], axis=1, dtype=np.float64)
@@ -142,8 +128,8 @@ def _tallied(
 def _share_above(
     norms: Float[np.ndarray, "layer kv_head key"], shared: int, top: Int[np.ndarray, "layer head"]
 ) -> Float[np.ndarray, "layer head"]:
-    """Return the share of the other tokens with a norm whose norm is above that of each head's largest column; ties
-    count half. NaN where the norm of the largest column is not known, as that of a token which was not computed.
+    """Return the share of the other tokens whose norm is above that of each head's largest column; ties count half.
+    NaN where the norm of the largest column is not known, as that of a token which was not computed.
     """
     layers, kv_heads, _ = norms.shape
     own = np.take_along_axis(norms, top.reshape(layers, kv_heads, shared), axis=-1)
@@ -158,7 +144,7 @@ def _share_above(
 
 
 def moments(prompt: PromptSummary, threshold: Threshold, kinds: int = len(NORM_KINDS)) -> Moments:
-    """Return the moments of the norms of one prompt, apart for sinks and other tokens; the kinds as in `StepNorms`."""
+    """Return the moments of the norms of one prompt; the kinds as in `StepNorms`."""
     found = prompt.kept(StepNorms)
     of_sinks, of_all = found.of_sinks[:, prompt.number(threshold)].sum(axis=0), found.of_all.sum(axis=0)
     known = np.nan_to_num(np.stack([of_sinks, of_all - of_sinks], axis=1))[:kinds]  # [kind, group, moment, layer]
@@ -171,7 +157,7 @@ def _above(what: str) -> Definition:
 
 
 class Norms(Statistic):
-    """Norms of sinks beside those of other tokens, two sizes of the difference, and what sinks contribute."""
+    """Norms of sinks beside those of other tokens, two sizes of the difference, and the contribution of sinks."""
 
     order = 9
     definitions: ClassVar = {
@@ -223,15 +209,11 @@ def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
     values: Values = {}
     for which, name in enumerate(kinds):
         short, kind, above = f"norms.{name}_norm", OUTPUT if name == "output" else which, found.above[:, which]
-        for layer in range(prompt.layers):
-            at = (("layer", layer),)
-            values[f"{short}_of_sinks_in", at] = float(means[kind, 0, layer])
-            values[f"{short}_of_others_in", at] = float(means[kind, 1, layer])
-            values[f"{short}_auc_in", at] = mean(above[:, layer], present[:, layer])
-            if name != "output":
-                values[f"{short}_effect_in", at] = float(effect[kind, layer])
+        values |= in_layers(f"{short}_of_sinks", means[kind, 0]) | in_layers(f"{short}_of_others", means[kind, 1])
+        values |= in_layers(f"{short}_auc", map(mean, above.swapaxes(0, 1), present.swapaxes(0, 1)))
         values[f"{short}_auc", ()] = mean(above, present)
         if name != "output":
+            values |= in_layers(f"{short}_effect", effect[kind])
             values[f"{short}_effect", ()] = mean(effect[kind])
     for added, start in enumerate(("norms.", "norms.output_")[: len(kinds) - 2]):
         on_sinks, given = found.on_sinks[:, added, number], found.given[:, added]

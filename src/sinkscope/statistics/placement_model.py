@@ -3,8 +3,7 @@
     P(main sink at j in step t) = exp(β·x_tj) / Σ_k exp(β·x_tk)
 
 with three blocks of features: the class of an unmasked token; its place (left, right, frontier); whether it is masked.
-A block is worth the bits per choice that held-out prompts lose when the model is fitted without it: "class given
-position", "position given class". Nothing is gained on held-out prompts by a block that says nothing. Heads share the
+A block is worth the bits per choice that held-out prompts lose when the model is fitted without it. Heads share the
 coefficients: the model describes where sinks stand on the canvas, not which head puts them there.
 """
 
@@ -16,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from sinkscope.sinks.token_classes import CLASSES
-from sinkscope.statistics.averages import product
+from sinkscope.statistics.intervals import product
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values
 
@@ -35,7 +34,7 @@ PLACED = "placement is semantic in LLaDA, positional in Dream (§4.2)"
 
 
 class Placement(Statistic):
-    """What the model gains, in bits per choice: it compares prompts (`PlacementModel`), of which one has no number."""
+    """Gains of the model, in bits per choice, of several prompts together (`PlacementModel`)."""
 
     order = 5
     definitions: ClassVar = {
@@ -54,8 +53,8 @@ class Placement(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """Choice sets of one prompt: the canvases of up to 16 steps, spread evenly over the denoising; which positions can
-    be chosen, and how many heads have their main sink there.
+    """Choice sets of one prompt: the canvases of up to 16 steps, spread evenly over the denoising; which positions are
+    there, and how many heads have their main sink there.
     """
 
     features: Float[np.ndarray, "step position feature"]
@@ -64,7 +63,6 @@ class Choices:
 
     @classmethod
     def of(cls, prompt: PromptSummary) -> "Choices":
-        """Return the choice sets of one prompt, at its thresholds."""
         canvas = prompt.canvas
         steps = np.unique(np.linspace(0, prompt.steps - 1, min(MOST_STEPS, prompt.steps)).round().astype(int))
         indices, masked = canvas.token_indices[steps], canvas.masked[steps]
@@ -87,19 +85,12 @@ def _features(
     prompt_length: int,
 ) -> Float[np.ndarray, "step position feature"]:
     """Return the features of every position in the order of `BLOCKS`; distances as log(1 + positions), at most 1."""
-    steps, width = masked.shape
-    here = np.arange(width)
+    width = masked.shape[1]
+    here = np.broadcast_to(np.arange(width), masked.shape)
     right = np.maximum(lengths[:, None] - 1 - here, 0)
     frontier = np.where(masked.any(axis=1), masked.argmax(axis=1), lengths)[:, None]
-    place = [
-        np.broadcast_to(here == 0, (steps, width)),
-        right == 0,
-        np.broadcast_to(np.log1p(here), (steps, width)) / np.log1p(width),
-        np.log1p(right) / np.log1p(width),
-        np.log1p(np.abs(here - frontier)) / np.log1p(width),
-        here >= frontier,
-        np.broadcast_to(here < prompt_length, (steps, width)),
-    ]
+    distances = [np.log1p(one) / np.log1p(width) for one in (here, right, np.abs(here - frontier))]
+    place = [here == 0, right == 0, *distances, here >= frontier, here < prompt_length]
     words = [(classes == CLASSES.index(name)) & ~masked for name in _UNMASKED]
     return np.stack([*words, *place, masked], axis=-1).astype(np.float64)
 
@@ -108,13 +99,12 @@ def fit_choices(
     features: Float[np.ndarray, "set position feature"],
     there: Bool[np.ndarray, "set position"],
     chosen: Float[np.ndarray, "set position"],
-    start: np.ndarray | None = None,
 ) -> Float[np.ndarray, " feature"]:
     """Return the coefficients of largest penalised likelihood (convex), by Newton's method with step halving."""
     weight = chosen.sum(axis=1)
     used = weight > 0
     features, there, chosen, weight = features[used], there[used], chosen[used], weight[used]
-    beta = np.zeros(features.shape[-1]) if start is None else start.copy()
+    beta = np.zeros(features.shape[-1])
     penalty = RIDGE * weight.sum()
     value, shares = _objective(beta, features, there, chosen, weight, penalty)
     observed = np.einsum("sp,spf->f", chosen, features)
@@ -170,15 +160,13 @@ class PlacementModel:
     prompts: list[Choices] = field(default_factory=list)
 
     def add(self, choices: Choices) -> None:
-        """Take in one prompt's choice sets."""
         if len(self.prompts) < MOST_PROMPTS:
             self.prompts.append(choices)
 
     def result(self, number: int) -> dict[str, np.ndarray]:
-        """Return the held-out bits per choice of every prompt at the threshold of that number.
-
-        ``all``: what the whole model gains over equal probabilities; ``class``, ``position``, ``mask_state``: what is
-        lost without the block. NaN without a sink, or with fewer than two prompts that have one.
+        """Return the held-out bits per choice of every prompt at the threshold of that number: the gain of the whole
+        model over equal probabilities, and the loss without each block. NaN without a sink, or with fewer than two
+        prompts that have one.
         """
         gains = {name: np.full(len(self.prompts), np.nan) for name in MODELS}
         having = [one for one, choices in enumerate(self.prompts) if choices.chosen[number].any()]
@@ -190,12 +178,12 @@ class PlacementModel:
                 kept = ~np.isin(BLOCKS, without)
                 beta = fit_choices(data[0][..., kept], data[1], data[2])
                 bits[name] = np.array([bits_per_choice(beta, self.prompts[one], number, kept) for one in fold])
-            weights = [self.prompts[one].chosen[number].sum(axis=1) for one in fold]
-            logs = [np.log2(self.prompts[one].there.sum(axis=1)) for one in fold]
-            uniform = [float((one * log).sum() / one.sum()) for one, log in zip(weights, logs, strict=True)]
-            gains["all"][fold] = np.array(uniform) - bits["all"]
             for name in list(MODELS)[1:]:
                 gains[name][fold] = bits[name] - bits["all"]
+            for one, of_model in zip(fold, bits["all"], strict=True):
+                weight = self.prompts[one].chosen[number].sum(axis=1)
+                uniform = (weight * np.log2(self.prompts[one].there.sum(axis=1))).sum() / weight.sum()
+                gains["all"][one] = float(uniform) - of_model
         return gains
 
 

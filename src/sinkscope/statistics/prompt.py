@@ -1,13 +1,12 @@
-"""The summary of one prompt: all that statistics, analyses and figures read of it, made by feeding its steps one by
-one.
-
-The steps come from a trace (`statistic.summarise`) or live from a recorder (`statistic.feed_of`); the summary is the
-same. It holds a few numbers for each step, layer and head, so that a trace may be larger than memory.
+"""The summary of one prompt, from which statistics, analyses and figures are read, made by feeding its steps one by
+one, of a trace (`statistic.summarise`) or live (`statistic.feed_of`). It holds a few numbers for each step, layer and
+head, so that a trace may be larger than memory.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,28 +16,28 @@ from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.sinks.drift import IsSink
 from sinkscope.sinks.followed_columns import WINDOW
 from sinkscope.sinks.tracking import check_tolerance, fill_dips
-from sinkscope.statistics.followed import FollowedSinks, StepSinks
 from sinkscope.statistics.prompt_canvas import PromptCanvas, PromptSettings
 from sinkscope.statistics.step import (
     LINEAR_BINS,
-    PER_STEP,
+    Candidates,
+    FollowedSinks,
     RecordedStep,
     count_above,
     count_far,
     count_quarters,
 )
-from sinkscope.statistics.thresholds import THRESHOLDS, Threshold
+from sinkscope.statistics.thresholds import Threshold
 
 Record = TypeVar("Record")
 Keep = Callable[[RecordedStep], Any]
-"""Returns what a statistic keeps of a step: a dataclass of arrays, or None."""
+"""Returns the record of a step that a statistic needs: a dataclass of arrays, or None."""
 
 
 @dataclass(frozen=True, eq=False)
 class StepSummary:
-    """What is kept of a step, or of all: sinks of each head and their share of its attention; position and size of the
-    largest column and the sum of all, in queries' worth; and of the largest column followed, sink or not, its position,
-    its size and by how much it exceeds the mean of the others.
+    """The numbers kept of a step, or of all: sinks of each head and their share of its attention; position and size of
+    the largest column, and the sum of all, in queries' worth; and of the largest column followed its position, size and
+    excess over the mean of the others.
     """
 
     counts: Int[np.ndarray, "*step threshold layer head"]
@@ -53,7 +52,6 @@ class StepSummary:
 
     @classmethod
     def of(cls, step: RecordedStep) -> "StepSummary":
-        """Return what is kept of one step."""
         columns, followed, sinks = step.columns, step.followed, step.columns.candidates
         layers, heads = columns.total.shape
         place = sinks.layer * heads + sinks.head
@@ -75,14 +73,12 @@ class StepSummary:
 class PromptSummary:
     """One prompt.
 
-    Two ways of looking at columns are kept apart. *Column sums* are those of all queries; how many sinks there are and
-    how strong is read from them. *Followed columns* are those in which sinks are followed from step to step: column
-    sums again, but for autoregressive models and block diffusion the columns of the 16 newest queries. The main sink is
-    the largest followed column where Eq. 3 holds for it.
+    *Column sums* are those of all queries; how many sinks there are and how strong is read from them. In *followed
+    columns* sinks are followed from step to step: column sums again, but for autoregressive models and block diffusion
+    the columns of the 16 newest queries. The main sink is the largest followed column where Eq. 3 holds for it.
 
     Attributes:
-        canvas: tokens, masks, lengths and commits of every step, and what is known of the prompt.
-        thresholds: at which statistics are told.
+        thresholds: at which statistics are computed; ``counted_at``: at which sinks were counted, maybe more.
         tolerance: steps without a sink that a track and a main sink survive.
         by_step: `StepSummary` of all steps, [step, …].
         tally: how often each position is a sink, over layers and heads.
@@ -90,14 +86,13 @@ class PromptSummary:
         quarters: column sums in bins of a quarter of a query's worth, from 0 upwards.
         far: those from 64 queries' worth on, in the wider bins that many prompts share.
         mean_columns: followed columns, mean over layers and heads; NaN beyond the canvas.
-        followed: every followed sink, by which tracks are found.
-        kept_records: {class: what statistics keep of all steps}.
-        known_from: the least ε, in each of `thresholds.UNITS`, at which no column that was not kept can be a sink; −∞
-            where all were kept.
+        kept_records: {class: records that statistics keep, of all steps}.
+        known_from: the least ε, in each of `thresholds.UNITS`, at which no column that was not kept can be a sink.
     """
 
     canvas: PromptCanvas = field(repr=False)
     thresholds: tuple[Threshold, ...]
+    counted_at: tuple[Threshold, ...] = field(repr=False)
     tolerance: int
     by_step: StepSummary = field(repr=False)
     tally: Int[np.ndarray, "threshold step position"] = field(repr=False)
@@ -107,21 +102,18 @@ class PromptSummary:
     mean_columns: Float[np.ndarray, "step key"] = field(repr=False)
     followed: FollowedSinks = field(repr=False)
     kept_records: Mapping[type, Any] = field(repr=False)
-    known_from: tuple[float, float] = (-np.inf, -np.inf)
+    known_from: tuple[float, float]
 
     @property
     def steps(self) -> int:
-        """Whole steps."""
         return self.by_step.top.shape[0]
 
     @property
     def layers(self) -> int:
-        """Layers of the model."""
         return self.by_step.top.shape[1]
 
     @property
     def heads(self) -> int:
-        """Query heads of a layer."""
         return self.by_step.top.shape[2]
 
     @property
@@ -136,17 +128,14 @@ class PromptSummary:
         return np.concatenate([np.pad(near, ((0, 0), (0, LINEAR_BINS - near.shape[1]))), self.far], axis=1)
 
     def kept(self, record: type[Record]) -> Record:
-        """Return what a statistic kept of every step, [step, …]: a record of the class that its ``keep`` returns."""
+        """Return the record that a statistic's ``keep`` made of every step, [step, …], by its class."""
         return self.kept_records[record]
 
     def number(self, threshold: Threshold) -> int:
         """Return the index of a threshold along the axis ``threshold``."""
-        return self.followed.thresholds.index(threshold)
-
-    # Column sums of all queries
+        return self.counted_at.index(threshold)
 
     def counts(self, threshold: Threshold) -> Int[np.ndarray, "step layer head"]:
-        """Return how many sinks each head has."""
         return self.by_step.counts[:, self.number(threshold)]
 
     def shares(self, threshold: Threshold) -> Float[np.ndarray, "step layer head"]:
@@ -154,7 +143,6 @@ class PromptSummary:
         return self.by_step.shares[:, self.number(threshold)]
 
     def has_sink(self, threshold: Threshold) -> Bool[np.ndarray, "step layer head"]:
-        """Return whether a head has a sink."""
         return self.counts(threshold) > 0
 
     def strength(self, threshold: Threshold) -> Float[np.ndarray, "step layer head"]:
@@ -162,7 +150,6 @@ class PromptSummary:
         return np.where(self.has_sink(threshold), self.by_step.largest, np.float32(np.nan))
 
     def sinks(self, threshold: Threshold) -> int:
-        """Return how many columns are sinks, over steps, layers and heads."""
         return int(self.counts(threshold).sum())
 
     def sinks_by_token(self, threshold: Threshold) -> Int[np.ndarray, " token"]:
@@ -170,48 +157,29 @@ class PromptSummary:
         indices, tally = self.canvas.token_indices, self.tally[self.number(threshold)]
         return np.bincount(indices[indices >= 0], tally[indices >= 0], len(self.canvas.token_ids)).astype(np.int64)
 
-    # Followed columns
-
     def main_at(self, threshold: Threshold) -> Int[np.ndarray, "step layer head"]:
-        """Return the position of each head's main sink, −1 where Eq. 3 does not hold; dips up to the tolerance are
-        filled.
-        """
+        """Return the position of each head's main sink, −1 without one; dips up to the tolerance are filled."""
         size = self.by_step.main_excess if threshold.unit == "queries" else self.by_step.main_percent
         return fill_dips(np.where(size > threshold.excess, self.by_step.main_position, -1), self.tolerance)
 
     def is_sink_at(self, threshold: Threshold) -> IsSink:
-        """Return a function that says of followed columns whether they are sinks."""
-        return lambda step, layer, head, position: self.followed.contain(threshold, step, layer, head, position)
+        """Return the function that says whether followed columns are sinks."""
+        return partial(self.followed.contain, threshold)
 
 
 class PromptFeed:
-    """Takes in the steps of one prompt, one after the other, and makes its summary.
-
-    Args:
-        settings: what is known of the prompt.
-        thresholds: at which sinks are counted.
-        tolerance: steps without a sink that a track and a main sink survive.
-        keeps: what statistics keep of each step.
-
-    Raises:
-        CallError: a tolerance below 0.
+    """Takes in the steps of one prompt, one after the other, and makes its summary; arguments as those of
+    `statistic.summarise`, and the ``keep`` of each statistic.
     """
 
     def __init__(
-        self,
-        settings: PromptSettings,
-        thresholds: Sequence[Threshold] = THRESHOLDS,
-        tolerance: int = 0,
-        keeps: Iterable[Keep] = (),
+        self, settings: PromptSettings, thresholds: Sequence[Threshold], tolerance: int, keeps: Iterable[Keep]
     ) -> None:
         check_tolerance(tolerance)
         self.settings, self.thresholds, self.tolerance = settings, tuple(thresholds), tolerance
         self._rows: deque[np.ndarray] = deque(maxlen=WINDOW)
-        self._summaries: list[StepSummary] = []
         self._canvas: list[tuple[np.ndarray, np.ndarray, np.ndarray | None]] = []
-        self._tally: list[np.ndarray] = []
-        self._means: list[np.ndarray] = []
-        self._followed: list[StepSinks] = []
+        self._kept: list[tuple[StepSummary, np.ndarray, np.ndarray, Candidates]] = []
         self._keeps, self._records = tuple(keeps), dict[type, tuple[int, list[Any]]]()
         self._above: Any = 0
         self._far: Any = 0
@@ -220,35 +188,33 @@ class PromptFeed:
 
     @property
     def steps(self) -> int:
-        """Steps taken in so far."""
         return len(self._canvas)
 
     def feed(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Take in the next step: arrays as in `axes.TRACE_AXES`, without the step axis and without positions beyond the
-        canvas; they are copied.
+        canvas, into which the caller may write afterwards.
 
         Raises:
-            CallError: columns that are not finite or not those of the canvas, or a canvas that has shrunk.
+            CallError: columns that are not finite or not those of the canvas, or a canvas that shrank.
         """
-        self.take({name: np.array(arrays[name]) for name in PER_STEP if arrays.get(name) is not None})
-
-    def take(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take in the next step as `feed` does, of arrays into which nobody writes any more."""
         settings, length = self.settings, arrays["column_sums"].shape[-1]
         before = len(self._canvas[-1][0]) if self._canvas else 0
         if length < before and (settings.causal or length < settings.prompt_length):  # no answer is left of diffusion
             found = f"{length} tokens behind a step of {before}"
             raise CallError(f"expected a canvas that grows, found {found}; record each text by itself")
         newest = arrays.get("newest_columns")
-        if settings.causal:
-            newest = self._newest(np.asarray(arrays["last_query"], np.float32))
+        if settings.causal:  # a key that came later counts 0 for the queries before it
+            self._rows.append(np.array(arrays["last_query"], np.float32))
+            summed = np.zeros(self._rows[-1].shape, np.float64)
+            for row in self._rows:
+                summed[..., : row.shape[-1]] += row
+            newest = summed.astype(np.float32)
         step = RecordedStep.of(arrays, self.thresholds, settings, newest)
         columns = step.columns
-        self._summaries.append(StepSummary.of(step))
         self._canvas.append((step.tokens, step.masked, step.written))
-        self._tally.append(columns.candidates.tally(columns.candidates.key, length).astype(np.int32))
-        self._means.append(step.followed.sums.mean(axis=(0, 1), dtype=np.float64))
-        self._followed.append(StepSinks.of(step.followed.candidates, len(columns.sums)))
+        tally = columns.candidates.tally(columns.candidates.key, length).astype(np.int32)
+        means = step.followed.sums.mean(axis=(0, 1), dtype=np.float64)
+        self._kept.append((StepSummary.of(step), tally, means, step.followed.candidates))
         self._above = self._above + np.stack([count_above(columns.excess), count_above(columns.percent)])
         self._far = self._far + count_far(columns.sums)
         quarters = count_quarters(columns.sums)
@@ -262,29 +228,13 @@ class PromptFeed:
                     raise CallError(f"{type(record).__name__}: expected one record of each step from the first on")
                 records.append(record)
         if (kept := settings.kept) is not None and kept < length:
-            followed = (columns, *([] if settings.causal else [step.followed]))
-            least = [
-                [np.partition(one, -kept, axis=-1)[..., -kept].max() for one in (each.excess, each.percent)]
-                for each in followed
-            ]
-            queries, percent = np.max([self._known_from, *least], axis=0).tolist()
-            self._known_from = (queries, percent)
-
-    def _newest(self, row: np.ndarray) -> np.ndarray:
-        """Return the columns of the newest queries, this one included; a key that came later counts 0 for the queries
-        before it.
-        """
-        self._rows.append(row)
-        summed = np.zeros(row.shape, np.float64)
-        for older in self._rows:
-            summed[..., : older.shape[-1]] += older
-        return summed.astype(np.float32)
+            for one in (columns, *([] if settings.causal else [step.followed])):
+                sizes = zip(self._known_from, (one.excess, one.percent), strict=True)
+                least = [max(known, np.partition(size, -kept, axis=-1)[..., -kept].max()) for known, size in sizes]
+                self._known_from = (float(least[0]), float(least[1]))
 
     def finish(self, vocabulary: Mapping[int, str] | None = None) -> PromptSummary:
-        """Return the summary of all steps taken in.
-
-        Args:
-            vocabulary: {token: how it reads}, by which tokens are told apart by class.
+        """Return the summary of all steps taken in; ``vocabulary``: {token: how it reads}, for the classes of tokens.
 
         Raises:
             SinkscopeError: no step was taken in.
@@ -292,16 +242,16 @@ class PromptFeed:
         if not self._canvas:
             raise SinkscopeError("the trace holds no whole step yet; there is nothing to analyse")
         width, steps = max(len(tokens) for tokens, _, _ in self._canvas), len(self._canvas)
-        by_step = stack_steps(self._summaries)
-        self._summaries.clear()  # one copy at a time is in memory
+        by_step = stack_steps([one for one, *_ in self._kept])
         tally = np.zeros((len(self.thresholds), steps, width), np.int32)
         means = np.full((steps, width), np.nan)
-        for number, (one, mean) in enumerate(zip(self._tally, self._means, strict=True)):
+        for number, (_, one, mean, _) in enumerate(self._kept):
             tally[:, number, : one.shape[1]] = one
             means[number, : len(mean)] = mean
         return PromptSummary(
             canvas=PromptCanvas.of(self._canvas, self.settings, vocabulary or {}),
             thresholds=self.thresholds,
+            counted_at=self.thresholds,
             tolerance=self.tolerance,
             by_step=by_step,
             tally=tally,
@@ -309,7 +259,7 @@ class PromptFeed:
             quarters=self._quarters,
             far=self._far,
             mean_columns=means,
-            followed=FollowedSinks(tuple(self._followed), by_step.top.shape[-1], self.thresholds),
+            followed=FollowedSinks([candidates for *_, candidates in self._kept], *by_step.top.shape[1:]),
             kept_records={kind: stack_steps(records) for kind, (_, records) in self._records.items()},
             known_from=self._known_from,
         )

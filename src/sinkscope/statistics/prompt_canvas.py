@@ -1,4 +1,4 @@
-"""What stood on the canvas of one prompt in each step, what was committed, and of which class its tokens are."""
+"""The canvas of one prompt in each step: tokens and their classes, masks and commits."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -10,25 +10,23 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from sinkscope.errors import CallError
-from sinkscope.sinks.query_counts import zeroes
+from sinkscope.sinks.followed_columns import zeroes
 from sinkscope.sinks.token_classes import CLASSES, token_class
 from sinkscope.traces.format import attends_elsewhere, block_of
 
 
 @dataclass(frozen=True)
 class PromptSettings:
-    """What is known of a prompt before its first step.
+    """Settings that are known before the first step of a prompt.
 
     Attributes:
-        causal: whether the model is autoregressive.
-        prompt_length: tokens of the prompt; 0 where unknown.
+        prompt_length: 0 where unknown.
         block: tokens of a block of the sampler; None for samplers without blocks.
         mask_id: the mask token; special_ids: other tokens that are special.
         training: {token: how often it stands in the training corpus}; None if unknown.
         kept: how many of the largest columns of each head were kept; None for all.
         crossing: whether the keys are another stack's tokens.
-        aligned: whether blocks stand at multiples of ``block``, as in block diffusion, and do not begin at the end of
-            the prompt.
+        aligned: whether blocks stand at multiples of ``block``, as in block diffusion, not behind the prompt.
         zeroed: whether a rule zeroed weights, so that columns do not tell how many queries there are.
     """
 
@@ -49,14 +47,12 @@ class PromptSettings:
 
     @cached_property
     def corpus(self) -> int:
-        """A checksum of the counts of the training corpus; 0 if unknown."""
         return 0 if self.training is None else 1 + zlib.crc32(repr(sorted(self.training.items())).encode())
 
     @classmethod
     def of(
         cls, causal: bool, manifest: Mapping[str, Any], training: Mapping[int, int] | None = None
     ) -> "PromptSettings":
-        """Return what the manifest of a trace says."""
         special = [manifest.get("eos_id"), *(manifest.get("special_ids") or ())]
         return cls(
             causal,
@@ -73,7 +69,6 @@ class PromptSettings:
 
     @property
     def first_block(self) -> int:
-        """Where the first block begins."""
         return 0 if self.aligned else self.prompt_length
 
 
@@ -84,8 +79,11 @@ class PromptCanvas:
     Attributes:
         tokens: −1 beyond ``lengths``, and where they are unknown.
         written: token committed in the step, −1 where none; None where not recorded.
-        settings: what was known before the first step.
         vocabulary: {token: how it reads}, as far as known.
+        token_ids: the distinct tokens, in rising order; −1 among them where the input were states.
+        token_counts: how often each of ``token_ids`` stands on the canvas, over all steps.
+        token_indices: the canvas as indices into ``token_ids``; −1 beyond ``lengths``.
+        token_classes: number in `token_classes.CLASSES` of each of ``token_ids``.
     """
 
     tokens: Int[np.ndarray, "step position"]
@@ -94,6 +92,10 @@ class PromptCanvas:
     written: Int[np.ndarray, "step written_position"] | None
     settings: PromptSettings
     vocabulary: Mapping[int, str] = field(repr=False)
+    token_ids: Int[np.ndarray, " token"]
+    token_counts: Int[np.ndarray, " token"]
+    token_indices: Int[np.ndarray, "step position"]
+    token_classes: Int[np.ndarray, " token"]
 
     @classmethod
     def of(
@@ -103,49 +105,21 @@ class PromptCanvas:
         vocabulary: Mapping[int, str],
     ) -> "PromptCanvas":
         """Return the canvases of single steps, (tokens, masked, written) each, which may differ in length, as one."""
-        tokens, masked = [one[0] for one in steps], [one[1] for one in steps]
-        commits = [one[2] for one in steps if one[2] is not None]
-        return cls(
-            _side_by_side(tokens, -1),
-            _side_by_side(masked, 0) > 0,
-            np.array([len(one) for one in tokens]),
-            _side_by_side(commits, -1) if len(commits) == len(tokens) else None,
-            settings,
-            dict(vocabulary),
-        )
-
-    @cached_property
-    def _distinct(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        there = np.arange(self.tokens.shape[1]) < self.lengths[:, None]
-        ids, found, counts = np.unique(self.tokens[there], return_inverse=True, return_counts=True)
-        indices = np.full(self.tokens.shape, -1)
+        lengths = np.array([len(one) for one, _, _ in steps])
+        tokens, masked = _padded([one for one, _, _ in steps], -1), _padded([one for _, one, _ in steps], 0) > 0
+        commits = [one for _, _, one in steps if one is not None]
+        written = _padded(commits, -1) if len(commits) == len(steps) else None
+        there = np.arange(tokens.shape[1]) < lengths[:, None]
+        ids, found, counts = np.unique(tokens[there], return_inverse=True, return_counts=True)
+        indices = np.full(tokens.shape, -1)
         indices[there] = found
-        return ids, counts, indices
-
-    @property
-    def token_ids(self) -> Int[np.ndarray, " token"]:
-        """The distinct tokens, in rising order; −1 among them where the input were states and tokens are unknown."""
-        return self._distinct[0]
-
-    @property
-    def token_counts(self) -> Int[np.ndarray, " token"]:
-        """How often each of `token_ids` stands on the canvas, over all steps."""
-        return self._distinct[1]
-
-    @property
-    def token_indices(self) -> Int[np.ndarray, "step position"]:
-        """The canvas as indices into `token_ids`; −1 beyond ``lengths``."""
-        return self._distinct[2]
-
-    @cached_property
-    def token_classes(self) -> Int[np.ndarray, " token"]:
-        """Number in `token_classes.CLASSES` of each of `token_ids`."""
-        mask, special, texts = self.settings.mask_id, self.settings.special_ids, self.vocabulary
-        names = [token_class(texts.get(one), one == mask, one in special) for one in self.token_ids.tolist()]
-        return np.array([CLASSES.index(name) for name in names], dtype=np.int64)
+        mask, special = settings.mask_id, settings.special_ids
+        names = [token_class(vocabulary.get(one), one == mask, one in special) for one in ids.tolist()]
+        classes = np.array([CLASSES.index(name) for name in names], dtype=np.int64)
+        return cls(tokens, masked, lengths, written, settings, dict(vocabulary), ids, counts, indices, classes)
 
 
-def _side_by_side(rows: Sequence[np.ndarray], missing: int) -> Int[np.ndarray, "step position"]:
+def _padded(rows: Sequence[np.ndarray], missing: int) -> Int[np.ndarray, "step position"]:
     """Return rows below each other as int64, filled up to the longest."""
     whole = np.full((len(rows), max(len(row) for row in rows)), missing, np.int64)
     for number, row in enumerate(rows):

@@ -1,9 +1,7 @@
-"""What a statistic is, and which there are.
+"""`Statistic`, the extension point, and the numbers of one prompt.
 
-Every class that extends `Statistic` is found by itself: those in the modules of this package, and those that an
-installed package declares as entry points of the group ``sinkscope.statistics`` (a class, or a module with classes).
-Its numbers appear in `analyse`, in its JSON, and in what ``--keep statistics`` keeps. docs/adding.md shows how to add
-one.
+Every class that extends it is found: those in the modules of this package, and those that an installed package declares
+as entry points of the group ``sinkscope.statistics`` (a class, or a module with classes). See docs/adding.md.
 """
 
 import inspect
@@ -11,10 +9,9 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,6 +19,7 @@ import numpy as np
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.extension_points import find_kinds
 from sinkscope.sinks.finding import Recorded
+from sinkscope.statistics.intervals import thirds
 from sinkscope.statistics.prompt import PromptFeed, PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptSettings
 from sinkscope.statistics.step import PER_LAYER, RecordedStep
@@ -32,8 +30,6 @@ Key = tuple[str, Place]
 """Name of a statistic and the place where it holds."""
 Values = dict[Key, float]
 """One prompt's numbers, NaN where the prompt has none."""
-
-ENTRY_POINTS = "sinkscope.statistics"
 READ_AT_ONCE = 16 << 20
 """Bytes of a trace that are read at a time, where a step is smaller."""
 
@@ -51,11 +47,7 @@ OF_LARGEST += ("composition.share_of_canvas", "composition.token_on_canvas")
 
 @dataclass(frozen=True)
 class Definition:
-    """What a number means.
-
-    Attributes:
-        claim: the paper's words or figure that it puts a number on.
-    """
+    """Meaning and unit of a number, and the ``claim`` of the paper, in words or by figure, that it measures."""
 
     text: str
     unit: str
@@ -65,12 +57,12 @@ class Definition:
 class Statistic(ABC):
     """A family of numbers that every prompt has by itself.
 
-    Names that end in ``_in`` are told for every layer, those in ``_over_steps`` for each third of the steps; they share
-    the definition of the name without the ending.
+    Names that end in ``_in`` are those of every layer, in ``_over_steps`` of each third of the steps; they share the
+    definition of the name without the ending.
 
     Attributes:
         definitions: {name: its definition}, in the order in which tables show them.
-        order: where tables show the family; families that do not say come last.
+        order: where tables show the family.
     """
 
     definitions: ClassVar[Mapping[str, Definition]]
@@ -81,7 +73,7 @@ class Statistic(ABC):
         """Return the numbers of one prompt; a number at a threshold has ``threshold.place`` in front of its place."""
 
     def keep(self, step: RecordedStep) -> Any:
-        """Return what ``values`` needs of a step beside what a `PromptSummary` has: a dataclass of arrays, or None.
+        """Return a dataclass of arrays that ``values`` needs of a step, beside a `PromptSummary`, or None.
 
         ``prompt.kept(TheDataclass)`` then has these arrays with an axis ``step`` in front.
         """
@@ -97,6 +89,16 @@ def at_thresholds(prompt: PromptSummary, values_at: Callable[[PromptSummary, Thr
     return values
 
 
+def in_layers(name: str, numbers: Iterable[Any]) -> Values:
+    """Return the numbers of a statistic in each layer."""
+    return {(f"{name}_in", (("layer", layer),)): float(number) for layer, number in enumerate(numbers)}
+
+
+def over_steps(name: str, steps: int, number: Callable[[slice], float]) -> Values:
+    """Return the numbers of a statistic in each third of the steps."""
+    return {(f"{name}_over_steps", (("third", third),)): number(part) for third, part in thirds(steps).items()}
+
+
 @cache
 def all_statistics() -> tuple[Statistic, ...]:
     """Return one of each statistic, in the order of tables.
@@ -104,10 +106,8 @@ def all_statistics() -> tuple[Statistic, ...]:
     Raises:
         CallError: two statistics define one name, or an entry point brings none.
     """
-    expected = "a class that extends Statistic, or a module with one"
-    kinds = find_kinds(
-        "sinkscope.statistics", Statistic, lambda kind: not inspect.isabstract(kind), ENTRY_POINTS, expected
-    )
+    expected, here = "a class that extends Statistic, or a module with one", "sinkscope.statistics"
+    kinds = find_kinds(here, Statistic, lambda kind: not inspect.isabstract(kind), here, expected)
     found = sorted((kind() for kind in kinds), key=lambda one: (one.order, type(one).__module__))
     names = Counter(name for one in found for name in one.definitions)
     if twice := [name for name, count in names.items() if count > 1]:
@@ -117,10 +117,8 @@ def all_statistics() -> tuple[Statistic, ...]:
 
 @cache
 def all_definitions() -> Mapping[str, Definition]:
-    """Return {name: what it is} of every statistic, in the order of tables."""
-    return MappingProxyType(
-        {name: definition for one in all_statistics() for name, definition in one.definitions.items()}
-    )
+    """Return {name: definition} of every statistic, in the order of tables."""
+    return {name: definition for one in all_statistics() for name, definition in one.definitions.items()}
 
 
 def short_name(name: str) -> str:
@@ -129,11 +127,7 @@ def short_name(name: str) -> str:
 
 
 def definition_of(name: str) -> Definition:
-    """Return what a number means, whether or not its name has an ending.
-
-    Raises:
-        CallError: there is no number of this name.
-    """
+    """Return the definition of a name, with an ending or without; raise CallError for an unknown one."""
     if (short := short_name(name)) not in all_definitions():
         raise CallError(f"name: expected one that `sinkscope analyse --definitions` prints, found {name!r}")
     return all_definitions()[short]
@@ -144,18 +138,14 @@ def order_of(name: str) -> int:
     return list(all_definitions()).index(short_name(name))
 
 
-def values_of(prompt: PromptSummary, statistics: Sequence[Statistic] | None = None) -> Values:
-    """Return all numbers of one prompt; NaN too where it was recorded with ``keep="top"`` and the columns kept do not
-    tell.
-
-    Args:
-        statistics: which; all when not given.
+def values_of(prompt: PromptSummary) -> Values:
+    """Return all numbers of one prompt; NaN too where the columns that ``keep="top"`` kept do not tell.
 
     Raises:
         CallError: a number without a definition.
     """
     values: Values = {}
-    for one in all_statistics() if statistics is None else statistics:
+    for one in all_statistics():
         found = one.values(prompt)
         if undefined := {short_name(name) for name, _ in found} - one.definitions.keys():
             raise CallError(f"{type(one).__qualname__}: expected a definition of {undefined.pop()!r}, found none")
@@ -163,7 +153,7 @@ def values_of(prompt: PromptSummary, statistics: Sequence[Statistic] | None = No
     kept = prompt.canvas.settings.kept
     if kept is None:
         return values
-    unknown = [*OF_ALL_COLUMNS]
+    unknown = OF_ALL_COLUMNS
     if prompt.canvas.settings.causal or prompt.canvas.settings.zeroed:
         unknown += OVER_QUERIES
     elif kept < MOST_OVER_THIRD:
@@ -176,25 +166,17 @@ def values_of(prompt: PromptSummary, statistics: Sequence[Statistic] | None = No
 
 
 def has_every_sink(known_from: Sequence[tuple[float, ...]], name: str, place: Mapping[str, Any]) -> bool:
-    """Return whether every sink that a number (its name without an ending) counts was kept, of every prompt.
-
-    A mean over the prompts of which all were kept would be one over the prompts with few sinks.
+    """Return whether every sink that a number (its name without an ending) counts was kept, of every prompt: a mean
+    over the prompts of which all were kept would be one over the prompts with few sinks.
     """
     if "excess" not in place or name.startswith(OF_LARGEST):
         return True
     return all(one[UNITS.index(place["unit"])] <= place["excess"] for one in known_from)
 
 
-def feed_of(
-    settings: PromptSettings,
-    thresholds: Sequence[Threshold] = THRESHOLDS,
-    tolerance: int = 0,
-    statistics: Sequence[Statistic] | None = None,
-) -> PromptFeed:
-    """Return a feed that keeps of each step what some statistics need, or any when they are not given."""
-    return PromptFeed(
-        settings, thresholds, tolerance, [one.keep for one in (all_statistics() if statistics is None else statistics)]
-    )
+def feed_of(settings: PromptSettings, thresholds: Sequence[Threshold] = THRESHOLDS, tolerance: int = 0) -> PromptFeed:
+    """Return a feed that keeps the records of all statistics."""
+    return PromptFeed(settings, thresholds, tolerance, [one.keep for one in all_statistics()])
 
 
 def summarise(
@@ -202,19 +184,12 @@ def summarise(
     thresholds: Sequence[Threshold] = THRESHOLDS,
     tolerance: int = 0,
     training: Mapping[int, int] | None = None,
-    statistics: Sequence[Statistic] | None = None,
 ) -> PromptSummary:
-    """Return the summary of a trace, which is read once, a few steps at a time.
-
-    Args:
-        thresholds: at which sinks are counted.
-        tolerance: steps without a sink that a track and a main sink survive.
-        training: {token: how often it stands in the training corpus}.
-        statistics: whose records are kept; all when not given.
+    """Return the summary of a trace, which is read once, a few steps at a time; arguments as those of `analyse`.
 
     Raises:
         CallError: a threshold that never holds, a tolerance below 0, or columns that are not finite.
-        SinkscopeError: a trace without a whole step, or without tokens or columns.
+        SinkscopeError: a trace without a whole step.
     """
     trace = as_trace(trace)
     expect_steps(trace, "analyse")
@@ -226,9 +201,9 @@ def summarise(
     if isinstance(trace, Trace) and "column_sums" not in trace.tensors:
         kept = trace.top_column_sums.shape[-1]
     settings = replace(PromptSettings.of(bool(trace.causal), manifest, training), kept=kept)
-    feed = feed_of(settings, thresholds, tolerance, statistics)
+    feed = feed_of(settings, thresholds, tolerance)
     for step in recorded_steps(trace):
-        feed.take(step)
+        feed.feed(step)
     return feed.finish({int(token): text for token, text in (manifest.get("vocabulary") or {}).items()})
 
 

@@ -1,13 +1,13 @@
-"""One recorded step of one prompt with what Eq. 3 says of it, from which every statistic of a step is computed.
+"""One recorded step of one prompt with what Eq. 3 says of it, and the sinks that are followed over all its steps.
 
 A few columns in a hundred are candidates, sinks at the loosest threshold; every statistic of sinks, at every threshold,
 is read from this short list. The histogram of one prompt has exact quarters of a query's worth, that of many prompts a
 fixed number of bins: up to 64 queries' worth quarters too; beyond, eight to an octave, up to 65,536.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -15,28 +15,17 @@ from jaxtyping import Bool, Float, Int
 from sinkscope.axes import by_query_head, lacks_key_heads
 from sinkscope.errors import CallError
 from sinkscope.sinks.definition import excess_of, in_unit
-from sinkscope.sinks.query_counts import count_queries
+from sinkscope.sinks.followed_columns import count_queries
 from sinkscope.statistics.prompt_canvas import PromptSettings
-from sinkscope.statistics.thresholds import EPSILON_STEP, EPSILONS, UNITS, Threshold
+from sinkscope.statistics.thresholds import EPSILON_STEP, EPSILONS, Threshold
 
 NORMS = ("value_norms", "key_norms", "hidden_norms")
 OUTPUT_NORMS = "output_norms"
-SINK_TOKEN = "sink_token_columns"
 QUERY_GROUPS = ("masked", "prompt")
 """Groups of queries whose column sums are recorded apart."""
-NEWEST = ("last_query", "newest_columns")
-"""Of autoregressive models and of block diffusion, whose running sums can hardly move: what sinks are followed in."""
-PER_LAYER = (
-    "column_sums",
-    *(f"column_sums_{group}" for group in QUERY_GROUPS),
-    "self_attention",
-    *NEWEST,
-    *NORMS,
-    OUTPUT_NORMS,
-    SINK_TOKEN,
-)
-PER_STEP = ("tokens", "masked", "written", *PER_LAYER)
-"""Tensors of a trace that are read, as `axes.TRACE_AXES` names them."""
+PER_LAYER = ("column_sums", "column_sums_masked", "column_sums_prompt", "self_attention", "last_query")
+PER_LAYER += ("newest_columns", *NORMS, OUTPUT_NORMS, "sink_token_columns")
+"""Tensors of a trace that are read beside tokens, masks and commits, as `axes.TRACE_AXES` names them."""
 BINS_PER_QUERY = 4
 LINEAR_BINS = 256
 OCTAVES, BINS_PER_OCTAVE = 10, 8
@@ -56,41 +45,14 @@ class Candidates:
     thresholds: tuple[Threshold, ...]
 
     def at(self, threshold: Threshold) -> Bool[np.ndarray, " candidate"]:
-        """Return which of them are sinks at a threshold."""
         return (self.excess if threshold.unit == "queries" else self.percent) > threshold.excess
-
-    @cached_property
-    def levels(self) -> dict[str, Int[np.ndarray, " candidate"]]:
-        """For each unit, how many of its rising thresholds each candidate exceeds; see `level_of`."""
-        return {
-            unit: np.searchsorted(np.array(rising_excesses(self.thresholds, unit), size.dtype), size)
-            for unit, size in (("queries", self.excess), ("percent", self.percent))
-        }
 
     def tally(
         self, place: Int[np.ndarray, " candidate"], places: int, weights: Float[np.ndarray, " candidate"] | None = None
     ) -> Float[np.ndarray, "threshold place"] | Int[np.ndarray, "threshold place"]:
-        """Return how many sinks there are at each threshold and place, or what they weigh together: ``np.bincount`` at
-        every threshold.
-        """
-        above = {}
-        for unit in UNITS:
-            excesses = rising_excesses(self.thresholds, unit)
-            kinds = len(excesses) + 1
-            table = np.bincount(place * kinds + self.levels[unit], weights, places * kinds).reshape(places, kinds)
-            exceeding = table[:, ::-1].cumsum(axis=1)[:, ::-1]
-            above |= {(unit, excess): exceeding[:, number + 1] for number, excess in enumerate(excesses)}
-        return np.array([above[threshold.unit, threshold.excess] for threshold in self.thresholds])
-
-
-def rising_excesses(thresholds: Sequence[Threshold], unit: str) -> list[float]:
-    """Return the ε of all thresholds in a unit, in rising order."""
-    return sorted({threshold.excess for threshold in thresholds if threshold.unit == unit})
-
-
-def level_of(threshold: Threshold, thresholds: Sequence[Threshold]) -> int:
-    """Return the level from which a candidate is a sink at a threshold."""
-    return rising_excesses(thresholds, threshold.unit).index(threshold.excess) + 1
+        """Return how many sinks there are at each threshold and place, or the sum of their weights."""
+        chosen = [self.at(threshold) for threshold in self.thresholds]
+        return np.array([np.bincount(place[one], None if weights is None else weights[one], places) for one in chosen])
 
 
 def find_candidates(
@@ -99,16 +61,15 @@ def find_candidates(
     percent: Float[np.ndarray, "layer head key"],
     thresholds: Sequence[Threshold],
 ) -> Candidates:
-    """Return the columns of one step, of such an excess, that are sinks at any of the thresholds."""
+    """Return the columns of one step that are sinks at any of the thresholds."""
     chosen = np.zeros(columns.shape, dtype=bool)
     for unit, size in (("queries", excess), ("percent", percent)):
-        if excesses := rising_excesses(thresholds, unit):
-            chosen |= size > excesses[0]
+        if excesses := [one.excess for one in thresholds if one.unit == unit]:
+            chosen |= size > min(excesses)
     place = np.flatnonzero(chosen)
-    layer, head, key = np.unravel_index(place, chosen.shape)
-    return Candidates(
-        layer, head, key, columns.ravel()[place], excess.ravel()[place], percent.ravel()[place], tuple(thresholds)
-    )
+    layer, head, key = (one.astype(np.int32) for one in np.unravel_index(place, chosen.shape))  # many are kept
+    sizes = (one.ravel()[place] for one in (columns, excess, percent))
+    return Candidates(layer, head, key, *sizes, tuple(thresholds))
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,13 +88,11 @@ class SummedColumns:
 
     @classmethod
     def of(cls, sums: Float[np.ndarray, "layer head key"], thresholds: Sequence[Threshold]) -> "SummedColumns":
-        """Return column sums with their excesses, candidates and largest columns."""
         excess, percent = excess_of(sums), excess_of(in_unit(sums, "percent"))
         found = find_candidates(sums, excess, percent, thresholds)
         return cls(sums, excess, percent, sums.sum(axis=-1), found, sums.argmax(axis=-1))
 
     def at_top(self, array: Float[np.ndarray, "layer head key"]) -> Float[np.ndarray, "layer head"]:
-        """Return what an array has at the largest column of each head."""
         return np.take_along_axis(array, self.top[..., None], axis=-1)[..., 0]
 
 
@@ -143,17 +102,14 @@ class RecordedStep:
 
     Attributes:
         columns: column sums of all queries.
-        followed: the columns in which sinks are followed from step to step: ``columns`` itself, or for autoregressive
-            models, whose running sums can hardly move, those of the 16 newest queries (in block diffusion those of the
-            running block, and as many finished blocks before it as make 16).
+        followed: the columns in which sinks are followed from step to step: ``columns`` itself, or, where running sums
+            can hardly move, those of the newest queries (see `sinks.followed_columns`).
         written: tokens committed in this step, −1 where none; None where not recorded.
-        prompt_length, causal, crossing: see `PromptSettings`.
         queries: of each layer, whose attention the columns are; fewer than tokens behind a cache.
         group_sums: {group of queries: column sums of these queries only}, those of `QUERY_GROUPS` that were recorded.
         self_attention: attention of each query on itself; None where not recorded.
-        norms: {name of `NORMS`, and `OUTPUT_NORMS`: norms as recorded}; hidden norms are the same for all heads and
-            have one kv head, output norms have as many as there are query heads, and so have all where layers have
-            different numbers of key heads.
+        norms: {name of `NORMS`, and `OUTPUT_NORMS`: norms as recorded}; hidden norms have one kv head, output norms
+            one a query head, as all have where layers have different numbers of key heads.
     """
 
     columns: SummedColumns
@@ -161,9 +117,7 @@ class RecordedStep:
     tokens: Int[np.ndarray, " key"]
     masked: Bool[np.ndarray, " key"]
     written: Int[np.ndarray, " position"] | None
-    prompt_length: int
-    causal: bool
-    crossing: bool
+    settings: PromptSettings
     queries: Int[np.ndarray, " layer"]
     group_sums: Mapping[str, Float[np.ndarray, "layer head key"]]
     self_attention: Float[np.ndarray, "layer head key"] | None
@@ -196,7 +150,7 @@ class RecordedStep:
         if hidden is not None and not settings.crossing:
             queries = count_queries(sums, np.asarray(hidden).reshape(len(sums), -1))
         elif settings.crossing or settings.kept is not None:
-            queries = count_queries(sums, sink_token=arrays.get(SINK_TOKEN))
+            queries = count_queries(sums, sink_token=arrays.get("sink_token_columns"))
         norms = {name: np.asarray(arrays[name]) for name in (*NORMS, OUTPUT_NORMS) if arrays.get(name) is not None}
         for name in {"value_norms", "key_norms"} & norms.keys():
             if lacks_key_heads(norms[name]):
@@ -204,12 +158,10 @@ class RecordedStep:
         return cls(
             columns,
             columns if newest is None else SummedColumns.of(newest, thresholds),
-            np.asarray(tokens),
+            np.array(tokens),
             np.zeros(tokens.shape, bool) if masked is None else np.asarray(masked).astype(bool),
-            arrays.get("written"),
-            settings.prompt_length,
-            settings.causal,
-            settings.crossing,
+            None if arrays.get("written") is None else np.array(arrays["written"]),
+            settings,
             queries,
             {group: arrays[name] for group in QUERY_GROUPS if arrays.get(name := f"column_sums_{group}") is not None},
             arrays.get("self_attention"),
@@ -219,20 +171,93 @@ class RecordedStep:
     def queries_of(
         self, members: Bool[np.ndarray, " key"], sums: Float[np.ndarray, "layer head key"]
     ) -> Int[np.ndarray, " layer"]:
-        """Return how many of a group's tokens are queries of each layer: behind a cache those that were computed. Its
+        """Return how many of a group's tokens are queries of each layer, behind a cache those that were computed; its
         column sums tell where nothing else does.
         """
         if (self.queries == self.length).all():
             return np.full(len(sums), int(members.sum()))
         hidden = self.norms.get("hidden_norms")
-        if hidden is not None and not self.crossing:
+        if hidden is not None and not self.settings.crossing:
             return (~np.isnan(hidden[:, 0]) & members).sum(axis=-1)
         return np.rint(sums.sum(axis=-1).max(axis=-1)).astype(np.int64)
 
     @property
     def length(self) -> int:
-        """Tokens of the canvas."""
         return len(self.tokens)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerSinks:
+    """Sinks or candidates over all steps of a prompt, ordered by head, key, step; sizes as in `Candidates`.
+
+    Heads are counted on from layer to layer, where these are sinks of several layers.
+    """
+
+    step: Int[np.ndarray, " sink"]
+    head: Int[np.ndarray, " sink"]
+    key: Int[np.ndarray, " sink"]
+    column: Float[np.ndarray, " sink"]
+    excess: Float[np.ndarray, " sink"]
+    percent: Float[np.ndarray, " sink"]
+
+    def at(self, threshold: Threshold) -> "LayerSinks":
+        chosen = (self.excess if threshold.unit == "queries" else self.percent) > threshold.excess
+        return LayerSinks(*(getattr(self, one.name)[chosen] for one in fields(self)))
+
+    def contains(self, step: np.ndarray, head: np.ndarray, key: np.ndarray) -> Bool[np.ndarray, " asked"]:
+        """Return whether keys are sinks in these steps and heads."""
+        mine, asked = (self.step, self.head, self.key), (step, head, key)
+        size = 1 + max(int(one.max(initial=0)) for one in (*mine, *asked))
+        codes, wanted = ((one[0] * size + one[1]) * size + one[2] for one in (mine, asked))
+        return np.isin(wanted, codes)
+
+
+@dataclass(frozen=True)
+class FollowedSinks:
+    """The candidates of each step of a prompt in which sinks are followed; ``heads`` of each layer."""
+
+    steps: Sequence[Candidates]
+    layers: int
+    heads: int
+
+    def of_layer(self, layer: int) -> LayerSinks:
+        return self.of_layers(layer, layer + 1)
+
+    def of_layers(self, first: int, last: int) -> LayerSinks:
+        parts = [slice(*np.searchsorted(one.layer, (first, last)).tolist()) for one in self.steps]
+        step = np.repeat(np.arange(len(self.steps)), [part.stop - part.start for part in parts])
+
+        def joined(name: str) -> Any:
+            return np.concatenate([getattr(one, name)[part] for one, part in zip(self.steps, parts, strict=True)])
+
+        head = (joined("layer") - first) * self.heads + joined("head").astype(np.int64)
+        key = joined("key").astype(np.int64)
+        order = np.argsort(head * (int(key.max(initial=0)) + 1) + key, kind="stable")  # the steps are in order already
+        sizes = (joined(name)[order] for name in ("column", "excess", "percent"))
+        return LayerSinks(step[order], head[order], key[order], *sizes)
+
+    def contain(
+        self, threshold: Threshold, step: np.ndarray, layer: np.ndarray, head: np.ndarray, key: np.ndarray
+    ) -> Bool[np.ndarray, " asked"]:
+        """Return whether keys are sinks in these steps, layers and heads."""
+        found = np.zeros(len(step), bool)
+        for first, last in self.groups_of_layers():
+            here = (layer >= first) & (layer < last)
+            if here.any():
+                sinks = self.of_layers(first, last).at(threshold)
+                found[here] = sinks.contains(step[here], (layer[here] - first) * self.heads + head[here], key[here])
+        return found
+
+    def groups_of_layers(self, most: int = 1 << 18) -> Iterator[tuple[int, int]]:
+        """Yield the first and the last + 1 layer of groups that hold at most so many candidates, or one layer."""
+        counts = np.sum([np.bincount(one.layer, minlength=self.layers) for one in self.steps], axis=0)
+        first, held = 0, 0
+        for layer, count in enumerate(counts.tolist()):
+            if held and held + count > most:
+                yield first, layer
+                first, held = layer, 0
+            held += count
+        yield first, self.layers
 
 
 def count_above(excess: Float[np.ndarray, "layer *columns"]) -> Int[np.ndarray, "layer epsilon"]:
@@ -240,10 +265,9 @@ def count_above(excess: Float[np.ndarray, "layer *columns"]) -> Int[np.ndarray, 
     layers, kinds = len(excess), len(EPSILONS) + 1
     with np.errstate(invalid="ignore"):
         above = np.flatnonzero(excess > 0)
-    exceeded = np.minimum(np.ceil(excess.ravel()[above] * (1 / EPSILON_STEP)), kinds - 1).astype(
-        np.int64
-    )  # the first so many of the grid
-    table = np.bincount(above // excess[0].size * kinds + exceeded, minlength=layers * kinds).reshape(layers, kinds)
+    exceeded = np.minimum(np.ceil(excess.ravel()[above] * (1 / EPSILON_STEP)), kinds - 1).astype(np.int64)
+    place = above // excess[0].size * kinds + exceeded  # it exceeds the first so many of the grid
+    table = np.bincount(place, minlength=layers * kinds).reshape(layers, kinds)
     return table[:, ::-1].cumsum(axis=1)[:, -2::-1]
 
 
@@ -270,10 +294,8 @@ def count_far(columns: Float[np.ndarray, "layer head key"]) -> Int[np.ndarray, "
 
 
 def quarters_of(histogram: Int[np.ndarray, "layer bin"]) -> Int[np.ndarray, "layer quarter"]:
-    """Return the histogram of many prompts in quarters of a query's worth.
-
-    Columns in the wide bins beyond 64 are spread evenly over the quarters they span; each layer keeps its number of
-    columns.
+    """Return the histogram of many prompts in quarters of a query's worth; columns in the wide bins beyond 64 are
+    spread evenly over the quarters they span.
     """
     last = int(np.flatnonzero(histogram.any(axis=0)).max(initial=0)) + 1
     edges = np.append(histogram_edges(), np.inf)[: last + 1]

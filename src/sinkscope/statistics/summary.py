@@ -1,7 +1,5 @@
 """The summary of many prompts: a row of numbers for each, from which means and intervals are computed, and counts and
-sums over all of them for figures.
-
-Two summaries merge: the rows of the later prompts come behind those of the earlier ones, counts and sums are added.
+sums over all of them for figures. Of two summaries that merge, the later rows come behind, counts and sums are added.
 """
 
 import json
@@ -17,16 +15,16 @@ from sinkscope.errors import SinkscopeError
 from sinkscope.sinks.drift import MainMoves
 from sinkscope.sinks.token_classes import CLASSES, token_class
 from sinkscope.statistics.agreement import Pattern
-from sinkscope.statistics.averages import mean, quotient, ratio
+from sinkscope.statistics.analysis import Estimate, PromptRows, estimates
 from sinkscope.statistics.concentration import Evenness, concentration_values, evenness_values
 from sinkscope.statistics.groups import strongest_keys_differ
+from sinkscope.statistics.intervals import known, mean, quotient, ratio
 from sinkscope.statistics.move_triggers import TRIGGERS, TriggerTest, draws_of, shares_of, trigger_values
 from sinkscope.statistics.movement import main_sink_values
 from sinkscope.statistics.norms import NORM_KINDS, Moments, moments
 from sinkscope.statistics.prompt import PromptFeed, PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptSettings
-from sinkscope.statistics.prompt_rows import Estimate, PromptRows, estimates, known
-from sinkscope.statistics.statistic import Values, at_thresholds, feed_of, order_of, values_of
+from sinkscope.statistics.statistic import at_thresholds, feed_of, order_of, values_of
 from sinkscope.statistics.step import quarters_of
 from sinkscope.statistics.thresholds import EPSILONS, THRESHOLDS, UNITS, Threshold
 
@@ -42,15 +40,14 @@ COMPARED = {"": "unmasked", "_prompt": "prompt", "_written": "written"}
 
 @dataclass(eq=False)
 class Summary:
-    """What many prompts show together.
+    """Numbers of many prompts together.
 
     Attributes:
-        layers, heads: of the model.
         excess: ε of Eq. 3, in queries' worth of attention, of the arrays and of the numbers by prompt.
         causal: whether the model is autoregressive, and main sinks are followed in the newest 16 queries.
         tolerance: steps without a sink that a track and a main sink survived.
         corpus: checksum of the counts of the training corpus, `PromptSettings.corpus`; 0 without.
-        arrays: counts and sums over prompts, steps and what else their axes (see `_sums`) do not name.
+        arrays: counts and sums over prompts, steps and whatever else their axes (see `_sums`) do not name.
         rows: the numbers of each prompt at `thresholds.THRESHOLDS`.
     """
 
@@ -65,21 +62,18 @@ class Summary:
 
     @staticmethod
     def thresholds(excess: float = 3.0) -> tuple[Threshold, ...]:
-        """Return the thresholds at which the sinks of a prompt must be counted for `of`."""
         return tuple(dict.fromkeys((*THRESHOLDS, Threshold(excess))))
 
     @classmethod
     def feed(cls, settings: PromptSettings, excess: float = 3.0) -> PromptFeed:
-        """Return a feed for the steps of one prompt, whose summary `of` takes."""
         return feed_of(settings, cls.thresholds(excess))
 
     @classmethod
     def of(cls, prompt: PromptSummary, excess: float = 3.0) -> "Summary":
-        """Return the summary of one prompt, with sinks counted at `thresholds`."""
         prompt, settings, rows = replace(prompt, thresholds=THRESHOLDS), prompt.canvas.settings, PromptRows()
         sums, numbers = _sums(prompt, Threshold(excess))
         unmoved = trigger_values(np.full((len(TRIGGERS), 1), np.nan))  # of a prompt without commits
-        by_name: Values = {(BY_PROMPT + name, ()): number for name, number in numbers.items()}
+        by_name = {(BY_PROMPT + name, ()): number for name, number in numbers.items()}
         rows.add(by_name | at_thresholds(prompt, lambda *_: unmoved) | values_of(prompt))
         shape = (prompt.layers, prompt.heads, float(excess))
         return cls(*shape, settings.causal, prompt.tolerance, settings.corpus, sums, rows)
@@ -106,7 +100,6 @@ class Summary:
         self.rows.extend(other.rows)
 
     def to_arrays(self) -> Arrays:
-        """Return everything as named arrays, for a file."""
         keys, values = self.rows.whole()
         names = zlib.compress(json.dumps(keys, ensure_ascii=False).encode())
         rows = {"rows.keys": np.frombuffer(names, np.uint8), "rows.values": values}
@@ -115,41 +108,32 @@ class Summary:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "Summary":
-        """Return what `to_arrays` gave.
-
-        Raises:
-            SinkscopeError: arrays of something else.
-        """
+        """Read the arrays of `to_arrays`; raise SinkscopeError for others."""
         try:
             layers, heads, excess, causal, tolerance, corpus = arrays["settings"].tolist()
             sums = {name: np.array(array) for name, array in arrays.items() if not name.startswith(("rows", "settin"))}
             listed = json.loads(zlib.decompress(arrays["rows.keys"].tobytes()))
-            keys = [(name, tuple((axis, value) for axis, value in place)) for name, place in listed]
+            keys = [(name, tuple(map(tuple, place))) for name, place in listed]
             rows = PromptRows({key: number for number, key in enumerate(keys)}, list(np.array(arrays["rows.values"])))
         except (KeyError, ValueError) as error:
             raise SinkscopeError(f"expected statistics of this version, found others ({error})") from error
         return cls(int(layers), int(heads), excess, bool(causal), int(tolerance), int(corpus), sums, rows)
 
-    # What figures draw
-
     @property
     def prompts(self) -> int:
-        """How many prompts there are."""
         return len(self.rows.rows)
 
     @property
     def steps(self) -> int:
-        """Steps of all prompts."""
         return int(self.arrays["steps"])
 
     @property
     def columns(self) -> int:
-        """How many columns there are: steps × layers × heads × tokens."""
+        """Number of columns: steps × layers × heads × tokens."""
         return int(self.arrays["columns"])
 
     @property
     def sinks(self) -> int:
-        """How many columns are sinks."""
         return int(self.arrays["strength.sinks"].sum())
 
     @property
@@ -164,12 +148,11 @@ class Summary:
 
     @property
     def above(self) -> Int[np.ndarray, "unit layer epsilon"]:
-        """How many columns exceed each ε of `thresholds.EPSILONS`, in the units `thresholds.UNITS`."""
+        """Number of columns that exceed each ε of `thresholds.EPSILONS`, in the units `thresholds.UNITS`."""
         return self.arrays["above"]
 
     @property
     def steps_with_sink(self) -> Int[np.ndarray, "layer head"]:
-        """In how many steps each head has a sink."""
         return self.arrays["strength.steps_with_sink"]
 
     @property
@@ -179,12 +162,10 @@ class Summary:
 
     @property
     def norms(self) -> Moments:
-        """Norms of sinks and of other tokens."""
         return Moments(*(self.arrays[f"norms.{name}"] for name in ("count", "sum", "square")))
 
     @property
     def by_head(self) -> dict[str, Float[np.ndarray, "layer head"]]:
-        """Means by layer and head, over the steps of all prompts."""
         arrays = self.arrays
         per_step = ("sinks", "largest", "sink_share", "entropy", "gini")
         return {
@@ -276,64 +257,65 @@ def document_of(
     """Return counts, means and statistics of many prompts as plain values.
 
     Args:
-        texts: how tokens read, for their classes.
+        texts: {token: how it reads}, for the classes of tokens.
         mask_id, special: the mask token, and others that are special.
     """
-    arrays, norms, texts = summary.arrays, summary.norms, texts or {}
-    tokens: list[dict[str, Any]] = []
-    classes = {kind: {"sinks": 0, "main_sinks": 0, "canvas": 0} for kind in CLASSES}
-    ids, told = arrays["tokens.ids"], arrays["tokens.counts"]
-    for at in np.lexsort((ids, -told[:, 0])):
-        token, numbers = int(ids[at]), dict(zip(("sinks", "main_sinks", "canvas"), told[at].tolist(), strict=True))
+    arrays, norms, texts, columns = summary.arrays, summary.norms, texts or {}, summary.columns
+    counted_as = ("sinks", "main_sinks", "canvas")
+    tokens, classes = list[dict[str, Any]](), {kind: dict.fromkeys(counted_as, 0) for kind in CLASSES}
+    ids, counts = arrays["tokens.ids"], arrays["tokens.counts"]
+    for at in np.lexsort((ids, -counts[:, 0])):
+        token, numbers = int(ids[at]), dict(zip(counted_as, counts[at].tolist(), strict=True))
         kind = token_class(texts.get(token), token == mask_id, token in special)
         tokens.append({"token": token, **numbers, "text": texts.get(token), "class": kind})
         for name, number in numbers.items():
             classes[kind][name] += number
-    counts = {
-        "prompts": summary.prompts,
-        "steps": summary.steps,
-        "columns": summary.columns,
-        "sinks": summary.sinks,
-        "heads_with_sink": int(summary.steps_with_sink.sum()),
-        "moves": int(arrays["moves.moves"].sum()),
-        "swaps": int(arrays["moves.swaps"].sum()),
-        "steps_in_a_row_with_sink": int(arrays["moves.pairs"].sum()),
-        "groups_compared": int(arrays["groups.compared"].sum()),
-        "groups_split": int(arrays["groups.split"].sum()),
-        "above_epsilon": {unit: above.sum(axis=0).tolist() for unit, above in zip(UNITS, summary.above, strict=True)},
-        "column_sums": arrays["histogram"].sum(axis=0).tolist(),
-        "heads_by_number_of_sinks": arrays["strength.per_head"].tolist(),
-        "tokens": [row for row in tokens[:MOST_TOKENS] if row["sinks"]],
-        "classes": classes,
-    }
-    curve = {
-        f"not_sinks_{unit}": _plain(1 - ratio(above.sum(axis=0), summary.columns))
-        for unit, above in zip(UNITS, summary.above, strict=True)
-    }
-    by_layer = {
-        f"{kind}_{name}": _plain(values)
-        for number, kind in enumerate(NORM_KINDS)
-        for name, values in zip(
-            ("sinks", "others", "effect_size"), (*norms.mean[number], norms.effect[number]), strict=True
-        )
-    }
+    above = {unit: one.sum(axis=0) for unit, one in zip(UNITS, summary.above, strict=True)}
+    by_layer = {}
+    for kind, (sinks, others), effect in zip(NORM_KINDS, norms.mean, norms.effect, strict=True):
+        by_layer |= {f"{kind}_sinks": sinks, f"{kind}_others": others, f"{kind}_effect_size": effect}
     found = _estimates(summary)
-    means = {
-        "by_prompt": {
-            one.name.removeprefix(BY_PROMPT): {
-                "mean": one.value,
-                "interval": None if one.low is None else [one.low, one.high],
-                "prompts": one.prompts,
-            }
-            for one in found
-            if one.name.startswith(BY_PROMPT)
-        },
-        "by_layer_and_head": {name: _plain(values) for name, values in summary.by_head.items()},
-        "norms_by_layer": by_layer,
-        "epsilon_curve": {"epsilon": EPSILONS.tolist(), **curve},
+    by_prompt = {
+        one.name.removeprefix(BY_PROMPT): {
+            "mean": one.value,
+            "interval": None if one.low is None else [one.low, one.high],
+            "prompts": one.prompts,
+        }
+        for one in found
+        if one.name.startswith(BY_PROMPT)
     }
-    told_at = sorted((one for one in found if not one.name.startswith(BY_PROMPT)), key=lambda one: order_of(one.name))
-    return {"counts": counts, "means": means, "statistics": [one.as_dict() for one in told_at]}
+    statistics = sorted(
+        (one for one in found if not one.name.startswith(BY_PROMPT)), key=lambda one: order_of(one.name)
+    )
+    return {
+        "counts": {
+            "prompts": summary.prompts,
+            "steps": summary.steps,
+            "columns": columns,
+            "sinks": summary.sinks,
+            "heads_with_sink": int(summary.steps_with_sink.sum()),
+            "moves": int(arrays["moves.moves"].sum()),
+            "swaps": int(arrays["moves.swaps"].sum()),
+            "steps_in_a_row_with_sink": int(arrays["moves.pairs"].sum()),
+            "groups_compared": int(arrays["groups.compared"].sum()),
+            "groups_split": int(arrays["groups.split"].sum()),
+            "above_epsilon": {unit: one.tolist() for unit, one in above.items()},
+            "column_sums": arrays["histogram"].sum(axis=0).tolist(),
+            "heads_by_number_of_sinks": arrays["strength.per_head"].tolist(),
+            "tokens": [row for row in tokens[:MOST_TOKENS] if row["sinks"]],
+            "classes": classes,
+        },
+        "means": {
+            "by_prompt": by_prompt,
+            "by_layer_and_head": {name: _plain(values) for name, values in summary.by_head.items()},
+            "norms_by_layer": {name: _plain(values) for name, values in by_layer.items()},
+            "epsilon_curve": {
+                "epsilon": EPSILONS.tolist(),
+                **{f"not_sinks_{unit}": _plain(1 - ratio(one, columns)) for unit, one in above.items()},
+            },
+        },
+        "statistics": [one.as_dict() for one in statistics],
+    }
 
 
 def _estimates(summary: Summary) -> list[Estimate]:

@@ -1,8 +1,7 @@
 """The thresholds at which every statistic is computed, and the finer grid of the ε curve.
 
-A column sum is the attention that a key receives from all queries, counted in queries' worth. By Eq. 3 of paper 1 a key
-is a sink where its column sum exceeds the mean of the other columns by more than ε. Nobody knows the right ε, so each
-statistic is computed at ten thresholds.
+By Eq. 3 of paper 1 a key is a sink where its column sum, in queries' worth of attention, exceeds the mean of the other
+columns by more than ε. Nobody knows the right ε, so each statistic is computed at ten thresholds.
 """
 
 from dataclasses import dataclass
@@ -36,19 +35,17 @@ class Threshold:
 
     @property
     def place(self) -> Place:
-        """The threshold as the beginning of a place."""
         return (("excess", self.excess), ("unit", self.unit))
+
+
+UNITS: tuple[Unit, ...] = ("queries", "percent")
+THRESHOLDS = tuple(Threshold(excess, unit) for unit in UNITS for excess in (1.0, 2.0, 3.0, 5.0, 8.0))
+EPSILON_STEP = 0.25
+EPSILONS = np.arange(41) * EPSILON_STEP
+"""ε of the ε curve: 0, ¼, ½ … 10. Multiplying by 4 is exact in binary: counts on this grid are those of Eq. 3."""
+EPSILONS.flags.writeable = False
 
 
 def least_column_sum(excess: float, tokens: int) -> float:
     """Return the column sum above which Eq. 3 holds on a canvas of so many tokens, 1 + ε(1 − 1/S)."""
     return 1 + excess * (1 - 1 / tokens)
-
-
-UNITS: tuple[Unit, ...] = ("queries", "percent")
-THRESHOLDS = tuple(Threshold(excess, unit) for unit in UNITS for excess in (1.0, 2.0, 3.0, 5.0, 8.0))
-
-EPSILON_STEP = 0.25
-EPSILONS = np.arange(41) * EPSILON_STEP
-"""ε of the ε curve: 0, ¼, ½ … 10. Multiplying by 4 is exact in binary: counts on this grid are those of Eq. 3."""
-EPSILONS.flags.writeable = False

@@ -1,26 +1,5 @@
-"""Traces: one folder for each recorded generation, written in parts and read lazily."""
+"""Traces: one folder for each recorded generation; names in ``__init__.pyi`` are imported when first used."""
 
-from sinkscope.traces.bundles import open_bundle, write_bundle
-from sinkscope.traces.exporting import export_trace, to_xarray
-from sinkscope.traces.format import FORMAT
-from sinkscope.traces.reading import Trace, open_trace, open_traces
-from sinkscope.traces.statistics_folder import is_statistics, read_statistics
-from sinkscope.traces.trace_array import TraceArray
-from sinkscope.traces.writing import TraceWriter, claim_folder, move_trace
+from sinkscope.lazy_names import attach
 
-__all__ = [
-    "FORMAT",
-    "Trace",
-    "TraceArray",
-    "TraceWriter",
-    "claim_folder",
-    "export_trace",
-    "is_statistics",
-    "move_trace",
-    "open_bundle",
-    "open_trace",
-    "open_traces",
-    "read_statistics",
-    "to_xarray",
-    "write_bundle",
-]
+__getattr__, __dir__ = attach(__name__, __file__)

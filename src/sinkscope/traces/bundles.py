@@ -1,7 +1,7 @@
 """Bundles: a folder with all that a colleague needs to open a trace anywhere, and a checksum of each of its files.
 
-A bundle is a trace, so that every command reads it, with three files more: README.md (the model card in words),
-page.html (the explorer) and bundle.json (its origin, and the checksums). Values may be stored with 16 bits.
+A bundle is a trace with three files more: README.md (the model card in words), page.html (the explorer) and
+bundle.json (its origin, and the checksums). Values may be stored with 16 bits.
 """
 
 import hashlib
@@ -9,7 +9,6 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,11 +23,10 @@ from sinkscope.runs.files import (
     markdown_cell,
     read_json_object,
     sha256_of,
-    validated,
     with_checksum,
 )
 from sinkscope.runs.folder import new_folder
-from sinkscope.traces.format import BUNDLE, MANIFEST, hidden_rules, write_manifest, write_whole
+from sinkscope.traces.format import BUNDLE, MANIFEST, check_fields, hidden_rules, write_manifest, write_whole
 from sinkscope.traces.part_files import Part, write_part
 from sinkscope.traces.reading import Trace, open_trace
 from sinkscope.traces.stored_maps import MAP, stored_map
@@ -57,57 +55,50 @@ def write_bundle(
         CallError: the folder holds something, the trace is incomplete, or a value is too large for float16.
         TraceError: the trace is damaged, or the folder cannot be written.
     """
-    folder = Path(out)
+    from importlib.metadata import version
+
     if not trace.complete:
         raise CallError(f"{trace.folder}: expected a complete trace, found one that was cut short; record it again")
     trace.verify()
-    with new_folder(folder, TraceError, "the bundle", MANIFEST, BUNDLE) as place:
-        made_of = sha256_of(trace.place / MANIFEST)
+    with new_folder(Path(out), TraceError, "the bundle", MANIFEST, BUNDLE) as place:
         # Of a bundle, the values were rounded already.
-        earlier = _read_about(trace.place).get("largest_error", {}) if (trace.place / BUNDLE).exists() else {}
-        entries, errors = [], {}
+        errors = _read_about(trace.place)["largest_error"] if (trace.place / BUNDLE).exists() else {}
+        rounding: dict[str, float] = {}
+        entries = []
         for part, listed in zip(trace.parts, trace.manifest["parts"], strict=True):
-            steps = [_step(trace, part, step, precision, errors) for step in range(part.steps)]
-            sha256 = write_part(
-                place / part.path.name, steps, {"first_step": str(part.first_step), "steps": str(part.steps)}
-            )
-            entries.append({**listed, "file": part.path.name, "sha256": sha256})
-        errors = {name: earlier.get(name, 0.0) + errors.get(name, 0.0) for name in errors | earlier}
+            steps = [_step(trace, part, step, precision, rounding) for step in range(part.steps)]
+            about = {"first_step": str(part.first_step), "steps": str(part.steps)}
+            entries.append({**listed, "sha256": write_part(place / part.path.name, steps, about)})
+        errors = {name: errors.get(name, 0.0) + rounding.get(name, 0.0) for name in sorted(errors | rounding)}
         write_whole(place / CARD, _card(trace, precision, errors).encode())
         if page is not None:
             write_whole(place / PAGE, page.encode())
-        maps = [MAP.format(*one) for one in trace.manifest.get("maps") or ()]
-        for name, one in zip(maps, trace.manifest.get("maps") or (), strict=True):
+        for one in trace.manifest.get("maps") or ():
             if stored_map(trace, *one) is None:
-                raise TraceError(f"{trace.folder}: expected {name}, which its manifest lists, found none")
-            shutil.copy(trace.place / name, place / name)
+                raise TraceError(f"{trace.folder}: expected {MAP.format(*one)}, which its manifest lists, found none")
+            shutil.copy(trace.place / MAP.format(*one), place)
         write_manifest(place, {**trace.manifest, "parts": entries})
-        names = [MANIFEST, CARD, *([] if page is None else [PAGE]), *(entry["file"] for entry in entries), *maps]
-        files = {name: sha256_of(place / name) for name in names}
         about = {
             "bundle": 1,
             "precision": precision,
-            "files": files,
-            "made_of": made_of,
+            "files": {one.name: sha256_of(one) for one in sorted(place.iterdir())},
+            "made_of": sha256_of(trace.place / MANIFEST),
             "made_by": {"sinkscope": version("sinkscope"), "command": command},
-            "largest_error": {name: float(error) for name, error in sorted(errors.items())},
+            "largest_error": errors,
         }
         write_whole(place / BUNDLE, (json.dumps(with_checksum(about), indent=1) + "\n").encode())
-    return folder
+    return Path(out)
 
 
 def open_bundle(folder: str | Path) -> Trace:
     """Open the trace of a bundle, after every file was compared with its checksum.
 
     Raises:
-        TraceError: it is no bundle, a file is missing or was changed, or there is a part, map or page that it does not
-            list.
+        TraceError: no bundle, a file that is missing or was changed, or a part, map or page that it does not list.
     """
     folder = Path(folder)
     if not (folder / BUNDLE).exists():
-        raise TraceError(
-            f"{folder}: expected a bundle with {BUNDLE}, found none; `sinkscope bundle TRACE --out FOLDER` makes one"
-        )
+        raise TraceError(f"{folder}: expected a bundle with {BUNDLE}, found none; `sinkscope bundle` makes one")
     for name, sha256 in _read_about(folder)["files"].items():
         if not (folder / name).exists():
             raise TraceError(f"{folder}: expected {name}, which {BUNDLE} lists, found none; {CHANGED}")
@@ -119,26 +110,22 @@ def open_bundle(folder: str | Path) -> Trace:
 
 
 def _read_about(folder: Path) -> dict[str, Any]:
-    from sinkscope.traces.manifest_schema import BundleFields
-
     about = read_json_object(folder / BUNDLE, TraceError, CHANGED)
-    validated(BundleFields, about, folder / BUNDLE, TraceError)
+    check_fields(about, {"files": dict, "made_of": str, "largest_error": dict, CHECKSUM: str}, folder / BUNDLE)
     compare_checksum(about, folder / BUNDLE, TraceError, CHANGED)
+    if strange := [name for name in about["files"] if Path(name).name != name]:
+        raise TraceError(f"{folder / BUNDLE}: files: expected names in its folder, found {strange[0]!r}")
     return about
 
 
 def unlisted_files(bundle: Trace) -> list[str]:
-    """Return the names in a bundle's folder that its list of checksums does not have, and which were therefore not
-    compared.
-    """
+    """Return the names in a bundle's folder that have no checksum, and were therefore not compared."""
     listed = _read_about(bundle.folder)["files"]
     return sorted({path.name for path in bundle.folder.iterdir()} - {BUNDLE, *listed})
 
 
 def copies_share(trace: Trace) -> set[str]:
-    """Return checksums of which a copy of a trace, a bundle of it, and its generation recorded again, at any level,
-    have one at least.
-    """
+    """Return checksums: copies of a trace, its bundles, and its generation recorded again share one at least."""
     found = {str(trace.manifest[CHECKSUM])} if CHECKSUM in trace.manifest else set()
     found.add(sha256_of(trace.place / MANIFEST))
     if (trace.place / BUNDLE).exists():
@@ -149,24 +136,23 @@ def copies_share(trace: Trace) -> set[str]:
     return found | ({" ".join(parts)} if parts else set())
 
 
-def _step(trace: Trace, part: Part, step: int, precision: Precision, errors: dict[str, float]) -> dict[str, np.ndarray]:
-    """Return the tensors of a step of a part, as wide as they are there; ``errors`` keeps the largest rounding error of
-    each.
-    """
+def _step(
+    trace: Trace, part: Part, step: int, precision: Precision, rounding: dict[str, float]
+) -> dict[str, np.ndarray]:
+    """Return the tensors of a step of a part; ``rounding`` keeps the largest error of each."""
     arrays = {name: np.asarray(part.read(name, (step,))) for name in trace.tensors}
-    if precision == "float32":
-        return arrays
     for name, array in arrays.items():
-        if array.dtype != np.float32:
+        if precision == "float32" or array.dtype != np.float32:
             continue
         with np.errstate(over="ignore"):
             arrays[name] = array.astype(np.float16)
         if np.isinf(arrays[name]).any():
-            largest = float(np.nanmax(np.abs(array)))
             place = f"{trace.folder}: {name} of step {part.first_step + step}"
-            raise CallError(f"{place} holds {largest:.4g}, too large for float16; use --precision float32")
+            raise CallError(
+                f"{place} holds {np.nanmax(np.abs(array)):.4g}, too large for float16; use --precision float32"
+            )
         error = np.abs(arrays[name].astype(np.float32) - array)
-        errors[name] = max(errors.get(name, 0.0), float(np.nanmax(error, initial=0.0)) if error.size else 0.0)
+        rounding[name] = max(rounding.get(name, 0.0), float(np.nan_to_num(error).max(initial=0.0)))
     return arrays
 
 
@@ -186,10 +172,11 @@ def _card(trace: Trace, precision: Precision, errors: Mapping[str, float]) -> st
         "command": manifest.get("command"),
         "values": precision if not errors else f"{precision}, rounded by at most {max(errors.values()):.2g}",
     }
-    rows = "\n".join(
-        f"| {key} | {markdown_cell(' '.join(str(value).split()))} |" for key, value in facts.items() if value
-    )
-    return f"""# A recorded generation
+    rows = [f"| {key} | {markdown_cell(' '.join(str(value).split()))} |" for key, value in facts.items() if value]
+    return CARD_TEXT.format(rows="\n".join(rows))
+
+
+CARD_TEXT = """# A recorded generation
 
 Attention of a language model while it writes: column sums of every layer and head in every step.
 

@@ -5,14 +5,14 @@ zarr      one group with dimension names, a chunk per 16 steps and layer; `xarra
 xarray    one NetCDF file for `xarray.open_dataset`, written from memory
 parquet   long form, one row per step × layer × head × position (see `parquet`)
 
-All but xarray are written part by part. A file appears under its name once it is whole.
+NumPy is written tensor by tensor, zarr and Parquet part by part. A file appears under its name once it is whole.
 """
 
 import json
 import os
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,8 +30,7 @@ from sinkscope.traces.writing import STEPS_PER_PART
 
 Target = Literal["xarray", "zarr", "parquet", "numpy"]
 SUFFIXES: dict[str, str] = {"xarray": ".nc", "zarr": ".zarr", "parquet": ".parquet", "numpy": ".npz"}
-NEEDS: dict[str, tuple[str, ...]] = {"xarray": ("xarray",), "zarr": ("zarr",), "parquet": ("pyarrow",), "numpy": ()}
-LARGEST_NETCDF = 1 << 31  # bytes of one variable in NetCDF 3
+NEEDS = {"xarray": "xarray", "zarr": "zarr", "parquet": "pyarrow"}
 
 
 def export_trace(trace: Trace, target: Target, out: str | Path) -> Path:
@@ -41,7 +40,7 @@ def export_trace(trace: Trace, target: Target, out: str | Path) -> Path:
         out: the path, which must not exist; the usual suffix is added where the name does not end in it.
 
     Raises:
-        CallError: an unknown target, something at ``out`` already, or a package that is not installed.
+        CallError: something at ``out`` already, or a package that is not installed.
         TraceError: no whole step, or a file that cannot be written.
     """
     check_installed(target)
@@ -70,9 +69,9 @@ def check_installed(target: str) -> None:
     """Raise CallError if a package that a target needs is missing, with the command that installs it."""
     from importlib.util import find_spec
 
-    if missing := [name for name in NEEDS[target] if find_spec(name) is None]:
+    if target in NEEDS and find_spec(NEEDS[target]) is None:
         raise CallError(
-            f"export to {target} needs {missing[0]}, which is not installed: pip install 'sinkscope[export]'"
+            f"export to {target} needs {NEEDS[target]}, which is not installed: pip install 'sinkscope[export]'"
         )
 
 
@@ -81,9 +80,6 @@ def to_xarray(trace: Trace) -> Any:
     attributes.
 
     An axis has one size in a dataset. A tensor that is shorter along it is filled with −1 or NaN, `masked` with 0.
-
-    Raises:
-        CallError: xarray is not installed.
     """
     check_installed("xarray")
     import xarray
@@ -91,13 +87,10 @@ def to_xarray(trace: Trace) -> Any:
 
     from sinkscope.traces.lazy_array import LazyTensor
 
-    sizes = axis_sizes(trace)
-    variables = {
-        name: xarray.Variable(
-            TRACE_AXES[name], indexing.LazilyIndexedArray(LazyTensor(trace, name, sizes)), {"units": TRACE_UNITS[name]}
-        )
-        for name in trace.tensors
-    }
+    sizes, variables = axis_sizes(trace), {}
+    for name in trace.tensors:
+        lazy = indexing.LazilyIndexedArray(LazyTensor(trace, name, sizes))
+        variables[name] = xarray.Variable(TRACE_AXES[name], lazy, {"units": TRACE_UNITS[name]})
     return xarray.Dataset(variables, attrs=_attributes(trace))
 
 
@@ -123,26 +116,12 @@ def _attributes(trace: Trace) -> dict[str, Any]:
     }
 
 
-def _blocks(trace: Trace, name: str, width: int | None = None) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Yield (first step, last + 1, array) for each part of a tensor, with a last axis of ``width``."""
-    array = getattr(trace, name)
-    room: int = array.shape[-1] if width is None else width
-    for first, stop in trace.step_parts():
-        block = array[first:stop]
-        yield first, stop, block if block.ndim == 1 else widen(name, block, room)
-
-
 def _write_numpy(trace: Trace, path: Path) -> None:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-        # ZipInfo is without a date.
+    with zipfile.ZipFile(path, "w", allowZip64=True) as archive:  # ZipInfo is without a date
         archive.writestr(zipfile.ZipInfo("manifest.json"), json.dumps(trace.manifest, ensure_ascii=False))
         for name in trace.tensors:
-            array = getattr(trace, name)
-            header = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False, "shape": array.shape}
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as file:
-                np.lib.format.write_array_header_1_0(file, header)  # type: ignore[arg-type]
-                for _, _, block in _blocks(trace, name):
-                    file.write(np.ascontiguousarray(block).tobytes())
+                np.lib.format.write_array(file, getattr(trace, name)[:], allow_pickle=False)
 
 
 def _write_zarr(trace: Trace, path: Path) -> None:
@@ -151,28 +130,19 @@ def _write_zarr(trace: Trace, path: Path) -> None:
     sizes = axis_sizes(trace)
     group = zarr.open_group(zarr.storage.LocalStore(path), mode="w", attributes=_attributes(trace))
     for name in trace.tensors:
-        axes = TRACE_AXES[name]
+        axes, tensor = TRACE_AXES[name], getattr(trace, name)
         shape = [sizes[axis] for axis in axes]
-        steps = min(STEPS_PER_PART, shape[0])
-        chunks = (steps, 1, *shape[2:]) if len(shape) > 2 else (steps, *shape[1:])
-        array = group.create_array(
-            name,
-            shape=shape,
-            chunks=chunks,
-            dtype=getattr(trace, name).dtype,
-            dimension_names=axes,
-            attributes={"units": TRACE_UNITS[name]},
-        )
-        for first, stop, block in _blocks(trace, name, shape[-1]):
-            array[first:stop] = block
+        chunks = (min(STEPS_PER_PART, shape[0]), *([1, *shape[2:]] if len(shape) > 2 else shape[1:]))
+        about = {"dimension_names": axes, "attributes": {"units": TRACE_UNITS[name]}}
+        array = group.create_array(name, shape=shape, chunks=chunks, dtype=tensor.dtype, **about)
+        for first, stop in trace.step_parts():
+            array[first:stop] = widen(name, tensor[first:stop], shape[-1]) if len(shape) > 1 else tensor[first:stop]
 
 
 def _write_netcdf(trace: Trace, path: Path) -> None:
     dataset = to_xarray(trace)
-    if large := [name for name, one in dataset.variables.items() if one.nbytes >= LARGEST_NETCDF]:
-        raise CallError(
-            f"{large[0]} is larger than a tensor of a NetCDF file may be; export to zarr, which xarray reads as well"
-        )
+    if large := [name for name, one in dataset.variables.items() if one.nbytes >= 1 << 31]:
+        raise CallError(f"{large[0]} is too large for NetCDF; export to zarr, which xarray reads as well")
     dataset.attrs["layers"] = "\n".join(dataset.attrs["layers"])
     encoding = {name: {"_FillValue": None} for name in dataset.variables}
     dataset.to_netcdf(path, engine="scipy", format="NETCDF3_64BIT", encoding=encoding)

@@ -12,11 +12,7 @@ from sinkscope.traces.reading import Trace
 
 
 class LazyTensor(BackendArray):
-    """A tensor of a trace; where a part is shorter along the last axis, it is filled with −1 or NaN, `masked` with 0.
-
-    Args:
-        sizes: of the axes; see `exporting.axis_sizes`.
-    """
+    """A tensor of a trace in axes of the given sizes, see `exporting.axis_sizes`; what is missing is filled."""
 
     def __init__(self, trace: Trace, name: str, sizes: dict[str, int]) -> None:
         self.trace, self.name = trace, name

@@ -15,7 +15,7 @@ import numpy as np
 from sinkscope.axes import HEAD, KV_HEAD, LAYER, POSITION, STEP, TRACE_AXES, TRACE_UNITS, by_query_head
 from sinkscope.traces.part_files import widen
 from sinkscope.traces.reading import Trace
-from sinkscope.traces.top_columns import kept_columns
+from sinkscope.traces.trace_array import kept_columns
 
 ROWS_AT_ONCE = 1 << 19
 COLUMNS = {
@@ -37,6 +37,7 @@ COLUMNS = {
 }
 """Column of the table by tensor. Tensors of other axes (``lengths``, the largest columns) have none."""
 SINK_TOKENS = "sink_token_columns"
+TEXT_UNIT = "the token as text, null where the trace does not say"
 
 
 def write_parquet(trace: Trace, path: Path) -> None:
@@ -47,23 +48,26 @@ def write_parquet(trace: Trace, path: Path) -> None:
 
     names = [name for name in COLUMNS if name in trace.tensors or f"top_{name}" in trace.tensors]
     schema = _schema(trace, names)
-    texts = trace.manifest.get("vocabulary", {})
     with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd", filesystem=LocalFileSystem()) as writer:
         for first, stop in trace.step_parts():
             lengths = trace.lengths[first:stop]
             held = {name: kept_columns(trace, name)[first:stop] for name in names}
             sinks = trace.sink_token_columns[first:stop] if SINK_TOKENS in trace.tensors else None
             for step in range(first, stop):
-                length = int(lengths[step - first])
-                length = _reach(length, step - first, held) if trace.causal else length
-                arrays = {name: widen(name, block[step - first], length)[..., :length] for name, block in held.items()}
-                for layers in _layers_at_once(trace, length):
-                    rows = _rows(trace, step, layers, arrays, length, texts)
+                place, length = step - first, int(lengths[step - first])
+                if trace.causal:  # also the positions behind the canvas for which the step predicts a token
+                    behind = (
+                        np.flatnonzero(held[name][place] >= 0) for name in ("written", "predicted") if name in held
+                    )
+                    length = max([length, *(int(places[-1]) + 1 for places in behind if places.size)])
+                arrays = {name: widen(name, block[place], length)[..., :length] for name, block in held.items()}
+                at_once = max(1, ROWS_AT_ONCE // max(1, trace.heads * length))
+                for start in range(0, len(trace.layers), at_once):
+                    layers = range(start, min(start + at_once, len(trace.layers)))
+                    rows = _rows(trace, step, layers, arrays, length)
                     if sinks is not None:
-                        each = np.repeat(sinks[step - first, layers.start : layers.stop], length, axis=1).reshape(
-                            -1, sinks.shape[-1]
-                        )
-                        rows |= dict(zip(_sink_names(trace), each.T, strict=True))
+                        each = np.repeat(sinks[place, layers.start : layers.stop], length, axis=1)
+                        rows |= dict(zip(_sink_names(trace), each.reshape(-1, sinks.shape[-1]).T, strict=True))
                     writer.write_table(pyarrow.table(rows, schema=schema))
 
 
@@ -73,33 +77,14 @@ def _sink_names(trace: Trace) -> list[str]:
     return ["sink_token_column"] if count == 1 else [f"sink_token_column_{number}" for number in range(count)]
 
 
-def _reach(length: int, step: int, held: dict[str, np.ndarray]) -> int:
-    """Return how many positions a step has: those of its canvas, and those behind it for which it predicts a token."""
-    behind = (np.flatnonzero(held[name][step] >= 0) for name in ("written", "predicted") if name in held)
-    return max([length, *(int(places[-1]) + 1 for places in behind if places.size)])
-
-
-def _layers_at_once(trace: Trace, length: int) -> list[range]:
-    count = len(trace.layers)
-    size = max(1, ROWS_AT_ONCE // max(1, trace.heads * length))
-    return [range(first, min(first + size, count)) for first in range(0, count, size)]
-
-
-def _rows(
-    trace: Trace, step: int, layers: range, arrays: dict[str, np.ndarray], length: int, texts: dict[str, str]
-) -> dict[str, Any]:
+def _rows(trace: Trace, step: int, layers: range, arrays: dict[str, np.ndarray], length: int) -> dict[str, Any]:
     import pyarrow
 
-    shape = (len(layers), trace.heads, length)
-    layer, head, position = (
-        np.broadcast_to(axis, shape).ravel() for axis in np.ogrid[layers.start : layers.stop, : trace.heads, :length]
-    )
-    table: dict[str, Any] = {
-        "step": np.full(layer.size, step, np.int32),
-        "layer": layer.astype(np.int32),
-        "head": head.astype(np.int32),
-        "position": position.astype(np.int32),
-    }
+    shape, texts = (len(layers), trace.heads, length), trace.manifest.get("vocabulary", {})
+    places = np.ogrid[layers.start : layers.stop, : trace.heads, :length]
+    table: dict[str, Any] = {"step": np.full(shape, step, np.int32).ravel()}
+    for name, place in zip((LAYER, HEAD, POSITION), places, strict=True):
+        table[name] = np.broadcast_to(place, shape).ravel().astype(np.int32)
     for name, array in arrays.items():
         axes = TRACE_AXES[name][1:]
         if LAYER in axes:
@@ -111,34 +96,28 @@ def _rows(
         flat = np.broadcast_to(array, shape).ravel()
         table[COLUMNS[name]] = flat.astype(bool) if name == "masked" else flat
         if name == "tokens":
-            tokens, codes = np.unique(array, return_inverse=True)
-            words = pyarrow.array([texts.get(str(token)) for token in tokens.tolist()], pyarrow.string())
-            indices = np.broadcast_to(codes.reshape(array.shape), shape).ravel().astype(np.int32)
-            table["text"] = pyarrow.DictionaryArray.from_arrays(pyarrow.array(indices), words).cast(pyarrow.string())
+            words = pyarrow.array([texts.get(str(token)) for token in array.tolist()], pyarrow.string())
+            indices = np.broadcast_to(np.arange(length, dtype=np.int32), shape).ravel()
+            table["text"] = pyarrow.DictionaryArray.from_arrays(indices, words).cast(pyarrow.string())
     return table
 
 
 def _schema(trace: Trace, names: list[str]) -> Any:
     import pyarrow
 
-    units = {"step": "forward call, from 0", "layer": "from 0, next to the embedding", "head": "query head, from 0"}
-    fields = [
-        pyarrow.field(name, pyarrow.int32(), False, {"units": units.get(name, "tokens, from 0")})
-        for name in (STEP, LAYER, HEAD, POSITION)
-    ]
+    units = {
+        STEP: "forward call, from 0",
+        LAYER: "from 0, next to the embedding",
+        HEAD: "query head, from 0",
+        POSITION: "tokens, from 0",
+    }
+    fields = [pyarrow.field(name, pyarrow.int32(), False, {"units": unit}) for name, unit in units.items()]
     for name in names:
         kind = pyarrow.bool_() if name == "masked" else pyarrow.from_numpy_dtype(getattr(trace, name).dtype)
         fields.append(pyarrow.field(COLUMNS[name], kind, metadata={"units": TRACE_UNITS[name]}))
         if name == "tokens":
-            fields.append(
-                pyarrow.field(
-                    "text", pyarrow.string(), metadata={"units": "the token as text, null where the trace does not say"}
-                )
-            )
-    fields += [
-        pyarrow.field(name, pyarrow.float32(), metadata={"units": TRACE_UNITS[SINK_TOKENS]})
-        for name in _sink_names(trace)
-    ]
-    return pyarrow.schema(
-        fields, {"manifest": json.dumps(trace.manifest, ensure_ascii=False), "layers": json.dumps(list(trace.layers))}
-    )
+            fields.append(pyarrow.field("text", pyarrow.string(), metadata={"units": TEXT_UNIT}))
+    sinks = {"units": TRACE_UNITS[SINK_TOKENS]}
+    fields += [pyarrow.field(name, pyarrow.float32(), metadata=sinks) for name in _sink_names(trace)]
+    about = {"manifest": json.dumps(trace.manifest, ensure_ascii=False), "layers": json.dumps(list(trace.layers))}
+    return pyarrow.schema(fields, about)

@@ -1,38 +1,45 @@
-"""Writes a part of a trace as a safetensors file without copying the steps, and computes its checksum while it is
-written.
-
-The bytes equal those of `safetensors.numpy.save` on the stacked steps, except for the order of the metadata. `np.stack`
-and `save` would copy everything twice.
-"""
+"""The parts of a trace: safetensors files of a few steps, their shapes, types and values."""
 
 import hashlib
 import json
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from sinkscope.axes import HEAD, KV_HEAD, LAYER, STEP, TRACE_AXES
 from sinkscope.errors import TraceError
 from sinkscope.runs.files import compare_file
-from sinkscope.traces.format import DTYPES, write_whole
-from sinkscope.traces.schema import DAMAGED, type_of
+from sinkscope.traces.format import DAMAGED, DTYPES, write_whole
 
-WHOLE = 1 << 16
-"""Smallest number of bytes of a step that is written by itself; smaller ones are stacked first."""
-ASIDE = 1 << 20
-"""Smallest number of bytes of a piece that another thread hashes while it is written."""
-
+ROUNDING = 1e-2
+"""How far below 0, and by which share above the queries of its canvas, a sum of attention may come out."""
+_IDS = ("tokens", "written", "predicted", "lengths")
+_SUMS = ("column_sums", "column_sums_masked", "column_sums_prompt", "last_query", "newest_columns")
 _FILL = {"F32": np.nan, "I32": -1, "U8": 0}
+
+
+def type_of(name: str) -> str:
+    """Return the type of a tensor, as safetensors names it."""
+    return "U8" if name == "masked" else "I32" if name in _IDS or name.endswith("_key") else "F32"
+
+
+def widen(name: str, array: np.ndarray, width: int) -> np.ndarray:
+    """Return an array whose last axis is filled up to ``width``: with NaN, −1 where it holds ids, 0 in `masked`."""
+    if array.ndim == 0 or array.shape[-1] >= width:
+        return array
+    room = [(0, 0)] * (array.ndim - 1) + [(0, width - array.shape[-1])]
+    return np.pad(array, room, constant_values=_FILL[type_of(name)])
 
 
 def write_part(path: Path, steps: list[dict[str, np.ndarray]], metadata: dict[str, str]) -> str:
     """Write steps stacked along a new first axis; a last axis that grew is filled up to the widest step.
+
+    The bytes are those of `safetensors.numpy.save`, which orders metadata at random.
 
     Args:
         steps: at least one; all have the tensors of the first.
@@ -40,60 +47,27 @@ def write_part(path: Path, steps: list[dict[str, np.ndarray]], metadata: dict[st
     Returns:
         The sha256 of the file, hexadecimal.
     """
-    tensors = {name: [step[name] for step in steps] for name in steps[0]}
     codes = {dtype: code for code, dtype in DTYPES.items()}
-    order = sorted(tensors, key=lambda name: (list(codes).index(tensors[name][0].dtype), name))
-    shapes = {name: (len(steps), *_widest(tensors[name])) for name in order}
+    stacked = {}
+    for name in steps[0]:
+        arrays = [step[name] for step in steps]
+        width = max(array.shape[-1] if array.ndim else 0 for array in arrays)
+        stacked[name] = np.stack([widen(name, array, width) for array in arrays])
+    order = sorted(stacked, key=lambda name: (list(codes).index(stacked[name].dtype), name))
     header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
     for name in order:
-        start, end = end, end + prod(shapes[name]) * tensors[name][0].itemsize
-        header[name] = {
-            "dtype": codes[tensors[name][0].dtype],
-            "shape": list(shapes[name]),
-            "data_offsets": [start, end],
-        }
+        array, start, end = stacked[name], end, end + stacked[name].nbytes
+        header[name] = {"dtype": codes[array.dtype], "shape": list(array.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
+    data = [stacked[name].reshape(-1).view(np.uint8).data for name in order]
+    pieces = [len(text).to_bytes(8, "little") + text, *data]
+    write_whole(path, pieces)
     digest = hashlib.sha256()
-    with ThreadPoolExecutor(1, "sinkscope hash") as aside:
-        pieces = (piece for name in order for piece in _pieces(name, tensors[name], shapes[name]))
-        write_whole(path, _hashed(pieces, len(text).to_bytes(8, "little") + text, digest, aside))
-    return digest.hexdigest()
-
-
-def widen(name: str, array: np.ndarray, width: int) -> np.ndarray:
-    """Return an array whose last axis is filled up to ``width``: with NaN, −1 where it holds ids, 0 in `masked`."""
-    if array.shape[-1] >= width:
-        return array
-    room = [(0, 0)] * (array.ndim - 1) + [(0, width - array.shape[-1])]
-    return np.pad(array, room, constant_values=_FILL[type_of(name)])
-
-
-def _widest(arrays: list[np.ndarray]) -> tuple[int, ...]:
-    shape = arrays[0].shape
-    return (*shape[:-1], max(array.shape[-1] for array in arrays)) if shape else ()
-
-
-def _pieces(name: str, arrays: list[np.ndarray], shape: tuple[int, ...]) -> Iterator[memoryview]:
-    wide = (widen(name, array, shape[-1]) if array.ndim else array for array in arrays)
-    if arrays[0].nbytes < WHOLE:
-        wide = iter([np.stack(list(wide))])
-    for array in wide:
-        yield np.ascontiguousarray(array).reshape(-1).data.cast("B") if array.size else memoryview(b"")
-
-
-def _hashed(
-    pieces: Iterator[memoryview], header: bytes, digest: Any, aside: ThreadPoolExecutor
-) -> Iterator[bytes | memoryview]:
-    digest.update(header)
-    yield header
-    under_way: Future[None] | None = None
     for piece in pieces:
-        if under_way is not None:
-            under_way.result()
-        under_way = aside.submit(digest.update, piece) if piece.nbytes >= ASIDE else digest.update(piece)
-        yield piece
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -116,11 +90,7 @@ class Part:
     generation: str = ""
 
     def read(self, name: str, index: tuple[Any, ...]) -> np.ndarray:
-        """Return what an index of ints and slices selects of a tensor.
-
-        Raises:
-            TraceError: the file has other bytes than were written.
-        """
+        """Return what an index of ints and slices selects of a tensor; raise TraceError for a changed file."""
         if self.verify:
             self._compared  # noqa: B018 - once
         with _open(self.path) as file:
@@ -155,3 +125,71 @@ def read_part(path: Path) -> Part:
         raise TraceError(f"{path}: expected a part of a trace with first_step and steps; {DAMAGED}")
     first, steps = int(metadata["first_step"]), int(metadata["steps"])
     return Part(path, first, steps, shapes, dtypes, generation=metadata.get("generation", ""))
+
+
+def check_shapes(
+    path: Path,
+    steps: int,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtypes: Mapping[str, str],
+    manifest: Mapping[str, Any],
+) -> None:
+    """Raise TraceError for a tensor of another rank, size or type than its axes, the steps and the model have."""
+    sizes = {STEP: steps, LAYER: len(manifest["layers"]), HEAD: manifest["heads"]}
+    if manifest.get("kv_heads"):
+        sizes[KV_HEAD] = manifest["kv_heads"]
+    for name in shapes.keys() & TRACE_AXES.keys():  # others are of later versions
+        axes, shape = TRACE_AXES[name], shapes[name]
+        expected = [sizes.get(axis, size) for axis, size in zip(axes, shape, strict=False)]
+        if len(axes) != len(shape) or list(shape) != expected or 0 in shape:
+            wanted = " × ".join(f"{axis} {sizes[axis]}" if axis in sizes else axis for axis in axes)
+            raise TraceError(f"{path}: {name}: expected {wanted}, found {list(shape)}; {DAMAGED}")
+        if dtypes[name] not in (wanted := type_of(name), "F16" if wanted == "F32" else wanted):
+            raise TraceError(f"{path}: {name}: expected values of type {wanted}, found {dtypes[name]}; {DAMAGED}")
+
+
+def check_values(path: Path, arrays: Mapping[str, np.ndarray], mask_id: int | None, crossing: bool) -> None:
+    """Raise TraceError for values that attention, tokens or norms cannot have.
+
+    Args:
+        arrays: the tensors of a part, with the axes of `TRACE_AXES`.
+        mask_id: the mask token, if the trace has one.
+        crossing: whether the keys are another stack's tokens, any number of whose queries may see one.
+    """
+    lengths, tokens = arrays.get("lengths"), arrays.get("tokens")
+    if lengths is not None and tokens is not None and lengths.max() != tokens.shape[-1]:
+        raise TraceError(
+            f"{path}: lengths: expected the longest to be the {tokens.shape[-1]} positions of tokens; {DAMAGED}"
+        )
+    for name, array in arrays.items():
+        for wrong, expected in _wrong_values(name, array, lengths, crossing):
+            if wrong.size:
+                raise TraceError(f"{path}: {name}: expected {expected}, found {wrong.flat[0]}; {DAMAGED}")
+    both = mask_id is not None and {"tokens", "masked"} <= arrays.keys()
+    if both and ((arrays["masked"] != 0) != (arrays["tokens"] == mask_id)).any():
+        raise TraceError(f"{path}: masked: expected 1 where tokens has the mask token {mask_id} only; {DAMAGED}")
+
+
+def _wrong_values(
+    name: str, array: np.ndarray, lengths: np.ndarray | None, crossing: bool
+) -> Iterator[tuple[np.ndarray, str]]:
+    """Yield the values of a tensor that cannot be, with the values expected in their place."""
+    if name == "masked":
+        yield array[array > 1], "0 or 1"
+    elif array.dtype.kind in "iu":
+        yield array[array < (1 if name == "lengths" else -1)], "tokens and positions"
+    elif name in _SUMS:
+        longest = array.shape[-1] if lengths is None else int(lengths.max())
+        most = (np.inf if crossing else longest) * (1 + ROUNDING)
+        known = array[~np.isnan(array)]
+        yield known[~((known >= -ROUNDING) & (known <= most))], "sums of attention"
+        if lengths is not None:
+            here = np.arange(array.shape[-1]) < lengths.reshape(-1, *[1] * (array.ndim - 1))
+            here = np.broadcast_to(here, array.shape)
+            yield array[~here & ~np.isnan(array)], "NaN beyond the length of a canvas"
+            if name == "column_sums":
+                yield array[here & np.isnan(array)], "a number for every token"
+    else:
+        yield array[np.isinf(array)], "finite numbers"
+        if name.endswith("_norms"):
+            yield array[array < 0], "norms from 0 upwards"

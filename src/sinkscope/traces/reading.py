@@ -11,12 +11,22 @@ from sinkscope.axes import TRACE_AXES
 from sinkscope.counts import counted
 from sinkscope.errors import CallError, MissingTensorError, TraceError
 from sinkscope.notebook_card import card
-from sinkscope.runs.files import compare_checksum, read_json_object, validated
-from sinkscope.traces.format import ASIDE, DRIFT, FORMAT, MANIFEST, NAMELESS, PART_GLOB, attends_elsewhere, hidden_rules
-from sinkscope.traces.part_files import Part, read_part
-from sinkscope.traces.schema import DAMAGED, check_shapes, check_values
-from sinkscope.traces.top_columns import TOPPED, TopArray
-from sinkscope.traces.trace_array import TraceArray
+from sinkscope.runs.files import compare_checksum, read_json_object
+from sinkscope.traces.format import (
+    ASIDE,
+    DAMAGED,
+    FORMAT,
+    MANIFEST,
+    NAMELESS,
+    PART_FIELDS,
+    PART_GLOB,
+    TRACE_FIELDS,
+    attends_elsewhere,
+    check_fields,
+    hidden_rules,
+)
+from sinkscope.traces.part_files import Part, check_shapes, check_values, read_part
+from sinkscope.traces.trace_array import TOPPED, TopArray, TraceArray
 
 
 class Trace:
@@ -28,8 +38,8 @@ class Trace:
     """
 
     def __init__(self, folder: str | Path, verify: bool = True) -> None:
-        self.manifest: dict[str, Any] = read_manifest(Path(folder), verify)
         self.folder, self.verifies = Path(folder), verify
+        self.manifest: dict[str, Any] = read_manifest(self.folder, verify)
         self.place = self.folder.absolute()
 
     def __repr__(self) -> str:
@@ -38,15 +48,14 @@ class Trace:
         return f"Trace({self.folder}, {shape}{state})"
 
     def _repr_html_(self) -> str:
-        """Return a summary for notebooks."""
         manifest = self.manifest
         kind = "autoregressive" if self.causal else "bidirectional"
         shape = f"{counted(len(self.layers), 'layer')} × {counted(self.heads, 'head')}"
-        prompt = f"{counted(manifest.get('prompt_length') or 0, 'token')}: {manifest.get('prompt')}"
+        length = counted(manifest.get("prompt_length") or 0, "token")
         facts = {
             "model": f"{manifest['model']['name']}, {kind}, {shape}",
             "steps": f"{self.steps}{'' if self.complete else ', incomplete: the generation was cut short'}",
-            "prompt": prompt if manifest.get("prompt") else None,
+            "prompt": f"{length}: {manifest['prompt']}" if manifest.get("prompt") else None,
             "answer": manifest.get("text"),
             "hidden": ", ".join(hidden_rules(manifest)) or None,
         }
@@ -55,14 +64,14 @@ class Trace:
         return card(f"Trace {self.folder}", facts, ("tensor", "axes", "shape"), tensors, most=len(TRACE_AXES))
 
     def __getattr__(self, name: str) -> Any:
-        if name in TRACE_AXES:
-            if name not in self.tensors:
-                if name in TOPPED and f"top_{name}" in self.tensors:
-                    return TopArray(name, self)
-                held = ", ".join(self.tensors) or "no whole step"
-                raise MissingTensorError(f"{self.folder} holds no {name}; it holds {held}")
+        if name not in TRACE_AXES:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}")
+        if name in self.tensors:
             return TraceArray(name, self.parts)
-        raise AttributeError(f"{type(self).__name__} has no {name!r}")
+        if f"top_{name}" in self.tensors:
+            return TopArray(name, self)
+        held = ", ".join(self.tensors) or "no whole step"
+        raise MissingTensorError(f"{self.folder} holds no {name}; it holds {held}")
 
     def __dir__(self) -> list[str]:
         names = {*super().__dir__()}
@@ -81,13 +90,9 @@ class Trace:
         listed = {part["file"]: part for part in self.manifest["parts"]}
         found = {path.name for path in self.place.glob(PART_GLOB)}
         if lost := sorted(listed.keys() - found):
-            raise TraceError(
-                f"{self.folder}: expected {lost[0]}, which its manifest lists, found none; {DAMAGED} or was moved"
-            )
+            raise TraceError(f"{self.folder}: expected {lost[0]}, which its manifest lists, found none; {DAMAGED}")
         if self.complete and (more := sorted(found - listed.keys())):
-            raise TraceError(
-                f"{self.folder}: {more[0]} is not listed in its manifest; it is of another trace: take it away"
-            )
+            raise TraceError(f"{self.folder}: {more[0]} is not listed in its manifest: take it away")
         parts: list[Part] = []
         for name in sorted(found):
             part = read_part(self.place / name)
@@ -107,11 +112,7 @@ class Trace:
         return tuple(parts)
 
     def verify(self) -> None:
-        """Compare every listed part with its checksum, and check the values of all tensors.
-
-        Raises:
-            TraceError: other bytes than were written, or values that attention, tokens or norms cannot have.
-        """
+        """Raise TraceError for parts with other bytes than were written, or impossible values."""
         for part in self.parts:
             part.compare()
             arrays = {name: part.read(name, (slice(None),)) for name in part.shapes}
@@ -119,12 +120,11 @@ class Trace:
 
     @cached_property
     def tensors(self) -> tuple[str, ...]:
-        """Names of the tensors in the trace."""
         return tuple(name for name in TRACE_AXES if self.parts and name in self.parts[0].shapes)
 
     @cached_property
     def steps(self) -> int:
-        """Number of complete steps on disk."""
+        """Number of whole steps on disk."""
         return sum(part.steps for part in self.parts)
 
     @property
@@ -153,13 +153,7 @@ class Trace:
 
 
 def read_manifest(folder: Path, verify: bool = True) -> dict[str, Any]:
-    """Return the manifest of a trace.
-
-    Raises:
-        TraceError: it is missing, damaged, of another format version, or that of something else.
-    """
-    from sinkscope.traces.manifest_schema import TraceManifest
-
+    """Return the manifest of a trace; raise TraceError for a missing or damaged one, or another format."""
     path = folder / MANIFEST
     if not path.exists():
         raise TraceError(f"no trace at {folder}: {_lacking(folder)}{_waiting_in(folder)}")
@@ -170,7 +164,9 @@ def read_manifest(folder: Path, verify: bool = True) -> dict[str, Any]:
         raise TraceError(f"{folder}: expected a trace of format {FORMAT}, found {version!r}; {advice}")
     if manifest.get("level") == "statistics":
         raise TraceError(f"{folder} holds statistics, not a trace; `sinkscope sinks {folder}` shows them")
-    validated(TraceManifest, manifest, path, TraceError)
+    check_fields(manifest, TRACE_FIELDS, path)
+    for part in manifest["parts"]:
+        check_fields(part, PART_FIELDS, path)
     if verify:
         compare_checksum(manifest, path, TraceError)
     manifest["model"] = {"name": NAMELESS, **manifest.get("model", {})}
@@ -183,8 +179,6 @@ def _lacking(path: Path) -> str:
         return "the folder does not exist"
     if not path.is_dir():
         return f"expected a folder with {MANIFEST}, found a file; pass its folder, {path.parent}"
-    if (path / DRIFT).exists():
-        return f"expected a trace, found {DRIFT}; `sinkscope trace` makes one without --keep drift"
     return f"expected {MANIFEST} in it, found none; `sinkscope trace MODEL --out FOLDER` makes a trace in a new folder"
 
 
@@ -196,18 +190,14 @@ def _waiting_in(folder: Path) -> str:
 def expect_steps(trace: Any, purpose: str) -> None:
     """Raise TraceError for a trace without a whole step; ``purpose`` says why it is read."""
     if not trace.steps:
-        folder = getattr(trace, "folder", None)
-        where = "" if folder is None else f"{folder}: "
-        advice = "" if folder is None else _waiting_in(folder) or "; record it again with --overwrite"
-        raise TraceError(f"{where}the trace holds no whole step yet; there is nothing to {purpose}{advice}")
+        folder = Path(getattr(trace, "folder", ""))
+        advice = _waiting_in(folder) or "; record it again with --overwrite"
+        raise TraceError(f"{folder}: the trace holds no whole step yet; there is nothing to {purpose}{advice}")
 
 
 def trace_folders(path: Path) -> list[Path]:
     """Return the folders of the traces at ``path``: itself, or its numbered folders; none of a recording that was
-    stopped at once.
-
-    Raises:
-        TraceError: one trace and numbered ones, or a numbered folder that holds parts of a trace but no manifest.
+    stopped at once. Raise TraceError for both, or for parts of a trace without a manifest.
     """
     alone = (path / MANIFEST).exists()
     numbered = sorted(one for one in path.glob("[0-9]*") if one.name.isdecimal())
@@ -221,9 +211,7 @@ def trace_folders(path: Path) -> list[Path]:
 
 def open_traces(path: str | Path, *, verify: bool = True) -> list[Trace]:
     """Return all traces at a path: one, or the numbered ones of a batch; see `open_trace`."""
-    folder = Path(path)
-    folders = trace_folders(folder)
-    return [Trace(one, verify) for one in folders] if folders else [Trace(folder, verify)]
+    return [Trace(one, verify) for one in trace_folders(Path(path)) or [path]]
 
 
 def as_trace(trace: Any) -> Any:
@@ -239,10 +227,9 @@ def open_trace(path: str | Path, *, verify: bool = True) -> Trace:
         TraceError: missing, damaged, or of another format version.
         CallError: a folder of several traces.
     """
-    folder = Path(path)
-    folders = trace_folders(folder)
+    folders = trace_folders(Path(path)) or [path]
     if len(folders) > 1:
         raise CallError(
-            f"{folder} holds {len(folders)} traces; open one of them, such as {folders[0]}, or use open_traces"
+            f"{path} holds {len(folders)} traces; open one of them, such as {folders[0]}, or use open_traces"
         )
-    return Trace(folders[0] if folders else folder, verify)
+    return Trace(folders[0], verify)

@@ -19,17 +19,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from sinkscope.errors import CallError, TraceError
-from sinkscope.runs.files import (
-    UNFINISHED,
-    checksum_of,
-    compare_checksum,
-    compare_sealed,
-    read_json_object,
-    sealed,
-    validated,
-)
+from sinkscope.runs.files import UNFINISHED, checksum_of, compare_checksum, compare_sealed, read_json_object, sealed
 from sinkscope.runs.folder import CLAIM, difference_in_words, exclusive, first_difference, item_path, made_folder
-from sinkscope.traces.format import FORMAT, MANIFEST, NAMELESS, write_manifest, write_whole
+from sinkscope.traces.format import FORMAT, MANIFEST, NAMELESS, check_fields, write_manifest, write_whole
 
 STATISTICS, ITEMS, LOCK = "statistics.safetensors", "items", ".lock"
 RUN = "run"  # in the metadata of tensors: the sha256 of their run's identity
@@ -44,10 +36,6 @@ class StatisticsFolder:
         identity: plain values that identify the run; a folder of another run is refused.
         merge: returns the arrays of two sets of prompts together, the earlier set first.
         expected: how many prompts there will be; None if that is not known yet.
-
-    Raises:
-        CallError: the folder holds something else.
-        TraceError: the folder cannot be made.
     """
 
     def __init__(
@@ -78,9 +66,7 @@ class StatisticsFolder:
             return True
         names = [one.name for one in self.folder.iterdir()] if self.folder.is_dir() else []
         if others := [one for one in names if one not in (ITEMS, LOCK, CLAIM) and not one.endswith(UNFINISHED)]:
-            raise CallError(
-                f"{self.folder} already holds files ({others[0]} …); choose another folder or delete this one"
-            )
+            raise CallError(f"{self.folder} already holds files ({others[0]} …); choose another folder or delete it")
         return False
 
     def _write_manifest(self) -> None:
@@ -110,16 +96,9 @@ class StatisticsFolder:
         Args:
             about: keys of the manifest; those of prompt 0 are kept.
             texts: texts of tokens.
-
-        Raises:
-            TraceError: it cannot be written.
         """
-        metadata = {
-            "prompts": "1",
-            "about": json.dumps(about, ensure_ascii=False),
-            "texts": json.dumps(texts, ensure_ascii=False),
-            RUN: checksum_of(self.identity),
-        }
+        plain = {name: json.dumps(one, ensure_ascii=False) for name, one in (("about", about), ("texts", texts))}
+        metadata = {"prompts": "1", **plain, RUN: checksum_of(self.identity)}
         write_whole(self._item(index), sealed(save(arrays, metadata)))
         return self.fold()
 
@@ -163,16 +142,12 @@ def is_statistics(path: str | Path) -> bool:
 
 
 def read_statistics_manifest(folder: Path, verify: bool = True) -> dict[str, Any]:
-    """Return the manifest of a folder of statistics.
-
-    Raises:
-        TraceError: it is missing, damaged, of another format, or that of a trace.
-    """
-    from sinkscope.traces.manifest_schema import StatisticsManifest
-
+    """Return the manifest of a folder of statistics; raise TraceError for a missing or damaged one."""
     path = folder / MANIFEST
     manifest = read_json_object(path, TraceError, "expected the manifest of a folder of statistics")
-    validated(StatisticsManifest, manifest, path, TraceError)
+    check_fields(manifest, {"format": int, "run": dict, "level": str}, path)
+    if manifest["format"] != FORMAT or manifest["level"] != "statistics" or "expected" not in manifest:
+        raise TraceError(f"{path}: expected statistics of format {FORMAT}; record them again")
     if verify:
         compare_checksum(manifest, path, TraceError)
     return manifest
@@ -182,9 +157,6 @@ def read_statistics(folder: str | Path, *, verify: bool = True) -> tuple[dict[st
     """Return the manifest, the merged arrays and the texts of tokens.
 
     The manifest has ``prompts``, their number, ``complete``, and the keys of the first prompt's manifest.
-
-    Args:
-        verify: compares the files with their checksums.
 
     Raises:
         TraceError: the folder is missing or damaged, or holds no complete prompt.

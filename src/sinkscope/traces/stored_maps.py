@@ -9,25 +9,18 @@ from safetensors.numpy import save
 from sinkscope.errors import CallError, TraceError
 from sinkscope.runs.files import compare_sealed, sealed
 from sinkscope.traces.format import write_manifest, write_whole
+from sinkscope.traces.part_files import ROUNDING
 from sinkscope.traces.reading import Trace, expect_steps
-from sinkscope.traces.schema import ROUNDING
-from sinkscope.traces.top_columns import kept_columns
+from sinkscope.traces.trace_array import kept_columns
 
 MAP = "map-{:06d}-{:03d}-{:03d}.safetensors"
 TENSOR = "attention"
 TOLERANCE = {"float32": 0.02, "bfloat16": 0.25, "float16": 0.1}
-"""Largest difference between a column of the map and the recorded one, per unit of 1 + the column, by the model's
-dtype.
-"""
+"""Largest difference between a column of the map and the recorded one, per 1 + the column, by the model's dtype."""
 
 
 def check_place(trace: Trace, step: int, layer: int, head: int) -> tuple[int, int, int]:
-    """Return a step, layer and head of a trace, counted from the start.
-
-    Raises:
-        CallError: out of range.
-        TraceError: the trace holds no whole step.
-    """
+    """Return a step, layer and head of a trace, counted from the start; raise CallError out of range."""
     expect_steps(trace, "make a map of")
     sizes = {"step": (step, trace.steps), "layer": (layer, len(trace.layers)), "head": (head, trace.heads)}
     for name, (value, size) in sizes.items():
@@ -36,15 +29,14 @@ def check_place(trace: Trace, step: int, layer: int, head: int) -> tuple[int, in
     return step % trace.steps, layer % len(trace.layers), head % trace.heads
 
 
-def store_map(trace: Trace, step: int, layer: int, head: int, attention: np.ndarray) -> Path:
-    """Store one map with a trace, and list it in the manifest.
+def _place(step: int, layer: int, head: int) -> dict[str, str]:
+    return {"step": str(step), "layer": str(layer), "head": str(head)}
 
-    Args:
-        attention: float32 [query, key].
-    """
+
+def store_map(trace: Trace, step: int, layer: int, head: int, attention: np.ndarray) -> Path:
+    """Store one map with a trace, float32 [query, key], and list it in the manifest."""
     path = trace.place / MAP.format(step, layer, head)
-    place = {"step": str(step), "layer": str(layer), "head": str(head)}
-    metadata = {**place, "axes": "query key", "units": "share of a query's attention"}
+    metadata = {**_place(step, layer, head), "axes": "query key", "units": "share of a query's attention"}
     write_whole(path, sealed(save({TENSOR: np.ascontiguousarray(attention, np.float32)}, metadata)))
     listed = {tuple(one) for one in trace.manifest.get("maps", [])} | {(step, layer, head)}
     trace.manifest["maps"] = [list(one) for one in sorted(listed)]
@@ -53,11 +45,7 @@ def store_map(trace: Trace, step: int, layer: int, head: int, attention: np.ndar
 
 
 def stored_map(trace: Trace, step: int, layer: int, head: int) -> np.ndarray | None:
-    """Return a map that was stored with the trace, float32 [query, key]; None where there is none.
-
-    Raises:
-        TraceError: a damaged file, or the map of another step, layer, head or trace.
-    """
+    """Return a stored map, float32 [query, key], or None; raise TraceError for one of another trace or place."""
     path = trace.place / MAP.format(step, layer, head)
     if not path.exists():
         return None
@@ -65,9 +53,8 @@ def stored_map(trace: Trace, step: int, layer: int, head: int) -> np.ndarray | N
         compare_sealed(path, TraceError)
     with safe_open(path, framework="np") as file:
         attention, metadata = file.get_tensor(TENSOR), file.metadata() or {}
-    found = {name: metadata.get(name) for name in ("step", "layer", "head")}
-    if found != {"step": str(step), "layer": str(layer), "head": str(head)}:
-        raise TraceError(f"{path}: expected the map of its name, found that of {found}; delete the file")
+    if not _place(step, layer, head).items() <= metadata.items():
+        raise TraceError(f"{path}: expected the map of its name, found that of {metadata}; delete the file")
     if contradiction := _contradiction(attention, trace, step, layer, head):
         raise TraceError(f"{path}: {contradiction}: the map of another trace; delete the file")
     return attention
@@ -88,8 +75,7 @@ def _contradiction(attention: np.ndarray, trace: Trace, step: int, layer: int, h
 
 
 def column_difference(attention: np.ndarray, recorded: np.ndarray, tolerance: float) -> tuple[float, int | None]:
-    """Return the largest difference between a map's columns and those recorded, and its key if it is beyond the
-    tolerance.
+    """Return the largest difference between a map's columns and those recorded, and its key where it is too large.
 
     Args:
         attention: [query, key].

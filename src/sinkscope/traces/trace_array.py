@@ -1,19 +1,21 @@
-"""The tensors of a trace as arrays that are read from disk when they are indexed."""
+"""The tensors of a trace as arrays that are read when they are indexed, and traces of the largest columns only."""
 
 from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
 
-from sinkscope.axes import TRACE_AXES
+from sinkscope.axes import KEY, TRACE_AXES
 from sinkscope.traces.format import DTYPES
 from sinkscope.traces.part_files import Part, widen
 
 _REDUCTIONS = ("all", "any", "argmax", "argmin", "max", "mean", "min", "std", "sum", "var")
+TOPPED = ("column_sums", "last_query", "newest_columns")
+KEPT = ("tokens", "masked", "written", "predicted", "confidence", "lengths", "sink_token_columns")
 
 
 class LazyArray(ABC):
-    """An array that is read when it is indexed. NumPy's functions and reductions such as ``mean`` read all of it.
+    """An array that is read when it is indexed; NumPy's functions and reductions such as ``mean`` read all of it.
 
     Attributes:
         name: of the tensor.
@@ -30,7 +32,6 @@ class LazyArray(ABC):
 
     @property
     def ndim(self) -> int:
-        """Number of axes."""
         return len(self.shape)
 
     def __len__(self) -> int:
@@ -57,11 +58,7 @@ class LazyArray(ABC):
 
 
 class TraceArray(LazyArray):
-    """One tensor of a trace, indexed as in NumPy's basic indexing.
-
-    Raises:
-        IndexError: an index beyond an axis.
-    """
+    """One tensor of a trace, with NumPy's basic indexing; raises IndexError beyond an axis."""
 
     def __init__(self, name: str, parts: tuple[Part, ...]) -> None:
         self.name, self._parts = name, parts
@@ -105,18 +102,69 @@ class TraceArray(LazyArray):
 
 
 def full_index(index: Any, name: str, axes: tuple[str, ...]) -> tuple[Any, ...]:
-    """Return an index as a tuple of at least one whole number or slice, without an ellipsis.
-
-    Raises:
-        IndexError: another index.
-    """
+    """Return an index as a tuple of at least one whole number or slice, without an ellipsis; raise IndexError else."""
     index = index if isinstance(index, tuple) else (index,)
     if (at := next((number for number, one in enumerate(index) if one is Ellipsis), None)) is not None:
         index = (*index[:at], *([slice(None)] * (len(axes) - len(index) + 1)), *index[at + 1 :])
     if len(index) > len(axes):
         raise IndexError(f"{name} has axes {', '.join(axes)}; found {len(index)} indices")
-    if any(not isinstance(one, int | np.integer | slice) or isinstance(one, bool) for one in index):
+    if any(not isinstance(one, int | np.integer | slice) for one in index):
         raise IndexError(
             f"{name} takes whole numbers and slices; for anything else load it first: trace.{name}[:][...]"
         )
     return index or (slice(None),)
+
+
+def keep_top(step: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
+    """Return the canvas of a step, and each head's ``count`` largest columns, their positions and the mean of the
+    others; ties go to the lower position.
+    """
+    kept = {name: step[name] for name in KEPT if name in step}
+    for name in [name for name in TOPPED if name in step]:
+        columns, keys = step[name], min(count, step[name].shape[-1])
+        order = np.argsort(-columns, axis=-1, kind="stable")[..., :keys]
+        values = np.take_along_axis(columns, order, axis=-1)
+        others = columns.shape[-1] - keys
+        rest = columns.sum(axis=-1, dtype=np.float64) - values.sum(axis=-1, dtype=np.float64)
+        room = [(0, 0)] * (columns.ndim - 1) + [(0, count - keys)]
+        kept[f"top_{name}"] = np.pad(values, room, constant_values=np.nan)
+        kept[f"top_{name}_key"] = np.pad(order.astype(np.int32), room, constant_values=-1)
+        kept[f"rest_{name}"] = np.where(others > 0, np.maximum(rest, 0) / max(1, others), np.nan).astype(np.float32)
+    return kept
+
+
+def kept_columns(trace: Any, name: str = "column_sums") -> Any:
+    """Return columns as they were kept: all of them, or the largest with NaN at all others."""
+    return getattr(trace, name) if name in trace.tensors else TopArray(name, trace, spread=False)
+
+
+class TopArray(LazyArray):
+    """Columns of which only the largest were kept; all others have the mean of the others, so that the mean over the
+    other keys is exact for every key, and Eq. 3 for every key that was kept.
+
+    Args:
+        spread: False leaves NaN at the keys that were not kept.
+    """
+
+    def __init__(self, name: str, trace: Any, spread: bool = True) -> None:
+        self.name, self.spread = name, spread
+        self._values, self._keys, self._rest = (
+            getattr(trace, one) for one in (f"top_{name}", f"top_{name}_key", f"rest_{name}")
+        )
+        self._lengths = trace.lengths[:]
+        self.axes = (*TRACE_AXES[name][:-1], KEY)
+        self.shape = (*self._values.shape[:-1], int(self._lengths.max(initial=0)))
+        self.dtype = self._values.dtype
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        index = full_index(index, self.name, self.axes)
+        leading, width = index[:3], self.shape[-1]
+        keys, rest, lengths = self._keys[leading], self._rest[leading], np.asarray(self._lengths[index[0]])
+        fill = rest if self.spread else np.full_like(rest, np.nan)
+        whole = np.repeat(fill[..., None], width + 1, axis=-1)
+        places = np.where(keys < 0, width, keys).astype(np.intp)  # empty places go behind the end
+        np.put_along_axis(whole, places, self._values[leading], axis=-1)
+        whole = whole[..., :width]
+        lengths = lengths.reshape((*lengths.shape, *[1] * (whole.ndim - lengths.ndim)))
+        whole[np.broadcast_to(np.arange(width) >= lengths, whole.shape)] = np.nan
+        return whole[(..., *index[3:])]

@@ -13,11 +13,22 @@ import numpy as np
 
 from sinkscope.axes import TRACE_AXES, TRACE_UNITS
 from sinkscope.errors import CallError, TraceError
-from sinkscope.runs.files import UNFINISHED, checksum_of, read_object, validated
+from sinkscope.runs.files import UNFINISHED, checksum_of, read_object
 from sinkscope.runs.folder import CLAIM, made_folder, names_in
-from sinkscope.traces.format import ASIDE, BUNDLE, DRIFT, DTYPES, FORMAT, MANIFEST, PART, PART_GLOB, write_manifest
-from sinkscope.traces.part_files import write_part
-from sinkscope.traces.schema import check_shapes
+from sinkscope.traces.format import (
+    ASIDE,
+    BUNDLE,
+    DRIFT,
+    DTYPES,
+    FORMAT,
+    MANIFEST,
+    PART,
+    PART_GLOB,
+    TRACE_FIELDS,
+    check_fields,
+    write_manifest,
+)
+from sinkscope.traces.part_files import check_shapes, write_part
 
 STEPS_PER_PART = 16
 SECONDS_PER_PART = 2.0
@@ -35,15 +46,10 @@ Step = dict[str, np.ndarray]
 
 
 def claim_folder(folder: str | Path, overwrite: bool | None = False) -> None:
-    """Make an empty folder for a trace.
+    """Make an empty folder for a trace; raise CallError where it holds something.
 
     Args:
-        overwrite: deletes the recordings that it holds, if it holds nothing else; None for a caller without such an
-            option.
-
-    Raises:
-        CallError: the folder holds something already.
-        TraceError: it cannot be made.
+        overwrite: deletes the recordings that it holds, if it holds nothing else; None for a caller without the option.
     """
     if _holds_recording(Path(folder), overwrite):
         _delete(Path(folder))
@@ -60,9 +66,6 @@ class Room:
 def room_in(folder: Path, overwrite: bool) -> Iterator[Room]:
     """Make an empty folder for a trace, as `claim_folder` does; the recording that it replaces waits aside, and comes
     back where nothing is recorded.
-
-    Raises:
-        CallError, TraceError: see `claim_folder`.
     """
     replaces, folder, room = _holds_recording(folder, overwrite), folder.absolute(), Room()
     if replaces:
@@ -80,7 +83,7 @@ def room_in(folder: Path, overwrite: bool) -> Iterator[Room]:
 
 
 def _put_aside(folder: Path) -> None:
-    """Move a recording aside; leave one there that a killed run has put aside, if nothing was recorded in its place."""
+    """Move a recording aside, unless a killed run has put one there and recorded nothing in its place."""
     if (folder / ASIDE).exists() and not (folder / MOVING).exists():
         recorded = (PART_GLOB, f"[0-9]*/{PART_GLOB}", DRIFT, "statistics.safetensors", "items/*.safetensors")
         if not any(path for pattern in recorded for path in folder.glob(pattern)):
@@ -88,20 +91,17 @@ def _put_aside(folder: Path) -> None:
             return
         shutil.rmtree(folder / ASIDE)
     (folder / MOVING).mkdir(exist_ok=True)
-    _move(folder, folder / MOVING)
+    for name in names_in(folder):
+        if name != MOVING:
+            (folder / name).rename(folder / MOVING / name)
     (folder / MOVING).rename(folder / ASIDE)
 
 
 def _bring_back(folder: Path) -> None:
     (folder / ASIDE).rename(folder / MOVING)
-    _move(folder / MOVING, folder)
+    for name in names_in(folder / MOVING):
+        (folder / MOVING / name).rename(folder / name)
     (folder / MOVING).rmdir()
-
-
-def _move(source: Path, target: Path) -> None:
-    for name in names_in(source):
-        if name != MOVING:
-            (source / name).rename(target / name)
 
 
 def _delete(folder: Path, keep: str = "") -> None:
@@ -149,14 +149,10 @@ class TraceWriter:
         folder: an empty folder, see `claim_folder`.
         manifest: known before the first step; format, axes and parts are added here.
         reduce: returns the arrays of a step that are kept; None keeps all.
-        trusted: takes the manifest without a check and the steps without a copy, since a recorder writes into none of
-            them again.
+        trusted: takes the manifest without a check and the steps without a copy.
 
     Attributes:
         held: bytes of the steps that wait for their part to be closed.
-
-    Raises:
-        CallError: the folder holds a trace, or the manifest does not say of which model.
     """
 
     def __init__(
@@ -179,21 +175,16 @@ class TraceWriter:
             "parts": [],
         }
         if not trusted:
-            from sinkscope.traces.manifest_schema import TraceManifest
-
             if (self.folder / MANIFEST).exists():
                 raise CallError(f"{folder} already holds a trace; choose another folder, or claim_folder(folder, True)")
-            validated(TraceManifest, self.manifest, "manifest", CallError)
+            check_fields(self.manifest, TRACE_FIELDS, "manifest", CallError)
         self.held = 0
         self._steps: list[Step] = []
         self._opened = time.monotonic()
         write_manifest(self.folder, self.manifest)
 
     def add(self, step: Step) -> None:
-        """Add a step: arrays as in `axes.TRACE_AXES`, without the step axis; position and key axes may grow.
-
-        They are copied, unless they are trusted.
-        """
+        """Add a step: arrays as in `axes.TRACE_AXES`, without the step axis; position and key axes may grow."""
         if not self._trusted:
             step = {name: np.array(array) for name, array in step.items()}
         step = step if self._reduce is None else self._reduce(step)
@@ -204,12 +195,7 @@ class TraceWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write the steps that wait, as one part, and list it, so that it is checked also where a kill ends the
-        generation.
-
-        Raises:
-            TraceError: tensors of other names, axes, sizes or types than a trace has or the first step had.
-        """
+        """Write the steps that wait, as one part, and list it; raise TraceError for tensors that no trace has."""
         if self._steps:
             self._write_part()
             write_manifest(self.folder, self.manifest)
@@ -252,11 +238,7 @@ class TraceWriter:
 
 
 def move_trace(source: str | Path, target: str | Path) -> None:
-    """Move the files of a trace into a new folder.
-
-    Raises:
-        CallError: the trace is a bundle, whose other files would stay behind.
-    """
+    """Move the files of a trace into a new folder; raise CallError for a bundle."""
     source, target = Path(source), Path(target)
     if (source / BUNDLE).exists():
         raise CallError(f"{source} is a bundle, of which a trace is a part; move the whole folder")

@@ -10,7 +10,7 @@ from seeded_models import seeded_model, steps_of
 from sixths import a_sixth_unmarked
 
 import sinkscope
-from sinkscope.decoding import BlockCache, known_caches
+from sinkscope.decoding import known_caches
 
 PROMPTS = [[5, 9, 22, 41, 7, 3, 18, 30, 2], [14, 8, 8, 51], [33, 2, 19, 44, 27, 6]]
 SETTINGS = {
@@ -69,53 +69,20 @@ def test_a_layered_policy_that_computes_everything_is_plain_sampling(sampler, pr
     ]
 
 
-@pytest.mark.parametrize("fresh", ["block", "suffix", "changed"])
-def test_what_is_stored_is_what_was_computed(fresh):
-    """One step after a refresh without any commit, the same positions have the same hidden states."""
-    model = seeded_model("llada")
-    tokens = torch.tensor([PROMPTS[0] + [60] * 8])
-    from sinkscope.decoding.caches.cached_reader import CachedReader
-    from sinkscope.decoding.canvas import WorkMeter, lay_out
-
-    real = torch.ones_like(tokens, dtype=torch.bool)
-    reader = CachedReader(model, lay_out(real), WorkMeter(model.network, 1), BlockCache(fresh=fresh), real)
-    reader.begin_block(9, 17)
-    found = []
-    with torch.no_grad():
-        for _ in range(3):
-            reader.open_places(tokens, tokens == 60)
-            found.append(reader.read(tokens).clone())
-            reader.committed(torch.full_like(tokens, -1), torch.full(tokens.shape, torch.nan))
-    for later in found[1:]:
-        assert_close(later, found[0], terms=terms_of(model.network, 17))
-
-
 CACHES = ["none", *WITHOUT_ORDER, "block:suffix", "block:changed", "block:every=3", *KEEPING]
-
-
-@pytest.mark.parametrize(
-    ("cache", "more"),
-    a_sixth_unmarked(itertools.product(CACHES, [{}, {"threshold": 0.4}, {"factor": 0.8}])),
-    ids=str,
-)
-def test_every_row_writes_what_it_writes_alone(cache, more):
-    model, settings = seeded_model("llada"), {"length": 24, "block": 8, "steps": 12, "cache": cache, **more}
-    settings |= {"block": 24} if cache.startswith("elastic-cache") else {}
-    batch = sinkscope.generate(model, PROMPTS, **settings)
-    for prompt, found in zip(PROMPTS, batch, strict=True):
-        with other_kernels(model.network):
-            alone = sinkscope.generate(model, prompt, **settings)
-        assert torch.equal(found.tokens, alone.tokens)
-        assert (found.steps, found.work) == (alone.steps, alone.work)
-
-
+LLADA = [("llada", *one) for one in itertools.product(CACHES, [{}, {"threshold": 0.4}, {"factor": 0.8}])]
 DREAM = [(cache, {}) for cache in ("fast-dllm-dual:block=8", "fast-dllm-prefix:block=4", "dkv-decode", "block:every=3")]
 DREAM += [("fast-dllm-dual:block=8", {"threshold": 0.4}), ("fast-dllm-prefix:block=4", {"threshold": 0.4})]
 
 
-@pytest.mark.parametrize(("cache", "more"), DREAM, ids=str)
-def test_every_row_writes_what_it_writes_alone_with_dream(cache, more):
-    model, settings = seeded_model("dream"), {"length": 16, "steps": 12, "algorithm": "entropy", "cache": cache, **more}
+@pytest.mark.parametrize(
+    ("sampler", "cache", "more"),
+    [*a_sixth_unmarked(LLADA), *[("dream", cache, {"algorithm": "entropy", **more}) for cache, more in DREAM]],
+    ids=str,
+)
+def test_every_row_writes_what_it_writes_alone(sampler, cache, more):
+    model, settings = seeded_model(sampler), {**SETTINGS[sampler], "cache": cache, **more}
+    settings |= {"block": 24} if cache.startswith("elastic-cache") else {}
     batch = sinkscope.generate(model, PROMPTS, **settings)
     for prompt, found in zip(PROMPTS, batch, strict=True):
         with other_kernels(model.network):

@@ -7,9 +7,9 @@ from seeded_models import seeded_model
 
 from sinkscope.attention import Columns, LayerCall, Prefix, Watcher, subscribed
 from sinkscope.decoding import BlockCache, parse_cache
-from sinkscope.decoding.caches.cached_reader import CachedReader
 from sinkscope.decoding.caches.keeping import loss_without, pick
 from sinkscope.decoding.caches.policy import Moment
+from sinkscope.decoding.caches.reader import CachedReader
 from sinkscope.decoding.canvas import WorkMeter, lay_out
 
 PROMPTS = [[5, 9, 22, 41, 7, 3, 18, 30, 2], [14, 8, 8, 51], [33, 2, 19, 44, 27, 6]]
@@ -20,17 +20,8 @@ PADDED = 4  # of the second row
 def moment(**more):
     source = torch.Generator().manual_seed(3)
     scores = [torch.rand(2, 2 * HEADS, WIDTH, generator=source) for _ in range(LAYERS)]
-    for layer, head, place in (
-        (0, 0, 2),
-        (0, 1, 2),
-        (1, 2, 14),
-        (1, 3, 14),
-        (1, 2, 6),
-        (1, 3, 6),
-        (0, 4, START),
-        (0, 5, START),
-    ):
-        scores[layer][:, head, place] += 8
+    for layer, head, place in ((0, 0, 2), (1, 2, 14), (1, 2, 6), (0, 4, START)):
+        scores[layer][:, head : head + 2, place] += 8
     values = [torch.rand(2, HEADS, WIDTH, generator=source) for _ in range(LAYERS)]
     real = torch.ones(2, WIDTH, dtype=torch.bool)
     real[1, :PADDED] = False
@@ -154,7 +145,7 @@ def test_scores_are_the_column_sums_of_the_refresh():
 
     reader = CachedReader(model, lay_out(real), WorkMeter(model.network, 1), Spy(keep="top", budget=4), real)
     reader.begin_block(9, 13)
-    with torch.no_grad(), subscribed(model.network, reader.measurer):
+    with torch.no_grad(), subscribed(model.network, reader):
         reader.open_places(tokens, tokens == 60)
         reader.read(tokens)
     sums = Sums()
@@ -171,5 +162,5 @@ def test_of_equal_keys_the_lower_position_is_picked_whatever_the_padding():
         real[:, :padding] = False
         tokens = torch.zeros(1, WIDTH + padding, dtype=torch.long)
         there = Moment(0, START + padding, STOP + padding, tokens, tokens.bool(), real, heads=(1, 1))
-        found.append(pick(torch.ones(1, 1, 1, WIDTH + padding), there, [4]).flatten() - padding)
+        found.append(pick(torch.ones(1, 1, 1, WIDTH + padding), there, 4).flatten() - padding)
     assert found[0].tolist() == found[1].tolist() == [0, 1, 2, 3, *range(START, STOP)]

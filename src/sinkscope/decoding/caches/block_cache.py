@@ -1,7 +1,6 @@
 """The cache with separate switches for the fresh positions of a step, for refreshes, and for the stored keys to read.
 
-A *trigger* refreshes a row of the batch in the next step. It looks at the attention of the block's queries alone,
-because only these are computed in most steps. A row is judged by itself.
+A *trigger* refreshes one row of the batch in the next step. It looks at the attention of the block's queries alone.
 
 sink        the main sinks have moved: in more than a share ``level`` of the heads that had a sink at the last refresh,
             the most attended key is another one (Eq. 3 in queries' worth, over the block's queries).
@@ -16,24 +15,24 @@ entropy     the step before has committed a token whose distribution has an entr
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import inf
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from sinkscope.attention import Columns, LayerCall
-from sinkscope.decoding.caches.keeping import block_weights, by_group, excess, loss_without, nearness, outside_of, pick
-from sinkscope.decoding.caches.policy import CachePolicy, Moment, Places, Plan
+from sinkscope.decoding.caches.keeping import block_weights, loss_without, outside_of, pick
+from sinkscope.decoding.caches.policy import CachePolicy, Count, Moment, Plan
 from sinkscope.decoding.canvas import Batch
-from sinkscope.decoding.settings import Settings
 from sinkscope.models.family import Family
+from sinkscope.sinks.definition import excess_of
 from sinkscope.sinks.finding import EXCESS
 
 LEVELS = {"sink": 0.25, "drift": 0.9, "confidence": 0.5, "entropy": 1.0}
 """The default level of each trigger."""
-MEASURED = ("sinks", "top", "no-sinks", "norm", "attended", "oracle")
 
 
 @dataclass(frozen=True)
@@ -62,22 +61,16 @@ class BlockCache(CachePolicy):
     """
 
     name = "block"
-
     fresh: Literal["block", "suffix", "sinks", "changed", "all"] = "block"
-    every: int | None = None
+    every: Count | None = None
     trigger: Literal["none", "sink", "drift", "confidence", "entropy"] = "none"
-    level: float | None = None
-    recent: int = 1
-    sinks: int = 4
+    level: Annotated[float, Field(ge=0)] | None = None
+    recent: Count = 1
+    sinks: Count = 4
     keep: Literal["all", "sinks", "top", "no-sinks", "norm", "attended", "oracle", "random", "first", "window"] = "all"
-    budget: int | None = None
-    window: int = 8
+    budget: Count | None = None
+    window: Count = 8
     seed: int = 0
-
-    ranges = {  # noqa: RUF012
-        **dict.fromkeys(("every", "recent", "sinks", "budget", "window"), (1, inf)),
-        "level": (0, inf),
-    }
 
     def contradictions(self) -> Iterator[str]:
         if (self.keep == "all") != (self.budget is None):
@@ -88,32 +81,23 @@ class BlockCache(CachePolicy):
             yield f"fresh={self.fresh} computes keys that keep leaves out; use fresh=block"
         if self.keep != "all" and self.trigger != "none":
             yield f"trigger={self.trigger} looks at keys that keep leaves out; leave one of them out"
-        if self.level is not None and (self.trigger == "none" or (self.trigger != "entropy" and self.level > 1)):
-            yield f"expected level beside a trigger, up to 1 but for entropy, found {self.level:g}, {self.trigger}"
+        if self.level is not None and self.trigger == "none":
+            yield f"expected level beside a trigger, found {self.level:g}"
         if self.recent > 1 and self.fresh != "changed":
             yield f"expected recent beside fresh=changed, found {self.recent}"
         if self.fresh == "sinks" and self.trigger == "drift":
             yield "trigger=drift does not note where sinks are, which fresh=sinks needs; use trigger=sink"
 
     def plan(self, moment: Moment) -> Plan:
-        plan, due = self._without_trigger(moment), self._due(moment)
-        if plan.fresh is None or due is None or not bool(due.any()):
+        plan = self._without_trigger(moment)
+        if plan.fresh is None or self.trigger == "none":
+            return plan
+        due = FIRED[self.trigger](moment, LEVELS[self.trigger] if self.level is None else self.level)
+        if not bool(due.any()):
             return plan
         open_places = plan.fresh if plan.open is None else plan.open
-        return Plan(None if bool(due.all()) else _marked(plan.fresh, moment.real) | due[:, None], open_places)
-
-    def _due(self, moment: Moment) -> Tensor | None:
-        """Return which rows the trigger refreshes, bool [batch]; None without one."""
-        if self.trigger == "none":
-            return None
-        level = LEVELS[self.trigger] if self.level is None else self.level
-        return FIRED[self.trigger](moment, level)
-
-    def watches(self, refresh: bool) -> bool:
-        return self.trigger in ("sink", "drift") or (refresh and self.fresh == "sinks")
-
-    def watch(self, call: LayerCall, moment: Moment) -> Tensor:
-        return block_rows(call, moment) if self.trigger == "drift" else block_columns(call, moment)
+        fresh = plan.fresh if isinstance(plan.fresh, Tensor) else _marked(plan.fresh, moment.real)
+        return Plan(None if bool(due.all()) else fresh | due[:, None], open_places)
 
     def _without_trigger(self, moment: Moment) -> Plan:
         if self.fresh == "all" or (self.every is not None and moment.number % self.every == 0):
@@ -132,17 +116,15 @@ class BlockCache(CachePolicy):
         fresh[:, block] = moment.masked[:, block] | torch.stack(list(moment.commits[-self.recent :])).any(0)[:, block]
         return Plan(fresh)
 
-    @property
-    def judges(self) -> bool:
-        return self.trigger == "entropy"
+    def watches(self, refresh: bool) -> bool:
+        return self.trigger in ("sink", "drift") or (refresh and self.fresh == "sinks")
 
-    @property
-    def measures(self) -> bool:
-        return self.keep in MEASURED
+    def watch(self, call: LayerCall, moment: Moment) -> Tensor:
+        return block_rows(call, moment) if self.trigger == "drift" else block_columns(call, moment)
 
-    @property
-    def selects(self) -> bool:
-        return self.keep != "all"
+    judges = property(lambda self: self.trigger == "entropy")
+    measures = property(lambda self: self.keep not in ("all", "random", "first", "window"))
+    selects = property(lambda self: self.keep != "all")
 
     def measure(self, call: LayerCall, columns: Columns, moment: Moment) -> Tensor:
         if self.keep == "oracle":
@@ -150,33 +132,33 @@ class BlockCache(CachePolicy):
         return block_columns(call, moment) if self.keep == "attended" else super().measure(call, columns, moment)
 
     def kept(self, moment: Moment) -> Tensor | None:
-        if self.budget is None:
-            return None
-        return pick(self._preference(moment), moment, [self.budget] * len(moment.real))
+        return None if self.budget is None else pick(self._preference(moment, self.budget), moment, self.budget)
 
-    def _preference(self, moment: Moment) -> Tensor:
+    def _preference(self, moment: Moment, budget: int) -> Tensor:
         """Return a priority for each position, [batch, 1 or layer, 1 or kv_head, position]; the highest are read."""
         rows, width = moment.real.shape
-        near = nearness(moment).expand(rows, 1, 1, -1)
+        position = torch.arange(width, device=moment.real.device)
+        left, right = (moment.start - position).float(), position - moment.stop + 1
+        near = -torch.where(position < moment.start, left, right + 0.5).expand(rows, 1, 1, -1)
         if self.keep == "window":
             return near
         if self.keep == "first":
-            return -torch.arange(width, dtype=torch.float32, device=near.device).expand(rows, 1, 1, -1)
+            return -position.float().expand(rows, 1, 1, -1)
         if self.keep == "random":
             return self._drawn(moment)
-        assert moment.scores is not None and moment.values is not None and self.budget is not None
+        assert moment.scores is not None and moment.values is not None
         if self.keep == "norm":
             return torch.stack(list(moment.values), dim=1)
-        columns = by_group(moment.scores, moment.values)
+        # Means over the query heads that share a head of keys.
+        columns = torch.stack(list(moment.scores), dim=1).unflatten(2, (moment.values[0].shape[1], -1)).mean(3)
         if self.keep in ("top", "attended", "oracle"):
             return columns
         over = excess(columns, moment.real)
         if self.keep == "no-sinks":
             return columns - width * (over > EXCESS)
-        over = over.masked_fill(~moment.real[:, None, None], -torch.inf)
         over[..., moment.start : moment.stop] = -torch.inf  # the block is read anyway
-        strongest = over >= over.topk(max(1, self.budget - self.window), dim=-1).values[..., -1:]
-        sinks = strongest & (over > EXCESS) & (self.budget > self.window)
+        strongest = over >= over.topk(max(1, budget - self.window), dim=-1).values[..., -1:]
+        sinks = strongest & (over > EXCESS) & (budget > self.window)
         return torch.where(sinks, over, near - width)
 
     def _drawn(self, moment: Moment) -> Tensor:
@@ -189,28 +171,33 @@ class BlockCache(CachePolicy):
             drawn[row, ..., width - count :] = own
         return drawn
 
-    def misfits(self, family: Family, settings: Settings) -> Iterator[str]:
+    def misfits(self, family: Family, settings: Any) -> Iterator[str]:
         if self.fresh == "changed" and family.shift:
             yield f"{family.name} reads a token one position to its left, which may not be fresh; use fresh=block"
 
     def check_canvas(self, batch: Batch, settings: Any) -> None:
-        room = min(batch.lengths) + settings.length - getattr(settings, "block", settings.length)
-        wanted = {"sinks": self.sinks if self.fresh == "sinks" else 0, "a budget of keys": self.budget or 0}
-        for what, count in wanted.items():
-            if count > room:
-                shortest = min(batch.lengths) + settings.length
-                raise self.refuse(
-                    f"expected {what} up to {room}, which the shortest canvas of {shortest} tokens has outside of a "
-                    f"block, found {count}"
-                )
+        shortest = min(batch.lengths) + settings.length
+        room = shortest - getattr(settings, "block", settings.length)
+        count = max(self.sinks if self.fresh == "sinks" else 0, self.budget or 0)
+        if count > room:
+            raise self.refuse(
+                f"expected sinks and a budget of keys up to {room}, which the shortest canvas of {shortest} tokens has "
+                f"outside of a block, found {count}"
+            )
 
 
-def _marked(places: Places, real: Tensor) -> Tensor:
-    if isinstance(places, Tensor):
-        return places
+def _marked(places: slice, real: Tensor) -> Tensor:
     marked = torch.zeros_like(real)
     marked[:, places] = True
     return marked & real
+
+
+def excess(columns: Tensor, real: Tensor) -> Tensor:
+    """Return by how much columns [batch, layer, kv_head, position] exceed the mean of the others (Eq. 3)."""
+    placed = columns.float().masked_fill(~real[:, None, None], torch.nan).cpu().numpy()
+    with np.errstate(invalid="ignore"):
+        found = torch.from_numpy(np.asarray(excess_of(placed))).to(columns.device)
+    return found.nan_to_num(nan=-torch.inf)
 
 
 def block_columns(call: LayerCall, moment: Moment) -> Tensor:
@@ -241,9 +228,9 @@ def sinks_moved(moment: Moment, level: float) -> Tensor:
 
 def attention_drifted(moment: Moment, level: float) -> Tensor:
     """Return in which rows the attention to the most attended key has turned beyond ``level`` in some layer."""
-    assert moment.now is not None
     if moment.before is None:
         return torch.zeros(len(moment.real), dtype=torch.bool, device=moment.real.device)
+    assert moment.now is not None
     both = (moment.before.sum(-1) > 0) & (moment.now.sum(-1) > 0)
     most = moment.before.masked_fill(~both[..., None], 0).sum(2).argmax(-1)[..., None, None].expand(*both.shape, 1)
     then, now = (one.gather(-1, most).squeeze(-1).masked_fill(~both, 0) for one in (moment.before, moment.now))
@@ -252,18 +239,14 @@ def attention_drifted(moment: Moment, level: float) -> Tensor:
 
 def commits_unsure(moment: Moment, level: float) -> Tensor:
     """Return in which rows the step before has committed a token that was less probable than ``level``, bool [row]."""
-    return _committed_where(moment, None if moment.confidence is None else moment.confidence < level)
+    assert moment.confidence is not None
+    return (moment.commits[-1] & (moment.confidence < level)).any(-1)
 
 
 def commits_open(moment: Moment, level: float) -> Tensor:
     """Return in which rows the step before has committed a token with an entropy above ``level`` nats."""
-    return _committed_where(moment, None if moment.entropy is None else moment.entropy > level)
-
-
-def _committed_where(moment: Moment, places: Tensor | None) -> Tensor:
-    if places is None or not moment.commits:
-        return torch.zeros(len(moment.real), dtype=torch.bool, device=moment.real.device)
-    return (moment.commits[-1] & places).any(-1)
+    assert moment.entropy is not None
+    return (moment.commits[-1] & (moment.entropy > level)).any(-1)
 
 
 FIRED = {"sink": sinks_moved, "drift": attention_drifted, "confidence": commits_unsure, "entropy": commits_open}

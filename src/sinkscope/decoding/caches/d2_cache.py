@@ -1,33 +1,30 @@
 """d2Cache (Jiang et al., 2025; Kamichanw/d2Cache, src/cache/d2cache.py, with its sampler src/generation/vanilla.py).
 
 A step computes some masks, those that it may commit in sure surroundings; what the step before has committed; and the
-positions that receive most attention, passed on through all layers (*rollout*). Everything is computed once, in the
-first step of a generation.
+positions that receive most attention through all layers (*rollout*). The first step of a generation computes all.
 
 A mask's score is its confidence times the *density* of tokens around it, a mean of "is written" with Gaussian weights.
 The best masks are taken from the block on, up to a place behind which enough of them have been found; those of the
 block come first.
 
-Quirk: confidences are those of the first step of the generation; the code that would renew them compares and assigns
-without effect.
+Quirk: confidences are those of the first step of the generation; the code that would renew them has no effect.
 Quirk: beyond the right end of the answer its last token goes on, mask or not; to the left everything counts as written.
-Quirk: that place is a multiple of the number of masks that the block still had, where a multiple of its length was
-meant.
+Quirk: that place is a multiple of the number of masks that the block still had, where one of its length was meant.
 Quirk: which masks are computed at the start of a block was decided while the block before it was being written.
 Quirk: a mask that is not computed may still be committed there, as token 0, once no other is left; here it waits.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import inf
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from sinkscope.attention import LayerCall, without_autocast
 from sinkscope.decoding.caches.keeping import attention_weights
-from sinkscope.decoding.caches.policy import CachePolicy, Moment, Plan
+from sinkscope.decoding.caches.policy import CachePolicy, Count, Moment, Plan, Share
 from sinkscope.models.family import Family
 
 
@@ -49,22 +46,28 @@ class D2Cache(CachePolicy):
     surveys = True
     own_places = True
     rightward = True
-
-    rollout: float = 0.1
-    masks: int = 32
-    sigma: float = 10.0
-    inflate: int = 0
-
-    ranges = {"rollout": (0, 1), "masks": (1, inf), "sigma": (1e-3, inf), "inflate": (0, inf)}  # noqa: RUF012
+    rollout: Share = 0.1
+    masks: Count = 32
+    sigma: Annotated[float, Field(ge=1e-3)] = 10.0
+    inflate: Annotated[int, Field(ge=0)] = 0
 
     def plan(self, moment: Moment) -> Plan:
         assert moment.surveyed is not None and moment.now is not None
         fresh = torch.zeros_like(moment.masked)
         fresh[:, moment.width :] = self._surest(moment)
         fresh |= moment.commits[-1]
-        importance = (moment.now * moment.real[:, :, None]).sum(1)
-        fresh |= _nucleus(importance, self.rollout, moment.real & ~fresh)
-        return Plan(_inflated(fresh, self.inflate))
+        # The most attended others, up to a share of all attention, at least one in each row.
+        others = moment.real & ~fresh
+        importance = (moment.now * moment.real[:, :, None]).sum(1).masked_fill(~others, 0)
+        ordered, order = (importance / (importance.sum(-1, keepdim=True) + 1e-9)).sort(dim=-1, descending=True)
+        chosen = ordered.cumsum(-1) <= self.rollout
+        chosen[:, 0] = True
+        fresh |= torch.zeros_like(others).scatter(1, order, chosen) & others
+        # The gaps between two of them, where they are at most ``inflate`` apart.
+        place = torch.arange(fresh.shape[1], device=fresh.device).expand_as(fresh)
+        after = torch.where(fresh, place, fresh.shape[1]).flip(-1).cummin(-1).values.flip(-1)
+        before = torch.where(fresh, place, -1).cummax(-1).values
+        return Plan(fresh | ((after - before <= self.inflate) & (before >= 0) & (after < fresh.shape[1])))
 
     def _surest(self, moment: Moment) -> Tensor:
         """Return which masks of the answer are computed, bool [batch, position of the answer]."""
@@ -118,23 +121,3 @@ def density(written: Tensor, sigma: float) -> Tensor:
     weights = torch.exp(-((place[length : 2 * length, None] - place[None]) ** 2) / (2 * sigma**2)).double()
     distances = torch.arange(-3 * length, 3 * length, device=written.device).double()
     return (line @ weights.T / torch.exp(-(distances**2) / (2 * sigma**2)).sum()).float()
-
-
-def _nucleus(scores: Tensor, share: float, among: Tensor) -> Tensor:
-    """Return the largest scores up to a share of their sum, at least one in each row, bool [batch, position]."""
-    scores = scores.masked_fill(~among, 0)
-    ordered, order = (scores / (scores.sum(-1, keepdim=True) + 1e-9)).sort(dim=-1, descending=True)
-    chosen = ordered.cumsum(-1) <= share
-    chosen[:, 0] = True
-    return torch.zeros_like(among).scatter(1, order, chosen) & among
-
-
-def _inflated(fresh: Tensor, gap: int) -> Tensor:
-    """Return marks with the gaps between two of them closed, where they are at most ``gap`` apart."""
-    if not gap:
-        return fresh
-    length = fresh.shape[1]
-    place = torch.arange(length, device=fresh.device).expand_as(fresh)
-    after = torch.where(fresh, place, length).flip(-1).cummin(-1).values.flip(-1)
-    before = torch.where(fresh, place, -1).cummax(-1).values
-    return fresh | ((after - before <= gap) & (before >= 0) & (after < length))

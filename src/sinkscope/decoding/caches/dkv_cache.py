@@ -1,21 +1,33 @@
-"""dKV-Cache-Decode (Ma et al., 2025; horseee/dKV-Cache, llada_dkv_cache_decode.py, dream_generation_utils.py).
+"""dKV-Cache (Ma et al., 2025; horseee/dKV-Cache, llada_dkv_cache_decode.py, llada_dkv_cache_greedy.py,
+dream_generation_utils.py).
 
-Keys and values of a token are stored one step after it was committed, once it has been read as itself (*delayed*): a
-step computes all masks of the canvas and what the step before has committed. Every R-th step of a block computes
-everything, for LLaDA the second one too. Dream reads a token one position to its left, and so the places are those left
-of these tokens (published: shift type ``un``).
+*Decode*: keys and values of a token are stored one step after it was committed, once it has been read as itself
+(*delayed*): a step computes all masks of the canvas and what the step before has committed. Every R-th step of a block
+computes everything, for LLaDA the second one too. Dream reads a token one position to its left, and so the places are
+those left of these tokens (published: shift type ``un``).
 
 Quirk: LLaDA's confidences are taken in float64, as by Fast-dLLM.
 Quirk: for Dream the last position of the canvas counts as stored from the third step of a block on, whether it was
 written or not.
+
+*Greedy*: tokens are committed in a random order. A step computes what it commits, what the step before has committed,
+and a *window*: the masks nearest to the former, left and right in turn.
+
+Quirk: the order is drawn once a block, not in every step as LLaDA's random remasking draws it.
+Quirk: the window is filled up with masks that are farther away where nearer ones are computed already.
+Quirk: the window may hold masks of later blocks, whose keys and values are then newer than those of their neighbours.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from math import inf
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
+from torch import Tensor
 
-from sinkscope.decoding.caches.policy import CachePolicy, Moment, Plan
+from sinkscope.decoding.caches.policy import CachePolicy, Count, Moment, Plan
+from sinkscope.models.family import Family
 
 
 @dataclass(frozen=True)
@@ -29,10 +41,7 @@ class DKVDecode(CachePolicy):
 
     name = "dkv-decode"
     double = True
-
-    every: int = 4
-
-    ranges = {"every": (1, inf)}  # noqa: RUF012
+    every: Count = 4
 
     def plan(self, moment: Moment) -> Plan:
         if moment.number % self.every == 0 or (moment.number == 1 and not moment.shift):
@@ -42,3 +51,69 @@ class DKVDecode(CachePolicy):
             return Plan(changing)
         last = torch.full_like(changing[:, :1], moment.number == 1)
         return Plan(torch.cat([changing[:, 1:], last], dim=1), open=moment.masked)
+
+
+@dataclass(frozen=True)
+class DKVGreedy(CachePolicy):
+    """Computes what the step commits, what the step before has committed, and masks around.
+
+    Attributes:
+        every: a refresh in every so many steps of a block (published: ``cache_reloading_step``).
+        window: how many masks are computed for each token that is committed (published: ``window_size``).
+    """
+
+    name = "dkv-greedy"
+    rightward = True
+    every: Count = 4
+    window: Annotated[int, Field(ge=0)] = 4
+
+    def first(self, moment: Moment) -> Plan:
+        return Plan(open=self._committed_now(moment)[1])
+
+    def plan(self, moment: Moment) -> Plan:
+        places, chosen = self._committed_now(moment)
+        if moment.number % self.every == 0:
+            return Plan(open=chosen)
+        fresh = chosen | moment.commits[-1]
+        for row, committed in enumerate(places):
+            for place in committed:
+                _fill(fresh[row], moment.masked[row], place, self.window)
+        return Plan(fresh, open=chosen)
+
+    def misfits(self, family: Family, settings: Any) -> Iterator[str]:
+        yield from super().misfits(family, settings)
+        if not hasattr(settings, "remasking"):
+            yield f"expected a family with LLaDA's sampler, found {family.name}; use --cache dkv-decode"
+        elif settings.remasking != "random":
+            yield f"expected commits in a random order, found --remasking {settings.remasking}; set random"
+        elif settings.threshold or settings.factor:
+            yield "its steps commit a fixed number of tokens; leave --threshold and --factor out"
+
+    def _committed_now(self, moment: Moment) -> tuple[list[list[int]], Tensor]:
+        """Return what each row commits in this step, in the order of its draw, and marked, bool [batch, position]."""
+        settings, real = moment.settings, moment.real
+        found, chosen = [], torch.zeros_like(moment.masked)
+        blocks_before = (moment.start - moment.width) // settings.block
+        base, more = divmod(settings.block, settings.steps // (settings.length // settings.block))
+        first, last = (number * base + min(number, more) for number in (moment.number, moment.number + 1))
+        for row, count in enumerate(real.sum(-1).tolist()):
+            source = torch.Generator(real.device).manual_seed(settings.seed + row)
+            padding = real.shape[1] - count
+            for _ in range(blocks_before + 1):
+                drawn = torch.rand((1, count), device=real.device, generator=source, dtype=torch.float32)[0]
+            order = drawn[moment.start - padding : moment.stop - padding].sort(descending=True).indices + moment.start
+            found.append(order[first:last].tolist())
+            chosen[row, found[-1]] = True
+        return found, chosen
+
+
+def _fill(fresh: Tensor, masked: Tensor, place: int, count: int) -> None:
+    """Mark as fresh the masks nearest to a place that are not yet, in turn from the left and the right."""
+    free = (masked & ~fresh).tolist()
+    found = distance = 0
+    while found < count and (place - distance >= 0 or place + distance < len(free)):
+        distance += 1
+        for at in (place - distance, place + distance):
+            if found < count and 0 <= at < len(free) and free[at]:
+                fresh[at] = True
+                found += 1

@@ -2,24 +2,19 @@
 dream/model/generation_utils_block.py).
 
 A block begins with a refresh. Its later steps compute the block alone (dual), or the block and everything right of it
-(prefix), and read the keys and values that the refresh stored for the rest. Dream, which has no blocks, is given some;
-`decoding.dream` has that loop.
+(prefix), and read the keys and values that the refresh stored for the rest. Dream, which has no blocks, is given some.
 
-Quirk: confidences are taken in float64, with ``threshold`` and ``factor`` too, whereas LLaDA takes them in the dtype of
-the logits.
-Quirk: a mask left of the block, which a model leaves where it predicts the mask itself, is a candidate in the refresh
-only.
+Quirk: confidences are taken in float64, with ``threshold`` and ``factor`` too, not in the dtype of the logits.
+Quirk: a mask left of the block, where a model has predicted the mask itself, is a candidate in the refresh only.
 Quirk: with Dream a refresh commits the first token of the block alone, however unsure it is.
-Quirk: with Dream tokens are committed by entropy, whatever ``algorithm`` says, and with ``threshold`` by their
-probability.
+Quirk: with Dream tokens are committed by entropy, whatever ``algorithm`` says; with ``threshold`` by probability.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
-from sinkscope.decoding.caches.policy import CachePolicy, Moment, Plan
+from sinkscope.decoding.caches.policy import CachePolicy, Count, Moment, Plan
 from sinkscope.models.family import Family
 
 
@@ -33,10 +28,7 @@ class FastDLLMDual(CachePolicy):
 
     name = "fast-dllm-dual"
     double = True
-
-    block: int | None = None
-
-    ranges = {"block": (1, inf)}  # noqa: RUF012
+    block: Count | None = None
 
     def plan(self, moment: Moment) -> Plan:
         return Plan(slice(moment.start, moment.stop))

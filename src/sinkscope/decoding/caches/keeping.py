@@ -1,14 +1,10 @@
 """Which stored keys are read: a budget of them, chosen in each layer and head of keys after a refresh."""
 
-from collections.abc import Sequence
-
-import numpy as np
 import torch
 from torch import Tensor
 
 from sinkscope.attention import LayerCall, without_autocast
 from sinkscope.decoding.caches.policy import Moment
-from sinkscope.sinks.definition import excess_of
 
 
 def outside_of(moment: Moment) -> Tensor:
@@ -18,32 +14,10 @@ def outside_of(moment: Moment) -> Tensor:
     return outside
 
 
-def by_group(scores: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
-    """Return scores of query heads as means over those that share a head of keys, [batch, layer, kv_head, position]."""
-    stacked = torch.stack(list(scores), dim=1)
-    return stacked.unflatten(2, (values[0].shape[1], -1)).mean(3)
-
-
-def excess(columns: Tensor, real: Tensor) -> Tensor:
-    """Return by how much columns [batch, layer, kv_head, position] exceed the mean of the others (Eq. 3)."""
-    placed = columns.float().masked_fill(~real[:, None, None], torch.nan).cpu().numpy()
-    with np.errstate(invalid="ignore"):
-        found = torch.from_numpy(np.asarray(excess_of(placed))).to(columns.device)
-    return found.nan_to_num(nan=-torch.inf)
-
-
-def nearness(moment: Moment) -> Tensor:
-    """Return minus the distance of each position to the block, float32 [position]; the left of two is larger."""
-    position = torch.arange(moment.real.shape[1], device=moment.real.device)
-    left, right = moment.start - position, position - moment.stop + 1
-    return -torch.where(position < moment.start, left.float(), right + 0.5)
-
-
 def block_weights(call: LayerCall, moment: Moment, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the attention of the block's queries, [row, head, query, key], constant keys in front first.
 
-    The queries of a call that computes a part of the canvas are those of its part; one outside of the block has the
-    weight 0 everywhere.
+    A call of a part of the canvas has the queries of that part; one outside of the block has the weight 0 everywhere.
     """
     queries = slice(moment.start, moment.stop) if call.part is None else slice(None)
     weights = attention_weights(call, moment.real[:, None, None], queries, dtype)
@@ -56,10 +30,7 @@ def block_weights(call: LayerCall, moment: Moment, dtype: torch.dtype = torch.fl
 def attention_weights(call: LayerCall, seen: Tensor, queries: slice, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the attention of some queries of a call, [row, head, query, key], constant keys in front first.
 
-    Args:
-        seen: bool [1 or row, 1, 1 or query, key], the keys that the queries see.
-        queries: of the call, those that are wanted.
-        dtype: in which it is computed.
+    ``seen`` marks the keys that the queries see, bool [1 or row, 1, 1 or query, key].
     """
     with without_autocast(call.query.device.type):
         query = call.query[:, :, queries].to(dtype)
@@ -76,7 +47,7 @@ def attention_weights(call: LayerCall, seen: Tensor, queries: slice, dtype: torc
 
 
 def _over_heads(tensor: Tensor, call: LayerCall, dtype: torch.dtype) -> Tensor:
-    """Return keys or values of each head of keys, with or without a batch axis, repeated for the heads of queries."""
+    """Repeat keys or values of each head of keys, with or without a batch axis, for the heads of queries."""
     batched = tensor.to(dtype) if tensor.ndim == 4 else tensor.to(dtype)[None]
     return batched.repeat_interleave(call.query.shape[1] // batched.shape[1], dim=1)
 
@@ -102,24 +73,13 @@ def loss_without(call: LayerCall, moment: Moment) -> Tensor:
     return moved.sum(2)[..., -call.key.shape[2] :].float()
 
 
-def pick(preference: Tensor, moment: Moment, counts: Sequence[int]) -> Tensor:
-    """Return the positions of the block and those preferred most outside of it.
+def pick(preference: Tensor, moment: Moment, count: int) -> Tensor:
+    """Return the positions of the block and the ``count`` preferred most outside of it, in order, int64 […, key].
 
-    Args:
-        preference: [batch, 1 or layer, 1 or kv_head, position].
-        moment: of the refresh.
-        counts: how many positions each row keeps outside of the block.
-
-    Returns:
-        int64 [batch, 1 or layer, 1 or kv_head, key], in order; rows with fewer keys than others end in −1. Of equal
-        ones the lower position is picked: in the first layer all masks have one value.
+    Of equal ones in ``preference`` […, position] the lower is picked: in the first layer all masks have one value.
     """
-    outside, most = outside_of(moment), max(counts)
-    wanted = preference.masked_fill(~outside[:, None, None], -torch.inf)
-    chosen = wanted.sort(dim=-1, descending=True, stable=True).indices[..., :most]
-    rank = torch.arange(most, device=chosen.device)
-    enough = rank < torch.tensor(counts, device=chosen.device)[:, None]
-    return with_block(chosen.masked_fill(~enough[:, None, None], -1), moment)
+    wanted = preference.masked_fill(~outside_of(moment)[:, None, None], -torch.inf)
+    return with_block(wanted.sort(dim=-1, descending=True, stable=True).indices[..., :count], moment)
 
 
 def with_block(chosen: Tensor, moment: Moment) -> Tensor:

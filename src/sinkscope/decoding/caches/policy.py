@@ -1,86 +1,73 @@
-"""The base class of cache policies: a policy decides which positions a step computes.
+"""The base class of cache policies, which decide the positions that a step computes, and policies as text.
 
-A step computes some positions of the canvas, the *fresh* ones: their queries, keys, values and hidden states. Of all
-other positions the stored keys and values are used as they were. A *refresh* is a step in which all positions are
-fresh. Every block begins with one, so that no row of a batch depends on what another row did in an earlier block.
+A step computes the *fresh* positions, and uses the stored keys and values of all others. A *refresh* computes all.
+Every block begins with one, so that no row of a batch depends on what another row did in an earlier block.
 """
 
+import functools
+import inspect
+import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from itertools import chain
-from typing import Any, ClassVar
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from sinkscope.attention import Columns, LayerCall
-from sinkscope.decoding.canvas import Batch
-from sinkscope.decoding.settings import Settings, out_of_range
 from sinkscope.errors import CallError
-from sinkscope.models.families.encoder_family import NAME as ENCODER
+from sinkscope.extension_points import find_kinds
+from sinkscope.models.families.a2d_family import ENCODER
 from sinkscope.models.family import Family
+from sinkscope.runs.files import validated
 
 Places = Tensor | slice
 """Positions of a canvas: a slice of columns for all rows, or bool [batch, position]."""
-
-
-MEASURED = ("confidence", "entropy", "surveyed", "now", "before", "at_refresh", "scores", "values")
-"""What `Moment.of_rows` leaves out."""
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+"""Types of options, whose ranges `parse_cache` sees to."""
 
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """The state before a step.
+    """The state before a step; tensors are [batch, position] unless something else is said."""
 
-    Attributes:
-        number: of the step in its block, from 0.
-        start, stop: first position of the block, and the one behind its last.
-        tokens: int64 [batch, position], the canvas.
-        masked: bool [batch, position], where it is masked.
-        real: bool [batch, position], False on padding.
-        commits: committed places of each earlier step of this block, bool [batch, position] each.
-        confidence: float32 [batch, position], of the tokens that the step before has committed or could have; NaN
-            elsewhere, None in the first step of a generation.
-        entropy: of the distributions of those tokens in nats, like ``confidence``; None unless the policy `judges`.
-        surveyed: float32 [batch, position], the probability of the likeliest token of every mask in the first step of
-            the generation, NaN elsewhere; None unless the policy `surveys`.
-        now, before, at_refresh: results of `CachePolicy.watch` in the last step, in the one before it, and in the last
-            refresh of each row, [batch, layer, …]; None where there was no such step.
-        scores: results of `CachePolicy.measure` for each layer of a refresh; only for `CachePolicy.kept`.
-        values: norms of the stored values of each layer, float32 [batch, kv_head, position]; where there are scores.
-        heads: number of layers, and of heads of keys in each.
-        shift: whether the family reads a token one position to its left.
-        settings: of the sampler.
-        width: positions in front of the answer, padding counted.
-    """
-
-    number: int
-    start: int
-    stop: int
-    tokens: Tensor
-    masked: Tensor
-    real: Tensor
-    commits: Sequence[Tensor] = ()
+    number: int  # of the step in its block, from 0
+    start: int  # first position of the block
+    stop: int  # the position behind its last
+    tokens: Tensor  # int64, the canvas
+    masked: Tensor  # bool, where it is masked
+    real: Tensor  # bool, False on padding
+    commits: Sequence[Tensor] = ()  # bool, committed places of each earlier step of this block
+    # float32, of the tokens that the step before has committed or could have, NaN elsewhere; entropies are in nats, if
+    # the policy judges. None in the first step of a generation.
     confidence: Tensor | None = None
     entropy: Tensor | None = None
-    surveyed: Tensor | None = None
+    surveyed: Tensor | None = None  # the confidence of every mask in the first step of the generation, if it surveys
+    # Results of `CachePolicy.watch` in the last step, in the one before it, and in the last refresh of each row,
+    # [batch, layer, …]; None where there was no such step.
     now: Tensor | None = None
     before: Tensor | None = None
     at_refresh: Tensor | None = None
+    # For `CachePolicy.kept`: results of `CachePolicy.measure` and norms of the stored values, float32 [batch, kv_head,
+    # position], of each layer.
     scores: Sequence[Tensor] | None = None
     values: Sequence[Tensor] | None = None
-    heads: tuple[int, int] = (1, 1)
-    shift: bool = False
-    settings: Any = None
-    width: int = 0
+    heads: tuple[int, int] = (1, 1)  # number of layers, and of heads of keys in each
+    shift: bool = False  # whether the family reads a token one position to its left
+    settings: Any = None  # of the sampler
+    width: int = 0  # positions in front of the answer, padding counted
 
-    def of_rows(self, rows: Sequence[int]) -> "Moment":
+    def of_rows(self, rows: list[int]) -> "Moment":
         """Return the moment of some rows, without measurements."""
-        chosen = list(rows)
-        tokens, masked, real = self.tokens[chosen], self.masked[chosen], self.real[chosen]
-        commits = tuple(one[chosen] for one in self.commits)
-        return replace(self, tokens=tokens, masked=masked, real=real, commits=commits, **dict.fromkeys(MEASURED))
+        tokens, masked, real = self.tokens[rows], self.masked[rows], self.real[rows]
+        constant = {name: getattr(self, name) for name in ("heads", "shift", "settings", "width")}
+        commits = tuple(one[rows] for one in self.commits)
+        return Moment(self.number, self.start, self.stop, tokens, masked, real, commits, **constant)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,31 +86,26 @@ class CachePolicy(ABC):
     of the group ``sinkscope.caches``, is found by `parse_cache` and ``--cache``.
     """
 
-    name: ClassVar[str] = ""
-    """The policy's name in the text form."""
-    double: ClassVar[bool] = False
-    """Whether confidences are taken in float64, as the published code of the policy does."""
-    lasting: ClassVar[bool] = False
-    """Whether a block begins without a refresh; the plan of a step is then made at the end of the one before."""
-    surveys: ClassVar[bool] = False
-    """Whether the first step of a generation takes the confidence of every mask, see `Moment.surveyed`."""
-    own_places: ClassVar[bool] = False
-    """Whether it only goes with a family that reads a token at its own position."""
-    rightward: ClassVar[bool] = False
-    """Whether it only goes with blocks from left to right."""
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
-    """Least and largest value of options."""
+    name: ClassVar[str] = ""  # in the text form
+    double: ClassVar[bool] = False  # confidences are taken in float64, as the published code of the policy does
+    judges: ClassVar[Any] = False  # `Moment.entropy` is needed; this and the next two may be properties
+    measures: ClassVar[Any] = False  # `kept` needs the results of `measure`
+    selects: ClassVar[Any] = False  # `kept` may leave keys out
+    lasting: ClassVar[bool] = False  # a block begins without a refresh; a step is planned at the end of the one before
+    surveys: ClassVar[bool] = False  # the first step of a generation takes the confidence of every mask
+    by_layer: ClassVar[bool] = False  # each layer computes other positions, which no subscriber can then watch
+    own_places: ClassVar[bool] = False  # it only goes with a family that reads a token at its own position
+    rightward: ClassVar[bool] = False  # it only goes with blocks from left to right
 
     def __post_init__(self) -> None:
-        for wrong in chain(out_of_range(self, self.ranges), self.contradictions()):
+        for wrong in self.contradictions():
             raise self.refuse(wrong)
 
     def contradictions(self) -> Iterator[str]:
-        """Yield which options do not fit together, and why."""
         yield from ()
 
     def first(self, moment: Moment) -> Plan:
-        """Return the plan of the first step of a block, a refresh; it may say where tokens may be committed."""
+        """Return the plan of the first step of a block, a refresh that may say where tokens may be committed."""
         return Plan()
 
     @abstractmethod
@@ -131,11 +113,10 @@ class CachePolicy(ABC):
         """Return the plan of the next step of a block; not asked for its first one."""
 
     def kept(self, moment: Moment) -> Tensor | None:
-        """Return which stored keys are read until the next refresh; called after each refresh.
+        """Return which stored keys are read until the next refresh, asked after each refresh; None for all.
 
-        Returns:
-            int64 [batch, 1 or layer, 1 or kv_head, key], positions, each once, the block among them, without padding; a
-            row with fewer keys than others ends in −1. None for all.
+        Positions, int64 [batch, 1 or layer, 1 or kv_head, key], each once, the block among them, no padding; a row with
+        fewer keys than others ends in −1.
         """
         return None
 
@@ -156,36 +137,16 @@ class CachePolicy(ABC):
         """Whether `watch` is asked in every layer of a refresh, or of another step."""
         return False
 
-    @property
-    def judges(self) -> bool:
-        """Whether `Moment.entropy` is needed."""
-        return False
-
-    @property
-    def measures(self) -> bool:
-        """Whether `kept` needs the results of `measure`."""
-        return False
-
-    @property
-    def selects(self) -> bool:
-        """Whether `kept` may leave keys out."""
-        return False
-
     def misfits(self, family: Family, settings: Any) -> Iterator[str]:
         """Yield why the policy does not go with a family or with the settings of its sampler."""
+        if family.name == ENCODER.name:
+            yield "an encoder keeps no keys and values; leave --cache out"
         if self.own_places and family.shift:
             yield f"expected a family that reads a token at its own position, found {family.name}; use dkv-decode"
         if self.rightward and getattr(settings, "block_order", "") == "right_to_left":
             yield "expected blocks from left to right, found right_to_left"
 
-    def check(self, family: Family, settings: Settings) -> None:
-        """Raise `CallError` where the policy does not go with a family or with the settings of its sampler."""
-        if family.name == ENCODER:
-            raise self.refuse("an encoder keeps no keys and values; leave --cache out")
-        for wrong in self.misfits(family, settings):
-            raise self.refuse(wrong)
-
-    def check_canvas(self, batch: Batch, settings: Any) -> None:  # noqa: B027
+    def check_canvas(self, batch: Any, settings: Any) -> None:  # noqa: B027
         """Raise `CallError` where the policy does not fit the canvases of a batch."""
 
     @property
@@ -200,21 +161,78 @@ class CachePolicy(ABC):
         return CallError(f"cache {self.text}: {what}")
 
 
-@dataclass(frozen=True)
-class LayeredPolicy(CachePolicy):
-    """Decides in every layer by itself which positions it computes; the others get the layer's stored outputs."""
+@functools.cache
+def known_caches() -> Mapping[str, type[CachePolicy]]:
+    """Return the class of every policy by its name, in alphabetical order; `CallError` where two have one name."""
+    package, group = "sinkscope.decoding.caches", "sinkscope.caches"
+    expected = "a CachePolicy with a `name`, or a module with some"
+    found: dict[str, type[CachePolicy]] = {}
+    for kind in find_kinds(package, CachePolicy, lambda kind: bool(vars(kind).get("name")), group, expected):
+        if kind.name in ("none", *found):
+            raise CallError(f"{kind.__qualname__}: expected a new name, found {kind.name!r}, which another policy has")
+        found[kind.name] = kind
+    return MappingProxyType(dict(sorted(found.items())))
 
-    def plan(self, moment: Moment) -> Plan:
-        return Plan()
 
-    @abstractmethod
-    def whole_parts(self, layer: int, number: int) -> tuple[bool, bool]:
-        """Return whether a layer computes the whole prompt, and the whole answer, in a step of the generation."""
+def parse_cache(text: str) -> CachePolicy | None:
+    """Return a policy from text such as ``block:every=8,keep=sinks,budget=64``; None for ``none``.
 
-    @abstractmethod
-    def share(self, length: int) -> int:
-        """Return how many of the positions of an answer a layer computes where it does not compute all of them."""
+    Behind the name stand fields of its class; a choice may be written as its value alone. `CallError` names those there
+    are.
+    """
+    name, _, tail = text.strip().partition(":")
+    known = known_caches()
+    if name == "none" and not tail:
+        return None
+    if name not in known:
+        raise CallError(
+            f"no cache {text!r}; expected one of none, {', '.join(known)}, with options as in block:every=8"
+        )
+    hints = _hints(known[name])
+    given: dict[str, Any] = {}
+    for piece in filter(None, map(str.strip, tail.split(","))):
+        option, equals, value = piece.partition("=")
+        owners = [option] if equals else [one for one, hint in hints.items() if piece in get_args(hint)]
+        if len(owners) != 1 or owners[0] not in hints or owners[0] in given:
+            options = ", ".join(f"{one}=…" for one in hints) or "none"
+            raise CallError(f"cache {text!r}: expected options of {name}, each once ({options}), found {piece!r}")
+        where = f"cache {text!r}: {owners[0]}"
+        given[owners[0]] = validated(hints[owners[0]], value if equals else piece, where, CallError)
+    return known[name](**given)
 
-    @abstractmethod
-    def choose(self, values: Tensor, before: Tensor) -> Tensor:
-        """Return these positions, int64 [row, chosen], by the new and the stored values [row, position, width]."""
+
+def _hints(kind: type[CachePolicy]) -> dict[str, Any]:
+    types = get_type_hints(kind, include_extras=True)
+    return {one.name: types[one.name] for one in fields(kind)}
+
+
+def cache_definitions() -> list[dict[str, Any]]:
+    """Return name, purpose, source and options of every policy, those of installed packages included."""
+    import docstring_parser
+
+    found = []
+    for name, kind in known_caches().items():
+        # The paper and the code stand in brackets behind the title of a policy's module.
+        source = re.match(r"[^\n]*?(\(.*?\))\.?\n", sys.modules[kind.__module__].__doc__ or "", flags=re.DOTALL)
+        docs = [docstring_parser.parse(one.__doc__ or "") for one in reversed(kind.__mro__)]
+        meanings = {one.arg_name: " ".join((one.description or "").split()) for doc in docs for one in doc.params}
+        hints, options = _hints(kind), []
+        for one in fields(kind):
+            choices = [choice for choice in get_args(hints[one.name]) if isinstance(choice, str)] or None
+            does = meanings.get(one.name, "").replace("``", "")
+            options.append({"name": one.name, "default": one.default, "choices": choices, "does": does})
+        does = " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
+        origin = source.group(1).replace("\n", " ") if source else None
+        found.append({"name": name, "does": does, "source": origin, "options": options})
+    return found
+
+
+def definitions_text() -> str:
+    """Return `cache_definitions` as lines of text."""
+    lines = []
+    for one in cache_definitions():
+        lines.append(f"{one['name']}: {one['does']}" + (f" {one['source']}" if one["source"] else ""))
+        for option in one["options"]:
+            choices = f" one of {', '.join(option['choices'])};" if option["choices"] else ""
+            lines.append(f"    {option['name']}={option['default']}:{choices} {option['does']}")
+    return "\n".join(lines)

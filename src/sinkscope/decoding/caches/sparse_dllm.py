@@ -4,11 +4,9 @@ The first two steps of a block compute everything (*delayed*). After the second,
 outside of the block: those with the largest product with the mean query of the block, averaged over heads and pooled
 over neighbours. Later steps compute the block and read it and the keys that were kept.
 
-Quirk: the product is neither scaled nor passed through a softmax, so that it may be negative, and a head with larger
-products counts more.
+Quirk: the product is neither scaled nor passed through a softmax: it may be negative, and larger heads count more.
 Quirk: pooling makes neighbours tie; which of them are kept follows from how top-k breaks ties.
-Quirk: the window of the pooling runs over the keys outside of the block as if they were adjacent, from its left side to
-its right.
+Quirk: the window of the pooling runs over the keys outside of the block as if they were adjacent.
 """
 
 from collections.abc import Iterator
@@ -20,7 +18,7 @@ from torch.nn.functional import max_pool1d, pad
 
 from sinkscope.attention import Columns, LayerCall
 from sinkscope.decoding.caches.keeping import outside_of, with_block
-from sinkscope.decoding.caches.policy import CachePolicy, Moment, Plan
+from sinkscope.decoding.caches.policy import CachePolicy, Moment, Plan, Share
 
 
 @dataclass(frozen=True)
@@ -34,23 +32,14 @@ class SparseDLLM(CachePolicy):
 
     name = "sparse-dllm"
     own_places = True
-
-    ratio: float = 0.5
+    measures = True
+    selects = True
+    ratio: Share = 0.5
     pool: int = 3
-
-    ranges = {"ratio": (0, 1)}  # noqa: RUF012
 
     def contradictions(self) -> Iterator[str]:
         if self.pool < 1 or self.pool % 2 == 0:
             yield f"expected pool as an odd number of keys, found {self.pool}"
-
-    @property
-    def measures(self) -> bool:
-        return True
-
-    @property
-    def selects(self) -> bool:
-        return True
 
     def plan(self, moment: Moment) -> Plan:
         return Plan() if moment.number <= 1 else Plan(slice(moment.start, moment.stop))
@@ -66,8 +55,7 @@ class SparseDLLM(CachePolicy):
         for row, outside in enumerate(outside_of(moment)):
             places = outside.nonzero().flatten()
             pooled = max_pool1d(scores[row][:, places], self.pool, stride=1, padding=self.pool // 2)
-            # Ties are broken as top-k over these keys breaks them.
             chosen.append(places[pooled.topk(int(len(places) * self.ratio), dim=-1).indices])
         most = max(one.shape[-1] for one in chosen)
-        chosen = torch.stack([pad(one, (0, most - one.shape[-1]), value=-1) for one in chosen])
-        return with_block(chosen[:, :, None], moment)
+        padded = torch.stack([pad(one, (0, most - one.shape[-1]), value=-1) for one in chosen])
+        return with_block(padded[:, :, None], moment)

@@ -1,32 +1,29 @@
-"""The stored keys and values of a canvas; it takes the place of transformers' own cache in a call of a network."""
+"""The stored keys and values of a canvas, and the base of readers whose layers compute different positions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
-Positions = slice | Tensor
-"""Fresh positions: a slice of columns, the same for all rows, or int64 [row, query]."""
+from sinkscope.attention import mask_for
+from sinkscope.decoding.caches.policy import CachePolicy
+from sinkscope.decoding.canvas import Layout, WorkMeter
+from sinkscope.decoding.projection import WholeReader, rows_of
+from sinkscope.models import Model
 
 
 class KeyValueStore:
-    """Keys and values of every layer over the whole canvas, [row, kv_head, position, dim], as they were last computed.
-
-    A call computes the keys and values of the fresh positions. `update`, which the attention of each layer calls,
-    stores them and returns those that are to be read. It speaks the protocol of transformers' ``Cache`` as far as a
-    bidirectional Llama or Qwen2 asks.
-
-    Attributes:
-        rows: numbers of the rows of the batch that are held.
-    """
+    """Keys and values of every layer over the whole canvas, as they were last computed; a ``Cache`` of transformers."""
 
     is_compileable = False
 
     def __init__(self) -> None:
-        self.rows: list[int] = []
-        self._keys: dict[int, Tensor] = {}
-        self._values: dict[int, Tensor] = {}
-        self._fresh: Positions | None = None
+        self.rows: list[int] = []  # of the batch, that are held
+        self.keys: dict[int, Tensor] = {}  # of each layer, [row, kv_head, position, dim]
+        self.values: dict[int, Tensor] = {}
+        self._fresh: slice | Tensor | None = None
         self._mine: Tensor | None = None
         self._kept: Tensor | None = None
 
@@ -34,52 +31,32 @@ class KeyValueStore:
         """Prepare for a call that computes all positions of some rows; nothing else is held from then on."""
         self.rows, self._fresh, self._mine, self._kept = list(rows), None, None, None
 
-    def compute(self, fresh: Positions, kept: Tensor | None, rows: Tensor | None = None) -> None:
-        """Prepare for a call that computes some positions.
+    def compute(self, fresh: slice | Tensor, kept: Tensor | None, rows: Tensor | None = None) -> None:
+        """Prepare for a call that computes some positions, a slice of columns or int64 [row, query], of some held rows.
 
-        Args:
-            fresh: which ones.
-            kept: int64 [row, 1 or layer, 1 or kv_head, key], the positions that are read; all when None.
-            rows: int64 [row], which of the held rows; all when None.
+        Of the positions int64 [row, 1 or layer, 1 or kv_head, key] only ``kept`` ones are read. None means all.
         """
         self._fresh, self._mine, self._kept = fresh, rows, kept
 
-    def hold(self, rows: Sequence[int]) -> None:
+    def hold(self, rows: list[int]) -> None:
         """Drop all rows but some of those that are held."""
-        if list(rows) == self.rows:
+        if rows == self.rows:
             return
         chosen = [self.rows.index(row) for row in rows]
-        for held in (self._keys, self._values):
+        for held in (self.keys, self.values):
             for layer, tensor in held.items():
                 held[layer] = tensor[chosen]
-        self.rows = list(rows)
-
-    def renew_values(self, layer: int, rows: Tensor, places: slice, values: Tensor) -> Tensor:
-        """Store values of a layer, [row, position, kv_head · dim], and return those that were there."""
-        held = self._values[layer]
-        before = held[rows, :, places].transpose(1, 2).flatten(2)
-        held[rows, :, places] = values.unflatten(-1, (held.shape[1], -1)).transpose(1, 2)
-        return before
-
-    def keys(self, layer: int, rows: Tensor) -> Tensor:
-        """Return a copy of the stored keys of a layer, [row, kv_head, position, dim]."""
-        return self._keys[layer][rows]
-
-    def value_norms(self) -> list[Tensor]:
-        """Return the norms of the stored values of each layer, float32 [row, kv_head, position]."""
-        return [torch.linalg.vector_norm(self._values[layer].float(), dim=-1) for layer in sorted(self._values)]
-
-    # What transformers asks
+        self.rows = rows
 
     def update(
         self, key: Tensor, value: Tensor, layer_idx: int, *others: object, **more: object
     ) -> tuple[Tensor, Tensor]:
         """Store the fresh keys and values of a layer, [row, kv_head, query, dim], and return those that are read."""
         if self._fresh is None:
-            self._keys[layer_idx], self._values[layer_idx] = key, value
+            self.keys[layer_idx], self.values[layer_idx] = key, value
             return key, value
-        read = self._write(self._keys[layer_idx], key, layer_idx)
-        return read, self._write(self._values[layer_idx], value, layer_idx)
+        read = self._write(self.keys[layer_idx], key, layer_idx)
+        return read, self._write(self.values[layer_idx], value, layer_idx)
 
     def _write(self, held: Tensor, new: Tensor, layer: int) -> Tensor:
         mine, fresh = self._mine, self._fresh
@@ -95,14 +72,65 @@ class KeyValueStore:
         kept = self._kept[:, min(layer, self._kept.shape[1] - 1)].expand(-1, read.shape[1], -1)
         return read.gather(2, kept[..., None].expand(-1, -1, -1, read.shape[-1]))
 
+    # Positions and whole masks are always given: none is derived from a number of tokens seen.
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return 0: positions are always given, and no mask is derived from a number of tokens seen."""
         return 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        """Return 0; see `get_seq_length`."""
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Return sizes with which no mask is made; where a canvas is padded, a whole mask is given."""
         return query_length, 0
+
+
+def stored_call(model: Model, tokens: Tensor, positions: Tensor, seen: Tensor | None, store: KeyValueStore) -> Tensor:
+    """Return the hidden states of tokens that read and write stored keys and values."""
+    output = model.network.model(
+        input_ids=tokens,
+        attention_mask=mask_for(model.network, seen),
+        position_ids=positions,
+        past_key_values=store,
+        use_cache=True,
+    )
+    return output.last_hidden_state.to(tokens.device)
+
+
+class LayerByLayer(WholeReader):
+    """Runs the layers of some rows with a forward of its subclass, behind stored keys and values."""
+
+    def __init__(self, model: Model, layout: Layout, meter: WorkMeter, policy: CachePolicy, real: Tensor) -> None:
+        super().__init__(model, layout, meter)
+        self.double, self._real = policy.double, real
+        self._layers: Any = model.network.model.layers
+        self._store = KeyValueStore()
+
+    def _through(self, tokens: Tensor, rows: list[int], forward_of: Callable[[int, Any], Any]) -> Tensor:
+        layout = rows_of(self.layout, rows)
+        with replaced_forwards(self._layers, forward_of):
+            return stored_call(self.model, tokens, layout.positions, layout.seen, self._store)
+
+    def _attend(self, layer: Any, entering: Tensor, rows: Tensor, places: Tensor, given: dict[str, Any]) -> Tensor:
+        """Return the attention of a layer at some places; ``given`` are its arguments for the whole canvas."""
+        angles = tuple(at_places(places, one.expand(len(rows), -1, -1)) for one in given["position_embeddings"])
+        real = self._real[rows][:, None, None].expand(-1, 1, places.shape[1], -1)
+        mask = mask_for(self.model.network, None if given["attention_mask"] is None else real)
+        given = {**given, "position_embeddings": angles, "attention_mask": mask}
+        return layer.self_attn(hidden_states=entering, **given)[0]
+
+
+def at_places(places: Tensor, values: Tensor) -> Tensor:
+    """Return values [row, position, width] at some positions of each row, int64 [row, chosen]."""
+    return values.gather(1, places[..., None].expand(-1, -1, values.shape[-1]))
+
+
+@contextmanager
+def replaced_forwards(modules: Any, forward_of: Callable[[int, Any], Callable[..., Any]]) -> Iterator[None]:
+    """Let every module run the forward that ``forward_of(index, module)`` returns, while the body runs."""
+    for index, module in enumerate(modules):
+        module.forward = forward_of(index, module)
+    try:
+        yield
+    finally:
+        for module in modules:
+            del module.forward

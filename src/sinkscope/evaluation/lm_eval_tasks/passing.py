@@ -1,37 +1,29 @@
 """Functions that lm-eval's HumanEval tasks in this folder call: programs, and pass@k by our sandbox."""
 
 import functools
-import json
 import logging
 from collections.abc import Sequence
 
-from sinkscope.evaluation.humaneval import FENCE, run_tests
 from sinkscope.evaluation.paired_tests import pass_at_k as estimate
+from sinkscope.evaluation.sandbox import run_program
+from sinkscope.evaluation.tasks import FENCE
 from sinkscope.runs.share import share_of_process
 
 _log = logging.getLogger(__name__)
 
 
-def reference(doc: dict[str, str]) -> str:
-    """Return what the tests of a problem need, as JSON: its prompt, its tests, and the name of the function."""
-    return json.dumps({name: doc[name] for name in ("prompt", "test", "entry_point")})
-
-
 def complete(answers: Sequence[Sequence[str]], docs: Sequence[dict[str, str]]) -> list[list[str]]:
-    """Return each prompt with each of its completions."""
     return [[doc["prompt"] + one for one in found] for found, doc in zip(answers, docs, strict=True)]
 
 
 def complete_fenced(answers: Sequence[Sequence[str]], docs: Sequence[dict[str, str]]) -> list[list[str]]:
-    """Return the same, each completion up to the closing fence."""
     return complete([[one.split(FENCE, 1)[0] for one in found] for found in answers], docs)
 
 
 def pass_at_k(references: Sequence[str], predictions: Sequence[Sequence[str]], k: Sequence[int]) -> dict[str, float]:
     """Return the unbiased pass@k of one problem's programs, for each k; log once what the sandbox does not enforce."""
-    (problem,), (programs,) = references, predictions
-    row = json.loads(problem)
-    results = [run_tests(row, program) for program in programs]
+    (tests,), (programs,) = references, predictions
+    results = [run_program(f"{program}\n{tests}") for program in programs]
     for line in (line for result in results for line in result.not_enforced):
         _say_once(line)
     passed = sum(result.passed for result in results)

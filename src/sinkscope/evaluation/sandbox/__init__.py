@@ -2,24 +2,22 @@
 
 This process starts a supervisor (`supervisor`), which enters namespaces and gives up its rights. A process that it
 forks limits itself further (`isolation`), runs the program together with its tests, and at the end prints a secret
-number: only then the program has passed. The isolation protects you from the program; it does not protect the verdict.
-A program that forges its own pass, by reading that number out of its process, is not stopped, as in human-eval.
-
-Side channels and bugs of the kernel are not covered, nor is a folder's total size where the system grants no
-namespaces. Threads cannot be started.
+number: only then the program has passed. A program that forges its own pass, by reading that number out of its process,
+is not stopped, as in human-eval. Side channels, bugs of the kernel, and a folder's total size where the system grants
+no namespaces are not covered.
 """
 
 import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 from sinkscope.errors import EvaluationError
 from sinkscope.runs.files import printable
@@ -37,10 +35,8 @@ main(*sys.argv[2:])
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """Whether a program passed, why or why not in one line, and the first 2,000 bytes that it printed.
-
-    ``not_enforced`` has a line for each protection that this system refused; empty where all held.
-    """
+    """Whether a program passed, why in one line, the first 2,000 bytes that it printed, a line for each protection that
+    this system refused."""
 
     passed: bool
     reason: str
@@ -58,53 +54,36 @@ def run_program(
             environment and an empty standard input.
         timeout_s: seconds of CPU time, rounded up; ten times as many by the clock, for programs that wait.
         memory_mb: megabytes of address space.
-        without: measures to leave out, to test what the others prevent: ``namespaces``, ``own root``, ``other user``,
-            ``landlock``, ``seccomp``, ``process limit``, ….
-
-    Raises:
-        EvaluationError: the sandbox itself cannot run here.
+        without: measures to leave out, to test what the others prevent: ``namespaces``, ``landlock``, ``seccomp``, ….
     """
     clock_s = BY_THE_CLOCK * timeout_s
-    box = tempfile.mkdtemp(prefix="sinkscope-")
+    # some Pythons do not start without
+    environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    box, package = tempfile.mkdtemp(prefix="sinkscope-"), str(Path(__file__).parents[3])
+    limits = [box, str(memory_mb), str(ceil(timeout_s)), str(clock_s), ",".join(without)]
     try:
-        limits = [box, str(memory_mb), str(ceil(timeout_s)), str(clock_s), ",".join(without)]
-        output, errors = _supervise(limits, source.removeprefix("\ufeff").encode(errors="replace"), clock_s)
+        done: Any = subprocess.run(
+            [sys.executable, "-I", "-S", "-X", "utf8", "-c", _START, package, *limits],
+            input=source.encode(errors="replace"),
+            capture_output=True,
+            timeout=clock_s + GRACE_S,
+            env=environment,
+            cwd="/",
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired as late:
+        done = late
     finally:
         with contextlib.suppress(OSError, RecursionError):
             shutil.rmtree(box)
     try:
-        first, *rest = map(json.loads, output.splitlines())
+        first, *rest = map(json.loads, (done.stdout or b"").splitlines())
         not_enforced = tuple(first["not_enforced"])
     except (ValueError, KeyError, TypeError) as error:
-        said = (errors.strip().splitlines() or ["it said nothing"])[-1]
+        said = ((done.stderr or b"").decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
         raise EvaluationError(f"the sandbox did not start: {said}; programs cannot be run here") from error
     if not rest:
         return ProgramResult(False, "the program ended the sandbox, which gave no verdict", "", not_enforced)
     verdict = rest[0]
     reason = printable(" ".join(verdict["reason"].splitlines()))
     return ProgramResult(verdict["passed"], reason, verdict["output"], not_enforced)
-
-
-def _supervise(limits: list[str], program: bytes, clock_s: float) -> tuple[str, str]:
-    """Run the supervisor; return its standard output and its standard error."""
-    # some Pythons do not start without
-    environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-    package = str(Path(__file__).parents[3])
-    with subprocess.Popen(
-        [sys.executable, "-I", "-S", "-X", "utf8", "-c", _START, package, *limits],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        cwd="/",
-        start_new_session=True,
-    ) as process:
-        try:
-            output, errors = process.communicate(program, timeout=clock_s + GRACE_S)
-        except BaseException as error:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
-            output, errors = process.communicate()
-    return output.decode(errors="replace"), errors.decode(errors="replace")

@@ -1,8 +1,7 @@
 """How a process of the sandbox confines itself before a program runs: its own small file system, few rights, limits.
 
-Every measure is tried. What it protects is noted where it held, and the system's message where it was refused. Several
-measures protect the same thing on purpose, because containers, kernels and users differ in what they allow.
-Standard library only: this runs inside the sandbox.
+Every measure is tried. Several protect the same thing on purpose, because containers, kernels and users differ in what
+they allow. Standard library only: this runs inside the sandbox.
 """
 
 import contextlib
@@ -84,7 +83,6 @@ class Isolation:
         self.attempt("no new privileges", no_new_privileges)
 
     def limit(self, memory_mb: int, cpu_s: int) -> None:
-        """Limit the one process that runs the program, for good."""
         self.attempt("memory limit", set_limit, resource.RLIMIT_AS, memory_mb << 20, protects=("memory",))
         self.attempt("time limit", set_limit, resource.RLIMIT_CPU, cpu_s, cpu_s + 1, protects=("time",))
         self.attempt("output limit", set_limit, resource.RLIMIT_FSIZE, FILE_BYTES, protects=("output",))
@@ -105,7 +103,7 @@ def die_with_parent() -> None:
 
 
 def namespaces() -> None:
-    """Enter new namespaces for network, processes, IPC and mounts; through a user namespace where this is not root."""
+    """Enter new namespaces, through a user namespace where this is not root."""
     user, group = os.getuid(), os.getgid()
     try:
         call_c("unshare", _SPACES)
@@ -119,17 +117,14 @@ def namespaces() -> None:
 
 def mount_namespace() -> str:
     """Return the name of the mount namespace of this process; empty where the system does not say."""
-    try:
-        return os.readlink("/proc/self/ns/mnt")
-    except OSError:
-        return ""
+    link = "/proc/self/ns/mnt"
+    return os.readlink(link) if os.path.lexists(link) else ""
 
 
 def own_root(box: str, outside: str) -> None:
     """Make ``box`` the root: Python and the system's libraries to read, /tmp to write, nothing else.
 
-    Raises:
-        OSError: the system refuses, or this would change the root of everybody in the mount namespace ``outside``.
+    Never within the mount namespace ``outside``, where this would change the root of everybody.
     """
     if mount_namespace() in ("", outside):
         raise OSError(errno.EPERM, "the mounts are still those of the system")
@@ -169,7 +164,7 @@ def visible_folders() -> list[str]:
 
 
 def other_user(own_root: bool) -> None:
-    """Switch to the user ``nobody`` if that user can read Python's modules."""
+    """Switch to ``nobody``, if that user can read Python's modules."""
     if not own_root:
         folder = os.path.dirname(os.path.realpath(os.__file__))
         while folder != "/":
@@ -195,7 +190,6 @@ def no_new_privileges() -> None:
 
 
 def set_limit(kind: int, soft: int, hard: int | None = None) -> None:
-    """Set a resource limit, unless the one in force is lower."""
     ceiling = resource.getrlimit(kind)[1]
     hard = soft if hard is None else hard
     hard = hard if ceiling == resource.RLIM_INFINITY else min(hard, ceiling)
@@ -221,23 +215,15 @@ def landlock(folder: str) -> None:
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    """Make a mount, or change one."""
     texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
     call_c("mount", *texts[:3], flags, texts[3])
 
 
 def call_c(name: str, *arguments: bytes | int | ctypes.Array[ctypes.c_char] | None) -> int:
-    """Call a function of the C library; a whole number travels as a long.
-
-    Raises:
-        OSError: it failed, or there is none of that name.
-    """
+    """Call a function of the C library; a whole number travels as a long. OSError where it fails."""
     if platform.system() != "Linux":
         raise OSError(errno.ENOSYS, f"not on {platform.system()}")
-    try:
-        function = getattr(ctypes.CDLL(None, use_errno=True), name)
-    except AttributeError as error:
-        raise OSError(errno.ENOSYS, f"the C library has no {name}") from error
+    function = getattr(ctypes.CDLL(None, use_errno=True), name)
     function.restype = ctypes.c_long if name == "syscall" else ctypes.c_int
     result = function(*(ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments))
     if result == -1:
@@ -295,11 +281,7 @@ _X32 = 0x40000000  # x86-64's third table of calls, numbered from here; nothing 
 def build_filter(machine: str, files_are_others: bool = True) -> bytes:
     """Return the filter of system calls as a program for the kernel's virtual machine.
 
-    Args:
-        files_are_others: whether no path leads to another file whose mode, owner or times the process could change.
-
-    Raises:
-        OSError: a machine whose numbers are not known here.
+    ``files_are_others``: no path leads to another file whose mode, owner or times the process could change.
     """
     if machine not in DENIED:
         raise OSError(errno.ENOSYS, f"no table of system calls for {machine}")
@@ -320,14 +302,7 @@ def build_filter(machine: str, files_are_others: bool = True) -> bytes:
 
 
 def install_filter(files_are_others: bool) -> None:
-    """Take dangerous system calls away from this process for good; Linux on x86-64 and ARM64.
-
-    This layer needs no privilege and works inside containers: no sockets, no new processes or programs, no signals, no
-    tracing, no mounts, no namespaces, and none of the calls that would go around the others (io_uring).
-
-    Raises:
-        OSError: the system refuses.
-    """
+    """Take dangerous system calls away from this process for good, by seccomp; needs no privilege."""
     program = build_filter(platform.machine(), files_are_others)
     buffer = ctypes.create_string_buffer(program, len(program))
     header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer)))

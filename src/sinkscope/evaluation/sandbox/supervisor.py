@@ -11,7 +11,6 @@ import select
 import signal
 import sys
 import time
-import traceback
 import types
 
 from sinkscope.evaluation.sandbox.isolation import Isolation, die_with_parent
@@ -59,7 +58,7 @@ def main(box: str, memory_mb: str, cpu_s: str, clock_s: str, without: str) -> No
 
 
 def _listen(replies: int, worker: int, seconds: float) -> tuple[bytes, int | None]:
-    """Return the end of what a process wrote and its exit code once it has ended; None where it had to be killed.
+    """Return the end of what a process wrote and its exit code; None where it had to be killed after so many seconds.
 
     Time in which this process itself gets no turn (a paused or overloaded machine) does not count.
     """
@@ -112,24 +111,16 @@ def _work(
         exec(compile(source, "<program>", "exec", dont_inherit=True), module.__dict__)
         last = nonce
     except BaseException as error:  # SystemExit and KeyboardInterrupt end a program too
-        last = _describe(error, source)
+        last = _describe(error)
     with contextlib.suppress(Exception):  # a program may have closed it
         sys.stdout.flush()
     os.write(20, f"\n{last}".encode(errors="replace"))
     os._exit(0)
 
 
-def _describe(error: BaseException, source: bytes) -> str:
-    """Return an exception in one line; of an assertion without a message the line of the program."""
+def _describe(error: BaseException) -> str:
     try:
-        text = str(error).strip()
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:500].removesuffix(":")
     except BaseException:
-        text = "?"
-    if isinstance(error, AssertionError) and not text:
-        frames = traceback.walk_tb(error.__traceback__)
-        numbers = [line for frame, line in frames if frame.f_code.co_filename == "<program>"]
-        lines = source.decode(errors="replace").splitlines()
-        text = f"{lines[numbers[-1] - 1].strip()} does not hold" if numbers else ""
-    kind = type(error).__name__
-    said = " ".join(f"{kind}: {text}".split())[:500] if text else kind
+        said = type(error).__name__
     return f"left before its end ({said})" if isinstance(error, SystemExit) else said

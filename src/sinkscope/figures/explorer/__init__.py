@@ -1,6 +1,5 @@
 """The explorer: a page on which one scrubs through the steps, layers, heads and tokens of traces."""
 
-from sinkscope.figures.explorer.explorer_page import Explorer, explore, tile_path
-from sinkscope.figures.explorer.local_server import ExplorerServer
+from sinkscope.figures.explorer.explorer_page import Explorer, ExplorerServer, explore, tile_path
 
 __all__ = ["Explorer", "ExplorerServer", "explore", "tile_path"]

@@ -1,32 +1,43 @@
-"""`Explorer`: the page to scrub through steps, layers, heads and tokens, as one file or as a folder."""
+"""`Explorer`: the page to scrub through steps, layers, heads and tokens, as one file or as a folder; and
+`ExplorerServer`, which shows it on this machine only and computes single attention maps with the model.
+"""
 
 import base64
 import hashlib
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cached_property
 from html import escape
+from http.client import HTTP_PORT
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, cast
+from urllib.parse import parse_qs
+
+import numpy as np
 
 from sinkscope.counts import counted
-from sinkscope.errors import CallError, TraceError
-from sinkscope.figures.explorer.recorded_views import STRONGEST, add_trace
-from sinkscope.figures.explorer.tiles import Tiles
+from sinkscope.errors import CallError, SinkscopeError, TraceError, first_line
+from sinkscope.figures.explorer.recorded_views import STRONGEST, Tiles, add_trace
 from sinkscope.figures.style import model_labels
+from sinkscope.figures.subject import Maps
 from sinkscope.roles.head_roles import Roles
 from sinkscope.runs.folder import new_folder
 from sinkscope.traces import Trace
 from sinkscope.traces.format import hidden_rules, write_whole
 from sinkscope.traces.reading import as_trace, expect_steps
+from sinkscope.traces.stored_maps import check_place
 
+ADDRESS = "127.0.0.1"
+NAMES = (ADDRESS, "localhost")
+PLACE = ("trace", "step", "layer", "head")
 SCRIPTS = "data selection drawing heads_view trace_view charts difference attention_map explorer".split()
-LARGEST_PAGE = 64_000_000
-"""Bytes of tiles up to which one page holds every head; a larger one keeps the strongest columns and the means."""
-LARGEST_INLINE = 16_000_000
-"""The same inside a notebook, where the page travels through the kernel."""
+LARGEST_PAGE, LARGEST_INLINE = 64_000_000, 16_000_000
+"""Bytes of tiles up to which a page holds every head, and a page that travels through the kernel of a notebook."""
 MARK = b" \xc2\xb7 sinkscope</title>"
 INLINE_HEIGHT = 900
 NO_WIDGET = (
@@ -48,15 +59,29 @@ WORDS = {
     "of sinks and their share of attention are those of all queries.",
 }
 
+WIDGET = """
+function render({ model, el }) {
+  const frame = document.createElement("iframe");
+  frame.setAttribute("sandbox", "allow-scripts");
+  frame.setAttribute("title", "Explorer of attention sinks");
+  frame.style.cssText = "width: 100%; border: 0; color-scheme: normal;";
+  const size = () => { frame.style.height = `${model.get("height")}px`; };
+  const fill = () => { frame.srcdoc = model.get("page"); };
+  size();
+  fill();
+  model.on("change:height", size);
+  model.on("change:page", fill);
+  el.append(frame);
+  return () => frame.remove();
+}
+export default { render };
+"""
+"""Shows the page in a frame that can run its script and nothing else."""
+
 
 @dataclass(frozen=True)
 class Explorer:
-    """What the page shows; a notebook shows the page itself (extra ``notebook``).
-
-    Attributes:
-        document: everything but the arrays, as plain values.
-        tiles: the arrays.
-    """
+    """A page: its document, which is everything but the arrays, and its tiles, the arrays. Notebooks show it."""
 
     document: dict[str, Any] = field(repr=False)
     tiles: Tiles = field(repr=False)
@@ -65,15 +90,18 @@ class Explorer:
         return f"Explorer({' and '.join(one['label'] for one in self.document['traces'])})"
 
     def widget(self, height: int = INLINE_HEIGHT) -> Any:
-        """Return the page as an anywidget for Jupyter, VS Code and marimo; above `LARGEST_INLINE` without single heads.
-
-        Raises:
-            CallError: anywidget is not installed.
-        """
+        """Return the page as an anywidget for notebooks; above `LARGEST_INLINE` without single heads."""
         try:
-            from sinkscope.figures.explorer.notebook_widget import ExplorerWidget
+            import anywidget
+            import traitlets
         except ImportError as error:
             raise CallError(NO_WIDGET) from error
+
+        class ExplorerWidget(anywidget.AnyWidget):
+            _esm = WIDGET
+            page = traitlets.Unicode().tag(sync=True)
+            height = traitlets.Int(INLINE_HEIGHT).tag(sync=True)
+
         return ExplorerWidget(page=self.page(LARGEST_INLINE), height=height)
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
@@ -86,33 +114,26 @@ class Explorer:
         return self.widget()
 
     def page(self, largest: int | None = None) -> str:
-        """Return the page as one file that holds all its data.
-
-        Args:
-            largest: bytes of tiles above which single heads are left out; `LARGEST_PAGE` when None.
-        """
+        """Return the page as one file; above ``largest`` bytes of tiles, `LARGEST_PAGE` when None, no single heads."""
         return "".join(self._page(LARGEST_PAGE if largest is None else largest))
 
     def _page(self, most: int) -> Iterator[str]:
-        """Return the page in pieces."""
-        tiles, notes, of_heads = self.tiles, self.document["notes"], _of_heads(self.document)
-        if tiles.size > most:
-            names = [name for name in tiles.content if name not in of_heads]
-            tiles = Tiles({name: tiles.index[name] for name in names}, {name: tiles.content[name] for name in names})
-            notes = [*notes, TOO_LARGE]
-        return _pieces(self.document | {"tiles": tiles.index, "notes": notes}, tiles.content, of_heads)
+        """Return the page in pieces; tiles of single heads, which are most of the data, come last or not at all."""
+        content, notes, of_heads = self.tiles.content, self.document["notes"], set()
+        for number, one in enumerate(self.document["traces"]):
+            for quantity in one["quantities"]:
+                of_heads |= {f"{number}/{quantity['name']}/{layer}" for layer in range(one["layers"])}
+        if self.tiles.size > most:
+            content, notes = {name: tile for name, tile in content.items() if name not in of_heads}, [*notes, TOO_LARGE]
+        index = {name: self.tiles.index[name] for name in content}
+        return _pieces(self.document | {"tiles": index, "notes": notes}, content, of_heads)
 
     def folder_page(self, **more: Any) -> str:
         """Return the page that fetches its data from beside it, tile by tile; ``more`` are values of the document."""
-        return "".join(_pieces(self.document | {"tiles": self.tiles.index} | more, {}, frozenset(), connect="'self'"))
+        return "".join(_pieces(self.document | {"tiles": self.tiles.index} | more, {}, set(), connect="'self'"))
 
     def write_page(self, path: str | Path) -> Path:
-        """Write one file.
-
-        Raises:
-            CallError: the path holds a file that is no page of sinkscope.
-            TraceError: it cannot be written.
-        """
+        """Write one file; raise CallError where another file, which is no page of sinkscope, would be lost."""
         path = Path(path)
         if path.exists() and (not path.is_file() or MARK not in path.read_bytes()):
             raise CallError(f"{path} is no explorer page that might be replaced; choose another name")
@@ -121,12 +142,7 @@ class Explorer:
         return path
 
     def write_folder(self, folder: str | Path) -> Path:
-        """Write a new folder for any web server, with ``index.html`` and a small file for each tile; return the former.
-
-        Raises:
-            CallError: the folder holds something.
-            TraceError: it cannot be written.
-        """
+        """Write a new folder for any web server, with a small file for each tile, and return its ``index.html``."""
         with new_folder(Path(folder), TraceError, "the explorer", "index.html") as place:
             (place / "data").mkdir()
             for name, content in self.tiles.content.items():
@@ -148,7 +164,7 @@ def explore(
     Args:
         traces: open ones or their paths, one by one or in a list.
         excess: ε of Eq. 3, in queries' worth.
-        roles: what the sinks of the model do (`find_roles`). They apply to the traces of its weights.
+        roles: what the sinks of the model do (`find_roles`), for the traces of its weights.
 
     Raises:
         CallError: no traces, roles of none of them, or a threshold that cannot hold.
@@ -174,58 +190,39 @@ def explore(
         f"{who}. A sink is a token that receives more than {excess:g} queries’ worth of attention above what the "
         "others of its head receive on average; the largest is the head’s main sink."
     )
-    words = _words(excess, shown)
-    return Explorer({"excess": excess, "lead": lead, "notes": _notes(shown), "words": words, "traces": shown}, tiles)
-
-
-def _notes(traces: Sequence[dict[str, Any]]) -> list[str]:
     notes = []
-    for one in traces:
+    for one in shown:
         if not one["complete"]:
             notes.append(f"{one['label']}: incomplete, shown as far as it goes: {counted(one['steps'], 'whole step')}.")
         if one["level"] == "top":
             kept = f"{one['label']}: the trace keeps the {counted(one['kept'], 'largest column')} of each head"
             notes.append(f"{kept}; all other tokens are drawn with the mean of the others.")
-    return notes
-
-
-def _words(excess: float, traces: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    widest = max(highest - lowest for lowest, highest in (one["confidenceRange"] for one in traces))
-    return [
-        *WORDS.items(),
-        (
-            "Sink (Eq. 3)",
-            f"A token whose column exceeds the mean of the other columns by more than {excess:g} queries’ worth.",
-        ),
-        (
-            "Exactness",
-            f"Statistics, main sinks, moves and swaps are those of the trace. The largest {STRONGEST} columns of each "
-            "step and head are exact and shown without “≈”. Everything else is stored in one byte by its logarithm; "
-            f"the largest relative error is below. Confidences are within {widest * 1e-5:.5f}.",
-        ),
-    ]
-
-
-def _of_heads(document: dict[str, Any]) -> frozenset[str]:
-    """Return the names of the tiles of single heads, which are most of the data."""
-    quantities = ((number, one, each) for number, one in enumerate(document["traces"]) for each in one["quantities"])
-    return frozenset(
-        f"{number}/{each['name']}/{layer}" for number, one, each in quantities for layer in range(one["layers"])
-    )
+    widest = max(highest - lowest for lowest, highest in (one["confidenceRange"] for one in shown))
+    words = WORDS | {
+        "Sink (Eq. 3)": f"A token whose column exceeds the mean of the other columns by more than {excess:g} queries’ "
+        "worth.",
+        "Exactness": "Statistics, main sinks, moves and swaps are those of the trace. The largest "
+        f"{STRONGEST} columns of each step and head are exact and shown without “≈”. Everything else is stored in one "
+        "byte by its logarithm; the largest relative error is below. Confidences are within "
+        f"{widest * 1e-5:.5f}.",
+    }
+    document = {"excess": excess, "lead": lead, "notes": notes, "words": list(words.items()), "traces": shown}
+    return Explorer(document, tiles)
 
 
 def _pieces(
-    document: dict[str, Any], content: Mapping[str, bytes], late: frozenset[str], connect: str = "'none'"
+    document: dict[str, Any], content: Mapping[str, bytes], late: set[str], connect: str = "'none'"
 ) -> Iterator[str]:
     """Yield the page: only its own script may run, and every `<` of the data is escaped, so that no token ends a block.
-
-    Args:
-        content: tiles that the page holds.
-        late: those that come behind the script, so that a large page is drawn before it has been read to its end.
+    Tiles that are ``late`` come behind the script, so that a large page is drawn before it has been read to its end.
     """
-    body, style, script = _assets()
+    names = ("explorer.html", "explorer.css", *(f"{one}.js" for one in SCRIPTS))
+    folder = files("sinkscope.figures.explorer") / "assets"
+    body, style, *scripts = ((folder / name).read_text(encoding="utf-8") for name in names)
+    script = '"use strict";\n(() => {\n' + "\n".join(scripts) + "\n})();\n"
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style)]
     policy = (
-        f"default-src 'none'; script-src '{_source_hash(script)}'; style-src '{_source_hash(style)}'; connect-src "
+        f"default-src 'none'; script-src 'sha256-{hashes[0]}'; style-src 'sha256-{hashes[1]}'; connect-src "
         f"{connect}; img-src data:; base-uri 'none'; form-action 'none'"
     )
     data = json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
@@ -248,16 +245,112 @@ def _pieces(
     yield "</body>\n</html>\n"
 
 
-@cache
-def _assets() -> tuple[str, str, str]:
-    """Return the body, the style and the script of the page."""
-    folder = files("sinkscope.figures.explorer") / "assets"
-    body, style, *scripts = (
-        (folder / name).read_text(encoding="utf-8")
-        for name in ("explorer.html", "explorer.css", *(f"{one}.js" for one in SCRIPTS))
-    )
-    return body, style, '"use strict";\n(() => {\n' + "\n".join(scripts) + "\n})();\n"
+@dataclass
+class ExplorerServer:
+    """A web server for one explorer. It reads no files: it answers with the page, its tiles and attention maps only.
+    ``traces`` are in the order of the explorer; port 0 takes a free one.
+    """
+
+    explorer: Explorer = field(repr=False)
+    traces: Sequence[Trace]
+    maps: Maps
+    port: int = 0
+    _one_at_a_time: Any = field(default_factory=Lock, init=False)
+
+    @cached_property
+    def http(self) -> ThreadingHTTPServer:
+        """The listening server; raises CallError where the port is taken."""
+        page = self.explorer.folder_page(served=True).encode()
+        tiles = {f"/{tile_path(name)}": name for name in self.explorer.tiles.content}
+
+        class Handler(_Handler):
+            server_of, index, tile_names = self, page, tiles
+
+        try:
+            return _Server((ADDRESS, self.port), Handler)
+        except OSError as error:
+            raise CallError(f"port {self.port}: expected a free one ({error}); leave --port out to take any") from error
+
+    @property
+    def url(self) -> str:
+        return f"http://{ADDRESS}:{self.http.server_address[1]}/"
+
+    def attention_map(self, query: str) -> np.ndarray:
+        """Return the map that a query string asks for, float32 [query, key]."""
+        asked = parse_qs(query)
+        try:
+            trace, step, layer, head = (int(asked[name][0]) for name in PLACE)
+            one = self.traces[trace]
+        except (KeyError, ValueError, IndexError) as error:
+            raise CallError(f"expected numbers for {', '.join(PLACE)}, found {query[:60]!r}") from error
+        step, layer, head = check_place(one, step, layer, head)
+        with self._one_at_a_time:
+            return np.ascontiguousarray(self.maps(one, step, layer, head), "<f4")
+
+    def serve(self) -> None:
+        with self.http as server:
+            server.serve_forever()
+
+    def begin_no_map(self) -> bool:
+        """From now on compute no other map; return whether none is being computed either."""
+        return self._one_at_a_time.acquire(blocking=False)
 
 
-def _source_hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # of a tab that was closed
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server_of: ExplorerServer
+    index: bytes
+    tile_names: dict[str, str]
+    server_version = "sinkscope"
+    sys_version = ""
+    timeout = 60  # seconds that a connection may say nothing
+
+    def do_GET(self) -> None:
+        path, _, query = self.path.partition("?")
+        if not self._asked_from_here():
+            self._answer(403, "text/plain", b"expected a request from this machine's own page\n")
+        elif path == "/map":
+            try:
+                found = self.server_of.attention_map(query)
+                shape = {"X-Queries": str(found.shape[0])}
+                self._answer(200, "application/octet-stream", found.tobytes(), shape)
+            except (SinkscopeError, RuntimeError, MemoryError) as error:  # torch's, such as too little memory
+                self._answer(422, "application/json", json.dumps({"error": first_line(error)}).encode())
+        elif path == "/":
+            self._answer(200, "text/html; charset=utf-8", self.index)
+        elif path in self.tile_names:
+            self._answer(200, "application/octet-stream", self.server_of.explorer.tiles.content[self.tile_names[path]])
+        else:
+            self._answer(404, "text/plain", b"no such page\n")
+
+    def _asked_from_here(self) -> bool:
+        """Return whether the request names this page, so that no other site can read it through a name that it owns."""
+        port = cast(HTTPServer, self.server).server_port
+        hosts = {f"{name}:{port}" for name in NAMES} | ({*NAMES} if port == HTTP_PORT else set())  # browsers omit it
+        origin = self.headers.get("Origin")
+        return self.headers.get("Host") in hosts and (origin is None or origin in {f"http://{host}" for host in hosts})
+
+    def _answer(self, status: int, kind: str, content: bytes, more: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        headers = {
+            "Content-Type": kind,
+            "Content-Length": str(len(content)),
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer",
+        }
+        for name, value in (headers | (more or {})).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing for each request."""

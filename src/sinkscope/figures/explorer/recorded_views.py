@@ -1,23 +1,24 @@
-"""What the explorer shows of one trace: its canvas, its sinks, and its columns and norms as tiles.
+"""The data of one trace for the explorer: its canvas, its sinks, its columns and norms, as tiles.
 
-Numbers come from the trace and from its summary; nothing is defined here.
+A tile holds the bytes of one array, little-endian, deflated on its own, so that the page reads only what it shows. With
+``delta`` each row but the first is the difference from the one before, modulo the size of its type, so that constant
+values deflate to little. Positive numbers take one byte each by their logarithm, all with the same relative error.
 """
 
-from dataclasses import dataclass
+import zlib
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 
 from sinkscope.axes import KV_HEAD, TRACE_AXES, by_query_head, lacks_key_heads
-from sinkscope.figures.explorer.tiles import LogScale, Tiles, smallest_type
 from sinkscope.figures.style import model_name, provenance, token_label
 from sinkscope.roles.head_roles import Roles
 from sinkscope.sinks import last_query_window
 from sinkscope.sinks.drift import MainMoves
 from sinkscope.sinks.finding import check_reach
-from sinkscope.sinks.followed_columns import WINDOW, Followed
-from sinkscope.sinks.query_counts import columns_add_up
+from sinkscope.sinks.followed_columns import WINDOW, Followed, columns_add_up
 from sinkscope.sinks.token_classes import token_class
 from sinkscope.statistics import PromptSummary, Threshold, summarise
 from sinkscope.statistics.thresholds import least_column_sum
@@ -30,16 +31,72 @@ STRONGEST = 8
 NO_CONFIDENCE = 65535
 LEAST_SHARE = 0.0001
 """Smaller shares of a query's attention are not told in the maps that were kept."""
+TYPES = {"u8": "<u1", "u16": "<u2", "i32": "<i4", "f32": "<f4"}
+"""Names of types on the page and in NumPy."""
+CODES = 255
+"""Codes 1 to 255 are values; 0 is less than the least of them, or no token."""
+AT_ONCE = 1 << 16
+"""Values that are encoded at a time; the logarithms of a whole layer would take many times its memory."""
+
+
+@dataclass(frozen=True)
+class LogScale:
+    """The value of each code: ``low`` of code 1, ``high`` of code 255."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Float[np.ndarray, "..."], floor: float = 0.0) -> "LogScale":
+        """Return the scale that fits the values from ``floor`` on, of positive ones without it."""
+        told = values > 0  # NaN is not
+        if not told.any():
+            return cls(floor or 1.0, 2 * (floor or 1.0))
+        low, high = max(floor, float(values.min(where=told, initial=np.inf))), float(values.max(where=told, initial=0))
+        return cls(low, high if high > low * 1.0001 else low * 2)
+
+    @property
+    def error(self) -> float:
+        """Largest relative error of a value between ``low`` and ``high``."""
+        return float((self.high / self.low) ** (0.5 / (CODES - 1)) - 1)
+
+    def encode(self, values: Float[np.ndarray, "*size"]) -> UInt8[np.ndarray, "*size"]:
+        """Return the nearest code of each value; 0 for NaN and below ``low``. Larger arrays are encoded row by row."""
+        if values.ndim > 1 and values.size > AT_ONCE:
+            return np.stack([self.encode(row) for row in values])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            place = np.log(values / self.low) * ((CODES - 1) / np.log(self.high / self.low))
+        codes = np.clip(np.rint(np.nan_to_num(place, nan=-1, neginf=-1)) + 1, 0, CODES)
+        return np.where(values >= self.low * (1 - 1e-6), codes, 0).astype(np.uint8)
+
+
+@dataclass
+class Tiles:
+    """Arrays by name: index: {name: {"type", "shape", "delta"}}; content: {name: deflated bytes (zlib)}."""
+
+    index: dict[str, dict[str, Any]] = field(default_factory=dict)
+    content: dict[str, bytes] = field(default_factory=dict, repr=False)
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.content.values()))
+
+    def add(self, name: str, array: np.ndarray, kind: str = "", *, delta: bool = False) -> None:
+        """Add an array of this type, or the smallest that holds its numbers, none of which is negative."""
+        if not kind:
+            largest = int(array.max(initial=0))
+            kind = "u8" if largest < 1 << 8 else "u16" if largest < 1 << 16 else "i32"
+        values = np.ascontiguousarray(array, dtype=TYPES[kind])
+        self.index[name] = {"type": kind, "shape": list(values.shape), "delta": delta}
+        if delta and len(values) > 1:
+            values = np.concatenate([values[:1], np.diff(values, axis=0)])
+        self.content[name] = zlib.compress(values.tobytes(), 6)
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A recorded number of each step, layer and position, most of them of each head too.
-
-    Attributes:
-        tensor: the name of the tensor in the trace.
-        label, unit: as the page calls them.
-        floor: smaller values are shown as less than this; 0 tells all.
+    """A recorded tensor of each step, layer and position, mostly of each head too; smaller values than ``floor`` are
+    shown as less than this.
     """
 
     name: str
@@ -74,7 +131,7 @@ QUANTITIES = (
 
 
 def quantities_of(trace: Trace) -> list[Quantity]:
-    """Return what a trace holds; the columns in which sinks are followed come first."""
+    """Return the quantities that a trace holds; the columns in which sinks are followed come first."""
     held = [one for one in QUANTITIES if one.tensor in trace.tensors or f"top_{one.tensor}" in trace.tensors]
     return [one for one in held if trace.causal or one.tensor != "last_query"]
 
@@ -82,18 +139,20 @@ def quantities_of(trace: Trace) -> list[Quantity]:
 def add_trace(
     tiles: Tiles, number: int, trace: Trace, label: str, excess: float, roles: Roles | None
 ) -> dict[str, Any]:
-    """Add the tiles of one trace, whose names begin with its number on the page, and return the rest of its data.
-
-    Raises:
-        CallError: a threshold that no column can exceed.
-        TraceError: not every column was kept.
-    """
+    """Add the tiles of one trace, whose names begin with its number on the page, and return the rest of its data."""
     threshold = Threshold(excess)
     prompt = summarise(trace, (threshold,), statistics=())  # type: ignore[arg-type]  # steps may be a cached property
     manifest, positions, prefix = trace.manifest, int(prompt.canvas.lengths.max()), f"{number}/"
     check_reach(excess, "queries", prompt.by_step.total, positions)
     quantities = [_add_quantity(tiles, prefix, trace, quantity) for quantity in quantities_of(trace)]
     _add_strongest(tiles, prefix, trace)
+    maps = []
+    for step, layer, head in manifest.get("maps") or []:
+        if (attention := stored_map(trace, step, layer, head)) is not None:
+            name, scale = f"{prefix}map/{step}-{layer}-{head}", LogScale.of(attention, LEAST_SHARE)
+            tiles.add(name, scale.encode(attention), "u8")
+            tiles.index[name]["scale"] = [scale.low, scale.high]
+            maps.append([step, layer, head])
     followed = Followed.of(trace)
     return {
         "label": label,
@@ -114,7 +173,7 @@ def add_trace(
         "threshold": least_column_sum(excess, positions) if columns_add_up(manifest, trace) else 0,
         "quantities": quantities,
         "confidenceRange": confidence_range(trace),
-        "maps": _add_maps(tiles, prefix, trace),
+        "maps": maps,
         "about": provenance(trace),
         **_add_canvas(tiles, prefix, trace, prompt),
         **_add_sinks(tiles, prefix, prompt, threshold),
@@ -130,7 +189,7 @@ def confidence_range(trace: Trace) -> tuple[float, float]:
 
 
 def _add_canvas(tiles: Tiles, prefix: str, trace: Trace, prompt: PromptSummary) -> dict[str, Any]:
-    """Add what stood on the canvas: tokens as numbers of the list of tokens that is returned, 0 where there is none."""
+    """Add the canvas: tokens as numbers of the list of tokens that is returned, 0 where there is none."""
     canvas, mask, special = prompt.canvas, prompt.canvas.settings.mask_id, prompt.canvas.settings.special_ids
     rows = {"tokens": canvas.tokens}
     if canvas.written is not None:  # a position that is masked again is no commit
@@ -139,9 +198,8 @@ def _add_canvas(tiles: Tiles, prefix: str, trace: Trace, prompt: PromptSummary) 
         rows["predicted"] = np.asarray(trace.predicted[:])
     known = np.unique(np.concatenate([part.ravel() for part in rows.values()]))
     known = known[known >= 0]
-    kind = smallest_type(np.array([len(known) + 1]))
     for name, tokens in rows.items():
-        tiles.add(f"{prefix}{name}", np.where(tokens >= 0, np.searchsorted(known, tokens) + 1, 0), kind, delta=True)
+        tiles.add(f"{prefix}{name}", np.where(tokens >= 0, np.searchsorted(known, tokens) + 1, 0), delta=True)
     tiles.add(f"{prefix}masked", canvas.masked, "u8", delta=True)
     tiles.add(f"{prefix}lengths", canvas.lengths, "i32", delta=True)
     if "confidence" in trace.tensors:
@@ -160,14 +218,14 @@ def _add_canvas(tiles: Tiles, prefix: str, trace: Trace, prompt: PromptSummary) 
 def _add_sinks(tiles: Tiles, prefix: str, prompt: PromptSummary, threshold: Threshold) -> dict[str, Any]:
     """Add sinks, main sinks and statistics of heads; return changes of place: step, layer, head, 1 for a swap."""
     main = prompt.main_at(threshold)
-    tiles.add(f"{prefix}main", main + 1, smallest_type(main + 1), delta=True)
+    tiles.add(f"{prefix}main", main + 1, delta=True)
     in_heads = np.zeros((prompt.steps, int(prompt.canvas.lengths.max())), np.int64)
     for layer in range(prompt.layers):
         found = prompt.followed.of_layer(layer).at(threshold)
         rows = np.stack([found.head, found.key, found.step], axis=-1)
-        tiles.add(f"{prefix}sinks/{layer}", rows, smallest_type(rows), delta=True)
+        tiles.add(f"{prefix}sinks/{layer}", rows, delta=True)
         np.add.at(in_heads, (found.step, found.key), 1)
-    tiles.add(f"{prefix}sink-heads", in_heads, smallest_type(in_heads), delta=True)
+    tiles.add(f"{prefix}sink-heads", in_heads, delta=True)
     there, moves = main >= 0, MainMoves.of(main, prompt.is_sink_at(threshold))
     by_head = {
         "moves": moves.moves,
@@ -225,18 +283,5 @@ def _add_strongest(tiles: Tiles, prefix: str, trace: Trace) -> None:
         sizes = np.nan_to_num(columns, nan=-1)
         order = np.argpartition(sizes, columns.shape[-1] - count, axis=-1)[..., -count:]
         order = np.take_along_axis(order, np.argsort(-np.take_along_axis(sizes, order, axis=-1), axis=-1), axis=-1)
-        tiles.add(f"{prefix}strongest-keys/{layer}", order, smallest_type(order), delta=True)
+        tiles.add(f"{prefix}strongest-keys/{layer}", order, delta=True)
         tiles.add(f"{prefix}strongest/{layer}", np.take_along_axis(columns, order, axis=-1), "f32")
-
-
-def _add_maps(tiles: Tiles, prefix: str, trace: Trace) -> list[list[int]]:
-    """Add the single attention maps that were kept with the trace, and return their places: step, layer, head."""
-    places = []
-    for step, layer, head in trace.manifest.get("maps") or []:
-        attention = stored_map(trace, step, layer, head)
-        if attention is not None:
-            name, scale = f"{prefix}map/{step}-{layer}-{head}", LogScale.of(attention, LEAST_SHARE)
-            tiles.add(name, scale.encode(attention), "u8")
-            tiles.index[name]["scale"] = [scale.low, scale.high]
-            places.append([step, layer, head])
-    return places

@@ -1,0 +1,195 @@
+"""Figures 3, 9 and 10: histograms of column sums, of all layers and by layer, and the share that are no sinks."""
+
+import math
+from collections.abc import Sequence
+from itertools import cycle
+from typing import Any, final
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib import colormaps
+from matplotlib.colors import LogNorm
+
+from sinkscope.figures.figure import DrawnFigure, Figure
+from sinkscope.figures.style import BLUE, HEAT, SERIES, VERMILLION, WIDE, WIDER, new_sheet, number, plain
+from sinkscope.figures.subject import OF_LINE, RUNNING_SUMS, Subject, of_newest
+from sinkscope.statistics import EPSILONS
+from sinkscope.statistics.step import BINS_PER_QUERY
+
+MOST_BINS = 100
+WIDE_BINS = " Statistics keep columns above 64 in wider bins, whose counts are spread evenly."
+UNITS = {"queries": "queries' worth of attention", "percent": "percent of all attention"}
+PAPER_EPSILON, PAPER_SHARE = 3.0, 0.96
+
+
+@final
+class ColumnSums(Figure):
+    """How many columns have which sum, and which part of them are sinks."""
+
+    name = "3"
+    file = "figure3-column-sums"
+    title = "Figure 3: column sums of all steps, layers and heads"
+
+    def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
+        wide = bin_width(subjects)
+        sheet = new_sheet(WIDER if len(subjects) > 1 else WIDE, 3.8)
+        grid = sheet.subplots(1, len(subjects), squeeze=False, sharex=True, sharey=True)[0]
+        rows: list[tuple[Any, ...]] = []
+        end = 0.0
+        for axes, one in zip(grid, subjects, strict=True):
+            counts = binned(one.quarters.sum(axis=0), wide)
+            edges = np.arange(len(counts) + 1) * wide / BINS_PER_QUERY
+            _draw_histogram(axes, one, counts, edges)
+            line = number(math.nan if one.threshold_column_sum is None else one.threshold_column_sum)
+            end = max(end, float(edges[-1]))
+            bins = zip(map(number, edges[:-1]), map(number, edges[1:]), counts.tolist(), strict=True)
+            rows += [(one.label, *bin, line) for bin in bins]
+        grid[0].set_xlim(0, 1.03 * end)
+        grid[0].set_ylabel(f"columns in a bin of {wide / BINS_PER_QUERY:g} (log scale)")
+        sheet.suptitle("Column sums over all steps, layers and heads", x=0.01, ha="left")
+        found = ((one.label, one.summary.sinks / max(1, one.summary.columns)) for one in subjects)
+        shares = "; ".join(f"{label}: {share:.2%} of the columns are sinks" for label, share in found)
+        caption = (
+            "A column is the attention that one token receives in one head at one step. Its sum is given in queries' "
+            "worth: if all S tokens of a canvas shared the attention of S queries alike, every sum would be 1. "
+            f"{OF_LINE} {shares}.{of_newest(subjects, f'{RUNNING_SUMS}.')}{WIDE_BINS} What it does not show: which "
+            "tokens these are, and that successive steps have nearly the same columns, so the counts are not "
+            "independent. In queries' worth, one ε asks for a smaller share of all attention the longer the canvas is."
+        )
+        header = ("model", "column_sum_from", "column_sum_to", "columns", "threshold_column_sum")
+        return self.drawn(subjects, sheet, caption, header, rows)
+
+
+def bin_width(subjects: Sequence[Subject]) -> int:
+    """Return the width of a bin in quarters of a query's worth, the same for all panels: a hundred bins at most."""
+    largest = max(int(np.flatnonzero(one.quarters.sum(axis=0)).max(initial=0)) + 1 for one in subjects)
+    widths = (1, 2, 4, 8, 20, 40, 80, 200, 400, largest)
+    return next(width for width in widths if math.ceil(largest / width) <= MOST_BINS)
+
+
+def binned(counts: np.ndarray, wide: int) -> np.ndarray:
+    """Return counts […, bin] in bins ``wide`` times as wide, without the empty ones at the end."""
+    last = int(np.flatnonzero(counts.reshape(-1, counts.shape[-1]).any(axis=0)).max(initial=0)) + 1
+    padding = [(0, 0)] * (counts.ndim - 1) + [(0, -last % wide)]
+    return np.pad(counts[..., :last], padding).reshape(*counts.shape[:-1], -1, wide).sum(axis=-1)
+
+
+def _draw_histogram(axes: Any, one: Subject, counts: np.ndarray, edges: np.ndarray) -> None:
+    axes.stairs(counts, edges, fill=True, color=BLUE, alpha=0.85, baseline=0.5)
+    axes.set_yscale("log")
+    axes.set_ylim(bottom=0.5)
+    axes.axvline(1, color="black", linestyle=":", linewidth=1)
+    sinks, columns, line = one.summary.sinks, one.summary.columns, one.threshold_column_sum
+    share = f"{sinks:,} of {columns:,} columns ({sinks / max(1, columns):.2%})"
+    if line is None:
+        words = f"dotted: one query's worth\nby Eq. 3, ε = {one.summary.excess:g}, sinks are\n{share}"
+    else:
+        axes.axvline(line, color=VERMILLION, linestyle="--", linewidth=1.2)
+        words = f"dotted: an equal share for every token, 1\ndashed: Eq. 3, ε = {one.summary.excess:g}\n"
+        words += f"1 + ε(1 − 1/S) = {line:.2f}\nright of it: {share}"
+    axes.text(0.98, 0.97, words, transform=axes.transAxes, ha="right", va="top", fontsize="small")
+    queries = ", running sum over queries" if one.followed.newest else ""
+    axes.set_title(f"{plain(one.heading)},\nS = {one.positions_text}{queries}")
+    axes.set_xlabel("column sum, queries' worth of attention")
+
+
+@final
+class ColumnSumsByLayer(Figure):
+    """How many of each layer's columns have which sum."""
+
+    name = "9"
+    file = "figure9-column-sums-by-layer"
+    title = "Figure 9: column sums by layer"
+
+    def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
+        wide = bin_width(subjects)
+        counts = [binned(one.quarters, wide) for one in subjects]
+        shares = [count / count.sum(axis=1, keepdims=True) for count in counts]
+        norm = LogNorm(min(float(share[share > 0].min()) for share in shares), 1)
+        height = float(np.clip(1.9 + 0.26 * max(map(len, shares)), 3.0, 6.0))
+        sheet = new_sheet(WIDER if len(subjects) > 1 else WIDE, height)
+        grid = sheet.subplots(1, len(subjects), squeeze=False, sharex=True)[0]
+        rows: list[tuple[Any, ...]] = []
+        edges = np.arange(max(share.shape[1] for share in shares) + 1) * wide / BINS_PER_QUERY
+        colours = colormaps[HEAT].with_extremes(bad="white")
+        for axes, one, count, share in zip(grid, subjects, counts, shares, strict=True):
+            across, up = edges[: share.shape[1] + 1], np.arange(len(share) + 1) - 0.5
+            seen = np.where(share > 0, share, np.nan)
+            image = axes.pcolormesh(across, up, seen, cmap=colours, norm=norm, rasterized=True)
+            if (line := one.threshold_column_sum) is not None:
+                axes.axvline(line, color=VERMILLION, linestyle="--", linewidth=1.2)
+                label = f" Eq. 3, ε = {one.summary.excess:g}"
+                axes.text(line, len(share) - 0.42, label, color=VERMILLION, fontsize="small", va="bottom")
+            axes.set_title(plain(one.heading), pad=14)
+            axes.set_xlabel("column sum, queries' worth of attention")
+            axes.set_xlim(0, edges[-1])
+            axes.set_yticks(np.arange(0, len(share), 1 if len(share) <= 16 else 4))
+            for (layer, at), columns in np.ndenumerate(count):
+                rows.append((one.label, layer, number(edges[at]), number(edges[at + 1]), int(columns)))
+        grid[0].set_ylabel("layer")
+        bar = sheet.colorbar(image, ax=list(grid), aspect=25, pad=0.01)
+        bar.set_label("share of the layer's columns\n(log scale; white: none)")
+        sheet.suptitle("Column sums by layer, over all steps and heads", x=0.01, ha="left")
+        caption = (
+            f"The histogram of Figure 3, one row a layer; layer 0 is next to the embedding. {OF_LINE} A layer with "
+            "few, strong sinks has a gap between the mass on the left and single bins far to the "
+            f"right.{of_newest(subjects, f'{RUNNING_SUMS}.')}{WIDE_BINS} What it does not show: which heads and tokens "
+            "these are, and how many steps they last."
+        )
+        header = ("model", "layer", "column_sum_from", "column_sum_to", "columns")
+        return self.drawn(subjects, sheet, caption, header, rows)
+
+
+@final
+class Thresholds(Figure):
+    """The share of columns that are no sinks: a curve for each subject in each unit; the paper's point is marked."""
+
+    name = "10"
+    file = "figure10-thresholds"
+    title = "Figure 10: tokens that are not sinks against ε"
+
+    def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
+        sheet = new_sheet(WIDE, 3.6)
+        grid, excess = sheet.subplots(1, 2, sharey=True), subjects[-1].summary.excess
+        rows: list[tuple[Any, ...]] = []
+        for at, (axes, (unit, name)) in enumerate(zip(grid, UNITS.items(), strict=True)):
+            for one, (colour, marker) in zip(subjects, cycle(SERIES), strict=False):
+                label, shares = f"{plain(one.label)}, S = {one.positions_text}", not_sinks(one)[at]
+                looks: dict[str, Any] = {"color": colour, "marker": marker, "markevery": 4, "markersize": 4}
+                axes.plot(EPSILONS, shares * 100, linewidth=1.2, label=label, **looks)
+                place = (one.label, one.positions, unit)
+                pairs = zip(map(number, EPSILONS), map(number, shares), strict=True)
+                rows += [(*place, *pair, one.summary.columns) for pair in pairs]
+            axes.axvline(excess, color="black", linestyle=":", linewidth=0.9)
+            axes.set_xlabel(f"threshold ε,\n{name}")
+            axes.set_xlim(-0.2, 10.2)
+            axes.set_xticks(range(0, 11, 2))
+            axes.grid(axis="y", color="#dddddd", linewidth=0.5)
+        lowest = min(float(not_sinks(one).min()) for one in subjects) * 100
+        span = max(100 - lowest, 1)
+        grid[0].set_ylim(lowest - 0.05 * span, 100 + 0.06 * span)
+        for axes in grid:  # in both, because the paper does not say which unit it used
+            star: dict[str, Any] = {"markersize": 10, "color": "white", "markeredgecolor": "black", "linestyle": "none"}
+            label = "paper 1, S = 64: at least 96 % at ε = 3, in one of the two units"
+            axes.plot([PAPER_EPSILON], [PAPER_SHARE * 100], marker="*", label=label, zorder=5, **star)
+            axes.text(excess + 0.12, grid[0].get_ylim()[0], f" ε = {excess:g}", va="bottom", fontsize="small")
+        grid[0].set_ylabel("tokens that are not sinks, %")
+        sheet.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=1)
+        sheet.suptitle("Share of tokens that are not sinks against the threshold", x=0.01, ha="left")
+        at = int(np.searchsorted(EPSILONS, PAPER_EPSILON))
+        found = ((one.label, not_sinks(one)[:, at]) for one in subjects)
+        both = "; ".join(f"{label}: {queries:.2%} and {percent:.2%}" for label, (queries, percent) in found)
+        caption = (
+            "Share of the columns of all steps, layers and heads that do not exceed the mean of the other columns by "
+            "more than ε. Left: column sums in queries' worth of attention. Right: columns in percent of all "
+            f"attention. At ε = 3: {both}. What it does not show: the two units agree only in steps of 100 queries "
+            "(without a cache, S = 100 tokens). In queries' worth one ε asks for a smaller share of all attention the "
+            "longer the canvas is, so curves of different S cannot be compared on the left."
+        )
+        header = ("model", "positions", "unit", "epsilon", "share_not_sinks", "columns")
+        return self.drawn(subjects, sheet, caption, header, rows)
+
+
+def not_sinks(one: Subject) -> Float[np.ndarray, "unit epsilon"]:
+    """Return the share of all columns that Eq. 3 does not select, at every ε of the grid."""
+    return 1 - one.summary.above.sum(axis=1) / max(1, one.summary.columns)

@@ -1,0 +1,229 @@
+"""Turns a causal model into a masked diffusion model, or trains it on: small changes of a frozen base (LoRA, by peft),
+or all weights.
+
+The body looks both ways from the first update, or by degrees; its mask of attention can keep the first token for
+itself, or blocks. Sources: DiffuGPT (2410.17891) for shift and annealing, Open-dLLM (2605.06885) for the alignment of
+hidden states, BD3LM (2503.09573) for blocks.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sinkscope.errors import CallError
+from sinkscope.lab.recipes import Adaptation, Recipe
+from sinkscope.models import Model, load
+from sinkscope.models.adapters import BASE_HASH, CONFIG
+from sinkscope.models.adapters import WEIGHTS as ADAPTER_WEIGHTS
+from sinkscope.models.layouts import MARK
+
+LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+RATES = (0.15, 0.5, 0.85)
+"""Masked shares at which held-out text is predicted."""
+ROWS = 24
+"""Held-out canvases."""
+
+
+def seen_keys(adaptation: Adaptation, length: int, update: int | None = None) -> Tensor:
+    """Return which keys a query sees, bool [1, 1, query, key]; while annealing a random draw.
+
+    Args:
+        update: of the training, from which the draw follows; None, or a negative one, is after its end.
+    """
+    place, block = torch.arange(length), adaptation.block or length
+    causal = place[None] <= place[:, None]
+    seen = place[None] // block <= place[:, None] // block
+    if adaptation.first_alone:
+        seen[0, 1:] = False
+    if update is not None and 0 <= update < adaptation.anneal:
+        source = torch.Generator().manual_seed(update)
+        seen = causal | seen & (torch.rand(length, length, generator=source) < update / adaptation.anneal)
+    return seen[None, None]
+
+
+def start(recipe: Recipe) -> Any:
+    """Return the network of the model to start from, fp32, with the weights that are to be trained.
+
+    Raises:
+        CallError: peft is missing, the base is no Llama, Qwen2 or Qwen3 that looks back, or no token is free.
+    """
+    adaptation, base, objective = recipe.adaptation, str(recipe.start_from), recipe.objective
+    assert adaptation is not None
+    model = load(base, dtype=torch.float32)
+    network = model.network
+    if not model.family.causal or not hasattr(network, "lm_head") or not hasattr(network.model, "embed_tokens"):
+        raise CallError(
+            f"{base}: expected a causal Llama, Qwen2 or Qwen3 to adapt, found the family {model.family.name}"
+        )
+    trained = {}
+    if objective != "next_token":
+        mask_id = mask_of(model, adaptation)
+        network.config.is_causal, network.config.mask_token_id = False, mask_id
+        for layer in network.model.layers:
+            layer.self_attn.is_causal = False
+        setattr(network.config, MARK, "dream" if objective == "shifted_diffusion" else "llada")
+        embedding = network.get_input_embeddings().weight
+        with torch.no_grad():
+            embedding[mask_id] = embedding.mean(0)
+        trained = {"embed_tokens": [mask_id]}
+    setattr(network.config, BASE_HASH, model.card.weight_hash)
+    if adaptation.rank is None:
+        return network.requires_grad_(True)
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise CallError("adapting a model needs the package peft: pip install 'sinkscope[peft]'") from error
+    torch.manual_seed(recipe.seed)
+    config = LoraConfig(
+        r=adaptation.rank,
+        lora_alpha=2 * adaptation.rank,
+        target_modules=list(LAYERS),
+        trainable_token_indices=trained or None,
+        base_model_name_or_path=base,
+        task_type="CAUSAL_LM",
+    )
+    return inject_adapter_in_model(config, network.requires_grad_(False))
+
+
+def mask_of(model: Model, adaptation: Adaptation) -> int:
+    """Return the id of the mask token.
+
+    Raises:
+        CallError: none is named, or it is no special token that texts do not use.
+    """
+    tokenizer, text = model.tokenizer, adaptation.mask_token
+    if text is None and tokenizer.mask_token_id is not None:
+        return int(tokenizer.mask_token_id)
+    used = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token}
+    template = str(tokenizer.chat_template or "")
+    free = [one for one in tokenizer.get_added_vocab() if one not in used and one not in template]
+    if text not in free:
+        raise CallError(
+            f"mask token: expected one of {', '.join(free) or 'none is free'}, found {text!r}; --mask-token"
+        )
+    return int(tokenizer.convert_tokens_to_ids(text))
+
+
+@contextmanager
+def without_adapter(network: Any) -> Iterator[None]:
+    """Compute with the weights of the base while the body runs."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [one for one in network.modules() if isinstance(one, BaseTunerLayer)]
+    for one in layers:
+        one.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for one in layers:
+            one.enable_adapters(True)
+
+
+class Body:
+    """The hidden states of an adapted network during an update, and their distance to the base's."""
+
+    def __init__(self, network: Any, adaptation: Adaptation, update: int) -> None:
+        self._network, self._adaptation, self._update = network, adaptation, update
+        self._states: tuple[Tensor, ...] = ()
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Return the last hidden states [row, position, width] of canvases."""
+        output = hidden(
+            self._network,
+            tokens,
+            seen_keys(self._adaptation, tokens.shape[1], self._update),
+            self._adaptation.align > 0,
+        )
+        self._states = output.hidden_states or ()
+        return output.last_hidden_state
+
+    def alignment(self, tokens: Tensor) -> Tensor | float:
+        """Return the weighted distance of the last call's hidden states to the base's on text without masks."""
+        if not self._adaptation.align:
+            return 0.0
+        with torch.no_grad(), without_adapter(self._network):
+            places = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).tril()[None, None]
+            wanted = hidden(self._network, tokens, places, True).hidden_states
+        pairs = list(zip(self._states, wanted, strict=True))[1:]  # the first are embeddings
+        far = [1 - F.cosine_similarity(own.float(), other.float(), dim=-1).mean() for own, other in pairs]
+        return self._adaptation.align * torch.stack(far).mean()
+
+
+def hidden(network: Any, tokens: Tensor, seen: Tensor, states: bool = False) -> Any:
+    """Return the output of a network's layers under a mask of attention, bool [1, 1, query, key]."""
+    device = network.lm_head.weight.device
+    bias = torch.zeros(seen.shape, device=device).masked_fill(~seen.to(device), -torch.inf)
+    return network.model(input_ids=tokens.to(device), attention_mask=bias, use_cache=False, output_hidden_states=states)
+
+
+@torch.no_grad()
+def held_out_losses(network: Any, recipe: Recipe, canvases: Sequence[np.ndarray]) -> dict[str, float]:
+    """Return the nats a token of held-out canvases of one length: of masked tokens at each of `RATES`, and of all
+    tokens under the base, the causal model, where that is left.
+    """
+    adaptation, tokens = recipe.adaptation, torch.from_numpy(np.stack(canvases))
+    assert adaptation is not None
+    mask_id, length, shift, found = (
+        network.config.mask_token_id,
+        tokens.shape[1],
+        recipe.objective == "shifted_diffusion",
+        {},
+    )
+    source = torch.Generator().manual_seed(1)
+    for rate in RATES:
+        masked = torch.rand(tokens.shape, generator=source) < rate
+        masked[:, 0] = False
+        noisy = tokens.masked_fill(masked, mask_id)
+        found[f"masked_{rate}"] = _nats(network, noisy, tokens, masked, seen_keys(adaptation, length), shift)
+    if adaptation.rank is not None:
+        every = torch.ones_like(tokens, dtype=torch.bool)
+        every[:, 0] = False
+        causal = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
+        with without_adapter(network):
+            found["causal"] = _nats(network, tokens, tokens, every, causal, True)
+    return found
+
+
+def _nats(network: Any, inputs: Tensor, tokens: Tensor, chosen: Tensor, seen: Tensor, shift: bool) -> float:
+    total = 0.0
+    for first in range(0, len(tokens), 8):
+        rows = slice(first, first + 8)
+        states = hidden(network, inputs[rows], seen).last_hidden_state
+        read = chosen[rows].roll(-1, dims=1) if shift else chosen[rows]  # the first column is never chosen
+        logits = network.lm_head(states[read.to(states.device)]).float()
+        total += float(F.cross_entropy(logits, tokens[rows][chosen[rows]].to(logits.device), reduction="sum"))
+    return total / int(chosen.sum())
+
+
+def save_adapter(network: Any, base: str, folder: Path) -> None:
+    """Write the trained part of a network as an adapter folder of peft, bf16, that `load` reads."""
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True)
+    tensors = get_peft_model_state_dict(network)
+    save_file(
+        {
+            f"base_model.model.{name}": one.detach().to("cpu", torch.bfloat16).contiguous()
+            for name, one in tensors.items()
+        },
+        folder / ADAPTER_WEIGHTS,
+    )
+    network.peft_config["default"].save_pretrained(folder)
+    stored = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(
+        json.dumps(stored | {"base_model_name_or_path": base, "inference_mode": True}, indent=2)
+    )
+    config = network.config.to_dict()
+    for key in ("_name_or_path", "quantization_config", "transformers_version"):
+        config.pop(key, None)
+    (folder / "config.json").write_text(
+        json.dumps(config | {"architectures": [type(network).__name__]}, indent=2) + "\n"
+    )

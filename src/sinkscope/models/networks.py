@@ -1,0 +1,267 @@
+"""Networks that some checkpoints need and transformers lacks, as small changes of its own; parameters keep their names.
+
+Llama with rotations in fp32, with learned positions, or with a head that has no row for the mask. Qwen2, Qwen3 and
+GLM-4-MoE with a block-causal mask, in which a token sees its own block and all blocks before it. Blocks are counted
+from the first token of the text, padding left out, so that a prompt need not end where a block does.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    Glm4MoeModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2Model,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3Model,
+)
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
+from transformers.models.llama import modeling_llama as llama
+
+from sinkscope.attention.scores import mask_for
+
+
+def _attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    past_key_values: Any = None,
+    **more: Any,
+) -> tuple[Tensor, Any]:
+    """Return the output [batch, query, width] of an attention module of transformers for its rotated heads."""
+    if past_key_values is not None:
+        key, value = past_key_values.update(key, value, module.layer_idx)
+    function = llama.ALL_ATTENTION_FUNCTIONS.get_interface(
+        module.config._attn_implementation or "eager", llama.eager_attention_forward
+    )
+    more |= {"dropout": module.attention_dropout if module.training else 0.0, "scaling": module.scaling}
+    output, weights = function(module, query, key, value, attention_mask, **more)
+    return module.o_proj(output.flatten(2).contiguous()), weights
+
+
+class FullPrecisionRotaryEmbedding(llama.LlamaRotaryEmbedding):
+    """Cosines and sines in fp32. transformers fills the buffers only of classes whose name ends like this one."""
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines, fp32 [batch, query, dim] each."""
+        return super().forward(x.new_empty(0, dtype=torch.float32), position_ids)
+
+
+class FullPrecisionAttention(llama.LlamaAttention):
+    """Llama's attention; it rotates in the dtype of the cosines and attends in the dtype of the weights."""
+
+    def forward(self, hidden_states: Tensor, position_embeddings: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+        """Return the output [batch, query, width] for hidden states of the same shape."""
+        query, key, value = (
+            projection(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        rotated = llama.apply_rotary_pos_emb(query.float(), key.float(), *position_embeddings)
+        return _attend(self, *(one.to(value.dtype) for one in rotated), value, **kwargs)
+
+
+class FullPrecisionLlama(LlamaForCausalLM):
+    """`LlamaForCausalLM` with queries and keys rotated in fp32 whatever the dtype, as LLaDA and MMaDA compute it.
+
+    transformers' Llama rotates in the dtype of the weights, which changes every logit in bf16. Source: ML-GSAI/LLaDA,
+    modeling_llada.py, RotaryEmbedding with ``rope_full_precision``.
+    """
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.model.rotary_emb = FullPrecisionRotaryEmbedding(config)
+        for number, layer in enumerate(self.model.layers):
+            layer.self_attn = FullPrecisionAttention(config, number)
+
+
+class NoRotation(nn.Module):
+    """A rotary embedding that does not rotate: cosines of 1, sines of 0."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines, [batch, query, dim] each."""
+        ones = x.new_ones(*position_ids.shape, self.dim)
+        return ones, torch.zeros_like(ones)
+
+
+class LearnedPositionsModel(LlamaModel):
+    """Llama's layers, with a learned embedding of each position added to that of the token."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.rotary_emb = NoRotation(config.head_dim or config.hidden_size // config.num_attention_heads)
+        self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.post_init()
+
+    def forward(self, input_ids: Any = None, position_ids: Any = None, inputs_embeds: Any = None, **kwargs: Any) -> Any:
+        """Compute the forward pass of Llama, for tokens [batch, query]."""
+        embeds: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if position_ids is None:
+            cache = kwargs.get("past_key_values")
+            seen = 0 if cache is None else cache.get_seq_length()
+            position_ids = torch.arange(seen, seen + embeds.shape[1], device=embeds.device)[None]
+        embeds = embeds + self.embed_positions(position_ids)
+        return super().forward(position_ids=position_ids, inputs_embeds=embeds, **kwargs)
+
+
+class LearnedPositionsLlama(LlamaForCausalLM):
+    """`LlamaForCausalLM` with learned absolute positions (GPT-2's way) instead of rotations; the rest is Llama's."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.model = LearnedPositionsModel(config)
+        self.post_init()
+
+
+class MasklessHeadLlama(LlamaForCausalLM):
+    """`LlamaForCausalLM` whose head has one row less than its embedding: the last row of the embedding is the mask."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size - 1, bias=False)
+
+
+class BlockCausal:
+    """The layers of a network under a block-causal mask; it stands in front of the network in a class's bases.
+
+    A cache of keys and values holds finished blocks.
+    """
+
+    embed_tokens: Any
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)  # type: ignore[call-arg]
+        self.block_length: int = config.block_size
+
+    @contextmanager
+    def blocks_of(self, length: int) -> Iterator[None]:
+        """Mask blocks of another length while the body runs."""
+        before, self.block_length = self.block_length, length
+        try:
+            yield
+        finally:
+            self.block_length = before
+
+    def forward(
+        self,
+        input_ids: Any = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Any = None,
+        inputs_embeds: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Compute the layers for tokens [batch, query] behind those in the cache.
+
+        ``attention_mask`` is 0 on padding [batch, key], which is on the left; or on keys [batch, 1, query, key] that
+        are hidden beside those behind the block.
+        """
+        embeds: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        batch, queries = embeds.shape[:2]
+        cache = kwargs.get("past_key_values")
+        keys = queries + (0 if cache is None else int(cache.get_seq_length()))
+        real = torch.ones(batch, keys, dtype=torch.bool, device=embeds.device)
+        if attention_mask is not None:
+            given = attention_mask.bool()
+            real = given if given.ndim == 2 else given.any(dim=2).any(dim=1)
+        places = (real.long().cumsum(-1) - 1).clamp(min=0)
+        block = places // self.block_length
+        seen = ((block[:, None, :] <= block[:, -queries:, None]) & real[:, None, :])[:, None]
+        if attention_mask is not None and attention_mask.ndim == 4:
+            seen = seen & attention_mask.bool()
+        position_ids = places[:, -queries:] if position_ids is None else position_ids
+        mask = mask_for(self, seen)
+        return super().forward(attention_mask=mask, position_ids=position_ids, inputs_embeds=embeds, **kwargs)  # type: ignore[misc]
+
+
+class BlockCausalModel(BlockCausal, Qwen3Model):
+    """Qwen3's layers under a block-causal mask."""
+
+
+class BlockCausalQwen3(Qwen3ForCausalLM):
+    """`Qwen3ForCausalLM` with a block-causal mask.
+
+    Source: JetAstra/SDAR, training/model/SDAR-8B-Chat/modeling_sdar.py and the mask that generate.py passes to it.
+    """
+
+    def __init__(self, config: Qwen3Config) -> None:
+        super().__init__(config)
+        self.model = BlockCausalModel(config)
+        self.post_init()
+
+
+class BlockCausalQwen2Model(BlockCausal, Qwen2Model):
+    """Qwen2's layers under a block-causal mask."""
+
+
+class BlockCausalQwen2(Qwen2ForCausalLM):
+    """`Qwen2ForCausalLM` with a block-causal mask, as Fast-dLLM v2 has it."""
+
+    def __init__(self, config: Qwen2Config) -> None:
+        super().__init__(config)
+        self.model = BlockCausalQwen2Model(config)
+        self.post_init()
+
+
+class FusedAttention(glm4_moe.Glm4MoeAttention):
+    """GLM-4-MoE's attention with one projection to queries, keys and values."""
+
+    def __init__(self, config: Glm4MoeConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        del self.q_proj, self.k_proj, self.v_proj
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        rows = (self.heads + 2 * self.kv_heads) * self.head_dim
+        self.query_key_value = nn.Linear(config.hidden_size, rows, bias=False)
+
+    def forward(self, hidden_states: Tensor, position_embeddings: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+        """Return the output [batch, query, width] for hidden states of the same shape."""
+        fused = self.query_key_value(hidden_states).unflatten(-1, (-1, self.head_dim))
+        query, key, value = fused.split([self.heads, self.kv_heads, self.kv_heads], dim=-2)
+        query, key, value = (one.transpose(1, 2) for one in (self.q_norm(query), self.k_norm(key), value))
+        return _attend(self, *glm4_moe.apply_rotary_pos_emb(query, key, *position_embeddings), value, **kwargs)
+
+
+class BlockCausalMixtureModel(BlockCausal, Glm4MoeModel):
+    """GLM-4-MoE's layers under a block-causal mask."""
+
+
+class BlockCausalMixture(Glm4MoeForCausalLM):
+    """`Glm4MoeForCausalLM` with a block-causal mask and `FusedAttention`.
+
+    Source: inclusionAI/LLaDA2.0-mini, modeling_llada2_moe.py, as ZHZisZZ/dllm carries it.
+    """
+
+    def __init__(self, config: Glm4MoeConfig) -> None:
+        config.norm_topk_prob = config.num_experts_per_tok > 1
+        super().__init__(config)
+        self.model = BlockCausalMixtureModel(config)
+        for number, layer in enumerate(self.model.layers):
+            layer.self_attn = FusedAttention(config, number)
+        self.post_init()
+
+
+# transformers joins experts that are stored one by one for its own classes only.
+register_checkpoint_conversion_mapping(
+    BlockCausalMixture.__name__, get_checkpoint_conversion_mapping("glm4_moe") or [], overwrite=True
+)
+
+
+def block_length(network: Any) -> int | None:
+    """Return the tokens of a block of a block-causal network; None for any other."""
+    body = getattr(network, "model", None)
+    return body.block_length if isinstance(body, BlockCausal) else None
