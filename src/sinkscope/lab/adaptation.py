@@ -208,7 +208,7 @@ def save_adapter(network: Any, base: str, folder: Path) -> None:
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True)
-    tensors = get_peft_model_state_dict(network)
+    tensors = get_peft_model_state_dict(network, save_embedding_layers=False)
     save_file(
         {
             f"base_model.model.{name}": one.detach().to("cpu", torch.bfloat16).contiguous()

@@ -118,9 +118,10 @@ def train(
             if done % recipe.log_every == 0 or last:
                 row = _finite(done, loss, norm, recipe) | {"learning_rate": rate}
                 if done % recipe.validate_every == 0 or last:
-                    row["validation_loss"] = _validate(objective, draw)
                     if recipe.adaptation is not None and recipe.objective != "next_token":
                         row["held_out"] = adaptation.held_out_losses(network, recipe, held_out)
+                    else:
+                        row["validation_loss"] = _validate(objective, draw)
                 log.write(json.dumps(row) + "\n")
                 log.flush()
                 bar.advance(0, loss=f"{row['loss']:.3f}")

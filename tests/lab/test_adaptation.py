@@ -1,0 +1,97 @@
+"""A causal model turned into a diffusion model: the adapter that is written is the network that was trained."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import sinkscope
+from sinkscope.lab.adaptation import held_out_losses, save_adapter, seen_keys, start
+from sinkscope.lab.recipes import RECIPES, Adaptation
+from sinkscope.lab.training import train, train_checkpoint
+
+MIX = replace(RECIPES["adapted"].canvases, tokens=128, lengths=(64,), templates=("buy",))
+SMALL = replace(
+    RECIPES["adapted"],
+    updates=4,
+    canvases=MIX,
+    start_from="lab-autoregressive",
+    adaptation=Adaptation(rank=2),
+    autocast=False,
+    snapshots=(0, 2),
+    validate_every=4,
+    save_every=2,
+)
+
+
+def test_the_adapter_that_is_written_computes_what_was_trained(tmp_path):
+    network = train(SMALL, tmp_path / "run", progress=False).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(parameter.bfloat16())
+    save_adapter(network, "lab-autoregressive", tmp_path / "adapter")
+    model, base = sinkscope.load(tmp_path / "adapter"), sinkscope.load("lab-autoregressive")
+    assert (model.family.name, model.family.shift, model.card.mask_id) == ("dream", True, base.tokenizer.mask_token_id)
+    tokens = torch.tensor([[0, 40, 41, 42, 2, 2]])
+    with torch.no_grad():
+        trained, loaded, causal = (one(tokens).logits for one in (network, model.network, base.network))
+    assert (trained - loaded).abs().max() <= 1e-5 * trained.abs().max() < (causal - loaded).abs().max()
+
+
+def test_a_killed_adaptation_resumes_where_it_was(tmp_path):
+    def kill(network, update):
+        if update == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_checkpoint(SMALL, tmp_path / "killed", watch=kill)
+    for name in ("killed", "whole"):
+        train_checkpoint(SMALL, tmp_path / name)
+    one, two = ((tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("killed", "whole"))
+    assert one == two
+
+
+def test_the_base_predicts_the_held_out_text_as_it_does_alone():
+    network, tokens = start(SMALL), torch.arange(10, 74).view(2, 32)
+    found = held_out_losses(network, SMALL, tokens.numpy())
+    base = sinkscope.load("lab-autoregressive").network
+    with torch.no_grad():
+        logits = base(tokens).logits[:, :-1].log_softmax(-1)
+    expected = -logits.gather(-1, tokens[:, 1:, None]).mean()
+    assert found["causal"] == pytest.approx(float(expected), rel=1e-4)
+    assert set(found) == {"masked_0.15", "masked_0.5", "masked_0.85", "causal"}
+
+
+def test_alignment_is_nothing_where_the_network_is_still_the_base(tmp_path):
+    aligned = replace(SMALL, updates=1, adaptation=Adaptation(rank=2, align=10.0))
+    losses = []
+    train(aligned, tmp_path / "a", progress=False)
+    train(replace(aligned, adaptation=Adaptation(rank=2)), tmp_path / "b", progress=False)
+    for name in ("a", "b"):
+        losses.append(float((tmp_path / name / "training.jsonl").read_text().split('"loss": ')[1].split(",")[0]))
+    assert losses[0] > losses[1] + 0.1  # it looks both ways, the base does not
+
+
+def test_what_a_query_sees():
+    assert seen_keys(Adaptation(), 4).all()
+    alone = seen_keys(Adaptation(first_alone=True), 4)[0, 0]
+    assert alone[0].tolist() == [True, False, False, False] and alone[1:].all()
+    blocks = seen_keys(Adaptation(block=2), 4)[0, 0]
+    assert blocks.tolist() == [[True, True, False, False]] * 2 + [[True] * 4] * 2
+    shares = [float(seen_keys(Adaptation(anneal=100), 64, update).float().mean()) for update in (0, 50, 100, -1)]
+    assert shares[0] == pytest.approx(0.5, abs=0.01) and shares[1] == pytest.approx(0.75, abs=0.02)
+    assert shares[2:] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("lab-diffusion", "--rank", "4"), "--rank: goes with the recipe adapted"),
+        (("adapted", "--base", "lab-diffusion"), "expected a causal"),
+        (("adapted", "--base", "lab-autoregressive", "--mask-token", "xyz"), "mask token: expected one of"),
+    ],
+)
+def test_an_adaptation_that_cannot_be_is_refused(arguments, message, run, tmp_path):
+    status, _, err = run("train", *arguments, "--out", tmp_path / "out")
+    assert status == 2 and message in err
